@@ -1,0 +1,1 @@
+"""One algorithm per file; each file's factory has the file's name."""

@@ -1,0 +1,1 @@
+"""Real data, environments, partitions and the federations built from them."""
