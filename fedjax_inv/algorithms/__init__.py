@@ -1,1 +1,5 @@
-"""One algorithm per file; each file's factory has the file's name."""
+"""One algorithm per file: its kernels, and a factory with the file's name.
+
+`from fedjax_inv.algorithms import fedipg` gives the kernels (`fedipg.invariance`) and the factory
+(`fedipg.fedipg`).
+"""

@@ -1,0 +1,7 @@
+"""Networks as two halves of flax.linen blocks, with a cut that can move."""
+
+from fedjax_inv.models.blocks import apply as apply
+from fedjax_inv.models.blocks import from_blocks as from_blocks
+from fedjax_inv.models.blocks import predict as predict
+from fedjax_inv.models.cnn import cnn as cnn
+from fedjax_inv.models.mlp import mlp as mlp

@@ -1,0 +1,15 @@
+"""Causal and invariant federated learning: pure functions, whole experiments as one program."""
+
+from fedjax_inv import aggregators as aggregators
+from fedjax_inv import algorithms as algorithms
+from fedjax_inv import clients as clients
+from fedjax_inv import evaluation as evaluation
+from fedjax_inv import local as local
+from fedjax_inv import models as models
+from fedjax_inv import objectives as objectives
+from fedjax_inv import rounds as rounds
+from fedjax_inv import schedules as schedules
+from fedjax_inv import servers as servers
+from fedjax_inv import tree as tree
+from fedjax_inv import types as types
+from fedjax_inv import wire as wire

@@ -1,0 +1,98 @@
+"""The client axis: how a cohort's slots are laid over time, memory and devices.
+
+An axis computes `fn` on every slot and folds the uploads; nothing else in the package knows how.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from fedjax_inv.types import Tree
+
+Fn = Callable[[Tree], tuple[Tree, Tree]]  # one slot -> (upload, kept)
+Add = Callable[[Tree, Tree, Tree], Tree]  # (accumulator, uploads [c, ...], slots [c, ...]) -> same
+
+# (fn, add, init, slots) -> (accumulator, kept): slots is a tree with leading S, where zeros are an
+# absent slot; kept comes back with leading S.
+Axis = Callable[[Fn, Add, Tree, Tree], tuple[Tree, Tree]]
+
+
+def _length(slots: Tree) -> int:
+    return jax.tree.leaves(slots)[0].shape[0]
+
+
+def _pad(slots: Tree, length: int) -> Tree:
+    """`slots` with absent slots appended up to `length`."""
+
+    def leaf(a: jax.Array) -> jax.Array:
+        return jnp.pad(a, [(0, length - a.shape[0])] + [(0, 0)] * (a.ndim - 1))
+
+    return slots if _length(slots) == length else jax.tree.map(leaf, slots)
+
+
+def vmapped() -> Axis:
+    """All slots at once; memory for the whole cohort."""
+
+    def axis(fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
+        uploads, kept = jax.vmap(fn)(slots)
+        return add(init, uploads, slots), kept
+
+    return axis
+
+
+def chunked(size: int) -> Axis:
+    """`size` slots at a time under one scan; memory for `size` clients.
+
+    Size 1 runs the client without vmap: on a CPU that keeps one client's parameters in cache.
+    """
+    if size < 1:
+        raise ValueError(f"client_chunk={size}: must be at least 1")
+
+    def axis(fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
+        length = _length(slots)
+        if size >= length > 1:
+            return vmapped()(fn, add, init, slots)
+        padded = _pad(slots, -(-length // size) * size)
+        chunks = jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), padded)
+
+        def body(accumulator: Tree, chunk: Tree) -> tuple[Tree, Tree]:
+            if size == 1:
+                one = fn(jax.tree.map(lambda a: a[0], chunk))
+                uploads, kept = jax.tree.map(lambda a: a[None], one)
+            else:
+                uploads, kept = jax.vmap(fn)(chunk)
+            return add(accumulator, uploads, chunk), kept
+
+        accumulator, kept = jax.lax.scan(body, init, chunks)
+        return accumulator, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:length], kept)
+
+    return axis
+
+
+def sharded(mesh: Mesh, inner: Axis | None = None) -> Axis:
+    """Slots split over the devices of a one-dimensional mesh, each folded by `inner` (vmapped).
+
+    The accumulators are summed over the devices, as the law of `Aggregator` allows.
+    """
+    (name,) = mesh.axis_names
+    split, whole = PartitionSpec(name), PartitionSpec()
+    fold = inner or vmapped()
+
+    def axis(fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
+        length = _length(slots)
+        padded = _pad(slots, -(-length // mesh.size) * mesh.size)
+
+        def on_device(slots: Tree) -> tuple[Tree, Tree]:
+            accumulator, kept = fold(fn, add, init, slots)
+            return jax.lax.psum(accumulator, name), kept
+
+        accumulator, kept = jax.shard_map(
+            on_device, mesh=mesh, in_specs=split, out_specs=(whole, split), check_vma=False
+        )(padded)
+        # Booleans come back from the sum as counts.
+        accumulator = jax.tree.map(lambda a, like: a.astype(like.dtype), accumulator, init)
+        return accumulator, jax.tree.map(lambda a: a[:length], kept)
+
+    return axis

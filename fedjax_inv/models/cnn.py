@@ -1,0 +1,44 @@
+"""The convolutional network of DomainBed's RotatedMNIST (Gulrajani & Lopez-Paz 2021, MNIST_CNN)."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+
+from fedjax_inv.models.blocks import from_blocks
+from fedjax_inv.types import Array, Model
+
+
+class _Conv(nn.Module):
+    features: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        # Padding 1 on every side, as in PyTorch: SAME would be lopsided at stride 2.
+        x = nn.Conv(self.features, (3, 3), self.stride, padding=1)(x)
+        return nn.GroupNorm(num_groups=8)(nn.relu(x))
+
+
+class _PooledLogits(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        return nn.Dense(self.num_classes)(x.mean((1, 2)))
+
+
+def cnn(
+    num_classes: int, *, widths: Sequence[int] = (64, 128, 128, 128), cut: int | None = None
+) -> Model:
+    """3x3 convolutions, each -> ReLU -> GroupNorm(8); the second has stride 2; then the spatial
+    mean and a linear classifier. Takes images [B, height, width, channels] of any size.
+
+    cut: how many convolutions are the body; all of them by default. Raises ValueError for widths
+    that 8 groups do not divide.
+    """
+    if any(width < 1 or width % 8 for width in widths):
+        raise ValueError(f"widths={tuple(widths)}: each must be a positive multiple of 8")
+    blocks: list[nn.Module] = [_Conv(width, 2 if i == 1 else 1) for i, width in enumerate(widths)]
+    return from_blocks([*blocks, _PooledLogits(num_classes)], len(widths) if cut is None else cut)

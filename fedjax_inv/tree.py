@@ -1,0 +1,37 @@
+"""Pytree arithmetic beyond `optax.tree`."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_inv.types import Array, Tree
+
+
+def take(tree: Tree, index: Array | int) -> Tree:
+    """The entries `index` of the leading axis of every leaf."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def put(tree: Tree, index: Array, values: Tree) -> Tree:
+    """`tree` with `values` at `index` of the leading axis; an index out of range writes nothing."""
+    return jax.tree.map(lambda leaf, value: leaf.at[index].set(value, mode="drop"), tree, values)
+
+
+def select(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
+    """Leaf by leaf `jnp.where`; `condition` has the leaves' leading axes (or none)."""
+
+    def leaf(a: Array, b: Array) -> Array:
+        shape = condition.shape + (1,) * (jnp.ndim(a) - condition.ndim)
+        return jnp.where(condition.reshape(shape), a, b)
+
+    return jax.tree.map(leaf, on_true, on_false)
+
+
+def weighted_sum(tree: Tree, weights: Array) -> Tree:
+    """The sum over the leading axis of every leaf, weighted by `weights` [S]."""
+    return jax.tree.map(lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, 1), tree)
+
+
+def all_finite(tree: Tree) -> Array:
+    """Whether no leaf holds a NaN or an infinity; [] bool."""
+    checks = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
