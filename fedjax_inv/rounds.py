@@ -5,7 +5,8 @@ What is decided here, once, for all algorithms:
    axis, the order of slots and empty slots cannot change a result.
 2. Absent slots write nothing and weigh nothing; a client without examples is absent.
 3. An exchange that nobody attends leaves the server and every client as they were.
-4. A client that uploads a NaN or an infinity is reported, and on demand treated as absent.
+4. A client whose upload or metrics hold a NaN or an infinity is reported, and
+   on demand treated as absent.
 """
 
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class Report(NamedTuple):
 
     metrics: Metrics  # each [S]; arbitrary where not present
     present: Array  # [S] bool, took part and had examples
-    finite: Array  # [S] bool, false = the upload held a NaN or an infinity
+    finite: Array  # [S] bool, false = its upload or metrics held a NaN or an infinity
     size: Array  # [S] int32, examples of the client
 
 
@@ -116,7 +117,7 @@ def _exchange(
         new_own, upload, metrics = exchange.client(
             received, own, shard, jax.random.fold_in(key, who)
         )
-        finite = tree.all_finite(upload)
+        finite = tree.all_finite((upload, metrics))
         present = slot.slots.present & (finite | (not drop_nonfinite))
         upload = tree.select(present, upload, jax.tree.map(jnp.zeros_like, upload))
         own = tree.select(present, new_own, own)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedjax_inv.algorithms import fedavg
@@ -47,7 +46,7 @@ def penalised_value_and_grad(
     risk: Callable[[Tree], Array],
     penalty: float | Array,
     *,
-    derivative: str = "forward_over_reverse",
+    derivative: str = "reverse_over_forward",
 ) -> Callable[[Tree], tuple[Array, Tree]]:
     """The function params -> (f, grad f) of f = R + penalty <grad R, w>^2, Eq. 9 and 30.
 
@@ -58,46 +57,49 @@ def penalised_value_and_grad(
     parts_and_grad = _ROUTES[_known(derivative, "derivative", _ROUTES)]
 
     def value_and_grad(params: Tree) -> tuple[Array, Tree]:
-        parts, grads = parts_and_grad(lambda w: (risk(w), ()), penalty, params, _everything)
+        parts, grads = parts_and_grad(lambda w: (risk(w), ()), penalty, params, _EVERYTHING)
         return parts.risk + penalty * parts.invariance**2, grads
 
     return value_and_grad
 
 
 Risk = Callable[[Tree], tuple[Array, Tree]]  # params -> (scalar, aux)
-Keep = Callable[[Tree], Tree]  # P: params -> params, zero where the penalty does not look
 
 
-def _everything(params: Tree) -> Tree:
-    return params
+class _Part(NamedTuple):
+    """P: the parameters that the penalty looks at."""
+
+    get: Callable[[Tree], Tree]  # params -> the part
+    put: Callable[[Tree, Tree], Tree]  # (params, part) -> params
 
 
-def _classifier(params: Halves) -> Halves:
-    return Halves(jax.tree.map(jnp.zeros_like, params.body), params.head)
+_EVERYTHING = _Part(lambda params: params, lambda params, part: part)
+_CLASSIFIER = _Part(lambda params: params.head, lambda params, part: params._replace(head=part))
 
 
 def _forward_over_reverse(
-    risk: Risk, penalty: float | Array, params: Tree, keep: Keep
+    risk: Risk, penalty: float | Array, params: Tree, kept: _Part
 ) -> tuple[_Parts, Tree]:
-    def value_and_grad(params: Tree) -> tuple[tuple[Array, Tree], Tree]:
-        (value, aux), grads = jax.value_and_grad(risk, has_aux=True)(params)
+    def value_and_grad(part: Tree) -> tuple[tuple[Array, Tree], Tree]:
+        (value, aux), grads = jax.value_and_grad(risk, has_aux=True)(kept.put(params, part))
         return (value, grads), aux
 
-    (value, grads), (s, hessian_product), aux = jax.jvp(
-        value_and_grad, (params,), (keep(params),), has_aux=True
-    )
+    part = kept.get(params)
+    (value, grads), (s, products), aux = jax.jvp(value_and_grad, (part,), (part,), has_aux=True)
     scale = 2 * penalty * s
-    penalised = jax.tree.map(
-        lambda g, kept, hw: g + scale * (kept + hw), grads, keep(grads), hessian_product
-    )
-    return _Parts(value, s, aux), penalised
+    penalised = jax.tree.map(lambda g, hw: g + scale * hw, grads, products)
+    direct = jax.tree.map(lambda f, g: f + scale * g, kept.get(penalised), kept.get(grads))
+    return _Parts(value, s, aux), kept.put(penalised, direct)
 
 
 def _reverse_over_forward(
-    risk: Risk, penalty: float | Array, params: Tree, keep: Keep
+    risk: Risk, penalty: float | Array, params: Tree, kept: _Part
 ) -> tuple[_Parts, Tree]:
     def objective(params: Tree) -> tuple[Array, _Parts]:
-        value, s, aux = jax.jvp(risk, (params,), (keep(params),), has_aux=True)
+        part = kept.get(params)
+        value, s, aux = jax.jvp(
+            lambda part: risk(kept.put(params, part)), (part,), (part,), has_aux=True
+        )
         return value + penalty * s**2, _Parts(value, s, aux)
 
     grads, parts = jax.grad(objective, has_aux=True)(params)
@@ -108,7 +110,7 @@ _ROUTES = {
     "forward_over_reverse": _forward_over_reverse,
     "reverse_over_forward": _reverse_over_forward,
 }
-_PENALTY_ON: dict[str, Keep] = {"all": _everything, "classifier": _classifier}
+_PENALTY_ON = {"all": _EVERYTHING, "classifier": _CLASSIFIER}
 
 
 def _known(value: str, argument: str, allowed: Collection[str]) -> str:
@@ -123,7 +125,7 @@ def fedipg(
     *,
     penalty: float | Array = 1e-3,
     penalty_on: str = "all",
-    derivative: str = "forward_over_reverse",
+    derivative: str = "reverse_over_forward",
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str = "size",
 ) -> Algorithm:
@@ -133,7 +135,7 @@ def fedipg(
     `penalised_value_and_grad`. Reports s(w), averaged over local steps, as "invariance".
     """
     parts_and_grad = _ROUTES[_known(derivative, "derivative", _ROUTES)]
-    keep = _PENALTY_ON[_known(penalty_on, "penalty_on", _PENALTY_ON)]
+    kept = _PENALTY_ON[_known(penalty_on, "penalty_on", _PENALTY_ON)]
 
     def grad_fn(variables: Variables, batch: Batch, key: Array) -> tuple[Halves, Halves, Metrics]:
         del key
@@ -141,7 +143,7 @@ def fedipg(
         def risk(params: Halves) -> tuple[Array, Halves]:
             return fedavg.risk(model, params, variables.stats, batch)
 
-        parts, grads = parts_and_grad(risk, penalty, variables.params, keep)
+        parts, grads = parts_and_grad(risk, penalty, variables.params, kept)
         return grads, parts.aux, {"loss": parts.risk, "invariance": parts.invariance}
 
     return fedavg.with_gradient(

@@ -50,8 +50,10 @@ def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
         half: nn.Module, params: Tree, stats: Tree, x: Array, mask: Array, train: bool
     ) -> tuple[Array, Tree]:
         variables = {"params": params, "batch_stats": stats}
+        outputs: Tree
         if not train:
-            return half.apply(variables, x, mask, False), stats
+            outputs = half.apply(variables, x, mask, False)
+            return outputs, stats
         outputs, changed = half.apply(variables, x, mask, True, mutable=["batch_stats"])
         return outputs, changed.get("batch_stats", {})
 

@@ -1,0 +1,95 @@
+"""What a local step of each algorithm costs, over FedAvg's.
+
+python -m experiments.benchmarks.step_cost --model=mlp --batch_size=256
+
+The algorithms take turns, so that a machine whose speed drifts is fair to all; medians count.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from tabulate import tabulate
+
+from experiments import build
+from fedjax_inv import local, rounds
+from fedjax_inv.types import Examples, Shard
+
+FLAGS = flags.FLAGS
+
+
+def client_of(name: str, arguments: dict[str, Any], work: Any, network: Any) -> Callable[[], Any]:
+    """A compiled call of one client's local training on MNIST-shaped noise."""
+    num_examples = 4 * FLAGS.batch_size
+    generator = np.random.default_rng(0)
+    data = Examples(
+        jnp.asarray(generator.integers(0, 256, (num_examples, 28, 28, 1), np.uint8)),
+        jnp.asarray(generator.integers(0, 10, num_examples, np.int32)),
+    )
+    rows = jnp.arange(num_examples)
+    shard = Shard(data, rows, jnp.ones(num_examples, bool), jnp.int32(0))
+    algorithm = build.factory(name)(network, work, **arguments)
+    variables = network.init(jax.random.key(0), data.x[:1])
+    state = rounds.init(algorithm, variables, jax.random.key(1), 1)
+    own = jax.tree.map(lambda leaf: leaf[0], state.clients)
+    exchange = algorithm.exchanges[-1]
+    client = jax.jit(exchange.client)
+    message = exchange.broadcast(state.server)
+    return lambda: jax.block_until_ready(client(message, own, shard, jax.random.key(2)))
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    network = build.MODELS[FLAGS.model](10)
+    work = local.steps(optax.sgd(0.01), batch_size=FLAGS.batch_size, num_steps=FLAGS.num_steps)
+    variants: dict[str, tuple[str, dict[str, Any]]] = {
+        name: (name, {}) for name in build.algorithm_names()
+    }
+    del variants["fedipg"]
+    for derivative in ("forward_over_reverse", "reverse_over_forward"):
+        for penalty_on in ("all", "classifier"):
+            arguments = {"derivative": derivative, "penalty_on": penalty_on}
+            variants[f"fedipg {derivative} {penalty_on}"] = ("fedipg", arguments)
+    clients = {
+        label: client_of(name, arguments, work, network)
+        for label, (name, arguments) in variants.items()
+    }
+    for client in clients.values():
+        client()
+    seconds: dict[str, list[float]] = {label: [] for label in clients}
+    for _ in range(FLAGS.repeats):
+        for label, client in clients.items():
+            start = time.perf_counter()
+            client()
+            seconds[label].append((time.perf_counter() - start) / FLAGS.num_steps)
+    base = statistics.median(seconds["fedavg"])
+    rows = [
+        {
+            "algorithm": label,
+            "median ms": 1e3 * statistics.median(times),
+            "minimum ms": 1e3 * min(times),
+            "over fedavg": statistics.median(times) / base,
+        }
+        for label, times in seconds.items()
+    ]
+    print(f"{FLAGS.model}, batch {FLAGS.batch_size}, {jax.devices()[0].device_kind}")
+    print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".2f"))
+    if FLAGS.json:
+        Path(FLAGS.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_enum("model", "mlp", list(build.MODELS), "The network.")
+    flags.DEFINE_integer("batch_size", 256, "Examples per step.", lower_bound=1)
+    flags.DEFINE_integer("num_steps", 10, "Steps per timed call.", lower_bound=1)
+    flags.DEFINE_integer("repeats", 15, "Timed calls of each algorithm.", lower_bound=1)
+    flags.DEFINE_string("json", "", "File for the figures.")
+    app.run(main)

@@ -1,0 +1,131 @@
+"""What both binaries do: flags -> build -> run -> write."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+from absl import app, flags, logging
+
+from experiments import build, config, loop, program, report
+from fedjax_inv.data import federation, sources
+
+
+def main(binary: Callable[[config.Config], None]) -> None:
+    """Runs a binary: presets expanded, flags checked, errors told in one line."""
+    # Compiled programs outlive the process, so that a second start does not compile again.
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "~/.cache/fedjax_inv")
+    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+    def run(argv: list[str]) -> None:
+        logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
+        if len(argv) > 1:
+            _fail(f"{argv[1]}: not a flag; flags are --name=value", 2)
+        try:
+            binary(config.read())
+        except ValueError as error:
+            _fail(str(error), 2)
+        except loop.Diverged as error:
+            _fail(str(error), 3)
+
+    try:
+        argv = config.expand_presets(sys.argv)
+    except ValueError as error:
+        _fail(str(error), 2)
+    app.run(run, argv=argv, flags_parser=_parse)
+
+
+def _parse(argv: list[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        _fail(str(error), 2)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def run(
+    settings: config.Config,
+    folder: Path,
+    cells: Callable[[sources.Dataset], list[build.Cell]],
+    place: Callable[[build.Cell], Path],
+) -> None:
+    """Runs the cells that are not finished, then writes and prints the report.
+
+    cells: dataset -> the cells. place: the run folder of a cell. Raises ValueError, before any
+    compute, where the flags do not fit the data or the folders.
+    """
+    dataset = build.dataset(settings)
+    network = build.model(settings, len(dataset.classes))
+    todo = cells(dataset)
+    results = {cell.name: loop.finished(settings, cell, place(cell)) for cell in todo}
+    for cell in todo:  # an impossible hyperparameter shows here, at no cost
+        build.algorithm(settings, cell, network, cell.runs[0].hyper)
+    data = federation.examples(dataset)
+    splits = {cell.held_out: _splits(settings, dataset, data, cell) for cell in todo}
+    folder.mkdir(parents=True, exist_ok=True)
+    programs: dict[str, program.Program] = {}
+    with loop.Stop() as stop:
+        for cell in todo:
+            if results[cell.name] is not None:
+                continue
+            split = splits[cell.held_out]
+            groups = program.group_names(split)
+            if cell.label not in programs:
+                programs[cell.label] = program.make(settings, cell, network, len(groups))
+            inputs = program.inputs(cell, split, settings.seeds)
+            try:
+                results[cell.name] = loop.run_cell(
+                    settings,
+                    cell,
+                    programs[cell.label],
+                    data,
+                    inputs,
+                    groups,
+                    place(cell),
+                    stop,
+                )
+            except loop.Stopped as stopped:
+                print(f"{place(cell)}: {stopped}; add --resume to continue", file=sys.stderr)
+                sys.exit(128 + (stop.signal or 0))
+    first = jax.tree.map(lambda leaf: leaf[0], splits[todo[0].held_out]._replace(domains=()))
+    report.draw_partition(
+        folder / "partition.png", dataset, first._replace(domains=dataset.domains)
+    )
+    title = (
+        f"{settings.dataset}, {settings.environment} domains, {settings.model}, "
+        f"{settings.rounds} rounds, {len(settings.seeds)} seeds"
+    )
+    done = [(cell.label, place(cell), results[cell.name] or {}) for cell in todo]
+    paper = dict(entry.split("=", 1) for entry in settings.paper)
+    text = report.write(folder, done, title=title, paper=paper)
+    if place(todo[0]) != folder:  # a cell of its own has written its result already
+        summary = {"title": title, "cells": [result for _, _, result in done]}
+        (folder / "result.json").write_text(json.dumps(summary, indent=1) + "\n")
+    print(f"\n{title}\n\n{text}\n\n{report.RULE}")
+    print(f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}.")
+
+
+def _splits(
+    settings: config.Config, dataset: sources.Dataset, data: Any, cell: build.Cell
+) -> federation.Split:
+    num_domains = len(dataset.domains) - (cell.held_out is not None)
+    num_clients = settings.clients or num_domains
+    if settings.cohort > num_clients:
+        raise ValueError(f"--cohort={settings.cohort}: must be at most the {num_clients} clients")
+    partition = federation.partitioner(
+        settings.partition, dataset, num_clients, alpha=settings.alpha
+    )
+    return federation.stack(
+        [
+            federation.split(dataset, data, partition, held_out=cell.held_out, seed=seed)
+            for seed in settings.seeds
+        ]
+    )

@@ -1,0 +1,356 @@
+"""Runs a cell segment by segment: progress, metrics, checkpoints, stopping and resuming.
+
+A run folder holds config.json, metrics.jsonl, checkpoints/ and, once finished, result.json.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from tqdm import tqdm
+
+from experiments.build import Cell
+from experiments.config import Config
+from experiments.program import Inputs, Outcome, Program, schedule
+from fedjax_inv import rounds
+from fedjax_inv.types import Examples, Tree
+
+# Flags that say where and how, not what; and those that the cell stands for.
+_NOT_COMPARED = {
+    *("run_dir", "data_dir", "resume", "checkpoint_every", "client_chunk", "run_chunk"),
+    *("devices", "paper"),
+    *("algorithm", "settings", "held_out", "learning_rate", "server_learning_rate", "seeds"),
+}
+
+
+class Diverged(Exception):
+    """A client's loss became NaN or infinite."""
+
+
+class Stop:
+    """While entered, SIGINT and SIGTERM ask for a stop at the end of the segment.
+
+    A second SIGINT interrupts at once.
+    """
+
+    signal: int | None = None
+
+    def __enter__(self) -> "Stop":
+        self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        tqdm.write("stopping at the end of this segment; press Ctrl-C again to stop at once")
+
+
+class Stopped(Exception):
+    """A run stopped on demand, with a checkpoint written."""
+
+
+def finished(config: Config, cell: Cell, folder: Path) -> dict[str, Any] | None:
+    """The result that the folder holds, None if the cell is still to be run or continued.
+
+    Raises ValueError if the folder holds something else, or an unfinished run without --resume.
+    """
+    if not folder.exists() or not any(folder.iterdir()):
+        return None
+    where = f"--run_dir={folder}"
+    try:
+        there = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        raise ValueError(f"{where}: is neither empty nor a run; choose another") from None
+    _check_same(where, there, description(config, cell))
+    if (folder / "result.json").exists():
+        return json.loads((folder / "result.json").read_text())
+    if not config.resume:
+        raise ValueError(f"{where}: holds an unfinished run; add --resume to continue it")
+    return None
+
+
+def description(config: Config, cell: Cell) -> dict[str, Any]:
+    """All flags and the cell, as json holds them."""
+    record = {"flags": dataclasses.asdict(config), "cell": cell._asdict()}
+    record["cell"]["runs"] = [run._asdict() for run in cell.runs]
+    return json.loads(json.dumps(record))
+
+
+def _check_same(where: str, there: dict[str, Any], here: dict[str, Any]) -> None:
+    def compared(record: dict[str, Any]) -> dict[str, Any]:
+        flags = {k: v for k, v in record["flags"].items() if k not in _NOT_COMPARED}
+        return {**flags, **record["cell"]}
+
+    old, new = compared(there), compared(here)
+    for name in new:
+        if old.get(name) != new[name]:
+            raise ValueError(
+                f"{where}: holds another run, whose {name} is {_short(old.get(name))} and not "
+                f"{_short(new[name])}; choose another --run_dir"
+            )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def run_cell(
+    config: Config,
+    cell: Cell,
+    program: Program,
+    data: Examples,
+    inputs: Inputs,
+    groups: list[str],
+    folder: Path,
+    stop: Stop,
+) -> dict[str, Any]:
+    """Runs or continues a cell to its end and returns its result, which is also result.json.
+
+    Raises Stopped after a signal, with a checkpoint written; Diverged, with the last good
+    checkpoint kept, if a client's loss is not finite and --nonfinite=stop.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", description(config, cell))
+    with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+        done = checkpoints.latest()
+        log = Log(folder / "metrics.jsonl", done)
+        states = program.init(data, inputs)
+        if done:
+            states = checkpoints.restore(done, states)
+        _advance(config, cell, program, data, inputs, groups, states, log, checkpoints, done, stop)
+    result = {"cell": description(config, cell)["cell"], "runs": summarise(cell, log.lines)}
+    _write_json(folder / "result.json", result)
+    return result
+
+
+def _advance(
+    config: Config,
+    cell: Cell,
+    program: Program,
+    data: Examples,
+    inputs: Inputs,
+    groups: list[str],
+    states: rounds.State,
+    log: "Log",
+    checkpoints: "Checkpoints",
+    done: int,
+    stop: Stop,
+) -> None:
+    cohorts = schedule(config, inputs)
+    traffic = program.traffic(data, inputs)
+    checkpoint_every = config.checkpoint_every or config.eval_every
+    start = time.monotonic() - log.seconds
+    title = f"{cell.label}, held out {cell.held_out or 'test split'}"
+    with tqdm(total=config.rounds, initial=done, desc=title, unit="round") as bar:
+        while done < config.rounds:
+            part = jax.tree.map(lambda a, at=done: a[:, at : at + config.eval_every], cohorts)
+            states, outcome = program.segment(data, inputs, states, part)
+            outcome = jax.device_get(outcome)
+            length = min(config.eval_every, config.rounds - done)
+            _check_finite(config, cell, outcome, done)
+            done += length
+            lines = _lines(cell, groups, outcome, done, length, traffic, time.monotonic() - start)
+            log.append(lines)
+            bar.update(length)
+            bar.set_postfix(
+                loss=_mean(line["train_loss"] for line in lines),
+                valid=_mean(line["validation_accuracy"] for line in lines),
+                test=_mean(line["test_accuracy"] for line in lines),
+            )
+            last = done == config.rounds
+            if last or done % checkpoint_every == 0 or stop.signal:
+                checkpoints.save(done, states)
+            if stop.signal and not last:
+                raise Stopped(f"stopped after round {done} of {config.rounds}")
+
+
+def _mean(values: Any) -> str:
+    finite = [value for value in values if value is not None]
+    return f"{np.mean(finite):.3f}" if finite else "nan"
+
+
+def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int) -> None:
+    if config.nonfinite != "stop" or (outcome.broken < 0).all():
+        return
+    run, at = np.argwhere(outcome.broken >= 0)[0]
+    setting = ", ".join(f"{k}={v}" for k, v in cell.runs[run]._asdict()["hyper"].items())
+    raise Diverged(
+        f"round {done + at + 1}, client {outcome.broken[run, at]} ({cell.label}, "
+        f"seed={cell.runs[run].seed}, {setting}): its loss or its update is NaN or infinite; "
+        "the last good checkpoint is kept. Lower --learning_rate, or --nonfinite=drop to leave "
+        "such a client out of its round"
+    )
+
+
+def _lines(
+    cell: Cell,
+    groups: list[str],
+    outcome: Outcome,
+    done: int,
+    length: int,
+    traffic: int,
+    seconds: float,
+) -> list[dict[str, Any]]:
+    """One record per run: what metrics.jsonl says after a segment."""
+
+    def number(value: Any) -> float | None:
+        return float(value) if math.isfinite(value) else None  # json has no NaN
+
+    records = []
+    for index, run in enumerate(cell.runs):
+        valid: dict[str, dict[str, Any]] = {
+            name: {"accuracy": float(a), "loss": number(b), "split": "validation"}
+            for name, a, b in zip(
+                groups, outcome.valid.accuracy[index], outcome.valid.loss[index], strict=True
+            )
+        }
+        test: dict[str, Any] = {
+            "accuracy": float(outcome.test.accuracy[index, 0]),
+            "loss": number(outcome.test.loss[index, 0]),
+            "split": "test",
+        }
+        domains = {**valid, cell.held_out or "test": test}
+        means = {k: number(v[index, length - 1]) for k, v in outcome.metrics.items()}
+        accuracy = {name: scores["accuracy"] for name, scores in domains.items()}
+        worst = min(accuracy, key=lambda name: accuracy[name])
+        records.append(
+            {
+                "round": done,
+                "run": index,
+                "seed": run.seed,
+                "hyper": run.hyper,
+                "train_loss": means.pop("loss"),
+                **({"train_metrics": means} if means else {}),
+                "domains": domains,
+                "validation_accuracy": float(np.mean([v["accuracy"] for v in valid.values()])),
+                "test_accuracy": test["accuracy"],
+                "worst_domain": worst,
+                "worst_accuracy": accuracy[worst],
+                "segment_bytes": traffic * float(outcome.attended[index, :length].sum()),
+                "diverged": bool((outcome.broken[index] >= 0).any()),
+                "seconds": round(seconds, 3),
+            }
+        )
+    return records
+
+
+def summarise(cell: Cell, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per run the evaluation with the best validation accuracy (the first such), and the last.
+
+    A run that diverged is told as such and its later evaluations do not count.
+    """
+    results = []
+    for index, run in enumerate(cell.runs):
+        mine = [line for line in lines if line["run"] == index]
+        good = [line for line in mine if not line["diverged"]]
+        chosen = max(good, key=lambda line: line["validation_accuracy"], default=None)
+        results.append(
+            {
+                "seed": run.seed,
+                "hyper": run.hyper,
+                "diverged": len(good) < len(mine),
+                "selected": chosen,
+                "last": mine[-1],
+            }
+        )
+    return results
+
+
+class Log:
+    """metrics.jsonl: a line per evaluation and run, kept in step with the checkpoints."""
+
+    def __init__(self, path: Path, done: int) -> None:
+        """Keeps the lines up to round `done`; what was written after the checkpoint goes."""
+        self._path = path
+        kept = Log.read(path) if path.exists() else []
+        self.lines = [line for line in kept if line["round"] <= done]
+        self.seconds = self.lines[-1]["seconds"] if self.lines else 0.0
+        _write(path, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+    @staticmethod
+    def read(path: Path) -> list[dict[str, Any]]:
+        """All whole lines of a metrics.jsonl."""
+        lines = []
+        for text in path.read_text().splitlines():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:  # the machine went down amid a line
+                break
+        return lines
+
+    def append(self, lines: list[dict[str, Any]]) -> None:
+        """Adds the lines of one evaluation, with the bytes and the divergence so far."""
+        before = {line["run"]: line for line in self.lines[-len(lines) :]}
+        for line in lines:
+            last = before.get(line["run"], {"bytes": 0, "diverged": False})
+            line["bytes"] = int(last["bytes"] + line.pop("segment_bytes"))
+            line["diverged"] |= last["diverged"]
+        self.lines += lines
+        with self._path.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+class Checkpoints:
+    """The states of a cell's runs, by round, through orbax; the last two are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        options = ocp.CheckpointManagerOptions(max_to_keep=2)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+    def latest(self) -> int:
+        """The round of the newest checkpoint, 0 if there is none."""
+        return self._manager.latest_step() or 0
+
+    def save(self, done: int, states: rounds.State) -> None:
+        """Writes a checkpoint; the file work goes on in the background."""
+        self._manager.save(done, args=ocp.args.StandardSave(_plain(states)))
+
+    def restore(self, done: int, like: rounds.State) -> rounds.State:
+        """The states after round `done`; raises ValueError if they are not ones of this run."""
+        target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _plain(like))
+        try:
+            restored: Tree = self._manager.restore(done, args=ocp.args.StandardRestore(target))
+        except Exception as error:  # orbax raises many kinds, for one reason
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"{self._folder / str(done)}: corrupt, or not a checkpoint of this run "
+                f"({reason[:100]}); delete it to continue from the one before"
+            ) from None
+        return restored._replace(key=jax.random.wrap_key_data(restored.key))
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._manager.close()
+
+
+def _plain(states: rounds.State) -> rounds.State:
+    return states._replace(key=jax.random.key_data(states.key))
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    _write(path, json.dumps(value, indent=1) + "\n")

@@ -1,0 +1,206 @@
+"""Tables and figures of finished cells."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")  # figures go to files; no display is needed
+
+import matplotlib.pyplot as plt
+import numpy as np
+from tabulate import tabulate
+
+from experiments.loop import Log
+from fedjax_inv.data import federation, partitions
+from fedjax_inv.data.sources import Dataset
+
+RULE = (
+    "Model selection: the hyperparameters with the best validation accuracy on the training "
+    "domains (mean over seeds), at each seed's evaluation with the best validation accuracy; the "
+    "held-out domain is never looked at."
+)
+
+
+class Chosen(NamedTuple):
+    """The runs of a cell with the selected hyperparameters, one per seed."""
+
+    label: str
+    held_out: str
+    hyper: dict[str, float]
+    runs: list[dict[str, Any]]
+    indices: list[int]  # of those runs in the cell
+
+    def over_seeds(self, value: Callable[[dict[str, Any]], float]) -> list[float]:
+        """value(selected evaluation) of each seed."""
+        return [value(run["selected"]) for run in self.runs]
+
+
+def choose(label: str, result: dict[str, Any]) -> Chosen | None:
+    """Selects a cell's hyperparameters by validation; None if every setting diverged."""
+    held_out = result["cell"]["held_out"] or "test"
+    settings: dict[str, list[int]] = {}
+    for index, run in enumerate(result["runs"]):
+        settings.setdefault(str(run["hyper"]), []).append(index)
+    best, best_accuracy = None, -1.0
+    for indices in settings.values():
+        runs = [result["runs"][index] for index in indices]
+        if any(run["diverged"] for run in runs):
+            continue
+        accuracy = np.mean([run["selected"]["validation_accuracy"] for run in runs])
+        if accuracy > best_accuracy:
+            best = Chosen(label, held_out, runs[0]["hyper"], runs, indices)
+            best_accuracy = float(accuracy)
+    return best
+
+
+def percent(values: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds, in percent."""
+    mean = f"{100 * np.mean(values):.1f}"
+    return f"{mean} ± {100 * np.std(values, ddof=1):.1f}" if len(values) > 1 else mean
+
+
+def table(chosen: Sequence[Chosen], paper: dict[str, str]) -> str:
+    """Test accuracy per held-out domain, its mean and the worst domain, a row per algorithm."""
+    held_outs = list(dict.fromkeys(one.held_out for one in chosen))
+    rows = []
+    for label in dict.fromkeys(one.label for one in chosen):
+        mine = {one.held_out: one for one in chosen if one.label == label}
+        test = {h: one.over_seeds(lambda e: e["test_accuracy"]) for h, one in mine.items()}
+        row = [label, *(percent(test[h]) if h in test else "diverged" for h in held_outs)]
+        if len(held_outs) > 1:
+            complete = len(test) == len(held_outs)
+            by_seed = np.array(list(test.values()))
+            row += [percent(by_seed.mean(0)), percent(by_seed.min(0))] if complete else ["", ""]
+        rows.append([*row, paper.get(label, "")] if paper else row)
+    summary = ["mean", "worst domain"] if len(held_outs) > 1 else []
+    headers = ["held-out accuracy, %", *held_outs, *summary, *(["paper"] if paper else [])]
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+
+
+def domains_table(chosen: Sequence[Chosen]) -> str:
+    """Accuracy per domain at the selected evaluation: validation, and test where held out."""
+    rows = []
+    names = list(chosen[0].runs[0]["selected"]["domains"])
+    for one in chosen:
+        scores = [
+            [run["selected"]["domains"][name]["accuracy"] for run in one.runs] for name in names
+        ]
+        worst = one.over_seeds(lambda e: e["worst_accuracy"])
+        rows.append([one.label, *map(percent, scores), percent(worst)])
+    headers = [
+        "accuracy by domain, %",
+        *(f"{name} (held out)" if name == chosen[0].held_out else name for name in names),
+        "worst domain",
+    ]
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+
+
+def choices_table(chosen: Sequence[Chosen]) -> str:
+    """What was selected, by which validation accuracy, and at which cost."""
+    rows = [
+        [
+            one.label,
+            one.held_out,
+            ", ".join(f"{name}={value:g}" for name, value in one.hyper.items()),
+            ", ".join(str(run["selected"]["round"]) for run in one.runs),
+            percent(one.over_seeds(lambda e: e["validation_accuracy"])),
+            f"{np.mean([run['last']['bytes'] for run in one.runs]) / 1e6:.1f}",
+        ]
+        for one in chosen
+    ]
+    headers = ["algorithm", "held out", "selected", "at round", "validation, %", "MB sent in all"]
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+
+
+def write(
+    folder: Path,
+    results: Iterable[tuple[str, Path, dict[str, Any]]],
+    *,
+    title: str,
+    paper: dict[str, str],
+) -> str:
+    """Writes table.md and curves.png, and returns the table.
+
+    results: (label, cell's folder, result) of each cell.
+    """
+    picked = [(choose(label, result), path) for label, path, result in results]
+    chosen = [(one, path) for one, path in picked if one is not None]
+    if not chosen:
+        text = "every run diverged: lower --learning_rate"
+        (folder / "table.md").write_text(text + "\n")
+        return text
+    ones = [one for one, _ in chosen]
+    test = table(ones, paper)
+    parts = [f"# {title}", test]
+    if len({one.held_out for one in ones}) == 1:
+        parts.append(domains_table(ones))
+    parts += [RULE, choices_table(ones)]
+    (folder / "table.md").write_text("\n\n".join(parts) + "\n")
+    _curves(folder / "curves.png", chosen, title)
+    return test
+
+
+def _curves(path: Path, chosen: Sequence[tuple[Chosen, Path]], title: str) -> None:
+    """Accuracy against rounds: a panel per held-out domain, a colour per algorithm."""
+    held_outs = list(dict.fromkeys(one.held_out for one, _ in chosen))
+    labels = list(dict.fromkeys(one.label for one, _ in chosen))
+    columns = min(3, len(held_outs))
+    lines = -(-len(held_outs) // columns)
+    size = (4.2 * columns + 0.6, 3.2 * lines + 0.8)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=size, squeeze=False, sharex=True, sharey=True, layout="constrained"
+    )
+    panels = dict(zip(held_outs, axes.flat, strict=False))
+    for unused in axes.flat[len(held_outs) :]:
+        unused.set_visible(False)
+    for one, folder in chosen:
+        log = Log.read(folder / "metrics.jsonl")
+        color = f"C{labels.index(one.label)}"
+        axis = panels[one.held_out]
+        for key, style in (("test_accuracy", "-"), ("validation_accuracy", ":")):
+            by_seed = np.array(
+                [[line[key] for line in log if line["run"] == index] for index in one.indices]
+            )
+            rounds = [line["round"] for line in log if line["run"] == one.indices[0]]
+            mean, spread = 100 * by_seed.mean(0), 100 * by_seed.std(0, ddof=len(by_seed) > 1)
+            kind = "held out" if key == "test_accuracy" else "validation"
+            axis.plot(rounds, mean, style, color=color, label=f"{one.label}, {kind}")
+            axis.fill_between(rounds, mean - spread, mean + spread, color=color, alpha=0.15, lw=0)
+        axis.set_title(f"held out: {one.held_out}", fontsize=10)
+    for axis in axes[-1]:
+        axis.set_xlabel("round")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("accuracy, %")
+    handles, names = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(labels) * 2, frameon=False)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def draw_partition(path: Path, dataset: Dataset, split: federation.Split) -> None:
+    """Draws what each client holds: its class counts, and an example of every domain."""
+    rows = [np.asarray(r)[np.asarray(m)] for r, m in zip(*split.train[1:], strict=True)]
+    counts = partitions.class_counts(dataset.y, rows, len(dataset.classes))
+    images = dataset.x.ndim == 4
+    height = max(2.4, min(8.0, 0.3 * len(rows) + 1.2))
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(10, height), width_ratios=(3, 2), layout="constrained"
+    )
+    picture = left.imshow(counts, aspect="auto", cmap="Blues", vmin=0)
+    figure.colorbar(picture, ax=left, label="training examples")
+    left.set(xlabel="class", ylabel="client", title="What each client trains on")
+    left.set_xticks(range(len(dataset.classes)), dataset.classes, rotation=45, fontsize=8)
+    if len(rows) <= 30:
+        names = [dataset.domains[d] if d >= 0 else "mixed" for d in split.domain]
+        left.set_yticks(range(len(rows)), [f"{i}: {n}" for i, n in enumerate(names)], fontsize=8)
+    right.axis("off")
+    if images:
+        first = [np.flatnonzero(dataset.domain == d)[:6] for d in range(len(dataset.domains))]
+        shown = [np.concatenate(list(dataset.x[f]), axis=1) for f in first if len(f) == 6]
+        right.imshow(np.concatenate(shown), cmap="gray")
+        right.set_title(f"Domains, from the top: {', '.join(dataset.domains)}", fontsize=9)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,27 @@
+"""A grid of experiments: algorithms x held-out domains x seeds x hyperparameter values.
+
+python -m experiments.sweep --preset=rotated_digits
+
+Seeds and real hyperparameters train at once in one program; finished parts are kept on a restart.
+"""
+
+from pathlib import Path
+
+from experiments import build, config, launch
+
+
+def sweep(settings: config.Config) -> None:
+    """Runs the grid of the flags; each of its cells gets a folder in the run folder."""
+    name = f"sweep-{Path(settings.dataset).stem}-{'-'.join(settings.algorithm)}"
+    folder = Path(settings.run_dir or f"runs/{name}")
+    launch.run(
+        settings,
+        folder,
+        lambda dataset: build.cells(settings, build.held_out(settings, dataset.domains)),
+        lambda cell: folder / cell.name,
+    )
+
+
+if __name__ == "__main__":
+    config.define(nonfinite="mark")
+    launch.main(sweep)

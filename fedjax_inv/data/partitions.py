@@ -1,0 +1,126 @@
+"""Partitions: which client holds which examples, as one array of rows per client.
+
+Rows count the examples that are partitioned, from 0; each goes to exactly one client.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def iid(num_examples: int, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Deals shuffled examples to clients whose sizes differ by at most one.
+
+    Raises:
+      ValueError: if there are more clients than examples, or none.
+    """
+    _check_num_clients(num_clients, num_examples)
+    return np.array_split(rng.permutation(num_examples), num_clients)
+
+
+def by_domain(domain: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Gives each client a slice of one domain, in the order of the domains.
+
+    Each domain gets one client, and every further client goes to the domain with the most examples
+    per client. The clients of a domain have sizes that differ by at most one.
+
+    Args:
+      domain: [M] integers.
+      num_clients: at least the number of domains.
+      rng: shuffles the examples of a domain before it is sliced.
+
+    Raises:
+      ValueError: if there are more clients than examples, or fewer than domains.
+    """
+    _check_num_clients(num_clients, len(domain))
+    present, sizes = np.unique(domain, return_counts=True)
+    if num_clients < len(present):
+        raise ValueError(f"{num_clients=} must be at least the number of domains, {len(present)}")
+    clients = np.ones(len(present), int)
+    for _ in range(num_clients - len(present)):
+        clients[np.argmax(sizes / clients)] += 1
+    parts: list[np.ndarray] = []
+    for value, count in zip(present, clients, strict=True):
+        parts += np.array_split(rng.permutation(np.flatnonzero(domain == value)), count)
+    return parts
+
+
+def dirichlet(
+    labels: np.ndarray,
+    num_clients: int,
+    alpha: float,
+    rng: np.random.Generator,
+    *,
+    min_size: int | None = None,
+    max_tries: int = 1000,
+) -> list[np.ndarray]:
+    """Draws, for each class, how it is shared among the clients from a Dirichlet distribution.
+
+    The procedure of NIID-Bench (Li et al. 2022): class after class, clients that already hold
+    M / num_clients examples get nothing, the others share the shuffled class in proportions drawn
+    from Dir(alpha); all is repeated until every client holds `min_size` examples.
+
+    Args:
+      labels: [M] integers.
+      num_clients: at most M / min_size.
+      alpha: concentration; small is one class per client, large is IID.
+      rng: of the proportions and the shuffles.
+      min_size: examples of the smallest client; by default the number of classes.
+      max_tries: how often the proportions are drawn before giving up.
+
+    Raises:
+      ValueError: if an argument is out of its range, or no try gave every client enough examples.
+    """
+    num_examples = len(labels)
+    _check_num_clients(num_clients, num_examples)
+    class_sizes = np.unique(labels, return_counts=True)[1]
+    min_size = len(class_sizes) if min_size is None else min_size
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"{alpha=} must be positive and finite")
+    if not 0 <= min_size <= num_examples / num_clients:
+        raise ValueError(
+            f"{min_size=} must be in 0..{num_examples // num_clients}: "
+            f"{num_examples} examples are shared by {num_clients} clients"
+        )
+    for _ in range(max_tries):
+        counts = _dirichlet_counts(class_sizes, num_clients, alpha, rng)
+        sizes = counts.sum(axis=0)
+        if sizes.min() >= min_size:
+            break
+    else:
+        raise ValueError(
+            f"{alpha=} left a client with fewer than {min_size=} examples in {max_tries=} tries "
+            f"({num_clients=}): raise alpha, or lower min_size or num_clients"
+        )
+    # Shuffled, then sorted by label: the rows of a class stand together in random order.
+    rows = rng.permutation(num_examples)
+    rows = rows[np.argsort(labels[rows], kind="stable")]
+    owner = np.repeat(np.tile(np.arange(num_clients), len(class_sizes)), counts.ravel())
+    return np.split(rows[np.argsort(owner, kind="stable")], np.cumsum(sizes)[:-1])
+
+
+def _dirichlet_counts(
+    class_sizes: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
+    """How many examples of each class [K] each client gets: [K, C]."""
+    counts = np.zeros((len(class_sizes), num_clients), int)
+    sizes = np.zeros(num_clients, int)
+    for row, size in zip(counts, class_sizes, strict=True):
+        # Dir(alpha) over all clients, with some set to 0 and the rest renormalised, is Dir(alpha)
+        # over the rest; drawn so, there is no division by a sum that may be 0.
+        (open_clients,) = np.nonzero(sizes < class_sizes.sum() / num_clients)
+        shares = rng.dirichlet(np.full(len(open_clients), alpha))
+        cuts = (np.cumsum(shares[:-1]) * size).astype(int)
+        row[open_clients] = np.diff(cuts, prepend=0, append=size)
+        sizes += row
+    return counts
+
+
+def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
+    """Counts the examples of each class that each client holds: [C, K]."""
+    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in parts])
+
+
+def _check_num_clients(num_clients: int, num_examples: int) -> None:
+    if not 1 <= num_clients <= num_examples:
+        raise ValueError(f"{num_clients=} must be in 1..{num_examples}, the number of examples")

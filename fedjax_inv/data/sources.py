@@ -1,0 +1,279 @@
+"""Data sets on the host: scikit-learn's digits, TFDS images, `.npz` files, folders of images."""
+
+import contextlib
+import difflib
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from absl import logging
+from PIL import Image
+
+# tensorflow_datasets and scikit-learn are imported where they are used: importing one takes longer
+# than loading a cached data set, which needs neither.
+
+
+class Dataset(NamedTuple):
+    """Labelled examples, and the domain that each comes from."""
+
+    x: np.ndarray  # [M, ...] uint8 or float32; images are [M, height, width, channels]
+    y: np.ndarray  # [M] int32 in 0..K-1
+    classes: tuple[str, ...]  # K names
+    domain: np.ndarray  # [M] int32 into domains
+    domains: tuple[str, ...]  # ("all",) if the source has none
+    test: np.ndarray  # [M] bool, true in the source's official test split
+
+
+def load(name: str, *, data_dir: str | None = None, image_size: int | None = None) -> Dataset:
+    """Loads a data set by name or by path.
+
+    Args:
+      name: one of
+        - "digits": scikit-learn's 1,797 grey images of 8x8 pixels, which need no file;
+        - an image-classification data set of TFDS, as "mnist", "emnist/letters" or "mnist:3.0.1",
+          its train and test splits concatenated. Without a version, the highest prepared one.
+          It is decoded once, then cached in the folder of that version;
+        - the path of an `.npz` file with x [M, ...], y [M] integers and optionally domain [M]
+          integers or strings and test [M] bool. Labels are re-indexed to 0..K-1 in increasing
+          order; uint8 x [M, height, width] gets a channel axis, other numbers become float32;
+        - the path of a folder of images `domain/class/file` (the layout of PACS and VLCS). They
+          become RGB unless all are grey.
+      data_dir: the folder of TFDS; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+      image_size: height and width in pixels to which the images of a folder are resized.
+
+    Raises:
+      ValueError: if there is no such data set, it is not prepared, or its content does not fit.
+    """
+    tfds_dir = Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
+    tfds_dir = tfds_dir.expanduser()
+    prepared = _prepared(name, tfds_dir)
+    path = Path(name).expanduser()
+    # A prepared data set goes first, or a folder "mnist" in the working directory would hide it.
+    if prepared is None and path.is_dir():
+        return _image_folder(path, image_size)
+    if image_size is not None:
+        raise ValueError(f"image_size={image_size} is for folders of images: {name=} is not one")
+    if name == "digits":
+        return _digits()
+    if prepared is not None:
+        return _tfds(name, prepared)
+    if path.suffix == ".npz":
+        return _npz(path)
+    raise ValueError(_not_found(name, tfds_dir))
+
+
+def _digits() -> Dataset:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+    return _one_domain(x, digits.target, map(str, digits.target_names), np.zeros(len(x), bool))
+
+
+def _one_domain(x: np.ndarray, y: np.ndarray, classes: Iterable[str], test: np.ndarray) -> Dataset:
+    domain = np.zeros(len(y), np.int32)
+    return Dataset(x, y.astype(np.int32), tuple(classes), domain, ("all",), test)
+
+
+def _prepared(name: str, tfds_dir: Path) -> Path | None:
+    """The folder of the highest prepared version of a TFDS data set, if there is one."""
+    match = re.fullmatch(r"(\w+(?:/[\w.-]+)?)(?::(\d+\.\d+\.\d+))?", name)
+    if match is None:
+        return None
+    folder, version = match.groups()
+    wanted = re.escape(version) if version else r"\d+\.\d+\.\d+"
+    infos = (tfds_dir / folder).glob("*/dataset_info.json")
+    versions = [info.parent for info in infos if re.fullmatch(wanted, info.parent.name)]
+    return max(versions, key=lambda path: [int(n) for n in path.name.split(".")], default=None)
+
+
+def _not_found(name: str, tfds_dir: Path) -> str:
+    """Why there is no such data set, and what to do about it."""
+    import tensorflow_datasets as tfds
+
+    base = re.split("[/:]", name)[0]
+    infos = (tfds_dir / name).glob("*/*/dataset_info.json")
+    configs = sorted({f"{name}/{info.parent.parent.name}" for info in infos})
+    if configs:
+        return f"{name=} has configurations: one of {', '.join(configs)}"
+    # Community data sets are left out because their list comes from the network.
+    names = tfds.list_builders(with_community_datasets=False)
+    if base in names:
+        command = f"python -m fedjax_inv.data.prepare {name} --data_dir={tfds_dir}"
+        return f"{name=} is not prepared: run `{command}`"
+    near = (
+        ", ".join(difflib.get_close_matches(base, ["digits", *names])) or "digits, mnist, cifar10"
+    )
+    return (
+        f"{name=} is not a data set: did you mean {near}? "
+        "Or give the path of an .npz file or of a folder domain/class/image"
+    )
+
+
+def _tfds(name: str, folder: Path) -> Dataset:
+    """Reads a prepared TFDS data set, from its cache if there is one."""
+    cache = folder / "fedjax_inv.npz"
+    if cache.exists():
+        try:
+            with np.load(cache) as arrays:
+                return _one_domain(
+                    arrays["x"], arrays["y"], map(str, arrays["classes"]), arrays["test"]
+                )
+        except Exception as error:  # whatever is wrong with it, it can be built again
+            logging.warning("%s cannot be read (%s): decoding %s again", cache, error, name)
+    dataset = _decode(name, folder)
+    # Readers may come at any time, so they see no file or a whole one.
+    partial = cache.with_name(f"{cache.name}.{os.getpid()}")
+    try:
+        with open(partial, "wb") as file:
+            np.savez(file, x=dataset.x, y=dataset.y, classes=dataset.classes, test=dataset.test)
+        os.replace(partial, cache)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        warnings.warn(f"{name=} is decoded but not cached: {error}", stacklevel=3)
+    return dataset
+
+
+def _decode(name: str, folder: Path) -> Dataset:
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(folder)
+    features, splits = dict(builder.info.features), builder.info.splits
+    image, label = features.get("image"), features.get("label")
+    if (
+        not isinstance(image, tfds.features.Image)
+        or None in image.shape
+        or image.np_dtype != np.uint8
+        or not isinstance(label, tfds.features.ClassLabel)
+        or "train" not in splits
+    ):
+        raise ValueError(
+            f"{name=} has features {', '.join(sorted(features))} and splits "
+            f"{', '.join(splits)}: needed are image (uint8, of one size), label (a class) and train"
+        )
+    sources = []
+    for split in ("train", "test"):
+        if split in splits:
+            try:
+                sources.append(builder.as_data_source(split=split))
+            except NotImplementedError:
+                raise ValueError(
+                    f"{name=} is not prepared in the array_record format: "
+                    f"delete {folder} and prepare it again"
+                ) from None
+    sizes = [len(source) for source in sources]
+    logging.info("decoding %d images of %s, once", sum(sizes), name)
+    x = np.empty((sum(sizes), *image.shape), np.uint8)
+    y = np.empty(sum(sizes), np.int32)
+    for i, example in enumerate(example for source in sources for example in source):
+        x[i], y[i] = example["image"], example["label"]
+    return _one_domain(x, y, label.names, np.arange(len(y)) >= sizes[0])
+
+
+def _npz(path: Path) -> Dataset:
+    name = str(path)
+    if not path.is_file():
+        raise ValueError(f"{name=}: no such file")
+    try:
+        with np.load(path) as archive:
+            arrays = {key: archive[key] for key in ("x", "y", "domain", "test") if key in archive}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
+        raise ValueError(f"{name=} is not an .npz file of plain arrays") from None
+    for key in ("x", "y"):
+        if key not in arrays:
+            raise ValueError(f"{name=} has no array {key}: x [M, ...] and y [M] are needed")
+    x, y = arrays["x"], arrays["y"]
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise ValueError(f"{name=}: y must be integers [M], it is {y.dtype} {y.shape}")
+    if len(y) == 0:
+        raise ValueError(f"{name=} is empty: at least one example is needed")
+    if y.min() < 0:
+        raise ValueError(f"{name=}: y must be >= 0, its smallest is {y.min()}")
+    domain = arrays.get("domain", np.full(len(y), "all"))
+    test = arrays.get("test", np.zeros(len(y), bool))
+    for key, array, ndim, kinds, needed in (
+        ("x", x, max(x.ndim, 2), "biuf", f"numbers [{len(y)}, ...]"),
+        ("domain", domain, 1, "iuU", f"integers or strings [{len(y)}]"),
+        ("test", test, 1, "b", f"bool [{len(y)}]"),
+    ):
+        if array.ndim != ndim or len(array) != len(y) or array.dtype.kind not in kinds:
+            raise ValueError(f"{name=}: {key} must be {needed}, it is {array.dtype} {array.shape}")
+    if x.dtype != np.uint8:
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            x = x.astype(np.float32)
+        if not np.isfinite(x).all():
+            raise ValueError(f"{name=}: x must be finite in float32, it holds NaN or infinity")
+    elif x.ndim == 3:
+        x = x[..., None]
+    classes, y = np.unique(y, return_inverse=True)
+    domains, domain = np.unique(domain, return_inverse=True)
+    return Dataset(
+        x,
+        y.astype(np.int32),
+        tuple(map(str, classes)),
+        domain.astype(np.int32),
+        tuple(map(str, domains)),
+        test,
+    )
+
+
+def _image_folder(root: Path, image_size: int | None) -> Dataset:
+    name = str(root)
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"{image_size=} must be at least 1 pixel")
+    files = [
+        (domain.name, label.name, file)
+        for domain in _visible(root)
+        for label in (_visible(domain) if domain.is_dir() else ())
+        for file in (_visible(label) if label.is_dir() else ())
+    ]
+    if not files:
+        raise ValueError(f"{name=} holds no images: they must lie in folders domain/class/")
+    sizes: dict[tuple[int, int], Path] = {}
+    modes = set()
+    for _, _, file in files:
+        with _image(file) as image:
+            sizes.setdefault(image.size, file)
+            modes.add(image.mode)
+    if image_size is None and len(sizes) > 1:
+        (first, one), (second, other) = list(sizes.items())[:2]
+        raise ValueError(
+            f"{name=} has images of several sizes, as {one} {first} and {other} {second}: "
+            "image_size is needed"
+        )
+    width, height = next(iter(sizes)) if image_size is None else (image_size, image_size)
+    mode = "L" if modes <= {"1", "L"} else "RGB"
+    x = np.empty((len(files), height, width, len(mode)), np.uint8)
+    for i, (_, _, file) in enumerate(files):
+        with _image(file) as image:
+            pixels = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+            x[i] = np.asarray(pixels).reshape(x.shape[1:])
+    domains, domain = np.unique([domain for domain, _, _ in files], return_inverse=True)
+    classes, y = np.unique([label for _, label, _ in files], return_inverse=True)
+    return Dataset(
+        x,
+        y.astype(np.int32),
+        tuple(map(str, classes)),
+        domain.astype(np.int32),
+        tuple(map(str, domains)),
+        np.zeros(len(y), bool),
+    )
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+@contextlib.contextmanager
+def _image(file: Path) -> Iterator[Image.Image]:
+    try:
+        with Image.open(file) as image:
+            yield image
+    except (OSError, SyntaxError, ValueError) as error:  # what pillow raises for damaged files
+        raise ValueError(f"{file} is not an image that can be decoded: {error}") from None

@@ -1,0 +1,295 @@
+"""What many tests share: a tiny ragged federation, small networks, and the table of algorithms."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_inv import algorithms, local, models
+from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Model, Tree, Work
+
+NUM_CLASSES = 3
+IMAGE = (6, 6, 1)
+SIZES = (4, 0, 1, 7, 5)  # a client without examples, one with a single example
+NUM_CLIENTS = len(SIZES)
+HISTORY = 3
+
+
+def federation(
+    sizes: tuple[int, ...] = SIZES, *, width: int | None = None, seed: int = 0
+) -> Federation:
+    """Clients of the given sizes with 8-bit images whose brightness depends on the class.
+
+    Padding points at row 0. width: N, the largest size by default.
+    """
+    rng = np.random.default_rng(seed)
+    num_examples = sum(sizes) + 2  # nobody holds the last two
+    y = rng.integers(0, NUM_CLASSES, num_examples)
+    x = rng.integers(0, 120, (num_examples, *IMAGE)) + 60 * y[:, None, None, None]
+    mask = np.arange(width or max(1, *sizes)) < np.array(sizes)[:, None]
+    rows = np.zeros(mask.shape, np.int32)
+    rows[mask] = rng.permutation(sum(sizes))
+    data = Examples(jnp.asarray(x, jnp.uint8), jnp.asarray(y, jnp.int32))
+    return Federation(data, jnp.asarray(rows), jnp.asarray(mask))
+
+
+def in_floats(federation: Federation) -> Federation:
+    """The same federation with its images in floating point, which can hold a NaN."""
+    x = federation.data.x.astype(jnp.float32) / 255
+    return federation._replace(data=federation.data._replace(x=x))
+
+
+def garbage_padded(federation: Federation, extra: int) -> Federation:
+    """The same clients in floats, with `extra` more padding rows strewn among the real ones.
+
+    All padding points at examples that hold NaN, infinities and labels that are no class.
+    """
+    rng = np.random.default_rng(1)
+    data = in_floats(federation).data
+    num_examples = len(data.y)
+    garbage = np.full((4, *data.x.shape[1:]), np.nan, np.float32)
+    garbage[1], garbage[2] = np.inf, -1e30
+    labels = np.array([0, 99, -7, 1], np.int32)
+    old_rows, old_mask = np.asarray(federation.rows), np.asarray(federation.mask)
+    num_clients, width = old_rows.shape
+    mask = np.zeros((num_clients, width + extra), bool)
+    rows = num_examples + rng.integers(0, 4, mask.shape)
+    for client, size in enumerate(old_mask.sum(1)):
+        places = np.sort(rng.choice(width + extra, size, replace=False))
+        mask[client, places] = True
+        rows[client, places] = old_rows[client, old_mask[client]]
+    return Federation(
+        Examples(jnp.concatenate([data.x, garbage]), jnp.concatenate([data.y, labels])),
+        jnp.asarray(rows, jnp.int32),
+        jnp.asarray(mask),
+    )
+
+
+def schedule() -> Cohort:
+    """Six rounds of five slots: orders that change, dropouts, delays, a round nobody attends."""
+    who = np.array(
+        [
+            [0, 1, 2, 3, 4],
+            [4, 3, 2, 1, 0],
+            [2, 0, 4, 3, 1],
+            [1, 2, 4, 3, 0],
+            [3, 4, 0, 2, 1],
+            [0, 2, 1, 4, 3],
+        ]
+    )
+    present = np.array(
+        [
+            [1, 1, 1, 0, 1],
+            [1, 1, 0, 1, 0],
+            [0, 0, 0, 0, 0],
+            [0, 1, 1, 1, 1],
+            [1, 1, 1, 0, 1],
+            [1, 1, 1, 1, 1],
+        ]
+    )
+    delay = np.array([0, 1, 2, 1, 0])[who]
+    delay[4] = 2
+    return Cohort(
+        jnp.asarray(who, jnp.int32), jnp.asarray(present, bool), jnp.asarray(delay, jnp.int32)
+    )
+
+
+def cohort(who: list[int], present: list[bool] | None = None) -> Cohort:
+    """One round's cohort without delays; everyone present by default."""
+    return Cohort(
+        jnp.asarray(who, jnp.int32),
+        jnp.ones(len(who), bool) if present is None else jnp.asarray(present, bool),
+        jnp.zeros(len(who), jnp.int32),
+    )
+
+
+class MaskedNorm(nn.Module):
+    """Batch normalisation over the real examples, with running statistics."""
+
+    decay: float = 0.9
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        width = x.shape[-1]
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, width)
+        running_var = self.variable("batch_stats", "var", jnp.ones, width)
+        scale = self.param("scale", nn.initializers.ones, (width,))
+        mean, var = running_mean.value, running_var.value
+        if train:
+            real = mask[:, None]
+            count = jnp.maximum(mask.sum(), 1)
+            mean = jnp.where(real, x, 0).sum(0) / count
+            var = jnp.where(real, (x - mean) ** 2, 0).sum(0) / count
+            for running, new in ((running_mean, mean), (running_var, var)):
+                running.value = self.decay * running.value + (1 - self.decay) * new
+        return (x - mean) / jnp.sqrt(var + 0.1) * scale
+
+
+class NormedHidden(nn.Module):
+    """Dense, masked batch normalisation, tanh."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        x = nn.Dense(self.width)(x.reshape(x.shape[0], -1))
+        return jnp.tanh(MaskedNorm()(x, mask, train))
+
+
+class Linear(nn.Module):
+    """An affine map of the flattened input."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        return nn.Dense(self.width)(x.reshape(x.shape[0], -1))
+
+
+def mlp() -> Model:
+    return models.mlp(NUM_CLASSES, widths=(5,))
+
+
+def cnn() -> Model:
+    return models.cnn(NUM_CLASSES, widths=(8,))
+
+
+def normed() -> Model:
+    """A network with statistics in both of its halves."""
+    return models.from_blocks([NormedHidden(5), NormedHidden(4), Linear(NUM_CLASSES)], 1)
+
+
+def softmax_regression() -> Model:
+    """A linear classifier; the body is empty."""
+    return models.from_blocks([Linear(NUM_CLASSES)], 0)
+
+
+def initial(model: Model, key: Array) -> Tree:
+    return model.init(key, jnp.zeros((1, *IMAGE), jnp.uint8))
+
+
+def _epochs(learning_rate: float | Array) -> Work:
+    return local.epochs(optax.sgd(learning_rate), batch_size=3, num_epochs=2)
+
+
+def _momentum_epochs(learning_rate: float | Array) -> Work:
+    return local.epochs(optax.sgd(learning_rate, momentum=0.9), batch_size=4)
+
+
+def _steps(learning_rate: float | Array) -> Work:
+    return local.steps(optax.sgd(learning_rate), batch_size=3, num_steps=2)
+
+
+def _full_batch(learning_rate: float | Array) -> Work:
+    return local.full_batch(optax.sgd(learning_rate), num_steps=2)
+
+
+# A large epsilon: rounding must not be magnified where a gradient is nearly zero.
+_ADAM = optax.adam(0.05, eps=1e-2)
+_MOMENTUM = optax.sgd(0.7, momentum=0.9)
+
+
+class Config(NamedTuple):
+    """One way of calling a factory: factory(model(), work(learning rate), **arguments)."""
+
+    model: Callable[[], Model]
+    work: Callable[[float | Array], Work]
+    arguments: Mapping[str, Any] = {}
+    learning_rate: float = 0.2
+
+
+# Every algorithm of the package must have its configurations here: the file's name -> them.
+TABLE: dict[str, tuple[Config, ...]] = {
+    "erm": (
+        Config(normed, _momentum_epochs),
+        Config(mlp, _steps),
+    ),
+    "fedavg": (
+        Config(mlp, _epochs),
+        Config(normed, _epochs, {"server_optimizer": _MOMENTUM, "weighting": "uniform"}),
+        Config(cnn, _steps, {"server_optimizer": _ADAM}),
+    ),
+    "fedipg": (
+        Config(
+            normed,
+            _epochs,
+            {"penalty": 0.1, "derivative": "forward_over_reverse", "server_optimizer": _ADAM},
+        ),
+        Config(
+            cnn,
+            _steps,
+            {"penalty": 0.1, "derivative": "reverse_over_forward", "weighting": "uniform"},
+        ),
+        Config(
+            mlp,
+            _full_batch,
+            {"penalty": 0.1, "penalty_on": "classifier", "derivative": "forward_over_reverse"},
+        ),
+        Config(
+            mlp,
+            _momentum_epochs,
+            {
+                "penalty": 0.1,
+                "penalty_on": "classifier",
+                "derivative": "reverse_over_forward",
+                "server_optimizer": _MOMENTUM,
+            },
+            learning_rate=0.1,
+        ),
+    ),
+    "fedprox": (
+        Config(mlp, _momentum_epochs, {"proximal": 0.3, "server_optimizer": _MOMENTUM}),
+        Config(normed, _full_batch, {"proximal": 0.3, "weighting": "uniform"}),
+    ),
+}
+
+
+def listed() -> tuple[str, ...]:
+    """The algorithms of the package: its modules that hold a factory of their own name."""
+    names = (module.name for module in pkgutil.iter_modules(algorithms.__path__))
+    return tuple(name for name in names if hasattr(_module(name), name))
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{algorithms.__name__}.{name}")
+
+
+def hyperparameters(config: Config) -> dict[str, float]:
+    """The arguments that are numbers, which may be traced."""
+    return {name: value for name, value in config.arguments.items() if type(value) is float}
+
+
+def build(
+    name: str, config: Config, *, learning_rate: float | Array | None = None, **arguments: Any
+) -> Algorithm:
+    """The algorithm of a configuration, with some of its arguments replaced."""
+    work = config.work(config.learning_rate if learning_rate is None else learning_rate)
+    return getattr(_module(name), name)(config.model(), work, **{**config.arguments, **arguments})
+
+
+def plain(tree: Tree) -> Tree:
+    """`tree` on the host, with random keys as numbers."""
+
+    def leaf(a: Array) -> np.ndarray:
+        is_key = hasattr(a, "dtype") and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+        return np.array(jax.random.key_data(a) if is_key else a)
+
+    return jax.tree.map(leaf, tree)
+
+
+def assert_equal(first: Tree, second: Tree) -> None:
+    """Bit for bit, except that 0 equals -0."""
+    chex.assert_trees_all_equal(plain(first), plain(second))
+
+
+def assert_close(first: Tree, second: Tree, *, rtol: float = 1e-4, atol: float = 2e-5) -> None:
+    """Up to sums taken in another order."""
+    chex.assert_trees_all_close(plain(first), plain(second), rtol=rtol, atol=atol)

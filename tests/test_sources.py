@@ -1,0 +1,494 @@
+"""Data sets from every source, the cache of decoded images, and the errors of unfit ones."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+from sklearn.datasets import load_digits
+from tensorflow_datasets.core import registered
+
+from fedjax_inv.data import prepare, sources
+
+TFDS_DIR = Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
+CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+def assert_same(left: sources.Dataset, right: sources.Dataset) -> None:
+    assert (left.classes, left.domains) == (right.classes, right.domains)
+    for field in ("x", "y", "domain", "test"):
+        a, b = getattr(left, field), getattr(right, field)
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def error_of(name, **kwargs) -> str:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        sources.load(str(name), **kwargs)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+# digits
+
+
+def test_digits_are_scaled_to_8_bits():
+    dataset = sources.load("digits")
+    assert dataset.x.shape == (1797, 8, 8, 1)
+    assert dataset.x.dtype == np.uint8
+    assert dataset.x.max() == 255
+    np.testing.assert_allclose(dataset.x[..., 0] / 255, load_digits().images / 16, atol=0.5 / 255)
+    np.testing.assert_array_equal(dataset.y, load_digits().target)
+    assert dataset.y.dtype == np.int32
+    assert dataset.classes == tuple("0123456789")
+    assert dataset.domains == ("all",)
+    assert not dataset.domain.any()
+    assert not dataset.test.any()
+
+
+# names
+
+
+def test_an_unknown_name_is_answered_with_near_ones(tmp_path):
+    assert "mnist" in error_of("mnsit", data_dir=str(tmp_path))
+    assert "digits" in error_of("digit", data_dir=str(tmp_path))
+    for path in ("no/such/folder", "/no/such/folder", "digits/no"):
+        assert "folder domain/class/image" in error_of(path, data_dir=str(tmp_path))
+
+
+def test_missing_data_are_answered_with_the_command_that_prepares_them(tmp_path):
+    command = "`python -m fedjax_inv.data.prepare cifar100 --data_dir=" + str(tmp_path)
+    assert command in error_of("cifar100", data_dir=str(tmp_path))
+
+
+def test_image_size_is_for_folders():
+    assert "image_size=8" in error_of("digits", image_size=8)
+
+
+# TFDS
+
+
+def official_counts(dataset, shape, classes, train, test):
+    assert dataset.x.dtype == np.uint8
+    assert dataset.x.shape == (sum(train) + sum(test), *shape)
+    assert dataset.classes == tuple(classes)
+    np.testing.assert_array_equal(np.bincount(dataset.y[~dataset.test]), train)
+    np.testing.assert_array_equal(np.bincount(dataset.y[dataset.test]), test)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "train", "test"),
+    [
+        (
+            "mnist",
+            (28, 28, 1),
+            "0123456789",
+            [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+            [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+        ),
+        ("fashion_mnist", (28, 28, 1), None, [6000] * 10, [1000] * 10),
+        ("cifar10", (32, 32, 3), CIFAR10, [5000] * 10, [1000] * 10),
+    ],
+)
+def test_real_data_sets(name, shape, classes, train, test):
+    if not (TFDS_DIR / name).exists():
+        pytest.skip(f"{name} is not prepared in {TFDS_DIR}")
+    dataset = sources.load(name)
+    official_counts(dataset, shape, classes or dataset.classes, train, test)
+    assert len(dataset.classes) == 10
+    assert_same(dataset, sources.load(name))  # the second comes from the cache in any case
+    # Decoded images, not noise: a few rows against TFDS itself.
+    builder = tfds.builder(name, data_dir=str(TFDS_DIR))
+    for split, start in (("train", 0), ("test", sum(train))):
+        source = builder.as_data_source(split=split)
+        for i in (0, 17, len(source) - 1):
+            np.testing.assert_array_equal(dataset.x[start + i], source[i]["image"])
+            assert dataset.y[start + i] == source[i]["label"]
+
+
+def png(pixels: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def write_cifar100(data_dir: Path) -> None:
+    """Prepares a cifar100 of five images, as TFDS does without its download."""
+    x = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), np.uint8)
+    rows = [
+        (i, {"id": str(i), "image": png(image), "label": 10 * i, "coarse_label": i})
+        for i, image in enumerate(x)
+    ]
+    with registered.skip_registration():
+
+        class Local(tfds.builder_cls("cifar100")):
+            def _split_generators(self, dl_manager):
+                self.info.features["label"].names = [f"fine{i}" for i in range(100)]
+                self.info.features["coarse_label"].names = [f"coarse{i}" for i in range(20)]
+                return {"train": iter(rows[:3]), "test": iter(rows[3:])}
+
+    Local.name = "cifar100"
+    Local(data_dir=str(data_dir), file_format="array_record").download_and_prepare(
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+    )
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    data_dir = tmp_path_factory.mktemp("tfds")
+    write_cifar100(data_dir)
+    return data_dir
+
+
+@pytest.fixture
+def tiny(prepared, tmp_path):
+    """A TFDS folder with a cifar100 of three train and two test images, not cached."""
+    shutil.copytree(prepared, tmp_path / "tfds")
+    return tmp_path / "tfds"
+
+
+def version_folder(data_dir: Path) -> Path:
+    (info,) = data_dir.glob("cifar100/*/dataset_info.json")
+    return info.parent
+
+
+def test_a_tfds_data_set_is_decoded(tiny):
+    dataset = sources.load("cifar100", data_dir=str(tiny))
+    assert dataset.x.shape == (5, 32, 32, 3)
+    assert dataset.test.tolist() == [False] * 3 + [True] * 2
+    assert sorted(dataset.y[:3]) == [0, 10, 20]  # TFDS shuffles within a split
+    assert sorted(dataset.y[3:]) == [30, 40]
+    assert dataset.classes == tuple(f"fine{i}" for i in range(100))
+    x = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), np.uint8)
+    np.testing.assert_array_equal(dataset.x, x[dataset.y // 10])
+    assert dataset.domains == ("all",)
+
+
+def test_the_second_load_reads_the_cache_without_tfds(tiny):
+    first = sources.load("cifar100", data_dir=str(tiny))
+    for records in version_folder(tiny).glob("*.array_record*"):
+        records.unlink()
+    assert_same(first, sources.load("cifar100", data_dir=str(tiny)))
+    code = (
+        "import sys; from fedjax_inv.data import sources; "
+        f"sources.load('cifar100', data_dir={str(tiny)!r}); "
+        "sys.exit('tensorflow_datasets' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "array missing"])
+def test_a_damaged_cache_is_built_again(tiny, damage):
+    first = sources.load("cifar100", data_dir=str(tiny))
+    cache = version_folder(tiny) / "fedjax_inv.npz"
+    whole = cache.read_bytes()
+    if damage == "array missing":
+        np.savez(cache, x=first.x)
+    else:
+        half = len(whole) // 2
+        flipped = whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :]
+        cache.write_bytes({"truncated": whole[:half], "flipped": flipped, "empty": b""}[damage])
+    assert_same(first, sources.load("cifar100", data_dir=str(tiny)))
+    with np.load(cache) as arrays:
+        np.testing.assert_array_equal(arrays["x"], first.x)
+
+
+def test_where_no_cache_can_be_written_there_is_a_warning(tiny):
+    # A folder in its place cannot be replaced, by root neither.
+    (version_folder(tiny) / "fedjax_inv.npz" / "in the way").mkdir(parents=True)
+    with pytest.warns(UserWarning, match="not cached"):
+        dataset = sources.load("cifar100", data_dir=str(tiny))
+    assert len(dataset.y) == 5
+    assert not list(version_folder(tiny).glob("fedjax_inv.npz.*"))  # nothing half written is left
+
+
+def test_the_highest_prepared_version_is_read_unless_one_is_named(tiny):
+    old = version_folder(tiny)
+    first = sources.load("cifar100", data_dir=str(tiny))
+    new = old.with_name("10.0.0")  # higher, though not as a string
+    shutil.copytree(old, new)
+    with np.load(new / "fedjax_inv.npz") as arrays:
+        changed = dict(arrays) | {"x": 255 - arrays["x"]}
+    np.savez(new / "fedjax_inv.npz", **changed)
+    latest = sources.load("cifar100", data_dir=str(tiny))
+    np.testing.assert_array_equal(latest.x, 255 - first.x)
+    assert_same(first, sources.load(f"cifar100:{old.name}", data_dir=str(tiny)))
+    assert "cifar100:9.9.9" in error_of("cifar100:9.9.9", data_dir=str(tiny))
+
+
+def test_a_configuration_is_named(tiny):
+    folder = version_folder(tiny)
+    shutil.move(folder, tiny / "emnist" / "letters" / folder.name)
+    assert "emnist/letters" in error_of("emnist", data_dir=str(tiny))
+    assert len(sources.load("emnist/letters", data_dir=str(tiny)).y) == 5
+
+
+def test_a_folder_of_the_same_name_does_not_hide_a_prepared_data_set(tiny, tmp_path, monkeypatch):
+    (tmp_path / "cifar100").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert len(sources.load("cifar100", data_dir=str(tiny)).y) == 5
+    assert "holds no images" in error_of("./cifar100", data_dir=str(tiny))
+
+
+def test_data_dir_defaults_to_the_environment(tiny, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tiny))
+    assert len(sources.load("cifar100").y) == 5
+
+
+def test_records_that_cannot_be_read_at_random_are_an_error(tiny):
+    info = version_folder(tiny) / "dataset_info.json"
+    fields = json.loads(info.read_text()) | {"fileFormat": "tfrecord"}
+    info.write_text(json.dumps(fields))
+    for records in info.parent.glob("*array_record*"):
+        records.rename(str(records).replace("array_record", "tfrecord"))
+    assert "array_record" in error_of("cifar100", data_dir=str(tiny))
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"image": tfds.features.Image(shape=(2, 2, 1))},
+        {
+            "image": tfds.features.Image(shape=(None, None, 1)),
+            "label": tfds.features.ClassLabel(num_classes=3),
+        },
+        {"text": tfds.features.Text(), "label": tfds.features.ClassLabel(num_classes=3)},
+    ],
+)
+def test_features_other_than_image_and_label_are_an_error(tmp_path, features):
+    values = {"image": png(np.zeros((2, 2), np.uint8)), "label": 1, "text": "one"}
+    example = {key: values[key] for key in features}
+    with registered.skip_registration():
+
+        class Odd(tfds.core.GeneratorBasedBuilder):
+            VERSION = tfds.core.Version("1.0.0")
+
+            def _info(self):
+                features_dict = tfds.features.FeaturesDict(features)
+                return self.dataset_info_from_configs(features=features_dict)
+
+            def _split_generators(self, dl_manager):
+                return {"train": iter([(0, example)])}
+
+            def _generate_examples(self):
+                raise NotImplementedError
+
+    Odd.name, Odd.pkg_dir_path = "odd", tmp_path
+    Odd(data_dir=str(tmp_path), file_format="array_record").download_and_prepare(
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+    )
+    message = error_of("odd", data_dir=str(tmp_path))
+    assert ", ".join(sorted(features)) in message
+
+
+# the command that prepares
+
+
+def test_prepare_names_the_extra_without_tensorflow(monkeypatch):
+    monkeypatch.setattr(prepare, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"pip install 'fedjax_inv\[prepare\]'"):
+        prepare.main(["mnist"])
+
+
+def test_prepare_writes_what_load_reads(monkeypatch, tmp_path):
+    monkeypatch.setattr(prepare, "find_spec", lambda name: name)
+
+    class Builder:
+        def __init__(self, name, data_dir):
+            self.data_dir = data_dir
+            assert name == "cifar100"
+
+        def download_and_prepare(self, file_format):
+            assert file_format == "array_record"
+            write_cifar100(Path(self.data_dir))
+
+    monkeypatch.setattr(tfds, "builder", Builder)
+    prepare.main(["cifar100", f"--data_dir={tmp_path}"])
+    assert len(sources.load("cifar100", data_dir=str(tmp_path)).y) == 5
+
+
+def test_prepare_refuses_unknown_names(monkeypatch, tmp_path):
+    monkeypatch.setattr(prepare, "find_spec", lambda name: name)
+    with pytest.raises(SystemExit, match="'mnsit' is not a data set of TFDS"):
+        prepare.main(["mnsit", f"--data_dir={tmp_path}"])
+
+
+# .npz
+
+
+def save(folder: Path, **arrays) -> Path:
+    np.savez(folder / "data.npz", **arrays)
+    return folder / "data.npz"
+
+
+def test_npz_round_trip(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), np.uint8)
+    path = save(
+        tmp_path,
+        x=x,
+        y=np.array([7, 3, 7, 40]),
+        domain=np.array(["b", "a", "b", "c"]),
+        test=np.array([True, False, False, True]),
+    )
+    dataset = sources.load(str(path))
+    np.testing.assert_array_equal(dataset.x, x)
+    assert dataset.x.dtype == np.uint8
+    assert dataset.y.tolist() == [1, 0, 1, 2]
+    assert dataset.y.dtype == np.int32
+    assert dataset.classes == ("3", "7", "40")
+    assert dataset.domain.tolist() == [1, 0, 1, 2]
+    assert dataset.domain.dtype == np.int32
+    assert dataset.domains == ("a", "b", "c")
+    assert dataset.test.tolist() == [True, False, False, True]
+
+
+def test_npz_without_domains_and_test(tmp_path):
+    dataset = sources.load(str(save(tmp_path, x=np.ones((3, 2)), y=np.arange(3))))
+    assert dataset.domains == ("all",)
+    assert dataset.domain.tolist() == [0, 0, 0]
+    assert dataset.test.tolist() == [False] * 3
+
+
+def test_npz_integer_domains_are_in_numeric_order(tmp_path):
+    path = save(tmp_path, x=np.ones((3, 2)), y=np.arange(3), domain=np.array([10, 9, 10]))
+    assert sources.load(str(path)).domains == ("9", "10")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.uint16, bool])
+def test_npz_numbers_become_float32(tmp_path, dtype):
+    x = np.random.default_rng(0).uniform(0, 3, (4, 5)).astype(dtype)
+    dataset = sources.load(str(save(tmp_path, x=x, y=np.arange(4))))
+    assert dataset.x.dtype == np.float32
+    np.testing.assert_array_equal(dataset.x, x.astype(np.float32))
+
+
+def test_npz_grey_images_get_a_channel(tmp_path):
+    path = save(tmp_path, x=np.ones((2, 3, 4), np.uint8), y=np.arange(2))
+    assert sources.load(str(path)).x.shape == (2, 3, 4, 1)
+
+
+GOOD = {"x": np.ones((3, 2)), "y": np.arange(3)}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"y": GOOD["y"]}, "no array x"),
+        ({"x": GOOD["x"]}, "no array y"),
+        (GOOD | {"x": np.array([[1, 2], [3, np.nan], [5, 6]])}, "x must be finite"),
+        (GOOD | {"x": np.array([[1, 2], [3, np.inf], [5, 6]])}, "x must be finite"),
+        (GOOD | {"x": np.full((3, 2), 1e300)}, "x must be finite"),
+        (GOOD | {"x": np.ones((4, 2))}, "x must be numbers [3, ...]"),
+        (GOOD | {"x": np.ones(3)}, "x must be numbers [3, ...]"),
+        (GOOD | {"x": np.ones(())}, "x must be numbers [3, ...]"),
+        (GOOD | {"x": np.full((3, 2), "a")}, "x must be numbers [3, ...]"),
+        (GOOD | {"y": np.array([0.0, 1.0, 2.0])}, "y must be integers [M], it is float64"),
+        (GOOD | {"y": np.array(["a", "b", "c"])}, "y must be integers [M]"),
+        (GOOD | {"y": np.array([[0, 1, 2]])}, "y must be integers [M]"),
+        (GOOD | {"y": np.array(3)}, "y must be integers [M]"),
+        (GOOD | {"y": np.array([0, -1, 2])}, "y must be >= 0, its smallest is -1"),
+        ({"x": np.ones((0, 2)), "y": np.arange(0)}, "is empty"),
+        (GOOD | {"domain": np.arange(2)}, "domain must be integers or strings [3]"),
+        (GOOD | {"domain": np.ones(3)}, "domain must be integers or strings [3]"),
+        (GOOD | {"test": np.ones(2, bool)}, "test must be bool [3]"),
+        (GOOD | {"test": np.ones(3)}, "test must be bool [3]"),
+        (GOOD | {"x": np.array([None] * 3)}, "is not an .npz file of plain arrays"),
+    ],
+)
+def test_npz_errors(tmp_path, arrays, words):
+    path = save(tmp_path, **arrays)
+    message = error_of(path)
+    assert words in message
+    assert str(path) in message
+
+
+@pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 cut"])
+def test_a_file_that_is_no_npz(tmp_path, content):
+    (tmp_path / "data.npz").write_bytes(content)
+    assert "is not an .npz file" in error_of(tmp_path / "data.npz")
+
+
+def test_an_npy_that_is_called_npz(tmp_path):
+    with open(tmp_path / "data.npz", "wb") as file:
+        np.save(file, np.ones(3))
+    assert "is not an .npz file" in error_of(tmp_path / "data.npz")
+
+
+def test_a_missing_npz(tmp_path):
+    assert "no such file" in error_of(tmp_path / "data.npz")
+
+
+# folders of images
+
+
+def draw(path: Path, pixels: np.ndarray) -> np.ndarray:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+def colours(seed: int, size=(4, 5)) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
+
+
+def test_image_folder(tmp_path):
+    dog = draw(tmp_path / "photo" / "dog" / "1.png", colours(0))
+    cat = draw(tmp_path / "photo" / "cat" / "1.PNG", colours(1))
+    grey = draw(tmp_path / "art" / "dog" / "2.png", colours(2)[..., 0])
+    draw(tmp_path / "art" / "elk" / "3.jpeg", np.full((4, 5, 3), 200, np.uint8))
+    (tmp_path / "README.txt").write_text("above the classes, anything may lie")
+    (tmp_path / "art" / "notes.txt").write_text("")
+    (tmp_path / "art" / "dog" / ".hidden").write_text("")
+    dataset = sources.load(str(tmp_path))
+    assert dataset.domains == ("art", "photo")
+    assert dataset.classes == ("cat", "dog", "elk")  # each domain lacks one
+    assert dataset.domain.tolist() == [0, 0, 1, 1]
+    assert dataset.y.tolist() == [1, 2, 0, 1]
+    assert dataset.x.shape == (4, 4, 5, 3)
+    assert dataset.x.dtype == np.uint8
+    np.testing.assert_array_equal(dataset.x[0], np.repeat(grey[..., None], 3, -1))
+    np.testing.assert_allclose(dataset.x[1], 200, atol=2)  # JPEG
+    np.testing.assert_array_equal(dataset.x[2], cat)
+    np.testing.assert_array_equal(dataset.x[3], dog)
+    assert not dataset.test.any()
+
+
+def test_grey_images_stay_grey(tmp_path):
+    pixels = draw(tmp_path / "d" / "c" / "1.png", colours(0)[..., 0])
+    dataset = sources.load(str(tmp_path))
+    np.testing.assert_array_equal(dataset.x, pixels[None, ..., None])
+
+
+def test_images_of_several_sizes_are_resized(tmp_path):
+    draw(tmp_path / "d" / "c" / "1.png", np.full((4, 5, 3), 9, np.uint8))
+    draw(tmp_path / "d" / "c" / "2.png", np.full((8, 3, 3), 90, np.uint8))
+    message = error_of(tmp_path)
+    assert "image_size is needed" in message
+    assert str(tmp_path / "d" / "c" / "2.png") in message
+    dataset = sources.load(str(tmp_path), image_size=6)
+    assert dataset.x.shape == (2, 6, 6, 3)
+    assert (dataset.x[0] == 9).all()
+    assert (dataset.x[1] == 90).all()
+
+
+@pytest.mark.parametrize("content", ["text", "truncated"])
+def test_a_file_that_is_no_image_is_named(tmp_path, content):
+    path = tmp_path / "d" / "c" / "1.png"
+    draw(path, colours(0, size=(64, 64)))
+    path.write_bytes(b"text" if content == "text" else path.read_bytes()[:2000])
+    assert str(path) in error_of(tmp_path)
+
+
+def test_unfit_image_folders(tmp_path):
+    assert "holds no images" in error_of(tmp_path)
+    draw(tmp_path / "class" / "1.png", colours(0))
+    assert "holds no images" in error_of(tmp_path)
+    assert "image_size=0" in error_of(tmp_path, image_size=0)
