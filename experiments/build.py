@@ -66,7 +66,7 @@ class Cell(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The algorithm and its settings, as tables call it."""
+        """The algorithm and all its settings."""
         return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.settings.items())])
 
     @property
@@ -74,6 +74,16 @@ class Cell(NamedTuple):
         """The label and the held-out domain, as a folder's name."""
         name = f"{self.label} {self.held_out or 'test'}"
         return "".join(c if c.isalnum() or c in "=._-" else "-" for c in name)
+
+
+def short_labels(cells: Sequence[Cell]) -> list[str]:
+    """What tables call the cells: the algorithm, with the settings in which its cells differ."""
+    labels = []
+    for cell in cells:
+        others = [other.settings for other in cells if other.algorithm == cell.algorithm]
+        varied = {k: v for k, v in cell.settings.items() if any(o[k] != v for o in others)}
+        labels.append(cell._replace(settings=varied).label)
+    return labels
 
 
 def check_known(flag: str, value: str, allowed: Collection[str]) -> None:
@@ -180,15 +190,16 @@ def dataset(config: Config) -> sources.Dataset:
 
 def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
     """What --held_out asks for: domains to hold out in turn, None for the test split."""
-    if config.held_out == "all":
-        return list(domains)
     if config.held_out == "none" or (not config.held_out and len(domains) == 1):
         return [None]
-    name = config.held_out or domains[-1]
-    check_known("held_out", name, [*domains, "all", "none"])
     if len(domains) == 1:
-        raise ValueError(f"--held_out={name}: it is the only domain, so none is left to train on")
-    return [name]
+        raise ValueError(f"--held_out={config.held_out}: must be none, as there is one domain only")
+    if config.held_out == "all":
+        return list(domains)
+    names = (config.held_out or domains[-1]).split(",")
+    for name in names:
+        check_known("held_out", name, [*domains, "all", "none"])
+    return list(names)
 
 
 def model(config: Config, num_classes: int) -> Model:

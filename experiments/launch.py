@@ -3,15 +3,17 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 from absl import app, flags, logging
 
 from experiments import build, config, loop, program, report
 from fedjax_inv.data import federation, sources
+from fedjax_inv.types import Examples
 
 
 def main(binary: Callable[[config.Config], None]) -> None:
@@ -28,6 +30,8 @@ def main(binary: Callable[[config.Config], None]) -> None:
         try:
             binary(config.read())
         except ValueError as error:
+            if not _raised_here(error):
+                raise  # not about the input: a defect, which needs its traceback
             _fail(str(error), 2)
         except loop.Diverged as error:
             _fail(str(error), 3)
@@ -37,6 +41,11 @@ def main(binary: Callable[[config.Config], None]) -> None:
     except ValueError as error:
         _fail(str(error), 2)
     app.run(run, argv=argv, flags_parser=_parse)
+
+
+def _raised_here(error: ValueError) -> bool:
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals["__name__"].split(".")[0] in ("fedjax_inv", "experiments")
 
 
 def _parse(argv: list[str]) -> list[str]:
@@ -66,10 +75,10 @@ def run(
     network = build.model(settings, len(dataset.classes))
     todo = cells(dataset)
     results = {cell.name: loop.finished(settings, cell, place(cell)) for cell in todo}
-    for cell in todo:  # an impossible hyperparameter shows here, at no cost
+    build.axis(settings)
+    for cell in todo:  # impossible devices and hyperparameters show here, at no cost
         build.algorithm(settings, cell, network, cell.runs[0].hyper)
-    data = federation.examples(dataset)
-    splits = {cell.held_out: _splits(settings, dataset, data, cell) for cell in todo}
+    data, splits = deal(settings, dataset, [cell.held_out for cell in todo])
     folder.mkdir(parents=True, exist_ok=True)
     programs: dict[str, program.Program] = {}
     with loop.Stop() as stop:
@@ -103,7 +112,10 @@ def run(
         f"{settings.dataset}, {settings.environment} domains, {settings.model}, "
         f"{settings.rounds} rounds, {len(settings.seeds)} seeds"
     )
-    done = [(cell.label, place(cell), results[cell.name] or {}) for cell in todo]
+    done = [
+        (label, place(cell), results[cell.name] or {})
+        for label, cell in zip(build.short_labels(todo), todo, strict=True)
+    ]
     paper = dict(entry.split("=", 1) for entry in settings.paper)
     text = report.write(folder, done, title=title, paper=paper)
     if place(todo[0]) != folder:  # a cell of its own has written its result already
@@ -113,19 +125,29 @@ def run(
     print(f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}.")
 
 
-def _splits(
-    settings: config.Config, dataset: sources.Dataset, data: Any, cell: build.Cell
-) -> federation.Split:
-    num_domains = len(dataset.domains) - (cell.held_out is not None)
-    num_clients = settings.clients or num_domains
-    if settings.cohort > num_clients:
-        raise ValueError(f"--cohort={settings.cohort}: must be at most the {num_clients} clients")
-    partition = federation.partitioner(
-        settings.partition, dataset, num_clients, alpha=settings.alpha
-    )
-    return federation.stack(
-        [
-            federation.split(dataset, data, partition, held_out=cell.held_out, seed=seed)
-            for seed in settings.seeds
-        ]
-    )
+def deal(
+    settings: config.Config, dataset: sources.Dataset, held_out: Sequence[str | None]
+) -> tuple[Examples, dict[str | None, federation.Split]]:
+    """The examples on the device, and for each held-out domain the stacked splits of the seeds."""
+    data = federation.examples(dataset)
+    splits = {}
+    for domain in dict.fromkeys(held_out):
+        num_clients = settings.clients or len(dataset.domains) - (domain is not None)
+        if settings.cohort > num_clients:
+            raise ValueError(
+                f"--cohort={settings.cohort}: must be at most the {num_clients} clients"
+            )
+        partition = federation.partitioner(
+            settings.partition, dataset, num_clients, alpha=settings.alpha
+        )
+        try:
+            of_seeds = [
+                federation.split(dataset, data, partition, held_out=domain, seed=seed)
+                for seed in settings.seeds
+            ]
+        except ValueError as error:
+            raise ValueError(
+                f"--partition={settings.partition} --clients={num_clients}: {error}"
+            ) from None
+        splits[domain] = federation.stack(of_seeds)
+    return data, splits

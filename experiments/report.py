@@ -28,7 +28,7 @@ class Chosen(NamedTuple):
 
     label: str
     held_out: str
-    hyper: dict[str, float]
+    hyper: dict[str, float]  # those that were chosen from several values
     runs: list[dict[str, Any]]
     indices: list[int]  # of those runs in the cell
 
@@ -43,6 +43,12 @@ def choose(label: str, result: dict[str, Any]) -> Chosen | None:
     settings: dict[str, list[int]] = {}
     for index, run in enumerate(result["runs"]):
         settings.setdefault(str(run["hyper"]), []).append(index)
+    varied = {
+        name
+        for run in result["runs"]
+        for name, value in run["hyper"].items()
+        if value != result["runs"][0]["hyper"][name]
+    }
     best, best_accuracy = None, -1.0
     for indices in settings.values():
         runs = [result["runs"][index] for index in indices]
@@ -50,7 +56,8 @@ def choose(label: str, result: dict[str, Any]) -> Chosen | None:
             continue
         accuracy = np.mean([run["selected"]["validation_accuracy"] for run in runs])
         if accuracy > best_accuracy:
-            best = Chosen(label, held_out, runs[0]["hyper"], runs, indices)
+            hyper = {k: v for k, v in runs[0]["hyper"].items() if k in varied}
+            best = Chosen(label, held_out, hyper, runs, indices)
             best_accuracy = float(accuracy)
     return best
 
@@ -73,7 +80,7 @@ def table(chosen: Sequence[Chosen], paper: dict[str, str]) -> str:
             complete = len(test) == len(held_outs)
             by_seed = np.array(list(test.values()))
             row += [percent(by_seed.mean(0)), percent(by_seed.min(0))] if complete else ["", ""]
-        rows.append([*row, paper.get(label, "")] if paper else row)
+        rows.append([*row, paper.get(label.split()[0], "")] if paper else row)
     summary = ["mean", "worst domain"] if len(held_outs) > 1 else []
     headers = ["held-out accuracy, %", *held_outs, *summary, *(["paper"] if paper else [])]
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True)

@@ -7,6 +7,8 @@ Seeds and real hyperparameters train at once in one program; finished parts are 
 
 from pathlib import Path
 
+from absl import flags
+
 from experiments import build, config, launch
 
 
@@ -24,4 +26,5 @@ def sweep(settings: config.Config) -> None:
 
 if __name__ == "__main__":
     config.define(nonfinite="mark")
+    flags.adopt_module_key_flags(config)  # for --help
     launch.main(sweep)

@@ -5,6 +5,8 @@ python -m experiments.train --preset=rotated_digits --algorithm=fedipg --held_ou
 
 from pathlib import Path
 
+from absl import flags
+
 from experiments import build, config, launch
 from fedjax_inv.data.sources import Dataset
 
@@ -27,5 +29,6 @@ def train(settings: config.Config) -> None:
 
 
 if __name__ == "__main__":
-    config.define(nonfinite="stop")
+    config.define()
+    flags.adopt_module_key_flags(config)  # for --help
     launch.main(train)

@@ -46,30 +46,32 @@ def in_floats(federation: Federation) -> Federation:
     return federation._replace(data=federation.data._replace(x=x))
 
 
-def garbage_padded(federation: Federation, extra: int) -> Federation:
-    """The same clients in floats, with `extra` more padding rows strewn among the real ones.
+def padded(federation: Federation, extra: int, *, garbage: bool) -> Federation:
+    """The same clients in floats, with `extra` more padding rows each and four more examples.
 
-    All padding points at examples that hold NaN, infinities and labels that are no class.
+    garbage: the padding is strewn among the real rows and points at examples that hold NaN,
+    infinities and labels that are no class; otherwise it follows them and points at row 0.
     """
     rng = np.random.default_rng(1)
     data = in_floats(federation).data
     num_examples = len(data.y)
-    garbage = np.full((4, *data.x.shape[1:]), np.nan, np.float32)
-    garbage[1], garbage[2] = np.inf, -1e30
-    labels = np.array([0, 99, -7, 1], np.int32)
+    x = np.zeros((4, *data.x.shape[1:]), np.float32)
+    y = np.zeros(4, np.int32)
+    if garbage:
+        x[0], x[1], x[2], x[3] = np.nan, np.inf, -np.inf, 1e30
+        y[:] = [0, 99, -7, 1]
     old_rows, old_mask = np.asarray(federation.rows), np.asarray(federation.mask)
-    num_clients, width = old_rows.shape
-    mask = np.zeros((num_clients, width + extra), bool)
-    rows = num_examples + rng.integers(0, 4, mask.shape)
+    width = old_rows.shape[1] + extra
+    mask = np.zeros((len(old_rows), width), bool)
+    rows = np.zeros(mask.shape, np.int32)
+    if garbage:
+        rows += num_examples + rng.integers(0, 4, mask.shape, np.int32)
     for client, size in enumerate(old_mask.sum(1)):
-        places = np.sort(rng.choice(width + extra, size, replace=False))
+        places = np.sort(rng.choice(width, size, replace=False)) if garbage else np.arange(size)
         mask[client, places] = True
         rows[client, places] = old_rows[client, old_mask[client]]
-    return Federation(
-        Examples(jnp.concatenate([data.x, garbage]), jnp.concatenate([data.y, labels])),
-        jnp.asarray(rows, jnp.int32),
-        jnp.asarray(mask),
-    )
+    examples = Examples(jnp.concatenate([data.x, x]), jnp.concatenate([data.y, y]))
+    return Federation(examples, jnp.asarray(rows), jnp.asarray(mask))
 
 
 def schedule() -> Cohort:
@@ -155,7 +157,7 @@ class Linear(nn.Module):
 
 
 def mlp() -> Model:
-    return models.mlp(NUM_CLASSES, widths=(5,))
+    return models.mlp(NUM_CLASSES, widths=(7,))
 
 
 def cnn() -> Model:
@@ -203,7 +205,7 @@ class Config(NamedTuple):
     model: Callable[[], Model]
     work: Callable[[float | Array], Work]
     arguments: Mapping[str, Any] = {}
-    learning_rate: float = 0.2
+    learning_rate: float = 0.1
 
 
 # Every algorithm of the package must have its configurations here: the file's name -> them.
@@ -242,7 +244,6 @@ TABLE: dict[str, tuple[Config, ...]] = {
                 "derivative": "reverse_over_forward",
                 "server_optimizer": _MOMENTUM,
             },
-            learning_rate=0.1,
         ),
     ),
     "fedprox": (

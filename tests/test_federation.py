@@ -67,7 +67,7 @@ def test_rows_and_mask(sizes, multiple):
     assert width % multiple == 0
     assert max(*sizes, 1) <= width < max(*sizes, 1) + multiple
     assert (np.asarray(rows)[~np.asarray(mask)] == 0).all()
-    for part, row, real in zip(parts, rows, mask, strict=True):
+    for part, row, real in zip(parts, np.asarray(rows), np.asarray(mask), strict=True):
         np.testing.assert_array_equal(row[: len(part)], part)
         np.testing.assert_array_equal(real, np.arange(width) < len(part))
 

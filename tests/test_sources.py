@@ -260,12 +260,18 @@ def test_records_that_cannot_be_read_at_random_are_an_error(tiny):
             "image": tfds.features.Image(shape=(None, None, 1)),
             "label": tfds.features.ClassLabel(num_classes=3),
         },
+        {
+            "image": tfds.features.Tensor(shape=(2, 2, 1), dtype=np.uint8),
+            "label": tfds.features.ClassLabel(num_classes=3),
+        },
         {"text": tfds.features.Text(), "label": tfds.features.ClassLabel(num_classes=3)},
     ],
 )
 def test_features_other_than_image_and_label_are_an_error(tmp_path, features):
     values = {"image": png(np.zeros((2, 2), np.uint8)), "label": 1, "text": "one"}
     example = {key: values[key] for key in features}
+    if isinstance(features.get("image"), tfds.features.Tensor):
+        example["image"] = np.zeros((2, 2, 1), np.uint8)
     with registered.skip_registration():
 
         class Odd(tfds.core.GeneratorBasedBuilder):

@@ -1,0 +1,312 @@
+"""The binaries' parts on the embedded digits: run folders, resuming, the grid, divergence."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from experiments import build, config, launch, loop, program, report, sweep, train
+from fedjax_inv import rounds
+
+TINY = config.Config(
+    angles=(0.0, 40.0, 80.0),
+    rounds=4,
+    eval_every=2,
+    widths=(8,),
+    batch_size=64,
+    seeds=(0, 1),
+)
+
+
+def settings(folder: Path, **changes) -> config.Config:
+    return dataclasses.replace(TINY, run_dir=str(folder), **changes)
+
+
+def metrics(folder: Path) -> list[dict]:
+    lines = loop.Log.read(folder / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def states(folder: Path, step: int) -> dict:
+    with ocp.CheckpointManager((folder / "checkpoints").absolute()) as manager:
+        return manager.restore(step, args=ocp.args.StandardRestore())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run of FedIPG."""
+    folder = tmp_path_factory.mktemp("runs") / "fedipg"
+    train.train(settings(folder, algorithm=("fedipg",), settings=("penalty=0.01",)))
+    return folder
+
+
+def test_a_run_folder_is_complete(trained):
+    assert {path.name for path in trained.iterdir()} == {
+        *("config.json", "metrics.jsonl", "result.json", "checkpoints"),
+        *("table.md", "curves.png", "partition.png"),
+    }
+    flags = json.loads((trained / "config.json").read_text())["flags"]
+    assert set(flags) == {field.name for field in dataclasses.fields(config.Config)}
+    lines = loop.Log.read(trained / "metrics.jsonl")
+    assert [(line["round"], line["seed"]) for line in lines] == [(2, 0), (2, 1), (4, 0), (4, 1)]
+    for line in lines:
+        assert set(line["domains"]) == {"0", "40", "80"}
+        assert line["domains"]["80"]["split"] == "test"
+        assert line["worst_accuracy"] == min(d["accuracy"] for d in line["domains"].values())
+        assert line["domains"][line["worst_domain"]]["accuracy"] == line["worst_accuracy"]
+        assert line["test_accuracy"] == line["domains"]["80"]["accuracy"]
+        assert line["train_loss"] > 0
+        assert "invariance" in line["train_metrics"]
+    for image in ("curves.png", "partition.png"):
+        assert (trained / image).read_bytes().startswith(b"\x89PNG")
+
+
+def test_bytes_are_parameters_times_clients_times_rounds(trained):
+    parameters = 64 * 8 + 8 + 8 * 10 + 10
+    for line in loop.Log.read(trained / "metrics.jsonl"):
+        assert line["bytes"] == 2 * 4 * parameters * 2 * line["round"]
+
+
+def test_the_table_holds_the_selected_evaluation(trained):
+    result = json.loads((trained / "result.json").read_text())
+    for index, run in enumerate(result["runs"]):
+        mine = [m for m in loop.Log.read(trained / "metrics.jsonl") if m["run"] == index]
+        best = max(line["validation_accuracy"] for line in mine)
+        first = next(line for line in mine if line["validation_accuracy"] == best)
+        assert run["selected"] == first
+        assert run["last"] == mine[-1]
+    tests = [100 * run["selected"]["test_accuracy"] for run in result["runs"]]
+    expected = f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
+    assert expected in (trained / "table.md").read_text()
+
+
+def test_training_learns(tmp_path):
+    train.train(settings(tmp_path / "run", rounds=30, eval_every=10, batch_size=16, seeds=(3,)))
+    lines = loop.Log.read(tmp_path / "run" / "metrics.jsonl")
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    assert lines[-1]["validation_accuracy"] > 0.5
+
+
+class StopAfter(loop.Stop):
+    """Asks for a stop when the first segment is over."""
+
+    def __enter__(self):
+        super().__enter__()
+        self.signal = 15
+        return self
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "erm"])
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path, monkeypatch, algorithm):
+    changes = dict(
+        algorithm=(algorithm,), rounds=6, momentum=0.5, cohort=1, server_optimizer="adam"
+    )
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+    train.train(settings(whole, **changes))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "Stop", StopAfter)
+        with pytest.raises(SystemExit) as stopped:
+            train.train(settings(halved, **changes))
+    assert stopped.value.code == 128 + 15
+    assert [line["round"] for line in metrics(halved)] == [2, 2]
+    # What was written after the last checkpoint, by a process that then died, does not count.
+    with (halved / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**metrics(halved)[0], "round": 4, "seconds": 0}) + '\n{"round": 4')
+    with pytest.raises(ValueError, match="--resume"):
+        train.train(settings(halved, **changes))
+    train.train(settings(halved, **changes, resume=True))
+    assert metrics(halved) == metrics(whole)
+    chex.assert_trees_all_equal(states(halved, 6), states(whole, 6))
+
+
+def test_one_trace_serves_all_segments_and_held_out_domains(tmp_path, monkeypatch):
+    traced = []
+    run = rounds.run
+    monkeypatch.setattr(rounds, "run", lambda *a, **k: traced.append(1) or run(*a, **k))
+    # 5 rounds are no whole number of segments: the last one is filled up.
+    sweep.sweep(settings(tmp_path / "run", rounds=5, held_out="all"))
+    assert len(traced) == 1
+    for domain in ("0", "40", "80"):
+        lines = metrics(tmp_path / "run" / f"fedavg-{domain}")
+        assert [line["round"] for line in lines[::2]] == [2, 4, 5]
+
+
+def test_filled_up_rounds_change_nothing(tmp_path):
+    train.train(settings(tmp_path / "a", rounds=3, eval_every=2))
+    train.train(settings(tmp_path / "b", rounds=3, eval_every=3))
+    a, b = states(tmp_path / "a", 3), states(tmp_path / "b", 3)
+    chex.assert_trees_all_close(a["server"], b["server"], rtol=1e-6)
+    assert metrics(tmp_path / "a")[-1]["bytes"] == metrics(tmp_path / "b")[-1]["bytes"]
+
+
+def test_runs_of_a_cell_are_what_they_are_alone(tmp_path):
+    grid = dict(algorithm=("fedipg",), settings=("penalty=0,0.5",), learning_rate=(0.1, 0.3))
+    for run_chunk in (0, 3):
+        folder = tmp_path / f"grid{run_chunk}"
+        sweep.sweep(settings(folder, **grid, run_chunk=run_chunk))
+        lines = metrics(folder / "fedipg-80")
+        assert len(lines) == 2 * 8
+        alone = tmp_path / f"alone{run_chunk}"
+        one = dict(algorithm=("fedipg",), settings=("penalty=0.5",), learning_rate=(0.3,))
+        train.train(settings(alone, **one, seeds=(1,)))
+        (last,) = [line for line in metrics(alone) if line["round"] == 4]
+        (same,) = [
+            line
+            for line in lines
+            if line["round"] == 4
+            and line["seed"] == 1
+            and line["hyper"]["penalty"] == 0.5
+            and line["hyper"]["learning_rate"] == 0.3
+        ]
+        np.testing.assert_allclose(same["train_loss"], last["train_loss"], rtol=1e-4)
+        np.testing.assert_allclose(
+            same["domains"]["80"]["loss"], last["domains"]["80"]["loss"], rtol=1e-4
+        )
+
+
+def test_a_sweep_keeps_finished_cells(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    sweep.sweep(settings(folder, held_out="80"))
+    before = (folder / "fedavg-80" / "metrics.jsonl").read_bytes()
+    ran = []
+    run_cell = loop.run_cell
+    monkeypatch.setattr(
+        loop, "run_cell", lambda c, cell, *a: ran.append(cell.name) or run_cell(c, cell, *a)
+    )
+    both = settings(folder, held_out="80", algorithm=("fedavg", "fedprox"))
+    sweep.sweep(both)
+    assert ran == ["fedprox-80"]
+    assert (folder / "fedavg-80" / "metrics.jsonl").read_bytes() == before
+    table = (folder / "table.md").read_text()
+    assert "fedavg" in table
+    assert "fedprox" in table
+    summary = json.loads((folder / "result.json").read_text())
+    assert [cell["cell"]["algorithm"] for cell in summary["cells"]] == ["fedavg", "fedprox"]
+
+
+def test_a_diverging_run_stops_with_round_and_client_and_keeps_the_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    # The first segment is healthy, then the folder's last checkpoint is poisoned.
+    changes = dict(learning_rate=(1e30,), optimizer="sgd", seeds=(5,))
+    with pytest.raises(loop.Diverged, match=r"^round 1, client \d .*seed=5.*nonfinite=drop") as e:
+        train.train(settings(folder, **changes))
+    assert "\n" not in str(e.value)
+    assert not (folder / "result.json").exists()
+
+
+def test_dropping_a_diverging_client_leaves_the_network_finite(tmp_path):
+    folder = tmp_path / "run"
+    train.train(settings(folder, learning_rate=(1e30,), nonfinite="drop", seeds=(5,)))
+    chex.assert_tree_all_finite(states(folder, 4)["server"])
+
+
+def test_a_marked_run_is_never_selected(tmp_path):
+    folder = tmp_path / "run"
+    sweep.sweep(settings(folder, learning_rate=(1e30, 0.1), nonfinite="mark", held_out="80"))
+    result = json.loads((folder / "fedavg-80" / "result.json").read_text())
+    diverged = [run["diverged"] for run in result["runs"]]
+    assert diverged == [run["hyper"]["learning_rate"] > 1 for run in result["runs"]]
+    chosen = report.choose("fedavg", result)
+    assert chosen is not None
+    assert chosen.hyper == {"learning_rate": 0.1}
+    sweep.sweep(settings(tmp_path / "all", learning_rate=(1e30,), nonfinite="mark"))
+    assert "diverged" in (tmp_path / "all" / "table.md").read_text()
+
+
+def test_selection_goes_by_validation_and_never_by_test():
+    def run(rate, seed, validation, test):
+        evaluation = {"validation_accuracy": validation, "test_accuracy": test}
+        return {
+            "seed": seed,
+            "hyper": {"learning_rate": rate},
+            "diverged": False,
+            "selected": evaluation,
+        }
+
+    runs = [run(0.1, 0, 0.8, 0.1), run(0.1, 1, 0.7, 0.2), run(0.2, 0, 0.9, 0.9)]
+    runs.append(run(0.2, 1, 0.5, 0.9))
+    chosen = report.choose("fedavg", {"cell": {"held_out": "80"}, "runs": runs})
+    assert chosen is not None
+    assert chosen.hyper == {"learning_rate": 0.1}
+    assert chosen.over_seeds(lambda e: e["test_accuracy"]) == [0.1, 0.2]
+    assert report.percent([0.1, 0.2]) == "15.0 ± 7.1"
+    assert report.percent([0.1]) == "10.0"
+
+
+def test_labels_name_only_what_differs():
+    def cell(algorithm, **options):
+        return build.Cell(algorithm, options, "0", ())
+
+    both = [cell("fedipg", weighting="size", penalty_on=on) for on in ("all", "classifier")]
+    cells = [cell("fedavg", weighting="size"), *both]
+    expected = ["fedavg", "fedipg penalty_on=all", "fedipg penalty_on=classifier"]
+    assert build.short_labels(cells) == expected
+    assert len({each.name for each in cells}) == 3
+
+
+def test_leave_one_out_table_has_mean_and_worst_over_domains():
+    def cell(domain, accuracies):
+        runs = [{"selected": {"test_accuracy": a}} for a in accuracies]
+        return report.Chosen("fedavg", domain, {}, runs, [0, 1])
+
+    table = report.table([cell("0", [0.1, 0.6]), cell("80", [0.3, 0.2])], {"fedavg": "94.3"})
+    *_, row = table.splitlines()
+    entries = [entry.strip() for entry in row.strip("|").split("|")]
+    # Seeds: mean (0.2, 0.4), worst (0.1, 0.2).
+    assert entries[3:] == ["30.0 ± 14.1", "15.0 ± 7.1", "94.3"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign"])
+def test_a_bad_checkpoint_is_told_in_one_line(tmp_path, monkeypatch, damage):
+    folder, other = tmp_path / "run", tmp_path / "other"
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "Stop", StopAfter)
+        for path, widths in ((folder, (8,)), (other, (9,))):
+            with pytest.raises(SystemExit):
+                train.train(settings(path, widths=widths))
+    if damage == "truncated":
+        for path in (folder / "checkpoints" / "2").rglob("*"):
+            if path.is_file() and path.stat().st_size > 100:
+                path.write_bytes(path.read_bytes()[:50])
+    else:
+        shutil.rmtree(folder / "checkpoints")
+        shutil.copytree(other / "checkpoints", folder / "checkpoints")
+    with pytest.raises(ValueError, match="corrupt, or not a checkpoint of this run") as error:
+        train.train(settings(folder, resume=True))
+    assert "\n" not in str(error.value)
+    assert str(folder / "checkpoints" / "2") in str(error.value)
+
+
+def test_pooled_and_federated_training_agree_for_one_client(tmp_path):
+    changes = dict(angles=(0.0, 40.0), partition="domain", seeds=(0,))
+    for name in ("fedavg", "erm"):
+        train.train(settings(tmp_path / name, algorithm=(name,), **changes))
+    losses = [
+        [line["train_loss"] for line in metrics(tmp_path / name)] for name in ("fedavg", "erm")
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path):
+    def temporary_bytes(clients):
+        chosen = settings(
+            tmp_path, angles=(0.0, 40.0), clients=clients, client_chunk=10, seeds=(0,)
+        )
+        dataset = build.dataset(chosen)
+        (cell,) = build.cells(chosen, ["40"])
+        network = build.model(chosen, 10)
+        data, split = launch.deal(chosen, dataset, ["40"])
+        made = program.make(chosen, cell, network, 1)
+        inputs = program.inputs(cell, split["40"], chosen.seeds)
+        states = jax.eval_shape(made.init, data, inputs)
+        cohorts = jax.tree.map(lambda a: a[:, :2], program.schedule(chosen, inputs))
+        compiled = made.segment.lower(data, inputs, states, cohorts).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(400) < 1.5 * temporary_bytes(40)
