@@ -237,9 +237,9 @@ def algorithm(
     return factory(cell.algorithm)(network, local_work, **arguments)
 
 
-def axis(config: Config) -> clients.Axis:
-    """The client axis of --client_chunk and --devices."""
-    inner = clients.chunked(config.client_chunk) if config.client_chunk else clients.vmapped()
+def axis(config: Config, client_chunk: int) -> clients.Axis:
+    """The client axis of --devices, each of which trains `client_chunk` clients at once."""
+    inner = clients.chunked(client_chunk)
     if config.devices == 1:
         return inner
     available = len(jax.devices())

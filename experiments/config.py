@@ -22,6 +22,7 @@ _ANY = _Range(lambda value: True, "")
 _POSITIVE = _Range(lambda value: 0 < value < math.inf, "above 0")
 _FRACTION = _Range(lambda value: 0 <= value < 1, "at least 0 and below 1")
 _SEED = _Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2^31")
+_CHUNK = _Range(lambda value: value == "auto" or value.isdecimal(), "auto or at least 0")
 _PAPER = _Range(lambda value: "=" in value, "algorithm=number")
 
 
@@ -115,9 +116,11 @@ class Config:
         "round; or mark the run as diverged, never to be selected, and let the others go on.",
         choices=("stop", "drop", "mark"),
     )
-    client_chunk: int = _flag(0, "Clients trained at once on a device; 0: all.", _at_least(0))
-    run_chunk: int = _flag(
-        0, "Runs (seeds x hyperparameters) trained at once; 0: all.", _at_least(0)
+    client_chunk: str = _flag(
+        "auto", "Clients trained at once on a device; 0: all; auto: measured.", _CHUNK
+    )
+    run_chunk: str = _flag(
+        "auto", "Runs (seeds x hyperparameters) at once; 0: all; auto: as many as fit.", _CHUNK
     )
     devices: int = _flag(1, "Devices that share the clients.", _at_least(1))
     image_size: int = _flag(

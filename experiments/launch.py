@@ -1,5 +1,6 @@
 """What both binaries do: flags -> build -> run -> write."""
 
+import functools
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import NoReturn
 import jax
 from absl import app, flags, logging
 
-from experiments import build, config, loop, program, report
+from experiments import build, config, loop, program, report, tune
 from fedjax_inv.data import federation, sources
 from fedjax_inv.types import Examples
 
@@ -75,7 +76,7 @@ def run(
     network = build.model(settings, len(dataset.classes))
     todo = cells(dataset)
     results = {cell.name: loop.finished(settings, cell, place(cell)) for cell in todo}
-    build.axis(settings)
+    build.axis(settings, 1)
     for cell in todo:  # impossible devices and hyperparameters show here, at no cost
         build.algorithm(settings, cell, network, cell.runs[0].hyper)
     data, splits = deal(settings, dataset, [cell.held_out for cell in todo])
@@ -87,9 +88,12 @@ def run(
                 continue
             split = splits[cell.held_out]
             groups = program.group_names(split)
-            if cell.label not in programs:
-                programs[cell.label] = program.make(settings, cell, network, len(groups))
             inputs = program.inputs(cell, split, settings.seeds)
+            if cell.label not in programs:
+                make = functools.partial(program.make, settings, cell, network, len(groups))
+                programs[cell.label] = make(
+                    _chunks(settings, cell, make, data, inputs, place(cell))
+                )
             try:
                 results[cell.name] = loop.run_cell(
                     settings,
@@ -123,6 +127,24 @@ def run(
         (folder / "result.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(f"\n{title}\n\n{text}\n\n{report.RULE}")
     print(f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}.")
+
+
+def _chunks(
+    settings: config.Config,
+    cell: build.Cell,
+    make: tune.Make,
+    data: Examples,
+    inputs: program.Inputs,
+    folder: Path,
+) -> program.Chunks:
+    """The chunks that the folder's run began with, so that it resumes bit for bit, or new ones."""
+    path = folder / "chunks.json"
+    if settings.resume and path.exists():
+        return program.Chunks(**json.loads(path.read_text()))
+    chunks = tune.choose(settings, cell, make, data, inputs)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(chunks._asdict()) + "\n")
+    return chunks
 
 
 def deal(

@@ -153,7 +153,8 @@ def _advance(
     done: int,
     stop: Stop,
 ) -> None:
-    cohorts = schedule(config, inputs)
+    segments = -(-config.rounds // config.eval_every)
+    cohorts = schedule(config, inputs, segments * config.eval_every)
     traffic = program.traffic(data, inputs)
     checkpoint_every = config.checkpoint_every or config.eval_every
     start = time.monotonic() - log.seconds

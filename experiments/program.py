@@ -32,6 +32,13 @@ class Inputs(NamedTuple):
     group: Array  # [R, C] the group (domain) that each validation client counts for
 
 
+class Chunks(NamedTuple):
+    """How much of a cell's work is done at once."""
+
+    clients: int
+    runs: int
+
+
 class Outcome(NamedTuple):
     """What a segment of L rounds reports of each run."""
 
@@ -46,8 +53,9 @@ class Program(NamedTuple):
     """The functions of a cell, compiled once for all cells of the same shapes."""
 
     init: Callable[[Examples, Inputs], rounds.State]  # -> states [R]
-    # (data, inputs, states [R], schedule [R, L, S]) -> (states, outcome); donates the states
-    segment: Callable[[Examples, Inputs, rounds.State, Cohort], tuple[rounds.State, Outcome]]
+    # jitted: (data, inputs, states [R], schedule [R, L, S]) -> (states, outcome); the states are
+    # donated
+    segment: jax.stages.Wrapped
     traffic: Callable[[Examples, Inputs], int]  # bytes down and up of one client in a round
 
 
@@ -98,11 +106,9 @@ def group_names(splits: federation.Split) -> list[str]:
     return [splits.domains[index] for index in np.unique(splits.domain)]
 
 
-def schedule(config: Config, data: Inputs) -> Cohort:
-    """Who attends: [R, T, S]. Rounds are filled up to whole segments with ones nobody attends."""
+def schedule(config: Config, data: Inputs, num_rounds: int) -> Cohort:
+    """Who attends: [R, T, S], T = num_rounds. Nobody does from round --rounds on."""
     num_clients = data.train.rows.shape[1]
-    segments = -(-config.rounds // config.eval_every)
-    num_rounds = segments * config.eval_every
 
     def one(seed: Array) -> Cohort:
         key = jax.random.fold_in(jax.random.key(seed), 2)
@@ -116,17 +122,19 @@ def schedule(config: Config, data: Inputs) -> Cohort:
     return jax.vmap(one)(data.seed)
 
 
-def make(config: Config, cell: build.Cell, network: Model, num_groups: int) -> Program:
+def make(
+    config: Config, cell: build.Cell, network: Model, num_groups: int, chunks: Chunks
+) -> Program:
     """The program of a cell; it does not depend on the held-out domain."""
-    axis = build.axis(config)
+    axis = build.axis(config, chunks.clients)
 
     def algorithm(hyper: dict[str, Array]) -> Algorithm:
         return build.algorithm(config, cell, network, hyper)
 
     def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
         num_runs = jax.tree.leaves(arguments)[0].shape[0]
-        if config.run_chunk in range(1, num_runs):
-            return jax.lax.map(lambda a: fn(*a), arguments, batch_size=config.run_chunk)
+        if chunks.runs < num_runs:
+            return jax.lax.map(lambda a: fn(*a), arguments, batch_size=chunks.runs)
         return jax.vmap(fn)(*arguments)
 
     def start(data: Examples, inputs: Inputs) -> rounds.State:

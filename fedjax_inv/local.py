@@ -13,7 +13,11 @@ from fedjax_inv.types import Array, Batch, GradFn, Local, Metrics, Shard, Tree, 
 
 
 def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
-    """The examples at `positions` [B] of the shard's rows; `mask` [B] says which are real."""
+    """The examples at `positions` [B] of the shard's rows; `mask` [B] says which are real.
+
+    The others repeat a real one: a NaN that padding points at would reach gradients as 0 x NaN.
+    """
+    positions = jnp.where(mask, positions, positions[jnp.argmax(mask)])
     examples = tree.take(shard.data, shard.rows[positions])
     return Batch(examples.x, examples.y, mask)
 

@@ -123,6 +123,7 @@ class MaskedNorm(nn.Module):
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, width)
         running_var = self.variable("batch_stats", "var", jnp.ones, width)
         scale = self.param("scale", nn.initializers.ones, (width,))
+        bias = self.param("bias", nn.initializers.zeros, (width,))
         mean, var = running_mean.value, running_var.value
         if train:
             real = mask[:, None]
@@ -131,7 +132,7 @@ class MaskedNorm(nn.Module):
             var = jnp.where(real, (x - mean) ** 2, 0).sum(0) / count
             for running, new in ((running_mean, mean), (running_var, var)):
                 running.value = self.decay * running.value + (1 - self.decay) * new
-        return (x - mean) / jnp.sqrt(var + 0.1) * scale
+        return (x - mean) / jnp.sqrt(var + 0.1) * scale + bias
 
 
 class NormedHidden(nn.Module):
@@ -141,7 +142,8 @@ class NormedHidden(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        x = nn.Dense(self.width)(x.reshape(x.shape[0], -1))
+        # Without a bias, which the norm would take away again.
+        x = nn.Dense(self.width, use_bias=False)(x.reshape(x.shape[0], -1))
         return jnp.tanh(MaskedNorm()(x, mask, train))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from experiments import build, config, launch, loop, program, report, sweep, train
+from experiments import build, config, launch, loop, program, report, sweep, train, tune
 from fedjax_inv import rounds
 
 TINY = config.Config(
@@ -21,6 +21,8 @@ TINY = config.Config(
     widths=(8,),
     batch_size=64,
     seeds=(0, 1),
+    client_chunk="0",
+    run_chunk="0",
 )
 
 
@@ -48,7 +50,7 @@ def trained(tmp_path_factory):
 
 def test_a_run_folder_is_complete(trained):
     assert {path.name for path in trained.iterdir()} == {
-        *("config.json", "metrics.jsonl", "result.json", "checkpoints"),
+        *("config.json", "chunks.json", "metrics.jsonl", "result.json", "checkpoints"),
         *("table.md", "curves.png", "partition.png"),
     }
     flags = json.loads((trained / "config.json").read_text())["flags"]
@@ -147,7 +149,7 @@ def test_filled_up_rounds_change_nothing(tmp_path):
 
 def test_runs_of_a_cell_are_what_they_are_alone(tmp_path):
     grid = dict(algorithm=("fedipg",), settings=("penalty=0,0.5",), learning_rate=(0.1, 0.3))
-    for run_chunk in (0, 3):
+    for run_chunk in ("0", "3"):
         folder = tmp_path / f"grid{run_chunk}"
         sweep.sweep(settings(folder, **grid, run_chunk=run_chunk))
         lines = metrics(folder / "fedipg-80")
@@ -293,19 +295,63 @@ def test_pooled_and_federated_training_agree_for_one_client(tmp_path):
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
+def test_auto_picks_the_fastest_chunk_that_fits(tmp_path, monkeypatch, capsys):
+    chosen = settings(
+        tmp_path, angles=(0.0, 40.0), clients=20, client_chunk="auto", run_chunk="auto"
+    )
+    dataset = build.dataset(chosen)
+    (cell,) = build.cells(chosen, ["40"])
+    data, split = launch.deal(chosen, dataset, ["40"])
+    inputs = program.inputs(cell, split["40"], chosen.seeds)
+    made = []
+
+    def make(chunks):
+        made.append(chunks)
+        return chunks
+
+    # Bytes by chunk: 100 for each client of each run at once. Seconds: quickest at 4 clients.
+    monkeypatch.setattr(tune, "needed_bytes", lambda chunks, *a: 100 * chunks.clients * chunks.runs)
+    seconds = {1: 3.0, 4: 1.0, 16: 1.1, 20: 2.0}
+
+    def measure(chunks, data, light, cohort):
+        held = [light.train.mask.sum(-1), light.valid.mask.sum(-1), light.test.mask.sum(-1)]
+        assert held[0].max() == tune._STEPS * chosen.batch_size or held[0].max() < 128
+        assert held[1].max() == held[2].max() == 0
+        return seconds[chunks.clients] * cohort.who.shape[-1]
+
+    monkeypatch.setattr(tune, "_seconds", measure)
+    monkeypatch.setattr(tune, "available_bytes", lambda: 10**6)
+    assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(4, 2)
+    assert "client_chunk=4, run_chunk=2" in capsys.readouterr().err
+    monkeypatch.setattr(tune, "available_bytes", lambda: 250)
+    assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(1, 2)
+    monkeypatch.setattr(tune, "available_bytes", lambda: 150)
+    assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(1, 1)
+    fixed = dataclasses.replace(chosen, client_chunk="7", run_chunk="0")
+    made.clear()
+    assert tune.choose(fixed, cell, make, data, inputs) == program.Chunks(7, 2)
+    assert made == []
+
+
+def test_auto_measures_the_real_step(tmp_path):
+    folder = tmp_path / "run"
+    train.train(settings(folder, client_chunk="auto", run_chunk="auto"))
+    chunks = program.Chunks(**json.loads((folder / "chunks.json").read_text()))
+    assert chunks.clients in (1, 2)
+    assert chunks.runs == 2
+
+
 def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path):
     def temporary_bytes(clients):
-        chosen = settings(
-            tmp_path, angles=(0.0, 40.0), clients=clients, client_chunk=10, seeds=(0,)
-        )
+        chosen = settings(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
         dataset = build.dataset(chosen)
         (cell,) = build.cells(chosen, ["40"])
         network = build.model(chosen, 10)
         data, split = launch.deal(chosen, dataset, ["40"])
-        made = program.make(chosen, cell, network, 1)
+        made = program.make(chosen, cell, network, 1, program.Chunks(10, 1))
         inputs = program.inputs(cell, split["40"], chosen.seeds)
         states = jax.eval_shape(made.init, data, inputs)
-        cohorts = jax.tree.map(lambda a: a[:, :2], program.schedule(chosen, inputs))
+        cohorts = program.schedule(chosen, inputs, 2)
         compiled = made.segment.lower(data, inputs, states, cohorts).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tensorflow_datasets.core import registered
 
-from fedjax_inv.data import prepare, sources
+from fedjax_inv.data import dsprites, prepare, sources
 
 TFDS_DIR = Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -52,6 +53,30 @@ def test_digits_are_scaled_to_8_bits():
     assert dataset.domains == ("all",)
     assert not dataset.domain.any()
     assert not dataset.test.any()
+
+
+def test_dsprites_are_rendered():
+    dataset = sources.load("dsprites", count=30)
+    assert_same(dataset, dsprites.load(count=30))
+    assert dataset.x.shape == (30, 64, 64, 1)
+
+
+def test_count_is_for_dsprites(tmp_path):
+    assert "count=5 is for dsprites: name='digits'" in error_of("digits", count=5)
+    draw(tmp_path / "d" / "c" / "1.png", colours(0))
+    assert "count=5 is for dsprites" in error_of(tmp_path, count=5)
+    assert "count=0 must be in 1..491520" in error_of("dsprites", count=0)
+
+
+@pytest.mark.parametrize(("name", "size"), [("digits", 1797), ("dsprites", 30)])
+def test_a_folder_of_the_same_name_does_not_hide_what_needs_no_file(
+    name, size, tmp_path, monkeypatch
+):
+    draw(tmp_path / name / "domain" / "class" / "1.png", colours(0))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dsprites, "load", partial(dsprites.load, count=30))  # for speed
+    assert len(sources.load(name).y) == size
+    assert len(sources.load(f"./{name}").y) == 1
 
 
 # names
@@ -127,9 +152,10 @@ def write_cifar100(data_dir: Path) -> None:
         (i, {"id": str(i), "image": png(image), "label": 10 * i, "coarse_label": i})
         for i, image in enumerate(x)
     ]
+    official = tfds.builder_cls("cifar100")  # importing it registers it: not to be skipped
     with registered.skip_registration():
 
-        class Local(tfds.builder_cls("cifar100")):
+        class Local(official):
             def _split_generators(self, dl_manager):
                 self.info.features["label"].names = [f"fine{i}" for i in range(100)]
                 self.info.features["coarse_label"].names = [f"coarse{i}" for i in range(20)]

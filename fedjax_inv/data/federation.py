@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,7 +28,7 @@ class Split(NamedTuple):
 
 def examples(dataset: Dataset) -> Examples:
     """Puts the examples on the device, in their own dtype."""
-    return Examples(jnp.asarray(dataset.x), jnp.asarray(dataset.y))
+    return Examples(jax.tree.map(jnp.asarray, dataset.x), jnp.asarray(dataset.y))
 
 
 def rows_and_mask(parts: Sequence[np.ndarray], *, multiple: int = 8) -> tuple[Array, Array]:

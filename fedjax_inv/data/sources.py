@@ -6,13 +6,15 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from absl import logging
 from PIL import Image
+
+from fedjax_inv.types import Array, Tree
 
 # tensorflow_datasets and scikit-learn are imported where they are used: importing one takes longer
 # than loading a cached data set, which needs neither.
@@ -21,20 +23,30 @@ from PIL import Image
 class Dataset(NamedTuple):
     """Labelled examples, and the domain that each comes from."""
 
-    x: np.ndarray  # [M, ...] uint8 or float32; images are [M, height, width, channels]
+    # [M, ...] uint8 or float32; images are [M, height, width, channels]; a tree if there is render
+    x: Tree
     y: np.ndarray  # [M] int32 in 0..K-1
     classes: tuple[str, ...]  # K names
     domain: np.ndarray  # [M] int32 into domains
     domains: tuple[str, ...]  # ("all",) if the source has none
     test: np.ndarray  # [M] bool, true in the source's official test split
+    # x [B, ...] -> what a network sees: [B, height, width, channels] in [0, 1]; None: x itself
+    render: Callable[[Tree], Array] | None = None
 
 
-def load(name: str, *, data_dir: str | None = None, image_size: int | None = None) -> Dataset:
+def load(
+    name: str,
+    *,
+    data_dir: str | None = None,
+    image_size: int | None = None,
+    count: int | None = None,
+) -> Dataset:
     """Loads a data set by name or by path.
 
     Args:
       name: one of
         - "digits": scikit-learn's 1,797 grey images of 8x8 pixels, which need no file;
+        - "dsprites": squares and ellipses, rendered as in `dsprites.load`, which need no file;
         - an image-classification data set of TFDS, as "mnist", "emnist/letters" or "mnist:3.0.1",
           its train and test splits concatenated. Without a version, the highest prepared one.
           It is decoded once, then cached in the folder of that version;
@@ -45,6 +57,7 @@ def load(name: str, *, data_dir: str | None = None, image_size: int | None = Non
           become RGB unless all are grey.
       data_dir: the folder of TFDS; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
       image_size: height and width in pixels to which the images of a folder are resized.
+      count: how many images of "dsprites" are rendered; by default 20,000.
 
     Raises:
       ValueError: if there is no such data set, it is not prepared, or its content does not fit.
@@ -53,13 +66,20 @@ def load(name: str, *, data_dir: str | None = None, image_size: int | None = Non
     tfds_dir = tfds_dir.expanduser()
     prepared = _prepared(name, tfds_dir)
     path = Path(name).expanduser()
-    # A prepared data set goes first, or a folder "mnist" in the working directory would hide it.
-    if prepared is None and path.is_dir():
-        return _image_folder(path, image_size)
-    if image_size is not None:
+    # These go first, or a folder "mnist" in the working directory would hide the data set.
+    is_folder = name not in ("digits", "dsprites") and prepared is None and path.is_dir()
+    if image_size is not None and not is_folder:
         raise ValueError(f"image_size={image_size} is for folders of images: {name=} is not one")
+    if count is not None and name != "dsprites":
+        raise ValueError(f"{count=} is for dsprites: {name=} is not rendered")
+    if is_folder:
+        return _image_folder(path, image_size)
     if name == "digits":
         return _digits()
+    if name == "dsprites":
+        from fedjax_inv.data import dsprites
+
+        return dsprites.load() if count is None else dsprites.load(count=count)
     if prepared is not None:
         return _tfds(name, prepared)
     if path.suffix == ".npz":
