@@ -11,10 +11,9 @@ import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import optax
 
-from fedjax_inv import algorithms, clients, local, models
+from fedjax_inv import algorithms, local, models
 from fedjax_inv.data import environments, sources
 from fedjax_inv.types import Algorithm, Array, Model, Work
 
@@ -235,15 +234,3 @@ def algorithm(
             server_rate, config.server_momentum
         )
     return factory(cell.algorithm)(network, local_work, **arguments)
-
-
-def axis(config: Config, client_chunk: int) -> clients.Axis:
-    """The client axis of --devices, each of which trains `client_chunk` clients at once."""
-    inner = clients.chunked(client_chunk)
-    if config.devices == 1:
-        return inner
-    available = len(jax.devices())
-    if config.devices > available:
-        raise ValueError(f"--devices={config.devices}: this machine has {available}")
-    mesh = jax.make_mesh((config.devices,), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
-    return clients.sharded(mesh, inner)

@@ -123,6 +123,11 @@ class Config:
         "auto", "Runs (seeds x hyperparameters) at once; 0: all; auto: as many as fit.", _CHUNK
     )
     devices: int = _flag(1, "Devices that share the clients.", _at_least(1))
+    coordinator_address: str = _flag("", "host:port of process 0, where there are several.")
+    num_processes: int = _flag(
+        1, "Processes, on one machine or many, whose devices share the clients.", _at_least(1)
+    )
+    process_id: int = _flag(0, "Which of the processes this is; 0 writes.", _at_least(0))
     image_size: int = _flag(
         0, "Side in pixels that a folder's images are scaled to; 0: as they are.", _at_least(0)
     )
@@ -150,6 +155,19 @@ class Config:
         if self.clients:
             self._check_most("cohort", "clients")
         self._check_most("eval_every", "rounds")
+        if self.process_id >= self.num_processes:
+            raise ValueError(
+                f"--process_id={self.process_id}: must be below --num_processes="
+                f"{self.num_processes}"
+            )
+        if self.num_processes > 1:
+            if not self.coordinator_address:
+                raise ValueError("--coordinator_address=: must be host:port of process 0")
+            if "auto" in (self.client_chunk, self.run_chunk):
+                raise ValueError(
+                    "--client_chunk and --run_chunk must be numbers with --num_processes="
+                    f"{self.num_processes}: processes that measure may disagree"
+                )
         if self.checkpoint_every % self.eval_every:
             raise ValueError(
                 f"--checkpoint_every={self.checkpoint_every}: must be a multiple of "

@@ -7,14 +7,14 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
 
-from experiments import build, config, loop, program, report, tune
+from experiments import build, config, devices, loop, program, report, tune
 from fedjax_inv.data import federation, sources
-from fedjax_inv.types import Examples
+from fedjax_inv.types import Examples, Model
 
 
 def main(binary: Callable[[config.Config], None]) -> None:
@@ -72,43 +72,77 @@ def run(
     cells: dataset -> the cells. place: the run folder of a cell. Raises ValueError, before any
     compute, where the flags do not fit the data or the folders.
     """
+    devices.connect(settings)
     dataset = build.dataset(settings)
     network = build.model(settings, len(dataset.classes))
     todo = cells(dataset)
     results = {cell.name: loop.finished(settings, cell, place(cell)) for cell in todo}
-    build.axis(settings, 1)
-    for cell in todo:  # impossible devices and hyperparameters show here, at no cost
+    mesh = devices.mesh(settings)
+    for cell in todo:  # an impossible hyperparameter shows here, at no cost
         build.algorithm(settings, cell, network, cell.runs[0].hyper)
     data, splits = deal(settings, dataset, [cell.held_out for cell in todo])
-    folder.mkdir(parents=True, exist_ok=True)
-    programs: dict[str, program.Program] = {}
+    data = devices.everywhere(data, mesh)
+    programs = _Programs(settings, network, data)
+    devices.agree(0)  # nobody writes before all have looked
     with loop.Stop() as stop:
         for cell in todo:
             if results[cell.name] is not None:
                 continue
             split = splits[cell.held_out]
+            inputs = devices.everywhere(program.inputs(cell, split, settings.seeds), mesh)
             groups = program.group_names(split)
-            inputs = program.inputs(cell, split, settings.seeds)
-            if cell.label not in programs:
-                make = functools.partial(program.make, settings, cell, network, len(groups))
-                programs[cell.label] = make(
-                    _chunks(settings, cell, make, data, inputs, place(cell))
-                )
+            made = programs.of(cell, inputs, len(groups), place(cell))
             try:
                 results[cell.name] = loop.run_cell(
-                    settings,
-                    cell,
-                    programs[cell.label],
-                    data,
-                    inputs,
-                    groups,
-                    place(cell),
-                    stop,
+                    settings, cell, made, data, inputs, groups, place(cell), stop
                 )
             except loop.Stopped as stopped:
                 print(f"{place(cell)}: {stopped}; add --resume to continue", file=sys.stderr)
-                sys.exit(128 + (stop.signal or 0))
-    first = jax.tree.map(lambda leaf: leaf[0], splits[todo[0].held_out]._replace(domains=()))
+                sys.exit(128 + stop.signal)
+    if devices.leads():
+        done = [results[cell.name] or {} for cell in todo]
+        _report(settings, folder, dataset, splits[todo[0].held_out], todo, place, done)
+
+
+class _Programs:
+    """The programs of the cells: cells that differ in the held-out domain share one."""
+
+    def __init__(self, settings: config.Config, network: Model, data: Examples) -> None:
+        self._settings, self._network, self._data = settings, network, data
+        self._chosen: dict[str, program.Chunks] = {}
+        self._made: dict[tuple[str, program.Chunks], program.Program] = {}
+
+    def of(
+        self, cell: build.Cell, inputs: program.Inputs, num_groups: int, folder: Path
+    ) -> program.Program:
+        """The program of a cell, whose chunks are those that its folder's run began with."""
+        make = functools.partial(program.make, self._settings, cell, self._network, num_groups)
+        path = folder / "chunks.json"
+        if self._settings.resume and path.exists():
+            chunks = program.Chunks(**json.loads(path.read_text()))
+        else:
+            if cell.label not in self._chosen:
+                self._chosen[cell.label] = tune.choose(
+                    self._settings, cell, make, self._data, inputs
+                )
+            chunks = self._chosen[cell.label]
+            loop.write_json(path, chunks._asdict())
+        key = (cell.label, chunks)
+        if key not in self._made:
+            self._made[key] = make(chunks)
+        return self._made[key]
+
+
+def _report(
+    settings: config.Config,
+    folder: Path,
+    dataset: sources.Dataset,
+    split: federation.Split,
+    cells: list[build.Cell],
+    place: Callable[[build.Cell], Path],
+    results: list[dict[str, Any]],
+) -> None:
+    first = jax.tree.map(lambda leaf: leaf[0], split._replace(domains=()))
     report.draw_partition(
         folder / "partition.png", dataset, first._replace(domains=dataset.domains)
     )
@@ -116,35 +150,13 @@ def run(
         f"{settings.dataset}, {settings.environment} domains, {settings.model}, "
         f"{settings.rounds} rounds, {len(settings.seeds)} seeds"
     )
-    done = [
-        (label, place(cell), results[cell.name] or {})
-        for label, cell in zip(build.short_labels(todo), todo, strict=True)
-    ]
+    done = list(zip(build.short_labels(cells), map(place, cells), results, strict=True))
     paper = dict(entry.split("=", 1) for entry in settings.paper)
     text = report.write(folder, done, title=title, paper=paper)
-    if place(todo[0]) != folder:  # a cell of its own has written its result already
-        summary = {"title": title, "cells": [result for _, _, result in done]}
-        (folder / "result.json").write_text(json.dumps(summary, indent=1) + "\n")
+    if place(cells[0]) != folder:  # a cell of its own has written its result already
+        loop.write_json(folder / "result.json", {"title": title, "cells": results})
     print(f"\n{title}\n\n{text}\n\n{report.RULE}")
     print(f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}.")
-
-
-def _chunks(
-    settings: config.Config,
-    cell: build.Cell,
-    make: tune.Make,
-    data: Examples,
-    inputs: program.Inputs,
-    folder: Path,
-) -> program.Chunks:
-    """The chunks that the folder's run began with, so that it resumes bit for bit, or new ones."""
-    path = folder / "chunks.json"
-    if settings.resume and path.exists():
-        return program.Chunks(**json.loads(path.read_text()))
-    chunks = tune.choose(settings, cell, make, data, inputs)
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(chunks._asdict()) + "\n")
-    return chunks
 
 
 def deal(

@@ -19,6 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from tqdm import tqdm
 
+from experiments import devices
 from experiments.build import Cell
 from experiments.config import Config
 from experiments.program import Inputs, Outcome, Program, schedule
@@ -28,7 +29,7 @@ from fedjax_inv.types import Examples, Tree
 # Flags that say where and how, not what; and those that the cell stands for.
 _NOT_COMPARED = {
     *("run_dir", "data_dir", "resume", "checkpoint_every", "client_chunk", "run_chunk"),
-    *("devices", "paper"),
+    *("devices", "coordinator_address", "num_processes", "process_id", "paper"),
     *("algorithm", "settings", "held_out", "learning_rate", "server_learning_rate", "seeds"),
 }
 
@@ -43,7 +44,7 @@ class Stop:
     A second SIGINT interrupts at once.
     """
 
-    signal: int | None = None
+    signal = 0  # which one came, 0 if none did
 
     def __enter__(self) -> "Stop":
         self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -55,7 +56,7 @@ class Stop:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self.signal is not None:
+        if self.signal:
             raise KeyboardInterrupt
         self.signal = number
         tqdm.write("stopping at the end of this segment; press Ctrl-C again to stop at once")
@@ -126,17 +127,16 @@ def run_cell(
     Raises Stopped after a signal, with a checkpoint written; Diverged, with the last good
     checkpoint kept, if a client's loss is not finite and --nonfinite=stop.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", description(config, cell))
+    write_json(folder / "config.json", description(config, cell))
     with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         done = checkpoints.latest()
         log = Log(folder / "metrics.jsonl", done)
         states = program.init(data, inputs)
         if done:
-            states = checkpoints.restore(done, states)
+            states = devices.everywhere(checkpoints.restore(done, states), devices.mesh(config))
         _advance(config, cell, program, data, inputs, groups, states, log, checkpoints, done, stop)
     result = {"cell": description(config, cell)["cell"], "runs": summarise(cell, log.lines)}
-    _write_json(folder / "result.json", result)
+    write_json(folder / "result.json", result)
     return result
 
 
@@ -159,7 +159,9 @@ def _advance(
     checkpoint_every = config.checkpoint_every or config.eval_every
     start = time.monotonic() - log.seconds
     title = f"{cell.label}, held out {cell.held_out or 'test split'}"
-    with tqdm(total=config.rounds, initial=done, desc=title, unit="round") as bar:
+    with tqdm(
+        total=config.rounds, initial=done, desc=title, unit="round", disable=not devices.leads()
+    ) as bar:
         while done < config.rounds:
             part = jax.tree.map(lambda a, at=done: a[:, at : at + config.eval_every], cohorts)
             states, outcome = program.segment(data, inputs, states, part)
@@ -176,6 +178,7 @@ def _advance(
                 test=_mean(line["test_accuracy"] for line in lines),
             )
             last = done == config.rounds
+            stop.signal = devices.agree(stop.signal)
             if last or done % checkpoint_every == 0 or stop.signal:
                 checkpoints.save(done, states)
             if stop.signal and not last:
@@ -304,8 +307,9 @@ class Log:
             line["bytes"] = int(last["bytes"] + line.pop("segment_bytes"))
             line["diverged"] |= last["diverged"]
         self.lines += lines
-        with self._path.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+        if devices.leads():
+            with self._path.open("a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 class Checkpoints:
@@ -347,11 +351,15 @@ def _plain(states: rounds.State) -> rounds.State:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file whole or not at all; only the leading process does."""
+    if not devices.leads():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(path.suffix + ".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Writes a json file whole or not at all; only the leading process does."""
     _write(path, json.dumps(value, indent=1) + "\n")

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import build
+from experiments import build, devices
 from experiments.config import Config
-from fedjax_inv import evaluation, rounds, schedules, wire
+from fedjax_inv import clients, evaluation, rounds, schedules, wire
 from fedjax_inv.data import federation
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Model, Tree
 
@@ -126,7 +126,10 @@ def make(
     config: Config, cell: build.Cell, network: Model, num_groups: int, chunks: Chunks
 ) -> Program:
     """The program of a cell; it does not depend on the held-out domain."""
-    axis = build.axis(config, chunks.clients)
+    mesh = devices.mesh(config)
+    axis = clients.chunked(chunks.clients)
+    if mesh is not None:
+        axis = clients.split(mesh.axis_names[0], axis)
 
     def algorithm(hyper: dict[str, Array]) -> Algorithm:
         return build.algorithm(config, cell, network, hyper)
@@ -170,7 +173,6 @@ def make(
         )
         return state, outcome
 
-    @jax.jit
     def init(data: Examples, inputs: Inputs) -> rounds.State:
         return over_runs(lambda one: start(data, one), inputs)
 
@@ -185,7 +187,9 @@ def make(
         exchanges = wire.traffic(algorithm(first.hyper), state, Federation(data, *first.train))
         return sum(each.down + each.up for each in exchanges)
 
-    return Program(init, jax.jit(segment, donate_argnums=2), traffic)
+    if mesh is not None:
+        init, segment = clients.over(mesh, init), clients.over(mesh, segment)
+    return Program(jax.jit(init), jax.jit(segment, donate_argnums=2), traffic)
 
 
 def _first_broken(report: rounds.Report, who: Array) -> Array:

@@ -96,3 +96,41 @@ def sharded(mesh: Mesh, inner: Axis | None = None) -> Axis:
         return accumulator, jax.tree.map(lambda a: a[:length], kept)
 
     return axis
+
+
+def split(name: str, inner: Axis | None = None) -> Axis:
+    """Slots split over the devices of the mesh axis `name`, each folding its own by `inner`.
+
+    For use inside `over(mesh, ...)`. The accumulators are summed over the devices, as the law of
+    `Aggregator` allows.
+    """
+    fold = inner or vmapped()
+
+    def axis(fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
+        length, devices = _length(slots), jax.lax.axis_size(name)
+        share = -(-length // devices)
+        padded = _pad(slots, share * devices)
+        first = jax.lax.axis_index(name) * share
+        mine = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, share), padded)
+
+        def spread(kept: jax.Array) -> jax.Array:
+            whole = jnp.zeros((share * devices, *kept.shape[1:]), kept.dtype)
+            return jax.lax.dynamic_update_slice_in_dim(whole, kept, first, 0)
+
+        def total(leaf: jax.Array) -> jax.Array:
+            return jax.lax.psum(leaf, name).astype(leaf.dtype)  # booleans are summed as counts
+
+        accumulator, kept = fold(fn, add, init, mine)
+        accumulator, kept = jax.tree.map(total, (accumulator, jax.tree.map(spread, kept)))
+        return accumulator, jax.tree.map(lambda a: a[:length], kept)
+
+    return axis
+
+
+def over(mesh: Mesh, fn: Callable[..., Tree]) -> Callable[..., Tree]:
+    """`fn` run on every device of the mesh, its arguments and results whole on each.
+
+    What `split` finds inside of it is shared between the devices; all else each of them repeats.
+    """
+    whole = PartitionSpec()
+    return jax.shard_map(fn, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)

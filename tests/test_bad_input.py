@@ -59,7 +59,11 @@ CASES = [
     (dict(widths=(0,)), "--widths=0: must be at least 1"),
     (dict(widths=(8, 8), cut=3), "--model=mlp: cut=3: must be between 0 and 2"),
     (dict(model="cnn", widths=(12,)), "--model=cnn: widths=.*multiple of 8"),
-    (dict(devices=64), "--devices=64: this machine has"),
+    (dict(devices=64), "--devices=64: must be at most"),
+    (dict(process_id=1), "--process_id=1: must be below --num_processes=1"),
+    (dict(num_processes=2), "--coordinator_address=: must be host:port"),
+    (dict(num_processes=2, coordinator_address="localhost:1"), "--client_chunk.*must be numbers"),
+    (dict(client_chunk="some"), "--client_chunk=some: must be auto or at least 0"),
     (dict(held_out="90"), "--held_out=90: .*75"),
     (
         dict(environment="none", held_out="all"),
@@ -118,7 +122,7 @@ def test_a_folder_that_is_not_this_run(tmp_path):
         train.train(config.Config(run_dir=str(tmp_path)))
     chosen = config.Config(run_dir=str(tmp_path), seeds=(0, 1))
     (cell,) = build.cells(chosen, ["75"])
-    loop._write_json(tmp_path / "config.json", loop.description(chosen, cell))
+    loop.write_json(tmp_path / "config.json", loop.description(chosen, cell))
     with pytest.raises(ValueError, match="unfinished run; add --resume"):
         train.train(chosen)
     for changes, message in (

@@ -1,0 +1,55 @@
+"""One device or several, one process or several: where arrays live and who writes files.
+
+Every process runs the same program on the same flags; the clients are split over all their
+devices, and everything else is kept whole on each.
+"""
+
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from experiments.config import Config
+
+T = TypeVar("T")
+
+
+def connect(config: Config) -> None:
+    """Joins the other processes of --num_processes, if there are any."""
+    if config.num_processes > 1:
+        # On CPUs the collectives between processes need an implementation of their own.
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            config.coordinator_address, config.num_processes, config.process_id
+        )
+
+
+def mesh(config: Config) -> Mesh | None:
+    """The devices that share the clients; None if there is one. Raises ValueError for too many."""
+    available = len(jax.devices())
+    count = available if config.num_processes > 1 else config.devices
+    if count > available:
+        raise ValueError(f"--devices={count}: must be at most {available}, all there are here")
+    return jax.make_mesh((count,), ("clients",), (AxisType.Auto,)) if count > 1 else None
+
+
+def everywhere(tree: T, over: Mesh | None) -> T:
+    """A tree of equal arrays on each process, as arrays that are whole on every device."""
+    if over is None:
+        return tree
+    whole = NamedSharding(over, PartitionSpec())
+    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf), whole), tree)
+
+
+def leads() -> bool:
+    """Whether this process is the one that writes files and talks."""
+    return jax.process_index() == 0
+
+
+def agree(value: int) -> int:
+    """The largest `value` of all processes, which wait for each other here."""
+    if jax.process_count() == 1:
+        return value
+    return int(np.max(multihost_utils.process_allgather(np.asarray(value))))

@@ -1,0 +1,103 @@
+"""Several devices and several processes give what one device gives, with less work on each."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import federations
+from experiments import config, loop, train
+from federations import NUM_CLASSES
+from fedjax_inv import clients, local, models, rounds, schedules
+from fedjax_inv.algorithms import fedavg
+
+ROOT = Path(__file__).parent.parent
+FLAGS = dict(
+    algorithm=("fedipg",),
+    angles=(0.0, 30.0, 60.0, 90.0),
+    widths=(8,),
+    rounds=4,
+    eval_every=2,
+    clients=7,
+    cohort=6,
+    seeds=(0, 1),
+    client_chunk="2",
+    run_chunk="0",
+)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    for a, b in zip(*(loop.Log.read(f / "metrics.jsonl") for f in (one, other)), strict=True):
+        np.testing.assert_allclose(a["train_loss"], b["train_loss"], rtol=1e-5)
+        for name, scores in a["domains"].items():
+            np.testing.assert_allclose(scores["loss"], b["domains"][name]["loss"], rtol=1e-5)
+        assert a["bytes"] == b["bytes"]
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one") / "run"
+    train.train(config.Config(run_dir=str(folder), **FLAGS))
+    return folder
+
+
+def test_four_devices_give_what_one_gives(tmp_path, on_one_device):
+    train.train(config.Config(run_dir=str(tmp_path / "run"), devices=4, **FLAGS))
+    assert_same_run(on_one_device, tmp_path / "run")
+
+
+def test_two_processes_give_what_one_gives(tmp_path, on_one_device):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    values = {k: v if isinstance(v, tuple) else (v,) for k, v in FLAGS.items()}
+    arguments = [f"--{name}={','.join(map(str, value))}" for name, value in values.items()]
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "experiments.train", *arguments),
+                *(f"--run_dir={tmp_path / 'run'}", f"--coordinator_address={address}"),
+                *("--num_processes=2", f"--process_id={i}"),
+            ],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    told = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert_same_run(on_one_device, tmp_path / "run")
+
+
+def compiled_round(num_devices: int) -> jax.stages.Compiled:
+    """A FedAvg round of 8 clients on a convolutional network, over some devices."""
+    mesh = jax.make_mesh((num_devices,), ("clients",), (AxisType.Auto,))
+    whole = NamedSharding(mesh, PartitionSpec())
+    federation = federations.federation((8,) * 8)
+    model = models.cnn(NUM_CLASSES, widths=(32, 32))
+    work = local.epochs(federations.optax.sgd(0.1), batch_size=8)
+    algorithm = fedavg.fedavg(model, work)
+    variables = federations.initial(model, jax.random.key(0))
+    state = rounds.init(algorithm, variables, jax.random.key(1), 8)
+    schedule = schedules.everyone(8, 2)
+    state, schedule, federation = jax.device_put((state, schedule, federation), whole)
+    axis = clients.split("clients")
+    run = clients.over(mesh, lambda *a: rounds.run(algorithm, *a, axis=axis))
+    return jax.jit(run).lower(state, schedule, federation).compile()
+
+
+def test_devices_share_the_work_and_gather_nothing():
+    one, four = compiled_round(1), compiled_round(4)
+    assert "all-gather" not in four.as_text()
+    assert "all-reduce" in four.as_text()
+    ratio = four.cost_analysis()["flops"] / one.cost_analysis()["flops"]
+    assert 0.2 < ratio < 0.3
