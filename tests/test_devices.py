@@ -79,11 +79,11 @@ def test_two_processes_give_what_one_gives(tmp_path, on_one_device):
 
 
 def compiled_round(num_devices: int) -> jax.stages.Compiled:
-    """A FedAvg round of 8 clients on a convolutional network, over some devices."""
+    """A FedAvg round of 8 clients of a dense network, over some devices."""
     mesh = jax.make_mesh((num_devices,), ("clients",), (AxisType.Auto,))
     whole = NamedSharding(mesh, PartitionSpec())
     federation = federations.federation((8,) * 8)
-    model = models.cnn(NUM_CLASSES, widths=(32, 32))
+    model = models.mlp(NUM_CLASSES, widths=(128, 128))
     work = local.epochs(federations.optax.sgd(0.1), batch_size=8)
     algorithm = fedavg.fedavg(model, work)
     variables = federations.initial(model, jax.random.key(0))
