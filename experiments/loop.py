@@ -209,7 +209,7 @@ def _lines(
     outcome: Outcome,
     done: int,
     length: int,
-    traffic: int,
+    traffic: list[int],
     seconds: float,
 ) -> list[dict[str, Any]]:
     """One record per run: what metrics.jsonl says after a segment."""
@@ -247,7 +247,7 @@ def _lines(
                 "test_accuracy": test["accuracy"],
                 "worst_domain": worst,
                 "worst_accuracy": accuracy[worst],
-                "segment_bytes": traffic * float(outcome.attended[index, :length].sum()),
+                "segment_bytes": int(outcome.attended[index, :length].sum(0) @ np.array(traffic)),
                 "diverged": bool((outcome.broken[index] >= 0).any()),
                 "seconds": round(seconds, 3),
             }
@@ -304,7 +304,7 @@ class Log:
         before = {line["run"]: line for line in self.lines[-len(lines) :]}
         for line in lines:
             last = before.get(line["run"], {"bytes": 0, "diverged": False})
-            line["bytes"] = int(last["bytes"] + line.pop("segment_bytes"))
+            line["bytes"] = last["bytes"] + line.pop("segment_bytes")
             line["diverged"] |= last["diverged"]
         self.lines += lines
         if devices.leads():

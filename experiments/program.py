@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     """What a segment of L rounds reports of each run."""
 
     metrics: dict[str, Array]  # each [R, L]: the mean over the clients, weighted by size
-    attended: Array  # [R, L] int32, clients that took part, per exchange on average
+    attended: Array  # [R, L, exchanges] int32, clients that took part
     broken: Array  # [R, L] int32, the first client that produced a NaN or infinity, -1 if none did
     valid: evaluation.Scores  # each [R, groups]
     test: evaluation.Scores  # each [R, 1]
@@ -56,7 +56,8 @@ class Program(NamedTuple):
     # jitted: (data, inputs, states [R], schedule [R, L, S]) -> (states, outcome); the states are
     # donated
     segment: jax.stages.Wrapped
-    traffic: Callable[[Examples, Inputs], int]  # bytes down and up of one client in a round
+    # (data, inputs) -> bytes down and up of one client in each exchange of a round
+    traffic: Callable[[Examples, Inputs], list[int]]
 
 
 def inputs(cell: build.Cell, splits: federation.Split, seeds: tuple[int, ...]) -> Inputs:
@@ -166,7 +167,7 @@ def make(
         test = evaluation.evaluate(current, state, Federation(data, *inputs.test), seen=False)
         outcome = Outcome(
             _mean_metrics(reports),
-            jnp.stack([report.present.sum(1) for report in reports]).mean(0),
+            jnp.stack([report.present.sum(1) for report in reports], axis=-1),
             jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
             evaluation.by_group(valid, inputs.group, num_groups),
             test,
@@ -181,11 +182,11 @@ def make(
     ) -> tuple[rounds.State, Outcome]:
         return over_runs(lambda *one: advance(data, *one), inputs, states, cohorts)
 
-    def traffic(data: Examples, inputs: Inputs) -> int:
+    def traffic(data: Examples, inputs: Inputs) -> list[int]:
         first = jax.tree.map(lambda leaf: leaf[0], inputs)
         state = jax.eval_shape(start, data, first)
         exchanges = wire.traffic(algorithm(first.hyper), state, Federation(data, *first.train))
-        return sum(each.down + each.up for each in exchanges)
+        return [each.down + each.up for each in exchanges]
 
     if mesh is not None:
         init, segment = clients.over(mesh, init), clients.over(mesh, segment)
