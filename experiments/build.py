@@ -201,15 +201,18 @@ def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
     return list(names)
 
 
-def model(config: Config, num_classes: int) -> Model:
-    """The network of --model, --widths and --cut."""
+def model(config: Config, data: sources.Dataset) -> Model:
+    """The network of --model, --widths, --cut and --conv, for a data set."""
     arguments: dict[str, Any] = {"widths": config.widths} if config.widths else {}
+    if config.model == "cnn":
+        arguments["conv"] = config.conv
     try:
-        return MODELS[config.model](
-            num_classes, cut=None if config.cut < 0 else config.cut, **arguments
+        network = MODELS[config.model](
+            len(data.classes), cut=None if config.cut < 0 else config.cut, **arguments
         )
     except ValueError as error:
         raise ValueError(f"--model={config.model}: {error}") from None
+    return models.rendered(network, data.render) if data.render else network
 
 
 def work(config: Config, learning_rate: float | Array) -> Work:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import build
+from fedjax_inv.models import layers
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -101,6 +102,11 @@ class Config:
     )
     cut: int = _flag(
         -1, "Hidden layers before the cut; -1: all, the head is the classifier.", _at_least(-1)
+    )
+    conv: str = _flag(
+        "auto",
+        "How convolutions are computed; auto: what is fast on this platform.",
+        choices=layers.LOWERINGS,
     )
     seeds: tuple[int, ...] = _flag(
         (0,), "Each seeds network, partition, cohorts and minibatches of a run.", _SEED

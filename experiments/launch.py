@@ -74,7 +74,7 @@ def run(
     """
     devices.connect(settings)
     dataset = build.dataset(settings)
-    network = build.model(settings, len(dataset.classes))
+    network = build.model(settings, dataset)
     todo = cells(dataset)
     results = {cell.name: loop.finished(settings, cell, place(cell)) for cell in todo}
     mesh = devices.mesh(settings)

@@ -8,6 +8,8 @@ import matplotlib
 
 matplotlib.use("Agg")  # figures go to files; no display is needed
 
+import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from tabulate import tabulate
@@ -15,6 +17,7 @@ from tabulate import tabulate
 from experiments.loop import Log
 from fedjax_inv.data import federation, partitions
 from fedjax_inv.data.sources import Dataset
+from fedjax_inv.models.blocks import unit_range
 
 RULE = (
     "Model selection: the hyperparameters with the best validation accuracy on the training "
@@ -188,10 +191,9 @@ def _curves(path: Path, chosen: Sequence[tuple[Chosen, Path]], title: str) -> No
 
 
 def draw_partition(path: Path, dataset: Dataset, split: federation.Split) -> None:
-    """Draws what each client holds: its class counts, and an example of every domain."""
+    """Draws what each client holds: its class counts, and examples of every domain."""
     rows = [np.asarray(r)[np.asarray(m)] for r, m in zip(*split.train[1:], strict=True)]
     counts = partitions.class_counts(dataset.y, rows, len(dataset.classes))
-    images = dataset.x.ndim == 4
     height = max(2.4, min(8.0, 0.3 * len(rows) + 1.2))
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(10, height), width_ratios=(3, 2), layout="constrained"
@@ -204,10 +206,27 @@ def draw_partition(path: Path, dataset: Dataset, split: federation.Split) -> Non
         names = [dataset.domains[d] if d >= 0 else "mixed" for d in split.domain]
         left.set_yticks(range(len(rows)), [f"{i}: {n}" for i, n in enumerate(names)], fontsize=8)
     right.axis("off")
-    if images:
-        first = [np.flatnonzero(dataset.domain == d)[:6] for d in range(len(dataset.domains))]
-        shown = [np.concatenate(list(dataset.x[f]), axis=1) for f in first if len(f) == 6]
-        right.imshow(np.concatenate(shown), cmap="gray")
+    shown = _examples(dataset)
+    if shown is not None:
+        right.imshow(shown, cmap="gray", vmin=0, vmax=1)
         right.set_title(f"Domains, from the top: {', '.join(dataset.domains)}", fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _examples(dataset: Dataset, count: int = 6) -> np.ndarray | None:
+    """One picture with a line of `count` images per domain; None if the data are not images."""
+    lines = []
+    for domain in range(len(dataset.domains)):
+        first = np.flatnonzero(dataset.domain == domain)[:count]
+        x = jax.tree.map(lambda leaf, first=first: leaf[first], dataset.x)
+        images = np.asarray(dataset.render(x) if dataset.render else unit_range(jnp.asarray(x)))
+        if images.ndim != 4:
+            return None
+        if images.shape[-1] == 2:  # the two colours of Colored MNIST: red and green
+            images = np.concatenate([images, np.zeros_like(images[..., :1])], -1)
+        elif images.shape[-1] not in (1, 3):
+            images = images.max(-1, keepdims=True)
+        if len(images) == count:
+            lines.append(np.concatenate(list(images), axis=1))
+    return np.concatenate(lines) if lines else None

@@ -99,8 +99,8 @@ def _exchange(
     aggregator = combine(exchange.aggregate)
     message = exchange.broadcast(state.server)
     heard = state.heard[index]
-    history = jax.tree.leaves(heard)[0].shape[0] if heard else 1
-    if heard:
+    history = next((leaf.shape[0] for leaf in jax.tree.leaves(heard)), 1)
+    if history > 1:
         heard = tree.put(heard, state.round % history, message)
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), index)
 
@@ -111,7 +111,7 @@ def _exchange(
         mask = federation.mask[who] & slot.slots.present
         shard = Shard(federation.data, federation.rows[who], mask, who)
         received = message
-        if heard:
+        if history > 1:
             delay = jnp.clip(slot.delay, 0, jnp.minimum(history - 1, state.round))
             received = tree.take(heard, (state.round - delay) % history)
         new_own, upload, metrics = exchange.client(

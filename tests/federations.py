@@ -116,6 +116,7 @@ class MaskedNorm(nn.Module):
     """Batch normalisation over the real examples, with running statistics."""
 
     decay: float = 0.9
+    epsilon: float = 0.1  # large, so that rounding is not magnified
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
@@ -132,7 +133,7 @@ class MaskedNorm(nn.Module):
             var = jnp.where(real, (x - mean) ** 2, 0).sum(0) / count
             for running, new in ((running_mean, mean), (running_var, var)):
                 running.value = self.decay * running.value + (1 - self.decay) * new
-        return (x - mean) / jnp.sqrt(var + 0.1) * scale + bias
+        return (x - mean) / jnp.sqrt(var + self.epsilon) * scale + bias
 
 
 class NormedHidden(nn.Module):
@@ -180,19 +181,19 @@ def initial(model: Model, key: Array) -> Tree:
     return model.init(key, jnp.zeros((1, *IMAGE), jnp.uint8))
 
 
-def _epochs(learning_rate: float | Array) -> Work:
+def epochs(learning_rate: float | Array) -> Work:
     return local.epochs(optax.sgd(learning_rate), batch_size=3, num_epochs=2)
 
 
-def _momentum_epochs(learning_rate: float | Array) -> Work:
+def momentum_epochs(learning_rate: float | Array) -> Work:
     return local.epochs(optax.sgd(learning_rate, momentum=0.9), batch_size=4)
 
 
-def _steps(learning_rate: float | Array) -> Work:
+def steps(learning_rate: float | Array) -> Work:
     return local.steps(optax.sgd(learning_rate), batch_size=3, num_steps=2)
 
 
-def _full_batch(learning_rate: float | Array) -> Work:
+def full_batch(learning_rate: float | Array) -> Work:
     return local.full_batch(optax.sgd(learning_rate), num_steps=2)
 
 
@@ -212,46 +213,30 @@ class Config(NamedTuple):
 
 # Every algorithm of the package must have its configurations here: the file's name -> them.
 TABLE: dict[str, tuple[Config, ...]] = {
-    "erm": (
-        Config(normed, _momentum_epochs),
-        Config(mlp, _steps),
-    ),
+    "erm": (Config(normed, momentum_epochs),),
     "fedavg": (
-        Config(mlp, _epochs),
-        Config(normed, _epochs, {"server_optimizer": _MOMENTUM, "weighting": "uniform"}),
-        Config(cnn, _steps, {"server_optimizer": _ADAM}),
+        Config(mlp, epochs),
+        Config(normed, epochs, {"server_optimizer": _MOMENTUM, "weighting": "uniform"}),
+        Config(cnn, steps, {"server_optimizer": _ADAM}),
     ),
     "fedipg": (
         Config(
             normed,
-            _epochs,
+            epochs,
             {"penalty": 0.1, "derivative": "forward_over_reverse", "server_optimizer": _ADAM},
         ),
         Config(
             cnn,
-            _steps,
+            steps,
             {"penalty": 0.1, "derivative": "reverse_over_forward", "weighting": "uniform"},
         ),
         Config(
             mlp,
-            _full_batch,
-            {"penalty": 0.1, "penalty_on": "classifier", "derivative": "forward_over_reverse"},
-        ),
-        Config(
-            mlp,
-            _momentum_epochs,
-            {
-                "penalty": 0.1,
-                "penalty_on": "classifier",
-                "derivative": "reverse_over_forward",
-                "server_optimizer": _MOMENTUM,
-            },
+            momentum_epochs,
+            {"penalty": 0.1, "penalty_on": "classifier", "server_optimizer": _MOMENTUM},
         ),
     ),
-    "fedprox": (
-        Config(mlp, _momentum_epochs, {"proximal": 0.3, "server_optimizer": _MOMENTUM}),
-        Config(normed, _full_batch, {"proximal": 0.3, "weighting": "uniform"}),
-    ),
+    "fedprox": (Config(normed, full_batch, {"proximal": 0.3, "server_optimizer": _MOMENTUM}),),
 }
 
 

@@ -31,6 +31,7 @@ CASES = [
     (dict(algorithm=("fedpig",)), "--algorithm=fedpig: .*fedipg"),
     (dict(model="mpl"), "--model=mpl: .*mlp"),
     (dict(dataset="minst"), "minst.*mnist"),
+    (dict(conv="im2row"), "--conv=im2row: .*im2col"),
     (dict(environment="rotate"), "--environment=rotate: .*rotated"),
     (dict(optimizer="sdg"), "--optimizer=sdg: .*sgd"),
     (dict(server_optimizer="yogy"), "--server_optimizer=yogy: .*yogi"),

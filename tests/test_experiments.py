@@ -346,7 +346,7 @@ def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path):
         chosen = settings(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
         dataset = build.dataset(chosen)
         (cell,) = build.cells(chosen, ["40"])
-        network = build.model(chosen, 10)
+        network = build.model(chosen, dataset)
         data, split = launch.deal(chosen, dataset, ["40"])
         made = program.make(chosen, cell, network, 1, program.Chunks(10, 1))
         inputs = program.inputs(cell, split["40"], chosen.seeds)

@@ -3,5 +3,8 @@
 from fedjax_inv.models.blocks import apply as apply
 from fedjax_inv.models.blocks import from_blocks as from_blocks
 from fedjax_inv.models.blocks import predict as predict
+from fedjax_inv.models.blocks import rendered as rendered
 from fedjax_inv.models.cnn import cnn as cnn
+from fedjax_inv.models.layers import LOWERINGS as LOWERINGS
+from fedjax_inv.models.layers import lowering as lowering
 from fedjax_inv.models.mlp import mlp as mlp

@@ -1,6 +1,6 @@
 """From a sequence of flax.linen blocks to a `Model` that is cut between two of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
@@ -66,6 +66,15 @@ def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
         return apply_half(head, params, stats, features, mask, train)
 
     return Model(init, encode, decode)
+
+
+def rendered(model: Model, render: Callable[[Tree], Array]) -> Model:
+    """The model on stored inputs that `render` turns into the ones that it takes."""
+
+    def encode(params: Tree, stats: Tree, x: Tree, mask: Array, train: bool) -> tuple[Array, Tree]:
+        return model.encode(params, stats, render(x), mask, train)
+
+    return Model(lambda key, x: model.init(key, render(x)), encode, model.decode)
 
 
 def apply(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
+from fedjax_inv.models import layers
 from fedjax_inv.models.blocks import from_blocks
 from fedjax_inv.types import Array, Model
 
@@ -11,13 +12,16 @@ from fedjax_inv.types import Array, Model
 class _Conv(nn.Module):
     features: int
     stride: int
+    conv: layers.Conv
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         del mask, train
         # Padding 1 on every side, as in PyTorch: SAME would be lopsided at stride 2.
-        x = nn.Conv(self.features, (3, 3), self.stride, padding=1)(x)
-        return nn.GroupNorm(num_groups=8)(nn.relu(x))
+        conv = nn.Conv(
+            self.features, (3, 3), self.stride, padding=1, conv_general_dilated=self.conv
+        )
+        return nn.GroupNorm(num_groups=8)(nn.relu(conv(x)))
 
 
 class _PooledLogits(nn.Module):
@@ -30,15 +34,23 @@ class _PooledLogits(nn.Module):
 
 
 def cnn(
-    num_classes: int, *, widths: Sequence[int] = (64, 128, 128, 128), cut: int | None = None
+    num_classes: int,
+    *,
+    widths: Sequence[int] = (64, 128, 128, 128),
+    cut: int | None = None,
+    conv: str = "auto",
 ) -> Model:
     """3x3 convolutions, each -> ReLU -> GroupNorm(8); the second has stride 2; then the spatial
     mean and a linear classifier. Takes images [B, height, width, channels] of any size.
 
-    cut: how many convolutions are the body; all of them by default. Raises ValueError for widths
-    that 8 groups do not divide.
+    cut: how many convolutions are the body; all of them by default. conv: one of
+    `layers.LOWERINGS`. Raises ValueError for widths that 8 groups do not divide, and for another
+    lowering.
     """
     if any(width < 1 or width % 8 for width in widths):
         raise ValueError(f"widths={tuple(widths)}: each must be a positive multiple of 8")
-    blocks: list[nn.Module] = [_Conv(width, 2 if i == 1 else 1) for i, width in enumerate(widths)]
+    chosen = layers.lowering(conv)
+    blocks: list[nn.Module] = [
+        _Conv(width, 2 if i == 1 else 1, chosen) for i, width in enumerate(widths)
+    ]
     return from_blocks([*blocks, _PooledLogits(num_classes)], len(widths) if cut is None else cut)

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# One virtual environment for each simulator that experiments/benchmarks/peers.py runs beside ours.
+# None of them is a dependency of the project, and none shares an environment with another.
+#
+#   experiments/benchmarks/peers/make_venvs.sh FOLDER [pytorch|pfl|fedlab|flower ...]
+#
+# Makes FOLDER/pytorch, FOLDER/pfl, ... (all by default; again is harmless), for
+# `python -m experiments.benchmarks.peers --venvs=FOLDER`. Goes on when one cannot be made.
+#
+# PYTHON  the interpreter, 3.11 by default
+# TORCH   the requirement installed first into every environment, so that a peer's own requirement
+#         of torch is met by it. A build for your GPU driver: TORCH=torch==2.13.0+cu130, say, with
+#         pip told where such builds are.
+set -u
+
+PYTHON=${PYTHON:-python3.11}
+TORCH=${TORCH:-torch==2.13.0}
+[ $# -ge 1 ] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; }
+folder=$1
+shift
+[ $# -ge 1 ] || set -- pytorch pfl fedlab flower
+
+requirements() {
+  case $1 in
+    pytorch) echo numpy ;;
+    pfl) echo pfl==0.6.0 ;;
+    # What it needs of its own requirements; torchvision is below.
+    fedlab) echo munch numpy pandas pillow pynvml scikit-learn tqdm setuptools wheel ;;
+    flower) echo 'flwr[simulation]==1.41.0' ;;
+    *) return 1 ;;
+  esac
+}
+
+# FedLab imports torchvision for data sets that the runner does not use, and not every build of
+# PyTorch has a torchvision that fits: an empty module takes its place.
+fedlab_itself() {
+  "$1/bin/pip" install --quiet --no-deps --no-build-isolation fedlab==1.3.0 &&
+    echo 'transforms = None' > "$("$1/bin/python" -c 'import site; print(site.getsitepackages()[0])')/torchvision.py"
+}
+
+make_one() {
+  local venv=$2 wanted
+  wanted=$(requirements "$1") && "$PYTHON" -m venv "$venv" &&
+    "$venv/bin/pip" install --quiet "$TORCH" && "$venv/bin/pip" install --quiet "$TORCH" $wanted &&
+    { [ "$1" != fedlab ] || fedlab_itself "$venv"; }
+}
+
+failed=''
+for peer in "$@"; do
+  if make_one "$peer" "$folder/$peer"; then
+    echo "$folder/$peer"
+  else
+    echo "$folder/$peer: FAILED" >&2
+    failed="$failed $peer"
+  fi
+done
+[ -z "$failed" ]

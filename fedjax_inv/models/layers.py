@@ -1,0 +1,209 @@
+"""Convolution lowerings: one convolution, written in the ways that platforms run fast.
+
+Inputs are [N, *space, C], kernels [*window, C, O], outputs [N, *space, O].
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from fedjax_inv.types import Array
+
+Conv = Callable[..., Array]  # with the signature of jax.lax.conv_general_dilated
+
+
+class _Geometry(NamedTuple):
+    """How the window slides, in the words of `jax.lax.conv_general_dilated`."""
+
+    window_strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    lhs_dilation: tuple[int, ...]
+    rhs_dilation: tuple[int, ...]
+    precision: Any
+
+
+def lowering(conv: str) -> Conv:
+    """The convolution named in LOWERINGS, for `flax.linen.Conv(conv_general_dilated=...)`.
+
+    "lax": XLA's own. On a CPU its gradient is 10 to 30 times slower inside a loop than outside (jax
+    issue 12868), and `vmap` over kernels makes a grouped convolution, which is slow.
+    "im2col": patches and one matrix product, which `vmap` batches.
+    "canonical": XLA's own, its derivatives of any order in the one layout that is fast inside a
+    loop on a CPU; under `vmap`, kernels take turns.
+    "auto": canonical on a CPU, im2col elsewhere; a layer cannot see whether it will be vmapped.
+
+    Raises ValueError for another name. All but "lax" raise it for groups and dilation.
+    """
+    if conv not in _LOWERINGS:
+        raise ValueError(f"conv={conv!r}: must be one of {', '.join(LOWERINGS)}")
+    return _LOWERINGS[conv]
+
+
+def _channels_last(rank: int) -> tuple[str, str, str]:
+    space = "0123"[: rank - 2]
+    return f"N{space}C", f"{space}IO", f"N{space}C"
+
+
+def _checked(conv: Callable[[Array, Array, _Geometry], Array]) -> Conv:
+    """`conv` behind the signature of `jax.lax.conv_general_dilated`, without what it cannot do."""
+
+    def conv_general_dilated(
+        inputs: Array,
+        kernel: Array,
+        strides: Sequence[int],
+        padding: str | Sequence[tuple[int, int]],
+        lhs_dilation: Sequence[int] | None = None,
+        rhs_dilation: Sequence[int] | None = None,
+        dimension_numbers: Any = None,
+        feature_group_count: int = 1,
+        precision: Any = None,
+    ) -> Array:
+        ones = (1,) * len(strides)
+        for argument, value, allowed in (
+            ("feature_group_count", feature_group_count, 1),
+            ("lhs_dilation", tuple(lhs_dilation or ones), ones),
+            ("rhs_dilation", tuple(rhs_dilation or ones), ones),
+        ):
+            if value != allowed:
+                raise ValueError(f"{argument}={value}: must be {allowed} unless conv is 'lax'")
+        numbers = partial(lax.conv_dimension_numbers, inputs.shape, kernel.shape)
+        if numbers(dimension_numbers) != numbers(_channels_last(inputs.ndim)):
+            raise ValueError(f"dimension_numbers={dimension_numbers}: must be channels last")
+        space, window = inputs.shape[1:-1], kernel.shape[:-2]
+        if isinstance(padding, str):
+            padding = lax.padtype_to_pads(space, window, strides, padding)
+        padding = tuple((low, high) for low, high in padding)
+        for n, k, (low, high) in zip(space, window, padding, strict=True):
+            if low + n + high < k:
+                raise ValueError(f"padding={padding}: the window {window} must fit into {space}")
+        return conv(inputs, kernel, _Geometry(tuple(strides), padding, ones, ones, precision))
+
+    return conv_general_dilated
+
+
+def _im2col(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
+    widths = [(0, 0, 0), *((low, high, 0) for low, high in geometry.padding), (0, 0, 0)]
+    patches = lax.pad(inputs, jnp.zeros((), inputs.dtype), widths)
+    # One axis at a time, the last one first, so that channels end up in the kernel's order.
+    for axis in reversed(range(1, inputs.ndim - 1)):
+        size, stride = kernel.shape[axis - 1], geometry.window_strides[axis - 1]
+        stop = patches.shape[axis] - size + 1
+        shifted = [lax.slice_in_dim(patches, k, k + stop, stride, axis) for k in range(size)]
+        patches = jnp.concatenate(shifted, -1)
+    return jnp.matmul(patches, kernel.reshape(-1, kernel.shape[-1]), precision=geometry.precision)
+
+
+# The canonical convolution is a primitive of its own, as only a primitive says how it transposes:
+# to itself, between explicit transposes of its arguments. Derivatives of any order are then made of
+# it. XLA:CPU's fast convolution knows one layout, and other layouts are brought into it outside of
+# loops only. Under `jax.shard_map` it needs check_vma=False where only one argument is split.
+
+
+def _conv(inputs: Array, kernel: Array, *, geometry: _Geometry) -> Array:
+    numbers = _channels_last(inputs.ndim)
+    return lax.conv_general_dilated(inputs, kernel, dimension_numbers=numbers, **geometry._asdict())
+
+
+def _conv_aval(inputs: Any, kernel: Any, *, geometry: _Geometry) -> Any:
+    out = jax.eval_shape(partial(_conv, geometry=geometry), inputs, kernel)
+    return inputs.update(shape=out.shape, dtype=out.dtype, weak_type=False)
+
+
+def _spans(
+    inputs: Any, kernel: Any, outputs: Any, geometry: _Geometry
+) -> list[tuple[int, int, int, int]]:
+    """Per spatial axis: sizes of inputs, window and outputs when dilated, and the low padding."""
+
+    def dilated(sizes: Sequence[int], dilation: Sequence[int]) -> list[int]:
+        return [(size - 1) * d + 1 for size, d in zip(sizes, dilation, strict=True)]
+
+    return list(
+        zip(
+            dilated(inputs.shape[1:-1], geometry.lhs_dilation),
+            dilated(kernel.shape[:-2], geometry.rhs_dilation),
+            dilated(outputs.shape[1:-1], geometry.window_strides),
+            [low for low, _ in geometry.padding],
+            strict=True,
+        )
+    )
+
+
+def _inputs_cotangent(
+    cotangent: Array, inputs: ad.UndefinedPrimal, kernel: Array, *, geometry: _Geometry
+) -> Array:
+    """The flipped kernel slides over the cotangent."""
+    spans = _spans(inputs.aval, kernel, cotangent, geometry)
+    back = geometry._replace(
+        window_strides=geometry.lhs_dilation,
+        padding=tuple((k - 1 - low, n + low - o) for n, k, o, low in spans),
+        lhs_dilation=geometry.window_strides,
+    )
+    flipped = lax.rev(kernel, range(kernel.ndim - 2)).swapaxes(-1, -2)
+    return _conv_p.bind(cotangent, flipped, geometry=back)
+
+
+def _kernel_cotangent(
+    cotangent: Array, inputs: Array, kernel: ad.UndefinedPrimal, *, geometry: _Geometry
+) -> Array:
+    """The cotangent slides over the inputs: images are summed over, as channels are otherwise."""
+    spans = _spans(inputs, kernel.aval, cotangent, geometry)
+    back = geometry._replace(
+        window_strides=geometry.rhs_dilation,
+        padding=tuple((low, o - n + k - 1 - low) for n, k, o, low in spans),
+        rhs_dilation=geometry.window_strides,
+    )
+    channels_first = _conv_p.bind(
+        inputs.swapaxes(0, -1), jnp.moveaxis(cotangent, 0, -2), geometry=back
+    )
+    return jnp.moveaxis(channels_first, 0, -2)
+
+
+def _conv_batch(
+    arguments: tuple[Array, Array], axes: tuple[int | None, int | None], *, geometry: _Geometry
+) -> tuple[Array, int]:
+    """vmap: inputs join the images, kernels the output channels; pairs of both take turns."""
+    (inputs, kernel), (inputs_axis, kernel_axis) = arguments, axes
+    bind = partial(_conv_p.bind, geometry=geometry)
+    if kernel_axis is None:
+        assert inputs_axis is not None
+        inputs = jnp.moveaxis(inputs, inputs_axis, 0)
+        out = bind(inputs.reshape(-1, *inputs.shape[2:]), kernel)
+        return out.reshape(*inputs.shape[:2], *out.shape[1:]), 0
+    if inputs_axis is None:
+        kernel = jnp.moveaxis(kernel, kernel_axis, -2)
+        out = bind(inputs, kernel.reshape(*kernel.shape[:-2], -1))
+        return out.reshape(*out.shape[:-1], *kernel.shape[-2:]), out.ndim - 1
+    pairs = jnp.moveaxis(inputs, inputs_axis, 0), jnp.moveaxis(kernel, kernel_axis, 0)
+    return lax.map(lambda pair: bind(*pair), pairs), 0
+
+
+_conv_p = Primitive("canonical_conv")
+_conv_p.def_impl(jax.jit(_conv, static_argnames="geometry"))
+_conv_p.def_abstract_eval(_conv_aval)
+mlir.register_lowering(_conv_p, mlir.lower_fun(_conv, multiple_results=False))
+ad.defbilinear(_conv_p, _inputs_cotangent, _kernel_cotangent)
+batching.primitive_batchers[_conv_p] = _conv_batch
+
+
+def _canonical(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
+    return _conv_p.bind(inputs, kernel, geometry=geometry)
+
+
+def _auto(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
+    conv = _canonical if jax.default_backend() == "cpu" else _im2col
+    return conv(inputs, kernel, geometry)
+
+
+_LOWERINGS: dict[str, Conv] = {
+    "auto": _checked(_auto),
+    "lax": lax.conv_general_dilated,
+    "im2col": _checked(_im2col),
+    "canonical": _checked(_canonical),
+}
+LOWERINGS = tuple(_LOWERINGS)

@@ -1,0 +1,399 @@
+"""FedIPG's identities, in float64: Eq. 9, 30, 36, 37 and what follows from them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
+
+import federations
+from federations import assert_equal
+from fedjax_inv import clients, local, models, rounds, schedules
+from fedjax_inv.algorithms import fedavg, fedipg
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    Examples,
+    Federation,
+    GradFn,
+    Halves,
+    Local,
+    Metrics,
+    Model,
+    Shard,
+    Tree,
+    Variables,
+    Work,
+)
+
+DERIVATIVES = ("forward_over_reverse", "reverse_over_forward")
+derivatives = pytest.mark.parametrize("derivative", DERIVATIVES)
+Risk = Callable[[Tree], Array]
+
+
+def randomised(tree: Tree, seed: int = 0) -> Tree:
+    """Normal numbers in float64 in the shape of a tree."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), tree)
+
+
+def smooth_risk(seed: int = 0) -> tuple[Risk, Tree]:
+    """Cross-entropy of a network of two tanh layers with biases, and a point."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(6, 3)), rng.integers(0, 3, 6)
+    shapes = {"a": (np.zeros((3, 4)), np.zeros(4)), "b": (np.zeros((4, 3)), np.zeros(3))}
+
+    def risk(params: Tree) -> Array:
+        hidden = jnp.tanh(x @ params["a"][0] + params["a"][1])
+        logits = hidden @ params["b"][0] + params["b"][1]
+        return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    return risk, randomised(shapes, seed)
+
+
+def explicit(
+    risk: Risk, params: Tree, penalty: float, kept: np.ndarray | float = 1.0
+) -> tuple[float, float, np.ndarray]:
+    """(s, f, grad f) by Eq. 30 with an explicit Hessian; `kept` is P's diagonal."""
+    flat, unravel = ravel_pytree(params)
+
+    @jax.jit
+    def derivatives(w: Array) -> tuple[Array, Array, Array]:
+        value, gradient = jax.value_and_grad(lambda w: risk(unravel(w)))(w)
+        return value, gradient, jax.hessian(lambda w: risk(unravel(w)))(w)
+
+    value, gradient, hessian = map(np.asarray, derivatives(flat))
+    s = gradient @ (kept * flat)
+    direction = kept * gradient + hessian @ (kept * flat)
+    return s, value + penalty * s**2, gradient + 2 * penalty * s * direction
+
+
+@derivatives
+@pytest.mark.parametrize("penalty", [0.0, 0.3, 5.0])
+def test_the_gradient_is_that_of_an_explicit_hessian(derivative: str, penalty: float) -> None:
+    with jax.enable_x64(True):
+        risk, params = smooth_risk()
+        fn = fedipg.penalised_value_and_grad(risk, penalty, derivative=derivative)
+        value, grads = jax.jit(fn)(params)
+        s, expected_value, expected = explicit(risk, params, penalty)
+        assert abs(s) > 0.1
+        np.testing.assert_allclose(fedipg.invariance(risk, params), s, rtol=1e-12)
+        np.testing.assert_allclose(value, expected_value, rtol=1e-12)
+        np.testing.assert_allclose(ravel_pytree(grads)[0], expected, rtol=1e-10, atol=1e-12)
+
+
+@derivatives
+def test_the_gradient_is_that_of_central_differences(derivative: str) -> None:
+    with jax.enable_x64(True):
+        risk, params = smooth_risk(1)
+        penalty, step = 0.7, 1e-5
+        flat, unravel = ravel_pytree(params)
+
+        @jax.jit
+        def objective(w: Array) -> Array:
+            return risk(unravel(w)) + penalty * (jax.grad(lambda v: risk(unravel(v)))(w) @ w) ** 2
+
+        differences = [
+            (objective(flat + step * unit) - objective(flat - step * unit)) / (2 * step)
+            for unit in np.eye(len(flat))
+        ]
+        fn = fedipg.penalised_value_and_grad(risk, penalty, derivative=derivative)
+        grads, _ = ravel_pytree(jax.jit(fn)(params)[1])
+        np.testing.assert_allclose(grads, np.array(differences), rtol=1e-6, atol=1e-8)
+
+
+@derivatives
+def test_a_stationary_point_of_the_risk_is_one_of_the_objective(derivative: str) -> None:
+    """Eq. 37."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        center, matrix = rng.normal(size=4), rng.normal(size=(6, 4))
+
+        def risk(w: Array) -> Array:
+            return jnp.logaddexp(matrix @ (w - center), -(matrix @ (w - center))).sum()
+
+        fn = fedipg.penalised_value_and_grad(risk, 3.0, derivative=derivative)
+        np.testing.assert_allclose(fn(jnp.asarray(center))[1], 0, atol=1e-12)
+        assert np.abs(fn(jnp.asarray(center + 0.1))[1]).max() > 1e-2
+
+
+@given(depth=st.integers(1, 4), seed=st.integers(0, 99))
+def test_a_bias_free_relu_network_has_irm_times_its_depth(depth: int, seed: int) -> None:
+    """s = L d/dscale R(scale x logits) at 1: the penalty is L^2 times IRMv1's."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(5, 3)), rng.integers(0, 3, 5)
+        params = [jnp.asarray(rng.normal(size=(3, 3))) for _ in range(depth)]
+
+        def risk(params: list[Array], scale: float | Array = 1.0) -> Array:
+            hidden = jnp.asarray(x)
+            for i, kernel in enumerate(params):
+                hidden = hidden @ kernel
+                hidden = hidden if i == depth - 1 else jax.nn.relu(hidden)
+            losses = optax.losses.softmax_cross_entropy_with_integer_labels(scale * hidden, y)
+            return losses.mean()
+
+        by_scale = jax.grad(lambda scale: risk(params, scale))(1.0)
+        np.testing.assert_allclose(
+            fedipg.invariance(risk, params), depth * by_scale, rtol=1e-9, atol=1e-12
+        )
+
+
+class Normalised(nn.Module):
+    """Dense, ReLU, a normalisation with a negligible epsilon, Dense."""
+
+    norm: str
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array) -> Array:
+        x = nn.relu(nn.Dense(6, name="before")(x))
+        if self.norm == "layer":
+            x = nn.LayerNorm(epsilon=1e-12, name="norm")(x)
+        elif self.norm == "group":
+            x = nn.GroupNorm(2, epsilon=1e-12, name="norm")(x)
+        else:
+            x = federations.MaskedNorm(epsilon=1e-12, name="norm")(x, mask, True)
+        return nn.Dense(3, name="after")(x)
+
+
+@pytest.mark.parametrize("norm", ["layer", "group", "batch"])
+def test_a_layer_before_relu_and_a_norm_adds_nothing(norm: str) -> None:
+    """Its kernel and bias together: scaling both scales what the norm divides by."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x, y = jnp.asarray(rng.normal(size=(8, 4))), jnp.asarray(rng.integers(0, 3, 8))
+        mask = jnp.arange(8) < 6
+        variables = Normalised(norm).init(jax.random.key(0), x, mask)
+        params = randomised(variables["params"])
+
+        def risk(params: Tree) -> Array:
+            given = {**variables, "params": params}
+            logits, _ = Normalised(norm).apply(given, x, mask, mutable=["batch_stats"])
+            losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
+            return jnp.where(mask, losses, 0).sum() / 6
+
+        parts = jax.tree.map(lambda g, w: (g * w).sum(), jax.grad(risk)(params), params)
+        before = parts.pop("before")
+        assert abs(before["kernel"]) > 1e-2
+        np.testing.assert_allclose(before["kernel"] + before["bias"], 0, atol=1e-8)
+        rest = sum(jax.tree.leaves(parts))
+        assert abs(rest) > 1e-2
+        np.testing.assert_allclose(fedipg.invariance(risk, params), rest, atol=1e-8)
+
+
+def test_only_the_norms_and_the_classifier_of_the_cnn_add_to_s() -> None:
+    """Up to GroupNorm's epsilon of 1e-6, against variances of about one."""
+    with jax.enable_x64(True):
+        model = models.cnn(3, widths=(8, 16))
+        rng = np.random.default_rng(0)
+        batch = Batch(
+            jnp.asarray(rng.normal(size=(5, 6, 6, 1))),
+            jnp.asarray(rng.integers(0, 3, 5)),
+            jnp.arange(5) < 4,
+        )
+        variables = model.init(jax.random.key(0), batch.x)
+        params = randomised(variables.params)
+
+        def risk(params: Halves) -> Array:
+            return fedavg.risk(model, params, variables.stats, batch)[0]
+
+        grads = jax.grad(risk)(params)
+        parts: Any = jax.tree.map(lambda g, w: (g * w).sum(), grads, params)
+        for block in parts.body.values():
+            convolution = block.pop("Conv_0")
+            assert abs(convolution["kernel"]) > 1e-3
+            np.testing.assert_allclose(sum(convolution.values()), 0, atol=1e-5)
+        s = fedipg.invariance(risk, params)
+        assert abs(s) > 1e-2
+        np.testing.assert_allclose(s, sum(jax.tree.leaves(parts)), atol=1e-5)
+
+
+def one_gradient() -> Work:
+    """Work whose client returns with what it received, less one gradient of all its examples."""
+
+    def run(grad_fn: GradFn, local_: Local, shard: Shard, key: Array) -> tuple[Local, Metrics]:
+        batch = local.take_batch(shard, jnp.arange(len(shard.mask)), shard.mask)
+        grads, stats, metrics = grad_fn(local_.variables, batch, key)
+        params = jax.tree.map(jnp.subtract, local_.variables.params, grads)
+        return Local(Variables(params, stats), ()), metrics
+
+    return Work(lambda variables: Local(variables, ()), run)
+
+
+def gradient_of(
+    algorithm: Algorithm, variables: Variables, shard: Shard
+) -> tuple[Halves, Halves, Metrics]:
+    """What the client of an algorithm computes from its examples."""
+    _, upload, metrics = algorithm.exchanges[0].client(variables, (), shard, jax.random.key(0))
+    return jax.tree.map(jnp.negative, upload.params), upload.stats, metrics
+
+
+def shards(model: Model) -> tuple[Variables, Shard, Shard]:
+    """A point, a client's examples, and the same among garbage; float64 if it is enabled."""
+    federation = federations.federation()
+    plain = federations.padded(federation, 1, garbage=False)
+    garbage = federations.padded(federation, 4, garbage=True)
+    variables = jax.tree.map(
+        lambda leaf: leaf + 0.3 * jnp.asarray(randomised(leaf), leaf.dtype),
+        federations.initial(model, jax.random.key(0)),
+    )
+    wide = jnp.zeros(()).dtype
+
+    def cast(tree: Tree) -> Tree:
+        floats = lambda a: a.astype(wide) if jnp.issubdtype(a.dtype, jnp.floating) else a  # noqa: E731
+        return jax.tree.map(floats, tree)
+
+    pair = (
+        Shard(cast(each.data), each.rows[3], each.mask[3], jnp.int32(3))
+        for each in (plain, garbage)
+    )
+    return cast(variables), *pair
+
+
+@derivatives
+@pytest.mark.parametrize("penalty_on", ["all", "classifier"])
+def test_a_client_follows_the_formula_whatever_its_padding(
+    derivative: str, penalty_on: str
+) -> None:
+    """grad R + 2 penalty s (P grad R + H P w), s = <P grad R, w>, over the real examples."""
+    with jax.enable_x64(True):
+        model = models.from_blocks([federations.NormedHidden(3), federations.Linear(3)], 1)
+        variables, plain, garbage = shards(model)
+        real = local.take_batch(plain, jnp.arange(7), jnp.ones(7, bool))
+        assert plain.mask.sum() == 7
+
+        def risk(params: Halves) -> Array:
+            logits, _ = models.apply(
+                model, Variables(params, variables.stats), real.x, real.mask, True
+            )
+            return optax.losses.softmax_cross_entropy_with_integer_labels(logits, real.y).mean()
+
+        body = 1.0 if penalty_on == "all" else 0.0
+        kept, _ = ravel_pytree(
+            Halves(
+                jax.tree.map(lambda leaf: jnp.full(leaf.shape, body), variables.params.body),
+                jax.tree.map(jnp.ones_like, variables.params.head),
+            )
+        )
+        s, _, expected = explicit(risk, variables.params, 0.4, kept)
+        assert abs(s) > 1e-2
+        algorithm = fedipg.fedipg(
+            model, one_gradient(), penalty=0.4, penalty_on=penalty_on, derivative=derivative
+        )
+        for shard in (plain, garbage):
+            grads, _, metrics = jax.jit(partial(gradient_of, algorithm))(variables, shard)
+            np.testing.assert_allclose(ravel_pytree(grads)[0], expected, rtol=1e-8, atol=1e-10)
+            np.testing.assert_allclose(metrics["invariance"], s, rtol=1e-10)
+            np.testing.assert_allclose(metrics["loss"], risk(variables.params), rtol=1e-10)
+
+
+@derivatives
+@pytest.mark.parametrize("penalty_on", ["all", "classifier"])
+def test_without_penalty_a_client_is_fedavg_bit_for_bit(derivative: str, penalty_on: str) -> None:
+    """Operation by operation: under jit the compiler may fuse another program in another way."""
+    model = federations.normed()
+    variables, shard, _ = shards(model)
+    algorithm = fedipg.fedipg(
+        model, one_gradient(), penalty=0.0, penalty_on=penalty_on, derivative=derivative
+    )
+    grads, stats, metrics = gradient_of(algorithm, variables, shard)
+    expected = gradient_of(fedavg.fedavg(model, one_gradient()), variables, shard)
+    assert metrics["invariance"] != 0
+    assert_equal((grads, stats, {"loss": metrics["loss"]}), expected)
+
+
+CURVATURES = np.array([[1.0, 3.0], [2.0, 1.0], [1.5, 2.0]])  # of each client's quadratic
+CENTERS = np.array([[2.0, -1.0], [-0.5, 1.5], [1.0, 2.0]])
+
+
+def on_quadratics(penalty: float, num_rounds: int) -> np.ndarray:
+    """The server's path [T + 1, 2] through the engine, from a point far away.
+
+    Client i has the risk (w - center_i)' diag(curvature_i) (w - center_i) / 2.
+    """
+    data = Examples(jnp.asarray(np.stack([CURVATURES, CENTERS], 1)), jnp.zeros(3, jnp.int32))
+    federation = Federation(data, jnp.arange(3)[:, None], jnp.ones((3, 1), bool))
+
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> tuple[Halves, Halves, Metrics]:
+        curvature, center = batch.x[0]
+
+        def risk(params: Halves) -> Array:
+            return (curvature * (params.head - center) ** 2).sum() / 2
+
+        fn = fedipg.penalised_value_and_grad(risk, penalty)
+        return fn(variables.params)[1], variables.stats, {"w": variables.params.head}
+
+    algorithm = fedavg.with_gradient(
+        federations.softmax_regression(),
+        local.full_batch(optax.sgd(0.1)),
+        lambda received: grad_fn,
+        server_optimizer=optax.sgd(1.0),
+        weighting="size",
+    )
+    start = Variables(Halves((), jnp.array([3.0, 3.0])), Halves((), ()))
+    state = rounds.init(algorithm, start, jax.random.key(0), 3)
+    _, (report,) = jax.jit(
+        lambda: rounds.run(
+            algorithm,
+            state,
+            schedules.everyone(3, num_rounds),
+            federation,
+            axis=clients.vmapped(),
+        )
+    )()
+    return np.asarray(report.metrics["w"][:, 0])
+
+
+def test_on_quadratics_it_converges_at_fedavgs_rate_to_a_smaller_s() -> None:
+    """Theorems 4 to 6 in spirit."""
+
+    def rate(path: np.ndarray) -> float:
+        distances = np.linalg.norm(path - path[-1], axis=1)
+        return (distances[120] / distances[80]) ** (1 / 40)
+
+    def invariances(w: np.ndarray) -> np.ndarray:
+        return (CURVATURES * (w - CENTERS) * w).sum(1)
+
+    def risk(w: np.ndarray) -> float:
+        return (CURVATURES * (w - CENTERS) ** 2).sum(1).mean() / 2
+
+    with jax.enable_x64(True):
+        average, invariant = on_quadratics(0.0, 300), on_quadratics(0.02, 300)
+    # The minimum of the mean risk, and the rate of gradient descent on it.
+    minimum = (CURVATURES * CENTERS).sum(0) / CURVATURES.sum(0)
+    np.testing.assert_allclose(average[-1], minimum, rtol=1e-9)
+    np.testing.assert_allclose(rate(average), 1 - 0.1 * CURVATURES.mean(0).min(), rtol=1e-4)
+    assert rate(invariant) < rate(average) + 0.01
+    # It gives up a little risk for s, as the minimum of the mean of R + penalty s^2 must.
+    assert (invariances(invariant[-1]) ** 2).mean() < 0.9 * (invariances(minimum) ** 2).mean()
+    assert risk(minimum) < risk(invariant[-1]) < risk(minimum) + 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"derivative": "reverse"},
+            "derivative='reverse': must be one of forward_over_reverse, reverse_over_forward",
+        ),
+        ({"penalty_on": "head"}, "penalty_on='head': must be one of all, classifier"),
+        ({"weighting": "n"}, "weighting='n': must be 'size' or 'uniform'"),
+    ],
+)
+def test_an_unknown_name_is_refused_in_one_line(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        fedipg.fedipg(federations.mlp(), one_gradient(), **arguments)
+
+
+def test_the_kernel_refuses_an_unknown_derivative() -> None:
+    with pytest.raises(ValueError, match="derivative='x': must be one of"):
+        fedipg.penalised_value_and_grad(lambda w: w, 1.0, derivative="x")

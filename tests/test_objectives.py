@@ -1,0 +1,45 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_inv import objectives
+
+
+@given(seed=st.integers(0, 999), size=st.integers(0, 5))
+def test_masked_losses_follow_numpy(seed: int, size: int) -> None:
+    rng, num_classes = np.random.default_rng(seed), 3
+    logits = rng.normal(size=(5, num_classes)).astype(np.float32) * 3
+    labels, mask = rng.integers(0, num_classes, 5), rng.permutation(np.arange(5) < size)
+    losses, hits = [], []
+    for row, label, real in zip(logits.astype(np.float64), labels, mask, strict=True):
+        if real:
+            losses.append(np.log(np.exp(row).sum()) - row[label])
+            hits.append(row.argmax() == label)
+    dirty = np.where(mask[:, None], logits, np.nan)
+    for given_logits in (logits, dirty):
+        args = jnp.asarray(given_logits), jnp.asarray(labels), jnp.asarray(mask)
+        np.testing.assert_allclose(
+            objectives.cross_entropy(*args), np.mean(losses or 0), rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(objectives.accuracy(*args), np.mean(hits or 0), rtol=1e-6)
+
+
+def test_nothing_under_the_mask_reaches_the_gradient() -> None:
+    values, mask = jnp.array([1.0, jnp.nan, 4.0]), jnp.array([True, False, True])
+    grads = jax.grad(lambda scale: objectives.masked_mean(scale * values, mask))(jnp.ones(3))
+    np.testing.assert_array_equal(grads[jnp.array([0, 2])], [0.5, 2.0])
+    grads = jax.grad(objectives.masked_mean)(values, mask)
+    np.testing.assert_array_equal(grads, [0.5, 0.0, 0.5])
+
+
+class Variants(chex.TestCase):
+    @chex.all_variants(with_pmap=False)
+    @parameterized.parameters(True, False)
+    def test_masked_mean(self, real: bool) -> None:
+        mean = self.variant(objectives.masked_mean)
+        values, mask = jnp.array([1.0, jnp.nan, 4.0]), jnp.array([True, False, True]) & real
+        np.testing.assert_allclose(mean(values, mask), 2.5 if real else 0.0)
