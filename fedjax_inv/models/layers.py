@@ -31,7 +31,7 @@ class _Geometry(NamedTuple):
 def lowering(conv: str) -> Conv:
     """The convolution named in LOWERINGS, for `flax.linen.Conv(conv_general_dilated=...)`.
 
-    "lax": XLA's own. On a CPU its gradient is 10 to 30 times slower inside a loop than outside (jax
+    "lax": XLA's own. On a CPU its gradient is 10 to 50 times slower inside a loop than outside (jax
     issue 12868), and `vmap` over kernels makes a grouped convolution, which is slow.
     "im2col": patches and one matrix product, which `vmap` batches.
     "canonical": XLA's own, its derivatives of any order in the one layout that is fast inside a

@@ -3,6 +3,7 @@
 As many clients at once as there are threads, each with one.
 """
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,6 +57,7 @@ class Turns(FedAvg):
 
 def main() -> None:
     job = peer_common.start()
+    logging.getLogger("flwr").setLevel(logging.WARNING)
     model = peer_common.network(job)
     talk = peer_common.Talk(job, model, "flwr", "ray")
     strategy = Turns(
