@@ -87,14 +87,18 @@ def _light(
 ) -> tuple[program.Inputs, Tree]:
     """The inputs with a few examples per client and nothing to evaluate, and a smaller cohort."""
 
-    def first(held: program.Holdings, count: int) -> program.Holdings:
-        return held._replace(mask=held.mask & (jnp.cumsum(held.mask, axis=-1) <= count))
-
     count = _STEPS * (config.batch_size or inputs.train.mask.shape[-1])
-    light = inputs._replace(
-        train=first(inputs.train, count), valid=first(inputs.valid, 0), test=first(inputs.test, 0)
-    )
+    first = inputs.train.mask & (jnp.cumsum(inputs.train.mask, axis=-1) <= count)
+    light = without_evaluation(inputs._replace(train=inputs.train._replace(mask=first)))
     return light, jax.tree.map(lambda leaf: leaf[..., :num_slots], cohort)
+
+
+def without_evaluation(inputs: program.Inputs) -> program.Inputs:
+    """The same inputs with nothing to evaluate, so that a segment takes the time of its rounds."""
+    valid, test = (
+        held._replace(mask=jnp.zeros_like(held.mask)) for held in (inputs.valid, inputs.test)
+    )
+    return inputs._replace(valid=valid, test=test)
 
 
 def _seconds(made: program.Program, data: Examples, inputs: program.Inputs, cohort: Tree) -> float:

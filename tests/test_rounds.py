@@ -13,7 +13,7 @@ from fedjax_inv.types import Algorithm, Array, Cohort, Exchange, Metrics, Shard,
 
 FEDERATION = federations.in_floats(federations.federation())
 C = federations.NUM_CLIENTS
-NAN = 3  # a client
+NAN, INFINITE = 3, 2  # clients
 
 
 def toy(*exchanges: Exchange) -> Algorithm:
@@ -26,7 +26,7 @@ def toy(*exchanges: Exchange) -> Algorithm:
     )
 
 
-def exchange(received: Tree, **replaced: object) -> Exchange:
+def exchange(**replaced: object) -> Exchange:
     """Broadcasts the number, uploads what was heard, counts the rounds."""
 
     def client(
@@ -36,7 +36,7 @@ def exchange(received: Tree, **replaced: object) -> Exchange:
         return own, {"heard": message, "key": jax.random.bits(key), "who": own["who"]}, {}
 
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
-        return server[0] + 1, {**received, "stack": aggregated, "present": cohort.present}
+        return server[0] + 1, {"stack": aggregated, "present": cohort.present}
 
     default = Exchange(lambda server: server[0], client, aggregators.stacked(), update)
     return default._replace(**replaced)
@@ -88,7 +88,7 @@ def received(state: rounds.State) -> dict[int, dict[str, float]]:
 
 @pytest.mark.parametrize("history", [1, 2, 4])
 def test_a_delayed_client_hears_the_broadcast_of_then(history: int) -> None:
-    algorithm = toy(exchange({}))
+    algorithm = toy(exchange())
     schedule = federations.schedule()
     schedule = schedule._replace(present=schedule.present.at[2, 1].set(True))  # attend all rounds
     schedule = schedule._replace(delay=schedule.delay + (schedule.who == 4) * 3)
@@ -102,7 +102,7 @@ def test_a_delayed_client_hears_the_broadcast_of_then(history: int) -> None:
 
 
 def test_a_broadcast_that_nobody_heard_counts_as_a_round() -> None:
-    algorithm = toy(exchange({}))
+    algorithm = toy(exchange())
     schedule = tree.take(federations.schedule(), slice(5))  # nobody attends round 2
     schedule = schedule._replace(delay=jnp.ones_like(schedule.delay))
     state, _ = steps(algorithm, start(algorithm, history=3), schedule)[-1]
@@ -111,33 +111,38 @@ def test_a_broadcast_that_nobody_heard_counts_as_a_round() -> None:
     assert state.round == 5
 
 
-def test_the_second_exchange_hears_the_first_and_has_a_history_of_its_own() -> None:
-    algorithm = toy(exchange({}), exchange({}))
+def count_only(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
+    """An update that leaves what the server recorded as it is."""
+    return server[0] + 1, server[1]
+
+
+@pytest.mark.parametrize("recorded", [0, 1])
+@pytest.mark.parametrize("history", [1, 2])
+def test_exchanges_follow_each_other_and_have_histories_of_their_own(
+    recorded: int, history: int
+) -> None:
+    exchanges = [exchange(update=count_only)] * 2
+    exchanges[recorded] = exchange()
+    algorithm = toy(*exchanges)
     schedule = federations.schedule()
     schedule = schedule._replace(
         present=jnp.ones_like(schedule.present), delay=jnp.ones_like(schedule.delay)
     )
-    for history, lag in ((1, 0), (2, 2)):
-        for t, (state, reports) in enumerate(
-            steps(algorithm, start(algorithm, history=history), schedule)
-        ):
-            # Two updates a round; the second exchange hears an odd number.
-            heard = {upload["heard"] for upload in received(state).values()}
-            expected = 2 * t + 1 - lag if t else 1 if history == 1 else heard.pop()
-            assert heard <= {expected}
-            assert len(reports) == 2
-            assert state.server[0] == 2 * (t + 1)
+    results = steps(algorithm, start(algorithm, history=history), schedule)
+    for t, (state, reports) in enumerate(results):
+        assert len(reports) == 2
+        assert state.server[0] == 2 * (t + 1)  # two updates a round
+        # The second exchange hears what the first has made; in the first round nobody is late.
+        expected = 2 * max(0, t - (history - 1)) + recorded
+        assert {upload["heard"] for upload in received(state).values()} == {expected}
 
 
 def test_keys_differ_by_round_exchange_and_client_but_not_by_slot() -> None:
-    keep_first = exchange({}).update
-    # The first exchange's uploads are in the second's server state no more, so look at each alone.
     seen = []
-    for index in range(2):
-        silent = exchange({})._replace(update=lambda server, aggregated, cohort: server)
-        pair = [silent, silent]
-        pair[index] = exchange({})._replace(update=keep_first)
-        algorithm = toy(*pair)
+    for recorded in range(2):
+        exchanges = [exchange(update=count_only)] * 2
+        exchanges[recorded] = exchange()
+        algorithm = toy(*exchanges)
         schedule = federations.schedule()
         schedule = schedule._replace(present=jnp.ones_like(schedule.present))
         backwards = jax.tree.map(lambda leaf: leaf[:, ::-1], schedule)
@@ -151,8 +156,19 @@ def test_keys_differ_by_round_exchange_and_client_but_not_by_slot() -> None:
     assert len(set(seen)) == len(seen) == 2 * 6 * (C - 1)
 
 
+def test_the_keys_follow_the_run() -> None:
+    algorithm = toy(exchange())
+    schedule = tree.take(federations.schedule(), slice(1))
+    keys = []
+    for seed in range(2):
+        state = rounds.init(algorithm, empty(C), jax.random.key(seed), C)
+        ((state, _),) = steps(algorithm, state, schedule)
+        keys += [upload["key"] for upload in received(state).values()]
+    assert len(set(keys)) == len(keys)
+
+
 def test_only_who_is_present_and_has_examples_counts() -> None:
-    algorithm = toy(exchange({}))
+    algorithm = toy(exchange())
     schedule = federations.schedule()
     expected = np.zeros(C)
     for t, (state, (report,)) in enumerate(steps(algorithm, start(algorithm), schedule)):
@@ -172,7 +188,7 @@ def test_only_who_is_present_and_has_examples_counts() -> None:
 
 
 def test_slots_may_be_fewer_than_clients() -> None:
-    algorithm = toy(exchange({}))
+    algorithm = toy(exchange())
     state = start(algorithm, 2)
     cohort = federations.cohort([4, 2])
     state, _ = rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.vmapped())
@@ -180,28 +196,36 @@ def test_slots_may_be_fewer_than_clients() -> None:
     assert set(received(state)) == {2, 4}
 
 
+@pytest.mark.parametrize("present", [[True, True, False], [False, True, True]])
+def test_an_empty_slot_may_name_a_client_that_attends(present: list[bool]) -> None:
+    algorithm = toy(exchange())
+    schedule = jax.tree.map(lambda a: a[None], federations.cohort([0, 3, 0], present))
+    ((state, _),) = steps(algorithm, start(algorithm, 3), schedule)
+    assert_equal(state.clients["rounds"], np.array([1, 0, 0, 1, 0], np.int32))
+
+
 def poisonous() -> Exchange:
-    """Client NAN uploads a NaN."""
-    client = exchange({}).client
+    """Client NAN uploads a NaN, client INFINITE reports an infinity."""
+    client = exchange().client
 
     def poisoned(message: Array, own: Tree, shard: Shard, key: Array) -> tuple[Tree, Tree, Metrics]:
-        own, upload, metrics = client(message, own, shard, key)
+        own, upload, _ = client(message, own, shard, key)
         upload["heard"] = jnp.where(own["who"] == NAN, jnp.nan, upload["heard"])
-        return own, upload, metrics
+        return own, upload, {"loss": jnp.where(own["who"] == INFINITE, jnp.inf, 0.0)}
 
-    return exchange({})._replace(client=poisoned)
+    return exchange(client=poisoned)
 
 
 @pytest.mark.parametrize("drop", [False, True])
 def test_a_nonfinite_upload_is_reported_and_dropped_on_demand(drop: bool) -> None:
     algorithm = toy(poisonous())
-    schedule = jax.tree.map(lambda a: a[None], federations.cohort([0, NAN, 4, 1, 2]))
+    schedule = jax.tree.map(lambda a: a[None], federations.cohort([0, NAN, 4, 1, INFINITE]))
     ((state, (report,)),) = steps(algorithm, start(algorithm), schedule, drop_nonfinite=drop)
-    assert_equal(report.finite, np.array([True, False, True, True, True]))
-    assert_equal(report.present, np.array([True, not drop, True, False, True]))
+    assert_equal(report.finite, np.array([True, False, True, True, False]))
+    assert_equal(report.present, np.array([True, not drop, True, False, not drop]))
     assert_equal(state.server[1]["present"], report.present)
     assert state.clients["rounds"][NAN] == (not drop)
-    assert set(received(state)) == ({0, 2, 4} if drop else {0, 2, 4, NAN})
+    assert set(received(state)) == ({0, 4} if drop else {0, 4, INFINITE, NAN})
     if not drop:
         assert np.isnan(received(state)[NAN]["heard"])
 
@@ -220,7 +244,7 @@ def test_aggregators_may_be_a_tree() -> None:
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
         return aggregated["who"], {**server[1], "present": aggregated["key"].present}
 
-    algorithm = toy(exchange({})._replace(aggregate=parts, update=update))
+    algorithm = toy(exchange(aggregate=parts, update=update))
     schedule = jax.tree.map(lambda a: a[None], federations.cohort([0, 3, 4, 1, 2]))
     ((state, _),) = steps(algorithm, start(algorithm), schedule)
     assert state.server[0] == np.mean([0, 3, 4, 2])
@@ -228,7 +252,7 @@ def test_aggregators_may_be_a_tree() -> None:
 
 
 def test_run_stacks_the_reports_of_its_steps() -> None:
-    algorithm = toy(exchange({}))
+    algorithm = toy(exchange())
     schedule = federations.schedule()
     state, reports = rounds.run(
         algorithm, start(algorithm), schedule, FEDERATION, axis=clients.chunked(2)
@@ -240,7 +264,7 @@ def test_run_stacks_the_reports_of_its_steps() -> None:
 
 
 def test_a_state_can_be_donated_although_its_leaves_began_as_one_array() -> None:
-    algorithm = toy(exchange({}))._replace(
+    algorithm = toy(exchange())._replace(
         init_server=lambda variables, key: (jnp.float32(0), {**variables, "again": variables})
     )
     variables = empty(C)
@@ -255,4 +279,4 @@ def test_a_state_can_be_donated_although_its_leaves_began_as_one_array() -> None
 
 def test_init_refuses_no_history() -> None:
     with pytest.raises(ValueError, match="history=0: must be at least 1"):
-        start(toy(exchange({})), history=0)
+        start(toy(exchange()), history=0)

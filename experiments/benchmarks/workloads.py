@@ -1,0 +1,208 @@
+"""The work that benchmarks share, our engine on it, and how rounds are timed and shown."""
+
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tabulate import tabulate
+
+from experiments import build, program, tune
+from experiments.benchmarks import lowerings
+from experiments.config import Config
+from fedjax_inv import clients, local, models, rounds, schedules
+from fedjax_inv.algorithms import fedavg
+from fedjax_inv.data import federation
+from fedjax_inv.types import Cohort, Examples, Federation, Model
+
+median = statistics.median
+
+
+class Setting(NamedTuple):
+    """The work of a round: FedAvg with plain SGD and size weights, on noise of some shape."""
+
+    network: str
+    shape: tuple[int, ...]
+    num_clients: int
+    num_examples: int  # of each client
+    cohort: int
+    batch_size: int
+    num_epochs: int
+    learning_rate: float
+
+    @property
+    def client_steps(self) -> int:
+        """Local steps of a round, of all its clients."""
+        return self.cohort * self.num_epochs * -(-self.num_examples // self.batch_size)
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return (
+            f"{self.network}: {self.cohort} of {self.num_clients} clients a round, "
+            f"{self.num_examples} examples each, batch {self.batch_size}, "
+            f"{self.client_steps} client-steps"
+        )
+
+
+SETTINGS = {
+    # CIFAR-10 as in pfl's benchmarks (Granqvist et al. 2024).
+    "a": Setting("pfl_cifar", (32, 32, 3), 1000, 50, 50, 10, 1, 0.1),
+    "b": Setting("mlp", (28, 28, 1), 60, 500, 60, 32, 1, 0.1),
+    "c": Setting("lenet", (28, 28, 1), 10, 300, 10, 32, 1, 0.1),
+}
+
+
+class Choice(NamedTuple):
+    """How our engine does the work."""
+
+    chunk: int  # clients at once, 0: all
+    conv: str  # one of models.LOWERINGS
+
+    @property
+    def label(self) -> str:
+        """As text."""
+        return f"{self.chunk or 'all'}/{self.conv}"
+
+
+class Round(NamedTuple):
+    """A timed round."""
+
+    seconds: float
+    client_steps: int
+
+
+class Party(Protocol):
+    """Whoever does rounds of a setting."""
+
+    def round(self) -> Round: ...
+
+
+class WrongWork(Exception):
+    """A party does another number of local steps."""
+
+
+def model_of(setting: Setting, conv: str) -> Model:
+    """The network of a setting."""
+    if setting.network == "mlp":
+        return models.mlp(10)
+    return lowerings.NETWORKS[setting.network].model(conv)
+
+
+def noise(setting: Setting) -> Federation:
+    """Examples in float32, as other simulators hold them."""
+    generator = np.random.default_rng(0)
+    num_examples = setting.num_clients * setting.num_examples
+    x = generator.random((num_examples, *setting.shape), np.float32)
+    y = generator.integers(0, 10, num_examples, np.int32)
+    parts = np.split(np.arange(num_examples), setting.num_clients)
+    return Federation(Examples(jnp.asarray(x), jnp.asarray(y)), *federation.rows_and_mask(parts))
+
+
+class Engine:
+    """Our engine on a setting's work."""
+
+    def __init__(self, setting: Setting, choice: Choice, data: Federation) -> None:
+        self._setting, self._data = setting, data
+        model = model_of(setting, choice.conv)
+        work = local.epochs(
+            optax.sgd(setting.learning_rate),
+            batch_size=setting.batch_size,
+            num_epochs=setting.num_epochs,
+        )
+        algorithm = fedavg.fedavg(model, work)
+        axis = clients.chunked(choice.chunk or setting.cohort)
+
+        def advance(
+            state: rounds.State, cohort: Cohort, data: Federation
+        ) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
+            return rounds.run(algorithm, state, cohort, data, axis=axis)
+
+        self._advance = jax.jit(advance, donate_argnums=0)
+        variables = model.init(jax.random.key(0), data.data.x[:1])
+        self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
+        self._state = rounds.init(algorithm, variables, jax.random.key(1), setting.num_clients)
+        self._schedule = schedules.sampled(
+            jax.random.key(2), setting.num_clients, setting.cohort, 100
+        )
+        self._num_rounds = 0
+
+    def round(self) -> Round:
+        """One more round; the first one compiles."""
+        now = self._num_rounds % self._schedule.who.shape[0]
+        cohort = jax.block_until_ready(jax.tree.map(lambda a: a[now : now + 1], self._schedule))
+        began = time.perf_counter()
+        self._state, (report,) = jax.block_until_ready(
+            self._advance(self._state, cohort, self._data)
+        )
+        seconds = time.perf_counter() - began
+        self._num_rounds += 1
+        batches = -(-np.asarray(report.size * report.present) // self._setting.batch_size)
+        return Round(seconds, int(batches.sum()) * self._setting.num_epochs)
+
+
+def auto(setting: Setting, data: Federation) -> Choice:
+    """What train and sweep choose by default."""
+    config = Config(
+        clients=setting.num_clients,
+        cohort=setting.cohort,
+        batch_size=setting.batch_size,
+        local_epochs=setting.num_epochs,
+    )
+    hyper = {"learning_rate": setting.learning_rate, "server_learning_rate": 1.0}
+    cell = build.Cell("fedavg", {}, None, (build.Run(0, hyper),))
+    held = program.Holdings(data.rows[None], data.mask[None])
+    inputs = program.Inputs(
+        {name: jnp.array([value]) for name, value in hyper.items()},
+        jnp.zeros(1, jnp.int32),
+        *(held, held, held),
+        jnp.zeros((1, setting.num_clients), jnp.int32),
+    )
+    make = partial(program.make, config, cell, model_of(setting, "auto"), 1)
+    chunk = tune.choose(config, cell, make, data.data, inputs).clients
+    return Choice(0 if chunk >= setting.cohort else chunk, "auto")
+
+
+def in_turns(
+    parties: Mapping[str, Party], warmup: int, num_rounds: int, client_steps: int
+) -> dict[str, list[float]]:
+    """Seconds of every round after the warm-up, a round of each party in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in parties}
+    for index in range(warmup + num_rounds):
+        for name, party in parties.items():
+            timed = party.round()
+            if timed.client_steps != client_steps:
+                raise WrongWork(
+                    f"{name}: {timed.client_steps} local steps a round, must be {client_steps}"
+                )
+            if index >= warmup:
+                seconds[name].append(timed.seconds)
+    return seconds
+
+
+def figures(seconds: Sequence[float], client_steps: int, who: str = "") -> dict[str, Any]:
+    """The columns of one party."""
+    return {
+        f"{who}median s": median(seconds),
+        f"{who}min s": min(seconds),
+        f"{who}steps/s": client_steps / median(seconds),
+    }
+
+
+def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints a table; nested entries are for the json file only."""
+    told = [{k: v for k, v in row.items() if not isinstance(v, dict | list)} for row in rows]
+    print(f"\n{title}\n{tabulate(told, headers='keys', tablefmt='github', floatfmt='.3g')}")
+
+
+def save(path: str, figures: Any) -> None:
+    """Writes a json file, if a path is given."""
+    if path:
+        Path(path).write_text(json.dumps(figures, indent=1) + "\n")
