@@ -34,6 +34,7 @@ def test_nothing_under_the_mask_reaches_the_gradient() -> None:
     np.testing.assert_array_equal(grads[jnp.array([0, 2])], [0.5, 2.0])
     grads = jax.grad(objectives.masked_mean)(values, mask)
     np.testing.assert_array_equal(grads, [0.5, 0.0, 0.5])
+    assert jnp.isnan(objectives.masked_mean(values, ~mask))  # a real NaN is not hidden
 
 
 class Variants(chex.TestCase):

@@ -1,0 +1,100 @@
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.benchmarks import peers
+
+TINY = {
+    name: peers.shrunk(setting, 20)._replace(num_examples=5, batch_size=2)
+    for name, setting in peers.SETTINGS.items()
+}
+
+RUNNER = textwrap.dedent("""
+    import json, sys
+    print(json.dumps({"parameters": 7, "versions": {}}), flush=True)
+    for line in sys.stdin:
+        print("noise of a framework", file=sys.stderr)
+        if len(sys.argv) > 1:
+            sys.exit("out of luck")
+        print(json.dumps({"seconds": 0.5, "steps": 4, "norm": 1.0}), flush=True)
+""")
+
+
+class Clock:
+    def __init__(self, *seconds: float) -> None:
+        self.seconds = iter(seconds)
+
+    def round(self) -> peers.Round:
+        return peers.Round(next(self.seconds), 4)
+
+
+def runner(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", RUNNER, *arguments]
+
+
+@pytest.mark.parametrize("name", peers.SETTINGS)
+def test_a_round_takes_the_steps_that_the_setting_names(name: str) -> None:
+    setting = TINY[name]
+    engine = peers.Ours(setting, peers.Choice(1, "auto"), peers.noise(setting))
+    timed = engine.round()
+    assert timed.client_steps == setting.client_steps == 3 * setting.cohort
+    assert timed.seconds > 0
+
+
+def test_client_steps_of_the_settings() -> None:
+    steps = {name: setting.client_steps for name, setting in peers.SETTINGS.items()}
+    assert steps == {"a": 250, "b": 960, "c": 100}
+
+
+def test_networks_have_the_sizes_of_the_peers() -> None:
+    # As the runners' networks in PyTorch have them.
+    sizes = {}
+    for name, setting in TINY.items():
+        model = peers.model_of(setting, "auto")
+        x = jax.ShapeDtypeStruct((1, *setting.shape), np.float32)
+        variables = jax.eval_shape(model.init, jax.random.key(0), x)
+        sizes[name] = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
+    assert sizes == {"a": 1626442, "b": 462550, "c": 1663370}
+
+
+def test_ratio_is_of_medians_and_above_one_where_ours_is_faster() -> None:
+    ratio = peers.ratio_of([4.0, 6.0, 100.0], [2.0, 2.0, 3.0])
+    assert ratio == {"ratio": 3.0, "spread": "2.00-33.33"}
+
+
+def test_turns_drop_the_warmup() -> None:
+    parties = {"theirs": Clock(9, 9, 1, 2), "ours": Clock(9, 9, 3, 4)}
+    assert peers.in_turns(parties, 2, 2, 4) == {"theirs": [1, 2], "ours": [3, 4]}
+
+
+def test_other_work_is_refused() -> None:
+    with pytest.raises(peers.PeerError, match="theirs: 4 local steps a round, must be 5"):
+        peers.in_turns({"theirs": Clock(1)}, 0, 1, 5)
+
+
+def test_peer_answers_round_by_round() -> None:
+    with peers.started(runner(), 1, 60) as peer:
+        assert peer.num_parameters == 7
+        assert [peer.round() for _ in range(3)] == [peers.Round(0.5, 4)] * 3
+
+
+def test_failing_peer_tells_why() -> None:
+    with peers.started(runner("fail"), 1, 60) as peer:
+        with pytest.raises(peers.PeerError, match="ended: out of luck"):
+            peer.round()
+
+
+def test_missing_environment_is_told() -> None:
+    with pytest.raises(peers.PeerError, match=r"no /nowhere/python; see make_venvs.sh"):
+        with peers.started(["/nowhere/python"], 1, 60):
+            pass
+
+
+def test_choice_is_parsed() -> None:
+    assert peers.parse("5/im2col") == peers.Choice(5, "im2col")
+    assert peers.parse("all/lax").label == "all/lax"
+    with pytest.raises(ValueError, match="--ours=5: must be auto, all, or"):
+        peers.parse("5")
