@@ -130,7 +130,7 @@ def make(
     mesh = devices.mesh(config)
     axis = clients.chunked(chunks.clients)
     if mesh is not None:
-        axis = clients.split(mesh.axis_names[0], axis)
+        axis = clients.sharded(mesh.axis_names[0], axis)
 
     def algorithm(hyper: dict[str, Array]) -> Algorithm:
         return build.algorithm(config, cell, network, hyper)

@@ -71,35 +71,9 @@ def chunked(size: int) -> Axis:
     return axis
 
 
-def sharded(mesh: Mesh, inner: Axis | None = None) -> Axis:
-    """Slots split over the devices of a one-dimensional mesh, each folded by `inner` (vmapped).
-
-    The accumulators are summed over the devices, as the law of `Aggregator` allows.
-    """
-    (name,) = mesh.axis_names
-    split, whole = PartitionSpec(name), PartitionSpec()
-    fold = inner or vmapped()
-
-    def axis(fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
-        length = _length(slots)
-        padded = _pad(slots, -(-length // mesh.size) * mesh.size)
-
-        def on_device(slots: Tree) -> tuple[Tree, Tree]:
-            accumulator, kept = fold(fn, add, init, slots)
-            return jax.lax.psum(accumulator, name), kept
-
-        accumulator, kept = jax.shard_map(
-            on_device, mesh=mesh, in_specs=split, out_specs=(whole, split), check_vma=False
-        )(padded)
-        # Booleans come back from the sum as counts.
-        accumulator = jax.tree.map(lambda a, like: a.astype(like.dtype), accumulator, init)
-        return accumulator, jax.tree.map(lambda a: a[:length], kept)
-
-    return axis
-
-
-def split(name: str, inner: Axis | None = None) -> Axis:
-    """Slots split over the devices of the mesh axis `name`, each folding its own by `inner`.
+def sharded(name: str, inner: Axis | None = None) -> Axis:
+    """Slots split over the devices of the mesh axis `name`, each folding its own by `inner`
+    (vmapped).
 
     For use inside `over(mesh, ...)`. The accumulators are summed over the devices, as the law of
     `Aggregator` allows.
@@ -130,7 +104,7 @@ def split(name: str, inner: Axis | None = None) -> Axis:
 def over(mesh: Mesh, fn: Callable[..., Tree]) -> Callable[..., Tree]:
     """`fn` run on every device of the mesh, its arguments and results whole on each.
 
-    What `split` finds inside of it is shared between the devices; all else each of them repeats.
+    What `sharded` finds inside of it is shared between the devices; all else each of them repeats.
     """
     whole = PartitionSpec()
     return jax.shard_map(fn, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)

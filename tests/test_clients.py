@@ -56,38 +56,30 @@ def test_chunked_is_a_loop(num_slots: int, size: int) -> None:
     check(clients.chunked(size), num_slots)
 
 
+def on_four_devices(inner: clients.Axis | None) -> clients.Axis:
+    """The sharded axis, with the `over` that it needs around it."""
+    mesh = jax.make_mesh((4,), ("anything",), axis_types=(AxisType.Auto,))
+
+    def axis(fn: clients.Fn, add: clients.Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
+        return clients.over(mesh, partial(clients.sharded("anything", inner), fn, add))(init, slots)
+
+    return axis
+
+
 @pytest.mark.parametrize("num_slots", [1, 4, 7])
 def test_vmapped_and_sharded_are_a_loop(num_slots: int) -> None:
-    mesh = jax.make_mesh((4,), ("anything",), axis_types=(AxisType.Auto,))
     check(clients.vmapped(), num_slots)
-    check(clients.sharded(mesh), num_slots)
-    check(clients.sharded(mesh, clients.chunked(1)), num_slots)
-
-
-@pytest.mark.parametrize("num_slots", [1, 4, 7])
-def test_split_is_a_loop(num_slots: int) -> None:
-    mesh = jax.make_mesh((4,), ("anything",), axis_types=(AxisType.Auto,))
-    for inner in (None, clients.chunked(2)):
-        axis = clients.split("anything", inner)
-
-        def over(fn: clients.Fn, add: clients.Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
-            split = partial(axis, fn, add)  # noqa: B023
-            return clients.over(mesh, split)(init, slots)
-
-        check(over, num_slots)
+    check(on_four_devices(None), num_slots)
+    check(on_four_devices(clients.chunked(2)), num_slots)
 
 
 def test_sharded_computes_a_slot_on_each_device() -> None:
     slots, init = slots_of(4)
-    mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
 
     def device(slot: Tree) -> tuple[Tree, Tree]:
-        return fn(slot)[0], jax.lax.axis_index("clients")
+        return fn(slot)[0], jax.lax.axis_index("anything")
 
-    _, kept = jax.jit(lambda: clients.sharded(mesh)(device, add, init, slots))()
-    np.testing.assert_array_equal(kept, np.arange(4))
-    split = partial(clients.split("clients"), device, add)
-    _, kept = jax.jit(lambda: clients.over(mesh, split)(init, slots))()
+    _, kept = jax.jit(lambda: on_four_devices(None)(device, add, init, slots))()
     np.testing.assert_array_equal(kept, np.arange(4))
 
 

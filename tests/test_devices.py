@@ -90,7 +90,7 @@ def compiled_round(num_devices: int) -> jax.stages.Compiled:
     state = rounds.init(algorithm, variables, jax.random.key(1), 8)
     schedule = schedules.everyone(8, 2)
     state, schedule, federation = jax.device_put((state, schedule, federation), whole)
-    axis = clients.split("clients")
+    axis = clients.sharded("clients")
     run = clients.over(mesh, lambda *a: rounds.run(algorithm, *a, axis=axis))
     return jax.jit(run).lower(state, schedule, federation).compile()
 

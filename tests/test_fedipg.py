@@ -249,8 +249,9 @@ def shards(model: Model) -> tuple[Variables, Shard, Shard]:
     wide = jnp.zeros(()).dtype
 
     def cast(tree: Tree) -> Tree:
-        floats = lambda a: a.astype(wide) if jnp.issubdtype(a.dtype, jnp.floating) else a  # noqa: E731
-        return jax.tree.map(floats, tree)
+        return jax.tree.map(
+            lambda a: a.astype(wide) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
+        )
 
     pair = (
         Shard(cast(each.data), each.rows[3], each.mask[3], jnp.int32(3))

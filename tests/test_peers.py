@@ -82,15 +82,15 @@ def test_peer_answers_round_by_round() -> None:
 
 
 def test_failing_peer_tells_why() -> None:
-    with peers.started(runner("fail"), 1, 60) as peer:
-        with pytest.raises(peers.PeerError, match="ended: out of luck"):
-            peer.round()
+    failing = peers.started(runner("fail"), 1, 60)
+    with failing as peer, pytest.raises(peers.PeerError, match="ended: out of luck"):
+        peer.round()
 
 
 def test_missing_environment_is_told() -> None:
-    with pytest.raises(peers.PeerError, match=r"no /nowhere/python; see make_venvs.sh"):
-        with peers.started(["/nowhere/python"], 1, 60):
-            pass
+    missing = peers.started(["/nowhere/python"], 1, 60)
+    with pytest.raises(peers.PeerError, match=r"no /nowhere/python; see make_venvs.sh"), missing:
+        pass
 
 
 def test_choice_is_parsed() -> None:

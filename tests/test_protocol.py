@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, Mesh
 
 import federations
 from federations import TABLE, Config, assert_close, assert_equal, plain
@@ -64,9 +64,12 @@ class Case:
         state: rounds.State | None = None,
         schedule: Cohort | None = None,
         federation: Federation | None = None,
+        mesh: Mesh | None = None,
     ) -> Result:
         """The run under an axis, vmapped by default; each axis has a program of its own."""
         run = partial(rounds.run, self.algorithm, axis=axis) if axis else self.vmapped_run
+        if mesh is not None:
+            run = clients.over(mesh, run)
         return jax.jit(run, compiler_options=self.compiler_options)(
             self.start if state is None else state,
             self.schedule if schedule is None else schedule,
@@ -185,7 +188,7 @@ def test_chunked_is_vmapped(case: Case, size: int) -> None:
 
 def test_sharded_is_vmapped(case: Case) -> None:
     mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
-    assert_same_run(case, case.run(clients.sharded(mesh)))
+    assert_same_run(case, case.run(clients.sharded("clients"), mesh=mesh))
 
 
 def test_the_order_of_slots_does_not_matter(case: Case) -> None:

@@ -254,11 +254,11 @@ def started(command: Sequence[str], threads: int, timeout: float) -> Iterator[Pe
         try:
             yield Peer(process, log, timeout)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=60)
+                process.communicate(timeout=60)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.wait()
 
 
 def in_turns(
