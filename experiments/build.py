@@ -44,8 +44,8 @@ ENVIRONMENTS: dict[str, Callable[[sources.Dataset, Config], sources.Dataset]] = 
 # Algorithms that train centrally, on a federation of one client that holds every example.
 POOLED = ("erm",)
 
-# Arguments of the factories that come from flags of their own.
-_FROM_FLAGS = ("server_optimizer",)
+# Arguments of the factories that come from flags of their own, or from the data.
+_NOT_SETTINGS = ("server_optimizer", "num_players", "sample")
 
 
 class Run(NamedTuple):
@@ -109,7 +109,7 @@ def hyperparameters(name: str) -> dict[str, Any]:
     return {
         p.name: p.default
         for p in parameters
-        if p.kind is p.KEYWORD_ONLY and p.name not in _FROM_FLAGS
+        if p.kind is p.KEYWORD_ONLY and p.name not in _NOT_SETTINGS
     }
 
 
@@ -162,7 +162,7 @@ def cells(config: Config, held_out: Sequence[str | None]) -> list[Cell]:
     result = []
     for (algorithm, chosen), domain in itertools.product(settings(config).items(), held_out):
         numbers: dict[str, tuple[float, ...]] = {"learning_rate": config.learning_rate}
-        if algorithm not in POOLED:
+        if "server_optimizer" in inspect.signature(factory(algorithm)).parameters:
             numbers["server_learning_rate"] = config.server_learning_rate
         numbers |= {k: v for k, v in chosen.items() if isinstance(v[0], float)}
         fixed = {k: v for k, v in chosen.items() if k not in numbers}
@@ -226,14 +226,23 @@ def work(config: Config, learning_rate: float | Array) -> Work:
 
 
 def algorithm(
-    config: Config, cell: Cell, network: Model, hyper: Mapping[str, float | Array]
+    config: Config,
+    cell: Cell,
+    network: Model,
+    hyper: Mapping[str, float | Array],
+    federation: Mapping[str, Any],
 ) -> Algorithm:
-    """The algorithm of a cell with the hyperparameters of one run, which may be tracers."""
+    """The algorithm of a cell with the hyperparameters of one run, which may be tracers.
+
+    federation: num_players and sample, for the factories that ask for them.
+    """
     arguments = {**cell.settings, **hyper}
     local_work = work(config, arguments.pop("learning_rate"))
+    asked = inspect.signature(factory(cell.algorithm)).parameters
     server_rate = arguments.pop("server_learning_rate", None)
-    if server_rate is not None:
+    if "server_optimizer" in asked:
         arguments["server_optimizer"] = SERVER_OPTIMIZERS[config.server_optimizer](
             server_rate, config.server_momentum
         )
+    arguments |= {name: value for name, value in federation.items() if name in asked}
     return factory(cell.algorithm)(network, local_work, **arguments)

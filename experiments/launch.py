@@ -78,8 +78,9 @@ def run(
     todo = cells(dataset)
     results = {cell.name: loop.finished(settings, cell, place(cell)) for cell in todo}
     mesh = devices.mesh(settings)
+    federation = {"num_players": 2, "sample": None}
     for cell in todo:  # an impossible hyperparameter shows here, at no cost
-        build.algorithm(settings, cell, network, cell.runs[0].hyper)
+        build.algorithm(settings, cell, network, cell.runs[0].hyper, federation)
     data, splits = deal(settings, dataset, [cell.held_out for cell in todo])
     data = devices.everywhere(data, mesh)
     programs = _Programs(settings, network, data)

@@ -132,8 +132,12 @@ def make(
     if mesh is not None:
         axis = clients.sharded(mesh.axis_names[0], axis)
 
-    def algorithm(hyper: dict[str, Array]) -> Algorithm:
-        return build.algorithm(config, cell, network, hyper)
+    def algorithm(data: Examples, inputs: Inputs) -> Algorithm:
+        federation = {"num_players": inputs.train.rows.shape[0], "sample": sample(data)}
+        return build.algorithm(config, cell, network, inputs.hyper, federation)
+
+    def sample(data: Examples) -> Tree:
+        return jax.tree.map(lambda leaf: leaf[:1], data.x)
 
     def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
         num_runs = jax.tree.leaves(arguments)[0].shape[0]
@@ -143,17 +147,16 @@ def make(
 
     def start(data: Examples, inputs: Inputs) -> rounds.State:
         key = jax.random.key(inputs.seed)
-        sample = jax.tree.map(lambda leaf: leaf[:1], data.x)
-        variables = network.init(jax.random.fold_in(key, 0), sample)
+        variables = network.init(jax.random.fold_in(key, 0), sample(data))
         num_clients = inputs.train.rows.shape[0]
         return rounds.init(
-            algorithm(inputs.hyper), variables, jax.random.fold_in(key, 1), num_clients
+            algorithm(data, inputs), variables, jax.random.fold_in(key, 1), num_clients
         )
 
     def advance(
         data: Examples, inputs: Inputs, state: rounds.State, cohorts: Cohort
     ) -> tuple[rounds.State, Outcome]:
-        current = algorithm(inputs.hyper)
+        current = algorithm(data, inputs)
         state, reports = rounds.run(
             current,
             state,
@@ -185,7 +188,8 @@ def make(
     def traffic(data: Examples, inputs: Inputs) -> list[int]:
         first = jax.tree.map(lambda leaf: leaf[0], inputs)
         state = jax.eval_shape(start, data, first)
-        exchanges = wire.traffic(algorithm(first.hyper), state, Federation(data, *first.train))
+        federation = Federation(data, *first.train)
+        exchanges = wire.traffic(algorithm(data, first), state, federation)
         return [each.down + each.up for each in exchanges]
 
     if mesh is not None:

@@ -9,7 +9,18 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_inv import tree
-from fedjax_inv.types import Array, Batch, GradFn, Local, Metrics, Shard, Tree, Variables, Work
+from fedjax_inv.types import (
+    Array,
+    Batch,
+    GradFn,
+    Halves,
+    Local,
+    Metrics,
+    Shard,
+    Tree,
+    Variables,
+    Work,
+)
 
 
 def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
@@ -129,6 +140,40 @@ def full_batch(optimizer: optax.GradientTransformation, *, num_steps: int = 1) -
         return jnp.where(shard.mask.any(), num_steps, 0), lambda step: batch
 
     return _work(optimizer, loop)
+
+
+def mean_gradient(
+    grad_fn: GradFn,
+    variables: Variables,
+    shard: Shard,
+    key: Array,
+    *,
+    batch_size: int,
+    all_batches: bool,
+) -> tuple[Halves, Halves, Metrics]:
+    """What `grad_fn` returns, without a step: its mean over all local batches, or one batch's.
+
+    Batches are those of a pass over the client's examples in a new order, and count the same.
+    """
+    _check("batch_size", batch_size)
+    order_key, batch_key = jax.random.split(key)
+    order, count = shuffled(shard.mask, order_key), shard.mask.sum()
+    num_batches = -(-count // batch_size)
+    if not all_batches:
+        num_batches = jnp.minimum(num_batches, 1)
+
+    def one(batch: Array) -> tuple[Halves, Halves, Metrics]:
+        index = batch * batch_size + jnp.arange(batch_size)
+        positions = order[jnp.minimum(index, len(order) - 1)]
+        examples = take_batch(shard, positions, index < count)
+        return grad_fn(variables, examples, jax.random.fold_in(batch_key, batch))
+
+    shapes = jax.eval_shape(one, jnp.int32(0))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    sums = jax.lax.fori_loop(
+        0, num_batches, lambda batch, sums: jax.tree.map(jnp.add, sums, one(batch)), zeros
+    )
+    return jax.tree.map(lambda leaf: leaf / jnp.maximum(num_batches, 1), sums)
 
 
 def _check(name: str, value: int) -> None:

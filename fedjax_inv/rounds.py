@@ -5,8 +5,8 @@ What is decided here, once, for all algorithms:
    axis, the order of slots and empty slots cannot change a result.
 2. Absent slots write nothing and weigh nothing; a client without examples is absent.
 3. An exchange that nobody attends leaves the server and every client as they were.
-4. A client whose upload or metrics hold a NaN or an infinity is reported, and
-   on demand treated as absent.
+4. A client whose upload, metrics or own state hold a NaN or an infinity is reported, and on
+   demand treated as absent.
 """
 
 from typing import NamedTuple
@@ -46,7 +46,7 @@ class Report(NamedTuple):
 
     metrics: Metrics  # each [S]; arbitrary where not present
     present: Array  # [S] bool, took part and had examples
-    finite: Array  # [S] bool, false = its upload or metrics held a NaN or an infinity
+    finite: Array  # [S] bool, false = what it returned held a NaN or an infinity
     size: Array  # [S] int32, examples of the client
 
 
@@ -117,14 +117,14 @@ def _exchange(
         new_own, upload, metrics = exchange.client(
             received, own, shard, jax.random.fold_in(key, who)
         )
-        finite = tree.all_finite((upload, metrics))
+        finite = tree.all_finite((upload, metrics, new_own))
         present = slot.slots.present & (finite | (not drop_nonfinite))
         upload = tree.select(present, upload, jax.tree.map(jnp.zeros_like, upload))
         own = tree.select(present, new_own, own)
         return (upload, present), _Kept(own, metrics, present, finite, slot.slots.size)
 
     size = federation.mask.sum(1, dtype=jnp.int32)[cohort.who]
-    present = cohort.present & (size > 0)
+    present = cohort.present & (size > 0) & exchange.takes_place(state.round)
     num_slots = cohort.who.shape[0]
     slots = _Slot(
         Slots(jnp.arange(num_slots, dtype=jnp.int32), cohort.who, present, size), cohort.delay

@@ -28,7 +28,12 @@ def select(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
 
 def weighted_sum(tree: Tree, weights: Array) -> Tree:
     """The sum over the leading axis of every leaf, weighted by `weights` [S]."""
-    return jax.tree.map(lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, 1), tree)
+
+    def leaf(values: Array) -> Array:
+        # At the default precision a GPU may round deltas to the ten bits of TF32.
+        return jnp.tensordot(weights.astype(values.dtype), values, 1, precision="highest")
+
+    return jax.tree.map(leaf, tree)
 
 
 def all_finite(tree: Tree) -> Array:

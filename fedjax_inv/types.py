@@ -78,6 +78,12 @@ class Aggregator(NamedTuple):
     finish: Callable[[Tree], Tree]  # accumulator -> aggregated
 
 
+def always(round_index: Array) -> Array | bool:
+    """An exchange of every round."""
+    del round_index
+    return True
+
+
 class Exchange(NamedTuple):
     """One round trip between the server and the clients."""
 
@@ -86,6 +92,8 @@ class Exchange(NamedTuple):
     client: Callable[[Tree, Tree, Shard, Array], tuple[Tree, Tree, Metrics]]
     aggregate: Tree  # an Aggregator, or a tree of them that is a prefix of the upload
     update: Callable[[Tree, Tree, Cohort], Tree]  # (server, aggregated, cohort) -> server
+    # (round, counted from 0) -> whether it takes place; where not, nobody attends it
+    takes_place: Callable[[Array], Array | bool] = always
 
 
 class Algorithm(NamedTuple):

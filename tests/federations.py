@@ -212,6 +212,9 @@ class Config(NamedTuple):
 
 
 # Every algorithm of the package must have its configurations here: the file's name -> them.
+# What depends on the federation rather than on the experimenter.
+_PLAYERS = {"num_players": NUM_CLIENTS, "sample": jnp.zeros((1, *IMAGE), jnp.uint8)}
+
 TABLE: dict[str, tuple[Config, ...]] = {
     "erm": (Config(normed, momentum_epochs),),
     "fedavg": (
@@ -234,6 +237,22 @@ TABLE: dict[str, tuple[Config, ...]] = {
             mlp,
             momentum_epochs,
             {"penalty": 0.1, "penalty_on": "classifier", "server_optimizer": _MOMENTUM},
+        ),
+    ),
+    "fl_games": (
+        Config(softmax_regression, steps, {"memory": 2, **_PLAYERS}),
+        Config(
+            normed,
+            momentum_epochs,
+            {
+                "memory": 1,
+                "memory_mix": "literal",
+                "body_every": 2,
+                "body_learning_rate": 0.02,
+                "body_batch_size": 3,
+                "fast": True,
+                **_PLAYERS,
+            },
         ),
     ),
     "fedprox": (Config(normed, full_batch, {"proximal": 0.3, "server_optimizer": _MOMENTUM}),),

@@ -89,6 +89,11 @@ class Case:
         """The run that the others are compared with."""
         return self.run()
 
+    def taking_place(self) -> list[Array | bool]:
+        """Of each exchange, whether it takes place in the round after the run."""
+        after = self.result[0].round
+        return [exchange.takes_place(after) for exchange in self.algorithm.exchanges]
+
     def warm(self) -> rounds.State:
         """A copy of the state after the run, which may be donated."""
         return jax.tree.map(jnp.copy, self.result[0])
@@ -176,8 +181,11 @@ def test_the_run_moves_everything_and_delays_matter(case: Case) -> None:
     undelayed = case.schedule._replace(delay=jnp.zeros_like(case.schedule.delay))
     assert largest_difference(case.run(schedule=undelayed)[0].server, state.server) > 1e-3
     attended = case.schedule.present & (case.schedule.who != NO_EXAMPLE)
-    for report in reports:
-        assert_equal(report.present, attended)
+    rounds_of_run = jnp.arange(len(attended))
+    for exchange, report in zip(case.algorithm.exchanges, reports, strict=True):
+        now = jnp.broadcast_to(exchange.takes_place(rounds_of_run), rounds_of_run.shape)
+        assert now.any()
+        assert_equal(report.present, attended & now[:, None])
         assert_equal(report.size, jnp.array(federations.SIZES)[case.schedule.who])
 
 
@@ -255,8 +263,8 @@ def test_tiny_clients_give_no_nan(case: Case) -> None:
     assert largest_difference(state.server, case.result[0].server) > 0
     chex.assert_tree_all_finite(plain((state, case.result[0])))
     chex.assert_tree_all_finite([report.metrics for report in case.result[1]])
-    for report in reports:
-        assert_equal(report.present, jnp.array(who) == ONE_EXAMPLE)
+    for now, report in zip(case.taking_place(), reports, strict=True):
+        assert_equal(report.present, (jnp.array(who) == ONE_EXAMPLE) & now)
 
 
 def test_a_client_that_uploads_nan_is_reported_and_treated_as_absent(case: Case) -> None:
@@ -272,9 +280,9 @@ def test_a_client_that_uploads_nan_is_reported_and_treated_as_absent(case: Case)
     expected, _ = case.step(case.warm(), absent, federation)
     assert_equal(got, expected)
     chex.assert_tree_all_finite(plain(got))
-    for report in reports:
-        assert_equal(report.finite, ~is_poisoned)
-        assert_equal(report.present, ~is_poisoned & (jnp.array(who) != NO_EXAMPLE))
+    for now, report in zip(case.taking_place(), reports, strict=True):
+        assert_equal(report.finite, ~(is_poisoned & now))
+        assert_equal(report.present, ~is_poisoned & (jnp.array(who) != NO_EXAMPLE) & now)
 
 
 def test_nothing_is_mutated(case: Case) -> None:
