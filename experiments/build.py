@@ -34,11 +34,35 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "yogi": lambda rate, momentum: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3),
 }
 
+
+def _classes(data: sources.Dataset, config: Config) -> sources.Dataset:
+    """The data with --num_classes classes: two as FL Games groups them, else neighbours binned."""
+    groups = environments.GROUPS.get(config.dataset) if config.num_classes == 2 else None
+    return (
+        environments.grouped(data, groups)
+        if groups
+        else environments.binned(data, config.num_classes)
+    )
+
+
+def _flipped(config: Config) -> dict[str, Any]:
+    return {
+        "flips": config.flips,
+        "test_flip": config.test_flip,
+        "label_noise": config.label_noise,
+        "seed": config.data_seed,
+    }
+
+
 ENVIRONMENTS: dict[str, Callable[[sources.Dataset, Config], sources.Dataset]] = {
-    "rotated": lambda dataset, config: environments.rotated(
-        dataset, config.angles, config.data_seed
+    "rotated": lambda data, config: environments.rotated(data, config.angles, config.data_seed),
+    "colored": lambda data, config: environments.colored(
+        _classes(data, config), binarise=config.binarise, **_flipped(config)
     ),
-    "none": lambda dataset, config: dataset,
+    "patched": lambda data, config: environments.patched(
+        _classes(data, config), **_flipped(config)
+    ),
+    "none": lambda data, config: data,
 }
 
 # Algorithms that train centrally, on a federation of one client that holds every example.
@@ -204,8 +228,9 @@ def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
 def model(config: Config, data: sources.Dataset) -> Model:
     """The network of --model, --widths, --cut and --conv, for a data set."""
     arguments: dict[str, Any] = {"widths": config.widths} if config.widths else {}
-    if config.model == "cnn":
-        arguments["conv"] = config.conv
+    for name in ("activation", "conv"):
+        if name in inspect.signature(MODELS[config.model]).parameters:
+            arguments[name] = getattr(config, name)
     try:
         network = MODELS[config.model](
             len(data.classes), cut=None if config.cut < 0 else config.cut, **arguments

@@ -10,6 +10,7 @@ from absl import flags
 
 from experiments import build
 from fedjax_inv.models import layers
+from fedjax_inv.models.mlp import ACTIVATIONS
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -21,6 +22,7 @@ class _Range(NamedTuple):
 
 _ANY = _Range(lambda value: True, "")
 _POSITIVE = _Range(lambda value: 0 < value < math.inf, "above 0")
+_PROBABILITY = _Range(lambda value: 0 <= value <= 1, "between 0 and 1")
 _FRACTION = _Range(lambda value: 0 <= value < 1, "at least 0 and below 1")
 _SEED = _Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2^31")
 _CHUNK = _Range(lambda value: value == "auto" or value.isdecimal(), "auto or at least 0")
@@ -66,6 +68,17 @@ class Config:
     angles: tuple[float, ...] = _flag(
         (0.0, 15.0, 30.0, 45.0, 60.0, 75.0), "Degrees of the rotated domains."
     )
+    num_classes: int = _flag(
+        2, "Classes that colored and patched environments make of the data's.", _at_least(2)
+    )
+    flips: tuple[float, ...] = _flag(
+        (0.2, 0.1),
+        "How often the colour (or patch) disagrees with the label, per training environment.",
+        _PROBABILITY,
+    )
+    test_flip: float = _flag(0.9, "The same in the test environment.", _PROBABILITY)
+    label_noise: float = _flag(0.25, "How often the label disagrees with the image.", _PROBABILITY)
+    binarise: bool = _flag(True, "Whether colored makes every pixel that is not 0 white.")
     held_out: str = _flag(
         "",
         "The domain that only the test sees; sweep: several with commas, or 'all', each in turn; "
@@ -80,6 +93,12 @@ class Config:
     alpha: float = _flag(0.5, "Concentration of --partition=dirichlet.", _POSITIVE)
     clients: int = _flag(0, "Training clients; 0: one per training domain.", _at_least(0))
     cohort: int = _flag(0, "Clients drawn each round; 0: all.", _at_least(0))
+    play: str = _flag(
+        "parallel",
+        "Whether clients attend in parallel, or sequentially: one a round, in turn (with a learned "
+        "representation, after a round of all).",
+        choices=("parallel", "sequential"),
+    )
     rounds: int = _flag(50, "Communication rounds.", _at_least(1))
     local_epochs: int = _flag(1, "Passes over a client's examples per round.", _at_least(1))
     local_steps: int = _flag(0, "If above 0: steps per round instead of passes.", _at_least(0))
@@ -100,6 +119,7 @@ class Config:
     widths: tuple[int, ...] = _flag(
         (), "Widths of the hidden layers; default: the network's own.", _at_least(1), kind=int
     )
+    activation: str = _flag("relu", "Of the mlp.", choices=ACTIVATIONS)
     cut: int = _flag(
         -1, "Hidden layers before the cut; -1: all, the head is the classifier.", _at_least(-1)
     )
@@ -161,6 +181,8 @@ class Config:
         if self.clients:
             self._check_most("cohort", "clients")
         self._check_most("eval_every", "rounds")
+        if self.play == "sequential" and self.cohort:
+            raise ValueError(f"--cohort={self.cohort}: must be 0 with --play=sequential")
         if self.process_id >= self.num_processes:
             raise ValueError(
                 f"--process_id={self.process_id}: must be below --num_processes="

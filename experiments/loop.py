@@ -154,7 +154,7 @@ def _advance(
     stop: Stop,
 ) -> None:
     segments = -(-config.rounds // config.eval_every)
-    cohorts = schedule(config, inputs, segments * config.eval_every)
+    cohorts = schedule(config, cell, inputs, segments * config.eval_every)
     traffic = program.traffic(data, inputs)
     checkpoint_every = config.checkpoint_every or config.eval_every
     start = time.monotonic() - log.seconds
@@ -339,7 +339,8 @@ class Checkpoints:
                 f"{self._folder / str(done)}: corrupt, or not a checkpoint of this run "
                 f"({reason[:100]}); delete it to continue from the one before"
             ) from None
-        return restored._replace(key=jax.random.wrap_key_data(restored.key))
+        restored = restored._replace(key=jax.random.wrap_key_data(restored.key))
+        return jax.tree.map(lambda got, old: got if old.size else old, restored, like)
 
     def close(self) -> None:
         """Waits for what is being written."""
@@ -347,7 +348,9 @@ class Checkpoints:
 
 
 def _plain(states: rounds.State) -> rounds.State:
-    return states._replace(key=jax.random.key_data(states.key))
+    """The states as orbax takes them: keys as numbers, and no array without elements."""
+    numbers = states._replace(key=jax.random.key_data(states.key))
+    return jax.tree.map(lambda leaf: leaf if leaf.size else np.zeros(1, leaf.dtype), numbers)
 
 
 def _write(path: Path, text: str) -> None:

@@ -107,13 +107,16 @@ def group_names(splits: federation.Split) -> list[str]:
     return [splits.domains[index] for index in np.unique(splits.domain)]
 
 
-def schedule(config: Config, data: Inputs, num_rounds: int) -> Cohort:
+def schedule(config: Config, cell: build.Cell, data: Inputs, num_rounds: int) -> Cohort:
     """Who attends: [R, T, S], T = num_rounds. Nobody does from round --rounds on."""
     num_clients = data.train.rows.shape[1]
 
     def one(seed: Array) -> Cohort:
         key = jax.random.fold_in(jax.random.key(seed), 2)
-        if 0 < config.cohort < num_clients:
+        if config.play == "sequential":
+            together = cell.settings.get("body_every", 0) > 0
+            drawn = schedules.turns(num_clients, num_rounds, together=together)
+        elif 0 < config.cohort < num_clients:
             drawn = schedules.sampled(key, num_clients, config.cohort, num_rounds)
         else:
             drawn = schedules.everyone(num_clients, num_rounds)

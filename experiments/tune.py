@@ -28,7 +28,7 @@ def choose(
     Runs: all at once, or as many as fit. Clients: 1, 4, 16, ... or all, whatever takes the least
     time on a few steps of the first clients. What was measured is told on stderr.
     """
-    cohort = program.schedule(config, inputs, 1)
+    cohort = program.schedule(config, cell, inputs, 1)
     num_runs, _, num_slots = cohort.who.shape
     if config.client_chunk != "auto":
         sizes = [int(config.client_chunk) or num_slots]

@@ -35,9 +35,16 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
     return _schedule(jax.lax.map(draw, jnp.arange(num_rounds)))
 
 
-def turns(num_clients: int, num_rounds: int) -> Cohort:
-    """One client a round, in order; [T, 1]. Sequential play of a game."""
-    return _schedule(jnp.arange(num_rounds)[:, None] % num_clients)
+def turns(num_clients: int, num_rounds: int, *, together: bool = False) -> Cohort:
+    """One client a round, in order; [T, 1]. Sequential play of a game.
+
+    together: before each cycle of turns comes a round that everyone attends; [T, C].
+    """
+    rounds = jnp.arange(num_rounds)[:, None]
+    if not together:
+        return _schedule(rounds % num_clients)
+    schedule, turn = everyone(num_clients, num_rounds), rounds % (num_clients + 1)
+    return schedule._replace(present=(turn == 0) | (schedule.who == turn - 1))
 
 
 def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:

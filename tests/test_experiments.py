@@ -353,7 +353,7 @@ def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path):
         made = program.make(chosen, cell, network, 1, program.Chunks(10, 1))
         inputs = program.inputs(cell, split["40"], chosen.seeds)
         states = jax.eval_shape(made.init, data, inputs)
-        cohorts = program.schedule(chosen, inputs, 2)
+        cohorts = program.schedule(chosen, cell, inputs, 2)
         compiled = made.segment.lower(data, inputs, states, cohorts).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 

@@ -51,6 +51,13 @@ def test_sampled_refuses_an_impossible_cohort(cohort: int) -> None:
         schedules.sampled(jax.random.key(0), 3, cohort, 2)
 
 
+def test_turns_after_a_round_of_all() -> None:
+    schedule = schedules.turns(2, 7, together=True)
+    np.testing.assert_array_equal(schedule.who, [[0, 1]] * 7)
+    cycle = [[1, 1], [1, 0], [0, 1]]
+    np.testing.assert_array_equal(schedule.present, [*cycle, *cycle, cycle[0]])
+
+
 def test_turns() -> None:
     schedule = schedules.turns(3, 7)
     assert_equal(schedule.who, np.array([[0], [1], [2], [0], [1], [2], [0]]))

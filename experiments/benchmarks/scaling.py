@@ -31,7 +31,7 @@ def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     inputs = tune.without_evaluation(inputs)
     chunks = program.Chunks(int(config.client_chunk), len(config.seeds))
     made = program.make(config, cell, build.model(config, dataset), 1, chunks)
-    cohort = program.schedule(config, inputs, 1)
+    cohort = program.schedule(config, cell, inputs, 1)
     needed = tune.needed_bytes(made, data, inputs, cohort)
     states = made.init(data, inputs)
     seconds = []

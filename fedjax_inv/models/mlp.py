@@ -1,20 +1,23 @@
 """Multilayer perceptron."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 
 from fedjax_inv.models.blocks import from_blocks
 from fedjax_inv.types import Array, Model
 
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": nn.relu, "elu": nn.elu}
+
 
 class _Hidden(nn.Module):
     width: int
+    activation: Callable[[Array], Array]
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         del mask, train
-        return nn.relu(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
+        return self.activation(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
 
 
 class _Logits(nn.Module):
@@ -26,12 +29,21 @@ class _Logits(nn.Module):
         return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
 
 
-def mlp(num_classes: int, *, widths: Sequence[int] = (390, 390), cut: int | None = None) -> Model:
-    """ReLU layers of the given widths on flattened inputs, then a linear classifier.
+def mlp(
+    num_classes: int,
+    *,
+    widths: Sequence[int] = (390, 390),
+    cut: int | None = None,
+    activation: str = "relu",
+) -> Model:
+    """Hidden layers of the given widths on flattened inputs, then a linear classifier.
 
-    cut: how many hidden layers are the body; all of them by default.
+    cut: how many hidden layers are the body; all of them by default. activation: "relu" or "elu".
+    Raises ValueError for a width below 1, and for another activation.
     """
     if any(width < 1 for width in widths):
         raise ValueError(f"widths={tuple(widths)}: each must be at least 1")
-    blocks = [*(_Hidden(width) for width in widths), _Logits(num_classes)]
-    return from_blocks(blocks, len(widths) if cut is None else cut)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation={activation!r}: must be one of {', '.join(ACTIVATIONS)}")
+    hidden = [_Hidden(width, ACTIVATIONS[activation]) for width in widths]
+    return from_blocks([*hidden, _Logits(num_classes)], len(widths) if cut is None else cut)
