@@ -34,6 +34,7 @@ class Chosen(NamedTuple):
     hyper: dict[str, float]  # those that were chosen from several values
     runs: list[dict[str, Any]]
     indices: list[int]  # of those runs in the cell
+    diverged: str  # how many of the cell's runs did
 
     def over_seeds(self, value: Callable[[dict[str, Any]], float]) -> list[float]:
         """value(selected evaluation) of each seed."""
@@ -52,6 +53,8 @@ def choose(label: str, result: dict[str, Any]) -> Chosen | None:
         for name, value in run["hyper"].items()
         if value != result["runs"][0]["hyper"][name]
     }
+    count = sum(run["diverged"] for run in result["runs"])
+    diverged = f"{count} of {len(result['runs'])}"
     best, best_accuracy = None, -1.0
     for indices in settings.values():
         runs = [result["runs"][index] for index in indices]
@@ -60,7 +63,7 @@ def choose(label: str, result: dict[str, Any]) -> Chosen | None:
         accuracy = np.mean([run["selected"]["validation_accuracy"] for run in runs])
         if accuracy > best_accuracy:
             hyper = {k: v for k, v in runs[0]["hyper"].items() if k in varied}
-            best = Chosen(label, held_out, hyper, runs, indices)
+            best = Chosen(label, held_out, hyper, runs, indices, diverged)
             best_accuracy = float(accuracy)
     return best
 
@@ -117,10 +120,14 @@ def choices_table(chosen: Sequence[Chosen]) -> str:
             ", ".join(str(run["selected"]["round"]) for run in one.runs),
             percent(one.over_seeds(lambda e: e["validation_accuracy"])),
             f"{np.mean([run['last']['bytes'] for run in one.runs]) / 1e6:.1f}",
+            one.diverged,
         ]
         for one in chosen
     ]
-    headers = ["algorithm", "held out", "selected", "at round", "validation, %", "MB sent in all"]
+    headers = [
+        *("algorithm", "held out", "selected", "at round", "validation, %", "MB sent in all"),
+        "runs diverged",
+    ]
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
 
 

@@ -217,6 +217,7 @@ def test_a_marked_run_is_never_selected(tmp_path):
     chosen = report.choose("fedavg", result)
     assert chosen is not None
     assert chosen.hyper == {"learning_rate": 0.1}
+    assert chosen.diverged == "2 of 4"
     sweep.sweep(settings(tmp_path / "all", learning_rate=(1e30,), nonfinite="mark"))
     assert "diverged" in (tmp_path / "all" / "table.md").read_text()
 
@@ -255,7 +256,7 @@ def test_labels_name_only_what_differs():
 def test_leave_one_out_table_has_mean_and_worst_over_domains():
     def cell(domain, accuracies):
         runs = [{"selected": {"test_accuracy": a}} for a in accuracies]
-        return report.Chosen("fedavg", domain, {}, runs, [0, 1])
+        return report.Chosen("fedavg", domain, {}, runs, [0, 1], "0 of 2")
 
     table = report.table([cell("0", [0.1, 0.6]), cell("80", [0.3, 0.2])], {"fedavg": "94.3"})
     *_, row = table.splitlines()
