@@ -33,9 +33,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app, flags
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tabulate import tabulate
 
-from experiments import build, program, tune
+from experiments import build, devices, program, tune
 from experiments.benchmarks import lowerings
 from experiments.config import Config
 from fedjax_inv import clients, local, models, rounds, schedules
@@ -123,10 +124,12 @@ def noise(setting: Setting) -> Federation:
 
 
 class Ours:
-    """Our engine on a setting's work."""
+    """Our engine on a setting's work; the devices of the mesh share the clients."""
 
-    def __init__(self, setting: Setting, choice: Choice, data: Federation) -> None:
-        self._setting, self._data = setting, data
+    def __init__(
+        self, setting: Setting, choice: Choice, data: Federation, mesh: Mesh | None = None
+    ) -> None:
+        self._setting = setting
         model = model_of(setting, choice.conv)
         work = local.epochs(
             optax.sgd(setting.learning_rate),
@@ -135,19 +138,24 @@ class Ours:
         )
         algorithm = fedavg.fedavg(model, work)
         axis = clients.chunked(choice.chunk or setting.cohort)
+        if mesh is not None:
+            axis = clients.sharded(mesh.axis_names[0], axis)
 
         def advance(
             state: rounds.State, cohort: Cohort, data: Federation
         ) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
             return rounds.run(algorithm, state, cohort, data, axis=axis)
 
-        self._advance = jax.jit(advance, donate_argnums=0)
+        on_all = advance if mesh is None else clients.over(mesh, advance)
+        self._advance = jax.jit(on_all, donate_argnums=0)
         variables = model.init(jax.random.key(0), data.data.x[:1])
         self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
-        self._state = rounds.init(algorithm, variables, jax.random.key(1), setting.num_clients)
-        self._schedule = schedules.sampled(
-            jax.random.key(2), setting.num_clients, setting.cohort, 100
-        )
+        state = rounds.init(algorithm, variables, jax.random.key(1), setting.num_clients)
+        schedule = schedules.sampled(jax.random.key(2), setting.num_clients, setting.cohort, 100)
+        if mesh is not None:
+            whole = NamedSharding(mesh, PartitionSpec())
+            state, schedule, data = jax.device_put((state, schedule, data), whole)
+        self._state, self._schedule, self._data = state, schedule, data
         self._num_rounds = 0
 
     def round(self) -> Round:
@@ -164,14 +172,20 @@ class Ours:
         return Round(seconds, int(batches.sum()) * self._setting.num_epochs)
 
 
-def auto(setting: Setting, data: Federation) -> Choice:
-    """What train and sweep choose by default."""
-    config = Config(
+def config_of(setting: Setting) -> Config:
+    """The setting as flags of train and sweep."""
+    return Config(
+        devices=FLAGS.devices,
         clients=setting.num_clients,
         cohort=setting.cohort,
         batch_size=setting.batch_size,
         local_epochs=setting.num_epochs,
     )
+
+
+def auto(setting: Setting, data: Federation) -> Choice:
+    """What train and sweep choose by default."""
+    config = config_of(setting)
     hyper = {"learning_rate": setting.learning_rate, "server_learning_rate": 1.0}
     cell = build.Cell("fedavg", {}, None, (build.Run(0, hyper),))
     held = program.Holdings(data.rows[None], data.mask[None])
@@ -182,7 +196,8 @@ def auto(setting: Setting, data: Federation) -> Choice:
         jnp.zeros((1, setting.num_clients), jnp.int32),
     )
     make = partial(program.make, config, cell, model_of(setting, "auto"), 1)
-    chunk = tune.choose(config, cell, make, data.data, inputs).clients
+    inputs, examples = devices.everywhere((inputs, data.data), devices.mesh(config))
+    chunk = tune.choose(config, cell, make, examples, inputs).clients
     return Choice(0 if chunk >= setting.cohort else chunk, "auto")
 
 
@@ -327,10 +342,12 @@ def choices(setting: Setting) -> list[Choice]:
     return [Choice(chunk, conv) for conv in convs for chunk in chunks]
 
 
-def our_choices(setting: Setting, data: Federation, chosen: Choice) -> list[dict[str, Any]]:
+def our_choices(
+    setting: Setting, data: Federation, chosen: Choice, mesh: Mesh | None
+) -> list[dict[str, Any]]:
     """Rows of the fixed choices and of the chosen one."""
-    engines = {choice.label: Ours(setting, choice, data) for choice in choices(setting)}
-    engines[f"auto ({chosen.label})"] = Ours(setting, chosen, data)
+    engines = {choice.label: Ours(setting, choice, data, mesh) for choice in choices(setting)}
+    engines[f"auto ({chosen.label})"] = Ours(setting, chosen, data, mesh)
     seconds = in_turns(engines, FLAGS.warmup, FLAGS.rounds, setting.client_steps)
     fastest = min(statistics.median(times) for label, times in seconds.items())
     return [
@@ -362,6 +379,7 @@ def machine(threads: int) -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "machine": platform.machine(),
         "threads": threads,
+        "devices": FLAGS.devices,
         "rounds": FLAGS.rounds,
         "shrink": FLAGS.shrink,
         "jax": jax.__version__,
@@ -378,6 +396,7 @@ def pin(threads: int, device: str) -> int:
     os.sched_setaffinity(0, allowed[: threads or len(allowed)])
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", FLAGS.devices)
     # Leaves memory of a GPU to the peers.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return threads or len(allowed)
@@ -396,7 +415,7 @@ def main(argv: list[str]) -> None:
     print(", ".join(f"{k}: {v}" for k, v in report["run"].items()))
     for name in FLAGS.settings:
         setting = shrunk(SETTINGS[name], FLAGS.shrink)
-        data = noise(setting)
+        data, mesh = noise(setting), devices.mesh(config_of(setting))
         chosen = fixed or auto(setting, data)
         title = (
             f"({name}) {setting.network}: {setting.cohort} of {setting.num_clients} clients a "
@@ -404,11 +423,11 @@ def main(argv: list[str]) -> None:
             f"{setting.client_steps} client-steps"
         )
         if FLAGS.ours == "all":
-            rows = our_choices(setting, data, chosen)
+            rows = our_choices(setting, data, chosen, mesh)
             report["ours"] += [{"setting": name} | row for row in rows]
             show(f"{title}; our choices", rows)
         rows = []
-        engine = Ours(setting, chosen, data)
+        engine = Ours(setting, chosen, data, mesh)
         for peer in FLAGS.peers:
             rows.append(beside(peer, setting, engine, threads))
             report["peers"].append({"setting": name, "choice": chosen.label} | rows[-1])
@@ -427,6 +446,9 @@ if __name__ == "__main__":
     flags.DEFINE_integer("rounds", 5, "Timed rounds of each.", lower_bound=1)
     flags.DEFINE_integer("warmup", 2, "Rounds before them, not timed.", lower_bound=1)
     flags.DEFINE_integer("threads", 0, "CPU cores for each; 0: all.", lower_bound=0)
+    flags.DEFINE_integer(
+        "devices", 1, "Devices that share our clients; a CPU makes as many as asked.", lower_bound=1
+    )
     flags.DEFINE_enum("device", "auto", ["auto", "cpu", "cuda"], "auto: what JAX finds.")
     flags.DEFINE_string(
         "ours",

@@ -36,6 +36,8 @@ def client_of(name: str, arguments: dict[str, Any], work: Any, network: Any) -> 
     )
     rows = jnp.arange(num_examples)
     shard = Shard(data, rows, jnp.ones(num_examples, bool), jnp.int32(0))
+    if name == "fl_games":
+        arguments = {"num_players": 2, "sample": data.x[:1], **arguments}
     algorithm = build.factory(name)(network, work, **arguments)
     variables = network.init(jax.random.key(0), data.x[:1])
     state = rounds.init(algorithm, variables, jax.random.key(1), 1)
@@ -48,18 +50,20 @@ def client_of(name: str, arguments: dict[str, Any], work: Any, network: Any) -> 
 
 def main(argv: list[str]) -> None:
     del argv
-    network = build.MODELS[FLAGS.model](10)
+    network, whole = build.MODELS[FLAGS.model](10), build.MODELS[FLAGS.model](10, cut=0)
     work = local.steps(optax.sgd(0.01), batch_size=FLAGS.batch_size, num_steps=FLAGS.num_steps)
     variants: dict[str, tuple[str, dict[str, Any]]] = {
         name: (name, {}) for name in build.algorithm_names()
     }
+    variants["fl_games, memory 5"] = ("fl_games", {"memory": 5})
     del variants["fedipg"]
     for derivative in ("forward_over_reverse", "reverse_over_forward"):
         for penalty_on in ("all", "classifier"):
             arguments = {"derivative": derivative, "penalty_on": penalty_on}
             variants[f"fedipg {derivative} {penalty_on}"] = ("fedipg", arguments)
     clients = {
-        label: client_of(name, arguments, work, network)
+        # A player of FL Games owns the whole network.
+        label: client_of(name, arguments, work, whole if name == "fl_games" else network)
         for label, (name, arguments) in variants.items()
     }
     for client in clients.values():
