@@ -148,7 +148,7 @@ class Config:
     run_chunk: str = _flag(
         "auto", "Runs (seeds x hyperparameters) at once; 0: all; auto: as many as fit.", _CHUNK
     )
-    devices: int = _flag(1, "Devices that share the clients.", _at_least(1))
+    devices: int = _flag(1, "Devices that share the clients; on a CPU, cores.", _at_least(1))
     coordinator_address: str = _flag("", "host:port of process 0, where there are several.")
     num_processes: int = _flag(
         1, "Processes, on one machine or many, whose devices share the clients.", _at_least(1)

@@ -29,7 +29,9 @@ def main(binary: Callable[[config.Config], None]) -> None:
         if len(argv) > 1:
             _fail(f"{argv[1]}: not a flag; flags are --name=value", 2)
         try:
-            binary(config.read())
+            settings = config.read()
+            devices.prepare(settings)
+            binary(settings)
         except ValueError as error:
             if not _raised_here(error):
                 raise  # not about the input: a defect, which needs its traceback

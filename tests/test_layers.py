@@ -296,3 +296,19 @@ def test_unknown_lowering():
         layers.lowering("fft")
     with pytest.raises(ValueError, match=message):
         models.cnn(10, conv="fft")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_max_pool_is_that_of_flax_with_its_gradient(size: int) -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 7, 8, 3))  # nowhere a tie
+
+    def flax_pool(x: Array) -> Array:
+        return nn.max_pool(x, (size, size), (size, size))
+
+    def pool(x: Array) -> Array:
+        return layers.max_pool(x, size)
+
+    chex.assert_trees_all_close(pool(x), flax_pool(x))
+    weights = jax.random.normal(jax.random.key(1), pool(x).shape)
+    got, expected = (jax.grad(lambda x, p=p: (p(x) * weights).sum())(x) for p in (pool, flax_pool))
+    chex.assert_trees_all_close(got, expected)

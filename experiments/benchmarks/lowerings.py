@@ -44,7 +44,7 @@ class _PflCifar(nn.Module):
         for features in (32, 64):
             conv = nn.Conv(features, (3, 3), padding="VALID", conv_general_dilated=self.conv)
             x = nn.relu(conv(x))
-        x = nn.max_pool(x, (2, 2), (2, 2)).reshape(x.shape[0], -1)
+        x = layers.max_pool(x, 2).reshape(x.shape[0], -1)
         return nn.Dense(10)(nn.relu(nn.Dense(128)(x)))
 
 
@@ -57,7 +57,7 @@ class _LeNet(nn.Module):
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         for features in (32, 64):
             conv = nn.Conv(features, (5, 5), conv_general_dilated=self.conv)
-            x = nn.max_pool(nn.relu(conv(x)), (2, 2), (2, 2))
+            x = layers.max_pool(nn.relu(conv(x)), 2)
         return nn.Dense(10)(nn.relu(nn.Dense(512)(x.reshape(x.shape[0], -1))))
 
 

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tabulate import tabulate
 
-from experiments import build, program, tune
+from experiments import build, devices, program, tune
 from experiments.benchmarks import lowerings
 from experiments.config import Config
 from fedjax_inv import clients, local, models, rounds, schedules
@@ -58,6 +59,14 @@ SETTINGS = {
     "b": Setting("mlp", (28, 28, 1), 60, 500, 60, 32, 1, 0.1),
     "c": Setting("lenet", (28, 28, 1), 10, 300, 10, 32, 1, 0.1),
 }
+
+
+def shrunk(setting: Setting, divisor: int) -> Setting:
+    """Fewer clients, otherwise the same."""
+    return setting._replace(
+        num_clients=max(1, setting.num_clients // divisor),
+        cohort=max(1, setting.cohort // divisor),
+    )
 
 
 class Choice(NamedTuple):
@@ -107,10 +116,12 @@ def noise(setting: Setting) -> Federation:
 
 
 class Engine:
-    """Our engine on a setting's work."""
+    """Our engine on a setting's work; the devices of the mesh share the clients."""
 
-    def __init__(self, setting: Setting, choice: Choice, data: Federation) -> None:
-        self._setting, self._data = setting, data
+    def __init__(
+        self, setting: Setting, choice: Choice, data: Federation, mesh: Mesh | None = None
+    ) -> None:
+        self._setting = setting
         model = model_of(setting, choice.conv)
         work = local.epochs(
             optax.sgd(setting.learning_rate),
@@ -119,19 +130,24 @@ class Engine:
         )
         algorithm = fedavg.fedavg(model, work)
         axis = clients.chunked(choice.chunk or setting.cohort)
+        if mesh is not None:
+            axis = clients.sharded(mesh.axis_names[0], axis)
 
         def advance(
             state: rounds.State, cohort: Cohort, data: Federation
         ) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
             return rounds.run(algorithm, state, cohort, data, axis=axis)
 
-        self._advance = jax.jit(advance, donate_argnums=0)
+        on_all = advance if mesh is None else clients.over(mesh, advance)
+        self._advance = jax.jit(on_all, donate_argnums=0)
         variables = model.init(jax.random.key(0), data.data.x[:1])
         self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
-        self._state = rounds.init(algorithm, variables, jax.random.key(1), setting.num_clients)
-        self._schedule = schedules.sampled(
-            jax.random.key(2), setting.num_clients, setting.cohort, 100
-        )
+        state = rounds.init(algorithm, variables, jax.random.key(1), setting.num_clients)
+        schedule = schedules.sampled(jax.random.key(2), setting.num_clients, setting.cohort, 100)
+        if mesh is not None:
+            whole = NamedSharding(mesh, PartitionSpec())
+            state, schedule, data = jax.device_put((state, schedule, data), whole)
+        self._state, self._schedule, self._data = state, schedule, data
         self._num_rounds = 0
 
     def round(self) -> Round:
@@ -148,14 +164,20 @@ class Engine:
         return Round(seconds, int(batches.sum()) * self._setting.num_epochs)
 
 
-def auto(setting: Setting, data: Federation) -> Choice:
-    """What train and sweep choose by default."""
-    config = Config(
+def config_of(setting: Setting, num_devices: int) -> Config:
+    """The setting as flags of train and sweep."""
+    return Config(
+        devices=num_devices,
         clients=setting.num_clients,
         cohort=setting.cohort,
         batch_size=setting.batch_size,
         local_epochs=setting.num_epochs,
     )
+
+
+def auto(setting: Setting, data: Federation, num_devices: int = 1) -> Choice:
+    """What train and sweep choose by default."""
+    config = config_of(setting, num_devices)
     hyper = {"learning_rate": setting.learning_rate, "server_learning_rate": 1.0}
     cell = build.Cell("fedavg", {}, None, (build.Run(0, hyper),))
     held = program.Holdings(data.rows[None], data.mask[None])
@@ -166,7 +188,8 @@ def auto(setting: Setting, data: Federation) -> Choice:
         jnp.zeros((1, setting.num_clients), jnp.int32),
     )
     make = partial(program.make, config, cell, model_of(setting, "auto"), 1)
-    chunk = tune.choose(config, cell, make, data.data, inputs).clients
+    inputs, examples = devices.everywhere((inputs, data.data), devices.mesh(config))
+    chunk = tune.choose(config, cell, make, examples, inputs).clients
     return Choice(0 if chunk >= setting.cohort else chunk, "auto")
 
 

@@ -207,3 +207,16 @@ _LOWERINGS: dict[str, Conv] = {
     "canonical": _checked(_canonical),
 }
 LOWERINGS = tuple(_LOWERINGS)
+
+
+def max_pool(x: Array, size: int) -> Array:
+    """The largest of each size x size window of x [B, height, width, C], windows side by side.
+
+    What does not fill a window is left out, as in `flax.linen.max_pool`. Its gradient is a few
+    elementwise operations, against a scatter that is slow on a CPU; ties share it.
+    """
+    height, width = x.shape[1] // size, x.shape[2] // size
+    windows = x[:, : height * size, : width * size].reshape(
+        x.shape[0], height, size, width, size, x.shape[3]
+    )
+    return windows.max((2, 4))
