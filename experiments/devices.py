@@ -52,7 +52,13 @@ def everywhere(tree: T, over: Mesh | None) -> T:
     if over is None:
         return tree
     whole = NamedSharding(over, PartitionSpec())
-    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf), whole), tree)
+
+    def put(leaf: jax.Array) -> jax.Array:
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(put(jax.random.key_data(leaf)))
+        return jax.device_put(np.asarray(leaf), whole)
+
+    return jax.tree.map(put, tree)
 
 
 def leads() -> bool:

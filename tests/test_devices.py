@@ -1,5 +1,6 @@
 """Several devices and several processes give what one device gives, with less work on each."""
 
+import dataclasses
 import os
 import socket
 import subprocess
@@ -49,6 +50,25 @@ def on_one_device(tmp_path_factory):
 
 def test_four_devices_give_what_one_gives(tmp_path, on_one_device):
     train.train(config.Config(run_dir=str(tmp_path / "run"), devices=4, **FLAGS))
+    assert_same_run(on_one_device, tmp_path / "run")
+
+
+class StopAtOnce(loop.Stop):
+    """Asks for a stop when the first segment is over."""
+
+    def __enter__(self):
+        super().__enter__()
+        self.signal = 15
+        return self
+
+
+def test_a_run_on_four_devices_resumes(tmp_path, monkeypatch, on_one_device):
+    chosen = config.Config(run_dir=str(tmp_path / "run"), devices=4, **FLAGS)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "Stop", StopAtOnce)
+        with pytest.raises(SystemExit):
+            train.train(chosen)
+    train.train(dataclasses.replace(chosen, resume=True))
     assert_same_run(on_one_device, tmp_path / "run")
 
 

@@ -3,12 +3,12 @@
 experiments/benchmarks/peers/make_venvs.sh FOLDER
 python -m experiments.benchmarks.peers --venvs=FOLDER
 
-FedAvg on noise of the shapes of workloads.SETTINGS: plain SGD, size weights, no evaluation, the same
-number of local steps, which is checked. Peers: a loop of plain PyTorch (pytorch), pfl, FedLab and
-Flower, each in an environment of its own. One peer at a time runs beside our engine, a round of the
-peer and a round of ours in turns, so that a machine whose speed drifts is fair to both. The ratio
-is of medians, ours over the peer's in client-steps per second; its spread is that of the pairs of
-neighbouring rounds. A peer that fails is told in the table.
+FedAvg on noise of the shapes of workloads.SETTINGS: plain SGD, size weights, no evaluation, the
+same number of local steps, which is checked. Peers: a loop of plain PyTorch (pytorch), pfl, FedLab
+and Flower, each in an environment of its own. One peer at a time runs beside our engine, a round of
+the peer and a round of ours in turns, so that a machine whose speed drifts is fair to both. The
+ratio is of medians, ours over the peer's in client-steps per second; its spread is that of the
+pairs of neighbouring rounds. A peer that fails is told in the table.
 """
 
 import contextlib
