@@ -43,6 +43,13 @@ def shuffled(mask: Array, key: Array) -> Array:
     return jnp.lexsort((draws, ~mask))
 
 
+def _batch_of_pass(shard: Shard, order: Array, batch: Array, batch_size: int) -> Batch:
+    """The batch numbered `batch` of a pass over the real examples in `order` [N]."""
+    index = batch * batch_size + jnp.arange(batch_size)
+    positions = order[jnp.minimum(index, len(order) - 1)]
+    return take_batch(shard, positions, index < shard.mask.sum())
+
+
 def _step(
     optimizer: optax.GradientTransformation,
     grad_fn: GradFn,
@@ -93,8 +100,7 @@ def epochs(
     _check("num_epochs", num_epochs)
 
     def loop(shard: Shard, key: Array) -> Tree:
-        count = shard.mask.sum()
-        batches = -(-count // batch_size)  # of one epoch
+        batches = -(-shard.mask.sum() // batch_size)  # of one epoch
         # All orders at once: a sort inside the loop would run at every step under vmap.
         orders = jax.vmap(lambda epoch: shuffled(shard.mask, jax.random.fold_in(key, epoch)))(
             jnp.arange(num_epochs)
@@ -102,9 +108,7 @@ def epochs(
 
         def batch_at(step: Array) -> Batch:
             epoch, batch = step // jnp.maximum(batches, 1), step % jnp.maximum(batches, 1)
-            index = batch * batch_size + jnp.arange(batch_size)
-            positions = orders[epoch, jnp.minimum(index, shard.mask.shape[0] - 1)]
-            return take_batch(shard, positions, index < count)
+            return _batch_of_pass(shard, orders[epoch], batch, batch_size)
 
         return num_epochs * batches, batch_at
 
@@ -157,15 +161,13 @@ def mean_gradient(
     """
     _check("batch_size", batch_size)
     order_key, batch_key = jax.random.split(key)
-    order, count = shuffled(shard.mask, order_key), shard.mask.sum()
-    num_batches = -(-count // batch_size)
+    order = shuffled(shard.mask, order_key)
+    num_batches = -(-shard.mask.sum() // batch_size)
     if not all_batches:
         num_batches = jnp.minimum(num_batches, 1)
 
     def one(batch: Array) -> tuple[Halves, Halves, Metrics]:
-        index = batch * batch_size + jnp.arange(batch_size)
-        positions = order[jnp.minimum(index, len(order) - 1)]
-        examples = take_batch(shard, positions, index < count)
+        examples = _batch_of_pass(shard, order, batch, batch_size)
         return grad_fn(variables, examples, jax.random.fold_in(batch_key, batch))
 
     shapes = jax.eval_shape(one, jnp.int32(0))
