@@ -15,7 +15,7 @@ import optax
 
 from fedjax_inv import algorithms, local, models
 from fedjax_inv.data import environments, sources
-from fedjax_inv.types import Algorithm, Array, Model, Work
+from fedjax_inv.types import Algorithm, Array, Model, Tree, Work
 
 if TYPE_CHECKING:
     from experiments.config import Config
@@ -50,6 +50,7 @@ def _flipped(config: Config) -> dict[str, Any]:
         "flips": config.flips,
         "test_flip": config.test_flip,
         "label_noise": config.label_noise,
+        "test_fraction": config.test_fraction,
         "seed": config.data_seed,
     }
 
@@ -68,8 +69,8 @@ ENVIRONMENTS: dict[str, Callable[[sources.Dataset, Config], sources.Dataset]] = 
 # Algorithms that train centrally, on a federation of one client that holds every example.
 POOLED = ("erm",)
 
-# Arguments of the factories that come from flags of their own, or from the data.
-_NOT_SETTINGS = ("server_optimizer", "num_players", "sample")
+# Arguments of the factories that come from flags of their own, or from the data, or are functions.
+_NOT_SETTINGS = ("server_optimizer", "num_players", "sample", "body_every", "is_local")
 
 
 class Run(NamedTuple):
@@ -207,6 +208,7 @@ def dataset(config: Config) -> sources.Dataset:
         config.dataset,
         data_dir=config.data_dir or None,
         image_size=config.image_size or None,
+        count=config.num_images or None,
     )
     return ENVIRONMENTS[config.environment](loaded, config)
 
@@ -228,9 +230,10 @@ def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
 def model(config: Config, data: sources.Dataset) -> Model:
     """The network of --model, --widths, --cut and --conv, for a data set."""
     arguments: dict[str, Any] = {"widths": config.widths} if config.widths else {}
-    for name in ("activation", "conv"):
-        if name in inspect.signature(MODELS[config.model]).parameters:
-            arguments[name] = getattr(config, name)
+    known = inspect.signature(MODELS[config.model]).parameters
+    arguments |= {n: getattr(config, n) for n in ("activation", "conv", "norm") if n in known}
+    if config.norm != "none" and "norm" not in known:
+        raise ValueError(f"--norm={config.norm}: --model={config.model} has no norms; take mlp")
     try:
         network = MODELS[config.model](
             len(data.classes), cut=None if config.cut < 0 else config.cut, **arguments
@@ -255,11 +258,12 @@ def algorithm(
     cell: Cell,
     network: Model,
     hyper: Mapping[str, float | Array],
-    federation: Mapping[str, Any],
+    num_players: int,
+    sample: Tree,
 ) -> Algorithm:
     """The algorithm of a cell with the hyperparameters of one run, which may be tracers.
 
-    federation: num_players and sample, for the factories that ask for them.
+    num_players: the training clients. sample: a batch of inputs.
     """
     arguments = {**cell.settings, **hyper}
     local_work = work(config, arguments.pop("learning_rate"))
@@ -269,5 +273,8 @@ def algorithm(
         arguments["server_optimizer"] = SERVER_OPTIMIZERS[config.server_optimizer](
             server_rate, config.server_momentum
         )
-    arguments |= {name: value for name, value in federation.items() if name in asked}
+    # A cycle: the representation, then everyone at once or the players in turn.
+    cycle = 1 + (num_players if config.play == "sequential" else 1)
+    known = {"num_players": num_players, "sample": sample, "body_every": cycle}
+    arguments |= {name: value for name, value in known.items() if name in asked}
     return factory(cell.algorithm)(network, local_work, **arguments)

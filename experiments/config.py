@@ -10,7 +10,7 @@ from absl import flags
 
 from experiments import build
 from fedjax_inv.models import layers
-from fedjax_inv.models.mlp import ACTIVATIONS
+from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -24,6 +24,7 @@ _ANY = _Range(lambda value: True, "")
 _POSITIVE = _Range(lambda value: 0 < value < math.inf, "above 0")
 _PROBABILITY = _Range(lambda value: 0 <= value <= 1, "between 0 and 1")
 _FRACTION = _Range(lambda value: 0 <= value < 1, "at least 0 and below 1")
+_INSIDE = _Range(lambda value: 0 < value < 1, "above 0 and below 1")
 _SEED = _Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2^31")
 _CHUNK = _Range(lambda value: value == "auto" or value.isdecimal(), "auto or at least 0")
 _PAPER = _Range(lambda value: "=" in value, "algorithm=number")
@@ -85,6 +86,12 @@ class Config:
         "'none': the official test split, or a random fifth. Default: the last domain, or none "
         "if there is only one.",
     )
+    test_fraction: float = _flag(
+        0.2,
+        "The part of the examples that is drawn for the test where the data have no test split, "
+        "and no domain of theirs is held out.",
+        _INSIDE,
+    )
     partition: str = _flag(
         "domain",
         "How clients share the training examples.",
@@ -120,6 +127,7 @@ class Config:
         (), "Widths of the hidden layers; default: the network's own.", _at_least(1), kind=int
     )
     activation: str = _flag("relu", "Of the mlp.", choices=ACTIVATIONS)
+    norm: str = _flag("none", "After the mlp's hidden layers.", choices=NORMS)
     cut: int = _flag(
         -1, "Hidden layers before the cut; -1: all, the head is the classifier.", _at_least(-1)
     )
@@ -133,6 +141,28 @@ class Config:
     )
     data_seed: int = _flag(0, "Seeds which example goes to which environment.", _SEED)
     eval_every: int = _flag(5, "Rounds between evaluations.", _at_least(1))
+    watch_examples: int = _flag(
+        0,
+        "Training (of all clients) and test examples on which the accuracy is taken in every "
+        "round; 0: in no round.",
+        _at_least(0),
+    )
+    stop_below: tuple[float, ...] = _flag(
+        (),
+        "Thresholds: tell what there was when the watched training accuracy first fell below.",
+        _INSIDE,
+        kind=float,
+    )
+    warm_start: int = _flag(
+        -1,
+        "Rounds before a stop; -1: as many as clients, or with learned=true as training batches.",
+        _at_least(-1),
+    )
+    after_stop: str = _flag(
+        "continue",
+        "Whether training goes on when all of --stop_below have been met, or ends with that state.",
+        choices=("continue", "end"),
+    )
     checkpoint_every: int = _flag(
         0, "Rounds between checkpoints, a multiple of eval_every; 0: eval_every.", _at_least(0)
     )
@@ -157,6 +187,9 @@ class Config:
     image_size: int = _flag(
         0, "Side in pixels that a folder's images are scaled to; 0: as they are.", _at_least(0)
     )
+    num_images: int = _flag(
+        0, "How many images of --dataset=dsprites are rendered; 0: 20,000.", _at_least(0)
+    )
     run_dir: str = _flag("", "Where results go; default: runs/ and the run's name.")
     data_dir: str = _flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
     resume: bool = _flag(False, "Continue what --run_dir holds, bit for bit.")
@@ -173,16 +206,30 @@ class Config:
                     build.check_known(flag, item, field.metadata["choices"])
                 if not allowed.holds(item):
                     raise ValueError(f"--{flag}={item}: must be {allowed.text}")
-        for name in ("algorithm", "learning_rate", "server_learning_rate", "seeds"):
+        several = ("algorithm", "learning_rate", "server_learning_rate", "seeds", "stop_below")
+        for name in several:
             values = getattr(self, name)
-            if len(values) == 0 or len(set(values)) < len(values):
+            if (len(values) == 0 and name != "stop_below") or len(set(values)) < len(values):
                 text = ",".join(str(value) for value in values)
                 raise ValueError(f"--{name}={text}: must be one or several different values")
         if self.clients:
             self._check_most("cohort", "clients")
         self._check_most("eval_every", "rounds")
+        flipped = self.environment in ("colored", "patched") and self.partition == "domain"
+        if flipped and self.clients > len(self.flips):
+            text = ",".join(f"{flip:g}" for flip in self.flips)
+            raise ValueError(
+                f"--clients={self.clients}: must be at most one for each --flips={text}"
+            )
         if self.play == "sequential" and self.cohort:
             raise ValueError(f"--cohort={self.cohort}: must be 0 with --play=sequential")
+        if self.stop_below and not self.watch_examples:
+            text = ",".join(f"{value:g}" for value in self.stop_below)
+            raise ValueError(f"--stop_below={text}: needs --watch_examples above 0")
+        if "fedbn" in self.algorithm and self.norm == "none":
+            raise ValueError("--algorithm=fedbn: needs --norm=batch, it is FedAvg without norms")
+        if self.after_stop == "end" and not self.stop_below:
+            raise ValueError("--after_stop=end: needs --stop_below")
         if self.process_id >= self.num_processes:
             raise ValueError(
                 f"--process_id={self.process_id}: must be below --num_processes="
@@ -212,7 +259,7 @@ def _flag_name(field: Any) -> str:
     return "set" if field.name == "settings" else field.name
 
 
-def define(**defaults: Any) -> None:
+def define(values: flags.FlagValues = flags.FLAGS, **defaults: Any) -> None:
     """Defines the flags, with other defaults for some."""
     for field in dataclasses.fields(Config):
         name, text = _flag_name(field), field.metadata["help"]
@@ -220,27 +267,39 @@ def define(**defaults: Any) -> None:
         if field.metadata["choices"]:
             text += f" One of: {', '.join(field.metadata['choices'])}."
         if name == "set":
-            flags.DEFINE_multi_string(name, [], text)
+            flags.DEFINE_multi_string(name, [], text, values)
         elif isinstance(default, tuple):
-            flags.DEFINE_list(name, [f"{v:g}" if kind is float else str(v) for v in default], text)
+            texts = [f"{v:g}" if kind is float else str(v) for v in default]
+            flags.DEFINE_list(name, texts, text, values)
         elif kind is bool:
-            flags.DEFINE_bool(name, default, text)
+            flags.DEFINE_bool(name, default, text, values)
         elif kind is int:
-            flags.DEFINE_integer(name, default, text)
+            flags.DEFINE_integer(name, default, text, flag_values=values)
         elif kind is float:
-            flags.DEFINE_float(name, default, text)
+            flags.DEFINE_float(name, default, text, flag_values=values)
         else:
-            flags.DEFINE_string(name, default, text)
+            flags.DEFINE_string(name, default, text, values)
 
 
-def read() -> Config:
+def read(values: flags.FlagValues = flags.FLAGS) -> Config:
     """The parsed flags as a `Config`; raises ValueError, in one line, for a bad value."""
-    parsed = flags.FLAGS.flag_values_dict()
-    values: dict[str, Any] = {}
+    parsed = values.flag_values_dict()
+    settings: dict[str, Any] = {}
     for field in dataclasses.fields(Config):
         value = parsed[_flag_name(field)]
-        values[field.name] = _items(field, value) if isinstance(value, list) else value
-    return Config(**values)
+        settings[field.name] = _items(field, value) if isinstance(value, list) else value
+    return Config(**settings)
+
+
+def of(arguments: Sequence[str], **defaults: Any) -> Config:
+    """The `Config` of flags as a command line has them; raises ValueError, in one line."""
+    values = flags.FlagValues()
+    define(values, **defaults)
+    try:
+        values(["", *expand_presets(arguments)])
+    except flags.Error as error:
+        raise ValueError(str(error)) from None
+    return read(values)
 
 
 def _items(field: Any, texts: list[str]) -> tuple[Any, ...]:
@@ -253,13 +312,15 @@ def _items(field: Any, texts: list[str]) -> tuple[Any, ...]:
 
 
 def expand_presets(argv: Sequence[str]) -> list[str]:
-    """Replaces --preset=NAME by the flag file of that name."""
+    """Replaces --preset=NAME,NAME by the flag files of those names; later ones go before."""
+    known = sorted(path.stem for path in PRESETS.glob("*.flags"))
     expanded = []
     for argument in argv:
-        flag, _, name = argument.lstrip("-").partition("=")
+        flag, _, names = argument.lstrip("-").partition("=")
         if argument.startswith("-") and flag == "preset":
-            build.check_known("preset", name, sorted(p.stem for p in PRESETS.glob("*.flags")))
-            expanded.append(f"--flagfile={PRESETS / name}.flags")
+            for name in names.split(","):
+                build.check_known("preset", name, known)
+                expanded.append(f"--flagfile={PRESETS / name}.flags")
         else:
             expanded.append(argument)
     return expanded

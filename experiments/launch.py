@@ -17,8 +17,9 @@ from fedjax_inv.data import federation, sources
 from fedjax_inv.types import Examples, Model
 
 
-def main(binary: Callable[[config.Config], None]) -> None:
-    """Runs a binary: presets expanded, flags checked, errors told in one line."""
+def main(binary: Callable[[config.Config], str]) -> None:
+    """Runs a binary and prints what it returns: presets expanded, flags checked, errors told in one
+    line."""
     # Compiled programs outlive the process, so that a second start does not compile again.
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "~/.cache/fedjax_inv")
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(cache))
@@ -31,7 +32,7 @@ def main(binary: Callable[[config.Config], None]) -> None:
         try:
             settings = config.read()
             devices.prepare(settings)
-            binary(settings)
+            print(binary(settings))
         except ValueError as error:
             if not _raised_here(error):
                 raise  # not about the input: a defect, which needs its traceback
@@ -68,8 +69,8 @@ def run(
     folder: Path,
     cells: Callable[[sources.Dataset], list[build.Cell]],
     place: Callable[[build.Cell], Path],
-) -> None:
-    """Runs the cells that are not finished, then writes and prints the report.
+) -> str:
+    """Runs the cells that are not finished, writes the report, and returns what to print of it.
 
     cells: dataset -> the cells. place: the run folder of a cell. Raises ValueError, before any
     compute, where the flags do not fit the data or the folders.
@@ -80,9 +81,8 @@ def run(
     todo = cells(dataset)
     results = {cell.name: loop.finished(settings, cell, place(cell)) for cell in todo}
     mesh = devices.mesh(settings)
-    federation = {"num_players": 2, "sample": None}
     for cell in todo:  # an impossible hyperparameter shows here, at no cost
-        build.algorithm(settings, cell, network, cell.runs[0].hyper, federation)
+        build.algorithm(settings, cell, network, cell.runs[0].hyper, 2, None)
     data, splits = deal(settings, dataset, [cell.held_out for cell in todo])
     data = devices.everywhere(data, mesh)
     programs = _Programs(settings, network, data)
@@ -92,19 +92,19 @@ def run(
             if results[cell.name] is not None:
                 continue
             split = splits[cell.held_out]
-            inputs = devices.everywhere(program.inputs(cell, split, settings.seeds), mesh)
+            inputs = devices.everywhere(program.inputs(settings, cell, split), mesh)
             groups = program.group_names(split)
             made = programs.of(cell, inputs, len(groups), place(cell))
             try:
-                results[cell.name] = loop.run_cell(
-                    settings, cell, made, data, inputs, groups, place(cell), stop
-                )
+                job = loop.Job(settings, cell, made, data, inputs, groups)
+                results[cell.name] = loop.run_cell(job, place(cell), stop)
             except loop.Stopped as stopped:
                 print(f"{place(cell)}: {stopped}; add --resume to continue", file=sys.stderr)
                 sys.exit(128 + stop.signal)
-    if devices.leads():
-        done = [results[cell.name] or {} for cell in todo]
-        _report(settings, folder, dataset, splits[todo[0].held_out], todo, place, done)
+    if not devices.leads():
+        return ""
+    done = [results[cell.name] or {} for cell in todo]
+    return _report(settings, folder, dataset, splits[todo[0].held_out], todo, place, done)
 
 
 class _Programs:
@@ -144,7 +144,7 @@ def _report(
     cells: list[build.Cell],
     place: Callable[[build.Cell], Path],
     results: list[dict[str, Any]],
-) -> None:
+) -> str:
     first = jax.tree.map(lambda leaf: leaf[0], split._replace(domains=()))
     report.draw_partition(
         folder / "partition.png", dataset, first._replace(domains=dataset.domains)
@@ -158,8 +158,8 @@ def _report(
     text = report.write(folder, done, title=title, paper=paper)
     if place(cells[0]) != folder:  # a cell of its own has written its result already
         loop.write_json(folder / "result.json", {"title": title, "cells": results})
-    print(f"\n{title}\n\n{text}\n\n{report.RULE}")
-    print(f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}.")
+    where = f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}."
+    return f"\n{title}\n\n{text}\n\n{report.RULE}\n{where}"
 
 
 def deal(
@@ -179,7 +179,14 @@ def deal(
         )
         try:
             of_seeds = [
-                federation.split(dataset, data, partition, held_out=domain, seed=seed)
+                federation.split(
+                    dataset,
+                    data,
+                    partition,
+                    held_out=domain,
+                    seed=seed,
+                    test_fraction=settings.test_fraction,
+                )
                 for seed in settings.seeds
             ]
         except ValueError as error:

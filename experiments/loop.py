@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,8 +22,9 @@ from tqdm import tqdm
 from experiments import devices
 from experiments.build import Cell
 from experiments.config import Config
-from experiments.program import Inputs, Outcome, Program, schedule
-from fedjax_inv import rounds
+from experiments.program import Inputs, Outcome, Program, Training, schedule
+from fedjax_inv import stopping
+from fedjax_inv.evaluation import Scores
 from fedjax_inv.types import Examples, Tree
 
 # Flags that say where and how, not what; and those that the cell stands for.
@@ -112,64 +113,69 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def run_cell(
-    config: Config,
-    cell: Cell,
-    program: Program,
-    data: Examples,
-    inputs: Inputs,
-    groups: list[str],
-    folder: Path,
-    stop: Stop,
-) -> dict[str, Any]:
+class Job(NamedTuple):
+    """A cell and all that it runs on."""
+
+    config: Config
+    cell: Cell
+    program: Program
+    data: Examples
+    inputs: Inputs
+    groups: list[str]  # names of the validation groups
+
+
+def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
     """Runs or continues a cell to its end and returns its result, which is also result.json.
 
     Raises Stopped after a signal, with a checkpoint written; Diverged, with the last good
     checkpoint kept, if a client's loss is not finite and --nonfinite=stop.
     """
-    write_json(folder / "config.json", description(config, cell))
+    cell = job.cell
+    write_json(folder / "config.json", description(job.config, cell))
     with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         done = checkpoints.latest()
         log = Log(folder / "metrics.jsonl", done)
-        states = program.init(data, inputs)
+        states = job.program.init(job.data, job.inputs)
         if done:
-            states = devices.everywhere(checkpoints.restore(done, states), devices.mesh(config))
-        _advance(config, cell, program, data, inputs, groups, states, log, checkpoints, done, stop)
-    result = {"cell": description(config, cell)["cell"], "runs": summarise(cell, log.lines)}
+            states = checkpoints.restore(done, states)
+            states = devices.everywhere(states, devices.mesh(job.config))
+        states = _advance(job, states, log, checkpoints, done, stop)
+    runs = summarise(cell, log.lines)
+    for index, run in enumerate(runs):
+        if job.config.stop_below:
+            run["stops"] = _stops(job, jax.device_get(states.stops), index)
+    result = {"cell": description(job.config, cell)["cell"], "runs": runs}
     write_json(folder / "result.json", result)
     return result
 
 
 def _advance(
-    config: Config,
-    cell: Cell,
-    program: Program,
-    data: Examples,
-    inputs: Inputs,
-    groups: list[str],
-    states: rounds.State,
+    job: Job,
+    states: Training,
     log: "Log",
     checkpoints: "Checkpoints",
     done: int,
     stop: Stop,
-) -> None:
+) -> Training:
+    config, cell, program = job.config, job.cell, job.program
     segments = -(-config.rounds // config.eval_every)
-    cohorts = schedule(config, cell, inputs, segments * config.eval_every)
-    traffic = program.traffic(data, inputs)
+    cohorts = schedule(config, cell, job.inputs, segments * config.eval_every)
+    traffic = program.traffic(job.data, job.inputs)
     checkpoint_every = config.checkpoint_every or config.eval_every
     start = time.monotonic() - log.seconds
     title = f"{cell.label}, held out {cell.held_out or 'test split'}"
+    last = done == config.rounds
     with tqdm(
         total=config.rounds, initial=done, desc=title, unit="round", disable=not devices.leads()
     ) as bar:
-        while done < config.rounds:
+        while not last:
             part = jax.tree.map(lambda a, at=done: a[:, at : at + config.eval_every], cohorts)
-            states, outcome = program.segment(data, inputs, states, part)
+            states, outcome = program.segment(job.data, job.inputs, states, part)
             outcome = jax.device_get(outcome)
             length = min(config.eval_every, config.rounds - done)
             _check_finite(config, cell, outcome, done)
             done += length
-            lines = _lines(cell, groups, outcome, done, length, traffic, time.monotonic() - start)
+            lines = _lines(job, outcome, done, length, traffic, time.monotonic() - start)
             log.append(lines)
             bar.update(length)
             bar.set_postfix(
@@ -177,12 +183,14 @@ def _advance(
                 valid=_mean(line["validation_accuracy"] for line in lines),
                 test=_mean(line["test_accuracy"] for line in lines),
             )
-            last = done == config.rounds
+            ended = config.after_stop == "end" and (outcome.stops.round > 0).all()
+            last = done == config.rounds or bool(ended)
             stop.signal = devices.agree(stop.signal)
             if last or done % checkpoint_every == 0 or stop.signal:
                 checkpoints.save(done, states)
             if stop.signal and not last:
                 raise Stopped(f"stopped after round {done} of {config.rounds}")
+    return states
 
 
 def _mean(values: Any) -> str:
@@ -204,36 +212,17 @@ def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int) -> No
 
 
 def _lines(
-    cell: Cell,
-    groups: list[str],
-    outcome: Outcome,
-    done: int,
-    length: int,
-    traffic: list[int],
-    seconds: float,
+    job: Job, outcome: Outcome, done: int, length: int, traffic: list[int], seconds: float
 ) -> list[dict[str, Any]]:
     """One record per run: what metrics.jsonl says after a segment."""
-
-    def number(value: Any) -> float | None:
-        return float(value) if math.isfinite(value) else None  # json has no NaN
-
     records = []
-    for index, run in enumerate(cell.runs):
-        valid: dict[str, dict[str, Any]] = {
-            name: {"accuracy": float(a), "loss": number(b), "split": "validation"}
-            for name, a, b in zip(
-                groups, outcome.valid.accuracy[index], outcome.valid.loss[index], strict=True
-            )
+    for index, run in enumerate(job.cell.runs):
+        means = {k: _number(v[index, length - 1]) for k, v in outcome.metrics.items()}
+        watched = {
+            f"{name}_by_round": [round(float(value), 5) for value in values[index, :length]]
+            for name, values in outcome.watched.items()
         }
-        test: dict[str, Any] = {
-            "accuracy": float(outcome.test.accuracy[index, 0]),
-            "loss": number(outcome.test.loss[index, 0]),
-            "split": "test",
-        }
-        domains = {**valid, cell.held_out or "test": test}
-        means = {k: number(v[index, length - 1]) for k, v in outcome.metrics.items()}
-        accuracy = {name: scores["accuracy"] for name, scores in domains.items()}
-        worst = min(accuracy, key=lambda name: accuracy[name])
+        valid, test = jax.tree.map(lambda a, i=index: a[i], (outcome.valid, outcome.test))
         records.append(
             {
                 "round": done,
@@ -242,16 +231,56 @@ def _lines(
                 "hyper": run.hyper,
                 "train_loss": means.pop("loss"),
                 **({"train_metrics": means} if means else {}),
-                "domains": domains,
-                "validation_accuracy": float(np.mean([v["accuracy"] for v in valid.values()])),
-                "test_accuracy": test["accuracy"],
-                "worst_domain": worst,
-                "worst_accuracy": accuracy[worst],
+                **watched,
+                **_by_domain(job, valid, test),
                 "segment_bytes": int(outcome.attended[index, :length].sum(0) @ np.array(traffic)),
                 "diverged": bool((outcome.broken[index] >= 0).any()),
                 "seconds": round(seconds, 3),
             }
         )
+    return records
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None  # json has no NaN
+
+
+def _by_domain(job: Job, valid: Scores, test: Scores) -> dict[str, Any]:
+    """What is told of an evaluation. valid: each [groups]. test: each [1]."""
+    scores = [(name, "validation", valid, index) for index, name in enumerate(job.groups)]
+    scores.append((job.cell.held_out or "test", "test", test, 0))
+    domains: dict[str, dict[str, Any]] = {
+        name: {
+            "accuracy": float(of.accuracy[index]),
+            "loss": _number(of.loss[index]),
+            "split": split,
+        }
+        for name, split, of, index in scores
+    }
+    accuracy = {name: domain["accuracy"] for name, domain in domains.items()}
+    worst = min(accuracy, key=lambda name: accuracy[name])
+    return {
+        "domains": domains,
+        "validation_accuracy": float(np.mean(valid.accuracy)),
+        "test_accuracy": float(test.accuracy[0]),
+        "worst_domain": worst,
+        "worst_accuracy": accuracy[worst],
+    }
+
+
+def _stops(job: Job, stops: stopping.Stops, run: int) -> list[dict[str, Any]]:
+    """Per threshold of --stop_below what there was at the stop; round None if there was none."""
+    records = []
+    for index, threshold in enumerate(job.config.stop_below):
+        record: dict[str, Any] = {"threshold": threshold, "round": None}
+        train, valid, test = jax.tree.map(lambda a, i=index: a[run, i], stops.scores)
+        if stops.round[run, index]:
+            record |= {
+                "round": int(stops.round[run, index]),
+                "train_accuracy": float(train.accuracy[0]),
+                **_by_domain(job, valid, test),
+            }
+        records.append(record)
     return records
 
 
@@ -324,11 +353,11 @@ class Checkpoints:
         """The round of the newest checkpoint, 0 if there is none."""
         return self._manager.latest_step() or 0
 
-    def save(self, done: int, states: rounds.State) -> None:
+    def save(self, done: int, states: Training) -> None:
         """Writes a checkpoint; the file work goes on in the background."""
         self._manager.save(done, args=ocp.args.StandardSave(_plain(states)))
 
-    def restore(self, done: int, like: rounds.State) -> rounds.State:
+    def restore(self, done: int, like: Training) -> Training:
         """The states after round `done`; raises ValueError if they are not ones of this run."""
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _plain(like))
         try:
@@ -339,7 +368,8 @@ class Checkpoints:
                 f"{self._folder / str(done)}: corrupt, or not a checkpoint of this run "
                 f"({reason[:100]}); delete it to continue from the one before"
             ) from None
-        restored = restored._replace(key=jax.random.wrap_key_data(restored.key))
+        key = jax.random.wrap_key_data(restored.state.key)
+        restored = restored._replace(state=restored.state._replace(key=key))
         return jax.tree.map(lambda got, old: got if old.size else old, restored, like)
 
     def close(self) -> None:
@@ -347,9 +377,10 @@ class Checkpoints:
         self._manager.close()
 
 
-def _plain(states: rounds.State) -> rounds.State:
+def _plain(states: Training) -> Training:
     """The states as orbax takes them: keys as numbers, and no array without elements."""
-    numbers = states._replace(key=jax.random.key_data(states.key))
+    key = jax.random.key_data(states.state.key)
+    numbers = states._replace(state=states.state._replace(key=key))
     return jax.tree.map(lambda leaf: leaf if leaf.size else np.zeros(1, leaf.dtype), numbers)
 
 

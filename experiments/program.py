@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments import build, devices
 from experiments.config import Config
-from fedjax_inv import clients, evaluation, rounds, schedules, wire
+from fedjax_inv import clients, evaluation, rounds, schedules, stopping, wire
 from fedjax_inv.data import federation
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Model, Tree
 
@@ -29,6 +29,8 @@ class Inputs(NamedTuple):
     train: Holdings
     valid: Holdings
     test: Holdings
+    watched: Holdings  # the training examples whose accuracy is taken in every round
+    watched_test: Holdings
     group: Array  # [R, C] the group (domain) that each validation client counts for
 
 
@@ -39,20 +41,37 @@ class Chunks(NamedTuple):
     runs: int
 
 
+class Scores(NamedTuple):
+    """How a state serves the training, the validation and the test examples."""
+
+    train: evaluation.Scores  # each [1]: all clients pooled
+    valid: evaluation.Scores  # each [groups]
+    test: evaluation.Scores  # each [1]
+
+
+class Training(NamedTuple):
+    """All that a run carries from segment to segment."""
+
+    state: rounds.State
+    stops: stopping.Stops  # of the thresholds of --stop_below, with `Scores`
+
+
 class Outcome(NamedTuple):
     """What a segment of L rounds reports of each run."""
 
     metrics: dict[str, Array]  # each [R, L]: the mean over the clients, weighted by size
     attended: Array  # [R, L, exchanges] int32, clients that took part
     broken: Array  # [R, L] int32, the first client that produced a NaN or infinity, -1 if none did
+    watched: dict[str, Array]  # train and test: accuracy after every round [R, L]; or empty
     valid: evaluation.Scores  # each [R, groups]
     test: evaluation.Scores  # each [R, 1]
+    stops: stopping.Stops
 
 
 class Program(NamedTuple):
     """The functions of a cell, compiled once for all cells of the same shapes."""
 
-    init: Callable[[Examples, Inputs], rounds.State]  # -> states [R]
+    init: Callable[[Examples, Inputs], Training]  # -> states [R]
     # jitted: (data, inputs, states [R], schedule [R, L, S]) -> (states, outcome); the states are
     # donated
     segment: jax.stages.Wrapped
@@ -60,9 +79,9 @@ class Program(NamedTuple):
     traffic: Callable[[Examples, Inputs], list[int]]
 
 
-def inputs(cell: build.Cell, splits: federation.Split, seeds: tuple[int, ...]) -> Inputs:
-    """What the runs of a cell work on. splits: stacked, one of each of `seeds`."""
-    which = np.array([seeds.index(run.seed) for run in cell.runs])
+def inputs(config: Config, cell: build.Cell, splits: federation.Split) -> Inputs:
+    """What the runs of a cell work on. splits: stacked, one of each of --seeds."""
+    which = np.array([config.seeds.index(run.seed) for run in cell.runs])
     if cell.algorithm in build.POOLED:
         singles = [
             federation.pooled(Federation(splits.train.data, rows, mask))
@@ -74,6 +93,7 @@ def inputs(cell: build.Cell, splits: federation.Split, seeds: tuple[int, ...]) -
         )
     else:
         train = Holdings(splits.train.rows, splits.train.mask)
+    test = Holdings(splits.test.rows, splits.test.mask)
     return Inputs(
         {
             name: jnp.array([run.hyper[name] for run in cell.runs], jnp.float32)
@@ -85,11 +105,24 @@ def inputs(cell: build.Cell, splits: federation.Split, seeds: tuple[int, ...]) -
             (
                 train,
                 Holdings(splits.valid.rows, splits.valid.mask),
-                Holdings(splits.test.rows, splits.test.mask),
+                test,
+                _some(train, config.watch_examples),
+                _some(test, config.watch_examples),
                 jnp.asarray(groups(splits)),
             ),
         ),
     )
+
+
+def _some(held: Holdings, count: int) -> Holdings:
+    """About `count` of the examples of each run, evenly from all over every client."""
+    size = held.mask.sum(2, keepdims=True)  # [R, C, 1]; real rows come first
+    share = jnp.minimum(1.0, count / size.sum(1, keepdims=True))
+    keep = jnp.ceil(share * size).astype(jnp.int32)
+    index = jnp.arange(max(1, int(keep.max())))
+    positions = (index * (size / jnp.maximum(keep, 1))).astype(jnp.int32)
+    positions = jnp.minimum(positions, held.rows.shape[2] - 1)
+    return Holdings(jnp.take_along_axis(held.rows, positions, axis=2), index < keep)
 
 
 def groups(splits: federation.Split) -> np.ndarray:
@@ -114,7 +147,7 @@ def schedule(config: Config, cell: build.Cell, data: Inputs, num_rounds: int) ->
     def one(seed: Array) -> Cohort:
         key = jax.random.fold_in(jax.random.key(seed), 2)
         if config.play == "sequential":
-            together = cell.settings.get("body_every", 0) > 0
+            together = cell.settings.get("learned", False)
             drawn = schedules.turns(num_clients, num_rounds, together=together)
         elif 0 < config.cohort < num_clients:
             drawn = schedules.sampled(key, num_clients, config.cohort, num_rounds)
@@ -126,6 +159,17 @@ def schedule(config: Config, cell: build.Cell, data: Inputs, num_rounds: int) ->
     return jax.vmap(one)(data.seed)
 
 
+def warm_start(config: Config, cell: build.Cell, inputs: Inputs) -> int | Array:
+    """The rounds before a stop; where the flag does not say, those of FL Games, Section D.2: one of
+    each player, or with a learned representation one per batch of the training data."""
+    if config.warm_start >= 0:
+        return config.warm_start
+    if not cell.settings.get("learned", False):
+        return inputs.train.rows.shape[0]
+    num_examples = inputs.train.mask.sum()
+    return -(-num_examples // (config.batch_size or num_examples))
+
+
 def make(
     config: Config, cell: build.Cell, network: Model, num_groups: int, chunks: Chunks
 ) -> Program:
@@ -135,62 +179,127 @@ def make(
     if mesh is not None:
         axis = clients.sharded(mesh.axis_names[0], axis)
 
+    thresholds = jnp.array(config.stop_below, jnp.float32)
+    seen = cell.algorithm not in build.POOLED
+
     def algorithm(data: Examples, inputs: Inputs) -> Algorithm:
-        federation = {"num_players": inputs.train.rows.shape[0], "sample": sample(data)}
-        return build.algorithm(config, cell, network, inputs.hyper, federation)
+        num_clients = inputs.train.rows.shape[0]
+        return build.algorithm(config, cell, network, inputs.hyper, num_clients, sample(data))
 
     def sample(data: Examples) -> Tree:
         return jax.tree.map(lambda leaf: leaf[:1], data.x)
 
     def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
         num_runs = jax.tree.leaves(arguments)[0].shape[0]
-        if chunks.runs < num_runs:
-            return jax.lax.map(lambda a: fn(*a), arguments, batch_size=chunks.runs)
-        return jax.vmap(fn)(*arguments)
+        count = -(-num_runs // chunks.runs)
+        if count == 1:
+            return jax.vmap(fn)(*arguments)
+        size = -(-num_runs // count)
+        # Not the batch_size of lax.map, which fails on arrays without elements.
+        chunked = jax.tree.map(
+            lambda a: jnp.concatenate([a, a[: count * size - num_runs]]).reshape(
+                count, size, *a.shape[1:]
+            ),
+            arguments,
+        )
+        results = jax.lax.map(lambda chunk: jax.vmap(fn)(*chunk), chunked)
+        return jax.tree.map(lambda a: a.reshape(count * size, *a.shape[2:])[:num_runs], results)
 
-    def start(data: Examples, inputs: Inputs) -> rounds.State:
+    def pooled(scores: evaluation.Scores) -> evaluation.Scores:
+        return evaluation.by_group(scores, jnp.zeros_like(scores.size), 1)
+
+    def valid_and_test(
+        data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool = True
+    ) -> tuple[evaluation.Scores, evaluation.Scores]:
+        current = algorithm(data, inputs)
+        valid, test = (
+            evaluation.evaluate(
+                current, state, Federation(data, *held), seen=is_seen, needed=needed
+            )
+            for held, is_seen in ((inputs.valid, seen), (inputs.test, False))
+        )
+        return evaluation.by_group(valid, inputs.group, num_groups), test
+
+    def scores(data: Examples, inputs: Inputs, state: rounds.State, needed: Array) -> Scores:
+        held = Federation(data, *inputs.train)
+        train = evaluation.evaluate(algorithm(data, inputs), state, held, needed=needed)
+        return Scores(pooled(train), *valid_and_test(data, inputs, state, needed))
+
+    def start(data: Examples, inputs: Inputs) -> Training:
         key = jax.random.key(inputs.seed)
         variables = network.init(jax.random.fold_in(key, 0), sample(data))
         num_clients = inputs.train.rows.shape[0]
-        return rounds.init(
+        state = rounds.init(
             algorithm(data, inputs), variables, jax.random.fold_in(key, 1), num_clients
         )
+        shapes = jax.eval_shape(scores, data, inputs, state, True)
+        return Training(state, stopping.init(len(config.stop_below), shapes))
+
+    def watch(data: Examples, inputs: Inputs, training: Training) -> tuple[Training, Tree]:
+        """The accuracies of this round, and the stops that they cause."""
+        state, stops = training
+        if not config.watch_examples:
+            return training, {}
+        current = algorithm(data, inputs)
+        train, test = (
+            pooled(evaluation.evaluate(current, state, Federation(data, *held), seen=is_seen))
+            for held, is_seen in ((inputs.watched, True), (inputs.watched_test, False))
+        )
+        if config.stop_below:
+            # The rounds that fill up the last segment stop nothing.
+            is_real = state.round <= config.rounds
+            stops = stopping.update(
+                stops,
+                jnp.where(is_real, train.accuracy[0], jnp.nan),
+                thresholds=thresholds,
+                num_rounds=state.round,
+                warm_start=warm_start(config, cell, inputs),
+                measure=lambda needed: scores(data, inputs, state, needed),
+            )
+        return Training(state, stops), {"train": train.accuracy[0], "test": test.accuracy[0]}
 
     def advance(
-        data: Examples, inputs: Inputs, state: rounds.State, cohorts: Cohort
-    ) -> tuple[rounds.State, Outcome]:
+        data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
+    ) -> tuple[Training, Outcome]:
         current = algorithm(data, inputs)
-        state, reports = rounds.run(
-            current,
-            state,
-            cohorts,
-            Federation(data, *inputs.train),
-            axis=axis,
-            drop_nonfinite=config.nonfinite == "drop",
-        )
-        seen = cell.algorithm not in build.POOLED
-        valid = evaluation.evaluate(current, state, Federation(data, *inputs.valid), seen=seen)
-        test = evaluation.evaluate(current, state, Federation(data, *inputs.test), seen=False)
+
+        def one(training: Training, cohort: Cohort) -> tuple[Training, Tree]:
+            state, stops = training
+            if config.after_stop == "end":
+                cohort = cohort._replace(present=cohort.present & ~stopping.all_met(stops))
+            state, reports = rounds.step(
+                current,
+                state,
+                cohort,
+                Federation(data, *inputs.train),
+                axis=axis,
+                drop_nonfinite=config.nonfinite == "drop",
+            )
+            training, watched = watch(data, inputs, Training(state, stops))
+            return training, (reports, watched)
+
+        training, (reports, watched) = jax.lax.scan(one, training, cohorts)
         outcome = Outcome(
             _mean_metrics(reports),
             jnp.stack([report.present.sum(1) for report in reports], axis=-1),
             jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
-            evaluation.by_group(valid, inputs.group, num_groups),
-            test,
+            watched,
+            *valid_and_test(data, inputs, training.state),
+            training.stops,
         )
-        return state, outcome
+        return training, outcome
 
-    def init(data: Examples, inputs: Inputs) -> rounds.State:
+    def init(data: Examples, inputs: Inputs) -> Training:
         return over_runs(lambda one: start(data, one), inputs)
 
     def segment(
-        data: Examples, inputs: Inputs, states: rounds.State, cohorts: Cohort
-    ) -> tuple[rounds.State, Outcome]:
+        data: Examples, inputs: Inputs, states: Training, cohorts: Cohort
+    ) -> tuple[Training, Outcome]:
         return over_runs(lambda *one: advance(data, *one), inputs, states, cohorts)
 
     def traffic(data: Examples, inputs: Inputs) -> list[int]:
         first = jax.tree.map(lambda leaf: leaf[0], inputs)
-        state = jax.eval_shape(start, data, first)
+        state = jax.eval_shape(start, data, first).state
         federation = Federation(data, *first.train)
         exchanges = wire.traffic(algorithm(data, first), state, federation)
         return [each.down + each.up for each in exchanges]

@@ -70,8 +70,13 @@ def choose(label: str, result: dict[str, Any]) -> Chosen | None:
 
 def percent(values: Sequence[float]) -> str:
     """Mean and standard deviation over seeds, in percent."""
-    mean = f"{100 * np.mean(values):.1f}"
-    return f"{mean} ± {100 * np.std(values, ddof=1):.1f}" if len(values) > 1 else mean
+    return spread([100 * value for value in values])
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds."""
+    mean = f"{np.mean(values):.1f}"
+    return f"{mean} ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else mean
 
 
 def table(chosen: Sequence[Chosen], paper: dict[str, str]) -> str:
@@ -106,6 +111,36 @@ def domains_table(chosen: Sequence[Chosen]) -> str:
         "accuracy by domain, %",
         *(f"{name} (held out)" if name == chosen[0].held_out else name for name in names),
         "worst domain",
+    ]
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+
+
+def stops_table(chosen: Sequence[Chosen]) -> str:
+    """Per threshold of --stop_below what there was at the stop, over the seeds that stopped."""
+    rows = []
+    for one in chosen:
+        last = percent([run["last"]["test_accuracy"] for run in one.runs])
+        for index, first in enumerate(one.runs[0]["stops"]):
+            stops = [run["stops"][index] for run in one.runs]
+            met = [stop for stop in stops if stop["round"]]
+            row = [one.label, one.held_out, f"{first['threshold']:g}", f"{len(met)}/{len(stops)}"]
+            if met:
+                domains = [
+                    f"{name} {percent([stop['domains'][name]['accuracy'] for stop in met])}"
+                    for name in met[0]["domains"]
+                ]
+                row += [
+                    spread([stop["round"] for stop in met]),
+                    percent([stop["train_accuracy"] for stop in met]),
+                    ", ".join(domains),
+                    percent([stop["worst_accuracy"] for stop in met]),
+                ]
+            else:
+                row += ["", "", "", ""]
+            rows.append([*row, last])
+    headers = [
+        *("at the stop", "held out", "below", "stopped", "round", "training, %"),
+        *("by domain, %", "worst domain, %", "held out at the last round, %"),
     ]
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
 
@@ -153,6 +188,8 @@ def write(
     parts = [f"# {title}", test]
     if len({one.held_out for one in ones}) == 1:
         parts.append(domains_table(ones))
+    if "stops" in ones[0].runs[0]:
+        parts.append(stops_table(ones))
     parts += [RULE, choices_table(ones)]
     (folder / "table.md").write_text("\n\n".join(parts) + "\n")
     _curves(folder / "curves.png", chosen, title)
@@ -176,15 +213,18 @@ def _curves(path: Path, chosen: Sequence[tuple[Chosen, Path]], title: str) -> No
         log = Log.read(folder / "metrics.jsonl")
         color = f"C{labels.index(one.label)}"
         axis = panels[one.held_out]
-        for key, style in (("test_accuracy", "-"), ("validation_accuracy", ":")):
+        for key, style in (("test", "-"), ("validation", ":")):
             by_seed = np.array(
-                [[line[key] for line in log if line["run"] == index] for index in one.indices]
+                [
+                    [line[f"{key}_accuracy"] for line in log if line["run"] == index]
+                    for index in one.indices
+                ]
             )
             rounds = [line["round"] for line in log if line["run"] == one.indices[0]]
-            mean, spread = 100 * by_seed.mean(0), 100 * by_seed.std(0, ddof=len(by_seed) > 1)
-            kind = "held out" if key == "test_accuracy" else "validation"
+            mean, std = 100 * by_seed.mean(0), 100 * by_seed.std(0, ddof=len(by_seed) > 1)
+            kind = "held out" if key == "test" else "validation"
             axis.plot(rounds, mean, style, color=color, label=f"{one.label}, {kind}")
-            axis.fill_between(rounds, mean - spread, mean + spread, color=color, alpha=0.15, lw=0)
+            axis.fill_between(rounds, mean - std, mean + std, color=color, alpha=0.15, lw=0)
         axis.set_title(f"held out: {one.held_out}", fontsize=10)
     for axis in axes[-1]:
         axis.set_xlabel("round")

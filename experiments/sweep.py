@@ -12,11 +12,11 @@ from absl import flags
 from experiments import build, config, launch
 
 
-def sweep(settings: config.Config) -> None:
-    """Runs the grid of the flags; each of its cells gets a folder in the run folder."""
+def sweep(settings: config.Config) -> str:
+    """Runs the grid of the flags, each cell in a folder of the run folder; returns the table."""
     name = f"sweep-{Path(settings.dataset).stem}-{'-'.join(settings.algorithm)}"
     folder = Path(settings.run_dir or f"runs/{name}")
-    launch.run(
+    return launch.run(
         settings,
         folder,
         lambda dataset: build.cells(settings, build.held_out(settings, dataset.domains)),

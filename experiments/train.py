@@ -11,8 +11,11 @@ from experiments import build, config, launch
 from fedjax_inv.data.sources import Dataset
 
 
-def train(settings: config.Config) -> None:
-    """Runs the flags as one run folder; raises ValueError where they ask for several."""
+def train(settings: config.Config) -> str:
+    """Runs the flags as one run folder and returns its table.
+
+    Raises ValueError where they ask for several runs.
+    """
 
     def cells(dataset: Dataset) -> list[build.Cell]:
         every = build.cells(settings, build.held_out(settings, dataset.domains))
@@ -25,7 +28,7 @@ def train(settings: config.Config) -> None:
 
     name = f"{settings.algorithm[0]}-{Path(settings.dataset).stem}-{settings.held_out or 'default'}"
     folder = Path(settings.run_dir or f"runs/{name}")
-    launch.run(settings, folder, cells, lambda cell: folder)
+    return launch.run(settings, folder, cells, lambda cell: folder)
 
 
 if __name__ == "__main__":

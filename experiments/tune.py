@@ -52,7 +52,8 @@ def choose(
     # Of equally fast sizes the smallest, which takes the least memory.
     fastest = min(measured.values(), default=0.0)
     best = next((size for size, seconds in measured.items() if seconds <= 1.05 * fastest), sizes[0])
-    told = ", ".join(f"{size}: {1e3 * seconds / _STEPS:.3g}" for size, seconds in measured.items())
+    steps = config.local_steps or _STEPS * config.local_epochs
+    told = ", ".join(f"{size}: {1e3 * seconds / steps:.3g}" for size, seconds in measured.items())
     print(
         f"{cell.label}: client_chunk={best}, run_chunk={runs} (ms per client-step of all runs: "
         f"{told})",
@@ -95,10 +96,11 @@ def _light(
 
 def without_evaluation(inputs: program.Inputs) -> program.Inputs:
     """The same inputs with nothing to evaluate, so that a segment takes the time of its rounds."""
-    valid, test = (
-        held._replace(mask=jnp.zeros_like(held.mask)) for held in (inputs.valid, inputs.test)
+    names = ("valid", "test", "watched", "watched_test")
+    empty = {name: getattr(inputs, name).mask & False for name in names}
+    return inputs._replace(
+        **{name: getattr(inputs, name)._replace(mask=mask) for name, mask in empty.items()}
     )
-    return inputs._replace(valid=valid, test=test)
 
 
 def _seconds(made: program.Program, data: Examples, inputs: program.Inputs, cohort: Tree) -> float:

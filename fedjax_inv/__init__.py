@@ -10,6 +10,7 @@ from fedjax_inv import objectives as objectives
 from fedjax_inv import rounds as rounds
 from fedjax_inv import schedules as schedules
 from fedjax_inv import servers as servers
+from fedjax_inv import stopping as stopping
 from fedjax_inv import tree as tree
 from fedjax_inv import types as types
 from fedjax_inv import wire as wire

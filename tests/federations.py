@@ -112,32 +112,8 @@ def cohort(who: list[int], present: list[bool] | None = None) -> Cohort:
     )
 
 
-class MaskedNorm(nn.Module):
-    """Batch normalisation over the real examples, with running statistics."""
-
-    decay: float = 0.9
-    epsilon: float = 0.1  # large, so that rounding is not magnified
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        width = x.shape[-1]
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, width)
-        running_var = self.variable("batch_stats", "var", jnp.ones, width)
-        scale = self.param("scale", nn.initializers.ones, (width,))
-        bias = self.param("bias", nn.initializers.zeros, (width,))
-        mean, var = running_mean.value, running_var.value
-        if train:
-            real = mask[:, None]
-            count = jnp.maximum(mask.sum(), 1)
-            mean = jnp.where(real, x, 0).sum(0) / count
-            var = jnp.where(real, (x - mean) ** 2, 0).sum(0) / count
-            for running, new in ((running_mean, mean), (running_var, var)):
-                running.value = self.decay * running.value + (1 - self.decay) * new
-        return (x - mean) / jnp.sqrt(var + self.epsilon) * scale + bias
-
-
 class NormedHidden(nn.Module):
-    """Dense, masked batch normalisation, tanh."""
+    """Dense, batch normalisation, tanh."""
 
     width: int
 
@@ -145,7 +121,8 @@ class NormedHidden(nn.Module):
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         # Without a bias, which the norm would take away again.
         x = nn.Dense(self.width, use_bias=False)(x.reshape(x.shape[0], -1))
-        return jnp.tanh(MaskedNorm()(x, mask, train))
+        # A large epsilon, so that rounding is not magnified.
+        return jnp.tanh(models.BatchNorm(epsilon=0.1)(x, mask, train))
 
 
 class Linear(nn.Module):
@@ -222,6 +199,10 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(normed, epochs, {"server_optimizer": _MOMENTUM, "weighting": "uniform"}),
         Config(cnn, steps, {"server_optimizer": _ADAM}),
     ),
+    "fedbn": (
+        Config(normed, epochs),
+        Config(normed, momentum_epochs, {"server_optimizer": _ADAM, "weighting": "uniform"}),
+    ),
     "fedipg": (
         Config(
             normed,
@@ -247,7 +228,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
             {
                 "memory": 1,
                 "memory_mix": "literal",
-                "body_every": 2,
+                "learned": True,
                 "body_learning_rate": 0.02,
                 "body_batch_size": 3,
                 "fast": True,

@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from absl import flags
 
 from experiments import build, config, launch, loop, sweep, train
 
@@ -77,6 +76,23 @@ CASES = [
     (dict(clients=5000, partition="iid"), "--clients=5000: .*examples"),
     (dict(angles=(0.0, 0.0)), "angles"),
     (dict(paper=("94.3",)), "--paper=94.3: must be algorithm=number"),
+    (dict(watch_examples=-1), "--watch_examples=-1: must be at least 0"),
+    (dict(watch_examples=9, stop_below=(1.0,)), "--stop_below=1.0: must be above 0 and below 1"),
+    (dict(watch_examples=9, stop_below=(0.5, 0.5)), "--stop_below=0.5,0.5: .*different"),
+    (dict(stop_below=(0.6,)), "--stop_below=0.6: needs --watch_examples above 0"),
+    (dict(after_stop="end"), "--after_stop=end: needs --stop_below"),
+    (dict(warm_start=-2), "--warm_start=-2: must be at least -1"),
+    (dict(algorithm=("fedbn",)), "--algorithm=fedbn: needs --norm=batch"),
+    (dict(norm="layer"), "--norm=layer: .*batch"),
+    (dict(norm="batch", model="cnn"), "--norm=batch: --model=cnn has no norms"),
+    (dict(flips=(0.2, 1.5)), "--flips=1.5: must be between 0 and 1"),
+    (
+        dict(algorithm=("fl_games",), settings=("memory=-1",)),
+        "--set=memory=-1: must be at least 0",
+    ),
+    (dict(environment="colored", flips=(0.2, 0.1), clients=5), "--clients=5: .*--flips=0.2,0.1"),
+    (dict(test_fraction=0.0), "--test_fraction=0.0: must be above 0"),
+    (dict(dataset="dsprites", num_images=10**6), "count=1000000 must be in"),
     (dict(data_dir="/nowhere", dataset="cifar100"), "python -m fedjax_inv.data.prepare cifar100"),
     (dict(dataset="/nowhere/x.npz"), "/nowhere/x.npz"),
 ]
@@ -136,24 +152,17 @@ def test_a_folder_that_is_not_this_run(tmp_path):
             train.train(dataclasses.replace(chosen, **changes))
 
 
-def test_every_preset_parses(monkeypatch):
+def test_every_preset_parses():
     presets = sorted(path.stem for path in config.PRESETS.glob("*.flags"))
     assert {"rotated_digits", "rotated_mnist_5", "rotated_mnist_50"} <= set(presets)
     for preset in presets:
-        monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
-        monkeypatch.setattr(config.flags, "FLAGS", flags.FLAGS)
-        with monkeypatch.context() as patch:
-            for kind in ("list", "string", "integer", "float", "bool", "multi_string"):
-                define = getattr(flags, f"DEFINE_{kind}")
-                patch.setattr(
-                    flags,
-                    f"DEFINE_{kind}",
-                    lambda *a, define=define: define(*a, flag_values=flags.FLAGS),
-                )
-            config.define()
-        flags.FLAGS(config.expand_presets(["train", f"--preset={preset}"]))
-        chosen = config.read()
-        assert build.cells(chosen, ["0", "75"])
+        # Ways of playing go with data.
+        names = f"colored_mnist_f,{preset}" if preset.startswith("games_") else preset
+        if names.endswith("smooth") or names.endswith("fast"):
+            names = names.replace(",", ",games_parallel,")
+        if names.endswith("_v"):
+            names += ",games_parallel"
+        assert build.cells(config.of([f"--preset={names}"]), ["0", "75"])
 
 
 def command(*arguments: str) -> list[str]:

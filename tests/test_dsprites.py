@@ -213,7 +213,7 @@ def test_load(shapes, monkeypatch):
     monkeypatch.setattr(
         dsprites, "render", lambda latents: drawn.append(latents) or render(latents)
     )
-    dataset = dsprites.load(shapes, count=300, seed=1, test_fraction=0.2)
+    dataset = dsprites.load(shapes, count=300, seed=1)
     assert dataset.x.shape == (300, 64, 64, 1)
     assert dataset.x.dtype == np.uint8
     assert set(np.unique(dataset.x)) == {0, 255}
@@ -221,8 +221,7 @@ def test_load(shapes, monkeypatch):
     assert dataset.y.dtype == np.int32
     assert set(dataset.y) == set(range(len(shapes)))
     assert (dataset.domains, set(dataset.domain)) == (("all",), {0})
-    assert dataset.test.sum() == 60
-    assert set(np.flatnonzero(dataset.test)) not in (set(range(60)), set(range(240, 300)))
+    assert not dataset.test.any()
     (latents,) = drawn
     np.testing.assert_array_equal(dataset.x[..., 0], 255 * render(latents))
     for code, y in zip(latents[:, 1], dataset.y, strict=True):
@@ -231,10 +230,9 @@ def test_load(shapes, monkeypatch):
 
 def test_load_draws_by_its_seed_and_no_image_twice():
     first, again, other = (dsprites.load(count=100, seed=seed) for seed in (0, 0, 1))
-    for field in ("x", "y", "test"):
+    for field in ("x", "y"):
         np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
         assert (getattr(first, field) != getattr(other, field)).any()
-    assert first.test.sum() == 10
 
 
 def test_load_of_all_images(monkeypatch):
@@ -250,7 +248,6 @@ def test_load_of_all_images(monkeypatch):
     assert len(latents) == len(dataset.y) == 2 * 245_760
     assert len(np.unique(latents, axis=0)) == len(latents)
     np.testing.assert_array_equal(latents[:, 1], np.array([3, 1])[dataset.y])
-    assert dataset.test.sum() == 49_152
     assert len(dsprites.load().y) == 20_000
 
 
@@ -262,8 +259,6 @@ def test_load_of_all_images(monkeypatch):
         ({"shapes": ("heart", "heart")}, "none twice"),
         ({"count": 0}, r"count=0 must be in 1\.\.491520"),
         ({"shapes": ("heart",), "count": 245_761}, r"must be in 1\.\.245760"),
-        ({"test_fraction": 0.0}, "test_fraction=0.0"),
-        ({"test_fraction": 1.0}, "test_fraction=1.0"),
     ],
 )
 def test_load_errors(kwargs, words):

@@ -97,3 +97,33 @@ def test_by_group_pools_examples_and_leaves_out_negatives() -> None:
     np.testing.assert_array_equal(scores.size, [0, 0, 5])
     together = evaluation.by_group(SCORES, jnp.zeros(4, jnp.int32), 1)
     np.testing.assert_allclose(together.accuracy[0], evaluation.mean(SCORES)[0], rtol=1e-6)
+
+
+def test_by_group_of_several_runs_in_one_program() -> None:
+    # XLA's CPU compiler drops terms of a vmapped segment sum of as many runs as clients.
+    def pooled(scores: evaluation.Scores) -> evaluation.Scores:
+        return evaluation.by_group(scores, jnp.zeros_like(scores.size), 1)
+
+    runs = jax.tree.map(lambda a: jnp.stack([a, a[::-1], a, a]), SCORES)
+    together = jax.jit(jax.vmap(pooled))(runs)
+    np.testing.assert_array_equal(together.size, np.full((4, 1), 13))
+    mean = evaluation.mean(SCORES)[0]
+    np.testing.assert_allclose(together.accuracy, np.full((4, 1), mean), rtol=1e-6)
+
+
+def test_what_is_not_needed_looks_at_no_example(state: rounds.State) -> None:
+    looked = []
+
+    def predict(server: Tree, own: Tree, x: Tree) -> Array:
+        jax.debug.callback(lambda: looked.append(1))
+        return algorithm().predict(server, own, x)
+
+    watched = algorithm()._replace(predict=predict)
+    federation = federations.federation((2, 3, 1, 0, 2))
+    scores = [
+        evaluation.evaluate(watched, state, federation, seen=False, needed=needed)
+        for needed in (False, True)
+    ]
+    jax.effects_barrier()
+    assert len(looked) == 4
+    np.testing.assert_array_equal(scores[0].accuracy, 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -23,6 +24,19 @@ TINY = config.Config(
     seeds=(0, 1),
     client_chunk="0",
     run_chunk="0",
+)
+
+
+# A game on coloured digits, of which every example is watched.
+GAME = dict(
+    algorithm=("fl_games",),
+    environment="colored",
+    optimizer="adam",
+    learning_rate=(0.01,),
+    local_steps=2,
+    momentum=0.0,
+    cut=0,
+    watch_examples=10_000,
 )
 
 
@@ -104,11 +118,13 @@ class StopAfter(loop.Stop):
         return self
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "erm"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "erm", "fl_games"])
 def test_a_stopped_run_resumes_bit_for_bit(tmp_path, monkeypatch, algorithm):
     changes = dict(
         algorithm=(algorithm,), rounds=6, momentum=0.5, cohort=1, server_optimizer="adam"
     )
+    if algorithm == "fl_games":
+        changes |= GAME | dict(stop_below=(0.99, 0.01), settings=("memory=2",), cohort=0)
     whole, halved = tmp_path / "whole", tmp_path / "halved"
     train.train(settings(whole, **changes))
     with monkeypatch.context() as patch:
@@ -125,12 +141,15 @@ def test_a_stopped_run_resumes_bit_for_bit(tmp_path, monkeypatch, algorithm):
     train.train(settings(halved, **changes, resume=True))
     assert metrics(halved) == metrics(whole)
     chex.assert_trees_all_equal(states(halved, 6), states(whole, 6))
+    results = [json.loads((folder / "result.json").read_text()) for folder in (halved, whole)]
+    stops = [[run.get("stops") for run in result["runs"]] for result in results]
+    assert stops[0] == stops[1]
 
 
 def test_one_trace_serves_all_segments_and_held_out_domains(tmp_path, monkeypatch):
     traced = []
-    run = rounds.run
-    monkeypatch.setattr(rounds, "run", lambda *a, **k: traced.append(1) or run(*a, **k))
+    step = rounds.step
+    monkeypatch.setattr(rounds, "step", lambda *a, **k: traced.append(1) or step(*a, **k))
     # 5 rounds are no whole number of segments: the last one is filled up.
     sweep.sweep(settings(tmp_path / "run", rounds=5, held_out="all"))
     assert len(traced) == 1
@@ -143,7 +162,7 @@ def test_filled_up_rounds_change_nothing(tmp_path):
     train.train(settings(tmp_path / "a", rounds=3, eval_every=2))
     train.train(settings(tmp_path / "b", rounds=3, eval_every=3))
     a, b = states(tmp_path / "a", 3), states(tmp_path / "b", 3)
-    chex.assert_trees_all_close(a["server"], b["server"], rtol=1e-6)
+    chex.assert_trees_all_close(a["state"]["server"], b["state"]["server"], rtol=1e-6)
     assert metrics(tmp_path / "a")[-1]["bytes"] == metrics(tmp_path / "b")[-1]["bytes"]
 
 
@@ -179,7 +198,7 @@ def test_a_sweep_keeps_finished_cells(tmp_path, monkeypatch):
     ran = []
     run_cell = loop.run_cell
     monkeypatch.setattr(
-        loop, "run_cell", lambda c, cell, *a: ran.append(cell.name) or run_cell(c, cell, *a)
+        loop, "run_cell", lambda job, *a: ran.append(job.cell.name) or run_cell(job, *a)
     )
     both = settings(folder, held_out="80", algorithm=("fedavg", "fedprox"))
     sweep.sweep(both)
@@ -205,7 +224,7 @@ def test_a_diverging_run_stops_with_round_and_client_and_keeps_the_checkpoint(tm
 def test_dropping_a_diverging_client_leaves_the_network_finite(tmp_path):
     folder = tmp_path / "run"
     train.train(settings(folder, learning_rate=(1e30,), nonfinite="drop", seeds=(5,)))
-    chex.assert_tree_all_finite(states(folder, 4)["server"])
+    chex.assert_tree_all_finite(states(folder, 4)["state"]["server"])
 
 
 def test_a_marked_run_is_never_selected(tmp_path):
@@ -305,7 +324,7 @@ def test_auto_picks_the_fastest_chunk_that_fits(tmp_path, monkeypatch, capsys):
     dataset = build.dataset(chosen)
     (cell,) = build.cells(chosen, ["40"])
     data, split = launch.deal(chosen, dataset, ["40"])
-    inputs = program.inputs(cell, split["40"], chosen.seeds)
+    inputs = program.inputs(chosen, cell, split["40"])
     made = []
 
     def make(chunks):
@@ -352,10 +371,111 @@ def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path):
         network = build.model(chosen, dataset)
         data, split = launch.deal(chosen, dataset, ["40"])
         made = program.make(chosen, cell, network, 1, program.Chunks(10, 1))
-        inputs = program.inputs(cell, split["40"], chosen.seeds)
+        inputs = program.inputs(chosen, cell, split["40"])
         states = jax.eval_shape(made.init, data, inputs)
         cohorts = program.schedule(chosen, cell, inputs, 2)
         compiled = made.segment.lower(data, inputs, states, cohorts).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes(400) < 1.5 * temporary_bytes(40)
+
+
+def stops_by_hand(lines: list[dict], threshold: float, warm_start: int) -> int | None:
+    """The first round from `warm_start` on whose watched training accuracy is below."""
+    curve = [accuracy for line in lines for accuracy in line["train_by_round"]]
+    for round_, accuracy in enumerate(curve, 1):
+        if round_ >= warm_start and accuracy < threshold:
+            return round_
+    return None
+
+
+@pytest.mark.parametrize(
+    ("changes", "warm_start"),
+    [
+        (dict(), 2),
+        (dict(warm_start=5), 5),
+        # 1,294 training examples in batches of 64.
+        (dict(settings=("learned=true",), cut=1, rounds=23), 21),
+    ],
+)
+def test_a_stop_tells_what_there_was_in_its_round(tmp_path, changes, warm_start):
+    thresholds = (0.99, 0.8, 0.01)
+    chosen = GAME | dict(rounds=9, eval_every=1, stop_below=thresholds) | changes
+    train.train(settings(tmp_path, **chosen))
+    runs = json.loads((tmp_path / "result.json").read_text())["runs"]
+    lines = metrics(tmp_path)
+    for index, run in enumerate(runs):
+        mine = [line for line in lines if line["run"] == index]
+        assert [stop["threshold"] for stop in run["stops"]] == list(thresholds)
+        assert run["stops"][0]["round"] == warm_start
+        assert run["stops"][2] == {"threshold": 0.01, "round": None}
+        for stop in run["stops"][:2]:
+            assert stop["round"] == stops_by_hand(mine, stop["threshold"], warm_start)
+            if stop["round"]:
+                line = mine[stop["round"] - 1]
+                for key in ("domains", "validation_accuracy", "test_accuracy", "worst_accuracy"):
+                    assert stop[key] == line[key]
+                for kind in ("train", "test"):
+                    watched = line[f"{kind}_by_round"][0]
+                    np.testing.assert_allclose(stop[f"{kind}_accuracy"], watched, atol=1e-5)
+    assert "| at the stop" in (tmp_path / "table.md").read_text()
+
+
+def test_a_run_that_ends_at_its_stop_keeps_that_state(tmp_path):
+    # Runs in chunks: without a memory, the state holds arrays without elements.
+    chosen = GAME | dict(rounds=40, eval_every=4, seeds=(0, 1, 2), run_chunk="2")
+    chosen |= dict(stop_below=(0.99, 0.95), warm_start=2)
+    train.train(settings(tmp_path / "end", **chosen, after_stop="end"))
+    train.train(settings(tmp_path / "on", **chosen))
+    ended, went_on = (
+        json.loads((tmp_path / name / "result.json").read_text())["runs"] for name in ("end", "on")
+    )
+    for run, other in zip(ended, went_on, strict=True):
+        assert run["stops"] == other["stops"]
+        assert run["last"]["round"] < 40
+        assert run["last"]["domains"] == run["stops"][-1]["domains"]
+    for line in metrics(tmp_path / "end"):
+        if line["round"] == ended[line["run"]]["last"]["round"]:
+            stop = ended[line["run"]]["stops"][-1]["round"]
+            assert len(set(line["train_by_round"][(stop - 1) % 4 :])) == 1
+
+
+def test_the_rounds_that_fill_up_a_segment_stop_nothing(tmp_path):
+    chosen = GAME | dict(rounds=5, eval_every=4, stop_below=(0.99,), warm_start=6)
+    train.train(settings(tmp_path, **chosen))
+    runs = json.loads((tmp_path / "result.json").read_text())["runs"]
+    assert [run["stops"][0]["round"] for run in runs] == [None, None]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 30, 1000])
+def test_watched_examples_are_spread_over_all_clients(count):
+    sizes = np.array([[12, 0, 5], [3, 9, 20]])
+    mask = jnp.arange(20) < sizes[..., None]
+    rows = jnp.where(mask, jnp.arange(120).reshape(2, 3, 20), -1)
+    some = program._some(program.Holdings(rows, mask), count)
+    for run in range(2):
+        for client, size in enumerate(sizes[run]):
+            kept = np.asarray(some.rows)[run, client][np.asarray(some.mask)[run, client]]
+            mine = np.asarray(rows)[run, client, :size]
+            assert len(kept) == len(set(kept.tolist()))
+            assert set(kept.tolist()) <= set(mine.tolist())
+            share = min(1, count / sizes[run].sum())
+            assert share * size <= len(kept) < share * size + 1 + 1e-5
+            if len(kept) > 1:
+                assert np.ptp(np.diff(kept)) <= 1
+
+
+def test_flags_as_a_list_are_those_of_a_command_line():
+    assert config.of([]) == config.Config()
+    chosen = config.of(["--preset=colored_mnist_v,games_sequential,games_smooth", "--rounds=77"])
+    assert (chosen.dataset, chosen.play, chosen.cut, chosen.rounds) == (
+        "mnist",
+        "sequential",
+        1,
+        77,
+    )
+    assert set(chosen.settings) == {"learned=true", "body_learning_rate=0.000025", "memory=5"}
+    assert config.of([], nonfinite="mark").nonfinite == "mark"
+    for flags, words in (("--rounds=x", "rounds"), ("--preset=colored_mnis_f", "colored_mnist_f")):
+        with pytest.raises(ValueError, match=words):
+            config.of([flags])

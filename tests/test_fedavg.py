@@ -147,7 +147,7 @@ def test_statistics_are_averaged_like_parameters() -> None:
     kernel = np.asarray(variables.params.body["blocks_0"]["Dense_0"]["kernel"], np.float64)
     means = [(examples(FEDERATION, client)[0] @ kernel).mean(0) for client in (3, 0, 4)]
     expected = 0.1 * np.average(means, 0, weights=[7, 4, 5])
-    got = state.server.variables.stats.body["blocks_0"]["MaskedNorm_0"]["mean"]
+    got = state.server.variables.stats.body["blocks_0"]["BatchNorm_0"]["mean"]
     assert_close(got, expected)
     assert_close(state.server.variables.params, variables.params)
     assert isinstance(state.server.variables.params, Halves)

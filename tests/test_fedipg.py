@@ -161,7 +161,7 @@ class Normalised(nn.Module):
         elif self.norm == "group":
             x = nn.GroupNorm(2, epsilon=1e-12, name="norm")(x)
         else:
-            x = federations.MaskedNorm(epsilon=1e-12, name="norm")(x, mask, True)
+            x = models.BatchNorm(epsilon=1e-12, name="norm")(x, mask, True)
         return nn.Dense(3, name="after")(x)
 
 

@@ -234,7 +234,7 @@ def test_the_memory_holds_the_last_actions_newest_first():
 
 def test_representation_and_predictors_take_turns():
     model = variable()
-    algorithm = game(model, adam(), body_every=2, body_batch_size=3)
+    algorithm = game(model, adam(), learned=True, body_batch_size=3)
     start = rounds.init(algorithm, federations.initial(model, KEY), KEY, PLAYERS)
     states = [start]
     for _ in range(4):
@@ -254,7 +254,7 @@ def test_fast_with_one_batch_is_plain():
     model = variable()
     states = [
         play(
-            game(model, adam(), body_every=2, body_batch_size=8, fast=fast),
+            game(model, adam(), learned=True, body_batch_size=8, fast=fast),
             schedules.everyone(PLAYERS, 4),
             model=model,
         )[0]
@@ -268,7 +268,7 @@ def test_fast_follows_the_gradient_of_all_local_examples():
     key = jax.random.key(3)
     federation = federations.federation(SIZES)
     algorithm = game(
-        model, adam(), body_every=2, body_batch_size=2, body_learning_rate=1e-3, fast=True
+        model, adam(), learned=True, body_batch_size=2, body_learning_rate=1e-3, fast=True
     )
     state = rounds.init(algorithm, federations.initial(model, KEY), key, PLAYERS)
     game_now = state.server
@@ -290,7 +290,7 @@ def test_fast_follows_the_gradient_of_all_local_examples():
 
 def test_prediction_is_the_mean_of_the_players_logits():
     model = variable()
-    algorithm = game(model, adam(), body_every=2)
+    algorithm = game(model, adam(), learned=True)
     state = rounds.init(algorithm, federations.initial(model, KEY), KEY, PLAYERS)
     x = federations.federation(SIZES).data.x
     mask = jnp.ones(len(x), bool)
@@ -347,7 +347,7 @@ def test_a_regression_game_reaches_its_equilibrium():
     [
         (dict(memory=-1), "memory=-1: must be at least 0"),
         (dict(memory_mix="sum"), "memory_mix='sum': must be one of per_opponent"),
-        (dict(body_every=1), "body_every=1: must be 0, or at least 2"),
+        (dict(body_every=1), "body_every=1: must be at least 2"),
     ],
 )
 def test_bad_values_are_told(options, message):

@@ -36,6 +36,28 @@ def test_an_mlp_is_its_formula() -> None:
     assert_close(models.predict(model, variables, x), expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_a_normed_mlp_is_its_formula(train: bool) -> None:
+    """Dense without a bias, batch normalisation over the real examples, then the activation."""
+    model = models.mlp(3, widths=(5, 4), activation="elu", norm="batch")
+    x = jnp.asarray(np.random.default_rng(1).integers(0, 256, (6, 6, 6, 1)), jnp.uint8)
+    mask = jnp.array([True, True, False, True, True, False])
+    variables = randomised(model.init(KEY, x))
+    (body, head), stats = jax.tree.map(np.float64, variables)
+    hidden = np.asarray(x, np.float64).reshape(6, -1)[np.asarray(mask)] / 255
+    for i in range(2):
+        layer, running = body[f"blocks_{i}"], stats.body[f"blocks_{i}"]["BatchNorm_0"]
+        assert set(layer["Dense_0"]) == {"kernel"}
+        hidden = hidden @ layer["Dense_0"]["kernel"]
+        mean, var = (hidden.mean(0), hidden.var(0)) if train else (running["mean"], running["var"])
+        norm = layer["BatchNorm_0"]
+        hidden = (hidden - mean) / np.sqrt(var + 1e-5) * norm["scale"] + norm["bias"]
+        hidden = np.where(hidden > 0, hidden, np.expm1(hidden))
+    dense = head["blocks_0"]["Dense_0"]
+    logits, _ = models.apply(model, variables, x, mask, train)
+    assert_close(logits[mask], hidden @ dense["kernel"] + dense["bias"], rtol=1e-3, atol=1e-3)
+
+
 def test_a_cnn_is_its_formula() -> None:
     """Convolution with padding 1, the second of stride 2, then ReLU, then GroupNorm."""
     model, x = models.cnn(3, widths=(8, 16)), images((7, 6, 2))
@@ -86,9 +108,10 @@ def normed(cut: int) -> Model:
     [
         (lambda cut=None: models.mlp(3, widths=(5, 4), cut=cut), 2, 3),
         (lambda cut=None: models.cnn(3, widths=(8, 16), cut=cut), 2, 3),
+        (lambda cut=None: models.mlp(3, widths=(5, 4), norm="batch", cut=cut), 2, 3),
         (lambda cut=2: normed(cut), 2, 3),
     ],
-    ids=["mlp", "cnn", "normed"],
+    ids=["mlp", "cnn", "normed mlp", "normed"],
 )
 def test_the_cut_can_move(make, default: int, num_blocks: int) -> None:
     x, mask = images((6, 6, 1)), jnp.array([True, False])
@@ -148,6 +171,8 @@ def test_the_halves_start_from_keys_of_their_own() -> None:
     ("make", "message"),
     [
         (lambda: models.mlp(3, widths=(5, 0)), r"widths=\(5, 0\): each must be at least 1"),
+        (lambda: models.mlp(3, norm="layer"), "norm='layer': must be one of none, batch"),
+        (lambda: models.mlp(3, activation="tan"), "activation='tan': must be one of relu, elu"),
         (lambda: models.cnn(3, widths=(8, 12)), r"widths=\(8, 12\): .* multiple of 8"),
         (lambda: models.cnn(3, widths=(0,)), r"widths=\(0,\): .* multiple of 8"),
         (lambda: models.mlp(3, widths=(5, 4), cut=3), "cut=3: must be between 0 and 2"),

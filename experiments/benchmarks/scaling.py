@@ -27,7 +27,7 @@ def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     """One program on a data set of noise: its memory, and seconds of a round of all runs."""
     (cell,) = build.cells(config, [None])
     data, splits = launch.deal(config, dataset, [None])
-    inputs = program.inputs(cell, splits[None], config.seeds)
+    inputs = program.inputs(config, cell, splits[None])
     inputs = tune.without_evaluation(inputs)
     chunks = program.Chunks(int(config.client_chunk), len(config.seeds))
     made = program.make(config, cell, build.model(config, dataset), 1, chunks)

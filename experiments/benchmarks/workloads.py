@@ -184,7 +184,11 @@ def auto(setting: Setting, data: Federation, num_devices: int = 1) -> Choice:
     inputs = program.Inputs(
         {name: jnp.array([value]) for name, value in hyper.items()},
         jnp.zeros(1, jnp.int32),
-        *(held, held, held),
+        held,
+        held,
+        held,
+        held,
+        held,
         jnp.zeros((1, setting.num_clients), jnp.int32),
     )
     make = partial(program.make, config, cell, model_of(setting, "auto"), 1)

@@ -99,7 +99,8 @@ def fl_games(
     sample: Tree,
     memory: int = 0,
     memory_mix: str = "per_opponent",
-    body_every: int = 0,
+    learned: bool = False,
+    body_every: int = 2,
     body_learning_rate: float | Array = 2.5e-5,
     body_batch_size: int = 256,
     fast: bool = False,
@@ -107,17 +108,17 @@ def fl_games(
     """FL Games (Algorithm 1); the clients of the federation are the players 0 .. num_players - 1.
 
     sample: a batch of inputs, whose shape the networks are made for; every player draws its own
-    predictor. memory: H of SMOOTH, 0 for none. body_every: 0 for the fixed representation (F), else
-    phi is updated in the rounds that it divides and predictors in the others (V: 2 for parallel
-    play, num_players + 1 for sequential). fast: phi's gradient is that of all local batches, not of
-    one. Raises ValueError for values out of range.
+    predictor. memory: H of SMOOTH, 0 for none. learned: whether the representation is (V), or stays
+    as it is (F). body_every: of V: phi is updated in the rounds that it divides and predictors in
+    the others; 2 for parallel play, num_players + 1 for sequential. fast: phi's gradient is that of
+    all local batches, not of one. Raises ValueError for values out of range.
     """
     if memory < 0:
         raise ValueError(f"memory={memory}: must be at least 0")
     if memory_mix not in MEMORY_MIXES:
         raise ValueError(f"memory_mix={memory_mix!r}: must be one of {', '.join(MEMORY_MIXES)}")
-    if body_every == 1 or body_every < 0:
-        raise ValueError(f"body_every={body_every}: must be 0, or at least 2")
+    if body_every < 2:
+        raise ValueError(f"body_every={body_every}: must be at least 2")
     body_optimizer = optax.adam(body_learning_rate)
 
     def init_server(variables: Variables, key: Array) -> Game:
@@ -223,7 +224,7 @@ def fl_games(
 
     moves = Exchange(everything, client, aggregators.stacked(), update)
     exchanges: tuple[Exchange, ...] = (moves,)
-    if body_every:
+    if learned:
         learns = Exchange(everything, body_client, aggregators.weighted_mean(), body_update)
         exchanges = (
             learns._replace(takes_place=lambda t: t % body_every == 0),

@@ -109,15 +109,13 @@ def load(
     *,
     count: int | None = 20_000,
     seed: int = 0,
-    test_fraction: float = 0.1,
 ) -> Dataset:
     """Renders a random subset of the images of some shapes: x [count, 64, 64, 1] uint8, 0 or 255.
 
     Args:
       shapes: the classes, in the order of their labels: some of SHAPES.
       count: how many images, each at most once; None for all, 245,760 (1 GB) for each shape.
-      seed: of the subset and of the test split.
-      test_fraction: the part of the images that makes the test split, for the original has none.
+      seed: of the subset.
 
     Raises:
       ValueError: if an argument is out of its range.
@@ -129,18 +127,14 @@ def load(
     count = available if count is None else count
     if not 1 <= count <= available:
         raise ValueError(f"{count=} must be in 1..{available}, the images of {', '.join(shapes)}")
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"{test_fraction=} must be in (0, 1)")
     rng = np.random.default_rng(seed)
     y, index = np.divmod(rng.choice(available, count, replace=False), per_shape)
     index += per_shape * np.array([SHAPES.index(shape) for shape in shapes])[y]
-    test = np.zeros(count, bool)
-    test[rng.permutation(count)[: max(1, round(test_fraction * count))]] = True
     return Dataset(
         render(latent_values(index))[..., None] * np.uint8(255),
         y.astype(np.int32),
         tuple(shapes),
         np.zeros(count, np.int32),
         ("all",),
-        test,
+        np.zeros(count, bool),  # the original has no test split
     )

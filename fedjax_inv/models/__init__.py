@@ -8,3 +8,4 @@ from fedjax_inv.models.cnn import cnn as cnn
 from fedjax_inv.models.layers import LOWERINGS as LOWERINGS
 from fedjax_inv.models.layers import lowering as lowering
 from fedjax_inv.models.mlp import mlp as mlp
+from fedjax_inv.models.norms import BatchNorm as BatchNorm

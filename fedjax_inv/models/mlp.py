@@ -5,19 +5,25 @@ from collections.abc import Callable, Sequence
 import flax.linen as nn
 
 from fedjax_inv.models.blocks import from_blocks
+from fedjax_inv.models.norms import BatchNorm
 from fedjax_inv.types import Array, Model
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": nn.relu, "elu": nn.elu}
+NORMS: dict[str, type[BatchNorm] | None] = {"none": None, "batch": BatchNorm}
 
 
 class _Hidden(nn.Module):
     width: int
     activation: Callable[[Array], Array]
+    norm: type[BatchNorm] | None
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        del mask, train
-        return self.activation(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
+        # No bias before a norm, which subtracts it with the mean and has one of its own.
+        x = nn.Dense(self.width, use_bias=self.norm is None)(x.reshape(x.shape[0], -1))
+        if self.norm is not None:
+            x = self.norm()(x, mask, train)
+        return self.activation(x)
 
 
 class _Logits(nn.Module):
@@ -35,15 +41,19 @@ def mlp(
     widths: Sequence[int] = (390, 390),
     cut: int | None = None,
     activation: str = "relu",
+    norm: str = "none",
 ) -> Model:
     """Hidden layers of the given widths on flattened inputs, then a linear classifier.
 
     cut: how many hidden layers are the body; all of them by default. activation: "relu" or "elu".
-    Raises ValueError for a width below 1, and for another activation.
+    norm: "batch" for `BatchNorm` between each hidden layer and its activation, or "none".
+    Raises ValueError for a width below 1, and for another activation or norm.
     """
     if any(width < 1 for width in widths):
         raise ValueError(f"widths={tuple(widths)}: each must be at least 1")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation={activation!r}: must be one of {', '.join(ACTIVATIONS)}")
-    hidden = [_Hidden(width, ACTIVATIONS[activation]) for width in widths]
+    if norm not in NORMS:
+        raise ValueError(f"norm={norm!r}: must be one of {', '.join(NORMS)}")
+    hidden = [_Hidden(width, ACTIVATIONS[activation], NORMS[norm]) for width in widths]
     return from_blocks([*hidden, _Logits(num_classes)], len(widths) if cut is None else cut)

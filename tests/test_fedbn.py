@@ -1,0 +1,346 @@
+"""FedBN against a loop over clients in float64, and what must stay with a client."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import federations
+from federations import assert_close, assert_equal
+from fedjax_inv import clients, evaluation, local, models, rounds, tree, wire
+from fedjax_inv.algorithms import fedavg, fedbn
+from fedjax_inv.types import Algorithm, Array, Cohort, Tree, Variables
+from test_fedavg import examples
+
+FEDERATION = federations.federation()
+NUM_CLIENTS = federations.NUM_CLIENTS
+NORMED = federations.normed()  # with norms in both halves
+# Smooth where the norm of a single example is zero.
+MODEL = models.mlp(federations.NUM_CLASSES, widths=(4,), activation="elu", norm="batch")
+ALGORITHM = fedbn.fedbn(NORMED, federations.epochs(0.3))
+
+
+def start(algorithm: Algorithm, model=NORMED) -> rounds.State:
+    variables = federations.initial(model, jax.random.key(0))
+    history = federations.HISTORY
+    return rounds.init(algorithm, variables, jax.random.key(0), NUM_CLIENTS, history=history)
+
+
+@partial(jax.jit, static_argnums=0)
+def step(algorithm: Algorithm, state: rounds.State, cohort: Cohort) -> rounds.State:
+    return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.vmapped())[0]
+
+
+def undelayed() -> Cohort:
+    return federations.schedule()._replace(delay=jnp.zeros((6, 5), jnp.int32))
+
+
+def run(algorithm: Algorithm, schedule: Cohort, model=NORMED) -> Any:
+    # Without fusion, which may take sums in another order where there is other code around them.
+    options = {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion"}
+    program = jax.jit(
+        lambda state: rounds.run(algorithm, state, schedule, FEDERATION, axis=clients.vmapped()),
+        compiler_options=options,
+    )
+    return program(start(algorithm, model))
+
+
+@pytest.fixture(scope="module")
+def warm() -> rounds.State:
+    """Every client but the one without examples has taken part, and differs from the others."""
+    state, schedule = start(ALGORITHM), federations.schedule()
+    for t in range(len(schedule.who)):
+        state = step(ALGORITHM, state, tree.take(schedule, t))
+    return state
+
+
+def attended_by(*present: int) -> Cohort:
+    """A cohort of all clients, of whom some are present."""
+    who = [4, 1, 0, 3, 2]
+    return federations.cohort(who, [client in present for client in who])
+
+
+def no_path(path: tuple[str, ...]) -> bool:
+    return False
+
+
+def every_path(path: tuple[str, ...]) -> bool:
+    return True
+
+
+class Network(NamedTuple):
+    """MODEL's variables by name."""
+
+    shared: dict[str, Array]
+    norm: dict[str, Array]  # scale, bias
+    stats: dict[str, Array]  # mean, var
+
+
+def by_name(variables: Variables) -> Network:
+    hidden, classifier = (half["blocks_0"] for half in variables.params)
+    shared = {"hidden": hidden["Dense_0"]["kernel"], **classifier["Dense_0"]}
+    return Network(shared, hidden["BatchNorm_0"], variables.stats.body["blocks_0"]["BatchNorm_0"])
+
+
+def reference(schedule: Cohort, *, by_size: bool) -> tuple[dict, list[tuple], tuple]:
+    """(shared, each client's (norm, stats), their latest mean): two steps a round at rate 0.3, a
+    server of momentum 0.6."""
+
+    def risk(shared: dict, norm: dict, x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
+        hidden = x @ shared["hidden"]
+        mean, var = hidden.mean(0), ((hidden - hidden.mean(0)) ** 2).mean(0)
+        hidden = (hidden - mean) / jnp.sqrt(var + 1e-5) * norm["scale"] + norm["bias"]
+        logits = jax.nn.elu(hidden) @ shared["kernel"] + shared["bias"]
+        losses = jax.nn.logsumexp(logits, 1) - logits[jnp.arange(len(y)), y]
+        return losses.mean(), (mean, var)
+
+    def moved(at: dict, grads: dict) -> dict:
+        return {k: at[k] - 0.3 * grads[k] for k in at}
+
+    def mean(trees: list, sizes: list[int]) -> Any:
+        weights = np.array(sizes if by_size else [1] * len(sizes), np.float64)
+        weights /= weights.sum()
+        return jax.tree.map(
+            lambda *leaves: sum(w * a for w, a in zip(weights, leaves, strict=True)), *trees
+        )
+
+    gradient = jax.grad(risk, (0, 1), has_aux=True)
+    network = by_name(federations.initial(MODEL, jax.random.key(0)))
+    server, *first = jax.tree.map(lambda a: np.asarray(a, np.float64), network)
+    own = [tuple(first)] * NUM_CLIENTS
+    average, velocity = tuple(first), {k: 0 * v for k, v in server.items()}
+    for who, present in zip(np.asarray(schedule.who), np.asarray(schedule.present), strict=True):
+        deltas, kept, sizes = [], [], []
+        for client in who[present]:
+            x, y = examples(FEDERATION, client)
+            if len(y) == 0:
+                continue
+            shared, (norm, stats) = server, own[client]
+            for _ in range(2):
+                grads, (batch_mean, batch_var) = gradient(shared, norm, x, y)
+                shared, norm = moved(shared, grads[0]), moved(norm, grads[1])
+                stats = {
+                    "mean": 0.9 * stats["mean"] + 0.1 * batch_mean,
+                    "var": 0.9 * stats["var"] + 0.1 * batch_var,
+                }
+            own[client] = (norm, stats)
+            deltas.append({k: shared[k] - server[k] for k in server})
+            kept.append(own[client])
+            sizes.append(len(y))
+        if deltas:
+            step = mean(deltas, sizes)
+            velocity = {k: 0.6 * velocity[k] + step[k] for k in step}
+            server = {k: server[k] + velocity[k] for k in server}
+            average = mean(kept, sizes)
+    return jax.tree.map(np.asarray, (server, own, average))
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_fedbn_is_a_loop_over_clients(weighting: str) -> None:
+    algorithm = fedbn.fedbn(
+        MODEL,
+        local.full_batch(optax.sgd(0.3), num_steps=2),
+        server_optimizer=optax.sgd(1.0, momentum=0.6),
+        weighting=weighting,
+    )
+    # The last cohort leaves clients out, so that the mean is not one over all clients.
+    schedule = tree.take(undelayed(), slice(5))
+    with jax.enable_x64(True):
+        shared, own, average = reference(schedule, by_size=weighting == "size")
+    state, _ = run(algorithm, schedule, MODEL)
+    whole = fedbn.combine(state.server.local, state.server.shared.variables)
+    assert_close(by_name(whole), Network(shared, *average), rtol=1e-3, atol=1e-4)
+    for client in range(NUM_CLIENTS):
+        mine = fedbn.combine(tree.take(state.clients, client), state.server.shared.variables)
+        assert_close(by_name(mine), Network(shared, *own[client]), rtol=1e-3, atol=1e-4)
+    # Else the loop would not tell whose variables are whose.
+    means = [stats["mean"] for _, stats in (*own, average)]
+    for i, mean in enumerate(means):
+        assert all(np.abs(mean - other).max() > 1e-2 for other in means[:i])
+
+
+def test_with_nothing_local_it_is_fedavg_bit_for_bit() -> None:
+    arguments = {"server_optimizer": optax.adam(0.05), "weighting": "uniform"}
+    work = federations.epochs(0.3)
+    schedule = federations.schedule()
+    expected, expected_reports = run(fedavg.fedavg(NORMED, work, **arguments), schedule)
+    algorithm = fedbn.fedbn(NORMED, work, is_local=no_path, **arguments)
+    got, reports = run(algorithm, schedule)
+    assert_equal(got.server.shared, expected.server)
+    assert_equal(reports, expected_reports)
+    assert not jax.tree.leaves((got.clients, got.server.local))
+    x = FEDERATION.data.x
+    own = algorithm.init_client(got.server, jnp.int32(0))
+    assert_equal(
+        algorithm.predict(got.server, own, x), models.predict(NORMED, expected.server.variables, x)
+    )
+
+
+def test_with_everything_local_clients_train_alone() -> None:
+    """k rounds of a client are k times the steps, whatever the server does and others are."""
+    algorithm = fedbn.fedbn(
+        NORMED,
+        local.full_batch(optax.sgd(0.3), num_steps=2),
+        server_optimizer=optax.adam(0.05),
+        is_local=every_path,
+    )
+    schedule = federations.schedule()
+    state, _ = run(algorithm, schedule)
+    assert not jax.tree.leaves(state.server.shared.variables)
+    for client in range(NUM_CLIENTS):
+        num_rounds = int((schedule.present & (schedule.who == client)).sum())
+        work = local.full_batch(optax.sgd(0.3), num_steps=2 * num_rounds)
+        shard = rounds.Shard(
+            FEDERATION.data, FEDERATION.rows[client], FEDERATION.mask[client], jnp.int32(client)
+        )
+        initial = federations.initial(NORMED, jax.random.key(0))
+        alone, _ = work.run(fedavg.gradient(NORMED), work.init(initial), shard, jax.random.key(0))
+        assert_close(tree.take(state.clients, client), alone.variables)
+
+
+def test_a_clients_variables_change_only_when_it_takes_part() -> None:
+    state, schedule = start(ALGORITHM), federations.schedule()
+    initial, _ = fedbn.partition(federations.initial(NORMED, jax.random.key(0)), fedbn.in_norm)
+    for client in range(NUM_CLIENTS):
+        assert_equal(tree.take(state.clients, client), initial)
+    changes = 0
+    for t in range(len(schedule.who)):
+        cohort, before = tree.take(schedule, t), state
+        state = step(ALGORITHM, state, cohort)
+        attended = set(np.asarray(cohort.who)[np.asarray(cohort.present)])
+        for client in range(NUM_CLIENTS):
+            old, new = (tree.take(s.clients, client) for s in (before, state))
+            if client in attended and federations.SIZES[client] > 0:
+                moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), old, new)
+                assert max(jax.tree.leaves(moved)) > 1e-3
+                changes += 1
+            else:
+                assert_equal(new, old)
+    assert changes > NUM_CLIENTS
+
+
+def shaken(own: Tree, client: int) -> Tree:
+    """What all clients keep, with one client's variables tripled."""
+    return jax.tree.map(lambda leaf: leaf.at[client].multiply(3), own)
+
+
+def test_nobodys_variables_reach_another_but_through_the_shared_network(
+    warm: rounds.State,
+) -> None:
+    everyone = attended_by(0, 2, 3, 4)
+    expected = step(ALGORITHM, warm, everyone)
+    got = step(ALGORITHM, warm._replace(clients=shaken(warm.clients, 3)), everyone)
+    for client in (0, 2, 4):
+        assert_equal(*(tree.take(s.clients, client) for s in (got, expected)))
+    for a, b in zip(*(jax.tree.leaves(s.clients) for s in (got, expected)), strict=True):
+        assert jnp.abs(a[3] - b[3]).max() > 1e-3
+    # Nor do one's that stays away reach the server, nor the server's mean a client or the server.
+    others = attended_by(0, 2, 4)
+    expected = step(ALGORITHM, warm, others)
+    mean = jax.tree.map(lambda leaf: 3 * leaf, warm.server.local)
+    other = warm._replace(server=warm.server._replace(local=mean), clients=shaken(warm.clients, 3))
+    got = step(ALGORITHM, other, others)
+    assert_equal(got.server, expected.server)
+    assert_equal(got.clients, shaken(expected.clients, 3))
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_a_client_never_seen_is_served_with_the_mean(weighting: str, warm: rounds.State) -> None:
+    algorithm = fedbn.fedbn(NORMED, federations.epochs(0.3), weighting=weighting)
+    state = step(algorithm, warm, attended_by(0, 1, 3, 4))
+    sizes = {client: federations.SIZES[client] for client in (0, 3, 4)}
+    if weighting == "uniform":
+        sizes = dict.fromkeys(sizes, 1)
+    unseen = algorithm.init_client(state.server, jnp.int32(0))
+    leaves = zip(jax.tree.leaves(unseen), jax.tree.leaves(state.clients), strict=True)
+    for got, kept in leaves:
+        expected = np.zeros(got.shape)
+        for client, size in sizes.items():
+            expected += size / sum(sizes.values()) * np.asarray(kept[client], np.float64)
+        assert_close(got, expected)
+
+
+def test_evaluation_serves_each_client_with_its_own(warm: rounds.State) -> None:
+    def loss(own: Tree, client: int) -> Array:
+        variables = fedbn.combine(own, warm.server.shared.variables)
+        rows = FEDERATION.rows[client][FEDERATION.mask[client]]
+        logits = models.predict(NORMED, variables, FEDERATION.data.x[rows])
+        labels = FEDERATION.data.y[rows]
+        return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    seen, unseen = (
+        evaluation.evaluate(ALGORITHM, warm, FEDERATION, seen=seen).loss for seen in (True, False)
+    )
+    for client, size in enumerate(federations.SIZES):
+        if size > 0:
+            assert_close(seen[client], loss(tree.take(warm.clients, client), client))
+            assert_close(unseen[client], loss(warm.server.local, client))
+            assert jnp.abs(seen[client] - unseen[client]) > 1e-3
+
+
+def test_only_shared_variables_come_down() -> None:
+    (traffic,) = wire.traffic(ALGORITHM, start(ALGORITHM), FEDERATION)
+    kernels = 36 * 5 + 5 * 4 + 4 * 3 + 3  # and the classifier's bias
+    norms = 4 * (5 + 4)  # scale, bias, mean, var
+    assert traffic == wire.Traffic(down=4 * kernels, up=4 * (kernels + norms))
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (models.mlp(3, widths=(4, 4), cut=1, norm="batch"), {"scale", "bias", "mean", "var"}),
+        (models.cnn(3, widths=(8, 8), cut=1), {"scale", "bias"}),
+        (models.mlp(3, widths=(4, 4)), set()),
+    ],
+    ids=["BatchNorm", "GroupNorm", "none"],
+)
+def test_what_is_local_by_default(model, names: set[str]) -> None:
+    """Each variable of a norm, in both halves, and none of another layer."""
+    variables = federations.initial(model, jax.random.key(0))
+    parts = fedbn.partition(variables, fedbn.in_norm)
+    got, others = (paths(part) for part in parts)
+    assert {path[-1] for path in got} == names
+    assert {path[1] for path in got} == ({"body", "head"} if names else set())
+    assert {path[-2] for path in got} <= {"BatchNorm_0", "GroupNorm_0"}
+    assert {path[-2] for path in others} <= {"Dense_0", "Conv_0"}
+
+
+def paths(tree: Tree) -> list[tuple[str, ...]]:
+    """The paths that `partition` tells its predicate."""
+    told = []
+    fedbn.partition(tree, lambda path: bool(told.append(path)))
+    return told[: len(told) // 2]
+
+
+def test_paths_name_every_step_from_the_root() -> None:
+    variables = federations.initial(MODEL, jax.random.key(0))
+    expected = {
+        ("params", "body", "blocks_0", "Dense_0", "kernel"),
+        ("params", "body", "blocks_0", "BatchNorm_0", "scale"),
+        ("params", "body", "blocks_0", "BatchNorm_0", "bias"),
+        ("params", "head", "blocks_0", "Dense_0", "kernel"),
+        ("params", "head", "blocks_0", "Dense_0", "bias"),
+        ("stats", "body", "blocks_0", "BatchNorm_0", "mean"),
+        ("stats", "body", "blocks_0", "BatchNorm_0", "var"),
+    }
+    assert set(paths(variables)) == expected
+    assert fedbn.in_norm(("a", "layerNORM", "b"))
+    assert not fedbn.in_norm(("a", "nor", "m"))
+
+
+@given(chosen=st.sets(st.integers(0, 10)))
+def test_combine_undoes_partition(chosen: set[int]) -> None:
+    variables = federations.initial(NORMED, jax.random.key(0))
+    every = paths(variables)
+    local_paths = {path for i, path in enumerate(every) if i in chosen}
+    parts = fedbn.partition(variables, lambda path: path in local_paths)
+    assert set(paths(parts[0])) == local_paths
+    assert set(paths(parts[1])) == set(every) - local_paths
+    assert_equal(fedbn.combine(*parts), variables)
+    assert_equal(fedbn.combine(parts[1], parts[0]), variables)

@@ -1,0 +1,88 @@
+"""The stop rule against a plain loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_inv import stopping
+
+# Multiples of 1/8, so that a threshold may be met exactly, which is not below.
+EIGHTHS = st.integers(0, 8).map(lambda n: n / 8)
+
+
+def played(accuracies, thresholds, warm_start):
+    """The stops after a curve of accuracies; the score of a round is twice its accuracy."""
+
+    def one(stops, at):
+        num_rounds, accuracy = at
+
+        def measure(needed):
+            return {"score": jnp.where(needed, 2 * accuracy, jnp.nan), "round": num_rounds}
+
+        stops = stopping.update(
+            stops,
+            accuracy,
+            thresholds=jnp.array(thresholds, jnp.float32),
+            num_rounds=num_rounds,
+            warm_start=warm_start,
+            measure=measure,
+        )
+        return stops, stopping.all_met(stops)
+
+    shapes = {"score": jax.ShapeDtypeStruct((), jnp.float32), "round": jnp.int32(0)}
+    start = stopping.init(len(thresholds), shapes)
+    rounds = jnp.arange(1, len(accuracies) + 1, dtype=jnp.int32)
+    return jax.lax.scan(one, start, (rounds, jnp.array(accuracies, jnp.float32)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    accuracies=st.lists(EIGHTHS, min_size=6, max_size=6),
+    thresholds=st.lists(EIGHTHS, min_size=3, max_size=3),
+    warm_start=st.integers(0, 8),
+)
+def test_each_threshold_stops_in_the_first_round_below_it(accuracies, thresholds, warm_start):
+    stops, ended = jax.jit(played)(jnp.array(accuracies), jnp.array(thresholds), warm_start)
+    rounds = []
+    for index, threshold in enumerate(thresholds):
+        below = [
+            t
+            for t, accuracy in enumerate(accuracies, 1)
+            if accuracy < threshold and t >= warm_start
+        ]
+        rounds.append(below[0] if below else 0)
+        assert stops.round[index] == rounds[-1]
+        assert stops.scores["round"][index] == rounds[-1]
+        expected = 2 * accuracies[below[0] - 1] if below else 0
+        assert stops.scores["score"][index] == expected
+    last = max(rounds) if all(rounds) else len(accuracies) + 1
+    np.testing.assert_array_equal(ended, np.arange(1, len(accuracies) + 1) >= last)
+
+
+def test_an_accuracy_of_nothing_stops_nothing():
+    stops, ended = played([jnp.nan, jnp.nan], [0.9], 0)
+    assert not stops.round.any()
+    assert not ended.any()
+
+
+def test_without_thresholds_nothing_is_waited_for_and_nothing_ends():
+    stops, ended = played([0.5, 0.1], [], 0)
+    assert stops.round.shape == (0,)
+    assert not ended.any()
+
+
+@pytest.mark.parametrize("accuracy", [0.2, 0.9])
+def test_what_is_not_needed_is_told_so(accuracy):
+    needed = []
+    stopping.update(
+        stopping.init(2, jnp.float32(0)),
+        jnp.float32(accuracy),
+        thresholds=jnp.array([0.5, 0.4]),
+        num_rounds=jnp.int32(3),
+        warm_start=1,
+        measure=lambda is_needed: needed.append(bool(is_needed)) or jnp.float32(0),
+    )
+    assert needed == [accuracy < 0.5]
