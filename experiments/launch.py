@@ -17,9 +17,15 @@ from fedjax_inv.data import federation, sources
 from fedjax_inv.types import Examples, Model
 
 
-def main(binary: Callable[[config.Config], str]) -> None:
-    """Runs a binary and prints what it returns: presets expanded, flags checked, errors told in one
-    line."""
+def settings() -> config.Config:
+    """The flags of train and sweep, with the devices that they ask for."""
+    parsed = config.read()
+    devices.prepare(parsed)
+    return parsed
+
+
+def main(binary: Callable[[Any], str], read: Callable[[], Any] = settings) -> None:
+    """Prints what binary(read()) returns: presets expanded, errors told in one line."""
     # Compiled programs outlive the process, so that a second start does not compile again.
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "~/.cache/fedjax_inv")
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(cache))
@@ -30,9 +36,7 @@ def main(binary: Callable[[config.Config], str]) -> None:
         if len(argv) > 1:
             _fail(f"{argv[1]}: not a flag; flags are --name=value", 2)
         try:
-            settings = config.read()
-            devices.prepare(settings)
-            print(binary(settings))
+            print(binary(read()))
         except ValueError as error:
             if not _raised_here(error):
                 raise  # not about the input: a defect, which needs its traceback
@@ -49,7 +53,8 @@ def main(binary: Callable[[config.Config], str]) -> None:
 
 def _raised_here(error: ValueError) -> bool:
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"].split(".")[0] in ("fedjax_inv", "experiments")
+    # The package, as the binary's own module is called __main__.
+    return (frame.f_globals["__package__"] or "").split(".")[0] in ("fedjax_inv", "experiments")
 
 
 def _parse(argv: list[str]) -> list[str]:

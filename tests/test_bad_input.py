@@ -176,6 +176,7 @@ def test_the_command_line_ends_with_one_line_and_status_2(tmp_path):
         ("--preset=rotated_digit",),
         ("--learning_rate=fast",),
         ("rounds=3",),
+        ("--held_out=all",),
     ):
         done = subprocess.run(
             command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False

@@ -22,8 +22,8 @@ from fedjax_inv.algorithms import fedipg
 from fedjax_inv.models import layers
 from fedjax_inv.types import Array, Tree, Variables
 
-OWN = ("im2col", "canonical")  # what is not XLA's own; auto is one of them
-Kernels = tuple[Array, Array]
+OWN = ("im2col", "canonical", "winograd")  # what is not XLA's own; auto is one of them
+Kernels = tuple[Array, ...]
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +55,17 @@ def convolve(conv: layers.Conv, inputs: Array, kernel: Array, strides: Any, padd
 
 
 def risk(conv: layers.Conv, x: Array, kernels: Kernels) -> Array:
-    """Two layers with lopsided strides and padding, nonlinear in the input and both kernels."""
+    """Layers with lopsided strides and padding, nonlinear in the input and all kernels."""
     hidden = jnp.tanh(convolve(conv, x, kernels[0], (2, 1), ((1, 2), (0, 1))))
-    return jnp.sum(jnp.sin(convolve(conv, hidden, kernels[1], (1, 2), "SAME")) ** 2)
+    hidden = jnp.tanh(convolve(conv, hidden, kernels[1], (1, 2), "SAME"))
+    return jnp.sum(jnp.sin(convolve(conv, hidden, kernels[2], (1, 1), ((2, 1), (-1, 2)))) ** 2)
 
 
 def network(*lead: int) -> tuple[Array, Kernels]:
     """An input and kernels of `risk`, with leading axes."""
-    return noise(0, *lead, 2, 6, 5, 2), (noise(1, *lead, 3, 2, 2, 3), noise(2, *lead, 2, 3, 3, 2))
+    shapes = (3, 2, 2, 3), (2, 3, 3, 2), (3, 3, 2, 2)
+    kernels = tuple(noise(1 + i, *lead, *shape) for i, shape in enumerate(shapes))
+    return noise(0, *lead, 2, 6, 5, 2), kernels
 
 
 def assert_agree(of: Callable[[layers.Conv], Tree]) -> None:
@@ -84,7 +87,16 @@ def geometries(draw: st.DrawFn) -> tuple[Any, ...]:
     return (images, *space, channels), (*window, channels, features), strides, padding
 
 
-@given(geometries())
+@st.composite
+def threes(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Geometries of 3x3 windows at stride 1: whole and broken tiles."""
+    space = tuple(draw(st.integers(3, 13)) for _ in range(2))
+    pads = st.tuples(*[st.tuples(st.integers(-1, 6), st.integers(1, 6))] * 2)
+    padding = draw(pads | st.sampled_from(("SAME", "VALID")))
+    return (2, *space, 3), (3, 3, 3, 2), (1, 1), padding
+
+
+@given(geometries() | threes())
 def test_values_and_both_gradients_of_any_geometry(geometry):
     inputs_shape, kernel_shape, strides, padding = geometry
     inputs, kernel = noise(0, *inputs_shape), noise(1, *kernel_shape)
@@ -232,6 +244,7 @@ def test_layouts_of_the_penalised_steps(derivative):
     canonical = ("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]", "1")
     assert layouts("canonical", derivative) == {canonical}
     assert layouts("im2col", derivative) == set()
+    assert layouts("winograd", derivative) == {canonical}  # the convolution at stride 2
     assert len(layouts("lax", derivative)) > 1
 
 
@@ -242,6 +255,38 @@ def test_auto_is_chosen_by_the_platform(monkeypatch):
         layouts_on[platform] = layouts("auto", "reverse_over_forward")
     assert layouts_on["cpu"] == layouts("canonical", "reverse_over_forward")
     assert layouts_on["gpu"] == layouts("im2col", "reverse_over_forward")
+
+
+@pytest.mark.parametrize(("channels", "features"), [(32, 32), (31, 32), (32, 31)])
+def test_auto_on_a_cpu_is_winograd_from_32_channels_on(channels, features):
+    def products(name: str) -> int:
+        conv = layers.lowering(name)
+        x, kernel = noise(0, 1, 4, 4, channels), noise(1, 3, 3, channels, features)
+        text = jax.jit(lambda: convolve(conv, x, kernel, (1, 1), "SAME")).lower().as_text()
+        return text.count("dot_general")
+
+    assert products("winograd") == 4
+    assert products("auto") == (4 if channels == features == 32 else 0)
+
+
+def test_rounding_of_winograd():
+    x, kernel = noise(0, 2, 14, 14, 32), noise(1, 3, 3, 32, 32)
+    out = noise(2, *x.shape)
+
+    def rounded(name: str, dtype: Any) -> Tree:
+        def conv(x: Array, w: Array) -> Array:
+            return convolve(layers.lowering(name), x, w, (1, 1), "SAME")
+
+        value, pull = jax.vjp(conv, x.astype(dtype), kernel.astype(dtype))
+        return value, *pull(out.astype(dtype))
+
+    def errors(name: str, dtype: Any) -> list[float]:
+        pairs = zip(rounded(name, dtype), rounded("lax", jnp.float64), strict=True)
+        return [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b)) for a, b in pairs]
+
+    assert max(errors("winograd", jnp.float32)) < 2e-6
+    # Half precision is canonical.
+    assert errors("winograd", jnp.bfloat16) == errors("canonical", jnp.bfloat16)
 
 
 def test_cnn_is_the_same_network():
@@ -291,7 +336,7 @@ def test_other_layouts_are_refused(name):
 
 
 def test_unknown_lowering():
-    message = "^conv='fft': must be one of auto, lax, im2col, canonical$"
+    message = "^conv='fft': must be one of auto, lax, im2col, canonical, winograd$"
     with pytest.raises(ValueError, match=message):
         layers.lowering("fft")
     with pytest.raises(ValueError, match=message):

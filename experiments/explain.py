@@ -1,0 +1,482 @@
+"""Which pixels decide: LIME masks of finished runs, side by side (FL Games, Fig. 1a).
+
+python -m experiments.explain --runs=runs/fedavg,runs/games --images=0,3,8 --out=masks.png
+
+A run is explained as it is in its newest checkpoint. The state that a game is judged by is the one
+at its stop: train it with --stop_below=0.6 --watch_examples=500 --after_stop=end.
+
+LIME (Ribeiro et al. 2016) blackens random squares of an image and fits a linear model to the
+probability of the class that the run predicts; a square's weight says how much it speaks for it.
+"""
+
+import contextlib
+import dataclasses
+import json
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from lime.lime_image import LimeImageExplainer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from tabulate import tabulate
+
+from experiments import build, config, launch, loop, program
+from fedjax_inv.data import federation
+from fedjax_inv.data.sources import Dataset
+from fedjax_inv.models.blocks import unit_range
+from fedjax_inv.types import Algorithm, Examples, Tree
+
+_CHANNELS = (1, 2, 3)  # that make a picture: grey, red and green, red, green and blue
+_BATCH = 100  # perturbed images per call of the network
+_SQUARES = 14  # along the side of an image, where --segment=0
+
+NOTE = (
+    "A square that is black already stays as it is when it is hidden: weight on the background is "
+    "noise of the fit, less with more --samples, or of squares that hold both."
+)
+
+# [B, H, W, 3] -> probabilities [B, K]
+Classifier = Callable[[np.ndarray], np.ndarray]
+
+
+class Options(NamedTuple):
+    """The flags of this binary."""
+
+    runs: tuple[str, ...]
+    images: tuple[int, ...] = (0,)
+    seed: int = 0
+    run: int = 0
+    samples: int = 1000
+    segment: int = 0
+    out: str = "masks.png"
+    data_dir: str = ""
+
+
+class Trained(NamedTuple):
+    """A run of a finished run folder."""
+
+    folder: Path
+    config: config.Config
+    cell: build.Cell
+    which: int  # of the cell's runs
+
+    @property
+    def run(self) -> build.Run:
+        """The run itself."""
+        return self.cell.runs[self.which]
+
+    @property
+    def label(self) -> str:
+        """The algorithm, its settings and what varies of its hyperparameters; the folder."""
+        varied = [
+            f"{name}={value:g}"
+            for name, value in self.run.hyper.items()
+            if any(other.hyper[name] != value for other in self.cell.runs)
+        ]
+        return f"{' '.join([self.cell.label, *varied])} ({self.folder.name})"
+
+
+class Domain(NamedTuple):
+    """What the test client of a run holds, M examples."""
+
+    x: Tree  # [M, ...], as the data set stores it
+    y: np.ndarray  # [M] int32
+    classes: tuple[str, ...]  # K names
+
+
+class Images(NamedTuple):
+    """Images of it as the networks see them, I in all."""
+
+    x: np.ndarray  # [I, H, W, channels] float32
+    y: np.ndarray  # [I] int32
+    classes: tuple[str, ...]
+
+
+class Subject(NamedTuple):
+    """A run that is ready to be asked."""
+
+    domain: Domain
+    images: Images
+    classify: Classifier
+
+
+class Masks(NamedTuple):
+    """What LIME says about I images and R runs."""
+
+    weights: np.ndarray  # [I, R, H, W], of the square that the pixel is in
+    predicted: np.ndarray  # [I, R] int, the class that the weights speak for
+    probability: np.ndarray  # [I, R], of that class
+
+
+def find(folder: Path, options: Options) -> Trained:
+    """The run of a finished folder that the options ask for.
+
+    Raises ValueError if there is none, or it diverged.
+    """
+    where = f"--runs={folder}"
+    try:
+        record = json.loads((folder / "config.json").read_text())
+        result = json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError):
+        raise ValueError(
+            f"{where}: must be the folder of a finished run; of a sweep, that of one algorithm"
+        ) from None
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value  # json knows no tuples
+        for name, value in record["flags"].items()
+    }
+    # How a run was spread over devices does not matter to its state.
+    values |= {"devices": 1, "num_processes": 1, "process_id": 0}
+    values["data_dir"] = options.data_dir or values["data_dir"]
+    try:
+        settings = config.Config(**values)
+    except TypeError as error:  # a flag that was renamed since
+        raise ValueError(f"{where}: was written by another version ({error})") from None
+    runs = tuple(build.Run(**each) for each in record["cell"].pop("runs"))
+    if options.seed not in settings.seeds:
+        seeds = ", ".join(map(str, settings.seeds))
+        raise ValueError(f"--seed={options.seed}: must be one of {seeds}, those of {folder}")
+    indices = [index for index, each in enumerate(runs) if each.seed == options.seed]
+    if not 0 <= options.run < len(indices):
+        raise ValueError(
+            f"--run={options.run}: must be in 0..{len(indices) - 1}, the runs of "
+            f"--seed={options.seed} in {folder}"
+        )
+    which = indices[options.run]
+    if result["runs"][which]["diverged"]:
+        raise ValueError(f"--runs={folder}: its run {options.run} of that seed has diverged")
+    return Trained(folder, settings, build.Cell(**record["cell"], runs=runs), which)
+
+
+def held_out(dataset: Dataset, split: federation.Split, seed: int) -> Domain:
+    """What the test client holds. seed: which of the split's, counted from 0."""
+    rows = np.asarray(split.test.rows[seed, 0])[np.asarray(split.test.mask[seed, 0])]
+    x = jax.tree.map(lambda leaf: leaf[rows], dataset.x)
+    return Domain(x, dataset.y[rows], dataset.classes)
+
+
+def see(
+    domain: Domain, render: Callable[[Tree], jax.Array] | None, indices: Sequence[int]
+) -> Images:
+    """Images of the domain. Raises ValueError for an index out of range, or if there are none."""
+    for index in indices:
+        if not 0 <= index < len(domain.y):
+            raise ValueError(
+                f"--images={index}: must be in 0..{len(domain.y) - 1}, those of the test domain"
+            )
+    x = jax.tree.map(lambda leaf: jnp.asarray(leaf[list(indices)]), domain.x)
+    seen = np.asarray((render or unit_range)(x), np.float32)
+    if seen.ndim != 4 or seen.shape[3] not in _CHANNELS:
+        raise ValueError(
+            f"--runs: must be on images of 1, 2 or 3 channels, not on inputs {seen.shape[1:]}"
+        )
+    return Images(seen, domain.y[list(indices)], domain.classes)
+
+
+def to_rgb(x: np.ndarray) -> np.ndarray:
+    """Images [..., C] as RGB [..., 3]: C = 1 grey, 2 red and green, 3 as they are."""
+    if x.shape[-1] == 2:
+        return np.concatenate([x, np.zeros_like(x[..., :1])], axis=-1)
+    return np.broadcast_to(x, (*x.shape[:-1], 3))
+
+
+def from_rgb(rgb: np.ndarray, channels: int) -> np.ndarray:
+    """The images [..., channels] that `to_rgb` made RGB [..., 3] of."""
+    return rgb[..., :channels]
+
+
+def restore(
+    one: Trained, dataset: Dataset, data: Examples, split: federation.Split, sample: np.ndarray
+) -> tuple[Algorithm, Tree]:
+    """A run's algorithm, on rendered inputs, and its server in the newest checkpoint.
+
+    data, split: of all seeds, from `launch.deal`. sample: rendered inputs [B, H, W, channels].
+    Raises ValueError if the checkpoint is not one of this run.
+    """
+    settings, cell = one.config, one.cell
+    inputs = program.inputs(settings, cell, split)
+    groups = len(program.group_names(split))
+    chunks = program.Chunks(1, len(cell.runs))
+    made = program.make(settings, cell, build.model(settings, dataset), groups, chunks)
+    with contextlib.closing(loop.Checkpoints(one.folder / "checkpoints")) as checkpoints:
+        states = checkpoints.restore(checkpoints.latest(), made.init(data, inputs))
+    server = jax.tree.map(lambda leaf: leaf[one.which], states.state.server)
+    # LIME changes what the network sees, so this one takes inputs as they are after rendering.
+    network = build.model(settings, dataset._replace(render=None))
+    num_players = inputs.train.rows.shape[1]
+    return build.algorithm(settings, cell, network, one.run.hyper, num_players, sample), server
+
+
+def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
+    """What a client never seen predicts from RGB images, whose inputs have `channels`."""
+    own = algorithm.init_client(server, jnp.int32(0))
+
+    @jax.jit
+    def probabilities(server: Tree, own: Tree, x: jax.Array) -> jax.Array:
+        return jax.nn.softmax(algorithm.predict(server, own, x))
+
+    def classify(rgb: np.ndarray) -> np.ndarray:
+        x = from_rgb(rgb, channels)
+        # Whole batches, so that it is compiled once.
+        padded = np.resize(x, (-(-len(x) // _BATCH) * _BATCH, *x.shape[1:]))
+        batches = np.split(padded, len(padded) // _BATCH)
+        return np.concatenate([probabilities(server, own, batch) for batch in batches])[: len(x)]
+
+    return classify
+
+
+def prepare(one: Trained, indices: Sequence[int]) -> Subject:
+    """A run and the test images of these indices; raises ValueError as `see` and `restore` do."""
+    dataset = build.dataset(one.config)
+    data, splits = launch.deal(one.config, dataset, [one.cell.held_out])
+    split = splits[one.cell.held_out]
+    seed = one.config.seeds.index(one.run.seed)
+    domain = held_out(dataset, split, seed)
+    images = see(domain, dataset.render, indices)
+    algorithm, server = restore(one, dataset, data, split, images.x[:1])
+    return Subject(domain, images, classifier(algorithm, server, images.x.shape[-1]))
+
+
+def check_same(trained: Sequence[Trained], domains: Sequence[Domain]) -> None:
+    """Raises ValueError if the test domains of two runs differ. domains: one per run."""
+
+    leaves = jax.tree.leaves(domains[0])
+    for one, domain in zip(trained, domains, strict=True):
+        others = jax.tree.leaves(domain)
+        if len(others) != len(leaves) or not all(map(np.array_equal, others, leaves)):
+            old, new = (
+                {**dataclasses.asdict(t.config), **t.cell._asdict()} for t in (trained[0], one)
+            )
+            differ = ", ".join(name for name in old if old[name] != new[name])
+            raise ValueError(
+                f"--runs={trained[0].folder},{one.folder}: must have the same test images; these "
+                f"runs differ in {differ}"
+            )
+
+
+def squares(height: int, width: int, side: int) -> np.ndarray:
+    """[height, width] int: which square of side x side pixels a pixel is in, numbered by rows.
+
+    LIME's own segmentation, quickshift, groups pixels of like colour within some ten pixels: it
+    leaves one or two segments of an image of 8x8 or 28x28, and none of them is a stroke.
+    """
+    rows, columns = np.arange(height) // side, np.arange(width) // side
+    return rows[:, None] * (columns[-1] + 1) + columns
+
+
+def explain(
+    rgb: np.ndarray,
+    classify: Classifier,
+    segments: np.ndarray,
+    label: int,
+    *,
+    samples: int,
+    seed: int,
+) -> np.ndarray:
+    """LIME's weights [H, W] for the probability of `label`; the pixels of a segment share one.
+
+    rgb: [H, W, 3]. segments: [H, W] int, 0 to their number - 1. samples: perturbed images.
+    """
+    explanation = LimeImageExplainer(random_state=seed).explain_instance(
+        rgb,
+        classify,
+        labels=(label,),
+        top_labels=None,
+        hide_color=0,
+        num_samples=samples,
+        batch_size=_BATCH,
+        segmentation_fn=lambda image: segments,
+    )
+    weights = np.zeros(segments.max() + 1)
+    for segment, weight in explanation.local_exp[label]:
+        weights[segment] = weight
+    return weights[segments]
+
+
+def explain_all(
+    images: Images, classifiers: Sequence[Classifier], *, side: int, samples: int, seed: int
+) -> Masks:
+    """The masks of all images and runs. The runs see the same perturbations of an image."""
+    num_images, height, width, _ = images.x.shape
+    segments = squares(height, width, side)
+    weights = np.zeros((num_images, len(classifiers), height, width))
+    pictures = to_rgb(images.x)
+    probabilities = np.stack([classify(pictures) for classify in classifiers], axis=1)
+    predicted = probabilities.argmax(-1)
+    for i, run in np.ndindex(predicted.shape):
+        weights[i, run] = explain(
+            pictures[i],
+            classifiers[run],
+            segments,
+            predicted[i, run],
+            samples=samples,
+            seed=seed,
+        )
+    return Masks(weights, predicted, probabilities.max(-1))
+
+
+def figure_of(x: np.ndarray) -> np.ndarray:
+    """[..., H, W] bool: the pixels of images [..., H, W, channels] that are not black."""
+    return np.any(x > 0, axis=-1)
+
+
+def shares(images: Images, masks: Masks, labels: Sequence[str]) -> str:
+    """A table: how much absolute weight lies on the figures of all images, how much elsewhere."""
+    figure = figure_of(images.x)[:, None]
+    size = np.abs(masks.weights)
+    on, off = ((size * where).sum((0, 2, 3)) for where in (figure, ~figure))
+    with np.errstate(invalid="ignore"):  # a run that no square matters to
+        percent = 100 * on / (on + off)
+    rows = list(zip(labels, on, off, percent, strict=True))
+    rows.append(("pixels", figure.sum(), (~figure).sum(), 100 * figure.mean()))
+    headers = ["absolute weight", "on the figure", "on the background", "on the figure, %"]
+    return tabulate(rows, headers, tablefmt="github", floatfmt=("", ".4g", ".4g", ".1f"))
+
+
+def draw(
+    path: Path,
+    images: Images,
+    masks: Masks,
+    *,
+    title: str,
+    labels: Sequence[str],
+    indices: Sequence[int],
+) -> None:
+    """A line per image: the image, then the mask of each run.
+
+    labels: of the runs. indices: what the images are called.
+    """
+    lines, columns = masks.predicted.shape
+    drawing = Figure(figsize=(2.2 + 2.7 * columns, 1.1 + 2.4 * lines), layout="constrained")
+    axes = drawing.subplots(lines, columns + 1, squeeze=False)
+    drawing.suptitle(title, fontsize=10)
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+    for axis, head in zip(axes[0], ("test image", *labels), strict=True):
+        axis.annotate(
+            textwrap.fill(head, 32),
+            (0.5, 1),
+            xytext=(0, 24),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            fontweight="bold",
+        )
+    for i in range(lines):
+        axes[i, 0].imshow(to_rgb(images.x[i]).clip(0, 1))
+        axes[i, 0].set_title(f"{indices[i]}: label {images.classes[images.y[i]]}", fontsize=9)
+        for run in range(columns):
+            axis, label = axes[i, run + 1], masks.predicted[i, run]
+            _draw_mask(axis, masks.weights[i, run], figure_of(images.x[i]))
+            axis.set_title(
+                f"predicts {images.classes[label]}, p = {masks.probability[i, run]:.2f}",
+                fontsize=9,
+                color="C2" if label == images.y[i] else "C3",
+            )
+    drawing.savefig(path, dpi=150)
+
+
+def _draw_mask(axis: Axes, weights: np.ndarray, figure: np.ndarray) -> None:
+    """A heat map of the weights [H, W], and a line around the figure [H, W]."""
+    limit = np.abs(weights).max() or 1.0
+    picture = axis.imshow(weights, cmap="PuOr_r", vmin=-limit, vmax=limit)
+    bar = axis.figure.colorbar(picture, ax=axis, shrink=0.85, pad=0.03)
+    bar.ax.tick_params(labelsize=7)
+    if figure.any() and not figure.all():
+        # Along the edges of the pixels, not through their centres.
+        extent = (-0.5, figure.shape[1] - 0.5, -0.5, figure.shape[0] - 0.5)
+        fine = np.kron(figure, np.ones((16, 16)))
+        axis.contour(fine, [0.5], extent=extent, colors="black", linewidths=0.7, alpha=0.6)
+
+
+def run(options: Options) -> str:
+    """Writes the masks, and returns the table and where they are.
+
+    Raises ValueError for an option out of its range.
+    """
+    for name in ("runs", "images"):
+        if not getattr(options, name):
+            raise ValueError(f"--{name}=: must be one or several")
+    if options.samples < 2:
+        raise ValueError(f"--samples={options.samples}: must be at least 2")
+    out = Path(options.out)
+    if out.suffix != ".png":
+        raise ValueError(f"--out={out}: must end in .png")
+    trained = [find(Path(folder), options) for folder in options.runs]
+    subjects = [prepare(one, options.images) for one in trained]
+    check_same(trained, [subject.domain for subject in subjects])
+    images = subjects[0].images
+    largest = min(images.x.shape[1:3])
+    side = options.segment or max(1, largest // _SQUARES)
+    if not 1 <= side <= largest:
+        raise ValueError(f"--segment={side}: must be in 0..{largest}, the side of the images")
+    masks = explain_all(
+        images,
+        [subject.classify for subject in subjects],
+        side=side,
+        samples=options.samples,
+        seed=options.seed,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    labels = [one.label for one in trained]
+    draw(out, images, masks, title=_title(trained[0]), labels=labels, indices=options.images)
+    arrays = out.with_suffix(".npz")
+    np.savez(arrays, **masks._asdict(), images=options.images, runs=options.runs)
+    return f"\n{shares(images, masks, labels)}\n\n{NOTE}\nMasks: {out}. Weights: {arrays}."
+
+
+def _title(one: Trained) -> str:
+    return (
+        f"{Path(one.config.dataset).stem}, {one.config.environment} domains, held out: "
+        f"{one.cell.held_out or 'test split'}\n"
+        "LIME weights: orange speaks for the predicted class, purple against it"
+    )
+
+
+def define() -> None:
+    """Defines the flags."""
+    flags.DEFINE_list("runs", [], "Folders of finished runs, on the same data.")
+    flags.DEFINE_list("images", ["0"], "Which images of the test domain, counted from 0.")
+    flags.DEFINE_integer("seed", 0, "Which seed's run; it also seeds LIME.")
+    flags.DEFINE_integer("run", 0, "Which run of that seed, where hyperparameters vary.")
+    flags.DEFINE_integer("samples", 1000, "Perturbed images per mask.")
+    flags.DEFINE_integer(
+        "segment",
+        0,
+        "Side in pixels of the squares that LIME hides; 0: so that some 14 make a side of the "
+        "image.",
+    )
+    flags.DEFINE_string("out", "masks.png", "The picture; the weights go beside it, as .npz.")
+    flags.DEFINE_string("data_dir", "", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
+
+
+def options() -> Options:
+    """The parsed flags."""
+    parsed = flags.FLAGS
+    try:
+        images = tuple(map(int, parsed.images))
+    except ValueError:
+        text = ",".join(parsed.images)
+        raise ValueError(f"--images={text}: must be whole numbers") from None
+    return Options(
+        tuple(parsed.runs),
+        images,
+        parsed.seed,
+        parsed.run,
+        parsed.samples,
+        parsed.segment,
+        parsed.out,
+        parsed.data_dir,
+    )
+
+
+if __name__ == "__main__":
+    define()
+    launch.main(run, options)
