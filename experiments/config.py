@@ -127,7 +127,7 @@ class Config:
         (), "Widths of the hidden layers; default: the network's own.", _at_least(1), kind=int
     )
     activation: str = _flag("relu", "Of the mlp.", choices=ACTIVATIONS)
-    norm: str = _flag("none", "After the mlp's hidden layers.", choices=NORMS)
+    norm: str = _flag("none", "In the mlp's hidden layers, before the activation.", choices=NORMS)
     cut: int = _flag(
         -1, "Hidden layers before the cut; -1: all, the head is the classifier.", _at_least(-1)
     )
@@ -155,7 +155,7 @@ class Config:
     )
     warm_start: int = _flag(
         -1,
-        "Rounds before a stop; -1: as many as clients, or with learned=true as training batches.",
+        "Rounds before a stop; -1: one per client, or with learned=true per batch of the largest.",
         _at_least(-1),
     )
     after_stop: str = _flag(
@@ -312,7 +312,7 @@ def _items(field: Any, texts: list[str]) -> tuple[Any, ...]:
 
 
 def expand_presets(argv: Sequence[str]) -> list[str]:
-    """Replaces --preset=NAME,NAME by the flag files of those names; later ones go before."""
+    """Replaces --preset=NAME,NAME by the flag files of those names; later ones win."""
     known = sorted(path.stem for path in PRESETS.glob("*.flags"))
     expanded = []
     for argument in argv:

@@ -141,9 +141,10 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
             states = devices.everywhere(states, devices.mesh(job.config))
         states = _advance(job, states, log, checkpoints, done, stop)
     runs = summarise(cell, log.lines)
-    for index, run in enumerate(runs):
-        if job.config.stop_below:
-            run["stops"] = _stops(job, jax.device_get(states.stops), index)
+    if job.config.stop_below:
+        stops = jax.device_get(states.stops)
+        for index, run in enumerate(runs):
+            run["stops"] = _stops(job, stops, index)
     result = {"cell": description(job.config, cell)["cell"], "runs": runs}
     write_json(folder / "result.json", result)
     return result
@@ -164,7 +165,7 @@ def _advance(
     checkpoint_every = config.checkpoint_every or config.eval_every
     start = time.monotonic() - log.seconds
     title = f"{cell.label}, held out {cell.held_out or 'test split'}"
-    last = done == config.rounds
+    last = _is_over(config, done, states.stops)
     with tqdm(
         total=config.rounds, initial=done, desc=title, unit="round", disable=not devices.leads()
     ) as bar:
@@ -183,14 +184,19 @@ def _advance(
                 valid=_mean(line["validation_accuracy"] for line in lines),
                 test=_mean(line["test_accuracy"] for line in lines),
             )
-            ended = config.after_stop == "end" and (outcome.stops.round > 0).all()
-            last = done == config.rounds or bool(ended)
+            last = _is_over(config, done, outcome.stops)
             stop.signal = devices.agree(stop.signal)
             if last or done % checkpoint_every == 0 or stop.signal:
                 checkpoints.save(done, states)
             if stop.signal and not last:
                 raise Stopped(f"stopped after round {done} of {config.rounds}")
     return states
+
+
+def _is_over(config: Config, done: int, stops: stopping.Stops) -> bool:
+    """Whether there are no rounds left, or no run has any."""
+    ended = config.after_stop == "end" and bool((np.asarray(stops.round) > 0).all())
+    return ended or done == config.rounds
 
 
 def _mean(values: Any) -> str:

@@ -94,24 +94,22 @@ def inputs(config: Config, cell: build.Cell, splits: federation.Split) -> Inputs
     else:
         train = Holdings(splits.train.rows, splits.train.mask)
     test = Holdings(splits.test.rows, splits.test.mask)
-    return Inputs(
-        {
-            name: jnp.array([run.hyper[name] for run in cell.runs], jnp.float32)
-            for name in cell.runs[0].hyper
-        },
-        jnp.array([run.seed for run in cell.runs], jnp.int32),
-        *jax.tree.map(
-            lambda leaf: leaf[which],
-            (
-                train,
-                Holdings(splits.valid.rows, splits.valid.mask),
-                test,
-                _some(train, config.watch_examples),
-                _some(test, config.watch_examples),
-                jnp.asarray(groups(splits)),
-            ),
-        ),
+    valid = Holdings(splits.valid.rows, splits.valid.mask)
+    of_seeds = Inputs(
+        hyper={},
+        seed=jnp.array(config.seeds, jnp.int32),
+        train=train,
+        valid=valid,
+        test=test,
+        watched=_some(train, config.watch_examples),
+        watched_test=_some(test, config.watch_examples),
+        group=jnp.asarray(groups(splits)),
     )
+    hyper = {
+        name: jnp.array([run.hyper[name] for run in cell.runs], jnp.float32)
+        for name in cell.runs[0].hyper
+    }
+    return jax.tree.map(lambda leaf: leaf[which], of_seeds)._replace(hyper=hyper)
 
 
 def _some(held: Holdings, count: int) -> Holdings:
@@ -161,13 +159,130 @@ def schedule(config: Config, cell: build.Cell, data: Inputs, num_rounds: int) ->
 
 def warm_start(config: Config, cell: build.Cell, inputs: Inputs) -> int | Array:
     """The rounds before a stop; where the flag does not say, those of FL Games, Section D.2: one of
-    each player, or with a learned representation one per batch of the training data."""
+    each player, or with a learned representation one for each batch of the largest client."""
     if config.warm_start >= 0:
         return config.warm_start
     if not cell.settings.get("learned", False):
         return inputs.train.rows.shape[0]
-    num_examples = inputs.train.mask.sum()
+    num_examples = inputs.train.mask.sum(1).max()
     return -(-num_examples // (config.batch_size or num_examples))
+
+
+class _Runs(NamedTuple):
+    """What the runs of a cell do, each for one run: its inputs have no leading R."""
+
+    config: Config
+    cell: build.Cell
+    network: Model
+    num_groups: int
+    axis: clients.Axis
+
+    def algorithm(self, data: Examples, inputs: Inputs) -> Algorithm:
+        num_clients = inputs.train.rows.shape[0]
+        return build.algorithm(
+            self.config, self.cell, self.network, inputs.hyper, num_clients, _sample(data)
+        )
+
+    def start(self, data: Examples, inputs: Inputs) -> Training:
+        key = jax.random.key(inputs.seed)
+        variables = self.network.init(jax.random.fold_in(key, 0), _sample(data))
+        state = rounds.init(
+            self.algorithm(data, inputs),
+            variables,
+            jax.random.fold_in(key, 1),
+            inputs.train.rows.shape[0],
+        )
+        shapes = jax.eval_shape(self.scores, data, inputs, state, True)
+        return Training(state, stopping.init(len(self.config.stop_below), shapes))
+
+    def advance(
+        self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
+    ) -> tuple[Training, Outcome]:
+        """A segment of rounds, then an evaluation."""
+
+        def one(training: Training, cohort: Cohort) -> tuple[Training, Tree]:
+            state, stops = training
+            if self.config.after_stop == "end":
+                cohort = cohort._replace(present=cohort.present & ~stopping.all_met(stops))
+            state, reports = rounds.step(
+                self.algorithm(data, inputs),
+                state,
+                cohort,
+                Federation(data, *inputs.train),
+                axis=self.axis,
+                drop_nonfinite=self.config.nonfinite == "drop",
+            )
+            training, watched = self.watch(data, inputs, Training(state, stops))
+            return training, (reports, watched)
+
+        training, (reports, watched) = jax.lax.scan(one, training, cohorts)
+        outcome = Outcome(
+            _mean_metrics(reports),
+            jnp.stack([report.present.sum(1) for report in reports], axis=-1),
+            jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
+            watched,
+            *self.held_out(data, inputs, training.state, True),
+            training.stops,
+        )
+        return training, outcome
+
+    def watch(
+        self, data: Examples, inputs: Inputs, training: Training
+    ) -> tuple[Training, dict[str, Array]]:
+        """The accuracies after a round, and the stops that they cause."""
+        config, (state, stops) = self.config, training
+        if not config.watch_examples:
+            return training, {}
+        train = self.evaluate(data, inputs, state, inputs.watched, seen=True)
+        test = self.evaluate(data, inputs, state, inputs.watched_test, seen=False)
+        accuracy = {"train": _pooled(train).accuracy[0], "test": test.accuracy[0]}
+        if config.stop_below:
+            # Neither the rounds that fill up the last segment nor an accuracy of nothing stop.
+            counts = (state.round <= config.rounds) & (train.size.sum() > 0)
+            stops = stopping.update(
+                stops,
+                jnp.where(counts, accuracy["train"], jnp.nan),
+                thresholds=jnp.array(config.stop_below, jnp.float32),
+                num_rounds=state.round,
+                warm_start=warm_start(config, self.cell, inputs),
+                measure=lambda needed: self.scores(data, inputs, state, needed),
+            )
+        return Training(state, stops), accuracy
+
+    def scores(
+        self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
+    ) -> Scores:
+        train = self.evaluate(data, inputs, state, inputs.train, True, needed)
+        return Scores(_pooled(train), *self.held_out(data, inputs, state, needed))
+
+    def held_out(
+        self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
+    ) -> tuple[evaluation.Scores, evaluation.Scores]:
+        """Of the validation groups and of the test client."""
+        seen = self.cell.algorithm not in build.POOLED
+        valid = self.evaluate(data, inputs, state, inputs.valid, seen, needed)
+        test = self.evaluate(data, inputs, state, inputs.test, False, needed)
+        return evaluation.by_group(valid, inputs.group, self.num_groups), test
+
+    def evaluate(
+        self,
+        data: Examples,
+        inputs: Inputs,
+        state: rounds.State,
+        held: Holdings,
+        seen: bool,
+        needed: Array | bool = True,
+    ) -> evaluation.Scores:
+        return evaluation.evaluate(
+            self.algorithm(data, inputs), state, Federation(data, *held), seen=seen, needed=needed
+        )
+
+    def traffic(self, data: Examples, inputs: Inputs) -> list[int]:
+        """Bytes down and up of one client in each exchange of a round."""
+        state = jax.eval_shape(self.start, data, inputs).state
+        federation = Federation(data, *inputs.train)
+        exchanges = wire.traffic(self.algorithm(data, inputs), state, federation)
+        return [each.down + each.up for each in exchanges]
 
 
 def make(
@@ -178,135 +293,49 @@ def make(
     axis = clients.chunked(chunks.clients)
     if mesh is not None:
         axis = clients.sharded(mesh.axis_names[0], axis)
-
-    thresholds = jnp.array(config.stop_below, jnp.float32)
-    seen = cell.algorithm not in build.POOLED
-
-    def algorithm(data: Examples, inputs: Inputs) -> Algorithm:
-        num_clients = inputs.train.rows.shape[0]
-        return build.algorithm(config, cell, network, inputs.hyper, num_clients, sample(data))
-
-    def sample(data: Examples) -> Tree:
-        return jax.tree.map(lambda leaf: leaf[:1], data.x)
-
-    def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
-        num_runs = jax.tree.leaves(arguments)[0].shape[0]
-        count = -(-num_runs // chunks.runs)
-        if count == 1:
-            return jax.vmap(fn)(*arguments)
-        size = -(-num_runs // count)
-        # Not the batch_size of lax.map, which fails on arrays without elements.
-        chunked = jax.tree.map(
-            lambda a: jnp.concatenate([a, a[: count * size - num_runs]]).reshape(
-                count, size, *a.shape[1:]
-            ),
-            arguments,
-        )
-        results = jax.lax.map(lambda chunk: jax.vmap(fn)(*chunk), chunked)
-        return jax.tree.map(lambda a: a.reshape(count * size, *a.shape[2:])[:num_runs], results)
-
-    def pooled(scores: evaluation.Scores) -> evaluation.Scores:
-        return evaluation.by_group(scores, jnp.zeros_like(scores.size), 1)
-
-    def valid_and_test(
-        data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool = True
-    ) -> tuple[evaluation.Scores, evaluation.Scores]:
-        current = algorithm(data, inputs)
-        valid, test = (
-            evaluation.evaluate(
-                current, state, Federation(data, *held), seen=is_seen, needed=needed
-            )
-            for held, is_seen in ((inputs.valid, seen), (inputs.test, False))
-        )
-        return evaluation.by_group(valid, inputs.group, num_groups), test
-
-    def scores(data: Examples, inputs: Inputs, state: rounds.State, needed: Array) -> Scores:
-        held = Federation(data, *inputs.train)
-        train = evaluation.evaluate(algorithm(data, inputs), state, held, needed=needed)
-        return Scores(pooled(train), *valid_and_test(data, inputs, state, needed))
-
-    def start(data: Examples, inputs: Inputs) -> Training:
-        key = jax.random.key(inputs.seed)
-        variables = network.init(jax.random.fold_in(key, 0), sample(data))
-        num_clients = inputs.train.rows.shape[0]
-        state = rounds.init(
-            algorithm(data, inputs), variables, jax.random.fold_in(key, 1), num_clients
-        )
-        shapes = jax.eval_shape(scores, data, inputs, state, True)
-        return Training(state, stopping.init(len(config.stop_below), shapes))
-
-    def watch(data: Examples, inputs: Inputs, training: Training) -> tuple[Training, Tree]:
-        """The accuracies of this round, and the stops that they cause."""
-        state, stops = training
-        if not config.watch_examples:
-            return training, {}
-        current = algorithm(data, inputs)
-        train, test = (
-            pooled(evaluation.evaluate(current, state, Federation(data, *held), seen=is_seen))
-            for held, is_seen in ((inputs.watched, True), (inputs.watched_test, False))
-        )
-        if config.stop_below:
-            # The rounds that fill up the last segment stop nothing.
-            is_real = state.round <= config.rounds
-            stops = stopping.update(
-                stops,
-                jnp.where(is_real, train.accuracy[0], jnp.nan),
-                thresholds=thresholds,
-                num_rounds=state.round,
-                warm_start=warm_start(config, cell, inputs),
-                measure=lambda needed: scores(data, inputs, state, needed),
-            )
-        return Training(state, stops), {"train": train.accuracy[0], "test": test.accuracy[0]}
-
-    def advance(
-        data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
-    ) -> tuple[Training, Outcome]:
-        current = algorithm(data, inputs)
-
-        def one(training: Training, cohort: Cohort) -> tuple[Training, Tree]:
-            state, stops = training
-            if config.after_stop == "end":
-                cohort = cohort._replace(present=cohort.present & ~stopping.all_met(stops))
-            state, reports = rounds.step(
-                current,
-                state,
-                cohort,
-                Federation(data, *inputs.train),
-                axis=axis,
-                drop_nonfinite=config.nonfinite == "drop",
-            )
-            training, watched = watch(data, inputs, Training(state, stops))
-            return training, (reports, watched)
-
-        training, (reports, watched) = jax.lax.scan(one, training, cohorts)
-        outcome = Outcome(
-            _mean_metrics(reports),
-            jnp.stack([report.present.sum(1) for report in reports], axis=-1),
-            jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
-            watched,
-            *valid_and_test(data, inputs, training.state),
-            training.stops,
-        )
-        return training, outcome
+    runs = _Runs(config, cell, network, num_groups, axis)
 
     def init(data: Examples, inputs: Inputs) -> Training:
-        return over_runs(lambda one: start(data, one), inputs)
+        return _over_runs(lambda one: runs.start(data, one), chunks.runs, inputs)
 
     def segment(
         data: Examples, inputs: Inputs, states: Training, cohorts: Cohort
     ) -> tuple[Training, Outcome]:
-        return over_runs(lambda *one: advance(data, *one), inputs, states, cohorts)
+        return _over_runs(
+            lambda *one: runs.advance(data, *one), chunks.runs, inputs, states, cohorts
+        )
 
     def traffic(data: Examples, inputs: Inputs) -> list[int]:
-        first = jax.tree.map(lambda leaf: leaf[0], inputs)
-        state = jax.eval_shape(start, data, first).state
-        federation = Federation(data, *first.train)
-        exchanges = wire.traffic(algorithm(data, first), state, federation)
-        return [each.down + each.up for each in exchanges]
+        return runs.traffic(data, jax.tree.map(lambda leaf: leaf[0], inputs))
 
     if mesh is not None:
         init, segment = clients.over(mesh, init), clients.over(mesh, segment)
     return Program(jax.jit(init), jax.jit(segment, donate_argnums=2), traffic)
+
+
+def _over_runs(fn: Callable[..., Tree], at_once: int, *arguments: Tree) -> Tree:
+    """`fn` of each of R runs, `at_once` or nearly so many at a time; arguments [R, ...]."""
+    num_runs = jax.tree.leaves(arguments)[0].shape[0]
+    count = -(-num_runs // at_once)
+    if count == 1:
+        return jax.vmap(fn)(*arguments)
+    size = -(-num_runs // count)
+
+    # Not the batch_size of lax.map, which fails on arrays without elements.
+    def chunked(array: Array) -> Array:
+        whole = jnp.concatenate([array, array[: count * size - num_runs]])
+        return whole.reshape(count, size, *array.shape[1:])
+
+    results = jax.lax.map(lambda chunk: jax.vmap(fn)(*chunk), jax.tree.map(chunked, arguments))
+    return jax.tree.map(lambda a: a.reshape(count * size, *a.shape[2:])[:num_runs], results)
+
+
+def _sample(data: Examples) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[:1], data.x)
+
+
+def _pooled(scores: evaluation.Scores) -> evaluation.Scores:
+    return evaluation.by_group(scores, jnp.zeros_like(scores.size), 1)
 
 
 def _first_broken(report: rounds.Report, who: Array) -> Array:

@@ -32,8 +32,8 @@ def evaluate(
     """Every client's accuracy and loss on its own rows.
 
     seen: the federation's clients are the run's own, in the same order; otherwise each is a client
-    never seen and predicts with `init_client`'s state. needed: [] where false, no example is looked
-    at, at no cost, and the scores mean nothing.
+    never seen and predicts with `init_client`'s state. needed: [] where false, nothing is predicted
+    and the scores mean nothing.
     """
     num_rows = federation.rows.shape[1]
     batch_size = max(1, min(batch_size, num_rows))
@@ -92,6 +92,7 @@ def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
     size = (member * scores.size).sum(1)
 
     def pooled(values: Array) -> Array:
-        return (member * scores.size * values).sum(1) / jnp.maximum(size, 1)
+        # `where`, not a product: an infinite loss stays in its own group.
+        return jnp.where(member, scores.size * values, 0).sum(1) / jnp.maximum(size, 1)
 
     return Scores(pooled(scores.accuracy), pooled(scores.loss), size)

@@ -40,11 +40,12 @@ def update(
     """The stops after a round.
 
     accuracy: [], pooled training accuracy after it; NaN stops nothing. thresholds: [K]; one is met
-    in the first round after which accuracy < threshold. num_rounds: [] int32, how many have been
-    played. warm_start: so many rounds must have been played before a stop. measure: (whether it is
-    needed []) -> scores of this round; called once, in every round, so it should do nothing where
-    it is not needed.
+    in the first round after which accuracy < threshold. num_rounds: [] int32, how many have
+    been played. warm_start: so many rounds must have been played before a stop. measure: (whether
+    a threshold is met []) -> scores of this round; called in every round, it should take no time
+    where none is.
     """
+    # Not a loop of no turn or one around `measure`: XLA moves what does not change out of loops.
     now = (stops.round == 0) & (accuracy < thresholds) & (num_rounds >= warm_start)
     scores = measure(now.any())
 

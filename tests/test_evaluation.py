@@ -111,7 +111,15 @@ def test_by_group_of_several_runs_in_one_program() -> None:
     np.testing.assert_allclose(together.accuracy, np.full((4, 1), mean), rtol=1e-6)
 
 
-def test_what_is_not_needed_looks_at_no_example(state: rounds.State) -> None:
+def test_an_infinite_loss_stays_in_its_group() -> None:
+    scores = SCORES._replace(loss=SCORES.loss.at[0].set(jnp.inf))
+    loss = evaluation.by_group(scores, jnp.array([0, 1, 1, 2]), 3).loss
+    np.testing.assert_allclose(loss, [np.inf, 0.2, 2.0], rtol=1e-6)
+    loss = evaluation.by_group(scores, jnp.array([-1, 1, 1, 2]), 3).loss
+    np.testing.assert_allclose(loss, [0, 0.2, 2.0], rtol=1e-6)
+
+
+def test_what_is_not_needed_predicts_nothing(state: rounds.State) -> None:
     looked = []
 
     def predict(server: Tree, own: Tree, x: Tree) -> Array:

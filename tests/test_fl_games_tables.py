@@ -1,16 +1,22 @@
 """The studies of FL Games: their rows are runs that exist, their tables tell what the runs said."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from experiments import build, config, fl_games_paper, fl_games_tables
+from experiments import build, config, fl_games_paper, fl_games_tables, launch
 
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--seeds=0,1", "--widths=8", "--cut=0", "--batch_size=32"),
     *("--watch_examples=200", "--client_chunk=0", "--run_chunk=0"),
 )
+
+
+def run(row, folder, overrides):
+    return fl_games_tables.run(row.label, fl_games_tables.checked(row, folder, overrides))
 
 
 def entries(table: str) -> list[list[str]]:
@@ -23,6 +29,10 @@ def entries(table: str) -> list[list[str]]:
 @pytest.mark.parametrize("study", fl_games_tables.STUDIES)
 @pytest.mark.parametrize("data", fl_games_tables.DATA)
 def test_every_row_is_a_run_of_its_own(study, data):
+    if study == "classes" and data in ("spurious_cifar10", "colored_dsprites"):
+        with pytest.raises(ValueError, match=f"--data={data}: has two classes"):
+            fl_games_tables.STUDIES[study](data)
+        return
     rows = fl_games_tables.STUDIES[study](data)
     assert len({row.label for row in rows}) == len(rows) > 1
     chosen = [config.of(row.flags) for row in rows]
@@ -72,9 +82,9 @@ def test_numbers_of_the_paper():
 def test_a_study_is_run_once_and_told_at_the_stop(tmp_path, monkeypatch):
     steps = fl_games_tables.steps("colored_digits")[:2]
     flags = (*SMALL, "--stop_below=0.99", "--warm_start=3")
-    done = [fl_games_tables.run(row, tmp_path, flags) for row in steps]
+    done = [run(row, tmp_path, flags) for row in steps]
     table = entries(fl_games_tables.table("colored_digits", done))
-    for one, row in zip(done, table, strict=True):
+    for one, row in zip(done, table[:-1], strict=True):
         (path,) = (tmp_path / one.label).glob("*/result.json")
         stops = [run["stops"][0] for run in json.loads(path.read_text())["runs"]]
         tests = [100 * stop["test_accuracy"] for stop in stops]
@@ -90,8 +100,8 @@ def test_a_study_is_run_once_and_told_at_the_stop(tmp_path, monkeypatch):
     def refuse(*arguments):
         raise AssertionError("ran what was finished")
 
-    monkeypatch.setattr(fl_games_tables.launch.loop, "run_cell", refuse)
-    again = fl_games_tables.run(steps[0], tmp_path, flags)
+    monkeypatch.setattr(launch.loop, "run_cell", refuse)
+    again = run(steps[0], tmp_path, flags)
     assert again.runs == done[0].runs
 
 
@@ -100,11 +110,57 @@ def test_a_game_that_does_not_stop_and_a_baseline(tmp_path):
         fl_games_tables.steps("colored_digits")[0],
         fl_games_tables.methods("colored_digits")[1],
     )
-    done = [fl_games_tables.run(game, tmp_path, (*SMALL, "--stop_below=0.001"))]
-    done.append(fl_games_tables.run(baseline, tmp_path, SMALL))
-    first, second = entries(fl_games_tables.table("colored_digits", done))
+    done = [run(game, tmp_path, (*SMALL, "--stop_below=0.001"))]
+    done.append(run(baseline, tmp_path, SMALL))
+    first, second, _ = entries(fl_games_tables.table("colored_digits", done))
     last = [100 * run["last"]["test_accuracy"] for run in done[0].runs]
-    assert first[1:6] == ["0/2 below 0.001", "", "", "", ""]
+    assert first[1:6] == ["0/2 below 0.001", "> 4", "", "", ""]
     assert first[6] == f"{np.mean(last):.1f} ± {np.std(last, ddof=1):.1f}"
     assert second[1:3] == ["at the end", "4.0 ± 0.0"]
     assert second[4] == second[6]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("--set=memory=3,5", "several cells"),
+        ("--held_out=all", "several cells"),
+        ("--num_processes=2", "num_processes=2"),
+        ("--stop_below=", "--stop_below=: must name a threshold"),
+        ("--watch_examples=0", "--watch_examples"),
+        ("--eval_every=500", "--eval_every=500: must be at most --rounds=400"),
+    ],
+)
+def test_a_flag_that_does_not_fit_a_row_is_told_before_any_runs(tmp_path, override, message):
+    (row,) = [
+        row for row in fl_games_tables.methods("colored_digits") if row.label == "F-parallel-SMOOTH"
+    ]
+    flags = ["--coordinator_address=localhost:1", "--client_chunk=1", "--run_chunk=1", override]
+    with pytest.raises(ValueError, match=f"^{row.label}: .*{message}") as error:
+        fl_games_tables.checked(row, tmp_path, flags)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_line_runs_a_study(tmp_path):
+    """The flags that are given go to all rows, and --run_dir holds them."""
+    overrides = [flag for flag in SMALL if flag != "--rounds=4"] + ["--rounds=2"]
+    arguments = [*overrides, "--data=colored_digits", "--study=mixes", f"--run_dir={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.fl_games_tables", *arguments],
+        cwd=config.PRESETS.parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "colored_digits"
+    rows = entries((folder / "mixes.md").read_text().split("\n\n")[0])
+    assert [row[0] for row in rows] == [
+        *(row.label for row in fl_games_tables.mixes("colored_digits")),
+        "optimal",
+    ]
+    assert "| F-parallel-SMOOTH-literal" in done.stdout
+    assert (folder / "mixes_by_round.png").exists()
+    for path in folder.glob("*/*/config.json"):
+        flags = json.loads(path.read_text())["flags"]
+        assert (flags["rounds"], flags["seeds"], flags["widths"]) == (2, [0, 1], [8])

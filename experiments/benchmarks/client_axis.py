@@ -52,7 +52,7 @@ if __name__ == "__main__":
     flags.DEFINE_list("chunks", ["1", "5", "0"], "Clients at once; 0: all.")
     flags.DEFINE_multi_enum(
         "convs",
-        ["im2col", "canonical"],
+        ["im2col", "canonical", "auto"],
         models.LOWERINGS,
         "Convolution lowerings; repeatable. lax is slow on a CPU.",
     )
