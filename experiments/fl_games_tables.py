@@ -268,7 +268,7 @@ def _curves(axis: Axes, one: Done) -> None:
         accuracy = 100 * np.array(curves[kind][:length])
         name = "training clients" if kind == "train" else "test client"
         axis.plot(np.arange(1, length + 1), accuracy, color, lw=1, label=name)
-    below = f"training accuracy below {100 * stop['threshold']:g}%"
+    below = f"threshold, {100 * stop['threshold']:g}%"
     axis.axhline(100 * stop["threshold"], color="0.6", lw=0.8, ls=":", label=below)
     axis.axvline(stop["round"] or np.nan, color="C3", lw=1, ls="--", label="the stop")
     axis.set_ylim(0, 100)
