@@ -566,6 +566,6 @@ def test_coloured_sprites_are_ellipses_and_squares():
     before = environments.grouped(source, environments.GROUPS["dsprites"])
     assert [before.classes[y] for y in before.y] == [source.classes[y] for y in source.y]
     assert before.classes == ("ellipse", "square")  # 0 and 1, as in the paper
-    after = environments.colored(before, seed=0)
+    after = environments.colored(before, test_fraction=0.1, seed=0)
     np.testing.assert_array_equal(np.bincount(after.domain), [90, 90, 20])
     assert after.render(jax.tree.map(lambda leaf: leaf[:5], after.x)).shape == (5, 64, 64, 2)

@@ -384,7 +384,7 @@ def test_the_binary(fedavg, games, tmp_path):
     ("argument", "message"),
     [
         ("--images=1,x", "--images=1,x: must be whole numbers"),
-        ("--rounds=60", "--rounds=60: is a run's own"),
+        ("--rounds=60", "flag 'rounds'"),
         ("--runs=nowhere", "--runs=nowhere: must be the folder"),
     ],
 )
