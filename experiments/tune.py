@@ -25,8 +25,9 @@ def choose(
 ) -> program.Chunks:
     """The chunks that the flags ask for; for auto, the fastest that fit into memory.
 
-    Runs: all at once, or as many as fit. Clients: 1, 4, 16, ... or all, whatever takes the least
-    time on a few steps of the first clients. What was measured is told on stderr.
+    Clients: 1, 4, 16, ... or all, whatever takes the least time on a few steps of the first
+    clients. Runs: all at once, or as many as fit; on a CPU one by one, where that is faster. What
+    was measured is told on stderr.
     """
     cohort = program.schedule(config, cell, inputs, 1)
     num_runs, _, num_slots = cohort.who.shape
@@ -35,31 +36,74 @@ def choose(
     else:
         sizes = [4**i for i in range(20) if 4**i < num_slots] + [num_slots]
     runs = num_runs if config.run_chunk == "auto" else int(config.run_chunk) or num_runs
+    candidates = _Candidates(make, data)
     if config.run_chunk == "auto":
-        while runs > 1 and not _fits(make(program.Chunks(sizes[0], runs)), data, inputs, cohort):
+        while runs > 1 and not candidates.fits(program.Chunks(sizes[0], runs), inputs, cohort):
             runs = -(-runs // 2)
-    if len(sizes) == 1:
+    one_by_one = config.run_chunk == "auto" and runs > 1 and jax.default_backend() == "cpu"
+    if len(sizes) == 1 and not one_by_one:
         return program.Chunks(sizes[0], runs)
-    measured = {}
+
+    def seconds(chunks: program.Chunks) -> float:
+        """Of a client; infinite if it does not fit."""
+        part = _light(inputs, config, cohort, max(_SLOTS, chunks.clients))
+        if not candidates.fits(chunks, *part):
+            return float("inf")
+        return candidates.seconds(chunks, *part) / part[1].who.shape[-1]
+
+    measured: dict[program.Chunks, float] = {}
     for size in sizes:
         chunks = program.Chunks(size, runs)
-        part = _light(inputs, config, cohort, max(_SLOTS, size))
-        if not _fits(make(chunks), data, *part):
-            break
-        measured[size] = _seconds(make(chunks), data, *part) / part[1].who.shape[-1]
-        if measured[size] > 1.2 * min(measured.values()):
+        measured[chunks] = seconds(chunks)
+        if measured[chunks] > 1.2 * min(measured.values()):
             break
     # Of equally fast sizes the smallest, which takes the least memory.
-    fastest = min(measured.values(), default=0.0)
-    best = next((size for size, seconds in measured.items() if seconds <= 1.05 * fastest), sizes[0])
+    best = _first_fast(measured)
+    if one_by_one:
+        alone = program.Chunks(best.clients, 1)
+        measured = {alone: seconds(alone), **measured}
+        best = _first_fast({chunks: measured[chunks] for chunks in (alone, best)})
     steps = config.local_steps or _STEPS * config.local_epochs
-    told = ", ".join(f"{size}: {1e3 * seconds / steps:.3g}" for size, seconds in measured.items())
+    told = ", ".join(
+        f"{chunks.clients}/{chunks.runs}: {1e3 * seconds / steps:.3g}"
+        for chunks, seconds in measured.items()
+        if seconds < float("inf")
+    )
     print(
-        f"{cell.label}: client_chunk={best}, run_chunk={runs} (ms per client-step of all runs: "
-        f"{told})",
+        f"{cell.label}: client_chunk={best.clients}, run_chunk={best.runs} (ms per client-step of "
+        f"all runs, by client_chunk/run_chunk: {told})",
         file=sys.stderr,
     )
-    return program.Chunks(best, runs)
+    return best
+
+
+def _first_fast(measured: dict[program.Chunks, float]) -> program.Chunks:
+    fastest = min(measured.values())
+    return next(chunks for chunks, seconds in measured.items() if seconds <= 1.05 * fastest)
+
+
+class _Candidates:
+    """The programs of some chunks, each compiled once."""
+
+    def __init__(self, make: Make, data: Examples) -> None:
+        self._make, self._data = make, data
+        self._compiled: dict[tuple[program.Chunks, int], jax.stages.Compiled] = {}
+
+    def fits(self, chunks: program.Chunks, inputs: program.Inputs, cohort: Tree) -> bool:
+        return needed_bytes(self._of(chunks, inputs, cohort)) <= available_bytes()
+
+    def seconds(self, chunks: program.Chunks, inputs: program.Inputs, cohort: Tree) -> float:
+        compiled = self._of(chunks, inputs, cohort)
+        states = self._make(chunks).init(self._data, inputs)
+        return _seconds(lambda states: compiled(self._data, inputs, states, cohort)[0], states)
+
+    def _of(
+        self, chunks: program.Chunks, inputs: program.Inputs, cohort: Tree
+    ) -> jax.stages.Compiled:
+        key = (chunks, cohort.who.shape[-1])
+        if key not in self._compiled:
+            self._compiled[key] = compiled(self._make(chunks), self._data, inputs, cohort)
+        return self._compiled[key]
 
 
 def available_bytes() -> int:
@@ -70,17 +114,18 @@ def available_bytes() -> int:
     return int(0.8 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
 
 
-def needed_bytes(made: program.Program, *arguments: Tree) -> int:
-    """What the compiled segment allocates besides the data that are there already."""
+def compiled(made: program.Program, *arguments: Tree) -> jax.stages.Compiled:
+    """The segment of a program for (data, inputs, cohort)."""
     data, inputs, cohort = arguments
     states = jax.eval_shape(made.init, data, inputs)
-    analysis = made.segment.lower(data, inputs, states, cohort).compile().memory_analysis()
+    return made.segment.lower(data, inputs, states, cohort).compile()
+
+
+def needed_bytes(segment: jax.stages.Compiled) -> int:
+    """What a compiled segment allocates besides the data that are there already."""
+    analysis = segment.memory_analysis()
     # A backend that cannot tell is taken to fit.
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes if analysis else 0
-
-
-def _fits(made: program.Program, *arguments: Tree) -> bool:
-    return needed_bytes(made, *arguments) <= available_bytes()
 
 
 def _light(
@@ -103,15 +148,11 @@ def without_evaluation(inputs: program.Inputs) -> program.Inputs:
     )
 
 
-def _seconds(made: program.Program, data: Examples, inputs: program.Inputs, cohort: Tree) -> float:
-    """The fastest of a few rounds, the first of which compiles."""
-    states = made.init(data, inputs)
-    fastest, start = float("inf"), float("inf")
+def _seconds(advance: Callable[[Tree], Tree], states: Tree) -> float:
+    """The fastest of a few rounds; advance: states -> states."""
+    fastest, start = float("inf"), time.perf_counter()
     while time.perf_counter() - start < _SECONDS or fastest == float("inf"):
         began = time.perf_counter()
-        states, _ = jax.block_until_ready(made.segment(data, inputs, states, cohort))
-        if start == float("inf"):
-            start = time.perf_counter()
-        else:
-            fastest = min(fastest, time.perf_counter() - began)
+        states = jax.block_until_ready(advance(states))
+        fastest = min(fastest, time.perf_counter() - began)
     return fastest

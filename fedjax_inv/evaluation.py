@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_inv import tree
-from fedjax_inv.local import take_batch
+from fedjax_inv.local import real_positions, take_batch
 from fedjax_inv.objectives import accuracy, cross_entropy
 from fedjax_inv.rounds import State
 from fedjax_inv.types import Algorithm, Array, Federation, Shard, Tree
@@ -55,12 +55,11 @@ def _client(
     needed: Array | bool,
 ) -> tuple[Array, Array, Array]:
     count = shard.mask.sum()
-    real_first = jnp.argsort(~shard.mask, stable=True)
+    position = real_positions(shard.mask)
 
     def body(i: Array, sums: Array) -> Array:
         index = i * batch_size + jnp.arange(batch_size)
-        positions = real_first[jnp.minimum(index, shard.mask.shape[0] - 1)]
-        batch = take_batch(shard, positions, index < count)
+        batch = take_batch(shard, position(index), index < count)
         logits = algorithm.predict(server, own, batch.x)
         means = jnp.stack([f(logits, batch.y, batch.mask) for f in (accuracy, cross_entropy)])
         return sums + means * batch.mask.sum()

@@ -332,26 +332,32 @@ def test_auto_picks_the_fastest_chunk_that_fits(tmp_path, monkeypatch, capsys):
         return chunks
 
     # Bytes by chunk: 100 for each client of each run at once. Seconds: quickest at 4 clients.
-    monkeypatch.setattr(tune, "needed_bytes", lambda chunks, *a: 100 * chunks.clients * chunks.runs)
-    seconds = {1: 3.0, 4: 1.0, 16: 1.1, 20: 2.0}
+    monkeypatch.setattr(tune, "compiled", lambda chunks, *a: chunks)
+    monkeypatch.setattr(tune, "needed_bytes", lambda chunks: 100 * chunks.clients * chunks.runs)
+    times = {1: 3.0, 4: 1.0, 16: 1.1, 20: 2.0}
+    alone = 0.99  # of the time of all runs at once
 
-    def measure(chunks, data, light, cohort):
+    def seconds(candidates, chunks, light, cohort):
         held = [light.train.mask.sum(-1), light.valid.mask.sum(-1), light.test.mask.sum(-1)]
         assert held[0].max() == tune._STEPS * chosen.batch_size or held[0].max() < 128
         assert held[1].max() == held[2].max() == 0
-        return seconds[chunks.clients] * cohort.who.shape[-1]
+        return times[chunks.clients] * cohort.who.shape[-1] * (alone if chunks.runs == 1 else 1)
 
-    monkeypatch.setattr(tune, "_seconds", measure)
+    monkeypatch.setattr(tune._Candidates, "seconds", seconds)
     monkeypatch.setattr(tune, "available_bytes", lambda: 10**6)
+    assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(4, 1)
+    assert "client_chunk=4, run_chunk=1" in capsys.readouterr().err
+    alone = 1.2
     assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(4, 2)
-    assert "client_chunk=4, run_chunk=2" in capsys.readouterr().err
+    assert "1/2: 1.5e+03, 4/2: 500, 16/2: 550, 20/2" in capsys.readouterr().err
     monkeypatch.setattr(tune, "available_bytes", lambda: 250)
     assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(1, 2)
     monkeypatch.setattr(tune, "available_bytes", lambda: 150)
     assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(1, 1)
-    fixed = dataclasses.replace(chosen, client_chunk="7", run_chunk="0")
     made.clear()
-    assert tune.choose(fixed, cell, make, data, inputs) == program.Chunks(7, 2)
+    for flag, runs in (("0", 2), ("1", 1)):
+        fixed = dataclasses.replace(chosen, client_chunk="7", run_chunk=flag)
+        assert tune.choose(fixed, cell, make, data, inputs) == program.Chunks(7, runs)
     assert made == []
 
 
@@ -360,7 +366,7 @@ def test_auto_measures_the_real_step(tmp_path):
     train.train(settings(folder, client_chunk="auto", run_chunk="auto"))
     chunks = program.Chunks(**json.loads((folder / "chunks.json").read_text()))
     assert chunks.clients in (1, 2)
-    assert chunks.runs == 2
+    assert chunks.runs in (1, 2)
 
 
 def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path):
@@ -436,7 +442,11 @@ def test_a_run_that_ends_at_its_stop_keeps_that_state(tmp_path):
     assert len(set(map(tuple, stopped))) > 1
     assert min(map(min, stopped)) > 4
     for run, other in zip(ended, went_on, strict=True):
-        assert run["stops"] == other["stops"]
+        for one, two in zip(run["stops"], other["stops"], strict=True):
+            assert one["round"] == two["round"]
+            # Not equal, as the two programs may be fused differently.
+            for key in ("train_accuracy", "validation_accuracy", "test_accuracy"):
+                assert one[key] == pytest.approx(two[key], abs=1e-3)
         assert run["last"]["round"] < 40
         assert run["last"]["domains"] == run["stops"][-1]["domains"]
         # The curves agree until the last stop; there the one that ends stays.
@@ -450,7 +460,7 @@ def test_a_run_that_ends_at_its_stop_keeps_that_state(tmp_path):
             for name in ("end", "on")
         ]
         last = max(stop["round"] for stop in run["stops"])
-        assert curves[0][:last] == curves[1][:last]
+        np.testing.assert_allclose(curves[0][:last], curves[1][:last], atol=1e-3)
         assert set(curves[0][last:]) <= {curves[0][last - 1]}
     # A run that is over stays so when it is killed before it says so.
     before = metrics(tmp_path / "end")

@@ -191,6 +191,66 @@ def test_shuffled_puts_the_real_first_whatever_the_padding(mask: np.ndarray, see
     np.testing.assert_array_equal(rank[order[:num_real]], padded_behind[:num_real])
 
 
+@given(mask=masks)
+def test_real_positions_number_the_real_examples(mask: np.ndarray) -> None:
+    (real,) = np.nonzero(mask)
+    # Also beyond the last: there it need only be a position.
+    found = np.asarray(local.real_positions(jnp.asarray(mask))(jnp.arange(WIDTH + 2)))
+    assert found[: len(real)].tolist() == real.tolist()
+    assert ((found >= 0) & (found < WIDTH)).all()
+
+
+def squared(p: Array, batch: Batch) -> tuple[Array, Any]:
+    """The mean of (p - x)^2; and a one, the sum of what was seen, which is real, what was seen."""
+    seen = jnp.where(batch.mask, batch.x, 0)
+    loss = jnp.where(batch.mask, (p - seen) ** 2, 0).sum() / jnp.maximum(batch.mask.sum(), 1)
+    return loss, (jnp.float32(1), seen.sum(), batch.mask.astype(jnp.float32), seen)
+
+
+@functools.partial(jax.jit, static_argnames=("batch_size", "all_batches"))
+def mean_gradient(shard: Shard, key: Array, *, batch_size: int, all_batches: bool) -> Any:
+    start = jnp.float32(0.5)
+    return local.mean_gradient(
+        squared, start, shard, key, batch_size=batch_size, all_batches=all_batches
+    )
+
+
+@pytest.mark.parametrize("num_real", [0, 1, 5, 9, 19])
+@pytest.mark.parametrize("batch_size", [1, 2, 7])
+def test_mean_gradient_counts_every_batch_of_a_pass_once(num_real: int, batch_size: int) -> None:
+    # More batches than are taken at a time, and fewer; padding before, between and behind.
+    mask = np.zeros(19, bool)
+    mask[np.random.default_rng(num_real).permutation(19)[:num_real]] = True
+    grad, (one, total, *_) = mean_gradient(
+        shard(mask), jax.random.key(0), batch_size=batch_size, all_batches=True
+    )
+    num_batches = -(-num_real // batch_size)
+    if not num_real:
+        assert float(grad) == float(total) == float(one) == 0
+        return
+    np.testing.assert_allclose(one, 1, rtol=1e-6)
+    # Each example was seen once ...
+    np.testing.assert_allclose(total * num_batches, sum(range(num_real)), rtol=1e-5)
+    # ... in the batches of the order that the key gives.
+    order = np.asarray(local.shuffled(jnp.asarray(mask), jax.random.key(0)))[:num_real]
+    numbers = (np.cumsum(mask) - 1)[order].astype(np.float64)
+    batches = np.split(numbers, range(batch_size, num_real, batch_size))
+    naive = np.mean([np.mean(2 * (0.5 - batch)) for batch in batches])
+    np.testing.assert_allclose(grad, naive, rtol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 20])
+def test_mean_gradient_of_one_batch_is_the_first_of_a_pass(batch_size: int) -> None:
+    mask = np.array([1, 0, 1, 1, 1, 0, 1, 1, 0], bool)
+    grad, (*_, real, seen) = mean_gradient(
+        shard(mask), jax.random.key(3), batch_size=batch_size, all_batches=False
+    )
+    order = np.asarray(local.shuffled(jnp.asarray(mask), jax.random.key(3)))
+    numbers = (np.cumsum(mask) - 1)[order][: min(batch_size, 6)]
+    assert seen[real > 0].tolist() == numbers.tolist()
+    np.testing.assert_allclose(grad, np.mean(2 * (0.5 - numbers)), rtol=1e-5)
+
+
 def test_shuffled_is_uniform() -> None:
     keys = jax.random.split(jax.random.key(0), 3000)
     orders = jax.vmap(lambda key: local.shuffled(jnp.ones(3, bool), key))(keys)

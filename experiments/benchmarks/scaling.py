@@ -32,7 +32,7 @@ def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     chunks = program.Chunks(int(config.client_chunk), len(config.seeds))
     made = program.make(config, cell, build.model(config, dataset), 1, chunks)
     cohort = program.schedule(config, cell, inputs, 1)
-    needed = tune.needed_bytes(made, data, inputs, cohort)
+    needed = tune.needed_bytes(tune.compiled(made, data, inputs, cohort))
     states = made.init(data, inputs)
     seconds = []
     for _ in range(1 + FLAGS.rounds):

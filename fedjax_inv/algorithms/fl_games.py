@@ -141,22 +141,16 @@ def fl_games(
     # phi's exchange: its gradient through the ensemble.
 
     def body_client(game: Game, own: Tree, shard: Shard, key: Array) -> tuple[Tree, Tree, Metrics]:
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> tuple[Tree, Tree, Metrics]:
-            del key
+        def risk(body: Tree, batch: Batch) -> tuple[Array, tuple[Array, Tree]]:
+            features, stats = model.encode(body, game.body.stats, batch.x, batch.mask, True)
+            logits = jax.vmap(lambda p: logits_of(p, features, batch.mask))(game.players)
+            loss = objectives.cross_entropy(logits.mean(0), batch.y, batch.mask)
+            return loss, (loss, stats)
 
-            def risk(body: Tree) -> tuple[Array, Tree]:
-                features, stats = model.encode(body, game.body.stats, batch.x, batch.mask, True)
-                logits = jax.vmap(lambda p: logits_of(p, features, batch.mask))(game.players)
-                return objectives.cross_entropy(logits.mean(0), batch.y, batch.mask), stats
-
-            (loss, stats), grads = jax.value_and_grad(risk, has_aux=True)(variables.params.body)
-            return Halves(grads, {}), Halves(stats, {}), {"body_loss": loss}
-
-        body = Variables(Halves(game.body.params, {}), Halves(game.body.stats, {}))
-        grads, stats, metrics = local.mean_gradient(
-            grad_fn, body, shard, key, batch_size=body_batch_size, all_batches=fast
+        grads, (loss, stats) = local.mean_gradient(
+            risk, game.body.params, shard, key, batch_size=body_batch_size, all_batches=fast
         )
-        return own, Predictor(grads.body, stats.body), metrics
+        return own, Predictor(grads, stats), {"body_loss": loss}
 
     def body_update(game: Game, mean: Predictor, cohort: Cohort) -> Game:
         del cohort
