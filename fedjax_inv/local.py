@@ -201,9 +201,12 @@ def mean_gradient(
 
     def some(turn: Array, params: Tree) -> tuple[Array, Tree]:
         numbers = turn * width + jnp.arange(width)
-        batches = jax.vmap(lambda batch: _batch_of_pass(shard, order, batch, batch_size))(numbers)
-        losses, aux = jax.vmap(risk, in_axes=(None, 0))(params, batches)
         real = numbers < num_batches
+        # Beyond the last stands the first: a batch of nothing could be one of NaNs.
+        batches = jax.vmap(lambda batch: _batch_of_pass(shard, order, batch, batch_size))(
+            jnp.where(real, numbers, 0)
+        )
+        losses, aux = jax.vmap(risk, in_axes=(None, 0))(params, batches)
 
         def total(leaf: Array) -> Array:
             return jnp.where(real.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0).sum(0)
