@@ -65,6 +65,7 @@ class Trained(NamedTuple):
     config: config.Config
     cell: build.Cell
     which: int  # of the cell's runs
+    state: str  # which of its states is explained
 
     @property
     def run(self) -> build.Run:
@@ -73,13 +74,13 @@ class Trained(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The algorithm, its settings and what varies of its hyperparameters; the folder."""
+        """The algorithm, its settings and what varies of its hyperparameters; folder and state."""
         varied = [
             f"{name}={value:g}"
             for name, value in self.run.hyper.items()
             if any(other.hyper[name] != value for other in self.cell.runs)
         ]
-        return f"{' '.join([self.cell.label, *varied])} ({self.folder.name})"
+        return f"{' '.join([self.cell.label, *varied])} ({self.folder.name}, {self.state})"
 
 
 class Domain(NamedTuple):
@@ -149,9 +150,19 @@ def find(folder: Path, options: Options) -> Trained:
             f"--seed={options.seed} in {folder}"
         )
     which = indices[options.run]
-    if result["runs"][which]["diverged"]:
+    told = result["runs"][which]
+    if told["diverged"]:
         raise ValueError(f"--runs={folder}: its run {options.run} of that seed has diverged")
-    return Trained(folder, settings, build.Cell(**record["cell"], runs=runs), which)
+    cell = build.Cell(**record["cell"], runs=runs)
+    return Trained(folder, settings, cell, which, _state(settings, told))
+
+
+def _state(settings: config.Config, told: dict[str, Any]) -> str:
+    """Which state a run's newest checkpoint holds. told: of the run, from result.json."""
+    stops = [stop["round"] for stop in told.get("stops", [])]
+    if settings.after_stop == "end" and stops and all(stops):
+        return f"at its stop in round {max(stops)}"
+    return f"after round {told['last']['round']}"
 
 
 def held_out(dataset: Dataset, split: federation.Split, seed: int) -> Domain:

@@ -134,6 +134,13 @@ STUDIES: dict[str, Callable[[str], list[Row]]] = {
 }
 
 
+def some(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
+    """The rows of these labels, all where there are none; raises ValueError for an unknown one."""
+    for label in labels:
+        build.check_known("rows", label, [row.label for row in rows])
+    return [row for row in rows if not labels or row.label in labels]
+
+
 def checked(row: Row, folder: Path, overrides: Sequence[str]) -> config.Config:
     """The settings of a row; raises ValueError where the flags do not fit it."""
     place = folder / row.label
@@ -203,7 +210,7 @@ def table(data: str, done: Sequence[Done]) -> str:
                 report.percent(train) if told else "",
                 report.percent([each["test_accuracy"] for each in told]) if told else "",
                 report.percent([each["worst_accuracy"] for each in told]) if told else "",
-                last if one.goes_on else "",
+                last if one.goes_on or not told else "",  # else some stand at their stop
                 report.percent([run["selected"]["test_accuracy"] for run in one.runs]),
                 *paper,
             ]
@@ -242,7 +249,7 @@ def draw_oscillation(path: Path, data: str, done: Sequence[Done]) -> str:
     )
     for one, axis in zip(games, axes.flat, strict=False):
         _curves(axis, one)
-        axis.set_title(one.label, fontsize=10)
+        axis.set_title(f"{one.label}, stop below {one.settings.stop_below[0]:.0%}", fontsize=10)
     for unused in axes.flat[len(games) :]:
         unused.set_visible(False)
     for axis in axes[-1]:
@@ -268,8 +275,7 @@ def _curves(axis: Axes, one: Done) -> None:
         accuracy = 100 * np.array(curves[kind][:length])
         name = "training clients" if kind == "train" else "test client"
         axis.plot(np.arange(1, length + 1), accuracy, color, lw=1, label=name)
-    below = f"threshold, {100 * stop['threshold']:g}%"
-    axis.axhline(100 * stop["threshold"], color="0.6", lw=0.8, ls=":", label=below)
+    axis.axhline(100 * stop["threshold"], color="0.6", lw=0.8, ls=":", label="threshold")
     axis.axvline(stop["round"] or np.nan, color="C3", lw=1, ls="--", label="the stop")
     axis.set_ylim(0, 100)
 
@@ -312,20 +318,25 @@ def main(overrides: Sequence[str]) -> str:
     """
     study, folder = FLAGS.study, Path(FLAGS.run_dir or "runs/fl_games")
     rows = {
-        data: {row.label: checked(row, folder / data, overrides) for row in STUDIES[study](data)}
+        data: {
+            row.label: checked(row, folder / data, overrides)
+            for row in some(STUDIES[study](data), FLAGS.rows)
+        }
         for data in FLAGS.data
     }
+    # A part of a study does not overwrite the table of all of it.
+    name = f"{study}_some" if FLAGS.rows else study
     texts = []
     for data, settings in rows.items():
         devices.prepare(next(iter(settings.values())))
         done = [run(label, each) for label, each in settings.items()]
         text = table(data, done)
-        (folder / data / f"{study}.md").write_text(f"{text}\n\n{CAPTION}\n")
+        (folder / data / f"{name}.md").write_text(f"{text}\n\n{CAPTION}\n")
         texts.append(text)
         if study in ("methods", "mixes", "steps"):
-            texts.append(draw_oscillation(folder / data / f"{study}_by_round.png", data, done))
+            texts.append(draw_oscillation(folder / data / f"{name}_by_round.png", data, done))
         if study in _VARIES:
-            picture = folder / data / f"{study}.png"
+            picture = folder / data / f"{name}.png"
             texts.append(draw_scaling(picture, data, done, _VARIES[study]))
     return "\n\n" + "\n\n".join([*texts, CAPTION])
 
@@ -344,5 +355,6 @@ if __name__ == "__main__":
     config.define(nonfinite="mark")
     flags.adopt_module_key_flags(config)  # for --help
     flags.DEFINE_enum("study", "methods", list(STUDIES), "What to compare.")
+    flags.DEFINE_list("rows", [], "Which rows of the study, by their labels; default: all.")
     flags.DEFINE_list("data", ["colored_mnist"], f"Data sets: {', '.join(DATA)}.")
     launch.main(main, given)

@@ -1,5 +1,6 @@
 """How many clients and how many runs to train at once: what fits, and what is fastest."""
 
+import math
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from experiments.config import Config
 from fedjax_inv.types import Examples, Tree
 
 _SECONDS = 0.2  # of repeats per candidate
+_ROUNDS = 2  # at a time, as those of a game are of two kinds
 _STEPS = 2  # of local training per client while measuring
 _SLOTS = 8  # clients measured at least
 
@@ -29,7 +31,7 @@ def choose(
     clients. Runs: all at once, or as many as fit; on a CPU one by one, where that is faster. What
     was measured is told on stderr.
     """
-    cohort = program.schedule(config, cell, inputs, 1)
+    cohort = program.schedule(config, cell, inputs, _ROUNDS)
     num_runs, _, num_slots = cohort.who.shape
     if config.client_chunk != "auto":
         sizes = [int(config.client_chunk) or num_slots]
@@ -48,14 +50,14 @@ def choose(
         """Of a client; infinite if it does not fit."""
         part = _light(inputs, config, cohort, max(_SLOTS, chunks.clients))
         if not candidates.fits(chunks, *part):
-            return float("inf")
-        return candidates.seconds(chunks, *part) / part[1].who.shape[-1]
+            return math.inf
+        return candidates.seconds(chunks, *part) / (_ROUNDS * part[1].who.shape[-1])
 
     measured: dict[program.Chunks, float] = {}
     for size in sizes:
         chunks = program.Chunks(size, runs)
         measured[chunks] = seconds(chunks)
-        if measured[chunks] > 1.2 * min(measured.values()):
+        if measured[chunks] == math.inf or measured[chunks] > 1.2 * min(measured.values()):
             break
     # Of equally fast sizes the smallest, which takes the least memory.
     best = _first_fast(measured)
@@ -67,7 +69,7 @@ def choose(
     told = ", ".join(
         f"{chunks.clients}/{chunks.runs}: {1e3 * seconds / steps:.3g}"
         for chunks, seconds in measured.items()
-        if seconds < float("inf")
+        if seconds < math.inf
     )
     print(
         f"{cell.label}: client_chunk={best.clients}, run_chunk={best.runs} (ms per client-step of "
@@ -149,9 +151,9 @@ def without_evaluation(inputs: program.Inputs) -> program.Inputs:
 
 
 def _seconds(advance: Callable[[Tree], Tree], states: Tree) -> float:
-    """The fastest of a few rounds; advance: states -> states."""
-    fastest, start = float("inf"), time.perf_counter()
-    while time.perf_counter() - start < _SECONDS or fastest == float("inf"):
+    """The fastest of a few calls of advance: states -> states."""
+    fastest, start = math.inf, time.perf_counter()
+    while time.perf_counter() - start < _SECONDS or fastest == math.inf:
         began = time.perf_counter()
         states = jax.block_until_ready(advance(states))
         fastest = min(fastest, time.perf_counter() - began)

@@ -1,6 +1,7 @@
 """Several devices and several processes give what one device gives, with less work on each."""
 
 import dataclasses
+import json
 import os
 import socket
 import subprocess
@@ -33,11 +34,11 @@ FLAGS = dict(
 )
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(one: Path, other: Path, rtol: float = 1e-5) -> None:
     for a, b in zip(*(loop.Log.read(f / "metrics.jsonl") for f in (one, other)), strict=True):
-        np.testing.assert_allclose(a["train_loss"], b["train_loss"], rtol=1e-5)
+        np.testing.assert_allclose(a["train_loss"], b["train_loss"], rtol=rtol)
         for name, scores in a["domains"].items():
-            np.testing.assert_allclose(scores["loss"], b["domains"][name]["loss"], rtol=1e-5)
+            np.testing.assert_allclose(scores["loss"], b["domains"][name]["loss"], rtol=rtol)
         assert a["bytes"] == b["bytes"]
 
 
@@ -51,6 +52,32 @@ def on_one_device(tmp_path_factory):
 def test_four_devices_give_what_one_gives(tmp_path, on_one_device):
     train.train(config.Config(run_dir=str(tmp_path / "run"), devices=4, **FLAGS))
     assert_same_run(on_one_device, tmp_path / "run")
+
+
+def test_a_game_on_two_devices_stops_where_it_stops_on_one(tmp_path):
+    game = dict(
+        algorithm=("fl_games",),
+        environment="colored",
+        flips=(0.3, 0.2, 0.1),
+        optimizer="adam",
+        learning_rate=(0.1,),
+        local_steps=1,
+        **dict(cut=0, widths=(32,), rounds=12, eval_every=6, seeds=(0, 1), warm_start=4),
+        **dict(watch_examples=300, stop_below=(0.72, 0.1), client_chunk="1", run_chunk="0"),
+    )
+    stops = []
+    for devices in (1, 2):
+        folder = tmp_path / str(devices)
+        train.train(config.Config(run_dir=str(folder), devices=devices, **game))
+        runs = json.loads((folder / "result.json").read_text())["runs"]
+        stops.append([stop for run in runs for stop in run["stops"]])
+    assert_same_run(tmp_path / "1", tmp_path / "2", rtol=1e-3)  # games amplify rounding
+    for one, two in zip(*stops, strict=True):
+        assert one["round"] == two["round"]
+        if one["round"]:
+            assert one["test_accuracy"] == pytest.approx(two["test_accuracy"], abs=1e-3)
+    met = {stop["round"] for stop in stops[0]} - {None}
+    assert len(met) > 1, stops[0]  # thresholds that say something: met, and not all at once
 
 
 class StopAtOnce(loop.Stop):

@@ -341,7 +341,8 @@ def test_auto_picks_the_fastest_chunk_that_fits(tmp_path, monkeypatch, capsys):
         held = [light.train.mask.sum(-1), light.valid.mask.sum(-1), light.test.mask.sum(-1)]
         assert held[0].max() == tune._STEPS * chosen.batch_size or held[0].max() < 128
         assert held[1].max() == held[2].max() == 0
-        return times[chunks.clients] * cohort.who.shape[-1] * (alone if chunks.runs == 1 else 1)
+        time = times[chunks.clients] * cohort.who[0].size
+        return time * (alone if chunks.runs == 1 else 1)
 
     monkeypatch.setattr(tune._Candidates, "seconds", seconds)
     monkeypatch.setattr(tune, "available_bytes", lambda: 10**6)
@@ -402,6 +403,7 @@ def stops_by_hand(lines: list[dict], threshold: float, warm_start: int) -> int |
         (dict(warm_start=5), 5),
         # 647 training examples of a client in batches of 64.
         (dict(settings=("learned=true",), cut=1, rounds=14), 11),
+        (dict(settings=("learned=true",), cut=1, rounds=14, play="sequential"), 11),
     ],
 )
 def test_a_stop_tells_what_there_was_in_its_round(tmp_path, changes, warm_start):

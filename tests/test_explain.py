@@ -210,8 +210,8 @@ def test_masks_of_two_runs(fedavg, games, tmp_path):
     np.testing.assert_array_equal(
         weights[:, :, :3, 3:6], weights[:, :, :1, 3:4].repeat(3, 2).repeat(3, 3)
     )
-    assert "| fedavg learning_rate=0.1 (fedavg-0.9)" in text
-    assert "| fl_games memory=2 (games)" in text
+    assert "| fedavg learning_rate=0.1 (fedavg-0.9, after round 4)" in text
+    assert "| fl_games memory=2 (games, at its stop in round 3)" in text
     assert str(out) in text
 
 

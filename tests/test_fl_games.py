@@ -110,7 +110,7 @@ def test_opponents_and_memory_get_no_gradient(mix):
     shard = federations_shard(federation, 0)
 
     def moved(players, memory):
-        now = state.server._replace(players=players, memory=memory, memory_size=jnp.full(3, 2))
+        now = state.server._replace(players=players, memory=memory, moves=jnp.full(3, 2))
         own = tree.take(state.clients, 0)
         _, played, _ = algorithm.exchanges[0].client(now, own, shard, KEY)
         return played.params
@@ -219,17 +219,34 @@ def test_without_memory_smooth_is_plain():
     assert_close(results[0], results[2])
 
 
-def test_the_memory_holds_the_last_actions_newest_first():
+def test_the_memory_holds_the_last_actions_and_the_oldest_goes():
     algorithm, model = game(fixed(), adam(), memory=3), fixed()
     variables = federations.initial(model, KEY)
     state = rounds.init(algorithm, variables, KEY, PLAYERS)
     played = []
     for index in range(5):
-        np.testing.assert_array_equal(state.server.memory_size, min(index, 3))
+        np.testing.assert_array_equal(state.server.moves, index)
         state, _ = play(algorithm, schedules.everyone(PLAYERS, 1), state=state)
         played.append(jax.tree.map(jnp.copy, state.server.players))
-    newest_first = jax.tree.map(lambda *a: jnp.stack(a[::-1], 1), *played[-3:])
-    assert_equal(state.server.memory, newest_first)
+    # Moves 3 and 4 stand where 0 and 1 stood.
+    expected = jax.tree.map(lambda *a: jnp.stack(a, 1), *(played[n] for n in (3, 4, 2)))
+    assert_equal(state.server.memory, expected)
+
+
+def test_a_player_that_does_not_move_remembers_what_it_did():
+    algorithm, model = game(fixed(), adam(), memory=2), fixed()
+    variables = federations.initial(model, KEY)
+    state = rounds.init(algorithm, variables, KEY, PLAYERS)
+    state, _ = play(algorithm, schedules.everyone(PLAYERS, 3), state=state)
+    before = jax.tree.map(jnp.copy, state.server)
+    state, _ = play(algorithm, schedules.turns(PLAYERS, 1, together=False), state=state)
+    (mover,) = np.nonzero(np.asarray(state.server.moves != before.moves))[0]
+    for player in set(range(PLAYERS)) - {mover}:
+        assert_equal(tree.take(state.server.memory, player), tree.take(before.memory, player))
+    # The mover's third move stood in place 0, its fourth is in place 1, where the second was.
+    mine = tree.take(state.server.memory, mover)
+    assert_equal(tree.take(mine, 0), tree.take(tree.take(before.memory, mover), 0))
+    assert_equal(tree.take(mine, 1), tree.take(state.server.players, mover))
 
 
 def test_representation_and_predictors_take_turns():

@@ -141,6 +141,17 @@ def test_a_flag_that_does_not_fit_a_row_is_told_before_any_runs(tmp_path, overri
     assert "\n" not in str(error.value)
 
 
+def test_rows_are_chosen_by_their_labels():
+    rows = fl_games_tables.methods("colored_digits")
+    assert fl_games_tables.some(rows, []) == rows
+    # In the order of the study.
+    chosen = fl_games_tables.some(rows, ["V-parallel", "FedAvg"])
+    assert [row.label for row in chosen] == ["FedAvg", "V-parallel"]
+    with pytest.raises(ValueError, match=r"--rows=V-Parallel: .*V-parallel") as error:
+        fl_games_tables.some(rows, ["FedAvg", "V-Parallel"])
+    assert "\n" not in str(error.value)
+
+
 def test_the_command_line_runs_a_study(tmp_path):
     """The flags that are given go to all rows, and --run_dir holds them."""
     overrides = [flag for flag in SMALL if flag != "--rounds=4"] + ["--rounds=2"]

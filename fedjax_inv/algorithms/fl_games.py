@@ -53,8 +53,8 @@ class Game(NamedTuple):
     body: Predictor  # phi
     body_opt_state: Tree
     players: Predictor  # [C, ...] current actions
-    memory: Predictor  # [C, H, ...] the last H actions of each, newest first
-    memory_size: Array  # [C] int32, how many of the H are filled
+    memory: Predictor  # [C, H, ...] the last H actions of each, move n in place n % H
+    moves: Array  # [C] int32, how often each has moved
 
 
 def response_logits(
@@ -67,8 +67,8 @@ def response_logits(
 ) -> Array:
     """The logits [B, K] that a player is judged by, Eq. 1 and 2.
 
-    own: [B, K]. opponents: [P, B, K], P = m - 1. memory: [P, H, B, K], newest first. memory_size:
-    [] or [P], how many of H are filled. memory_mix: the scale of Eq. 2, "literal" (1 / m over all
+    own: [B, K]. opponents: [P, B, K], P = m - 1. memory: [P, H, B, K]. memory_size: [] or [P],
+    how many of H are filled, the first. memory_mix: the scale of Eq. 2, "literal" (1 / m over all
     2m - 1 terms, as printed), "normalised" (1 / (2m - 1)), or "per_opponent" (an opponent counts as
     the mean of its action and its memory, then 1 / m). Raises ValueError for another mix.
     """
@@ -165,7 +165,7 @@ def fl_games(
     def client(game: Game, own: Tree, shard: Shard, key: Array) -> tuple[Tree, Predictor, Metrics]:
         others = (shard.who + 1 + jnp.arange(num_players - 1)) % num_players
         opponents, past = tree.take((game.players, game.memory), others)
-        memory_size = game.memory_size[others]
+        memory_size = jnp.minimum(game.moves[others], memory)
 
         def grad_fn(
             variables: Variables, batch: Batch, key: Array
@@ -196,15 +196,18 @@ def fl_games(
     def update(game: Game, played: aggregators.Stack, cohort: Cohort) -> Game:
         del cohort
         who = jnp.where(played.present, played.who, num_players)
-        shifted = jax.tree.map(
-            lambda past, new: jnp.concatenate([new[:, None], past[played.who]], 1)[:, :memory],
-            game.memory,
-            played.values,
-        )
+        remembered = game.memory
+        if memory:
+            place = game.moves[played.who] % memory  # of the oldest, once all are filled
+            remembered = jax.tree.map(
+                lambda past, new: past.at[who, place].set(new, mode="drop"),
+                game.memory,
+                played.values,
+            )
         return game._replace(
             players=tree.put(game.players, who, played.values),
-            memory=tree.put(game.memory, who, shifted),
-            memory_size=game.memory_size.at[who].add(1, mode="drop").clip(max=memory),
+            memory=remembered,
+            moves=game.moves.at[who].add(1, mode="drop"),
         )
 
     def predict(game: Game, own: Tree, x: Tree) -> Array:
