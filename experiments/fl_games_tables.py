@@ -92,9 +92,7 @@ def classes(data: str) -> list[Row]:
     if data not in DATA[:3]:
         raise ValueError(f"--data={data}: has two classes; must be one of {', '.join(DATA[:3])}")
     return [
-        Row(
-            f"{label}-{count}-classes", (*preset, f"--num_classes={count}", "--stop_below=0.75,0.6")
-        )
+        Row(f"{label}-{count}-classes", (*preset, f"--num_classes={count}", *thresholds))
         for label, preset in (game(data, "F", play) for play in ("sequential", "parallel"))
         for count, thresholds in (
             (2, ()),

@@ -63,6 +63,19 @@ def test_rows_of_the_methods_are_what_they_are_called():
             assert settings.learning_rate == ((9e-4,) if label.startswith("V") else (9.5e-4,))
 
 
+def test_thresholds_follow_the_classes_and_the_clients():
+    def first(study):
+        return {row.label: config.of(row.flags).stop_below[0] for row in study("colored_mnist")}
+
+    # The paper's training accuracy at the stop is near 80% with five and ten classes.
+    thresholds = first(fl_games_tables.classes)
+    for label, threshold in thresholds.items():
+        assert threshold == (0.6 if "-2-" in label else 0.8), label
+    assert len(thresholds) == 6
+    for label, threshold in first(fl_games_tables.clients).items():
+        assert threshold == (0.75 if label.endswith("-10-clients") else 0.6), label
+
+
 def test_numbers_of_the_paper():
     numbers = fl_games_paper.NUMBERS
     mnist = numbers["F-parallel", "colored_mnist"]
