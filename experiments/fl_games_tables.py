@@ -247,7 +247,8 @@ def draw_oscillation(path: Path, data: str, done: Sequence[Done]) -> str:
     )
     for one, axis in zip(games, axes.flat, strict=False):
         _curves(axis, one)
-        axis.set_title(f"{one.label}, stop below {one.settings.stop_below[0]:.0%}", fontsize=10)
+        threshold = 100 * one.settings.stop_below[0]
+        axis.set_title(f"{one.label}, stop below {threshold:g}%", fontsize=10)
     for unused in axes.flat[len(games) :]:
         unused.set_visible(False)
     for axis in axes[-1]:

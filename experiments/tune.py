@@ -15,7 +15,7 @@ from experiments.config import Config
 from fedjax_inv.types import Examples, Tree
 
 _SECONDS = 0.2  # of repeats per candidate
-_ROUNDS = 2  # at a time, as those of a game are of two kinds
+_ROUNDS = 2  # at a time, as phi and the players may take turns
 _STEPS = 2  # of local training per client while measuring
 _SLOTS = 8  # clients measured at least
 
@@ -28,10 +28,13 @@ def choose(
     """The chunks that the flags ask for; for auto, the fastest that fit into memory.
 
     Clients: 1, 4, 16, ... or all, whatever takes the least time on a few steps of the first
-    clients. Runs: all at once, or as many as fit; on a CPU one by one, where that is faster. What
-    was measured is told on stderr.
+    clients. Runs: all at once, or as many as fit; on a CPU one by one, where that is not slower.
+    What was measured is told on stderr.
     """
-    cohort = program.schedule(config, cell, inputs, _ROUNDS)
+    num_rounds = _ROUNDS
+    if config.play == "sequential":
+        num_rounds = inputs.train.rows.shape[1] + 1  # until it is phi's turn again
+    cohort = program.schedule(config, cell, inputs, num_rounds)
     num_runs, _, num_slots = cohort.who.shape
     if config.client_chunk != "auto":
         sizes = [int(config.client_chunk) or num_slots]
@@ -51,7 +54,7 @@ def choose(
         part = _light(inputs, config, cohort, max(_SLOTS, chunks.clients))
         if not candidates.fits(chunks, *part):
             return math.inf
-        return candidates.seconds(chunks, *part) / (_ROUNDS * part[1].who.shape[-1])
+        return candidates.seconds(chunks, *part) / (num_rounds * part[1].who.shape[-1])
 
     measured: dict[program.Chunks, float] = {}
     for size in sizes:
@@ -152,6 +155,7 @@ def without_evaluation(inputs: program.Inputs) -> program.Inputs:
 
 def _seconds(advance: Callable[[Tree], Tree], states: Tree) -> float:
     """The fastest of a few calls of advance: states -> states."""
+    states = jax.block_until_ready(advance(states))  # the first is slower
     fastest, start = math.inf, time.perf_counter()
     while time.perf_counter() - start < _SECONDS or fastest == math.inf:
         began = time.perf_counter()

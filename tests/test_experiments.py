@@ -345,9 +345,14 @@ def test_auto_picks_the_fastest_chunk_that_fits(tmp_path, monkeypatch, capsys):
         return time * (alone if chunks.runs == 1 else 1)
 
     monkeypatch.setattr(tune._Candidates, "seconds", seconds)
+    monkeypatch.setattr(tune.jax, "default_backend", lambda: "cpu")
     monkeypatch.setattr(tune, "available_bytes", lambda: 10**6)
     assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(4, 1)
     assert "client_chunk=4, run_chunk=1" in capsys.readouterr().err
+    monkeypatch.setattr(tune.jax, "default_backend", lambda: "gpu")
+    assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(4, 2)
+    assert "4/1" not in capsys.readouterr().err
+    monkeypatch.setattr(tune.jax, "default_backend", lambda: "cpu")
     alone = 1.2
     assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(4, 2)
     assert "1/2: 1.5e+03, 4/2: 500, 16/2: 550, 20/2" in capsys.readouterr().err

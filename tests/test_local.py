@@ -203,7 +203,8 @@ def test_real_positions_number_the_real_examples(mask: np.ndarray) -> None:
 def squared(p: Array, batch: Batch) -> tuple[Array, Any]:
     """The mean of (p - x)^2; and a one, the sum of what was seen, which is real, what was seen."""
     seen = jnp.where(batch.mask, batch.x, 0)
-    loss = jnp.where(batch.mask, (p - seen) ** 2, 0).sum() / jnp.maximum(batch.mask.sum(), 1)
+    # NaN for a batch of nothing: such a batch must not be asked for.
+    loss = jnp.where(batch.mask, (p - seen) ** 2, 0).sum() / batch.mask.sum()
     return loss, (jnp.float32(1), seen.sum(), batch.mask.astype(jnp.float32), seen)
 
 

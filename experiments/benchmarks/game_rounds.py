@@ -58,6 +58,7 @@ def main(argv: list[str]) -> None:
     extra = [
         *(f"--client_chunk={FLAGS.client_chunk}", f"--run_chunk={FLAGS.run_chunk}"),
         *(f"--seeds={','.join(FLAGS.seeds)}", f"--eval_every={FLAGS.rounds}"),
+        "--after_stop=continue",  # rounds after the end take no time
     ]
     programs = {
         row.label: [Row([*row.flags, *extra], watched) for watched in (False, True)] for row in rows
@@ -89,7 +90,7 @@ if __name__ == "__main__":
     flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds.")
     flags.DEFINE_integer("client_chunk", 1, "Clients at once, 0: all.", lower_bound=0)
     flags.DEFINE_integer("run_chunk", 1, "Seeds at once, 0: all.", lower_bound=0)
-    flags.DEFINE_integer("rounds", 6, "Rounds of a segment.", lower_bound=1)
+    flags.DEFINE_integer("rounds", 6, "Rounds of a segment; a multiple of 2 and 3.", lower_bound=1)
     flags.DEFINE_integer("segments", 3, "Timed segments.", lower_bound=1)
     flags.DEFINE_string("json", "", "File for the figures.")
     app.run(main)
