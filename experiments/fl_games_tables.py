@@ -44,9 +44,8 @@ class Done(NamedTuple):
 
     label: str
     settings: config.Config
-    runs: list[
-        dict[str, Any]
-    ]  # of its selected hyperparameters, one per seed; none if all diverged
+    # Of its selected hyperparameters, one per seed; none if all diverged.
+    runs: list[dict[str, Any]]
     logs: list[list[dict[str, Any]]]  # of those runs, the lines of metrics.jsonl
 
     @property
@@ -94,11 +93,7 @@ def classes(data: str) -> list[Row]:
     return [
         Row(f"{label}-{count}-classes", (*preset, f"--num_classes={count}", *thresholds))
         for label, preset in (game(data, "F", play) for play in ("sequential", "parallel"))
-        for count, thresholds in (
-            (2, ()),
-            (5, ("--stop_below=0.8,0.7",)),
-            (10, ("--stop_below=0.8,0.7",)),
-        )
+        for count, *thresholds in ((2,), (5, "--stop_below=0.8,0.7"), (10, "--stop_below=0.8,0.7"))
     ]
 
 

@@ -26,7 +26,8 @@ class Row:
         dataset = build.dataset(settings)
         (cell,) = build.cells(settings, build.held_out(settings, dataset.domains))
         self._data, splits = launch.deal(settings, dataset, [cell.held_out])
-        inputs = program.inputs(settings, cell, splits[cell.held_out])
+        split = splits[cell.held_out]
+        inputs = program.inputs(settings, cell, split)
         self._inputs = tune.without_evaluation(inputs)
         if watched:
             self._inputs = self._inputs._replace(
@@ -36,7 +37,8 @@ class Row:
         chunks = program.Chunks(
             int(settings.client_chunk) or num_clients, int(settings.run_chunk) or num_runs
         )
-        made = program.make(settings, cell, build.model(settings, dataset), 2, chunks)
+        groups = len(program.group_names(split))
+        made = program.make(settings, cell, build.model(settings, dataset), groups, chunks)
         self._segment = made.segment
         self._cohorts = program.schedule(settings, cell, inputs, settings.eval_every)
         self._states = made.init(self._data, inputs)
