@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
 import itertools
-import math
-import pkgutil
+import types
+import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import optax
 
-from fedjax_inv import algorithms, local, models
+from fedjax_inv import algorithms, local, models, program, schedules
 from fedjax_inv.data import environments, sources
-from fedjax_inv.types import Algorithm, Array, Model, Tree, Work
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Split
+from fedjax_inv.program import Run
+from fedjax_inv.types import Algorithm, Array, Cohort, Facts, Model, Work
 
 if TYPE_CHECKING:
     from experiments.config import Config
@@ -35,7 +40,7 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 }
 
 
-def _classes(data: sources.Dataset, config: Config) -> sources.Dataset:
+def _classes(data: Dataset, config: Config) -> Dataset:
     """The data with --num_classes classes: two as FL Games groups them, else neighbours binned."""
     groups = environments.GROUPS.get(config.dataset) if config.num_classes == 2 else None
     return (
@@ -55,7 +60,7 @@ def _flipped(config: Config) -> dict[str, Any]:
     }
 
 
-ENVIRONMENTS: dict[str, Callable[[sources.Dataset, Config], sources.Dataset]] = {
+ENVIRONMENTS: dict[str, Callable[[Dataset, Config], Dataset]] = {
     "rotated": lambda data, config: environments.rotated(data, config.angles, config.data_seed),
     "colored": lambda data, config: environments.colored(
         _classes(data, config), binarise=config.binarise, **_flipped(config)
@@ -65,19 +70,6 @@ ENVIRONMENTS: dict[str, Callable[[sources.Dataset, Config], sources.Dataset]] = 
     ),
     "none": lambda data, config: data,
 }
-
-# Algorithms that train centrally, on a federation of one client that holds every example.
-POOLED = ("erm",)
-
-# Arguments of the factories that come from flags of their own, or from the data, or are functions.
-_NOT_SETTINGS = ("server_optimizer", "num_players", "sample", "body_every", "is_local")
-
-
-class Run(NamedTuple):
-    """One training run: what may differ within a compiled program."""
-
-    seed: int
-    hyper: dict[str, float]
 
 
 class Cell(NamedTuple):
@@ -118,28 +110,61 @@ def check_known(flag: str, value: str, allowed: Collection[str]) -> None:
         raise ValueError(f"--{flag}={value}: unknown; {hint}{', '.join(allowed)}")
 
 
-def algorithm_names() -> list[str]:
-    """The files of the package `algorithms`."""
-    return sorted(module.name for module in pkgutil.iter_modules(algorithms.__path__))
+def imported(flag: str, name: str) -> Any:
+    """What "package.module:attribute" names; raises ValueError, in one line, if there is none."""
+    path, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(path), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"--{flag}={name}: cannot be imported ({error})") from None
+
+
+def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
+    """Raises ValueError unless `name` is listed, or a function "package.module:function"."""
+    if ":" not in name:
+        check_known(flag, name, [*listed, "package.module:function"])
+    elif not callable(imported(flag, name)):
+        raise ValueError(f"--{flag}={name}: must be a function")
+
+
+def _module(name: str) -> str:
+    """The module of an algorithm, listed or not."""
+    return name.partition(":")[0] if ":" in name else f"{algorithms.__name__}.{name}"
 
 
 def factory(name: str) -> Callable[..., Algorithm]:
-    """The factory of an algorithm: the function that has the name of its file."""
-    return getattr(importlib.import_module(f"{algorithms.__name__}.{name}"), name)
+    """An algorithm's factory: of a listed one, the function that has the name of its file."""
+    return imported("algorithm", name if ":" in name else f"{_module(name)}:{name}")
 
 
-def hyperparameters(name: str) -> dict[str, Any]:
-    """The keyword-only arguments of an algorithm's factory, with their defaults."""
-    parameters = inspect.signature(factory(name)).parameters.values()
+def facts(name: str) -> Facts:
+    """What stands beside an algorithm's factory."""
+    return getattr(importlib.import_module(_module(name)), "FACTS", Facts())
+
+
+def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:
+    """The keyword-only arguments of an algorithm's factory, and which types of text each takes.
+
+    A function takes none; it is set in Python.
+    """
+    function = factory(name)
+    hints = typing.get_type_hints(function)
     return {
-        p.name: p.default
-        for p in parameters
-        if p.kind is p.KEYWORD_ONLY and p.name not in _NOT_SETTINGS
+        p.name: _plain_types(hints.get(p.name, type(p.default)))
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is p.KEYWORD_ONLY and p.name != "server_optimizer"  # which has its own flags
     }
 
 
+def _plain_types(hint: Any) -> tuple[type, ...]:
+    """Those of None, bool, int, float and str that a type hint allows."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = typing.get_args(hint) if is_union else (hint,)
+    return tuple(kind for kind in (type(None), bool, int, float, str) if kind in parts)
+
+
 def settings(config: Config) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """The --set flags of each algorithm: name -> values, in the type of the factory's default.
+    """The --set flags of each algorithm: name -> values, in the type that its factory asks for.
 
     A name counts for every algorithm that knows it, and at least one must.
     """
@@ -158,27 +183,28 @@ def settings(config: Config) -> dict[str, dict[str, tuple[Any, ...]]]:
                 f"--set={entry}: {', '.join(config.algorithm)} has no {name}; nearest is {near}, "
                 f"all are {', '.join(everything)}"
             )
-        for algorithm, defaults in known.items():
-            if name in defaults:
+        for algorithm, kinds_of in known.items():
+            if name in kinds_of:
                 chosen[algorithm][name] = tuple(
-                    _parse(entry, value, defaults[name]) for value in text.split(",")
+                    _parse(entry, value, kinds_of[name]) for value in text.split(",")
                 )
     return chosen
 
 
-def _parse(entry: str, text: str, default: Any) -> Any:
-    kind = type(default)
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"--set={entry}: must be true or false")
+def _parse(entry: str, text: str, kinds: tuple[type, ...]) -> Any:
+    """The value that `text` is, in the first of the types that it can be; its factory checks it."""
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    if bool in kinds and text.lower() in ("true", "false"):
         return text.lower() == "true"
-    try:
-        value = kind(text)
-    except ValueError:
-        raise ValueError(f"--set={entry}: must be a {kind.__name__}") from None
-    if kind is not str and not 0 <= value < math.inf:
-        raise ValueError(f"--set={entry}: must be at least 0 and finite")
-    return value
+    for kind in (int, float, str):
+        if kind in kinds:
+            with contextlib.suppress(ValueError):
+                return kind(text)
+    if set(kinds) <= {type(None)}:
+        raise ValueError(f"--set={entry}: takes a function, which is set in Python only")
+    names = {type(None): "none", bool: "true or false", int: "int", float: "float"}
+    raise ValueError(f"--set={entry}: must be {' or '.join(names[kind] for kind in kinds)}")
 
 
 def cells(config: Config, held_out: Sequence[str | None]) -> list[Cell]:
@@ -189,9 +215,9 @@ def cells(config: Config, held_out: Sequence[str | None]) -> list[Cell]:
         numbers: dict[str, tuple[float, ...]] = {"learning_rate": config.learning_rate}
         if "server_optimizer" in inspect.signature(factory(algorithm)).parameters:
             numbers["server_learning_rate"] = config.server_learning_rate
-        numbers |= {k: v for k, v in chosen.items() if isinstance(v[0], float)}
+        numbers |= {k: v for k, v in chosen.items() if all(isinstance(x, float) for x in v)}
         fixed = {k: v for k, v in chosen.items() if k not in numbers}
-        runs = tuple(Run(seed, hyper) for hyper in _product(numbers) for seed in config.seeds)
+        runs = tuple(program.grid(config.seeds, **numbers))
         result += [Cell(algorithm, setting, domain, runs) for setting in _product(fixed)]
     return result
 
@@ -202,7 +228,7 @@ def _product(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def dataset(config: Config) -> sources.Dataset:
+def dataset(config: Config) -> Dataset:
     """The data set with its environments."""
     loaded = sources.load(
         config.dataset,
@@ -227,27 +253,40 @@ def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
     return list(names)
 
 
-def model(config: Config, data: sources.Dataset) -> Model:
-    """The network of --model, --widths, --cut and --conv, for a data set."""
-    arguments: dict[str, Any] = {"widths": config.widths} if config.widths else {}
-    known = inspect.signature(MODELS[config.model]).parameters
-    arguments |= {n: getattr(config, n) for n in ("activation", "conv", "norm") if n in known}
-    if config.norm != "none" and "norm" not in known:
-        raise ValueError(f"--norm={config.norm}: --model={config.model} has no norms; take mlp")
+def model(config: Config, data: Dataset) -> Model:
+    """The network of --model, --widths, --cut and --conv, for a data set.
+
+    One "package.module:factory" is called as factory(num_classes), with those of these flags that
+    it has arguments for.
+    """
+    make = imported("model", config.model) if ":" in config.model else MODELS[config.model]
+    known = inspect.signature(make).parameters
+    arguments: dict[str, Any] = {
+        name: getattr(config, name) for name in ("activation", "conv") if name in known
+    }
+    chosen = {
+        "widths": config.widths or None,
+        "cut": None if config.cut < 0 else config.cut,
+        "norm": None if config.norm == "none" else config.norm,
+    }
+    for name, value in chosen.items():
+        if value is not None and name not in known:
+            raise ValueError(f"--{name}={value}: --model={config.model} has no {name}")
+        if value is not None:
+            arguments[name] = value
     try:
-        network = MODELS[config.model](
-            len(data.classes), cut=None if config.cut < 0 else config.cut, **arguments
-        )
+        network = make(len(data.classes), **arguments)
     except ValueError as error:
         raise ValueError(f"--model={config.model}: {error}") from None
     return models.rendered(network, data.render) if data.render else network
 
 
-def work(config: Config, learning_rate: float | Array) -> Work:
-    """Local training by the flags."""
+def work(config: Config, learning_rate: float | Array, capacity: int) -> Work:
+    """Local training by the flags. capacity: the most examples that a client has."""
     optimizer = OPTIMIZERS[config.optimizer](learning_rate, config.momentum)
     if config.batch_size == 0:
-        return local.full_batch(optimizer, num_steps=config.local_steps or config.local_epochs)
+        num_steps = config.local_steps or config.local_epochs
+        return local.full_batch(optimizer, capacity=capacity, num_steps=num_steps)
     if config.local_steps:
         return local.steps(optimizer, batch_size=config.batch_size, num_steps=config.local_steps)
     return local.epochs(optimizer, batch_size=config.batch_size, num_epochs=config.local_epochs)
@@ -258,23 +297,76 @@ def algorithm(
     cell: Cell,
     network: Model,
     hyper: Mapping[str, float | Array],
-    num_players: int,
-    sample: Tree,
+    capacity: int,
 ) -> Algorithm:
     """The algorithm of a cell with the hyperparameters of one run, which may be tracers.
 
-    num_players: the training clients. sample: a batch of inputs.
+    capacity: the most examples that a client has. Raises ValueError for a value out of range.
     """
     arguments = {**cell.settings, **hyper}
-    local_work = work(config, arguments.pop("learning_rate"))
-    asked = inspect.signature(factory(cell.algorithm)).parameters
+    local_work = work(config, arguments.pop("learning_rate"), capacity)
     server_rate = arguments.pop("server_learning_rate", None)
-    if "server_optimizer" in asked:
+    if server_rate is not None:
         arguments["server_optimizer"] = SERVER_OPTIMIZERS[config.server_optimizer](
             server_rate, config.server_momentum
         )
-    # A cycle: the representation, then everyone at once or the players in turn.
-    cycle = 1 + (num_players if config.play == "sequential" else 1)
-    known = {"num_players": num_players, "sample": sample, "body_every": cycle}
-    arguments |= {name: value for name, value in known.items() if name in asked}
-    return factory(cell.algorithm)(network, local_work, **arguments)
+    try:
+        return factory(cell.algorithm)(network, local_work, **arguments)
+    except ValueError as error:
+        raise ValueError(f"--algorithm={cell.algorithm}: {error}") from None
+
+
+def experiment(
+    config: Config, cell: Cell, network: Model, num_groups: int, capacity: int
+) -> program.Experiment:
+    """What the runs of a cell have in common."""
+    return program.Experiment(
+        network,
+        lambda hyper: algorithm(config, cell, network, hyper, capacity),
+        num_groups,
+        thresholds=config.stop_below,
+        end_at_stop=config.after_stop == "end",
+        drop_nonfinite=config.nonfinite == "drop",
+        pooled=facts(cell.algorithm).pooled,
+    )
+
+
+def inputs(config: Config, cell: Cell, splits: Mapping[int, Split]) -> program.Inputs:
+    """What the runs of a cell work on. splits: by seed."""
+    return program.inputs(
+        cell.runs,
+        splits,
+        pooled=facts(cell.algorithm).pooled,
+        watch_examples=config.watch_examples,
+        warm_start=lambda sizes: warm_start(config, sizes),
+    )
+
+
+def warm_start(config: Config, sizes: np.ndarray) -> int:
+    """The rounds before a stop. sizes: [C], of the training clients."""
+    if config.warm_start == "clients":
+        return len(sizes)
+    if config.warm_start == "batches":
+        largest = int(sizes.max())
+        return -(-largest // (config.batch_size or largest))
+    return int(config.warm_start)
+
+
+def capacity(inputs: program.Inputs) -> int:
+    """The most examples that a client has, rounded up: nearly equal data share a program."""
+    return 8 * -(-int(inputs.train.size.max()) // 8)
+
+
+def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
+    """Who attends: [R, T, S], T = num_rounds. Nobody does from round --rounds on."""
+    num_clients = inputs.train.size.shape[1]
+
+    def schedule(key: Array) -> Cohort:
+        if 0 < config.cohort < num_clients:
+            drawn = schedules.sampled(key, num_clients, config.cohort, num_rounds)
+        else:
+            drawn = schedules.everyone(num_clients, num_rounds)
+        real = np.arange(num_rounds)[:, None] < config.rounds
+        return drawn._replace(present=drawn.present & real)
+
+    return program.cohorts(schedule, inputs)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import build
-from fedjax_inv.models import layers
+from fedjax_inv.algorithms import LISTED
+from fedjax_inv.models import lowerings
 from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
 
 PRESETS = Path(__file__).parent / "presets"
@@ -27,6 +28,10 @@ _FRACTION = _Range(lambda value: 0 <= value < 1, "at least 0 and below 1")
 _INSIDE = _Range(lambda value: 0 < value < 1, "above 0 and below 1")
 _SEED = _Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2^31")
 _CHUNK = _Range(lambda value: value == "auto" or value.isdecimal(), "auto or at least 0")
+_WARM_START = _Range(
+    lambda value: value in ("clients", "batches") or value.isdecimal(),
+    "clients, batches or a number",
+)
 _PAPER = _Range(lambda value: "=" in value, "algorithm=number")
 
 
@@ -53,7 +58,9 @@ def _flag(
 class Config:
     """Every flag of train and sweep. Raises ValueError, in one line, for a bad value."""
 
-    algorithm: tuple[str, ...] = _flag(("fedavg",), "Algorithms.", choices=build.algorithm_names())
+    algorithm: tuple[str, ...] = _flag(
+        ("fedavg",), f"Algorithms: {', '.join(LISTED)}, or package.module:factory."
+    )
     settings: tuple[str, ...] = _flag(
         (),
         "A hyperparameter, name=value or (sweep) name=value,value; repeat the flag for several. "
@@ -100,12 +107,6 @@ class Config:
     alpha: float = _flag(0.5, "Concentration of --partition=dirichlet.", _POSITIVE)
     clients: int = _flag(0, "Training clients; 0: one per training domain.", _at_least(0))
     cohort: int = _flag(0, "Clients drawn each round; 0: all.", _at_least(0))
-    play: str = _flag(
-        "parallel",
-        "Whether clients attend in parallel, or sequentially: one a round, in turn (with a learned "
-        "representation, after a round of all).",
-        choices=("parallel", "sequential"),
-    )
     rounds: int = _flag(50, "Communication rounds.", _at_least(1))
     local_epochs: int = _flag(1, "Passes over a client's examples per round.", _at_least(1))
     local_steps: int = _flag(0, "If above 0: steps per round instead of passes.", _at_least(0))
@@ -122,7 +123,9 @@ class Config:
         (1.0,), "Of the server; sweep: several.", _POSITIVE
     )
     server_momentum: float = _flag(0.0, "Of the server's sgd.", _FRACTION)
-    model: str = _flag("mlp", "The network.", choices=build.MODELS)
+    model: str = _flag(
+        "mlp", f"The network: {', '.join(build.MODELS)}, or package.module:factory."
+    )
     widths: tuple[int, ...] = _flag(
         (), "Widths of the hidden layers; default: the network's own.", _at_least(1), kind=int
     )
@@ -134,7 +137,7 @@ class Config:
     conv: str = _flag(
         "auto",
         "How convolutions are computed; auto: what is fast on this platform.",
-        choices=layers.LOWERINGS,
+        choices=lowerings.LOWERINGS,
     )
     seeds: tuple[int, ...] = _flag(
         (0,), "Each seeds network, partition, cohorts and minibatches of a run.", _SEED
@@ -153,10 +156,11 @@ class Config:
         _INSIDE,
         kind=float,
     )
-    warm_start: int = _flag(
-        -1,
-        "Rounds before a stop; -1: one per client, or with learned=true per batch of the largest.",
-        _at_least(-1),
+    warm_start: str = _flag(
+        "clients",
+        "Rounds before a stop: a number, clients (one for each) or batches (one for each batch of "
+        "the client with most examples).",
+        _WARM_START,
     )
     after_stop: str = _flag(
         "continue",
@@ -221,13 +225,14 @@ class Config:
             raise ValueError(
                 f"--clients={self.clients}: must be at most one for each --flips={text}"
             )
-        if self.play == "sequential" and self.cohort:
-            raise ValueError(f"--cohort={self.cohort}: must be 0 with --play=sequential")
         if self.stop_below and not self.watch_examples:
             text = ",".join(f"{value:g}" for value in self.stop_below)
             raise ValueError(f"--stop_below={text}: needs --watch_examples above 0")
-        if "fedbn" in self.algorithm and self.norm == "none":
-            raise ValueError("--algorithm=fedbn: needs --norm=batch, it is FedAvg without norms")
+        build.check_factory("model", self.model, build.MODELS)
+        for name in self.algorithm:
+            build.check_factory("algorithm", name, LISTED)
+            if build.facts(name).needs_norm and self.norm == "none" and self.model in build.MODELS:
+                raise ValueError(f"--algorithm={name}: needs --norm=batch, to be what it is")
         if self.after_stop == "end" and not self.stop_below:
             raise ValueError("--after_stop=end: needs --stop_below")
         if self.process_id >= self.num_processes:

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import json
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +26,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments import build, config, launch, loop, program
-from fedjax_inv.data import federation
-from fedjax_inv.data.sources import Dataset
+from experiments import build, config, launch, loop
+from fedjax_inv import program
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Split, parts_of
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Algorithm, Examples, Tree
 
@@ -68,7 +69,7 @@ class Trained(NamedTuple):
     state: str  # which of its states is explained
 
     @property
-    def run(self) -> build.Run:
+    def run(self) -> program.Run:
         """The run itself."""
         return self.cell.runs[self.which]
 
@@ -139,7 +140,7 @@ def find(folder: Path, options: Options) -> Trained:
         settings = config.Config(**values)
     except TypeError as error:  # a flag that was renamed since
         raise ValueError(f"{where}: was written by another version ({error})") from None
-    runs = tuple(build.Run(**each) for each in record["cell"].pop("runs"))
+    runs = tuple(program.Run(**each) for each in record["cell"].pop("runs"))
     if options.seed not in settings.seeds:
         seeds = ", ".join(map(str, settings.seeds))
         raise ValueError(f"--seed={options.seed}: must be one of {seeds}, those of {folder}")
@@ -165,9 +166,9 @@ def _state(settings: config.Config, told: dict[str, Any]) -> str:
     return f"after round {told['last']['round']}"
 
 
-def held_out(dataset: Dataset, split: federation.Split, seed: int) -> Domain:
-    """What the test client holds. seed: which of the split's, counted from 0."""
-    rows = np.asarray(split.test.rows[seed, 0])[np.asarray(split.test.mask[seed, 0])]
+def held_out(dataset: Dataset, split: Split) -> Domain:
+    """What the test client holds, in the order of the data set."""
+    rows = np.sort(parts_of(split.test)[0])
     x = jax.tree.map(lambda leaf: leaf[rows], dataset.x)
     return Domain(x, dataset.y[rows], dataset.classes)
 
@@ -203,25 +204,28 @@ def from_rgb(rgb: np.ndarray, channels: int) -> np.ndarray:
 
 
 def restore(
-    one: Trained, dataset: Dataset, data: Examples, split: federation.Split, sample: np.ndarray
+    one: Trained,
+    dataset: Dataset,
+    data: Examples,
+    splits: Mapping[int, Split],
 ) -> tuple[Algorithm, Tree]:
     """A run's algorithm, on rendered inputs, and its server in the newest checkpoint.
 
-    data, split: of all seeds, from `launch.deal`. sample: rendered inputs [B, H, W, channels].
-    Raises ValueError if the checkpoint is not one of this run.
+    data, splits: of all seeds, from `launch.deal`. Raises ValueError if the checkpoint is not one
+    of this run.
     """
     settings, cell = one.config, one.cell
-    inputs = program.inputs(settings, cell, split)
-    groups = len(program.group_names(split))
-    chunks = program.Chunks(1, len(cell.runs))
-    made = program.make(settings, cell, build.model(settings, dataset), groups, chunks)
+    inputs = build.inputs(settings, cell, splits)
+    groups = len(program.group_names(splits[one.run.seed]))
+    capacity = build.capacity(inputs)
+    network = build.model(settings, dataset)
+    made = program.make(build.experiment(settings, cell, network, groups, capacity))
     with contextlib.closing(loop.Checkpoints(one.folder / "checkpoints")) as checkpoints:
         states = checkpoints.restore(checkpoints.latest(), made.init(data, inputs))
     server = jax.tree.map(lambda leaf: leaf[one.which], states.state.server)
     # LIME changes what the network sees, so this one takes inputs as they are after rendering.
     network = build.model(settings, dataset._replace(render=None))
-    num_players = inputs.train.rows.shape[1]
-    return build.algorithm(settings, cell, network, one.run.hyper, num_players, sample), server
+    return build.algorithm(settings, cell, network, one.run.hyper, capacity), server
 
 
 def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
@@ -246,11 +250,10 @@ def prepare(one: Trained, indices: Sequence[int]) -> Subject:
     """A run and the test images of these indices; raises ValueError as `see` and `restore` do."""
     dataset = build.dataset(one.config)
     data, splits = launch.deal(one.config, dataset, [one.cell.held_out])
-    split = splits[one.cell.held_out]
-    seed = one.config.seeds.index(one.run.seed)
-    domain = held_out(dataset, split, seed)
+    of_seeds = splits[one.cell.held_out]
+    domain = held_out(dataset, of_seeds[one.run.seed])
     images = see(domain, dataset.render, indices)
-    algorithm, server = restore(one, dataset, data, split, images.x[:1])
+    algorithm, server = restore(one, dataset, data, of_seeds)
     return Subject(domain, images, classifier(algorithm, server, images.x.shape[-1]))
 
 

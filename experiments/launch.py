@@ -1,6 +1,5 @@
 """What both binaries do: flags -> build -> run -> write."""
 
-import functools
 import json
 import os
 import sys
@@ -12,8 +11,11 @@ from typing import Any, NoReturn
 import jax
 from absl import app, flags, logging
 
-from experiments import build, config, devices, loop, program, report, tune
-from fedjax_inv.data import federation, sources
+from experiments import build, config, devices, loop, report, tune
+from fedjax_inv import program
+from fedjax_inv.data import federation
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Split
 from fedjax_inv.types import Examples, Model
 
 
@@ -72,7 +74,7 @@ def _fail(message: str, status: int) -> NoReturn:
 def run(
     settings: config.Config,
     folder: Path,
-    cells: Callable[[sources.Dataset], list[build.Cell]],
+    cells: Callable[[Dataset], list[build.Cell]],
     place: Callable[[build.Cell], Path],
 ) -> str:
     """Runs the cells that are not finished, writes the report, and returns what to print of it.
@@ -87,7 +89,8 @@ def run(
     results = {cell.name: loop.finished(settings, cell, place(cell)) for cell in todo}
     mesh = devices.mesh(settings)
     for cell in todo:  # an impossible hyperparameter shows here, at no cost
-        build.algorithm(settings, cell, network, cell.runs[0].hyper, 2, None)
+        for run in cell.runs:
+            build.algorithm(settings, cell, network, run.hyper, capacity=1)
     data, splits = deal(settings, dataset, [cell.held_out for cell in todo])
     data = devices.everywhere(data, mesh)
     programs = _Programs(settings, network, data)
@@ -97,8 +100,8 @@ def run(
             if results[cell.name] is not None:
                 continue
             split = splits[cell.held_out]
-            inputs = devices.everywhere(program.inputs(settings, cell, split), mesh)
-            groups = program.group_names(split)
+            inputs = devices.everywhere(build.inputs(settings, cell, split), mesh)
+            groups = program.group_names(split[settings.seeds[0]])
             made = programs.of(cell, inputs, len(groups), place(cell))
             try:
                 job = loop.Job(settings, cell, made, data, inputs, groups)
@@ -109,7 +112,8 @@ def run(
     if not devices.leads():
         return ""
     done = [results[cell.name] or {} for cell in todo]
-    return _report(settings, folder, dataset, splits[todo[0].held_out], todo, place, done)
+    first = splits[todo[0].held_out][settings.seeds[0]]
+    return _report(settings, folder, dataset, first, todo, place, done)
 
 
 class _Programs:
@@ -117,25 +121,35 @@ class _Programs:
 
     def __init__(self, settings: config.Config, network: Model, data: Examples) -> None:
         self._settings, self._network, self._data = settings, network, data
-        self._chosen: dict[str, program.Chunks] = {}
-        self._made: dict[tuple[str, program.Chunks], program.Program] = {}
+        self._chosen: dict[str, tune.Chunks] = {}
+        self._made: dict[tuple[str, int, tune.Chunks], program.Program] = {}
 
     def of(
         self, cell: build.Cell, inputs: program.Inputs, num_groups: int, folder: Path
     ) -> program.Program:
         """The program of a cell, whose chunks are those that its folder's run began with."""
-        make = functools.partial(program.make, self._settings, cell, self._network, num_groups)
+        capacity = build.capacity(inputs)
+        experiment = build.experiment(
+            self._settings, cell, self._network, num_groups, capacity
+        )
+        mesh = devices.mesh(self._settings)
+
+        def make(chunks: tune.Chunks) -> program.Program:
+            return program.make(
+                experiment, client_chunk=chunks.clients, run_chunk=chunks.runs, mesh=mesh
+            )
+
         path = folder / "chunks.json"
         if self._settings.resume and path.exists():
-            chunks = program.Chunks(**json.loads(path.read_text()))
+            chunks = tune.Chunks(**json.loads(path.read_text()))
         else:
             if cell.label not in self._chosen:
                 self._chosen[cell.label] = tune.choose(
-                    self._settings, cell, make, self._data, inputs
+                    self._settings, cell, experiment, make, self._data, inputs
                 )
             chunks = self._chosen[cell.label]
             loop.write_json(path, chunks._asdict())
-        key = (cell.label, chunks)
+        key = (cell.label, capacity, chunks)
         if key not in self._made:
             self._made[key] = make(chunks)
         return self._made[key]
@@ -144,16 +158,13 @@ class _Programs:
 def _report(
     settings: config.Config,
     folder: Path,
-    dataset: sources.Dataset,
-    split: federation.Split,
+    dataset: Dataset,
+    split: Split,
     cells: list[build.Cell],
     place: Callable[[build.Cell], Path],
     results: list[dict[str, Any]],
 ) -> str:
-    first = jax.tree.map(lambda leaf: leaf[0], split._replace(domains=()))
-    report.draw_partition(
-        folder / "partition.png", dataset, first._replace(domains=dataset.domains)
-    )
+    report.draw_partition(folder / "partition.png", dataset, split)
     title = (
         f"{settings.dataset}, {settings.environment} domains, {settings.model}, "
         f"{settings.rounds} rounds, {len(settings.seeds)} seeds"
@@ -168,10 +179,10 @@ def _report(
 
 
 def deal(
-    settings: config.Config, dataset: sources.Dataset, held_out: Sequence[str | None]
-) -> tuple[Examples, dict[str | None, federation.Split]]:
-    """The examples on the device, and for each held-out domain the stacked splits of the seeds."""
-    data = federation.examples(dataset)
+    settings: config.Config, dataset: Dataset, held_out: Sequence[str | None]
+) -> tuple[Examples, dict[str | None, dict[int, Split]]]:
+    """The examples on the device, and for each held-out domain the splits by seed."""
+    data = federation.examples(dataset.x, dataset.y)
     splits = {}
     for domain in dict.fromkeys(held_out):
         num_clients = settings.clients or len(dataset.domains) - (domain is not None)
@@ -183,8 +194,8 @@ def deal(
             settings.partition, dataset, num_clients, alpha=settings.alpha
         )
         try:
-            of_seeds = [
-                federation.split(
+            splits[domain] = {
+                seed: federation.split(
                     dataset,
                     data,
                     partition,
@@ -193,10 +204,9 @@ def deal(
                     test_fraction=settings.test_fraction,
                 )
                 for seed in settings.seeds
-            ]
+            }
         except ValueError as error:
             raise ValueError(
                 f"--partition={settings.partition} --clients={num_clients}: {error}"
             ) from None
-        splits[domain] = federation.stack(of_seeds)
     return data, splits

@@ -19,12 +19,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from tqdm import tqdm
 
-from experiments import devices
+from experiments import build, devices
 from experiments.build import Cell
 from experiments.config import Config
-from experiments.program import Inputs, Outcome, Program, Training, schedule
 from fedjax_inv import stopping
 from fedjax_inv.evaluation import Scores
+from fedjax_inv.program import Inputs, Outcome, Program, Training
 from fedjax_inv.types import Examples, Tree
 
 # Flags that say where and how, not what; and those that the cell stands for.
@@ -160,7 +160,7 @@ def _advance(
 ) -> Training:
     config, cell, program = job.config, job.cell, job.program
     segments = -(-config.rounds // config.eval_every)
-    cohorts = schedule(config, cell, job.inputs, segments * config.eval_every)
+    cohorts = build.cohorts(config, job.inputs, segments * config.eval_every)
     traffic = program.traffic(job.data, job.inputs)
     checkpoint_every = config.checkpoint_every or config.eval_every
     start = time.monotonic() - log.seconds
@@ -257,7 +257,7 @@ def _by_domain(job: Job, valid: Scores, test: Scores) -> dict[str, Any]:
     scores.append((job.cell.held_out or "test", "test", test, 0))
     domains: dict[str, dict[str, Any]] = {
         name: {
-            "accuracy": float(of.accuracy[index]),
+            "accuracy": float(of.score[index]),
             "loss": _number(of.loss[index]),
             "split": split,
         }
@@ -267,8 +267,8 @@ def _by_domain(job: Job, valid: Scores, test: Scores) -> dict[str, Any]:
     worst = min(accuracy, key=lambda name: accuracy[name])
     return {
         "domains": domains,
-        "validation_accuracy": float(np.mean(valid.accuracy)),
-        "test_accuracy": float(test.accuracy[0]),
+        "validation_accuracy": float(np.mean(valid.score)),
+        "test_accuracy": float(test.score[0]),
         "worst_domain": worst,
         "worst_accuracy": accuracy[worst],
     }
@@ -283,7 +283,7 @@ def _stops(job: Job, stops: stopping.Stops, run: int) -> list[dict[str, Any]]:
         if stops.round[run, index]:
             record |= {
                 "round": int(stops.round[run, index]),
-                "train_accuracy": float(train.accuracy[0]),
+                "train_accuracy": float(train.score[0]),
                 **_by_domain(job, valid, test),
             }
         records.append(record)

@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from experiments.loop import Log
 from fedjax_inv.data import federation, partitions
-from fedjax_inv.data.sources import Dataset
+from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.models.blocks import unit_range
 
 RULE = (
@@ -239,7 +239,7 @@ def _curves(path: Path, chosen: Sequence[tuple[Chosen, Path]], title: str) -> No
 
 def draw_partition(path: Path, dataset: Dataset, split: federation.Split) -> None:
     """Draws what each client holds: its class counts, and examples of every domain."""
-    rows = [np.asarray(r)[np.asarray(m)] for r, m in zip(*split.train[1:], strict=True)]
+    rows = federation.parts_of(split.train)
     counts = partitions.class_counts(dataset.y, rows, len(dataset.classes))
     height = max(2.4, min(8.0, 0.3 * len(rows) + 1.2))
     figure, (left, right) = plt.subplots(

@@ -8,7 +8,7 @@ from pathlib import Path
 from absl import flags
 
 from experiments import build, config, launch
-from fedjax_inv.data.sources import Dataset
+from fedjax_inv.data.dataset import Dataset
 
 
 def train(settings: config.Config) -> str:

@@ -5,67 +5,90 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from experiments import program
+from experiments import build
 from experiments.build import Cell
 from experiments.config import Config
-from fedjax_inv.types import Examples, Tree
+from fedjax_inv import program
+from fedjax_inv.types import Examples, Tree, always
 
 _SECONDS = 0.2  # of repeats per candidate
-_ROUNDS = 2  # at a time, as phi and the players may take turns
+_ROUNDS = 2  # measured at a time
+_MOST_ROUNDS = 12  # the same, of algorithms that choose who attends: a cycle of turns, if it fits
 _STEPS = 2  # of local training per client while measuring
 _SLOTS = 8  # clients measured at least
+_GROWTH = 4  # from one number of clients that is measured to the next
+_FREE_MEMORY = 0.8  # the part of a machine's free memory that a program may take
+_WORSE = 1.2  # times the best: larger numbers of clients are not tried then
+_AS_FAST = 1.05  # times the best: as good, and the smaller one is taken
 
-Make = Callable[[program.Chunks], program.Program]
+
+class Chunks(NamedTuple):
+    """How much of a cell's work is done at once."""
+
+    clients: int
+    runs: int
+
+
+Make = Callable[[Chunks], program.Program]
 
 
 def choose(
-    config: Config, cell: Cell, make: Make, data: Examples, inputs: program.Inputs
-) -> program.Chunks:
+    config: Config,
+    cell: Cell,
+    experiment: program.Experiment,
+    make: Make,
+    data: Examples,
+    inputs: program.Inputs,
+) -> Chunks:
     """The chunks that the flags ask for; for auto, the fastest that fit into memory.
 
     Clients: 1, 4, 16, ... or all, whatever takes the least time on a few steps of the first
     clients. Runs: all at once, or as many as fit; on a CPU one by one, where that is not slower.
     What was measured is told on stderr.
     """
+    algorithm = experiment.algorithm(cell.runs[0].hyper)
     num_rounds = _ROUNDS
-    if config.play == "sequential":
-        num_rounds = inputs.train.rows.shape[1] + 1  # until it is phi's turn again
-    cohort = program.schedule(config, cell, inputs, num_rounds)
+    if any(exchange.attends is not always for exchange in algorithm.exchanges):
+        num_rounds = min(inputs.train.size.shape[1] + 1, _MOST_ROUNDS)
+    cohort = build.cohorts(config, inputs, num_rounds)
     num_runs, _, num_slots = cohort.who.shape
     if config.client_chunk != "auto":
         sizes = [int(config.client_chunk) or num_slots]
     else:
-        sizes = [4**i for i in range(20) if 4**i < num_slots] + [num_slots]
+        sizes = [n for n in (_GROWTH**i for i in range(20)) if n < num_slots] + [num_slots]
     runs = num_runs if config.run_chunk == "auto" else int(config.run_chunk) or num_runs
     candidates = _Candidates(make, data)
     if config.run_chunk == "auto":
-        while runs > 1 and not candidates.fits(program.Chunks(sizes[0], runs), inputs, cohort):
+        while runs > 1 and not candidates.fits(Chunks(sizes[0], runs), inputs, cohort):
             runs = -(-runs // 2)
     one_by_one = config.run_chunk == "auto" and runs > 1 and jax.default_backend() == "cpu"
     if len(sizes) == 1 and not one_by_one:
-        return program.Chunks(sizes[0], runs)
+        return Chunks(sizes[0], runs)
 
-    def seconds(chunks: program.Chunks) -> float:
+    def seconds(chunks: Chunks) -> float:
         """Of a client; infinite if it does not fit."""
         part = _light(inputs, config, cohort, max(_SLOTS, chunks.clients))
         if not candidates.fits(chunks, *part):
             return math.inf
         return candidates.seconds(chunks, *part) / (num_rounds * part[1].who.shape[-1])
 
-    measured: dict[program.Chunks, float] = {}
+    measured: dict[Chunks, float] = {}
     for size in sizes:
-        chunks = program.Chunks(size, runs)
+        chunks = Chunks(size, runs)
         measured[chunks] = seconds(chunks)
-        if measured[chunks] == math.inf or measured[chunks] > 1.2 * min(measured.values()):
+        if measured[chunks] == math.inf or measured[chunks] > _WORSE * min(
+            measured.values()
+        ):
             break
     # Of equally fast sizes the smallest, which takes the least memory.
     best = _first_fast(measured)
     if one_by_one:
-        alone = program.Chunks(best.clients, 1)
+        alone = Chunks(best.clients, 1)
         measured = {alone: seconds(alone), **measured}
         best = _first_fast({chunks: measured[chunks] for chunks in (alone, best)})
     steps = config.local_steps or _STEPS * config.local_epochs
@@ -82,9 +105,9 @@ def choose(
     return best
 
 
-def _first_fast(measured: dict[program.Chunks, float]) -> program.Chunks:
+def _first_fast(measured: dict[Chunks, float]) -> Chunks:
     fastest = min(measured.values())
-    return next(chunks for chunks, seconds in measured.items() if seconds <= 1.05 * fastest)
+    return next(chunks for chunks, seconds in measured.items() if seconds <= _AS_FAST * fastest)
 
 
 class _Candidates:
@@ -92,18 +115,18 @@ class _Candidates:
 
     def __init__(self, make: Make, data: Examples) -> None:
         self._make, self._data = make, data
-        self._compiled: dict[tuple[program.Chunks, int], jax.stages.Compiled] = {}
+        self._compiled: dict[tuple[Chunks, int], jax.stages.Compiled] = {}
 
-    def fits(self, chunks: program.Chunks, inputs: program.Inputs, cohort: Tree) -> bool:
+    def fits(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> bool:
         return needed_bytes(self._of(chunks, inputs, cohort)) <= available_bytes()
 
-    def seconds(self, chunks: program.Chunks, inputs: program.Inputs, cohort: Tree) -> float:
+    def seconds(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> float:
         compiled = self._of(chunks, inputs, cohort)
         states = self._make(chunks).init(self._data, inputs)
         return _seconds(lambda states: compiled(self._data, inputs, states, cohort)[0], states)
 
     def _of(
-        self, chunks: program.Chunks, inputs: program.Inputs, cohort: Tree
+        self, chunks: Chunks, inputs: program.Inputs, cohort: Tree
     ) -> jax.stages.Compiled:
         key = (chunks, cohort.who.shape[-1])
         if key not in self._compiled:
@@ -116,7 +139,7 @@ def available_bytes() -> int:
     stats = jax.devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]
-    return int(0.8 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    return int(_FREE_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
 
 
 def compiled(made: program.Program, *arguments: Tree) -> jax.stages.Compiled:
@@ -138,18 +161,23 @@ def _light(
 ) -> tuple[program.Inputs, Tree]:
     """The inputs with a few examples per client and nothing to evaluate, and a smaller cohort."""
 
-    count = _STEPS * (config.batch_size or inputs.train.mask.shape[-1])
-    first = inputs.train.mask & (jnp.cumsum(inputs.train.mask, axis=-1) <= count)
-    light = without_evaluation(inputs._replace(train=inputs.train._replace(mask=first)))
+    most = _STEPS * (config.batch_size or int(inputs.train.size.max()))
+    few = inputs.train._replace(size=jnp.minimum(inputs.train.size, most))
+    light = without_evaluation(inputs._replace(train=few))
     return light, jax.tree.map(lambda leaf: leaf[..., :num_slots], cohort)
 
 
 def without_evaluation(inputs: program.Inputs) -> program.Inputs:
     """The same inputs with nothing to evaluate, so that a segment takes the time of its rounds."""
-    names = ("valid", "test", "watched", "watched_test")
-    empty = {name: getattr(inputs, name).mask & False for name in names}
+
+    def nothing(held: program.Holdings) -> program.Holdings:
+        return held._replace(size=jnp.zeros_like(held.size))
+
+    watched = inputs.watched
+    if watched is not None:
+        watched = watched._replace(train=nothing(watched.train), test=nothing(watched.test))
     return inputs._replace(
-        **{name: getattr(inputs, name)._replace(mask=mask) for name, mask in empty.items()}
+        valid=nothing(inputs.valid), test=nothing(inputs.test), watched=watched
     )
 
 

@@ -2,6 +2,8 @@
 
 from fedjax_inv import aggregators as aggregators
 from fedjax_inv import algorithms as algorithms
+from fedjax_inv import averaging as averaging
+from fedjax_inv import checks as checks
 from fedjax_inv import clients as clients
 from fedjax_inv import evaluation as evaluation
 from fedjax_inv import local as local

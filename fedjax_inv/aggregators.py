@@ -9,8 +9,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import tree
+from fedjax_inv import checks, tree
 from fedjax_inv.types import Aggregator, Array, Slots, Tree
+
+Weight = Callable[[Slots], Array]  # slots -> [S], how much each counts if it is present
 
 
 class _Sum(NamedTuple):
@@ -27,37 +29,53 @@ class Stack(NamedTuple):
     size: Array  # [S] int32, examples of the client
 
 
+def by_size(slots: Slots) -> Array:
+    """The weight of a client: its number of examples, as in FedAvg."""
+    return slots.size.astype(jnp.float32)
+
+
+def uniform(slots: Slots) -> Array:
+    """The weight of a client: 1."""
+    return jnp.ones(slots.size.shape)
+
+
+_WEIGHTS: dict[str, Weight] = {"size": by_size, "uniform": uniform}
+
+
+def weight_of(weighting: str | Weight) -> Weight:
+    """The weight called "size" or "uniform", or a function of one's own as it is.
+
+    Raises ValueError for another name.
+    """
+    if callable(weighting):
+        return weighting
+    checks.one_of("weighting", weighting, _WEIGHTS)
+    return _WEIGHTS[weighting]
+
+
 def _zeros(upload: Tree, *leading: int) -> Tree:
     return jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), upload)
 
 
-def _mean(by_size: bool) -> Aggregator:
+def mean(weight: Weight = by_size) -> Aggregator:
+    """The mean over present clients, weighted by `weight`; 0 where all weights are."""
+
     def init(upload: Tree, num_slots: int) -> _Sum:
         del num_slots
         return _Sum(_zeros(upload), jnp.zeros(()))
 
     def add(total: _Sum, uploads: Tree, slots: Slots) -> _Sum:
-        weights = slots.present * (slots.size if by_size else 1.0)
+        weights = jnp.where(slots.present, weight(slots), 0)
         return _Sum(
             jax.tree.map(jnp.add, total.values, tree.weighted_sum(uploads, weights)),
             total.weight + weights.sum(),
         )
 
     def finish(total: _Sum) -> Tree:
-        weight = jnp.where(total.weight > 0, total.weight, 1.0)
-        return jax.tree.map(lambda leaf: leaf / weight.astype(leaf.dtype), total.values)
+        divisor = jnp.where(total.weight > 0, total.weight, 1.0)
+        return jax.tree.map(lambda leaf: leaf / divisor.astype(leaf.dtype), total.values)
 
     return Aggregator(init, add, finish)
-
-
-def weighted_mean() -> Aggregator:
-    """The mean over present clients, weighted by their number of examples (FedAvg)."""
-    return _mean(by_size=True)
-
-
-def mean() -> Aggregator:
-    """The mean over present clients, each counting the same."""
-    return _mean(by_size=False)
 
 
 def total() -> Aggregator:

@@ -1,22 +1,24 @@
-"""Accuracy and loss: per client, on average, for the worst client, for clients never seen."""
+"""Score and loss: per client, on average, for the worst client, for clients never seen."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import tree
-from fedjax_inv.local import real_positions, take_batch
-from fedjax_inv.objectives import accuracy, cross_entropy
+from fedjax_inv import checks, clients, local, objectives, tree
 from fedjax_inv.rounds import State
-from fedjax_inv.types import Algorithm, Array, Federation, Shard, Tree
+from fedjax_inv.types import Algorithm, Array, Batch, Federation, Loss, Shard, Tree
+
+_SHARES = 16  # of everybody's batches: what devices, and lanes of a device, take part by part
+_PERSONAL_BATCH = 128  # at most, as a personal model sees one client's examples only
 
 
 class Scores(NamedTuple):
     """How each client of a federation is served."""
 
-    accuracy: Array  # [C], 0..1; 0 for a client without examples
-    loss: Array  # [C] mean cross-entropy, nats
+    score: Array  # [C] mean score, by default accuracy in 0..1; 0 for a client without examples
+    loss: Array  # [C] mean loss, by default cross-entropy in nats
     size: Array  # [C] int32, examples
 
 
@@ -25,60 +27,135 @@ def evaluate(
     state: State,
     federation: Federation,
     *,
+    axis: clients.Axis | None = None,
     seen: bool = True,
     batch_size: int = 512,
     needed: Array | bool = True,
+    loss: Loss = objectives.cross_entropy,
+    score: Loss = objectives.accuracy,
 ) -> Scores:
-    """Every client's accuracy and loss on its own rows.
+    """Every client's mean score and loss on its own examples.
 
-    seen: the federation's clients are the run's own, in the same order; otherwise each is a client
-    never seen and predicts with `init_client`'s state. needed: [] where false, nothing is predicted
-    and the scores mean nothing.
+    axis: how the work is laid over memory and devices, as in `rounds.step`; by default one part
+    after the other. Where all clients share a model, everybody's examples go through it in common
+    batches of batch_size; a personal algorithm's clients go through their own. seen: the
+    federation's clients are the run's own, in the same order; otherwise each is a client never seen
+    and predicts with `init_client`'s state. needed: [] where false, nothing is predicted and the
+    scores mean nothing. Raises ValueError for a batch_size below 1, and for rows that are none.
     """
-    num_rows = federation.rows.shape[1]
-    batch_size = max(1, min(batch_size, num_rows))
+    checks.whole("batch_size", batch_size)
+    checks.federation(federation)
+    axis = axis or clients.chunked(1)
+    size = federation.size
+    federation = federation._replace(size=jnp.where(needed, size, 0))
 
-    def client(who: Array) -> tuple[Array, Array, Array]:
-        own = tree.take(state.clients, who) if seen else algorithm.init_client(state.server, who)
-        shard = Shard(federation.data, federation.rows[who], federation.mask[who], who)
-        return _client(algorithm, state.server, own, shard, batch_size, needed)
+    def own_of(who: Array) -> Tree:
+        if seen:
+            return tree.take(state.clients, who)
+        return algorithm.init_client(state.server, who)
 
-    return Scores(*jax.lax.map(client, jnp.arange(federation.rows.shape[0], dtype=jnp.int32)))
+    def personal(who: Array) -> tuple[Array, Array]:
+        """The sums of a client's scores and losses."""
+        own = own_of(who)
+        data, order, start, size = federation
+        shard = Shard(data, order, start[who], size[who], who)
+
+        def sums(batch: Batch) -> tuple[Array, Array]:
+            outputs = algorithm.predict(state.server, own, batch.x)
+            told = (measure(outputs, batch.y, batch.mask) for measure in (score, loss))
+            return tuple(mean * batch.mask.sum() for mean in told)
+
+        return local.fold(shard, sums, batch_size=min(batch_size, _PERSONAL_BATCH))
+
+    def each(batch: Batch) -> tuple[Array, Array]:
+        """The score and the loss of each example [B], under a model that all clients share."""
+        outputs = algorithm.predict(state.server, (), batch.x)
+
+        def alone(one: Tree) -> tuple[Array, Array]:
+            arguments = jax.tree.map(lambda leaf: leaf[None], one)
+            return score(*arguments), loss(*arguments)
+
+        return jax.vmap(alone)((outputs, batch.y, batch.mask))
+
+    sums = (
+        _by_client(federation, personal, axis)
+        if algorithm.personal
+        else _in_common(federation, each, axis, batch_size)
+    )
+    score_mean, loss_mean = (total / jnp.maximum(size, 1) for total in sums)
+    return Scores(score_mean, loss_mean, size.astype(jnp.int32))
 
 
-def _client(
-    algorithm: Algorithm,
-    server: Tree,
-    own: Tree,
-    shard: Shard,
+def _by_client(federation: Federation, sums_of: Callable[[Array], Tree], axis: clients.Axis) -> Tree:
+    """sums_of(client) of all clients, each [C]."""
+
+    def client(who: Array) -> tuple[Tree, Tree]:
+        return (), sums_of(who)
+
+    everyone = jnp.arange(federation.num_clients, dtype=jnp.int32)
+    return axis(client, lambda nothing, uploads, slots: (), (), everyone)[1]
+
+
+def _in_common(
+    federation: Federation,
+    each: Callable[[Batch], tuple[Array, Array]],
+    axis: clients.Axis,
     batch_size: int,
-    needed: Array | bool,
-) -> tuple[Array, Array, Array]:
-    count = shard.mask.sum()
-    position = real_positions(shard.mask)
+) -> tuple[Array, Array]:
+    """The sums over every client's examples of what `each` tells of an example; each [C].
 
-    def body(i: Array, sums: Array) -> Array:
-        index = i * batch_size + jnp.arange(batch_size)
-        batch = take_batch(shard, position(index), index < count)
-        logits = algorithm.predict(server, own, batch.x)
-        means = jnp.stack([f(logits, batch.y, batch.mask) for f in (accuracy, cross_entropy)])
-        return sums + means * batch.mask.sum()
+    The examples of all clients are numbered one client after the other. Batch b belongs to share
+    b mod _SHARES, and the shares are what the axis lays out.
+    """
+    data, order, start, size = federation
+    end = jnp.cumsum(size)
+    first, total = end - size, end[-1]
+    num_batches = -(-total // batch_size)
+    num_clients = federation.num_clients
 
-    num_batches = jnp.where(needed, -(-count // batch_size), 0)
-    sums = jax.lax.fori_loop(0, num_batches, body, jnp.zeros(2))
-    means = sums / jnp.maximum(count, 1)
-    return means[0], means[1], count.astype(jnp.int32)
+    def add_batch(number: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        index = number * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+        real = index < total
+        index = jnp.where(real, index, index[0])
+        who = jnp.searchsorted(end, index, side="right", method="scan_unrolled")
+        examples = tree.take(data, order[start[who] + index - first[who]])
+        told = each(Batch(examples.x, examples.y, real))
+        return tuple(_scattered(total_, who, values) for total_, values in zip(sums, told))
+
+    def share(slot: Array) -> tuple[tuple[Array, Array], Tree]:
+        """The sums of a share, numbered from 1 as the axis may append slots of zeros."""
+        mine = jnp.where(slot > 0, (num_batches - slot + _SHARES) // _SHARES, 0)
+        zeros = jnp.zeros(num_clients), jnp.zeros(num_clients)
+
+        def turn(index: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            return add_batch(slot - 1 + index * _SHARES, sums)
+
+        return jax.lax.fori_loop(0, mine, turn, zeros), ()
+
+    def add(sums: Tree, uploads: Tree, slots: Array) -> Tree:
+        del slots
+        return jax.tree.map(lambda total, parts: total + parts.sum(0), sums, uploads)
+
+    zeros = jnp.zeros(num_clients), jnp.zeros(num_clients)
+    return axis(share, add, zeros, jnp.arange(1, _SHARES + 1, dtype=jnp.int32))[0]
+
+
+def _scattered(totals: Array, who: Array, values: Array) -> Array:
+    """`totals` [C] with values [B] added where they belong."""
+    if len(totals) == 1:  # not a scatter: XLA's CPU compiler gets some of these wrong under vmap
+        return totals + values.sum()
+    return totals.at[who].add(values)
 
 
 def mean(scores: Scores) -> tuple[Array, Array]:
-    """(accuracy, loss) over all examples: clients weighted by size."""
+    """(score, loss) over all examples: clients weighted by size."""
     weights = scores.size / jnp.maximum(scores.size.sum(), 1)
-    return (scores.accuracy * weights).sum(), (scores.loss * weights).sum()
+    return (scores.score * weights).sum(), (scores.loss * weights).sum()
 
 
 def worst(scores: Scores) -> Array:
-    """The lowest accuracy of a client that has examples."""
-    return jnp.where(scores.size > 0, scores.accuracy, jnp.inf).min()
+    """The lowest score of a client that has examples."""
+    return jnp.where(scores.size > 0, scores.score, jnp.inf).min()
 
 
 def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
@@ -94,4 +171,4 @@ def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
         # `where`, not a product: an infinite loss stays in its own group.
         return jnp.where(member, scores.size * values, 0).sum(1) / jnp.maximum(size, 1)
 
-    return Scores(pooled(scores.accuracy), pooled(scores.loss), size)
+    return Scores(pooled(scores.score), pooled(scores.loss), size)

@@ -1,7 +1,7 @@
 """Local training: minibatch loops over one client's examples.
 
-The number of steps is the client's own, so padding never acts: there is no batch without a real
-example, and under `vmap` a client that has finished waits unchanged for the longest one.
+The number of steps is the client's own: there is no batch without a real example, and under `vmap`
+a client that has finished waits unchanged for the longest one.
 """
 
 from collections.abc import Callable
@@ -10,112 +10,83 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import tree
-from fedjax_inv.types import (
-    Array,
-    Batch,
-    GradFn,
-    Local,
-    Metrics,
-    Shard,
-    Tree,
-    Variables,
-    Work,
-)
-
-_BATCHES_AT_ONCE = 4
+from fedjax_inv import checks, permutation, tree
+from fedjax_inv.types import Array, Batch, GradFn, Local, Shard, Trained, Tree, Variables, Work
 
 
 def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
-    """The examples at `positions` [B] of the shard's rows; `mask` [B] says which are real.
+    """The examples at `positions` [B], in 0..size-1, of the shard; `mask` [B] says which are real.
 
-    The others repeat a real one: a NaN that padding points at would reach gradients as 0 x NaN.
+    The others repeat a real one: a NaN elsewhere would reach gradients as 0 x NaN.
     """
     positions = jnp.where(mask, positions, positions[jnp.argmax(mask)])
-    examples = tree.take(shard.data, shard.rows[positions])
+    rows = shard.order[shard.start + jnp.clip(positions, 0, jnp.maximum(shard.size - 1, 0))]
+    examples = tree.take(shard.data, rows)
     return Batch(examples.x, examples.y, mask)
 
 
-def real_positions(mask: Array) -> Callable[[Array], Array]:
-    """index [B] -> the positions [B] of the real examples that are so numbered.
+def sample_batch(shard: Shard, key: Array, batch_size: int) -> Batch:
+    """`batch_size` examples drawn without replacement; all, where the client has fewer."""
+    index = jnp.arange(batch_size, dtype=jnp.int32)
+    positions = permutation.at(permutation.draw(key), index, shard.size)
+    return take_batch(shard, positions, index < shard.size)
 
-    Numbers of none, in a batch's padding or of an empty client, get some position.
+
+def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
+    """The sum of fn(batch) over the client's real examples, each in one batch; zeros without any.
+
+    fn: batch -> a tree of sums over its real examples. The last batch is smaller. Examples come as
+    they lie. Raises ValueError for a batch_size below 1.
     """
-    up_to = jnp.cumsum(mask)  # the search is in it: a sort by mask takes 20 times as long
+    checks.whole("batch_size", batch_size)
 
-    def positions(index: Array) -> Array:
-        found = jnp.searchsorted(up_to, index + 1, method="scan_unrolled")
-        return jnp.minimum(found, mask.shape[0] - 1)
+    def of(turn: Array) -> Tree:
+        index = turn * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+        return fn(take_batch(shard, index, index < shard.size))
 
-    return positions
-
-
-def shuffled(mask: Array, key: Array) -> Array:
-    """Positions [N] with the real ones first, in an order drawn uniformly.
-
-    Each example's draw is keyed by its rank among the real ones: padding anywhere changes nothing.
-    """
-    return jnp.argsort(-_draws(mask, key))
+    num_batches = -(-shard.size // batch_size)
+    zeros = _zeros(jax.eval_shape(of, jnp.int32(0)))
+    return jax.lax.fori_loop(
+        0, num_batches, lambda turn, sums: jax.tree.map(jnp.add, sums, of(turn)), zeros
+    )
 
 
-def _first_shuffled(mask: Array, key: Array, count: int) -> Array:
-    """The first `count` of `shuffled`, without a sort."""
-    return jax.lax.top_k(_draws(mask, key), count)[1]
+def _zeros(shapes: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-def _draws(mask: Array, key: Array) -> Array:
-    """[N], below all others for what is not real."""
-    rank = jnp.cumsum(mask) - 1
-    bits = jax.vmap(lambda r: jax.random.bits(jax.random.fold_in(key, r)))(rank)
-    # As floats, which hold 24 bits: top_k of integers takes XLA on a CPU 20 times as long.
-    return jnp.where(mask, (bits >> 8).astype(jnp.float32), -1)
+# (shard, key) -> (number of steps [], step [] -> its batch)
+Plan = Callable[[Shard, Array], tuple[Array, Callable[[Array], Batch]]]
 
 
-def _batch_of_pass(shard: Shard, order: Array, batch: Array, batch_size: int) -> Batch:
-    """The batch numbered `batch` of a pass over the real examples in `order` [N]."""
-    index = batch * batch_size + jnp.arange(batch_size)
-    positions = order[jnp.minimum(index, len(order) - 1)]
-    return take_batch(shard, positions, index < shard.mask.sum())
-
-
-def _step(
-    optimizer: optax.GradientTransformation,
-    grad_fn: GradFn,
-    local: Local,
-    batch: Batch,
-    key: Array,
-) -> tuple[Local, Metrics]:
-    variables, opt_state = local
-    grads, stats, metrics = grad_fn(variables, batch, key)
-    updates, opt_state = optimizer.update(grads, opt_state, variables.params)
-    params = optax.apply_updates(variables.params, updates)
-    return Local(Variables(params, stats), opt_state), metrics
-
-
-def _work(optimizer: optax.GradientTransformation, loop: Tree) -> Work:
-    """The work of `loop(shard, key)` -> (number of steps [], batch_at(step) -> Batch)."""
+def _work(optimizer: optax.GradientTransformation, plan: Plan) -> Work:
+    """The work whose steps see the batches of a plan."""
 
     def init(variables: Variables) -> Local:
         return Local(variables, optimizer.init(variables.params))
 
-    def run(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> tuple[Local, Metrics]:
+    def run(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
         plan_key, steps_key = jax.random.split(key)
-        num_steps, batch_at = loop(shard, plan_key)
+        num_steps, batch_at = plan(shard, plan_key)
 
-        def one(step: Array, local: Local) -> tuple[Local, Metrics]:
-            step_key = jax.random.fold_in(steps_key, step)
-            return _step(optimizer, grad_fn, local, batch_at(step), step_key)
+        def one(index: Array, local: Local) -> tuple[Local, Tree]:
+            """(local after the step, what is averaged over the steps)."""
+            step_key = jax.random.fold_in(steps_key, index)
+            step = grad_fn(local.variables, batch_at(index), step_key)
+            params = local.variables.params
+            updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
+            variables = Variables(optax.apply_updates(params, updates), step.stats)
+            return Local(variables, opt_state), (step.metrics, step.average)
 
-        def body(step: Array, carry: tuple[Local, Metrics]) -> tuple[Local, Metrics]:
-            local, sums = carry
-            local, metrics = one(step, local)
-            return local, jax.tree.map(jnp.add, sums, metrics)
+        def body(index: Array, carry: tuple[Local, Tree]) -> tuple[Local, Tree]:
+            local, told = one(index, carry[0])
+            return local, jax.tree.map(jnp.add, carry[1], told)
 
-        shapes = jax.eval_shape(lambda: one(jnp.int32(0), local)[1])
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        zeros = _zeros(jax.eval_shape(lambda: one(jnp.int32(0), local)[1]))
         local, sums = jax.lax.fori_loop(0, num_steps, body, (local, zeros))
-        steps = jnp.maximum(num_steps, 1)
-        return local, jax.tree.map(lambda leaf: leaf / steps, sums)
+        count = jnp.maximum(num_steps, 1)
+        metrics, average = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), sums)
+        return Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
 
     return Work(init, run)
 
@@ -123,111 +94,78 @@ def _work(optimizer: optax.GradientTransformation, loop: Tree) -> Work:
 def epochs(
     optimizer: optax.GradientTransformation, *, batch_size: int, num_epochs: int = 1
 ) -> Work:
-    """Passes over the client's examples in a new order each, the last batch of a pass smaller."""
-    _check("batch_size", batch_size)
-    _check("num_epochs", num_epochs)
+    """Passes over the client's examples in a new order each, the last batch of a pass smaller.
 
-    def loop(shard: Shard, key: Array) -> Tree:
-        batches = -(-shard.mask.sum() // batch_size)  # of one epoch
-        # All orders at once: a sort inside the loop would run at every step under vmap.
-        orders = jax.vmap(lambda epoch: shuffled(shard.mask, jax.random.fold_in(key, epoch)))(
+    Raises ValueError for counts below 1.
+    """
+    checks.whole("batch_size", batch_size)
+    checks.whole("num_epochs", num_epochs)
+
+    def plan(shard: Shard, key: Array) -> tuple[Array, Callable[[Array], Batch]]:
+        batches = -(-shard.size // batch_size)  # of one epoch
+        orders = jax.vmap(lambda epoch: permutation.draw(jax.random.fold_in(key, epoch)))(
             jnp.arange(num_epochs)
         )
 
         def batch_at(step: Array) -> Batch:
             epoch, batch = step // jnp.maximum(batches, 1), step % jnp.maximum(batches, 1)
-            return _batch_of_pass(shard, orders[epoch], batch, batch_size)
+            index = batch * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+            positions = permutation.at(tree.take(orders, epoch), index, shard.size)
+            return take_batch(shard, positions, index < shard.size)
 
         return num_epochs * batches, batch_at
 
-    return _work(optimizer, loop)
+    return _work(optimizer, plan)
 
 
 def steps(optimizer: optax.GradientTransformation, *, batch_size: int, num_steps: int) -> Work:
-    """The same number of steps for every client, each on a batch drawn with replacement."""
-    _check("batch_size", batch_size)
-    _check("num_steps", num_steps)
+    """The same number of steps for every client, each on a batch drawn with replacement.
 
-    def loop(shard: Shard, key: Array) -> Tree:
-        count = shard.mask.sum()
-        position = real_positions(shard.mask)
+    Raises ValueError for counts below 1.
+    """
+    checks.whole("batch_size", batch_size)
+    checks.whole("num_steps", num_steps)
 
+    def plan(shard: Shard, key: Array) -> tuple[Array, Callable[[Array], Batch]]:
         def batch_at(step: Array) -> Batch:
             step_key = jax.random.fold_in(key, step)
-            draws = jax.random.randint(step_key, (batch_size,), 0, jnp.maximum(count, 1))
-            return take_batch(shard, position(draws), jnp.ones(batch_size, bool))
+            most = jnp.maximum(shard.size, 1)
+            positions = jax.random.randint(step_key, (batch_size,), 0, most)
+            return take_batch(shard, positions, jnp.ones(batch_size, bool))
 
-        return jnp.where(count > 0, num_steps, 0), batch_at
+        return jnp.where(shard.size > 0, num_steps, 0), batch_at
 
-    return _work(optimizer, loop)
-
-
-def full_batch(optimizer: optax.GradientTransformation, *, num_steps: int = 1) -> Work:
-    """Steps on all of the client's examples at once; one step of it is FedSGD's client."""
-    _check("num_steps", num_steps)
-
-    def loop(shard: Shard, key: Array) -> Tree:
-        del key
-        batch = take_batch(shard, jnp.arange(shard.rows.shape[0]), shard.mask)
-        return jnp.where(shard.mask.any(), num_steps, 0), lambda step: batch
-
-    return _work(optimizer, loop)
+    return _work(optimizer, plan)
 
 
-def mean_gradient(
-    risk: Callable[[Tree, Batch], tuple[Array, Tree]],
-    params: Tree,
-    shard: Shard,
-    key: Array,
-    *,
-    batch_size: int,
-    all_batches: bool,
-) -> tuple[Tree, Tree]:
-    """The gradient of a client's risk without a step, and what else `risk` returns.
+def full_batch(
+    optimizer: optax.GradientTransformation, *, capacity: int, num_steps: int = 1
+) -> Work:
+    """Steps on all of the client's examples at once; one step of it is FedSGD's client.
 
-    risk: (params, batch) -> (loss [], aux); both results are the means over the batches of a pass
-    in a new order, or those of one batch drawn without replacement. Every batch counts the same.
+    capacity: the most examples that a client has (`int(federation.size.max())`), the length of the
+    batch. A client with more trains to NaN, which every run reports, rather than on a part of them.
+    Raises ValueError for counts below 1.
     """
-    _check("batch_size", batch_size)
-    num_rows = shard.rows.shape[0]
-    num_batches = -(-shard.mask.sum() // batch_size)
-    if all_batches:
-        order = shuffled(shard.mask, key)
-    else:
-        order = _first_shuffled(shard.mask, key, min(batch_size, num_rows))
-        num_batches = jnp.minimum(num_batches, 1)
-    # Several at a time, so that gradients of the size of params are added less often.
-    width = min(_BATCHES_AT_ONCE, -(-num_rows // batch_size)) if all_batches else 1
+    checks.whole("capacity", capacity)
+    checks.whole("num_steps", num_steps)
 
-    def some(turn: Array, params: Tree) -> tuple[Array, Tree]:
-        numbers = turn * width + jnp.arange(width)
-        real = numbers < num_batches
-        # Beyond the last stands the first: a batch of nothing could be one of NaNs.
-        batches = jax.vmap(lambda batch: _batch_of_pass(shard, order, batch, batch_size))(
-            jnp.where(real, numbers, 0)
-        )
-        losses, aux = jax.vmap(risk, in_axes=(None, 0))(params, batches)
+    def plan(shard: Shard, key: Array) -> tuple[Array, Callable[[Array], Batch]]:
+        del key
+        index = jnp.arange(capacity, dtype=jnp.int32)
+        batch = take_batch(shard, index, index < shard.size)
+        return jnp.where(shard.size > 0, num_steps, 0), lambda step: batch
 
-        def total(leaf: Array) -> Array:
-            return jnp.where(real.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0).sum(0)
+    work = _work(optimizer, plan)
 
-        return total(losses), jax.tree.map(total, aux)
+    def run(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
+        trained = work.run(grad_fn, local, shard, key)
+        fits = shard.size <= capacity
 
-    def one(turn: Array) -> tuple[Tree, Tree]:
-        (_, aux), grads = jax.value_and_grad(lambda p: some(turn, p), has_aux=True)(params)
-        return grads, aux
+        def poisoned(leaf: Array) -> Array:
+            inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
+            return jnp.where(fits, leaf, jnp.nan) if inexact else leaf
 
-    shapes = jax.eval_shape(one, jnp.int32(0))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    sums = jax.lax.fori_loop(
-        0,
-        -(-num_batches // width),
-        lambda turn, sums: jax.tree.map(jnp.add, sums, one(turn)),
-        zeros,
-    )
-    return jax.tree.map(lambda leaf: leaf / jnp.maximum(num_batches, 1), sums)
+        return jax.tree.map(poisoned, trained)
 
-
-def _check(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name}={value}: must be at least 1")
+    return Work(work.init, run)

@@ -1,12 +1,15 @@
 """Participation as data: who attends which round, and how stale it is.
 
-A schedule is a `Cohort` with leading T. Draws are keyed by (round, client), so a longer schedule
-starts with the shorter one and the order of slots does not matter.
+A schedule is a `Cohort` with leading T: what the world decides (sampling, dropout, delay); what an
+algorithm decides is its exchanges' `attends`. Draws are keyed by (round, client), so a longer
+schedule starts with the shorter one and the order of slots does not matter.
 """
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedjax_inv import checks, permutation
 from fedjax_inv.types import Array, Cohort
 
 
@@ -15,7 +18,9 @@ def _schedule(who: Array) -> Cohort:
 
 
 def everyone(num_clients: int, num_rounds: int) -> Cohort:
-    """All C clients in every round; [T, C]."""
+    """All C clients in every round; [T, C]. Raises ValueError for counts below 1."""
+    checks.whole("num_clients", num_clients)
+    checks.whole("num_rounds", num_rounds)
     return _schedule(jnp.tile(jnp.arange(num_clients), (num_rounds, 1)))
 
 
@@ -24,36 +29,29 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
 
     Raises ValueError unless 1 <= cohort <= num_clients.
     """
-    if not 1 <= cohort <= num_clients:
-        raise ValueError(f"cohort={cohort}: must be between 1 and the {num_clients} clients")
+    checks.whole("num_clients", num_clients)
+    checks.whole("num_rounds", num_rounds)
+    checks.whole("cohort", cohort)
+    if cohort > num_clients:
+        raise ValueError(f"cohort={cohort}: must be at most the {num_clients} clients")
 
     def draw(round_index: Array) -> Array:
-        key_of_round = jax.random.fold_in(key, round_index)
-        return jax.random.permutation(key_of_round, num_clients)[:cohort]
+        # The first of a permutation of all, without the rest of it.
+        drawn = permutation.draw(jax.random.fold_in(key, round_index))
+        return permutation.at(drawn, jnp.arange(cohort, dtype=jnp.int32), jnp.int32(num_clients))
 
-    # lax.map: one round's permutation in memory, whatever the number of rounds.
-    return _schedule(jax.lax.map(draw, jnp.arange(num_rounds)))
-
-
-def turns(num_clients: int, num_rounds: int, *, together: bool = False) -> Cohort:
-    """One client a round, in order; [T, 1]. Sequential play of a game.
-
-    together: before each cycle of turns comes a round that everyone attends; [T, C].
-    """
-    rounds = jnp.arange(num_rounds)[:, None]
-    if not together:
-        return _schedule(rounds % num_clients)
-    schedule, turn = everyone(num_clients, num_rounds), rounds % (num_clients + 1)
-    return schedule._replace(present=(turn == 0) | (schedule.who == turn - 1))
+    return _schedule(jax.vmap(draw)(jnp.arange(num_rounds)))
 
 
 def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
-    """Each client of each round is absent with a probability; a scalar, or one per client [C]."""
+    """Each client of each round is absent with a probability; a scalar, or one per client [C].
+
+    Raises ValueError for a probability outside [0, 1], or not one for every client named.
+    """
     probability = jnp.asarray(probability)
-    if not isinstance(probability, jax.core.Tracer) and not bool(
-        jnp.all((probability >= 0) & (probability <= 1))
-    ):
-        raise ValueError(f"dropout probability={probability}: must be between 0 and 1")
+    if checks.is_concrete(probability) and not bool(jnp.all((probability >= 0) & (probability <= 1))):
+        raise ValueError(f"probability={probability}: must be between 0 and 1")
+    _check_per_client("probability", probability, schedule)
 
     def lost(round_index: Array, who: Array) -> Array:
         draw = jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, round_index), who))
@@ -65,14 +63,40 @@ def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
 
 
 def delayed(schedule: Cohort, delay: Array) -> Cohort:
-    """Clients that work on the broadcast of `delay` [C] rounds ago (in the first rounds: the
-    first broadcast). The run must keep 1 + max(delay) broadcasts (`rounds.init(history=...)`).
+    """Clients that work on the broadcast of `delay` rounds ago; a scalar, or one per client [C].
+
+    In the first rounds: on the first broadcast. The run must keep 1 + max(delay) broadcasts
+    (`rounds.init(history=...)`). Raises ValueError for a negative delay, or not one for every
+    client named.
     """
-    return schedule._replace(delay=jnp.asarray(delay, jnp.int32)[schedule.who])
+    delay = jnp.asarray(delay, jnp.int32)
+    if checks.is_concrete(delay) and int(delay.min()) < 0:
+        raise ValueError(f"delay={delay}: must be at least 0")
+    _check_per_client("delay", delay, schedule)
+    per_slot = delay[schedule.who] if delay.ndim else jnp.full(schedule.who.shape, delay)
+    return schedule._replace(delay=per_slot)
 
 
 def every(schedule: Cohort, period: Array) -> Cohort:
-    """Client c attends only the rounds t with t mod period[c] = 0; all attend the first."""
+    """Client c attends only the rounds t with t mod period[c] = 0; all attend the first.
+
+    period: a scalar, or one per client [C]. Raises ValueError for a period below 1, or not one for
+    every client named.
+    """
+    period = jnp.asarray(period, jnp.int32)
+    if checks.is_concrete(period) and int(period.min()) < 1:
+        raise ValueError(f"period={period}: must be at least 1")
+    _check_per_client("period", period, schedule)
     rounds = jnp.arange(schedule.who.shape[0])[:, None]
-    due = rounds % jnp.asarray(period, jnp.int32)[schedule.who] == 0
+    due = rounds % (period[schedule.who] if period.ndim else period) == 0
     return schedule._replace(present=schedule.present & due)
+
+
+def _check_per_client(name: str, values: Array, schedule: Cohort) -> None:
+    if values.ndim > 1:
+        raise ValueError(f"{name}: has shape {values.shape}, must be a scalar or one per client")
+    if not values.ndim or not checks.is_concrete(schedule):
+        return
+    most = int(np.max(schedule.who, initial=0, where=np.asarray(schedule.present)))
+    if len(values) <= most:
+        raise ValueError(f"{name}: has {len(values)} values, must have one for client {most} too")

@@ -1,4 +1,4 @@
-"""Pytree arithmetic beyond `optax.tree`."""
+"""What `optax.tree` lacks: the leading axis of all leaves, and a test for NaN."""
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +14,6 @@ def take(tree: Tree, index: Array | int) -> Tree:
 def put(tree: Tree, index: Array, values: Tree) -> Tree:
     """`tree` with `values` at `index` of the leading axis; an index out of range writes nothing."""
     return jax.tree.map(lambda leaf, value: leaf.at[index].set(value, mode="drop"), tree, values)
-
-
-def select(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
-    """Leaf by leaf `jnp.where`; `condition` has the leaves' leading axes (or none)."""
-
-    def leaf(a: Array, b: Array) -> Array:
-        shape = condition.shape + (1,) * (jnp.ndim(a) - condition.ndim)
-        return jnp.where(condition.reshape(shape), a, b)
-
-    return jax.tree.map(leaf, on_true, on_false)
 
 
 def weighted_sum(tree: Tree, weights: Array) -> Tree:

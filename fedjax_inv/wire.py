@@ -7,7 +7,7 @@ import jax
 
 from fedjax_inv import tree
 from fedjax_inv.rounds import State
-from fedjax_inv.types import Algorithm, Federation, Shard, Tree
+from fedjax_inv.types import Algorithm, Federation, Shard, Tree, Visit
 
 
 class Traffic(NamedTuple):
@@ -26,13 +26,16 @@ def traffic(algorithm: Algorithm, state: State, federation: Federation) -> tuple
     """Bytes per participating client of each exchange of a round; nothing is computed."""
 
     def shapes(state: State, federation: Federation) -> list[tuple[Tree, Tree]]:
-        server, own = state.server, tree.take(state.clients, 0)
-        shard = Shard(federation.data, federation.rows[0], federation.mask[0], state.round)
+        own = tree.take(state.clients, 0)
+        start, size = federation.start[0], federation.size[0]
+        shard = Shard(federation.data, federation.order, start, size, state.round)
         pairs = []
         for exchange in algorithm.exchanges:
-            message = exchange.broadcast(server)
-            own, upload, _ = exchange.client(message, own, shard, state.key)
-            pairs.append((message, upload))
+            message = exchange.broadcast(state.server)
+            visit = Visit(message, own, shard, state.round, state.round, state.key)
+            reply = exchange.client(visit)
+            own = reply.own
+            pairs.append((message, reply.upload))
         return pairs
 
     return tuple(

@@ -1,7 +1,6 @@
 """What many tests share: a tiny ragged federation, small networks, and the table of algorithms."""
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +12,18 @@ import numpy as np
 import optax
 
 from fedjax_inv import algorithms, local, models
-from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Model, Tree, Work
+from fedjax_inv.data import federation as federations
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Examples,
+    Federation,
+    Model,
+    Shard,
+    Tree,
+    Work,
+)
 
 NUM_CLASSES = 3
 IMAGE = (6, 6, 1)
@@ -22,22 +32,20 @@ NUM_CLIENTS = len(SIZES)
 HISTORY = 3
 
 
-def federation(
-    sizes: tuple[int, ...] = SIZES, *, width: int | None = None, seed: int = 0
-) -> Federation:
+def federation(sizes: tuple[int, ...] = SIZES, *, seed: int = 0) -> Federation:
     """Clients of the given sizes with 8-bit images whose brightness depends on the class.
 
-    Padding points at row 0. width: N, the largest size by default.
+    Nobody holds the last four examples, nor the last 8 rows of the order.
     """
     rng = np.random.default_rng(seed)
-    num_examples = sum(sizes) + 2  # nobody holds the last two
+    num_examples = sum(sizes) + 4
     y = rng.integers(0, NUM_CLASSES, num_examples)
     x = rng.integers(0, 120, (num_examples, *IMAGE)) + 60 * y[:, None, None, None]
-    mask = np.arange(width or max(1, *sizes)) < np.array(sizes)[:, None]
-    rows = np.zeros(mask.shape, np.int32)
-    rows[mask] = rng.permutation(sum(sizes))
-    data = Examples(jnp.asarray(x, jnp.uint8), jnp.asarray(y, jnp.int32))
-    return Federation(data, jnp.asarray(rows), jnp.asarray(mask))
+    data = federations.examples(x.astype(np.uint8), y.astype(np.int32))
+    ends = np.cumsum(sizes)
+    parts = np.split(rng.permutation(sum(sizes)), ends[:-1])
+    dealt = federations.of_parts(data, parts)
+    return dealt._replace(order=jnp.concatenate([dealt.order, jnp.zeros(8, jnp.int32)]))
 
 
 def in_floats(federation: Federation) -> Federation:
@@ -46,32 +54,38 @@ def in_floats(federation: Federation) -> Federation:
     return federation._replace(data=federation.data._replace(x=x))
 
 
-def padded(federation: Federation, extra: int, *, garbage: bool) -> Federation:
-    """The same clients in floats, with `extra` more padding rows each and four more examples.
+def relaid(federation: Federation) -> Federation:
+    """The same clients in floats, whose rows lie in another order of clients, amid garbage.
 
-    garbage: the padding is strewn among the real rows and points at examples that hold NaN,
-    infinities and labels that are no class; otherwise it follows them and points at row 0.
+    The shapes are those of `federation`; nobody's examples and rows hold NaN, infinities and labels
+    that are no class.
     """
+    federation = in_floats(federation)
+    x, y = (np.array(leaf) for leaf in federation.data)
+    free = len(y) - 4 + np.arange(4)
+    x[free] = np.array([np.nan, np.inf, -np.inf, 1e30])[:, None, None, None]
+    y[free] = [0, 99, -7, 1]
     rng = np.random.default_rng(1)
-    data = in_floats(federation).data
-    num_examples = len(data.y)
-    x = np.zeros((4, *data.x.shape[1:]), np.float32)
-    y = np.zeros(4, np.int32)
-    if garbage:
-        x[0], x[1], x[2], x[3] = np.nan, np.inf, -np.inf, 1e30
-        y[:] = [0, 99, -7, 1]
-    old_rows, old_mask = np.asarray(federation.rows), np.asarray(federation.mask)
-    width = old_rows.shape[1] + extra
-    mask = np.zeros((len(old_rows), width), bool)
-    rows = np.zeros(mask.shape, np.int32)
-    if garbage:
-        rows += num_examples + rng.integers(0, 4, mask.shape, np.int32)
-    for client, size in enumerate(old_mask.sum(1)):
-        places = np.sort(rng.choice(width, size, replace=False)) if garbage else np.arange(size)
-        mask[client, places] = True
-        rows[client, places] = old_rows[client, old_mask[client]]
-    examples = Examples(jnp.concatenate([data.x, x]), jnp.concatenate([data.y, y]))
-    return Federation(examples, jnp.asarray(rows), jnp.asarray(mask))
+    order = rng.choice(free, len(federation.order)).astype(np.int32)
+    start = np.zeros(federation.num_clients, np.int32)
+    parts, at = federations.parts_of(federation), 1
+    for client in rng.permutation(federation.num_clients):
+        start[client] = at
+        order[at : at + len(parts[client])] = parts[client]
+        at += len(parts[client]) + 1
+    held = [jnp.asarray(array) for array in (x, y, order, start)]
+    return Federation(Examples(*held[:2]), *held[2:], federation.size)
+
+
+def shard_of(federation: Federation, who: int) -> Shard:
+    """What a client sees."""
+    start, size = federation.start[who], federation.size[who]
+    return Shard(federation.data, federation.order, start, size, jnp.int32(who))
+
+
+def rows_of(federation: Federation, who: int) -> np.ndarray:
+    """The rows that a client holds."""
+    return federations.parts_of(federation)[who]
 
 
 def schedule() -> Cohort:
@@ -171,7 +185,7 @@ def steps(learning_rate: float | Array) -> Work:
 
 
 def full_batch(learning_rate: float | Array) -> Work:
-    return local.full_batch(optax.sgd(learning_rate), num_steps=2)
+    return local.full_batch(optax.sgd(learning_rate), capacity=max(SIZES) + 1, num_steps=2)
 
 
 # A large epsilon: rounding must not be magnified where a gradient is nearly zero.
@@ -189,9 +203,6 @@ class Config(NamedTuple):
 
 
 # Every algorithm of the package must have its configurations here: the file's name -> them.
-# What depends on the federation rather than on the experimenter.
-_PLAYERS = {"num_players": NUM_CLIENTS, "sample": jnp.zeros((1, *IMAGE), jnp.uint8)}
-
 TABLE: dict[str, tuple[Config, ...]] = {
     "erm": (Config(normed, momentum_epochs),),
     "fedavg": (
@@ -221,7 +232,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
         ),
     ),
     "fl_games": (
-        Config(softmax_regression, steps, {"memory": 2, **_PLAYERS}),
+        Config(softmax_regression, steps, {"memory": 2, "play": "sequential"}),
         Config(
             normed,
             momentum_epochs,
@@ -232,18 +243,12 @@ TABLE: dict[str, tuple[Config, ...]] = {
                 "body_learning_rate": 0.02,
                 "body_batch_size": 3,
                 "fast": True,
-                **_PLAYERS,
             },
         ),
     ),
+    "scaffold": (Config(normed, epochs, {"server_optimizer": _MOMENTUM}),),
     "fedprox": (Config(normed, full_batch, {"proximal": 0.3, "server_optimizer": _MOMENTUM}),),
 }
-
-
-def listed() -> tuple[str, ...]:
-    """The algorithms of the package: its modules that hold a factory of their own name."""
-    names = (module.name for module in pkgutil.iter_modules(algorithms.__path__))
-    return tuple(name for name in names if hasattr(_module(name), name))
 
 
 def _module(name: str) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 from absl import app, flags
 
-from experiments import build, config, fl_games_tables, launch, program, tune
+from experiments import build, config, fl_games_tables, launch, tune
 from experiments.benchmarks import workloads
+from fedjax_inv import program
 
 FLAGS = flags.FLAGS
 
@@ -26,21 +27,20 @@ class Row:
         dataset = build.dataset(settings)
         (cell,) = build.cells(settings, build.held_out(settings, dataset.domains))
         self._data, splits = launch.deal(settings, dataset, [cell.held_out])
-        split = splits[cell.held_out]
-        inputs = program.inputs(settings, cell, split)
+        of_seeds = splits[cell.held_out]
+        inputs = build.inputs(settings, cell, of_seeds)
         self._inputs = tune.without_evaluation(inputs)
         if watched:
-            self._inputs = self._inputs._replace(
-                watched=inputs.watched, watched_test=inputs.watched_test
-            )
-        num_runs, num_clients = inputs.train.rows.shape[:2]
-        chunks = program.Chunks(
-            int(settings.client_chunk) or num_clients, int(settings.run_chunk) or num_runs
+            self._inputs = self._inputs._replace(watched=inputs.watched)
+        groups = len(program.group_names(of_seeds[settings.seeds[0]]))
+        network, capacity = build.model(settings, dataset), build.capacity(inputs)
+        made = program.make(
+            build.experiment(settings, cell, network, groups, capacity),
+            client_chunk=int(settings.client_chunk),
+            run_chunk=int(settings.run_chunk),
         )
-        groups = len(program.group_names(split))
-        made = program.make(settings, cell, build.model(settings, dataset), groups, chunks)
         self._segment = made.segment
-        self._cohorts = program.schedule(settings, cell, inputs, settings.eval_every)
+        self._cohorts = build.cohorts(settings, inputs, settings.eval_every)
         self._states = made.init(self._data, inputs)
         self.seconds: list[float] = []
 

@@ -26,7 +26,7 @@ from tabulate import tabulate
 
 from fedjax_inv import models
 from fedjax_inv.algorithms import fedipg
-from fedjax_inv.models import layers
+from fedjax_inv.models import lowerings
 from fedjax_inv.types import Array, Model, Tree, Variables
 
 FLAGS = flags.FLAGS
@@ -37,27 +37,27 @@ BASES = {"outside": "outside", "scan": "outside", "vmapped": "scan", "penalised"
 class _PflCifar(nn.Module):
     """The CIFAR-10 network of pfl's benchmarks (Granqvist et al. 2024)."""
 
-    conv: layers.Conv
+    conv: lowerings.Conv
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         for features in (32, 64):
             conv = nn.Conv(features, (3, 3), padding="VALID", conv_general_dilated=self.conv)
             x = nn.relu(conv(x))
-        x = layers.max_pool(x, 2).reshape(x.shape[0], -1)
+        x = lowerings.max_pool(x, 2).reshape(x.shape[0], -1)
         return nn.Dense(10)(nn.relu(nn.Dense(128)(x)))
 
 
 class _LeNet(nn.Module):
     """The MNIST network of McMahan et al. 2017."""
 
-    conv: layers.Conv
+    conv: lowerings.Conv
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         for features in (32, 64):
             conv = nn.Conv(features, (5, 5), conv_general_dilated=self.conv)
-            x = layers.max_pool(nn.relu(conv(x)), 2)
+            x = lowerings.max_pool(nn.relu(conv(x)), 2)
         return nn.Dense(10)(nn.relu(nn.Dense(512)(x.reshape(x.shape[0], -1))))
 
 
@@ -69,8 +69,8 @@ class Network(NamedTuple):
     shape: tuple[int, ...]
 
 
-def whole(module: Callable[[layers.Conv], nn.Module]) -> Callable[[str], Model]:
-    return lambda conv: models.from_blocks([module(layers.lowering(conv))], 0)
+def whole(module: Callable[[lowerings.Conv], nn.Module]) -> Callable[[str], Model]:
+    return lambda conv: models.from_blocks([module(lowerings.lowering(conv))], 0)
 
 
 NETWORKS = {
@@ -189,7 +189,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    names = [name for name in layers.LOWERINGS if name != "auto"]
+    names = [name for name in lowerings.LOWERINGS if name != "auto"]
     flags.DEFINE_multi_enum("network", list(NETWORKS), list(NETWORKS), "Networks; repeatable.")
     flags.DEFINE_multi_enum("lowering", names, names, "Lowerings; repeatable.")
     flags.DEFINE_multi_enum("place", list(BASES), list(BASES), "Places; repeatable.")

@@ -15,7 +15,7 @@ from absl import app, flags
 
 from experiments import build
 from experiments.benchmarks import workloads
-from fedjax_inv.algorithms import fedavg
+from fedjax_inv import averaging
 from fedjax_inv.types import Batch
 
 FLAGS = flags.FLAGS
@@ -27,7 +27,7 @@ def step_flops(setting: workloads.Setting) -> float:
     x = jnp.zeros((setting.batch_size, *setting.shape))
     batch = Batch(x, jnp.zeros(len(x), jnp.int32), jnp.ones(len(x), bool))
     variables = model.init(jax.random.key(0), x)
-    step = jax.jit(lambda v: fedavg.gradient(model)(v, batch, jax.random.key(0))[0])
+    step = jax.jit(lambda v: averaging.gradient(model)(v, batch, jax.random.key(0)).grads)
     analysis = step.lower(variables).compile().cost_analysis() or {}
     return analysis.get("flops", float("nan"))
 

@@ -18,7 +18,7 @@ from absl import app, flags
 from experiments import build, launch, program, tune
 from experiments.benchmarks import workloads
 from experiments.config import Config
-from fedjax_inv.data.sources import Dataset
+from fedjax_inv.data.dataset import Dataset
 
 FLAGS = flags.FLAGS
 

@@ -21,7 +21,9 @@ from tabulate import tabulate
 
 from experiments import build
 from fedjax_inv import local, rounds
-from fedjax_inv.types import Examples, Shard
+from fedjax_inv.algorithms import LISTED
+from fedjax_inv.data import federation
+from fedjax_inv.types import Shard, Visit
 
 FLAGS = flags.FLAGS
 
@@ -30,22 +32,23 @@ def client_of(name: str, arguments: dict[str, Any], work: Any, network: Any) -> 
     """A compiled call of one client's local training on MNIST-shaped noise."""
     num_examples = 4 * FLAGS.batch_size
     generator = np.random.default_rng(0)
-    data = Examples(
-        jnp.asarray(generator.integers(0, 256, (num_examples, 28, 28, 1), np.uint8)),
-        jnp.asarray(generator.integers(0, 10, num_examples, np.int32)),
+    data = federation.examples(
+        generator.integers(0, 256, (num_examples, 28, 28, 1), np.uint8),
+        generator.integers(0, 10, num_examples, np.int32),
     )
-    rows = jnp.arange(num_examples)
-    shard = Shard(data, rows, jnp.ones(num_examples, bool), jnp.int32(0))
-    if name == "fl_games":
-        arguments = {"num_players": 2, "sample": data.x[:1], **arguments}
+    # A game has two players; the second has no examples.
+    parts = [np.arange(num_examples), np.arange(0)]
+    clients = federation.of_parts(data, parts[: 2 if name == "fl_games" else 1])
+    shard = Shard(data, clients.order, clients.start[0], clients.size[0], jnp.int32(0))
     algorithm = build.factory(name)(network, work, **arguments)
     variables = network.init(jax.random.key(0), data.x[:1])
-    state = rounds.init(algorithm, variables, jax.random.key(1), 1)
+    state = rounds.init(algorithm, variables, clients, jax.random.key(1))
     own = jax.tree.map(lambda leaf: leaf[0], state.clients)
     exchange = algorithm.exchanges[-1]
     client = jax.jit(exchange.client)
-    message = exchange.broadcast(state.server)
-    return lambda: jax.block_until_ready(client(message, own, shard, jax.random.key(2)))
+    zero = jnp.int32(0)
+    visit = Visit(exchange.broadcast(state.server), own, shard, zero, zero, jax.random.key(2))
+    return lambda: jax.block_until_ready(client(visit))
 
 
 def main(argv: list[str]) -> None:
@@ -53,7 +56,7 @@ def main(argv: list[str]) -> None:
     network, whole = build.MODELS[FLAGS.model](10), build.MODELS[FLAGS.model](10, cut=0)
     work = local.steps(optax.sgd(0.01), batch_size=FLAGS.batch_size, num_steps=FLAGS.num_steps)
     variants: dict[str, tuple[str, dict[str, Any]]] = {
-        name: (name, {}) for name in build.algorithm_names()
+        name: (name, {}) for name in LISTED
     }
     variants["fl_games, memory 5"] = ("fl_games", {"memory": 5})
     del variants["fedipg"]

@@ -4,7 +4,6 @@ import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,13 +14,14 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tabulate import tabulate
 
-from experiments import build, devices, program, tune
+from experiments import build, devices, tune
 from experiments.benchmarks import lowerings
+from experiments.build import Cell
 from experiments.config import Config
-from fedjax_inv import clients, local, models, rounds, schedules
+from fedjax_inv import clients, local, models, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
-from fedjax_inv.types import Cohort, Examples, Federation, Model
+from fedjax_inv.types import Cohort, Federation, Model
 
 median = statistics.median
 
@@ -112,7 +112,7 @@ def noise(setting: Setting) -> Federation:
     x = generator.random((num_examples, *setting.shape), np.float32)
     y = generator.integers(0, 10, num_examples, np.int32)
     parts = np.split(np.arange(num_examples), setting.num_clients)
-    return Federation(Examples(jnp.asarray(x), jnp.asarray(y)), *federation.rows_and_mask(parts))
+    return federation.of_parts(federation.examples(x, y), parts)
 
 
 class Engine:
@@ -142,7 +142,7 @@ class Engine:
         self._advance = jax.jit(on_all, donate_argnums=0)
         variables = model.init(jax.random.key(0), data.data.x[:1])
         self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
-        state = rounds.init(algorithm, variables, jax.random.key(1), setting.num_clients)
+        state = rounds.init(algorithm, variables, data, jax.random.key(1))
         schedule = schedules.sampled(jax.random.key(2), setting.num_clients, setting.cohort, 100)
         if mesh is not None:
             whole = NamedSharding(mesh, PartitionSpec())
@@ -179,21 +179,26 @@ def auto(setting: Setting, data: Federation, num_devices: int = 1) -> Choice:
     """What train and sweep choose by default."""
     config = config_of(setting, num_devices)
     hyper = {"learning_rate": setting.learning_rate, "server_learning_rate": 1.0}
-    cell = build.Cell("fedavg", {}, None, (build.Run(0, hyper),))
-    held = program.Holdings(data.rows[None], data.mask[None])
+    cell = Cell("fedavg", {}, None, (program.Run(0, hyper),))
+    held = program.Holdings(*(leaf[None] for leaf in data[1:]))
     inputs = program.Inputs(
         {name: jnp.array([value]) for name, value in hyper.items()},
         jnp.zeros(1, jnp.int32),
         held,
         held,
         held,
-        held,
-        held,
         jnp.zeros((1, setting.num_clients), jnp.int32),
     )
-    make = partial(program.make, config, cell, model_of(setting, "auto"), 1)
-    inputs, examples = devices.everywhere((inputs, data.data), devices.mesh(config))
-    chunk = tune.choose(config, cell, make, examples, inputs).clients
+    experiment = build.experiment(config, cell, model_of(setting, "auto"), 1, capacity=1)
+    mesh = devices.mesh(config)
+
+    def make(chunks: tune.Chunks) -> program.Program:
+        return program.make(
+            experiment, client_chunk=chunks.clients, run_chunk=chunks.runs, mesh=mesh
+        )
+
+    inputs, examples = devices.everywhere((inputs, data.data), mesh)
+    chunk = tune.choose(config, cell, experiment, make, examples, inputs).clients
     return Choice(0 if chunk >= setting.cohort else chunk, "auto")
 
 

@@ -10,39 +10,15 @@ mean alone clients upload b_i, and `wire` counts it; FedBN itself uploads none. 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import optax
 
-from fedjax_inv import models, servers
-from fedjax_inv.algorithms import fedavg
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Cohort,
-    Exchange,
-    Metrics,
-    Model,
-    Shard,
-    Tree,
-    Variables,
-    Work,
-)
+from fedjax_inv import aggregators, averaging, objectives, servers
+from fedjax_inv.types import Algorithm, Array, Facts, Local, Loss, Model, Tree, Variables
+from fedjax_inv.types import Visit, Work
 
-
-class Server(NamedTuple):
-    """The server: a tree of `Variables` cut in two by `partition`."""
-
-    shared: servers.Server
-    local: Variables  # mean over the clients of the latest attended round; at first the initial
-
-
-class Upload(NamedTuple):
-    """What a client sends."""
-
-    delta: Variables  # of the shared variables
-    local: Variables  # its own variables as they are
+FACTS = Facts(needs_norm=True)
 
 
 def in_norm(path: tuple[str, ...]) -> bool:
@@ -81,44 +57,45 @@ def fedbn(
     model: Model,
     work: Work,
     *,
+    loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-    weighting: str = "size",
+    weighting: str | aggregators.Weight = "size",
     is_local: Callable[[tuple[str, ...]], bool] = in_norm,
 ) -> Algorithm:
     """FedBN (Li et al. 2021, Algorithm 1). A client's `own` are its local variables.
 
-    weighting: "size" (n_i / n) or "uniform" over the clients that attend. is_local: which variables
-    stay with their client, by path (see `partition`); where nothing is local, this is FedAvg. The
-    server optimizer acts on shared parameters only.
+    weighting: as in FedAvg. is_local: which variables stay with their client, by path (see
+    `partition`); where nothing is local, this is FedAvg. The server optimizer acts on shared
+    parameters only.
     """
-    aggregate = fedavg.weighting_of(weighting)
+    grad_fn = averaging.gradient(model, loss)
 
-    def init_server(variables: Variables, key: Array) -> Server:
-        del key
-        local, shared = partition(variables, is_local)
-        return Server(servers.init(server_optimizer, shared), local)
+    def local_part(variables: Variables) -> Variables:
+        return partition(variables, is_local)[0]
 
-    def init_client(server: Server, who: Array) -> Variables:
-        del who
-        return server.local
+    def start(visit: Visit) -> Local:
+        return work.init(combine(visit.own, visit.message.variables))
 
-    def broadcast(server: Server) -> Variables:
-        return server.shared.variables
+    def serve(server: servers.Server, own: Variables) -> Variables:
+        return combine(own, server.variables)
 
-    def client(
-        received: Variables, own: Variables, shard: Shard, key: Array
-    ) -> tuple[Variables, Upload, Metrics]:
-        start = work.init(combine(own, received))
-        end, metrics = work.run(fedavg.gradient(model), start, shard, key)
-        own, shared = partition(end.variables, is_local)
-        return own, Upload(servers.delta(shared, received), own), metrics
-
-    def update(server: Server, mean: Upload, cohort: Cohort) -> Server:
-        del cohort
-        return Server(servers.update(server_optimizer, server.shared, mean.delta), mean.local)
-
-    def predict(server: Server, own: Variables, x: Tree) -> Array:
-        return models.predict(model, combine(own, server.shared.variables), x)
-
-    exchange = Exchange(broadcast, client, aggregate, update)
-    return Algorithm(init_server, init_client, (exchange,), predict)
+    return averaging.averaging(
+        model,
+        work,
+        lambda visit: grad_fn,
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+        init_client=lambda server, who: server.beside,
+        start=start,
+        remember=lambda visit, trained: local_part(trained.local.variables),
+        shared=lambda variables: partition(variables, is_local)[1],
+        serve=serve,
+        # The mean over the clients of the latest attended round; at first the initial variables.
+        beside=averaging.Beside(
+            init=lambda setup: local_part(setup.variables),
+            send=lambda mean: (),
+            upload=lambda visit, trained: local_part(trained.local.variables),
+            aggregate=aggregators.mean(aggregators.weight_of(weighting)),
+            update=lambda old, new: new,
+        ),
+    )

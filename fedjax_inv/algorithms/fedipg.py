@@ -8,62 +8,25 @@ parameters, or the classifier's only (`penalty_on`). The paper leaves open, and 
 minibatch's risk, as in training; w is every trainable parameter; the server is FedAvg's.
 """
 
-from collections.abc import Callable, Collection
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from fedjax_inv.algorithms import fedavg
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Halves,
-    Metrics,
-    Model,
-    Tree,
-    Variables,
-    Work,
-)
+from fedjax_inv import averaging, checks, objectives
+from fedjax_inv.aggregators import Weight
+from fedjax_inv.types import Algorithm, Array, Batch, Halves, Loss, Model, Step, Tree, Variables
+from fedjax_inv.types import Work
+
+Risk = Callable[[Tree], tuple[Array, Tree]]  # params -> (scalar, aux)
 
 
 class _Parts(NamedTuple):
     risk: Array  # [] R(w)
     invariance: Array  # [] s(w)
     aux: Tree
-
-
-def invariance(risk: Callable[[Tree], Array], params: Tree) -> Array:
-    """s(w) = <grad R(w), w>: how fast the risk changes as the parameters grow; [].
-
-    One Jacobian-vector product, Eq. 9. risk: params -> scalar.
-    """
-    return jax.jvp(risk, (params,), (params,))[1]
-
-
-def penalised_value_and_grad(
-    risk: Callable[[Tree], Array],
-    penalty: float | Array,
-    *,
-    derivative: str = "reverse_over_forward",
-) -> Callable[[Tree], tuple[Array, Tree]]:
-    """The function params -> (f, grad f) of f = R + penalty <grad R, w>^2, Eq. 9 and 30.
-
-    risk: params -> scalar. derivative: "forward_over_reverse" pushes w through the gradient of R,
-    which gives grad R and H w together; "reverse_over_forward" differentiates s. They give the same
-    numbers. Raises ValueError for another derivative.
-    """
-    parts_and_grad = _ROUTES[_known(derivative, "derivative", _ROUTES)]
-
-    def value_and_grad(params: Tree) -> tuple[Array, Tree]:
-        parts, grads = parts_and_grad(lambda w: (risk(w), ()), penalty, params, _EVERYTHING)
-        return parts.risk + penalty * parts.invariance**2, grads
-
-    return value_and_grad
-
-
-Risk = Callable[[Tree], tuple[Array, Tree]]  # params -> (scalar, aux)
 
 
 class _Part(NamedTuple):
@@ -75,6 +38,52 @@ class _Part(NamedTuple):
 
 _EVERYTHING = _Part(lambda params: params, lambda params, part: part)
 _CLASSIFIER = _Part(lambda params: params.head, lambda params, part: params._replace(head=part))
+_PENALTY_ON = {"all": _EVERYTHING, "classifier": _CLASSIFIER}
+
+
+def invariance(risk: Callable[[Tree], Array], params: Tree) -> Array:
+    """s(w) = <grad R(w), w>: how fast the risk changes as the parameters grow; [].
+
+    One Jacobian-vector product, Eq. 9. risk: params -> scalar. Raises ValueError for another risk.
+    """
+    _check_scalar(risk, params, has_aux=False)
+    return jax.jvp(risk, (params,), (params,))[1]
+
+
+def penalised_value_and_grad(
+    risk: Callable[[Tree], Any],
+    penalty: float | Array,
+    *,
+    derivative: str = "reverse_over_forward",
+    has_aux: bool = False,
+) -> Callable[[Tree], tuple[Any, Tree]]:
+    """The function params -> (f, grad f) of f = R + penalty <grad R, w>^2, Eq. 9 and 30.
+
+    risk: params -> scalar; with has_aux params -> (scalar, aux), and the function gives
+    ((f, aux), grad f), as `jax.value_and_grad` does. derivative: "forward_over_reverse" pushes w
+    through the gradient of R, which gives grad R and H w together; "reverse_over_forward"
+    differentiates s. They give the same numbers. Raises ValueError for another derivative or risk,
+    and a negative penalty.
+    """
+    checks.real("penalty", penalty)
+    checks.one_of("derivative", derivative, _ROUTES)
+
+    def value_and_grad(params: Tree) -> tuple[Any, Tree]:
+        _check_scalar(risk, params, has_aux)
+        with_aux: Risk = risk if has_aux else (lambda w: (risk(w), ()))
+        parts, grads = _ROUTES[derivative](with_aux, penalty, params, _EVERYTHING)
+        value = parts.risk + penalty * parts.invariance**2
+        return ((value, parts.aux) if has_aux else value), grads
+
+    return value_and_grad
+
+
+def _check_scalar(risk: Callable[[Tree], Any], params: Tree, has_aux: bool) -> None:
+    told = jax.eval_shape(risk, params)
+    value = told[0] if has_aux and isinstance(told, tuple) and len(told) == 2 else told
+    if jax.tree.leaves(value) != [value] or value.shape or not jnp.issubdtype(value, jnp.floating):
+        needed = "(a real scalar, aux)" if has_aux else "a real scalar; with aux, take has_aux=True"
+        raise ValueError(f"risk: returns {told}, must return {needed}")
 
 
 def _forward_over_reverse(
@@ -87,8 +96,8 @@ def _forward_over_reverse(
     part = kept.get(params)
     (value, grads), (s, products), aux = jax.jvp(value_and_grad, (part,), (part,), has_aux=True)
     scale = 2 * penalty * s
-    penalised = jax.tree.map(lambda g, hw: g + scale * hw, grads, products)
-    direct = jax.tree.map(lambda f, g: f + scale * g, kept.get(penalised), kept.get(grads))
+    penalised = optax.tree.add_scale(grads, scale, products)
+    direct = optax.tree.add_scale(kept.get(penalised), scale, kept.get(grads))
     return _Parts(value, s, aux), kept.put(penalised, direct)
 
 
@@ -110,13 +119,6 @@ _ROUTES = {
     "forward_over_reverse": _forward_over_reverse,
     "reverse_over_forward": _reverse_over_forward,
 }
-_PENALTY_ON = {"all": _EVERYTHING, "classifier": _CLASSIFIER}
-
-
-def _known(value: str, argument: str, allowed: Collection[str]) -> str:
-    if value not in allowed:
-        raise ValueError(f"{argument}={value!r}: must be one of {', '.join(allowed)}")
-    return value
 
 
 def fedipg(
@@ -126,30 +128,33 @@ def fedipg(
     penalty: float | Array = 1e-3,
     penalty_on: str = "all",
     derivative: str = "reverse_over_forward",
+    loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-    weighting: str = "size",
+    weighting: str | Weight = "size",
 ) -> Algorithm:
     """FedIPG (Algorithm 1 without the exit strategy); penalty is the paper's lambda, 0 is FedAvg.
 
     penalty_on: "all" parameters or the "classifier" (the model's head). derivative: the route of
-    `penalised_value_and_grad`. Reports s(w), averaged over local steps, as "invariance".
+    `penalised_value_and_grad`. weighting: as in FedAvg. Reports s(w), averaged over local steps, as
+    "invariance". Raises ValueError for values out of range.
     """
-    parts_and_grad = _ROUTES[_known(derivative, "derivative", _ROUTES)]
-    kept = _PENALTY_ON[_known(penalty_on, "penalty_on", _PENALTY_ON)]
+    checks.real("penalty", penalty)
+    checks.one_of("derivative", derivative, _ROUTES)
+    checks.one_of("penalty_on", penalty_on, _PENALTY_ON)
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> tuple[Halves, Halves, Metrics]:
-        del key
-
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
         def risk(params: Halves) -> tuple[Array, Halves]:
-            return fedavg.risk(model, params, variables.stats, batch)
+            return averaging.risk(model, loss, params, variables.stats, batch, key)
 
-        parts, grads = parts_and_grad(risk, penalty, variables.params, kept)
-        return grads, parts.aux, {"loss": parts.risk, "invariance": parts.invariance}
+        parts, grads = _ROUTES[derivative](
+            risk, penalty, variables.params, _PENALTY_ON[penalty_on]
+        )
+        return Step(grads, parts.aux, {"loss": parts.risk, "invariance": parts.invariance})
 
-    return fedavg.with_gradient(
+    return averaging.averaging(
         model,
         work,
-        lambda received: grad_fn,
+        lambda visit: grad_fn,
         server_optimizer=server_optimizer,
         weighting=weighting,
     )

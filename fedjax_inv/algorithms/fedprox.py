@@ -8,22 +8,18 @@ Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Eq. 2.
 import jax
 import optax
 
-from fedjax_inv.algorithms import fedavg
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    GradFn,
-    Halves,
-    Metrics,
-    Model,
-    Variables,
-    Work,
-)
+from fedjax_inv import averaging, checks, objectives
+from fedjax_inv.aggregators import Weight
+from fedjax_inv.types import Algorithm, Array, Batch, GradFn, Loss, Model, Step, Tree, Variables
+from fedjax_inv.types import Visit, Work
 
 
-def proximal_gradient(grads: Halves, params: Halves, received: Halves, proximal: float) -> Halves:
-    """`grads` + proximal (params - received), leaf by leaf."""
+def proximal_gradient(grads: Tree, params: Tree, received: Tree, proximal: float | Array) -> Tree:
+    """`grads` + proximal (params - received), leaf by leaf.
+
+    Raises ValueError unless all three are trees of the same shapes.
+    """
+    checks.same_shapes(grads=grads, params=params, received=received)
     return jax.tree.map(lambda g, w, r: g + proximal * (w - r), grads, params, received)
 
 
@@ -31,23 +27,28 @@ def fedprox(
     model: Model,
     work: Work,
     *,
-    proximal: float = 0.01,
+    proximal: float | Array = 0.01,
+    loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-    weighting: str = "size",
+    weighting: str | Weight = "size",
 ) -> Algorithm:
-    """FedProx (Li et al. 2020, Algorithm 2); proximal is the paper's mu, 0 is FedAvg."""
-    risk_gradient = fedavg.gradient(model)
+    """FedProx (Li et al. 2020, Algorithm 2); proximal is the paper's mu, 0 is FedAvg.
 
-    def gradient_from(received: Variables) -> GradFn:
-        def grad_fn(
-            variables: Variables, batch: Batch, key: Array
-        ) -> tuple[Halves, Halves, Metrics]:
-            grads, stats, metrics = risk_gradient(variables, batch, key)
-            grads = proximal_gradient(grads, variables.params, received.params, proximal)
-            return grads, stats, metrics
+    weighting: as in FedAvg. Raises ValueError for a negative mu.
+    """
+    checks.real("proximal", proximal)
+    risk_gradient = averaging.gradient(model, loss)
+
+    def gradient_from(visit: Visit) -> GradFn:
+        received = visit.message.variables.params
+
+        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+            step = risk_gradient(variables, batch, key)
+            grads = proximal_gradient(step.grads, variables.params, received, proximal)
+            return step._replace(grads=grads)
 
         return grad_fn
 
-    return fedavg.with_gradient(
+    return averaging.averaging(
         model, work, gradient_from, server_optimizer=server_optimizer, weighting=weighting
     )

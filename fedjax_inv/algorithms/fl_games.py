@@ -5,22 +5,25 @@
 
 Gupta et al. 2022, "FL Games", arXiv 2205.11101, Algorithm 1. The terms are functions: logits are
 averaged, not parameters. A player answers with a few optimizer steps while its opponents stand
-still; the schedule alone decides whether players move together (parallel) or in turn (sequential).
-The representation phi is the identity (F: a model whose body is empty) or learned (V).
+still; players move together (parallel) or in turn (sequential). The representation phi is the
+identity (F: a model whose body is empty) or learned (V).
 
 The paper leaves open, and we chose: the scale of Eq. 2, by `memory_mix`; an empty memory is left
 out; a predictor enters the memory right after its update, so a current predictor counts twice; each
-player keeps its optimizer's state; phi's server optimizer is Adam.
+player keeps its optimizer's state; phi's server optimizer is Adam; FAST follows the mean over a
+client's examples, not over its batches, of which the last may be smaller.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from fedjax_inv import aggregators, local, objectives, tree
+from fedjax_inv import aggregators, checks, local, objectives, tree
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -29,15 +32,20 @@ from fedjax_inv.types import (
     Exchange,
     Halves,
     Local,
-    Metrics,
+    Loss,
     Model,
-    Shard,
+    Reply,
+    Setup,
+    Step,
     Tree,
     Variables,
+    Visit,
     Work,
 )
 
+PLAYS = ("parallel", "sequential")
 MEMORY_MIXES = ("per_opponent", "literal", "normalised")
+_BATCHES_AT_ONCE = 4  # of phi's gradient
 
 
 class Predictor(NamedTuple):
@@ -48,13 +56,29 @@ class Predictor(NamedTuple):
 
 
 class Game(NamedTuple):
-    """The server: what has been played so far. Every player knows all of it."""
+    """The server: what has been played so far."""
 
     body: Predictor  # phi
     body_opt_state: Tree
     players: Predictor  # [C, ...] current actions
     memory: Predictor  # [C, H, ...] the last H actions of each, move n in place n % H
     moves: Array  # [C] int32, how often each has moved
+
+
+class Ensemble(NamedTuple):
+    """What clients are sent to improve the representation."""
+
+    body: Predictor
+    players: Predictor  # [C, ...]
+
+
+class Table(NamedTuple):
+    """What players are sent to answer: all that has been played."""
+
+    body: Predictor
+    players: Predictor  # [C, ...]
+    memory: Predictor  # [C, H, ...]
+    moves: Array  # [C]
 
 
 def response_logits(
@@ -74,9 +98,11 @@ def response_logits(
     """
     chex.assert_rank([own, opponents, memory], [2, 3, 4])
     chex.assert_equal_shape_suffix([own, opponents, memory], 2)
-    if memory_mix not in MEMORY_MIXES:
-        raise ValueError(f"memory_mix={memory_mix!r}: must be one of {', '.join(MEMORY_MIXES)}")
+    checks.one_of("memory_mix", memory_mix, MEMORY_MIXES)
     num_opponents, depth = memory.shape[:2]
+    if checks.is_concrete(memory_size):
+        for filled_of_one in np.ravel(memory_size):
+            checks.real("memory_size", filled_of_one, 0, depth)
     size = jnp.broadcast_to(memory_size, num_opponents)
     filled = jnp.arange(depth) < size[:, None]
     past = (
@@ -95,41 +121,46 @@ def fl_games(
     model: Model,
     work: Work,
     *,
-    num_players: int,
-    sample: Tree,
+    play: str = "parallel",
     memory: int = 0,
     memory_mix: str = "per_opponent",
     learned: bool = False,
-    body_every: int = 2,
+    body_optimizer: Callable[..., optax.GradientTransformation] = optax.adam,
     body_learning_rate: float | Array = 2.5e-5,
     body_batch_size: int = 256,
     fast: bool = False,
+    loss: Loss = objectives.cross_entropy,
 ) -> Algorithm:
-    """FL Games (Algorithm 1); the clients of the federation are the players 0 .. num_players - 1.
+    """FL Games (Algorithm 1); the clients of the federation are the players.
 
-    sample: a batch of inputs, whose shape the networks are made for; every player draws its own
-    predictor. memory: H of SMOOTH, 0 for none. learned: whether the representation is (V), or stays
-    as it is (F). body_every: of V: phi is updated in the rounds that it divides and predictors in
-    the others; 2 for parallel play, num_players + 1 for sequential. fast: phi's gradient is that of
-    all local batches, not of one. Raises ValueError for values out of range.
+    play: all players move in every round ("parallel"), or player after player ("sequential").
+    memory: H of SMOOTH, 0 for none. learned: whether the representation is (V), or stays as it is
+    (F); where it is, each cycle of moves comes after a round that updates it. body_optimizer:
+    learning rate -> phi's server optimizer. fast: phi's gradient is that of all of a client's
+    examples, not of one batch. Raises ValueError for values out of range.
     """
-    if memory < 0:
-        raise ValueError(f"memory={memory}: must be at least 0")
-    if memory_mix not in MEMORY_MIXES:
-        raise ValueError(f"memory_mix={memory_mix!r}: must be one of {', '.join(MEMORY_MIXES)}")
-    if body_every < 2:
-        raise ValueError(f"body_every={body_every}: must be at least 2")
-    body_optimizer = optax.adam(body_learning_rate)
+    checks.one_of("play", play, PLAYS)
+    checks.whole("memory", memory, 0)
+    checks.one_of("memory_mix", memory_mix, MEMORY_MIXES)
+    checks.real("body_learning_rate", body_learning_rate)
+    checks.whole("body_batch_size", body_batch_size)
+    optimizer = body_optimizer(body_learning_rate)
 
-    def init_server(variables: Variables, key: Array) -> Game:
-        drawn = jax.vmap(lambda k: model.init(k, sample))(jax.random.split(key, num_players))
+    def turn(game: Game, round: Array) -> Array:
+        """Whose turn it is: a player's number, in parallel play 0; -1 is phi's."""
+        moves = game.moves.shape[0] if play == "sequential" else 1
+        return round % (moves + learned) - learned
+
+    def init_server(setup: Setup) -> Game:
+        keys = jax.random.split(setup.key, setup.num_clients)
+        drawn = jax.vmap(lambda key: model.init(key, setup.sample))(keys)
         players = Predictor(drawn.params.head, drawn.stats.head)
         return Game(
-            Predictor(variables.params.body, variables.stats.body),
-            body_optimizer.init(variables.params.body),
+            Predictor(setup.variables.params.body, setup.variables.stats.body),
+            optimizer.init(setup.variables.params.body),
             players,
             jax.tree.map(lambda a: jnp.zeros((a.shape[0], memory, *a.shape[1:]), a.dtype), players),
-            jnp.zeros(num_players, jnp.int32),
+            jnp.zeros(setup.num_clients, jnp.int32),
         )
 
     def init_client(game: Game, who: Array) -> Tree:
@@ -138,77 +169,126 @@ def fl_games(
     def logits_of(predictor: Predictor, features: Array, mask: Array) -> Array:
         return model.decode(predictor.params, predictor.stats, features, mask, False)[0]
 
-    # phi's exchange: its gradient through the ensemble.
+    def representation() -> Exchange:
+        """phi's exchange: its gradient through the ensemble, then a step of the server."""
 
-    def body_client(game: Game, own: Tree, shard: Shard, key: Array) -> tuple[Tree, Tree, Metrics]:
-        def risk(body: Tree, batch: Batch) -> tuple[Array, tuple[Array, Tree]]:
-            features, stats = model.encode(body, game.body.stats, batch.x, batch.mask, True)
-            logits = jax.vmap(lambda p: logits_of(p, features, batch.mask))(game.players)
-            loss = objectives.cross_entropy(logits.mean(0), batch.y, batch.mask)
-            return loss, (loss, stats)
+        def broadcast(game: Game) -> Ensemble:
+            return Ensemble(game.body, game.players)
 
-        grads, (loss, stats) = local.mean_gradient(
-            risk, game.body.params, shard, key, batch_size=body_batch_size, all_batches=fast
-        )
-        return own, Predictor(grads, stats), {"body_loss": loss}
+        def client(visit: Visit) -> Reply:
+            ensemble: Ensemble = visit.message
+            batch_key, step_key = jax.random.split(visit.key)
 
-    def body_update(game: Game, mean: Predictor, cohort: Cohort) -> Game:
-        del cohort
-        updates, opt_state = body_optimizer.update(
-            mean.params, game.body_opt_state, game.body.params
-        )
-        body = Predictor(optax.apply_updates(game.body.params, updates), mean.stats)
-        return game._replace(body=body, body_opt_state=opt_state)
-
-    # The players' exchange: the best response to what the others last played.
-
-    def client(game: Game, own: Tree, shard: Shard, key: Array) -> tuple[Tree, Predictor, Metrics]:
-        others = (shard.who + 1 + jnp.arange(num_players - 1)) % num_players
-        opponents, past = tree.take((game.players, game.memory), others)
-        memory_size = jnp.minimum(game.moves[others], memory)
-
-        def grad_fn(
-            variables: Variables, batch: Batch, key: Array
-        ) -> tuple[Halves, Halves, Metrics]:
-            del key
-            features, _ = model.encode(*game.body, batch.x, batch.mask, False)
-
-            def play(predictor: Predictor) -> Array:
-                return logits_of(predictor, features, batch.mask)
-
-            theirs, remembered = jax.vmap(play)(opponents), jax.vmap(jax.vmap(play))(past)
-
-            def risk(head: Tree) -> tuple[Array, Tree]:
-                logits, stats = model.decode(head, variables.stats.head, features, batch.mask, True)
-                logits = response_logits(
-                    logits, theirs, remembered, memory_size, memory_mix=memory_mix
+            def risk(body: Tree, batch: Batch) -> tuple[Array, tuple[Array, Tree]]:
+                features, stats = model.encode(
+                    body, ensemble.body.stats, batch.x, batch.mask, True, step_key
                 )
-                return objectives.cross_entropy(logits, batch.y, batch.mask), stats
+                logits = jax.vmap(lambda p: logits_of(p, features, batch.mask))(ensemble.players)
+                value = loss(logits.mean(0), batch.y, batch.mask)
+                return value, (value, stats)
 
-            (loss, stats), grads = jax.value_and_grad(risk, has_aux=True)(variables.params.head)
-            return Halves({}, grads), Halves({}, stats), {"loss": loss}
+            def sums(batch: Batch) -> tuple[Tree, tuple[Array, Tree]]:
+                """The gradients, losses and statistics of parts of a batch, times their sizes."""
+                parts = jax.tree.map(
+                    lambda leaf: leaf.reshape(-1, body_batch_size, *leaf.shape[1:]), batch
+                )
+                count = parts.mask.sum(1).astype(jnp.float32)
 
-        start = Local(_alone(tree.take(game.players, shard.who)), own)
-        end, metrics = work.run(grad_fn, start, shard, key)
-        played = Predictor(end.variables.params.head, end.variables.stats.head)
-        return end.opt_state, played, metrics
+                def total(body: Tree) -> tuple[Array, Tree]:
+                    values, told = jax.vmap(risk, in_axes=(None, 0))(body, parts)
+                    return count @ values, tree.weighted_sum(told, count)
 
-    def update(game: Game, played: aggregators.Stack, cohort: Cohort) -> Game:
-        del cohort
-        who = jnp.where(played.present, played.who, num_players)
-        remembered = game.memory
-        if memory:
-            place = game.moves[played.who] % memory  # of the oldest, once all are filled
-            remembered = jax.tree.map(
-                lambda past, new: past.at[who, place].set(new, mode="drop"),
-                game.memory,
-                played.values,
+                return jax.grad(total, has_aux=True)(ensemble.body.params)
+
+            if fast:
+                # Several at a time, so that sums of the size of phi are made less often.
+                width = _BATCHES_AT_ONCE * body_batch_size
+                found = local.fold(visit.shard, sums, batch_size=width)
+                count = visit.shard.size
+            else:
+                batch = local.sample_batch(visit.shard, batch_key, body_batch_size)
+                found, count = sums(batch), batch.mask.sum()
+            grads, (value, stats) = optax.tree.scale(1 / jnp.maximum(count, 1), found)
+            return Reply(visit.own, Predictor(grads, stats), {"body_loss": value})
+
+        def update(game: Game, mean: Predictor, cohort: Cohort) -> Game:
+            del cohort
+            updates, opt_state = optimizer.update(
+                mean.params, game.body_opt_state, game.body.params
             )
-        return game._replace(
-            players=tree.put(game.players, who, played.values),
-            memory=remembered,
-            moves=game.moves.at[who].add(1, mode="drop"),
-        )
+            body = Predictor(optax.apply_updates(game.body.params, updates), mean.stats)
+            return game._replace(body=body, body_opt_state=opt_state)
+
+        def attends(game: Game, who: Array, round: Array) -> Array:
+            del who
+            return turn(game, round) < 0
+
+        return Exchange(broadcast, client, aggregators.mean(), update, attends)
+
+    def responses() -> Exchange:
+        """The players' exchange: the best response to what the others last played."""
+
+        def broadcast(game: Game) -> Table:
+            return Table(game.body, game.players, game.memory, game.moves)
+
+        def client(visit: Visit) -> Reply:
+            table, who = visit.message, visit.shard.who
+            num_players = table.moves.shape[0]
+            others = (who + 1 + jnp.arange(num_players - 1)) % num_players
+            opponents, past = tree.take((table.players, table.memory), others)
+            memory_size = jnp.minimum(table.moves[others], memory)
+
+            def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+                features, _ = model.encode(*table.body, batch.x, batch.mask, False)
+
+                def play_of(predictor: Predictor) -> Array:
+                    return logits_of(predictor, features, batch.mask)
+
+                theirs, remembered = jax.vmap(play_of)(opponents), jax.vmap(jax.vmap(play_of))(past)
+
+                def risk(head: Tree) -> tuple[Array, Tree]:
+                    logits, stats = model.decode(
+                        head, variables.stats.head, features, batch.mask, True, key
+                    )
+                    logits = response_logits(
+                        logits, theirs, remembered, memory_size, memory_mix=memory_mix
+                    )
+                    return loss(logits, batch.y, batch.mask), stats
+
+                (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(
+                    variables.params.head
+                )
+                return Step(Halves({}, grads), Halves({}, stats), {"loss": value})
+
+            start = Local(_alone(tree.take(table.players, who)), visit.own)
+            trained = work.run(grad_fn, start, visit.shard, visit.key)
+            end = trained.local.variables
+            played = Predictor(end.params.head, end.stats.head)
+            return Reply(trained.local.opt_state, played, trained.metrics)
+
+        def update(game: Game, played: aggregators.Stack, cohort: Cohort) -> Game:
+            del cohort
+            num_players = game.moves.shape[0]
+            who = jnp.where(played.present, played.who, num_players)
+            remembered = game.memory
+            if memory:
+                place = game.moves[played.who] % memory  # of the oldest, once all are filled
+                remembered = jax.tree.map(
+                    lambda past, new: past.at[who, place].set(new, mode="drop"),
+                    game.memory,
+                    played.values,
+                )
+            return game._replace(
+                players=tree.put(game.players, who, played.values),
+                memory=remembered,
+                moves=game.moves.at[who].add(1, mode="drop"),
+            )
+
+        def attends(game: Game, who: Array, round: Array) -> Array:
+            now = turn(game, round)
+            return now == who if play == "sequential" else now >= 0
+
+        return Exchange(broadcast, client, aggregators.stacked(), update, attends)
 
     def predict(game: Game, own: Tree, x: Tree) -> Array:
         del own
@@ -216,17 +296,7 @@ def fl_games(
         features, _ = model.encode(*game.body, x, mask, False)
         return jax.vmap(lambda p: logits_of(p, features, mask))(game.players).mean(0)
 
-    def everything(game: Game) -> Game:
-        return game
-
-    moves = Exchange(everything, client, aggregators.stacked(), update)
-    exchanges: tuple[Exchange, ...] = (moves,)
-    if learned:
-        learns = Exchange(everything, body_client, aggregators.weighted_mean(), body_update)
-        exchanges = (
-            learns._replace(takes_place=lambda t: t % body_every == 0),
-            moves._replace(takes_place=lambda t: t % body_every != 0),
-        )
+    exchanges = (representation(), responses()) if learned else (responses(),)
     return Algorithm(init_server, init_client, exchanges, predict)
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_inv.data.sources import Dataset
+from fedjax_inv.data import checks
+from fedjax_inv.data.dataset import Dataset
 
 SHAPES = ("square", "ellipse", "heart")
 LATENTS = ("color", "shape", "scale", "orientation", "x", "y")
@@ -26,6 +27,8 @@ SIZES = tuple(map(len, VALUES))
 NUM_IMAGES = int(np.prod(SIZES))  # 737,280
 
 _SIZE = 64  # pixels
+_FIRST, _SPAN = 16, 31  # the centre's column or row at position 0, and how far 1 is from there
+_WHITE = np.uint8(255)
 _CHUNK = 512  # images rendered at once: bounds the memory of their float coordinates
 
 # The outlines at scale 1, in pixels. No pixel centre is on one at orientation 0, where rounding
@@ -39,14 +42,21 @@ _HEART_CENTROID = 0.2935  # v, in those units
 def latent_classes(index: np.ndarray) -> np.ndarray:
     """The classes [..., 6] of the images `index` [...]: which of its VALUES each latent has.
 
-    The last latent, y, changes fastest. Raises ValueError for an index outside 0..737,279.
+    The last latent, y, changes fastest. Raises ValueError for what is no integer in 0..737,279.
     """
+    index = checks.integers("index", index, 0, NUM_IMAGES - 1, ndim=None, may_be_empty=True)
     return np.stack(np.unravel_index(index, SIZES), axis=-1)
 
 
 def latent_index(classes: np.ndarray) -> np.ndarray:
     """The inverse of `latent_classes`: [..., 6] -> [...]. Raises ValueError for unknown classes."""
-    return np.ravel_multi_index(tuple(np.moveaxis(np.asarray(classes), -1, 0)), SIZES)
+    classes = np.asarray(classes)
+    if classes.shape[-1:] != (len(LATENTS),):
+        raise ValueError(f"classes={classes.dtype} {classes.shape}: must be integers [..., 6]")
+    columns = np.moveaxis(classes, -1, 0)
+    for i, (column, size) in enumerate(zip(columns, SIZES, strict=True)):
+        checks.integers(f"classes[..., {i}]", column, 0, size - 1, ndim=None, may_be_empty=True)
+    return np.ravel_multi_index(tuple(columns), SIZES)
 
 
 def latent_values(index: np.ndarray) -> np.ndarray:
@@ -58,19 +68,27 @@ def latent_values(index: np.ndarray) -> np.ndarray:
 def render(latents: np.ndarray) -> np.ndarray:
     """Draws images: latents [n, 6] -> [n, 64, 64] uint8, 1 inside the shape and 0 elsewhere.
 
-    Args:
-      latents: color (not used), shape 1, 2 or 3 as in SHAPES, scale, orientation in radians
-        counter-clockwise, and position x and y in [0, 1]: columns 16 to 47 from the left and rows
-        16 to 47 from the top. Values between those of the original are drawn as well.
-
-    Raises:
-      ValueError: if latents are not [n, 6], or a shape is not 1, 2 or 3.
+    latents: color (not used), shape 1, 2 or 3 as in SHAPES, scale, orientation in radians
+    counter-clockwise, and position x and y in [0, 1]: columns 16 to 47 from the left and rows 16 to
+    47 from the top. Values between those of the original are drawn as well. Raises ValueError for
+    latents that are not [n, 6], a shape that is not 1, 2 or 3, a scale or a position out of the
+    range of the original's, and a color or an orientation that is not finite.
     """
     latents = np.asarray(latents, np.float64)
     if latents.ndim != 2 or latents.shape[1] != len(LATENTS):
-        raise ValueError(f"latents has shape {latents.shape}: [n, 6] is needed")
-    if not np.isin(latents[:, 1], VALUES[1]).all():
-        raise ValueError("latents[:, 1] holds an unknown shape: it must be 1, 2 or 3")
+        raise ValueError(f"latents={latents.dtype} {latents.shape}: must be [n, 6]")
+    for i, (name, values) in enumerate(zip(LATENTS, VALUES, strict=True)):
+        column = latents[:, i]
+        if name == "shape":
+            fits, allowed = np.isin(column, values), "1, 2 or 3"
+        elif name in ("color", "orientation"):
+            fits, allowed = np.isfinite(column), "finite"
+        else:
+            fits = (values[0] <= column) & (column <= values[-1])
+            allowed = f"between {values[0]:g} and {values[-1]:g}"
+        if not fits.all():
+            row = np.flatnonzero(~fits)[0]
+            raise ValueError(f"latents[{row}, {i}]={column[row]}: must be {allowed}, the {name}")
     images = np.empty((len(latents), _SIZE, _SIZE), np.uint8)
     for code, inside in enumerate((_in_square, _in_ellipse, _in_heart), start=1):
         rows = np.flatnonzero(latents[:, 1] == code)
@@ -84,8 +102,8 @@ def _coordinates(latents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where the centres of the pixels lie in the upright shape of scale 1: (u right, v up)."""
     _, _, scale, orientation, x, y = latents.T[:, :, None, None]
     pixels = np.arange(_SIZE)
-    right = pixels - (16 + 31 * x)  # [n, 1, 64]
-    up = (16 + 31 * y) - pixels[:, None]  # [n, 64, 1]
+    right = pixels - (_FIRST + _SPAN * x)  # [n, 1, 64]
+    up = (_FIRST + _SPAN * y) - pixels[:, None]  # [n, 64, 1]
     cos, sin = np.cos(orientation) / scale, np.sin(orientation) / scale
     return cos * right + sin * up, cos * up - sin * right
 
@@ -107,34 +125,33 @@ def _in_heart(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 def load(
     shapes: Sequence[str] = ("square", "ellipse"),
     *,
-    count: int | None = 20_000,
+    num_images: int | None = 20_000,
     seed: int = 0,
 ) -> Dataset:
-    """Renders a random subset of the images of some shapes: x [count, 64, 64, 1] uint8, 0 or 255.
+    """Renders a random subset of the images of one or more shapes: x [M, 64, 64, 1], 0 or 255.
 
-    Args:
-      shapes: the classes, in the order of their labels: some of SHAPES.
-      count: how many images, each at most once; None for all, 245,760 (1 GB) for each shape.
-      seed: of the subset.
-
-    Raises:
-      ValueError: if an argument is out of its range.
+    shapes: the classes, out of SHAPES, in the order of their labels. num_images: M, each image at
+    most once; None for all, 245,760 (1 GB) for each shape. seed: of the subset. Raises ValueError
+    for arguments out of range.
     """
     if not shapes or len(set(shapes)) < len(shapes) or not set(shapes) <= set(SHAPES):
-        raise ValueError(f"shapes={list(shapes)} must be some of {', '.join(SHAPES)}, none twice")
+        raise ValueError(
+            f"shapes={shapes!r}: must be of {', '.join(SHAPES)}, at least one and none twice"
+        )
     per_shape = NUM_IMAGES // len(SHAPES)
     available = per_shape * len(shapes)
-    count = available if count is None else count
-    if not 1 <= count <= available:
-        raise ValueError(f"{count=} must be in 1..{available}, the images of {', '.join(shapes)}")
+    num_images = available if num_images is None else num_images
+    meaning = f", the images of {', '.join(shapes)}"
+    checks.integer("num_images", num_images, 1, available, meaning)
+    checks.integer("seed", seed, 0)
     rng = np.random.default_rng(seed)
-    y, index = np.divmod(rng.choice(available, count, replace=False), per_shape)
+    y, index = np.divmod(rng.choice(available, num_images, replace=False), per_shape)
     index += per_shape * np.array([SHAPES.index(shape) for shape in shapes])[y]
     return Dataset(
-        render(latent_values(index))[..., None] * np.uint8(255),
+        render(latent_values(index))[..., None] * _WHITE,
         y.astype(np.int32),
         tuple(shapes),
-        np.zeros(count, np.int32),
+        np.zeros(num_images, np.int32),
         ("all",),
-        np.zeros(count, bool),  # the original has no test split
+        np.zeros(num_images, bool),  # the original has no test split
     )

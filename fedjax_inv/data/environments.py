@@ -1,17 +1,18 @@
 """Environments made from a data set: functions from a `Dataset` to one with other domains."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import ndimage
 
-from fedjax_inv.data.sources import Dataset
+from fedjax_inv.data import checks
+from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.types import Array
 
+_WHITE = 255  # the brightest of 8 bits
 _CHUNK = 4096  # images rotated at once: bounds the memory of their float copies
 
 # The two classes that FL Games makes of a data set, label 0 first, for `grouped`. Classes that are
@@ -60,18 +61,21 @@ def rotated(dataset: Dataset, angles: Sequence[float], seed: int) -> Dataset:
     DomainBed). Images keep their row and size; what comes from outside an image is 0. Domains are
     named after the angles, as "0" or "22.5", and replace those of the data set.
 
-    Args:
-      dataset: x [M, height, width, channels].
-      angles: in degrees, counter-clockwise about the image centre; bilinear interpolation.
-      seed: of the shuffle.
-
-    Raises:
-      ValueError: if there are no angles, two are equal, or x are not images.
+    dataset: x [M, height, width, channels] uint8 or floating. angles: in degrees, counter-clockwise
+    about the image centre; bilinear interpolation. seed: of the shuffle. Raises ValueError if there
+    are no angles, one is not finite or two are equal, and if x are not images.
     """
-    domains = tuple(f"{angle:g}" for angle in angles)
-    if not domains or len(set(domains)) < len(domains):
-        raise ValueError(f"angles={list(angles)} must hold at least one, and none twice")
-    _check_images(dataset, "images [M, height, width, channels]", lambda x: x.ndim == 4)
+    check_dataset(dataset)
+    checks.each("angles", angles, _check_angle)
+    domains = _domain_names(angles)
+    if domains is None:
+        raise ValueError(f"angles={list(angles)}: must all differ, in six digits")
+    checks.integer("seed", seed, 0)
+    _check_images(
+        dataset,
+        "images [M, height, width, channels] uint8 or floating",
+        lambda x: x.ndim == 4 and (x.dtype == np.uint8 or x.dtype.kind == "f"),
+    )
     num_examples = len(dataset.y)
     order = np.random.default_rng(seed).permutation(num_examples)
     domain = np.empty(num_examples, np.int32)
@@ -88,32 +92,37 @@ def rotated(dataset: Dataset, angles: Sequence[float], seed: int) -> Dataset:
 def flip_probabilities(setting: str) -> tuple[float, ...]:
     """The flip probabilities of a setting in FLIPS. Raises ValueError if there is no such one."""
     if setting not in FLIPS:
-        raise ValueError(f"{setting=} must be one of {', '.join(FLIPS)}")
+        raise ValueError(f"setting={setting!r}: must be one of {', '.join(FLIPS)}")
     return FLIPS[setting]
 
 
 def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
     """Makes one class of each group of classes, and drops the examples of all other classes.
 
-    Args:
-      dataset: K classes.
-      groups: the new classes in the order of their labels, and the names of the classes in each.
-
-    Raises:
-      ValueError: if the data set lacks a named class, or one is named twice.
+    dataset: K classes. groups: the new classes in the order of their labels, and the names of the
+    classes in each. Raises ValueError if there is no group or an empty one, the data set lacks a
+    named class, one is named twice, or no example is left.
     """
+    check_dataset(dataset)
+    if not groups:
+        raise ValueError(f"groups={groups}: must hold at least one group of classes")
     label = np.full(len(dataset.classes), -1, np.int32)
-    for index, names in enumerate(groups.values()):
+    for index, (group, names) in enumerate(groups.items()):
+        if isinstance(names, str) or len(names) == 0:
+            raise ValueError(f"groups[{group!r}]={names!r}: must be names of classes, at least one")
         for name in names:
             if name not in dataset.classes:
                 raise ValueError(
-                    f"groups needs class {name!r}, the data set has {', '.join(dataset.classes)}"
+                    f"groups[{group!r}]={names}: must be of the classes of the data set, "
+                    f"{', '.join(dataset.classes)}"
                 )
             if label[dataset.classes.index(name)] >= 0:
-                raise ValueError(f"groups names class {name!r} twice")
+                raise ValueError(f"groups[{group!r}]={names}: must not name {name!r} a second time")
             label[dataset.classes.index(name)] = index
     y = label[dataset.y]
     keep = y >= 0
+    if not keep.any():
+        raise ValueError(f"groups={dict(groups)}: must name a class that has examples")
     return dataset._replace(
         x=jax.tree.map(lambda leaf: leaf[keep], dataset.x),
         y=y[keep],
@@ -126,13 +135,13 @@ def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
 def binned(dataset: Dataset, num_classes: int) -> Dataset:
     """Makes `num_classes` classes of K, each of K / num_classes neighbours: "0-4" and "5-9".
 
-    Raises:
-      ValueError: if `num_classes` is less than 2 or does not divide K.
+    Raises ValueError if `num_classes` is less than 2 or does not divide K.
     """
     classes = dataset.classes
-    if num_classes < 2 or len(classes) % num_classes:
+    checks.integer("num_classes", num_classes, 2)
+    if len(classes) % num_classes:
         raise ValueError(
-            f"{num_classes=} must be at least 2 and divide {len(classes)}, the number of classes"
+            f"num_classes={num_classes}: must divide {len(classes)}, the number of classes"
         )
     width = len(classes) // num_classes
     bins = [classes[start : start + width] for start in range(0, len(classes), width)]
@@ -164,31 +173,34 @@ def colored(
     the flip probabilities, as "0.2", and replace those of the data set; the last one is the test
     environment, and no example is in the test split any more.
 
-    Args:
-      dataset: grey images, x [M, height, width, 1] uint8, of K classes: those that are to be told
-        apart, as `binned` and `grouped` make them.
-      flips: p of each training environment. They share the examples outside the test split.
-      test_flip: p of the test environment, which holds the test split.
-      label_noise: the probability that the label is not the class of the image.
-      binarise: makes every pixel that is not 0 white, as IRM Games does for MNIST.
-      shares: the relative sizes of the training environments; by default all are equal.
-      test_fraction: the part of the examples that makes the test environment, drawn at random, if
-        the data set has no test split.
-      seed: of all draws.
+    dataset: grey images, x [M, height, width, 1] uint8, of K >= 2 classes: those that are to be
+      told apart, as `binned` and `grouped` make them.
+    flips: p of each training environment. They share the examples outside the test split.
+    test_flip: p of the test environment, which holds the test split.
+    label_noise: the probability that the label is not the class of the image.
+    binarise: makes every pixel that is not 0 white, as IRM Games does for MNIST.
+    shares: the relative sizes of the training environments; by default all are equal.
+    test_fraction: the part of the examples that makes the test environment, drawn at random, if the
+      data set has no test split.
+    seed: of all draws.
 
-    Raises:
-      ValueError: if an argument is out of its range, two environments have one flip probability,
-        or an environment is left without examples.
+    Raises ValueError for arguments out of range, if two environments have one flip probability, and
+    if an environment is left without examples.
     """
+    check_dataset(dataset)
     _check_images(
         dataset,
         "grey images [M, height, width, 1] uint8",
         lambda x: x.ndim == 4 and x.shape[3] == 1 and x.dtype == np.uint8,
     )
+    if len(dataset.classes) < 2:
+        raise ValueError(f"dataset.classes={dataset.classes}: must be at least two")
+    if not isinstance(binarise, bool | np.bool_):
+        raise ValueError(f"binarise={checks.shown(binarise)}: must be True or False")
     drawn, color = _environments(
         dataset, flips, test_flip, label_noise, shares, test_fraction, seed
     )
-    image = (dataset.x > 0) * np.uint8(255) if binarise else dataset.x
+    image = (dataset.x > 0) * np.uint8(_WHITE) if binarise else dataset.x
     return drawn._replace(
         x=Colored(image, color), render=partial(paint, num_colors=len(dataset.classes))
     )
@@ -200,7 +212,7 @@ def patched(
     flips: Sequence[float] = (0.2, 0.1),
     test_flip: float = 0.9,
     label_noise: float = 0.25,
-    size: int = 5,
+    patch_size: int = 5,
     shares: Sequence[float] | None = None,
     test_fraction: float = 0.2,
     seed: int,
@@ -210,65 +222,93 @@ def patched(
     Spurious CIFAR-10 of FL Games (Gupta et al. 2022): as `colored`, with the corner for the colour
     and K = 2 classes. x becomes `Patched`, which `cover` renders.
 
-    Args:
-      dataset: images, x [M, height, width, channels] uint8, of two classes.
-      size: of the patch in pixels; the patches of the two corners must not meet.
-      flips, test_flip, label_noise, shares, test_fraction, seed: as in `colored`.
+    dataset: images, x [M, height, width, channels] uint8, of two classes.
+    patch_size: in pixels; the patches of the two corners must not meet.
+    flips, test_flip, label_noise, shares, test_fraction, seed: as in `colored`.
 
-    Raises:
-      ValueError: as in `colored`, or if there are not two classes, or the size does not fit.
+    Raises ValueError as `colored` does, if there are not two classes, and if a patch does not fit.
     """
+    check_dataset(dataset)
     _check_images(
         dataset,
         "images [M, height, width, channels] uint8",
         lambda x: x.ndim == 4 and x.dtype == np.uint8,
     )
     if len(dataset.classes) != 2:
-        raise ValueError(f"dataset has classes {', '.join(dataset.classes)}: two are needed")
-    height, width = dataset.x.shape[1:3]
-    if not 1 <= size <= min(height, width // 2):
-        raise ValueError(f"{size=} must be in 1..{min(height, width // 2)}, in pixels")
+        raise ValueError(f"dataset.classes={dataset.classes}: must be two")
+    _check_patch_size(patch_size, dataset.x.shape)
     drawn, corner = _environments(
         dataset, flips, test_flip, label_noise, shares, test_fraction, seed
     )
-    return drawn._replace(x=Patched(dataset.x, corner), render=partial(cover, size=size))
+    return drawn._replace(
+        x=Patched(dataset.x, corner), render=partial(cover, patch_size=patch_size)
+    )
 
 
 def paint(x: Colored, num_colors: int) -> Array:
-    """Puts each image in the channel of its colour; the other channels are 0.
+    """Puts each image in the channel of its colour: [B, height, width, num_colors] in [0, 1].
 
     Colour c is channel num_colors - 1 - c: of two, 1 is the first channel, red, as in IRM Games.
-
-    Args:
-      x: image [B, height, width, 1] uint8, color [B] in 0..num_colors-1.
-      num_colors: number of channels.
-
-    Returns: [B, height, width, num_colors] float32 in [0, 1].
+    The other channels are 0; all are float32. x: image [B, height, width, 1] uint8, color [B] in
+    0..num_colors-1. Raises ValueError for images and colours that are not; under a transformation,
+    where the values of the colours are unknown, one that is out of range makes a black image.
     """
+    checks.integer("num_colors", num_colors, 1)
+    _check_cue("color", x.color, num_colors, x.image)
+    if x.image.shape[-1] != 1:
+        raise ValueError(
+            f"image={checks.shown(x.image)}: must be grey, uint8 [B, height, width, 1]"
+        )
     channel = jax.nn.one_hot(num_colors - 1 - x.color, num_colors)
-    return x.image / jnp.float32(255) * channel[..., None, None, :]
+    return x.image / jnp.float32(_WHITE) * channel[..., None, None, :]
 
 
-def cover(x: Patched, size: int) -> Array:
-    """Blackens `size` x `size` pixels in the corner of each image.
+def cover(x: Patched, patch_size: int) -> Array:
+    """Blackens a square in the corner of each image: [B, height, width, channels] in [0, 1].
 
-    Args:
-      x: image [B, height, width, channels] uint8, corner [B]: 0 top left, 1 top right.
-      size: in pixels.
-
-    Returns: [B, height, width, channels] float32 in [0, 1].
+    It is float32. x: image [B, height, width, channels] uint8, corner [B]: 0 top left, 1 top right.
+    patch_size: side of the square in pixels. Raises ValueError as `paint` does, and if the squares
+    of the two corners would meet.
     """
+    _check_cue("corner", x.corner, 2, x.image)
+    _check_patch_size(patch_size, x.image.shape)
     height, width = x.image.shape[-3:-1]
     column = jnp.arange(width)
     column = jnp.where(x.corner[..., None] == 1, column[::-1], column)  # from the corner
-    covered = (jnp.arange(height) < size)[:, None] & (column < size)[..., None, :]
-    return jnp.where(covered[..., None], 0, x.image / jnp.float32(255))
+    covered = (jnp.arange(height) < patch_size)[:, None] & (column < patch_size)[..., None, :]
+    return jnp.where(covered[..., None], 0, x.image / jnp.float32(_WHITE))
 
 
 def _check_images(dataset: Dataset, needed: str, fits: Callable[[np.ndarray], bool]) -> None:
-    if dataset.render is not None or not fits(dataset.x):
-        has = " and ".join(f"{leaf.dtype} {leaf.shape}" for leaf in jax.tree.leaves(dataset.x))
-        raise ValueError(f"dataset has x {has}: {needed} are needed")
+    if dataset.render is not None or not hasattr(dataset.x, "ndim") or not fits(dataset.x):
+        found = " and ".join(f"{leaf.dtype} {leaf.shape}" for leaf in jax.tree.leaves(dataset.x))
+        raise ValueError(f"dataset.x={found}: must be {needed}")
+
+
+def _check_cue(
+    name: str, cue: np.ndarray | Array, num_values: int, image: np.ndarray | Array
+) -> None:
+    if image.dtype != np.uint8 or image.ndim < 3:
+        raise ValueError(f"image={checks.shown(image)}: must be uint8 [B, height, width, channels]")
+    if cue.shape != image.shape[:-3]:
+        raise ValueError(f"{name}={checks.shown(cue)}: must have shape {image.shape[:-3]}")
+    if not isinstance(cue, jax.core.Tracer):
+        checks.integers(name, cue, 0, num_values - 1, ndim=None, may_be_empty=True)
+
+
+def _check_patch_size(patch_size: int, shape: tuple[int, ...]) -> None:
+    height, width = shape[-3:-1]
+    checks.integer("patch_size", patch_size, 1, min(height, width // 2), " pixels")
+
+
+def _check_angle(name: str, angle: float) -> None:
+    checks.number(name, angle, "of degrees", lambda a: True)
+
+
+def _domain_names(values: Iterable[float]) -> tuple[str, ...] | None:
+    """The domains that are named after numbers, or None if two would have one name."""
+    names = tuple(f"{value:g}" for value in values)
+    return names if len(set(map(float, names))) == len(names) else None
 
 
 def _environments(
@@ -281,22 +321,20 @@ def _environments(
     seed: int,
 ) -> tuple[Dataset, np.ndarray]:
     """Deals the environments and draws the labels: the data set with both, and the cue [M]."""
-    domains = tuple(f"{flip:g}" for flip in (*flips, test_flip))
-    if len(flips) == 0 or not all(0 <= flip <= 1 for flip in (*flips, test_flip)):
+    checks.each("flips", flips, checks.probability)
+    checks.probability("test_flip", test_flip)
+    domains = _domain_names([*flips, test_flip])
+    if domains is None:
         raise ValueError(
-            f"flips={list(flips)} must hold at least one, and they and {test_flip=} be in [0, 1]"
+            f"flips={list(flips)}: must all differ, and from test_flip={test_flip}, in six digits"
         )
-    if len(set(domains)) < len(domains):
-        raise ValueError(f"flips={list(flips)} and {test_flip=} must differ, in six digits")
-    if not 0 <= label_noise <= 1:
-        raise ValueError(f"{label_noise=} must be in [0, 1]")
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"{test_fraction=} must be in (0, 1)")
+    checks.probability("label_noise", label_noise)
+    checks.fraction("test_fraction", test_fraction)
+    checks.integer("seed", seed, 0)
     shares = [1.0] * len(flips) if shares is None else shares
-    if len(shares) != len(flips) or not all(0 < share < np.inf for share in shares):
-        raise ValueError(
-            f"shares={list(shares)} must be positive, one for each of flips={list(flips)}"
-        )
+    checks.each("shares", shares, _check_share)
+    if len(shares) != len(flips):
+        raise ValueError(f"shares={list(shares)}: must be one for each of flips={list(flips)}")
     rng = np.random.default_rng(seed)
     num_examples, num_classes = len(dataset.y), len(dataset.classes)
     test = dataset.test
@@ -310,8 +348,8 @@ def _environments(
     sizes = np.bincount(domain, minlength=len(domains))
     if sizes.min() == 0:
         raise ValueError(
-            f"domain {domains[sizes.argmin()]} is left without examples: "
-            f"{len(train)} to train and {test.sum()} to test are too few"
+            f"domain={domains[sizes.argmin()]}: must hold an example, but has none of the "
+            f"{len(train)} to train and {test.sum()} to test"
         )
     y = (dataset.y + (rng.random(num_examples) < label_noise)) % num_classes
     flip = np.array([*flips, test_flip])[domain]
@@ -325,7 +363,13 @@ def _environments(
     return drawn, cue.astype(np.int32)
 
 
+def _check_share(name: str, share: float) -> None:
+    checks.number(name, share, "above 0", lambda s: s > 0)
+
+
 def _rotate(x: np.ndarray, angle: float) -> np.ndarray:
+    from scipy import ndimage  # JAX depends on scipy; only rotations load this part of it
+
     turned = ndimage.rotate(
         x, angle, axes=(1, 2), reshape=False, output=np.float32, order=1, mode="grid-constant"
     )

@@ -1,4 +1,4 @@
-"""Federations built from a data set: who trains on what, and what is held out."""
+"""Federations built from arrays or a data set: who trains on what, and what is held out."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,16 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_inv import checks
+from fedjax_inv.data import dataset as datasets
 from fedjax_inv.data import partitions
-from fedjax_inv.data.sources import Dataset
-from fedjax_inv.types import Array, Examples, Federation
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.types import Examples, Federation, Tree
 
 # (rows to deal [m], generator) -> one array of rows per client
 Partition = Callable[[np.ndarray, np.random.Generator], list[np.ndarray]]
 
 
 class Split(NamedTuple):
-    """The federations of one run, which share one copy of the examples."""
+    """The federations of one run, which share one copy of the examples and one order of them."""
 
     train: Federation  # C clients
     valid: Federation  # the same C clients, other examples
@@ -26,23 +28,44 @@ class Split(NamedTuple):
     domains: tuple[str, ...]
 
 
-def examples(dataset: Dataset) -> Examples:
-    """Puts the examples on the device, in their own dtype."""
-    return Examples(jax.tree.map(jnp.asarray, dataset.x), jnp.asarray(dataset.y))
+def examples(x: Tree, y: Tree) -> Examples:
+    """Puts M examples on the device, in their own dtype; x and y are arrays or trees, [M, ...].
 
-
-def rows_and_mask(parts: Sequence[np.ndarray], *, multiple: int = 8) -> tuple[Array, Array]:
-    """Stacks the rows of the clients into rows [C, N] int32 and mask [C, N] bool.
-
-    N is the size of the largest client rounded up to a multiple, so that federations of nearly
-    equal sizes share one compiled program. Padding points at row 0.
+    Raises ValueError if they are of different lengths, or hold none.
     """
-    sizes = np.array([len(part) for part in parts])
-    width = multiple * max(1, -(-sizes.max() // multiple))
-    mask = np.arange(width) < sizes[:, None]
-    rows = np.zeros(mask.shape, np.int32)
-    rows[mask] = np.concatenate(parts)
-    return jnp.asarray(rows), jnp.asarray(mask)
+    lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves((x, y))}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(f"x and y have lengths {sorted(lengths)}: must be of one, above 0")
+    return Examples(jax.tree.map(jnp.asarray, x), jax.tree.map(jnp.asarray, y))
+
+
+def of_parts(data: Examples, parts: Sequence[np.ndarray]) -> Federation:
+    """The federation whose client c holds the rows parts[c] of the examples, in that order.
+
+    Clients may share rows. Raises ValueError for no client, and for rows that are none.
+    """
+    if not parts:
+        raise ValueError("parts=[]: must hold an array of rows for at least one client")
+    size = np.array([len(part) for part in parts])
+    order = np.concatenate([np.asarray(part) for part in parts])
+    if order.size and order.dtype.kind not in "iu":
+        raise ValueError(f"parts: hold {order.dtype}, must hold whole numbers, rows of the examples")
+    return _federation(data, order, np.cumsum(size) - size, size)
+
+
+def _federation(
+    data: Examples, order: np.ndarray, start: np.ndarray, size: np.ndarray
+) -> Federation:
+    held = [jnp.asarray(array, jnp.int32) for array in (order, start, size)]
+    federation = Federation(data, *held)
+    checks.federation(federation)
+    return federation
+
+
+def parts_of(federation: Federation) -> list[np.ndarray]:
+    """The rows of each client: what `of_parts` makes a federation of."""
+    order, start, size = (np.asarray(array) for array in federation[1:])
+    return [order[begin : begin + count] for begin, count in zip(start, size, strict=True)]
 
 
 def partitioner(
@@ -55,10 +78,7 @@ def partitioner(
 ) -> Partition:
     """Makes a partition of the examples by name: "domain", "iid" or "dirichlet".
 
-    `alpha` and `min_size` are those of `partitions.dirichlet`.
-
-    Raises:
-      ValueError: if the name is unknown.
+    alpha, min_size: those of `partitions.dirichlet`. Raises ValueError for an unknown name.
     """
     dealers: dict[str, Partition] = {
         "domain": lambda rows, rng: partitions.by_domain(dataset.domain[rows], num_clients, rng),
@@ -67,8 +87,7 @@ def partitioner(
             dataset.y[rows], num_clients, alpha, rng, min_size=min_size
         ),
     }
-    if name not in dealers:
-        raise ValueError(f"partition {name=} must be one of {', '.join(dealers)}")
+    checks.one_of("name", name, dealers)
     return lambda rows, rng: [rows[part] for part in dealers[name](rows, rng)]
 
 
@@ -86,27 +105,22 @@ def split(
 
     With a held-out domain, the test client holds all of it, and the clients share the examples of
     the other domains that are not in the official test split. Without one, the test client holds
-    the official test split, or a random part of the examples if the data set has none.
+    the official test split, or a random part of the examples if the data set has none. Every
+    client's examples, and the test's, lie in random order: the first of them are a sample.
 
-    Args:
-      dataset: M examples on the host.
-      data: the same examples on the device, from `examples`; every federation refers to it.
-      partition: deals rows to clients, as one made by `partitioner`.
-      held_out: the name of the domain that only the test client sees, or None.
-      seed: of the partition and of what is held out at random.
-      validation: the part of each client's n examples that is held out for validation: at least one
-        if n >= 2, and never all.
-      test_fraction: the part that is held out for the test where it is drawn at random.
-
-    Raises:
-      ValueError: if an argument is out of its range, or the partition cannot be made.
+    dataset: M examples on the host. data: the same on the device, from `examples`; every federation
+    refers to it. partition: deals rows to clients, as one made by `partitioner`. held_out: the name
+    of the domain that only the test client sees, or None. seed: of the partition and of what is
+    held out at random. validation: the part of each client's n examples that is held out for
+    validation, at least one if n >= 2, and never all. test_fraction: the part that is held out for
+    the test where it is drawn at random. Raises ValueError if an argument is out of its range, or
+    the partition cannot be made or deals an example twice.
     """
-    if not 0 <= validation < 1:
-        raise ValueError(f"{validation=} must be in [0, 1)")
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"{test_fraction=} must be in (0, 1)")
-    if held_out is not None and held_out not in dataset.domains:
-        raise ValueError(f"{held_out=} must be a domain: one of {', '.join(dataset.domains)}")
+    datasets.check(dataset)
+    checks.real("validation", validation, 0, np.nextafter(1, 0))
+    checks.real("test_fraction", test_fraction, np.nextafter(0, 1), np.nextafter(1, 0))
+    if held_out is not None:
+        checks.one_of("held_out", held_out, dataset.domains)
     rng = np.random.default_rng(seed)
     num_examples = len(dataset.y)
     if held_out is not None:
@@ -119,23 +133,47 @@ def split(
         is_test[rng.permutation(num_examples)[:num_test]] = True
     to_deal = np.flatnonzero(~is_test & ~dataset.test)
     if len(to_deal) == 0:
-        raise ValueError(f"{held_out=} leaves no examples to train on")
+        raise ValueError(f"held_out={held_out!r}: leaves no examples to train on")
+    parts = partition(to_deal, rng)
+    _check_disjoint(parts, to_deal)
     train, valid, domain = [], [], []
-    for rows in partition(to_deal, rng):
-        rows = rng.permutation(rows)
+    for part in parts:
+        rows = rng.permutation(part)
         size = _validation_size(len(rows), validation)
         valid.append(rows[:size])
         train.append(rows[size:])
         held = np.unique(dataset.domain[rows])
         domain.append(held[0] if len(held) == 1 else -1)
+    # All have the same test order, so that its first examples are the same for every seed.
+    test = [np.random.default_rng(0).permutation(np.flatnonzero(is_test))]
+    # One order of all M examples serves the three, so that their shapes are those of every split.
+    rest = np.setdiff1d(np.arange(num_examples), np.concatenate([*parts, *test]))
+    order = np.concatenate([*train, *valid, *test, rest])
+    sizes = np.array([len(rows) for rows in (*train, *valid, *test)])
+    ends = np.cumsum(sizes)
+    federations = [
+        _federation(data, order, start, size)
+        for start, size in zip(
+            np.split(ends - sizes, [len(train), 2 * len(train)]),
+            np.split(sizes, [len(train), 2 * len(train)]),
+            strict=True,
+        )
+    ]
     return Split(
-        Federation(data, *rows_and_mask(train)),
-        Federation(data, *rows_and_mask(valid)),
-        Federation(data, *rows_and_mask([np.flatnonzero(is_test)])),
+        *federations,
         np.array(domain, np.int32),
         np.array([-1 if held_out is None else dataset.domains.index(held_out)], np.int32),
         dataset.domains,
     )
+
+
+def _check_disjoint(parts: Sequence[np.ndarray], to_deal: np.ndarray) -> None:
+    rows, times = np.unique(np.concatenate(parts), return_counts=True)
+    if times.max(initial=1) > 1:
+        raise ValueError(f"partition: deals row {rows[times > 1][0]} to two clients, must to one")
+    strangers = np.setdiff1d(rows, to_deal)
+    if len(strangers):
+        raise ValueError(f"partition: deals row {strangers[0]}, which it was not given")
 
 
 def _validation_size(size: int, validation: float) -> int:
@@ -146,17 +184,18 @@ def _validation_size(size: int, validation: float) -> int:
 
 def pooled(federation: Federation) -> Federation:
     """Makes one client that holds the examples of all, for centralised training."""
-    rows = np.asarray(federation.rows)[np.asarray(federation.mask)]
-    return Federation(federation.data, *rows_and_mask([rows]))
+    data, order, start, size = federation
+    begin, count = np.asarray(start), np.asarray(size)
+    if (begin[1:] == (begin + count)[:-1]).all():  # they lie one after the other already
+        return Federation(data, order, start[:1], jnp.asarray([count.sum()], jnp.int32))
+    return of_parts(data, [np.concatenate(parts_of(federation))])
 
 
 def stack(splits: Sequence[Split]) -> Split:
-    """Stacks R splits of one data set, so that R runs can be vmapped: rows and mask [R, C, N].
+    """Stacks R splits of one data set, so that R runs can be vmapped: order [R, M], start [R, C].
 
-    The data are shared, not stacked; N is the largest of the splits.
-
-    Raises:
-      ValueError: if the splits do not share their data, or their numbers of clients.
+    The data are shared, not stacked. Raises ValueError if the splits do not share their data, or
+    their numbers of clients.
     """
     first = splits[0]
     if any(each.train.data is not first.train.data for each in splits):
@@ -164,24 +203,18 @@ def stack(splits: Sequence[Split]) -> Split:
     num_clients = {len(each.domain) for each in splits}
     if len(num_clients) > 1:
         raise ValueError(f"splits must have one number of clients, not {sorted(num_clients)}")
+
+    def stacked(federations: Sequence[Federation]) -> Federation:
+        held = (each._replace(data=()) for each in federations)
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *held)._replace(
+            data=federations[0].data
+        )
+
     return Split(
-        _stack([each.train for each in splits]),
-        _stack([each.valid for each in splits]),
-        _stack([each.test for each in splits]),
+        stacked([each.train for each in splits]),
+        stacked([each.valid for each in splits]),
+        stacked([each.test for each in splits]),
         np.stack([each.domain for each in splits]),
         np.stack([each.test_domain for each in splits]),
         first.domains,
-    )
-
-
-def _stack(federations: Sequence[Federation]) -> Federation:
-    width = max(each.rows.shape[1] for each in federations)
-
-    def padded(array: Array) -> Array:
-        return jnp.pad(array, ((0, 0), (0, width - array.shape[1])))
-
-    return Federation(
-        federations[0].data,
-        jnp.stack([padded(each.rows) for each in federations]),
-        jnp.stack([padded(each.mask) for each in federations]),
     )

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_inv.data import checks
+
+_LARGEST_ALPHA = 1e300  # far above, draws from the distribution overflow and are 0
+
 
 def iid(num_examples: int, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Deals shuffled examples to clients whose sizes differ by at most one.
 
-    Raises:
-      ValueError: if there are more clients than examples, or none.
+    Raises ValueError for less than one example or client, and for more clients than examples.
     """
+    checks.integer("num_examples", num_examples, 1)
     _check_num_clients(num_clients, num_examples)
     return np.array_split(rng.permutation(num_examples), num_clients)
 
@@ -24,24 +28,23 @@ def by_domain(domain: np.ndarray, num_clients: int, rng: np.random.Generator) ->
     Each domain gets one client, and every further client goes to the domain with the most examples
     per client. The clients of a domain have sizes that differ by at most one.
 
-    Args:
-      domain: [M] integers.
-      num_clients: at least the number of domains.
-      rng: shuffles the examples of a domain before it is sliced.
-
-    Raises:
-      ValueError: if there are more clients than examples, or fewer than domains.
+    domain: [M] integers. num_clients: at least the number of domains. rng: shuffles the examples of
+    a domain before it is sliced. Raises ValueError for domains that are not integers, for more
+    clients than examples, and for fewer than domains.
     """
-    _check_num_clients(num_clients, len(domain))
+    domain = checks.integers("domain", domain)
     present, sizes = np.unique(domain, return_counts=True)
+    _check_num_clients(num_clients, len(domain))
     if num_clients < len(present):
-        raise ValueError(f"{num_clients=} must be at least the number of domains, {len(present)}")
+        raise ValueError(
+            f"num_clients={num_clients}: must be at least {len(present)}, the number of domains"
+        )
     clients = np.ones(len(present), int)
     for _ in range(num_clients - len(present)):
         clients[np.argmax(sizes / clients)] += 1
     parts: list[np.ndarray] = []
-    for value, count in zip(present, clients, strict=True):
-        parts += np.array_split(rng.permutation(np.flatnonzero(domain == value)), count)
+    for value, num_slices in zip(present, clients, strict=True):
+        parts += np.array_split(rng.permutation(np.flatnonzero(domain == value)), num_slices)
     return parts
 
 
@@ -60,28 +63,26 @@ def dirichlet(
     M / num_clients examples get nothing, the others share the shuffled class in proportions drawn
     from Dir(alpha); all is repeated until every client holds `min_size` examples.
 
-    Args:
-      labels: [M] integers.
-      num_clients: at most M / min_size.
-      alpha: concentration; small is one class per client, large is IID.
-      rng: of the proportions and the shuffles.
-      min_size: examples of the smallest client; by default the number of classes.
-      max_tries: how often the proportions are drawn before giving up.
+    labels: [M] integers, at least 0.
+    num_clients: at most M / min_size.
+    alpha: concentration; small is one class per client, large is IID.
+    rng: of the proportions and the shuffles.
+    min_size: examples of the smallest client; by default the number of classes that occur.
+    max_tries: how often the proportions are drawn before giving up.
 
-    Raises:
-      ValueError: if an argument is out of its range, or no try gave every client enough examples.
+    Raises ValueError for arguments out of range, and if no try gave every client enough examples.
     """
+    labels = checks.integers("labels", labels, 0)
     num_examples = len(labels)
     _check_num_clients(num_clients, num_examples)
+    checks.number(
+        "alpha", alpha, f"above 0 and at most {_LARGEST_ALPHA}", lambda a: 0 < a <= _LARGEST_ALPHA
+    )
+    checks.integer("max_tries", max_tries, 1)
     class_sizes = np.unique(labels, return_counts=True)[1]
     min_size = len(class_sizes) if min_size is None else min_size
-    if not 0 < alpha < np.inf:
-        raise ValueError(f"{alpha=} must be positive and finite")
-    if not 0 <= min_size <= num_examples / num_clients:
-        raise ValueError(
-            f"{min_size=} must be in 0..{num_examples // num_clients}: "
-            f"{num_examples} examples are shared by {num_clients} clients"
-        )
+    shared = f": {num_examples} examples are shared by {num_clients} clients"
+    checks.integer("min_size", min_size, 0, num_examples // num_clients, shared)
     for _ in range(max_tries):
         counts = _dirichlet_counts(class_sizes, num_clients, alpha, rng)
         sizes = counts.sum(axis=0)
@@ -89,8 +90,8 @@ def dirichlet(
             break
     else:
         raise ValueError(
-            f"{alpha=} left a client with fewer than {min_size=} examples in {max_tries=} tries "
-            f"({num_clients=}): raise alpha, or lower min_size or num_clients"
+            f"alpha={alpha}: must be higher, or min_size={min_size} or num_clients={num_clients} "
+            f"lower: max_tries={max_tries} left a client with fewer examples"
         )
     # Shuffled, then sorted by label: the rows of a class stand together in random order.
     rows = rng.permutation(num_examples)
@@ -106,7 +107,7 @@ def _dirichlet_counts(
     counts = np.zeros((len(class_sizes), num_clients), int)
     sizes = np.zeros(num_clients, int)
     for row, size in zip(counts, class_sizes, strict=True):
-        # Dir(alpha) over all clients, with some set to 0 and the rest renormalised, is Dir(alpha)
+        # Dir(alpha) over all clients, with a few set to 0 and the rest renormalised, is Dir(alpha)
         # over the rest; drawn so, there is no division by a sum that may be 0.
         (open_clients,) = np.nonzero(sizes < class_sizes.sum() / num_clients)
         shares = rng.dirichlet(np.full(len(open_clients), alpha))
@@ -117,10 +118,22 @@ def _dirichlet_counts(
 
 
 def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
-    """Counts the examples of each class that each client holds: [C, K]."""
-    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in parts])
+    """Counts the examples of each class that each client holds: [C, K].
+
+    labels: [M] integers in 0..num_classes-1. parts: for each client, the rows that it holds, in
+    0..M-1. Raises ValueError for other labels or rows, and if there is no client.
+    """
+    checks.integer("num_classes", num_classes, 1)
+    labels = checks.integers("labels", labels, 0, num_classes - 1)
+    if len(parts) == 0:
+        raise ValueError(f"parts={parts}: must hold the rows of at least one client")
+    last = len(labels) - 1
+    held = [
+        checks.integers(f"parts[{client}]", rows, 0, last, may_be_empty=True)
+        for client, rows in enumerate(parts)
+    ]
+    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in held])
 
 
 def _check_num_clients(num_clients: int, num_examples: int) -> None:
-    if not 1 <= num_clients <= num_examples:
-        raise ValueError(f"{num_clients=} must be in 1..{num_examples}, the number of examples")
+    checks.integer("num_clients", num_clients, 1, num_examples, ", the number of examples")

@@ -7,13 +7,20 @@ from importlib.util import find_spec
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Downloads each named data set and writes it where `sources.load` reads it."""
+    """Downloads each named data set and writes it where `sources.load` reads it.
+
+    argv: the command line without the program, by default that of the process. Exits with one line
+    if a package or a data set is missing.
+    """
     parser = argparse.ArgumentParser(prog="python -m fedjax_inv.data.prepare", description=__doc__)
     parser.add_argument("names", nargs="+", help="as mnist or emnist/letters")
     parser.add_argument("--data_dir", help="by default $TFDS_DATA_DIR, else ~/tensorflow_datasets")
     args = parser.parse_args(argv)
-    if find_spec("tensorflow") is None:
-        sys.exit("TFDS needs tensorflow to download: pip install 'fedjax_inv[prepare]'")
+    for package in ("tensorflow_datasets", "tensorflow"):
+        if find_spec(package) is None:
+            sys.exit(
+                f"{package} is needed to download: pip install 'fedjax_inv[experiments,prepare]'"
+            )
     import tensorflow_datasets as tfds
 
     for name in args.names:

@@ -2,36 +2,31 @@
 
 import contextlib
 import difflib
+import logging
 import os
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from absl import logging
-from PIL import Image
 
-from fedjax_inv.types import Array, Tree
+from fedjax_inv.data import checks, dsprites
+from fedjax_inv.data.dataset import Dataset, check_dataset
 
-# tensorflow_datasets and scikit-learn are imported where they are used: importing one takes longer
-# than loading a cached data set, which needs neither.
+if TYPE_CHECKING:
+    from PIL import Image
 
+# Other packages are imported where they are used: the core does without them, and importing one
+# takes longer than loading a cached data set, which needs none.
 
-class Dataset(NamedTuple):
-    """Labelled examples, and the domain that each comes from."""
-
-    # [M, ...] uint8 or float32; images are [M, height, width, channels]; a tree if there is render
-    x: Tree
-    y: np.ndarray  # [M] int32 in 0..K-1
-    classes: tuple[str, ...]  # K names
-    domain: np.ndarray  # [M] int32 into domains
-    domains: tuple[str, ...]  # ("all",) if the source has none
-    test: np.ndarray  # [M] bool, true in the source's official test split
-    # x [B, ...] -> what a network sees: [B, height, width, channels] in [0, 1]; None: x itself
-    render: Callable[[Tree], Array] | None = None
+_LOG = logging.getLogger("fedjax_inv")
+_NEEDS_NO_FILE = ("digits", "dsprites")
+_DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
+# Modes of pillow with more than 8 bits, which it would clip.
+_DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 
 
 def load(
@@ -39,59 +34,78 @@ def load(
     *,
     data_dir: str | None = None,
     image_size: int | None = None,
-    count: int | None = None,
+    num_images: int | None = None,
 ) -> Dataset:
     """Loads a data set by name or by path.
 
-    Args:
-      name: one of
-        - "digits": scikit-learn's 1,797 grey images of 8x8 pixels, which need no file;
-        - "dsprites": squares and ellipses, rendered as in `dsprites.load`, which need no file;
-        - an image-classification data set of TFDS, as "mnist", "emnist/letters" or "mnist:3.0.1",
-          its train and test splits concatenated. Without a version, the highest prepared one.
-          It is decoded once, then cached in the folder of that version;
-        - the path of an `.npz` file with x [M, ...], y [M] integers and optionally domain [M]
-          integers or strings and test [M] bool. Labels are re-indexed to 0..K-1 in increasing
-          order; uint8 x [M, height, width] gets a channel axis, other numbers become float32;
-        - the path of a folder of images `domain/class/file` (the layout of PACS and VLCS). They
-          become RGB unless all are grey.
-      data_dir: the folder of TFDS; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-      image_size: height and width in pixels to which the images of a folder are resized.
-      count: how many images of "dsprites" are rendered; by default 20,000.
+    name: one of
+      - "digits": scikit-learn's 1,797 grey images of 8x8 pixels, which need no file;
+      - "dsprites": squares and ellipses, rendered as in `dsprites.load`, which need no file;
+      - an image-classification data set of TFDS, as "mnist", "emnist/letters" or "mnist:3.0.1", its
+        train and test splits concatenated. Without a version, the highest prepared one. It is
+        decoded once, then cached in the folder of that version;
+      - the path of an `.npz` file with x [M, ...], y [M] integers and optionally domain [M]
+        integers or strings and test [M] bool. Labels are re-indexed to 0..K-1 in increasing order;
+        uint8 x [M, height, width] gets a channel axis, other numbers become float32;
+      - the path of a folder of images `domain/class/file` (the layout of PACS and VLCS), of 8 bits
+        a channel. They become RGB unless all are grey.
+    data_dir: the folder of TFDS; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+    image_size: height and width in pixels to which the images of a folder are resized.
+    num_images: how many images of "dsprites" are rendered; by default 20,000.
 
-    Raises:
-      ValueError: if there is no such data set, it is not prepared, or its content does not fit.
+    Raises ValueError if there is no such data set, it is not prepared, or its content does not fit,
+    and ImportError if a package is missing that reads it.
     """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{name=}: must be the name or the path of a data set")
     tfds_dir = Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
     tfds_dir = tfds_dir.expanduser()
     prepared = _prepared(name, tfds_dir)
     path = Path(name).expanduser()
     # These go first, or a folder "mnist" in the working directory would hide the data set.
-    is_folder = name not in ("digits", "dsprites") and prepared is None and path.is_dir()
+    is_folder = name not in _NEEDS_NO_FILE and prepared is None and path.is_dir()
     if image_size is not None and not is_folder:
-        raise ValueError(f"image_size={image_size} is for folders of images: {name=} is not one")
-    if count is not None and name != "dsprites":
-        raise ValueError(f"{count=} is for dsprites: {name=} is not rendered")
-    if is_folder:
-        return _image_folder(path, image_size)
-    if name == "digits":
-        return _digits()
+        raise ValueError(
+            f"image_size={image_size}: must be None for {name=}, which is no folder of images"
+        )
+    if num_images is not None and name != "dsprites":
+        raise ValueError(
+            f"num_images={num_images}: must be None for {name=}, which is not rendered"
+        )
     if name == "dsprites":
-        from fedjax_inv.data import dsprites
+        return dsprites.load() if num_images is None else dsprites.load(num_images=num_images)
+    if is_folder:
+        dataset = _image_folder(path, image_size)
+    elif name == "digits":
+        dataset = _digits()
+    elif prepared is not None:
+        dataset = _tfds(name, prepared)
+    elif path.suffix == ".npz":
+        dataset = _npz(path)
+    else:
+        raise ValueError(_not_found(name, tfds_dir))
+    try:
+        check_dataset(dataset)
+    except ValueError as error:
+        raise ValueError(f"{name=}: {error}") from None
+    return dataset
 
-        return dsprites.load() if count is None else dsprites.load(count=count)
-    if prepared is not None:
-        return _tfds(name, prepared)
-    if path.suffix == ".npz":
-        return _npz(path)
-    raise ValueError(_not_found(name, tfds_dir))
+
+@contextlib.contextmanager
+def _experiments_extra() -> Iterator[None]:
+    """Says of an import that fails how to install what it needs."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{error}: pip install 'fedjax_inv[experiments]'") from error
 
 
 def _digits() -> Dataset:
-    from sklearn.datasets import load_digits
+    with _experiments_extra():
+        from sklearn.datasets import load_digits
 
     digits = load_digits()
-    x = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+    x = np.rint(digits.images * _DIGITS_TO_8_BITS).astype(np.uint8)[..., None]
     return _one_domain(x, digits.target, map(str, digits.target_names), np.zeros(len(x), bool))
 
 
@@ -114,24 +128,25 @@ def _prepared(name: str, tfds_dir: Path) -> Path | None:
 
 def _not_found(name: str, tfds_dir: Path) -> str:
     """Why there is no such data set, and what to do about it."""
-    import tensorflow_datasets as tfds
+    with _experiments_extra():
+        import tensorflow_datasets as tfds
 
     base = re.split("[/:]", name)[0]
     infos = (tfds_dir / name).glob("*/*/dataset_info.json")
     configs = sorted({f"{name}/{info.parent.parent.name}" for info in infos})
     if configs:
-        return f"{name=} has configurations: one of {', '.join(configs)}"
+        return f"{name=}: must name its configuration, one of {', '.join(configs)}"
     # Community data sets are left out because their list comes from the network.
     names = tfds.list_builders(with_community_datasets=False)
     if base in names:
         command = f"python -m fedjax_inv.data.prepare {name} --data_dir={tfds_dir}"
-        return f"{name=} is not prepared: run `{command}`"
+        return f"{name=}: must be prepared: run `{command}`"
     near = (
         ", ".join(difflib.get_close_matches(base, ["digits", *names])) or "digits, mnist, cifar10"
     )
     return (
-        f"{name=} is not a data set: did you mean {near}? "
-        "Or give the path of an .npz file or of a folder domain/class/image"
+        f"{name=}: must be a data set, did you mean {near}? "
+        "Or the path of an .npz file or of a folder domain/class/image"
     )
 
 
@@ -141,11 +156,13 @@ def _tfds(name: str, folder: Path) -> Dataset:
     if cache.exists():
         try:
             with np.load(cache) as arrays:
-                return _one_domain(
+                dataset = _one_domain(
                     arrays["x"], arrays["y"], map(str, arrays["classes"]), arrays["test"]
                 )
+            check_dataset(dataset)
+            return dataset
         except Exception as error:  # whatever is wrong with it, it can be built again
-            logging.warning("%s cannot be read (%s): decoding %s again", cache, error, name)
+            _LOG.warning("%s cannot be read (%s): decoding %s again", cache, error, name)
     dataset = _decode(name, folder)
     # Readers may come at any time, so they see no file or a whole one.
     partial = cache.with_name(f"{cache.name}.{os.getpid()}")
@@ -161,7 +178,8 @@ def _tfds(name: str, folder: Path) -> Dataset:
 
 
 def _decode(name: str, folder: Path) -> Dataset:
-    import tensorflow_datasets as tfds
+    with _experiments_extra():
+        import tensorflow_datasets as tfds
 
     builder = tfds.builder_from_directory(folder)
     features, splits = dict(builder.info.features), builder.info.splits
@@ -174,8 +192,8 @@ def _decode(name: str, folder: Path) -> Dataset:
         or "train" not in splits
     ):
         raise ValueError(
-            f"{name=} has features {', '.join(sorted(features))} and splits "
-            f"{', '.join(splits)}: needed are image (uint8, of one size), label (a class) and train"
+            f"{name=}: must have features image (uint8, of one size) and label (a class) and a "
+            f"split train, it has {', '.join(sorted(features))} and {', '.join(splits)}"
         )
     sources = []
     for split in ("train", "test"):
@@ -184,11 +202,11 @@ def _decode(name: str, folder: Path) -> Dataset:
                 sources.append(builder.as_data_source(split=split))
             except NotImplementedError:
                 raise ValueError(
-                    f"{name=} is not prepared in the array_record format: "
+                    f"{name=}: must be prepared in the array_record format: "
                     f"delete {folder} and prepare it again"
                 ) from None
     sizes = [len(source) for source in sources]
-    logging.info("decoding %d images of %s, once", sum(sizes), name)
+    _LOG.info("decoding %d images of %s, once", sum(sizes), name)
     x = np.empty((sum(sizes), *image.shape), np.uint8)
     y = np.empty(sum(sizes), np.int32)
     for i, example in enumerate(example for source in sources for example in source):
@@ -199,22 +217,22 @@ def _decode(name: str, folder: Path) -> Dataset:
 def _npz(path: Path) -> Dataset:
     name = str(path)
     if not path.is_file():
-        raise ValueError(f"{name=}: no such file")
+        raise ValueError(f"{name=}: must be a file, there is none")
     try:
         with np.load(path) as archive:
             arrays = {key: archive[key] for key in ("x", "y", "domain", "test") if key in archive}
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
-        raise ValueError(f"{name=} is not an .npz file of plain arrays") from None
+        raise ValueError(f"{name=}: must be an .npz file of plain arrays") from None
     for key in ("x", "y"):
         if key not in arrays:
-            raise ValueError(f"{name=} has no array {key}: x [M, ...] and y [M] are needed")
+            raise ValueError(f"{name=}: must hold arrays x [M, ...] and y [M], it has no {key}")
     x, y = arrays["x"], arrays["y"]
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise ValueError(f"{name=}: y must be integers [M], it is {y.dtype} {y.shape}")
     if len(y) == 0:
-        raise ValueError(f"{name=} is empty: at least one example is needed")
+        raise ValueError(f"{name=}: must hold at least one example")
     if y.min() < 0:
-        raise ValueError(f"{name=}: y must be >= 0, its smallest is {y.min()}")
+        raise ValueError(f"{name=}: y must be at least 0, its smallest is {y.min()}")
     domain = arrays.get("domain", np.full(len(y), "all"))
     test = arrays.get("test", np.zeros(len(y), bool))
     for key, array, ndim, kinds, needed in (
@@ -245,8 +263,8 @@ def _npz(path: Path) -> Dataset:
 
 def _image_folder(root: Path, image_size: int | None) -> Dataset:
     name = str(root)
-    if image_size is not None and image_size < 1:
-        raise ValueError(f"{image_size=} must be at least 1 pixel")
+    if image_size is not None:
+        checks.integer("image_size", image_size, 1, meaning=" pixel")
     files = [
         (domain.name, label.name, file)
         for domain in _visible(root)
@@ -254,25 +272,30 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
         for file in (_visible(label) if label.is_dir() else ())
     ]
     if not files:
-        raise ValueError(f"{name=} holds no images: they must lie in folders domain/class/")
+        raise ValueError(f"{name=}: must hold images in folders domain/class/, there are none")
     sizes: dict[tuple[int, int], Path] = {}
-    modes = set()
+    modes: dict[str, Path] = {}
     for _, _, file in files:
         with _image(file) as image:
             sizes.setdefault(image.size, file)
-            modes.add(image.mode)
+            modes.setdefault(image.mode, file)
+    for mode in _DEEP_MODES & modes.keys():
+        raise ValueError(f"{modes[mode]}: must have 8 bits a channel, its mode is {mode}")
     if image_size is None and len(sizes) > 1:
         (first, one), (second, other) = list(sizes.items())[:2]
         raise ValueError(
-            f"{name=} has images of several sizes, as {one} {first} and {other} {second}: "
-            "image_size is needed"
+            f"{name=}: must hold images of one size unless image_size is given, "
+            f"{one} is {first} and {other} {second}"
         )
     width, height = next(iter(sizes)) if image_size is None else (image_size, image_size)
-    mode = "L" if modes <= {"1", "L"} else "RGB"
+    with _experiments_extra():
+        from PIL.Image import Resampling
+
+    mode = "L" if modes.keys() <= {"1", "L"} else "RGB"
     x = np.empty((len(files), height, width, len(mode)), np.uint8)
     for i, (_, _, file) in enumerate(files):
         with _image(file) as image:
-            pixels = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+            pixels = image.convert(mode).resize((width, height), Resampling.BILINEAR)
             x[i] = np.asarray(pixels).reshape(x.shape[1:])
     domains, domain = np.unique([domain for domain, _, _ in files], return_inverse=True)
     classes, y = np.unique([label for _, label, _ in files], return_inverse=True)
@@ -291,9 +314,12 @@ def _visible(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _image(file: Path) -> Iterator[Image.Image]:
+def _image(file: Path) -> "Iterator[Image.Image]":
+    with _experiments_extra():
+        from PIL import Image
+
     try:
         with Image.open(file) as image:
             yield image
     except (OSError, SyntaxError, ValueError) as error:  # what pillow raises for damaged files
-        raise ValueError(f"{file} is not an image that can be decoded: {error}") from None
+        raise ValueError(f"{file}: must be an image that can be decoded: {error}") from None

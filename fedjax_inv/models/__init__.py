@@ -1,11 +1,13 @@
-"""Networks as two halves of flax.linen blocks, with a cut that can move."""
+"""Networks as two halves, with a cut that can move."""
 
 from fedjax_inv.models.blocks import apply as apply
 from fedjax_inv.models.blocks import from_blocks as from_blocks
+from fedjax_inv.models.blocks import from_flax as from_flax
+from fedjax_inv.models.blocks import from_function as from_function
 from fedjax_inv.models.blocks import predict as predict
 from fedjax_inv.models.blocks import rendered as rendered
 from fedjax_inv.models.cnn import cnn as cnn
-from fedjax_inv.models.layers import LOWERINGS as LOWERINGS
-from fedjax_inv.models.layers import lowering as lowering
+from fedjax_inv.models.lowerings import LOWERINGS as LOWERINGS
+from fedjax_inv.models.lowerings import lowering as lowering
 from fedjax_inv.models.mlp import mlp as mlp
 from fedjax_inv.models.norms import BatchNorm as BatchNorm

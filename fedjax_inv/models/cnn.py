@@ -4,24 +4,29 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
-from fedjax_inv.models import layers
+from fedjax_inv.models import lowerings
 from fedjax_inv.models.blocks import from_blocks
+from fedjax_inv.models.checks import check_integer, check_widths
 from fedjax_inv.types import Array, Model
+
+_GROUPS = 8  # of channels, that GroupNorm normalises together
 
 
 class _Conv(nn.Module):
     features: int
     stride: int
-    conv: layers.Conv
+    conv: lowerings.Conv
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         del mask, train
+        if x.ndim != 4:  # flax would take three axes for a single image
+            raise ValueError(f"{x.shape=}: must be [B, height, width, channels]")
         # Padding 1 on every side, as in PyTorch: SAME would be lopsided at stride 2.
         conv = nn.Conv(
             self.features, (3, 3), self.stride, padding=1, conv_general_dilated=self.conv
         )
-        return nn.GroupNorm(num_groups=8)(nn.relu(conv(x)))
+        return nn.GroupNorm(num_groups=_GROUPS)(nn.relu(conv(x)))
 
 
 class _PooledLogits(nn.Module):
@@ -41,15 +46,15 @@ def cnn(
     conv: str = "auto",
 ) -> Model:
     """3x3 convolutions, each -> ReLU -> GroupNorm(8); the second has stride 2; then the spatial
-    mean and a linear classifier. Takes images [B, height, width, channels] of any size.
+    mean and a linear classifier: logits [B, K] of images [B, height, width, channels] of any size.
 
-    cut: how many convolutions are the body; all of them by default. conv: one of
-    `layers.LOWERINGS`. Raises ValueError for widths that 8 groups do not divide, and for another
-    lowering.
+    widths: channels of the convolutions, multiples of 8. cut: how many convolutions are the body;
+    all of them by default. conv: one of `lowerings.LOWERINGS`. Raises ValueError for an argument
+    that is not allowed, and at initialisation for inputs of another rank.
     """
-    if any(width < 1 or width % 8 for width in widths):
-        raise ValueError(f"widths={tuple(widths)}: each must be a positive multiple of 8")
-    chosen = layers.lowering(conv)
+    check_integer("num_classes", num_classes, 1)
+    check_widths(widths, _GROUPS)
+    chosen = lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         _Conv(width, 2 if i == 1 else 1, chosen) for i, width in enumerate(widths)
     ]

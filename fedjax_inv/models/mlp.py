@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import flax.linen as nn
 
 from fedjax_inv.models.blocks import from_blocks
+from fedjax_inv.models.checks import check_integer, check_name, check_widths
 from fedjax_inv.models.norms import BatchNorm
 from fedjax_inv.types import Array, Model
 
@@ -32,7 +33,7 @@ class _Logits(nn.Module):
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         del mask, train
-        return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
+        return nn.Dense(self.num_classes)(x)
 
 
 def mlp(
@@ -43,17 +44,16 @@ def mlp(
     activation: str = "relu",
     norm: str = "none",
 ) -> Model:
-    """Hidden layers of the given widths on flattened inputs, then a linear classifier.
+    """Hidden layers of the given widths, then a linear classifier: logits [B, K] of inputs
+    [B, ...], which are flattened to [B, D].
 
     cut: how many hidden layers are the body; all of them by default. activation: "relu" or "elu".
     norm: "batch" for `BatchNorm` between each hidden layer and its activation, or "none".
-    Raises ValueError for a width below 1, and for another activation or norm.
+    Raises ValueError for an argument that is not allowed.
     """
-    if any(width < 1 for width in widths):
-        raise ValueError(f"widths={tuple(widths)}: each must be at least 1")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation={activation!r}: must be one of {', '.join(ACTIVATIONS)}")
-    if norm not in NORMS:
-        raise ValueError(f"norm={norm!r}: must be one of {', '.join(NORMS)}")
+    check_integer("num_classes", num_classes, 1)
+    check_widths(widths)
+    check_name("activation", activation, ACTIVATIONS)
+    check_name("norm", norm, NORMS)
     hidden = [_Hidden(width, ACTIVATIONS[activation], NORMS[norm]) for width in widths]
     return from_blocks([*hidden, _Logits(num_classes)], len(widths) if cut is None else cut)

@@ -1,6 +1,7 @@
-"""Convolution lowerings: one convolution, written in the ways that platforms run fast.
+"""Lowerings: one convolution, and one pooling, written in the ways that platforms run fast.
 
-Inputs are [N, *space, C], kernels [*window, C, O], outputs [N, *space, O].
+Axis letters of this file: B images of a batch, C channels, O output channels. Inputs are
+[B, *space, C], kernels [*window, C, O], outputs [B, *space, O].
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from fedjax_inv.models.checks import check_integer, check_name
 from fedjax_inv.types import Array
 
 Conv = Callable[..., Array]  # with the signature of jax.lax.conv_general_dilated
@@ -44,8 +46,7 @@ def lowering(conv: str) -> Conv:
 
     Raises ValueError for another name. All but "lax" raise it for groups and dilation.
     """
-    if conv not in _LOWERINGS:
-        raise ValueError(f"conv={conv!r}: must be one of {', '.join(LOWERINGS)}")
+    check_name("conv", conv, LOWERINGS)
     return _LOWERINGS[conv]
 
 
@@ -76,8 +77,8 @@ def _checked(conv: Callable[[Array, Array, _Geometry], Array]) -> Conv:
         ):
             if value != allowed:
                 raise ValueError(f"{argument}={value}: must be {allowed} unless conv is 'lax'")
-        numbers = partial(lax.conv_dimension_numbers, inputs.shape, kernel.shape)
-        if numbers(dimension_numbers) != numbers(_channels_last(inputs.ndim)):
+        layout = partial(lax.conv_dimension_numbers, inputs.shape, kernel.shape)
+        if layout(dimension_numbers) != layout(_channels_last(inputs.ndim)):
             raise ValueError(f"dimension_numbers={dimension_numbers}: must be channels last")
         space, window = inputs.shape[1:-1], kernel.shape[:-2]
         if isinstance(padding, str):
@@ -109,13 +110,13 @@ def _im2col(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
 # loops only. Under `jax.shard_map` it needs check_vma=False where only one argument is split.
 
 
-def _conv(inputs: Array, kernel: Array, *, geometry: _Geometry) -> Array:
-    numbers = _channels_last(inputs.ndim)
-    return lax.conv_general_dilated(inputs, kernel, dimension_numbers=numbers, **geometry._asdict())
+def _canonical_impl(inputs: Array, kernel: Array, *, geometry: _Geometry) -> Array:
+    layout = _channels_last(inputs.ndim)
+    return lax.conv_general_dilated(inputs, kernel, dimension_numbers=layout, **geometry._asdict())
 
 
-def _conv_aval(inputs: Any, kernel: Any, *, geometry: _Geometry) -> Any:
-    out = jax.eval_shape(partial(_conv, geometry=geometry), inputs, kernel)
+def _canonical_aval(inputs: Any, kernel: Any, *, geometry: _Geometry) -> Any:
+    out = jax.eval_shape(partial(_canonical_impl, geometry=geometry), inputs, kernel)
     return inputs.update(shape=out.shape, dtype=out.dtype, weak_type=False)
 
 
@@ -149,7 +150,7 @@ def _inputs_cotangent(
         lhs_dilation=geometry.window_strides,
     )
     flipped = lax.rev(kernel, range(kernel.ndim - 2)).swapaxes(-1, -2)
-    return _conv_p.bind(cotangent, flipped, geometry=back)
+    return _canonical_p.bind(cotangent, flipped, geometry=back)
 
 
 def _kernel_cotangent(
@@ -162,18 +163,18 @@ def _kernel_cotangent(
         padding=tuple((low, o - n + k - 1 - low) for n, k, o, low in spans),
         rhs_dilation=geometry.window_strides,
     )
-    channels_first = _conv_p.bind(
+    channels_first = _canonical_p.bind(
         inputs.swapaxes(0, -1), jnp.moveaxis(cotangent, 0, -2), geometry=back
     )
     return jnp.moveaxis(channels_first, 0, -2)
 
 
-def _conv_batch(
+def _canonical_batch(
     arguments: tuple[Array, Array], axes: tuple[int | None, int | None], *, geometry: _Geometry
 ) -> tuple[Array, int]:
     """vmap: inputs join the images, kernels the output channels; pairs of both take turns."""
     (inputs, kernel), (inputs_axis, kernel_axis) = arguments, axes
-    bind = partial(_conv_p.bind, geometry=geometry)
+    bind = partial(_canonical_p.bind, geometry=geometry)
     if kernel_axis is None:
         assert inputs_axis is not None
         inputs = jnp.moveaxis(inputs, inputs_axis, 0)
@@ -187,23 +188,26 @@ def _conv_batch(
     return lax.map(lambda pair: bind(*pair), pairs), 0
 
 
-_conv_p = Primitive("canonical_conv")
-_conv_p.def_impl(jax.jit(_conv, static_argnames="geometry"))
-_conv_p.def_abstract_eval(_conv_aval)
-mlir.register_lowering(_conv_p, mlir.lower_fun(_conv, multiple_results=False))
-ad.defbilinear(_conv_p, _inputs_cotangent, _kernel_cotangent)
-batching.primitive_batchers[_conv_p] = _conv_batch
+_canonical_p = Primitive("canonical_conv")
+_canonical_p.def_impl(jax.jit(_canonical_impl, static_argnames="geometry"))
+_canonical_p.def_abstract_eval(_canonical_aval)
+mlir.register_lowering(_canonical_p, mlir.lower_fun(_canonical_impl, multiple_results=False))
+ad.defbilinear(_canonical_p, _inputs_cotangent, _kernel_cotangent)
+batching.primitive_batchers[_canonical_p] = _canonical_batch
 
 
 def _canonical(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
-    return _conv_p.bind(inputs, kernel, geometry=geometry)
+    return _canonical_p.bind(inputs, kernel, geometry=geometry)
 
 
-# Winograd's F(4x4, 3x3) (Lavin & Gray 2016): a tile of 6x6 inputs gives 4x4 outputs. Along one axis
-# a convolution is a transposed product of polynomials, made of their values at 6 points: infinity
-# and five whose rounding errors are small. Both axes at once are a Kronecker product.
+# Winograd's F(4x4, 3x3) (Lavin & Gray 2016): a tile of 6x6 inputs gives a patch of 4x4 outputs.
+# Along one axis a convolution is a transposed product of polynomials, made of their values at 6
+# points: infinity and five whose rounding errors are small. Both axes at once are a Kronecker
+# product.
 
-_POINTS = (0.0, 2**-0.5, -(2**-0.5), 2**0.5, -(2**0.5))
+_WINDOW, _PATCH = 3, 4
+_TILE = _PATCH + _WINDOW - 1
+_POINTS = (0.0, 2**-0.5, -(2**-0.5), 2**0.5, -(2**0.5))  # and infinity
 
 
 def _values(count: int) -> np.ndarray:
@@ -211,54 +215,65 @@ def _values(count: int) -> np.ndarray:
     return np.vstack([np.vander(_POINTS, count, increasing=True), np.eye(count)[-1]])
 
 
-_FROM_TILES, _FROM_KERNEL, _TO_OUTPUTS = (
-    np.kron(matrix, matrix) for matrix in (np.linalg.inv(_values(6)).T, _values(3), _values(4).T)
+_FROM_TILES, _FROM_KERNEL, _TO_PATCHES = (
+    np.kron(matrix, matrix)
+    for matrix in (np.linalg.inv(_values(_TILE)).T, _values(_WINDOW), _values(_PATCH).T)
 )  # [36, 6 * 6], [36, 3 * 3] and [4 * 4, 36]
 
 
 def _winograd(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     """Each of the 36 values of every tile is a sum over channels: one product of matrices each."""
     exact = inputs.dtype in (jnp.float32, jnp.float64)  # less would round the matrices too far off
-    if kernel.shape[:-2] != (3, 3) or geometry.window_strides != (1, 1) or not exact:
+    strided = geometry.window_strides != (1, 1)
+    if kernel.shape[:-2] != (_WINDOW, _WINDOW) or strided or not exact:
         return _canonical(inputs, kernel, geometry)
     images, *space, channels = inputs.shape
     features = kernel.shape[-1]
-    sizes = [low + n + high - 2 for n, (low, high) in zip(space, geometry.padding, strict=True)]
-    counts = [-(-size // 4) for size in sizes]
+    sizes = [
+        low + n + high - (_WINDOW - 1)
+        for n, (low, high) in zip(space, geometry.padding, strict=True)
+    ]
+    counts = [-(-size // _PATCH) for size in sizes]
     # Blocks of 4x4, one more along each axis: a tile is a block and half of the next.
     pads = [
-        (low, 4 * (count + 1) - low - n, 0)
+        (low, _PATCH * (count + 1) - low - n, 0)
         for n, count, (low, _) in zip(space, counts, geometry.padding, strict=True)
     ]
     tiles = lax.pad(inputs, jnp.zeros((), inputs.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
     # To [6, images, rows, counts[1], channels], then to [6, 6, images, *counts, channels].
     for count in reversed(counts):
-        blocks = tiles.reshape(*tiles.shape[:2], count + 1, 4, *tiles.shape[3:])
-        members = lax.unstack(blocks, axis=3)
+        blocks = tiles.reshape(*tiles.shape[:2], count + 1, _PATCH, *tiles.shape[3:])
+        in_block = lax.unstack(blocks, axis=3)  # by the place in the block
         tiles = jnp.stack(
-            [lax.slice_in_dim(members[k % 4], k // 4, k // 4 + count, 1, 2) for k in range(6)]
+            [
+                lax.slice_in_dim(in_block[k % _PATCH], k // _PATCH, k // _PATCH + count, 1, 2)
+                for k in range(_TILE)
+            ]
         )
 
     def transform(matrix: np.ndarray, array: Array) -> Array:
         flat = array.reshape(matrix.shape[1], -1)
         return jnp.matmul(matrix.astype(array.dtype), flat, precision=geometry.precision)
 
-    out = jnp.matmul(
-        transform(_FROM_TILES, tiles).reshape(36, -1, channels),
-        transform(_FROM_KERNEL, kernel).reshape(36, channels, features),
+    products = jnp.matmul(
+        transform(_FROM_TILES, tiles).reshape(_TILE**2, -1, channels),
+        transform(_FROM_KERNEL, kernel).reshape(_TILE**2, channels, features),
         precision=geometry.precision,
     )
-    out = transform(_TO_OUTPUTS, out).reshape(4, 4, images, *counts, features)
-    out = jnp.stack(lax.unstack(out), 3).reshape(4, images, 4 * counts[0], counts[1], features)
-    out = jnp.stack(lax.unstack(out), 3).reshape(images, 4 * counts[0], 4 * counts[1], features)
+    out = transform(_TO_PATCHES, products).reshape(_PATCH, _PATCH, images, *counts, features)
+    rows, columns = (_PATCH * count for count in counts)
+    out = jnp.stack(lax.unstack(out), 3).reshape(_PATCH, images, rows, counts[1], features)
+    out = jnp.stack(lax.unstack(out), 3).reshape(images, rows, columns, features)
     return out[:, : sizes[0], : sizes[1]]
+
+
+_WINOGRAD_CHANNELS = 32  # the transforms of fewer cost more than what they save
 
 
 def _auto(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     if jax.default_backend() != "cpu":
         return _im2col(inputs, kernel, geometry)
-    # The transforms of few channels cost more than what they save.
-    conv = _winograd if min(kernel.shape[-2:]) >= 32 else _canonical
+    conv = _winograd if min(kernel.shape[-2:]) >= _WINOGRAD_CHANNELS else _canonical
     return conv(inputs, kernel, geometry)
 
 
@@ -276,10 +291,13 @@ def max_pool(x: Array, size: int) -> Array:
     """The largest of each size x size window of x [B, height, width, C], windows side by side.
 
     What does not fill a window is left out, as in `flax.linen.max_pool`. Its gradient is a few
-    elementwise operations, against a scatter that is slow on a CPU; ties share it.
+    elementwise operations, against a scatter that is slow on a CPU; ties share it. Raises
+    ValueError for another rank of x, and for a size that is not between 1 and height and width.
     """
-    height, width = x.shape[1] // size, x.shape[2] // size
-    windows = x[:, : height * size, : width * size].reshape(
-        x.shape[0], height, size, width, size, x.shape[3]
-    )
-    return windows.max((2, 4))
+    if x.ndim != 4:
+        raise ValueError(f"{x.shape=}: must be [B, height, width, C]")
+    batch, height, width, channels = x.shape
+    check_integer("size", size, 1, min(height, width))
+    rows, columns = height // size, width // size
+    whole = x[:, : rows * size, : columns * size]
+    return whole.reshape(batch, rows, size, columns, size, channels).max((2, 4))

@@ -1,0 +1,93 @@
+"""SCAFFOLD: local steps corrected by how a client's gradient differs from everybody's.
+
+    y <- y - rate (grad R_i(y) - c_i + c)
+    c_i+ = c_i - c + (x - y) / (K rate) = the mean of the K gradients grad R_i(y)      (option II)
+    c <- c + (1 / N) sum over the cohort of (c_i+ - c_i)
+
+Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
+(arXiv 1910.06378), Algorithm 1. The identity in the second line holds for plain SGD, which the paper
+has; taking its right side, c_i stays a mean of gradients under any local optimizer and schedule.
+"""
+
+from typing import NamedTuple
+
+import jax
+import optax
+
+from fedjax_inv import aggregators, averaging, objectives
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    GradFn,
+    Halves,
+    Loss,
+    Model,
+    Setup,
+    Step,
+    Tree,
+    Variables,
+    Visit,
+    Work,
+)
+
+
+class Control(NamedTuple):
+    """What the server keeps beside the network."""
+
+    variate: Halves  # c, of the parameters' shapes
+    num_clients: Array  # [], N
+
+
+def corrected_gradient(grads: Tree, own: Tree, everybody: Tree) -> Tree:
+    """grads - c_i + c, leaf by leaf; own: c_i, everybody: c."""
+    return jax.tree.map(lambda g, c_i, c: g - c_i + c, grads, own, everybody)
+
+
+def scaffold(
+    model: Model,
+    work: Work,
+    *,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+    weighting: str | aggregators.Weight = "uniform",
+) -> Algorithm:
+    """SCAFFOLD with option II; a client's `own` is its control variate c_i, at first 0.
+
+    server_optimizer: sgd of the paper's eta_g. weighting: of the networks, "uniform" in the paper;
+    the variates are summed over the cohort and divided by N whatever it is.
+    """
+    risk_gradient = averaging.gradient(model, loss)
+
+    def gradient_from(visit: Visit) -> GradFn:
+        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+            step = risk_gradient(variables, batch, key)
+            grads = corrected_gradient(step.grads, visit.own, visit.message.beside)
+            return step._replace(grads=grads, average=step.grads)
+
+        return grad_fn
+
+    def init(setup: Setup) -> Control:
+        zeros = optax.tree.zeros_like(setup.variables.params)
+        return Control(zeros, jax.numpy.float32(setup.num_clients))
+
+    def update(control: Control, change: Halves) -> Control:
+        variate = optax.tree.add_scale(control.variate, 1 / control.num_clients, change)
+        return control._replace(variate=variate)
+
+    return averaging.averaging(
+        model,
+        work,
+        gradient_from,
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+        init_client=lambda server, who: optax.tree.zeros_like(server.beside.variate),
+        remember=lambda visit, trained: trained.average,
+        beside=averaging.Beside(
+            init=init,
+            send=lambda control: control.variate,
+            upload=lambda visit, trained: optax.tree.sub(trained.average, visit.own),
+            aggregate=aggregators.total(),
+            update=update,
+        ),
+    )

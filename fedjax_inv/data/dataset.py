@@ -1,0 +1,59 @@
+"""The record that every source makes and that environments, partitions and federations take."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_inv.data import checks
+from fedjax_inv.types import Array, Tree
+
+
+class Dataset(NamedTuple):
+    """Labelled examples on the host, and the domain that each comes from."""
+
+    # [M, ...] uint8 or float32; images are [M, height, width, channels]; a tree if there is render
+    x: Tree
+    y: np.ndarray  # [M] int32 in 0..K-1
+    classes: tuple[str, ...]  # K names
+    domain: np.ndarray  # [M] int32 into domains
+    domains: tuple[str, ...]  # ("all",) if the source has none
+    test: np.ndarray  # [M] bool, true in the source's official test split
+    # x [B, ...] -> what a network sees: [B, height, width, channels] in [0, 1]; None: x itself
+    render: Callable[[Tree], Array] | None = None
+
+
+def check_dataset(dataset: Dataset) -> None:
+    """Looks whether the fields of a data set fit each other; x may hold any numbers, NaN as well.
+
+    Raises ValueError if there is no example, a field has not one entry for each label, a label or
+    a domain is outside of its names, or two names are equal.
+    """
+    for name, names in (("classes", dataset.classes), ("domains", dataset.domains)):
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"dataset.{name}={names}: must be different names, at least one")
+    checks.integers("dataset.y", dataset.y, 0, len(dataset.classes) - 1)
+    checks.integers("dataset.domain", dataset.domain, 0, len(dataset.domains) - 1)
+    num_examples = len(dataset.y)
+    if len(dataset.domain) != num_examples:
+        raise ValueError(
+            f"dataset.domain={checks.shown(dataset.domain)}: must be integers [{num_examples}], "
+            "one for each label"
+        )
+    test = np.asarray(dataset.test)
+    if test.dtype != bool or test.shape != (num_examples,):
+        raise ValueError(
+            f"dataset.test={checks.shown(test)}: must be bool [{num_examples}], one for each label"
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(dataset.x)
+    if not leaves:
+        raise ValueError(f"dataset.x={dataset.x}: must hold an array [{num_examples}, ...]")
+    for path, leaf in leaves:
+        array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+        shape = array.shape
+        if shape[:1] != (num_examples,) or 0 in shape or array.dtype.kind not in "biuf":
+            raise ValueError(
+                f"dataset.x{jax.tree_util.keystr(path)}={array.dtype} {shape}: must be numbers "
+                f"[{num_examples}, ...] without an empty axis, one entry for each label"
+            )

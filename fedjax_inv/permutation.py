@@ -1,0 +1,57 @@
+"""A random order of n examples that is evaluated where it is needed: no sort, no array of length n.
+
+In round r, x and its partner (K_r - x) mod n change places iff a hash of the larger of the two,
+keyed by the round, has its top bit set. This is the swap-or-not shuffle of Hoang, Morris & Rogaway
+2012, "An Enciphering Scheme Based on a Card Shuffle". Deviations: it is here for statistics, not
+secrecy, so the rounds are few and the hash is two keyed multiplications instead of a block cipher;
+K_r is a word of 32 bits mod n, hence some shifts are likelier than others by 1 in floor(2^32 / n).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_inv.types import Array
+
+# With ideal rounds and n <= 7, the chi-square distance of the distribution of all n! orders from
+# the uniform one is below 4e-10 after 24 rounds and 3e-3 to 5e-3 after 8. For large n, two examples
+# keep their distance only if each round moves both or neither, with probability 2^-24.
+_ROUNDS = 24
+
+
+class Permutation(NamedTuple):
+    """A bijection of 0..n-1 for every n; the rows of a stacked one serve as epochs."""
+
+    shift: Array  # [24] uint32, K before it is reduced mod n
+    before: Array  # [24] uint32, keys the hash before its first multiplication
+    after: Array  # [24] uint32, and after it
+
+
+def draw(key: Array) -> Permutation:
+    """A permutation drawn uniformly, up to the deviations above."""
+    return Permutation(*jax.random.bits(key, (3, _ROUNDS)))
+
+
+def at(permutation: Permutation, position: Array, size: Array) -> Array:
+    """The images [B] int32 of `position` [B] under the permutation of 0..size-1; size [] int32.
+
+    A position outside is taken as the nearest one inside; if size is 0, every image is 0.
+    """
+    position = jnp.clip(position, 0, jnp.maximum(size, 1) - 1).astype(jnp.uint32)
+    size = jnp.maximum(size, 1).astype(jnp.uint32)
+
+    def swap_or_not(x: Array, constants: Permutation) -> tuple[Array, None]:
+        shift, before, after = constants
+        # The true sum lies in 0..size-1, so that it may wrap on the way.
+        partner = shift - x + jnp.where(x > shift, size, 0)
+        # One multiplication is too few: the swaps of different pairs in a round then correlate.
+        mixed = (jnp.maximum(x, partner) ^ before) * jnp.uint32(0x7FEB352D)
+        mixed = (mixed ^ (mixed >> 15) ^ after) * jnp.uint32(0x846CA68B)
+        return jnp.where(mixed >> 31 == 1, partner, x), None
+
+    reduced = permutation._replace(shift=permutation.shift % size)
+    # A loop, because XLA fuses unrolled rounds into the gather that reads the examples, and then
+    # runs them again for every pixel.
+    image, _ = jax.lax.scan(swap_or_not, position, reduced)
+    return image.astype(jnp.int32)

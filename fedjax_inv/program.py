@@ -1,0 +1,411 @@
+"""Many runs of one experiment, seeds x hyperparameters x clients, as one compiled program.
+
+    made = make(experiment)
+    training = made.init(data, inputs)
+    training, outcome = made.segment(data, inputs, training, cohorts)       # again and again
+
+Nothing here knows of flags, files or the screen; axis letter R: runs.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedjax_inv import checks, clients, evaluation, objectives, rounds, stopping, wire
+from fedjax_inv.data import federation as federations
+from fedjax_inv.data.federation import Split
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Examples,
+    Federation,
+    Loss,
+    Model,
+    Tree,
+)
+
+
+class Run(NamedTuple):
+    """One training run: what may differ within a program."""
+
+    seed: int  # of network, minibatches and cohorts
+    hyper: dict[str, float]
+
+
+class Experiment(NamedTuple):
+    """What all runs of a program have in common."""
+
+    model: Model
+    algorithm: Callable[[Mapping[str, Array]], Algorithm]  # hyperparameters of a run -> its own
+    num_groups: int = 1  # of validation clients, whose scores are told together
+    thresholds: tuple[float, ...] = ()  # K, of the stop rule (`stopping`) on the watched score
+    end_at_stop: bool = False  # whether a run stays as it is once all thresholds are met
+    drop_nonfinite: bool = False  # as in `rounds.step`
+    pooled: bool = False  # training is on one client, validation on others
+    loss: Loss = objectives.cross_entropy  # of evaluations
+    score: Loss = objectives.accuracy
+
+
+class Holdings(NamedTuple):
+    """A federation without its examples, which all runs share."""
+
+    order: Array  # [R, L]
+    start: Array  # [R, C]
+    size: Array  # [R, C]
+
+
+class Watched(NamedTuple):
+    """The examples that are looked at after every round."""
+
+    train: Holdings
+    test: Holdings
+    warm_start: Array  # [R] int32, rounds before a stop
+
+
+class Inputs(NamedTuple):
+    """What differs between the R runs of a program."""
+
+    hyper: dict[str, Array]  # each [R]
+    seed: Array  # [R]
+    train: Holdings
+    valid: Holdings
+    test: Holdings
+    group: Array  # [R, C] int32, the group that each validation client counts for
+    watched: Watched | None = None
+
+
+class Scores(NamedTuple):
+    """How a state serves the training, the validation and the test examples."""
+
+    train: evaluation.Scores  # each [1]: all clients pooled
+    valid: evaluation.Scores  # each [groups]
+    test: evaluation.Scores  # each [1]
+
+
+class Training(NamedTuple):
+    """All that a run carries from segment to segment."""
+
+    state: rounds.State
+    stops: stopping.Stops  # of the thresholds, with `Scores`
+
+
+class Outcome(NamedTuple):
+    """What a segment of T rounds reports of each run."""
+
+    metrics: dict[str, Array]  # each [R, T]: the mean over the clients, weighted by size
+    attended: Array  # [R, T, exchanges] int32, clients that took part
+    broken: Array  # [R, T] int32, the first client that produced a NaN or infinity, -1 if none did
+    watched: dict[str, Array]  # train and test: score after every round [R, T]; or empty
+    valid: evaluation.Scores  # each [R, groups]
+    test: evaluation.Scores  # each [R, 1]
+    stops: stopping.Stops
+
+
+class Program(NamedTuple):
+    """The functions of an experiment, compiled once for all inputs of the same shapes."""
+
+    init: Callable[[Examples, Inputs], Training]  # -> [R, ...]
+    # jitted: (data, inputs, training [R], cohorts [R, T, S]) -> (training, outcome); the training
+    # that is passed is donated
+    segment: jax.stages.Wrapped
+    # (data, inputs) -> bytes down and up of one client in each exchange of a round
+    traffic: Callable[[Examples, Inputs], list[int]]
+
+
+def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
+    """A run for every combination of the hyperparameters' values, and seed by seed of it."""
+    combinations = itertools.product(*hyper.values())
+    return [
+        Run(seed, dict(zip(hyper, values, strict=True))) for values in combinations for seed in seeds
+    ]
+
+
+def inputs(
+    runs: Sequence[Run],
+    splits: Mapping[int, Split],
+    *,
+    pooled: bool = False,
+    watch_examples: int = 0,
+    warm_start: Callable[[np.ndarray], int] = lambda sizes: 0,
+) -> Inputs:
+    """What R runs work on.
+
+    splits: by seed, all of one data set and with one number of clients. pooled: training is on the
+    pooled examples. watch_examples: about how many of all clients' training examples, and of the
+    test's, are looked at after every round; 0: none, and there is no stop. warm_start: the sizes
+    [C] of the training clients -> rounds before a stop. Raises ValueError for runs whose
+    hyperparameters have other names, and for a seed without a split.
+    """
+    if not runs:
+        raise ValueError("runs=[]: must hold at least one run")
+    names = set(runs[0].hyper)
+    for run in runs:
+        if set(run.hyper) != names:
+            raise ValueError(f"runs: set {sorted(run.hyper)} and {sorted(names)}, must set the same")
+        if run.seed not in splits:
+            raise ValueError(f"splits: has none for seed {run.seed}")
+    checks.whole("watch_examples", watch_examples, 0)
+    # A split of each seed, then of each run: seeds are few and splits are large.
+    seeds = list(dict.fromkeys(run.seed for run in runs))
+    which = np.array([seeds.index(run.seed) for run in runs])
+    stacked = federations.stack([splits[seed] for seed in seeds])
+
+    def held(federation: Federation) -> Holdings:
+        return Holdings(*(leaf[which] for leaf in federation[1:]))
+
+    train = held(stacked.train)
+    if pooled:
+        singles = [federations.pooled(splits[seed].train) for seed in seeds]
+        train = held(jax.tree.map(lambda *a: jnp.stack(a), *(s._replace(data=()) for s in singles)))
+    test = held(stacked.test)
+    watched = None
+    if watch_examples:
+        rounds_before = [warm_start(np.asarray(sizes)) for sizes in train.size]
+        watched = Watched(
+            _first(train, watch_examples),
+            _first(test, watch_examples),
+            jnp.asarray(rounds_before, jnp.int32),
+        )
+    return Inputs(
+        hyper={name: jnp.array([run.hyper[name] for run in runs], jnp.float32) for name in names},
+        seed=jnp.array([run.seed for run in runs], jnp.int32),
+        train=train,
+        valid=held(stacked.valid),
+        test=test,
+        group=jnp.asarray(groups(stacked.domain))[which],
+        watched=watched,
+    )
+
+
+def _first(held: Holdings, count: int) -> Holdings:
+    """About `count` of the examples of each run, from every client; they lie in random order."""
+    share = jnp.minimum(1.0, count / held.size.sum(1, keepdims=True))
+    return held._replace(size=jnp.ceil(share * held.size).astype(jnp.int32))
+
+
+def groups(domain: np.ndarray) -> np.ndarray:
+    """The validation groups of clients of `domain` [..., C]: their domains, numbered from 0; 0 for
+    all where clients hold several domains (-1)."""
+    if (domain < 0).any():
+        return np.zeros_like(domain)
+    return np.searchsorted(np.unique(domain), domain).astype(np.int32)
+
+
+def group_names(split: Split) -> list[str]:
+    """The names of the validation groups."""
+    if (split.domain < 0).any():
+        return ["clients"]
+    return [split.domains[index] for index in np.unique(split.domain)]
+
+
+def cohorts(schedule: Callable[[Array], Cohort], inputs: Inputs) -> Cohort:
+    """Who attends: [R, T, S]. schedule: a key -> [T, S]; each run has a key of its own."""
+    return jax.vmap(lambda seed: schedule(jax.random.fold_in(jax.random.key(seed), 2)))(inputs.seed)
+
+
+def make(
+    experiment: Experiment, *, client_chunk: int = 1, run_chunk: int = 0, mesh: Mesh | None = None
+) -> Program:
+    """The program of an experiment.
+
+    client_chunk, run_chunk: how many clients of a device and how many runs train at once, 0: all.
+    mesh: of one axis, the devices that share the clients. Raises ValueError for negative chunks.
+    """
+    checks.whole("client_chunk", client_chunk, 0)
+    checks.whole("run_chunk", run_chunk, 0)
+
+    def axis(size: int) -> clients.Axis:
+        on_a_device = clients.chunked(size) if size else clients.vmapped()
+        return on_a_device if mesh is None else clients.sharded(mesh.axis_names[0], on_a_device)
+
+    runs = _Runs(experiment, axis(client_chunk), axis(1))
+
+    def init(data: Examples, inputs: Inputs) -> Training:
+        return _over_runs(lambda one: runs.start(data, one), run_chunk, inputs)
+
+    def segment(
+        data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
+    ) -> tuple[Training, Outcome]:
+        return _over_runs(
+            lambda *one: runs.advance(data, *one), run_chunk, inputs, training, cohorts
+        )
+
+    def traffic(data: Examples, inputs: Inputs) -> list[int]:
+        return runs.traffic(data, jax.tree.map(lambda leaf: leaf[0], inputs))
+
+    if mesh is not None:
+        init, segment = clients.over(mesh, init), clients.over(mesh, segment)
+    return Program(jax.jit(init), jax.jit(segment, donate_argnums=2), traffic)
+
+
+class _Runs(NamedTuple):
+    """What the runs of an experiment do, each for one run: its inputs have no leading R."""
+
+    experiment: Experiment
+    axis: clients.Axis
+    parts: clients.Axis  # the devices alone: a common batch is large enough for one
+
+    def algorithm(self, inputs: Inputs) -> Algorithm:
+        return self.experiment.algorithm(inputs.hyper)
+
+    def start(self, data: Examples, inputs: Inputs) -> Training:
+        key = jax.random.key(inputs.seed)
+        sample = jax.tree.map(lambda leaf: leaf[:1], data.x)
+        variables = self.experiment.model.init(jax.random.fold_in(key, 0), sample)
+        state = rounds.init(
+            self.algorithm(inputs),
+            variables,
+            Federation(data, *inputs.train),
+            jax.random.fold_in(key, 1),
+        )
+        shapes = jax.eval_shape(self.scores, data, inputs, state, True)
+        return Training(state, stopping.init(len(self.experiment.thresholds), shapes))
+
+    def advance(
+        self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
+    ) -> tuple[Training, Outcome]:
+        """A segment of rounds, then an evaluation."""
+
+        def one(training: Training, cohort: Cohort) -> tuple[Training, Tree]:
+            state, stops = training
+            if self.experiment.end_at_stop:
+                cohort = cohort._replace(present=cohort.present & ~stopping.all_met(stops))
+            state, reports = rounds.step(
+                self.algorithm(inputs),
+                state,
+                cohort,
+                Federation(data, *inputs.train),
+                axis=self.axis,
+                drop_nonfinite=self.experiment.drop_nonfinite,
+            )
+            training, watched = self.watch(data, inputs, Training(state, stops), cohort)
+            return training, (reports, watched)
+
+        training, (reports, watched) = jax.lax.scan(one, training, cohorts)
+        outcome = Outcome(
+            _mean_metrics(reports),
+            jnp.stack([report.present.sum(1) for report in reports], axis=-1),
+            jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
+            watched,
+            *self.held_out(data, inputs, training.state, True),
+            training.stops,
+        )
+        return training, outcome
+
+    def watch(
+        self, data: Examples, inputs: Inputs, training: Training, cohort: Cohort
+    ) -> tuple[Training, dict[str, Array]]:
+        """The scores after a round, and the stops that they cause."""
+        state, stops = training
+        if inputs.watched is None:
+            return training, {}
+        train = self.evaluate(data, inputs, state, inputs.watched.train, True)
+        test = self.evaluate(data, inputs, state, inputs.watched.test, False)
+        score = {"train": _pooled(train).score[0], "test": test.score[0]}
+        if self.experiment.thresholds:
+            # Neither a round that nobody is sent to nor a score of nothing stops.
+            counts = cohort.present.any() & (train.size.sum() > 0)
+            stops = stopping.update(
+                stops,
+                jnp.where(counts, score["train"], jnp.nan),
+                thresholds=jnp.array(self.experiment.thresholds, jnp.float32),
+                num_rounds=state.round,
+                warm_start=inputs.watched.warm_start,
+                measure=lambda needed: self.scores(data, inputs, state, needed),
+            )
+        return Training(state, stops), score
+
+    def scores(
+        self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
+    ) -> Scores:
+        train = self.evaluate(data, inputs, state, inputs.train, True, needed)
+        return Scores(_pooled(train), *self.held_out(data, inputs, state, needed))
+
+    def held_out(
+        self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
+    ) -> tuple[evaluation.Scores, evaluation.Scores]:
+        """Of the validation groups and of the test client."""
+        seen = not self.experiment.pooled
+        valid = self.evaluate(data, inputs, state, inputs.valid, seen, needed)
+        test = self.evaluate(data, inputs, state, inputs.test, False, needed)
+        return evaluation.by_group(valid, inputs.group, self.experiment.num_groups), test
+
+    def evaluate(
+        self,
+        data: Examples,
+        inputs: Inputs,
+        state: rounds.State,
+        held: Holdings,
+        seen: bool,
+        needed: Array | bool = True,
+    ) -> evaluation.Scores:
+        algorithm = self.algorithm(inputs)
+        return evaluation.evaluate(
+            algorithm,
+            state,
+            Federation(data, *held),
+            axis=self.axis if algorithm.personal else self.parts,
+            seen=seen,
+            needed=needed,
+            loss=self.experiment.loss,
+            score=self.experiment.score,
+        )
+
+    def traffic(self, data: Examples, inputs: Inputs) -> list[int]:
+        """Bytes down and up of one client in each exchange of a round."""
+        state = jax.eval_shape(self.start, data, inputs).state
+        federation = Federation(data, *inputs.train)
+        exchanges = wire.traffic(self.algorithm(inputs), state, federation)
+        return [each.down + each.up for each in exchanges]
+
+
+def _over_runs(fn: Callable[..., Tree], at_once: int, *arguments: Tree) -> Tree:
+    """`fn` of each of R runs, `at_once` or nearly so many at a time; arguments [R, ...]."""
+    num_runs = jax.tree.leaves(arguments)[0].shape[0]
+    count = -(-num_runs // (at_once or num_runs))
+    if count == 1:
+        return jax.vmap(fn)(*arguments)
+    if count == num_runs:
+        return jax.lax.map(lambda one: fn(*one), arguments)
+    size = -(-num_runs // count)
+
+    # Not the batch_size of lax.map, which fails on arrays without elements.
+    def chunked(array: Array) -> Array:
+        whole = jnp.concatenate([array, array[: count * size - num_runs]])
+        return whole.reshape(count, size, *array.shape[1:])
+
+    results = jax.lax.map(lambda chunk: jax.vmap(fn)(*chunk), jax.tree.map(chunked, arguments))
+    return jax.tree.map(lambda a: a.reshape(count * size, *a.shape[2:])[:num_runs], results)
+
+
+def _pooled(scores: evaluation.Scores) -> evaluation.Scores:
+    return evaluation.by_group(scores, jnp.zeros_like(scores.size), 1)
+
+
+def _first_broken(report: rounds.Report, who: Array) -> Array:
+    """[T] the client of the first slot that is not finite, -1 where all are."""
+    slot = jnp.argmin(report.finite, axis=1)
+    client = jnp.take_along_axis(who, slot[:, None], axis=1)[:, 0]
+    return jnp.where(report.finite.all(1), -1, client)
+
+
+def _mean_metrics(reports: tuple[rounds.Report, ...]) -> dict[str, Array]:
+    """Every metric's mean over the clients that took part, weighted by size; [T] each, NaN where
+    nobody did.
+
+    Of several exchanges, all but the last put their number before the name.
+    """
+    means = {}
+    for index, report in enumerate(reports):
+        weights = report.size * report.present
+        prefix = "" if index == len(reports) - 1 else f"{index}."
+        for name, values in report.metrics.items():
+            total = (jnp.where(report.present, values, 0) * weights).sum(1)
+            means[prefix + name] = total / weights.sum(1)
+    return means
