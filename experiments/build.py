@@ -234,7 +234,7 @@ def dataset(config: Config) -> Dataset:
         config.dataset,
         data_dir=config.data_dir or None,
         image_size=config.image_size or None,
-        count=config.num_images or None,
+        num_images=config.num_images or None,
     )
     return ENVIRONMENTS[config.environment](loaded, config)
 

@@ -123,9 +123,7 @@ class Config:
         (1.0,), "Of the server; sweep: several.", _POSITIVE
     )
     server_momentum: float = _flag(0.0, "Of the server's sgd.", _FRACTION)
-    model: str = _flag(
-        "mlp", f"The network: {', '.join(build.MODELS)}, or package.module:factory."
-    )
+    model: str = _flag("mlp", f"The network: {', '.join(build.MODELS)}, or package.module:factory.")
     widths: tuple[int, ...] = _flag(
         (), "Widths of the hidden layers; default: the network's own.", _at_least(1), kind=int
     )

@@ -129,9 +129,7 @@ class _Programs:
     ) -> program.Program:
         """The program of a cell, whose chunks are those that its folder's run began with."""
         capacity = build.capacity(inputs)
-        experiment = build.experiment(
-            self._settings, cell, self._network, num_groups, capacity
-        )
+        experiment = build.experiment(self._settings, cell, self._network, num_groups, capacity)
         mesh = devices.mesh(self._settings)
 
         def make(chunks: tune.Chunks) -> program.Program:

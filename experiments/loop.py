@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from tqdm import tqdm
@@ -135,10 +136,12 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
     with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         done = checkpoints.latest()
         log = Log(folder / "metrics.jsonl", done)
-        states = job.program.init(job.data, job.inputs)
         if done:
-            states = checkpoints.restore(done, states)
+            like = jax.eval_shape(job.program.init, job.data, job.inputs)
+            states = checkpoints.restore(done, like)
             states = devices.everywhere(states, devices.mesh(job.config))
+        else:
+            states = job.program.init(job.data, job.inputs)
         states = _advance(job, states, log, checkpoints, done, stop)
     runs = summarise(cell, log.lines)
     if job.config.stop_below:
@@ -364,8 +367,11 @@ class Checkpoints:
         self._manager.save(done, args=ocp.args.StandardSave(_plain(states)))
 
     def restore(self, done: int, like: Training) -> Training:
-        """The states after round `done`; raises ValueError if they are not ones of this run."""
-        target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _plain(like))
+        """The states after round `done`; raises ValueError if they are not ones of this run.
+
+        like: states of this run, or their shapes.
+        """
+        target = jax.eval_shape(_plain, like)
         try:
             restored: Tree = self._manager.restore(done, args=ocp.args.StandardRestore(target))
         except Exception as error:  # orbax raises many kinds, for one reason
@@ -376,7 +382,9 @@ class Checkpoints:
             ) from None
         key = jax.random.wrap_key_data(restored.state.key)
         restored = restored._replace(state=restored.state._replace(key=key))
-        return jax.tree.map(lambda got, old: got if old.size else old, restored, like)
+        return jax.tree.map(
+            lambda got, old: got if old.size else jnp.zeros(old.shape, old.dtype), restored, like
+        )
 
     def close(self) -> None:
         """Waits for what is being written."""
@@ -387,7 +395,7 @@ def _plain(states: Training) -> Training:
     """The states as orbax takes them: keys as numbers, and no array without elements."""
     key = jax.random.key_data(states.state.key)
     numbers = states._replace(state=states.state._replace(key=key))
-    return jax.tree.map(lambda leaf: leaf if leaf.size else np.zeros(1, leaf.dtype), numbers)
+    return jax.tree.map(lambda leaf: leaf if leaf.size else jnp.zeros(1, leaf.dtype), numbers)
 
 
 def _write(path: Path, text: str) -> None:

@@ -51,7 +51,7 @@ def choose(
     clients. Runs: all at once, or as many as fit; on a CPU one by one, where that is not slower.
     What was measured is told on stderr.
     """
-    algorithm = experiment.algorithm(cell.runs[0].hyper)
+    algorithm = experiment.algorithm({k: values[0] for k, values in inputs.hyper.items()})
     num_rounds = _ROUNDS
     if any(exchange.attends is not always for exchange in algorithm.exchanges):
         num_rounds = min(inputs.train.size.shape[1] + 1, _MOST_ROUNDS)
@@ -81,9 +81,7 @@ def choose(
     for size in sizes:
         chunks = Chunks(size, runs)
         measured[chunks] = seconds(chunks)
-        if measured[chunks] == math.inf or measured[chunks] > _WORSE * min(
-            measured.values()
-        ):
+        if measured[chunks] == math.inf or measured[chunks] > _WORSE * min(measured.values()):
             break
     # Of equally fast sizes the smallest, which takes the least memory.
     best = _first_fast(measured)
@@ -125,9 +123,7 @@ class _Candidates:
         states = self._make(chunks).init(self._data, inputs)
         return _seconds(lambda states: compiled(self._data, inputs, states, cohort)[0], states)
 
-    def _of(
-        self, chunks: Chunks, inputs: program.Inputs, cohort: Tree
-    ) -> jax.stages.Compiled:
+    def _of(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> jax.stages.Compiled:
         key = (chunks, cohort.who.shape[-1])
         if key not in self._compiled:
             self._compiled[key] = compiled(self._make(chunks), self._data, inputs, cohort)
@@ -176,9 +172,7 @@ def without_evaluation(inputs: program.Inputs) -> program.Inputs:
     watched = inputs.watched
     if watched is not None:
         watched = watched._replace(train=nothing(watched.train), test=nothing(watched.test))
-    return inputs._replace(
-        valid=nothing(inputs.valid), test=nothing(inputs.test), watched=watched
-    )
+    return inputs._replace(valid=nothing(inputs.valid), test=nothing(inputs.test), watched=watched)
 
 
 def _seconds(advance: Callable[[Tree], Tree], states: Tree) -> float:

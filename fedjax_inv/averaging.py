@@ -44,7 +44,7 @@ class Message(NamedTuple):
 class Upload(NamedTuple):
     """What a client sends."""
 
-    delta: Variables  # how far local training moved what is shared
+    delta: Tree  # how far local training moved those of the `Variables` that are shared
     beside: Tree
 
 

@@ -54,19 +54,19 @@ def federation(federation: Federation) -> None:
         raise ValueError(f"start {start.shape} and size {size.shape}: must both be [C]")
     if not is_concrete((order, start, size)):
         return
-    order, start, size = (np.asarray(array) for array in (order, start, size))
+    rows, first, count = (np.asarray(array) for array in (order, start, size))
     (num_examples,) = lengths
-    if order.size and not (order.min() >= 0 and order.max() < num_examples):
+    if rows.size and not (rows.min() >= 0 and rows.max() < num_examples):
         raise ValueError(
-            f"order: holds {order.min()}..{order.max()}, must be rows in 0..{num_examples - 1}"
+            f"order: holds {rows.min()}..{rows.max()}, must be rows in 0..{num_examples - 1}"
         )
-    end = start.astype(np.int64) + size
-    wrong = np.flatnonzero((start < 0) | (size < 0) | (end > len(order)))
+    end = first.astype(np.int64) + count
+    wrong = np.flatnonzero((first < 0) | (count < 0) | (end > len(rows)))
     if len(wrong):
         who = wrong[0]
         raise ValueError(
-            f"start={start[who]} and size={size[who]} of client {who}: must lie in the "
-            f"{len(order)} rows of order"
+            f"start={first[who]} and size={count[who]} of client {who}: must lie in the "
+            f"{len(rows)} rows of order"
         )
 
 

@@ -62,8 +62,8 @@ def evaluate(
 
         def sums(batch: Batch) -> tuple[Array, Array]:
             outputs = algorithm.predict(state.server, own, batch.x)
-            told = (measure(outputs, batch.y, batch.mask) for measure in (score, loss))
-            return tuple(mean * batch.mask.sum() for mean in told)
+            arguments, count = (outputs, batch.y, batch.mask), batch.mask.sum()
+            return score(*arguments) * count, loss(*arguments) * count
 
         return local.fold(shard, sums, batch_size=min(batch_size, _PERSONAL_BATCH))
 
@@ -86,7 +86,9 @@ def evaluate(
     return Scores(score_mean, loss_mean, size.astype(jnp.int32))
 
 
-def _by_client(federation: Federation, sums_of: Callable[[Array], Tree], axis: clients.Axis) -> Tree:
+def _by_client(
+    federation: Federation, sums_of: Callable[[Array], Tree], axis: clients.Axis
+) -> Tree:
     """sums_of(client) of all clients, each [C]."""
 
     def client(who: Array) -> tuple[Tree, Tree]:
@@ -119,8 +121,8 @@ def _in_common(
         index = jnp.where(real, index, index[0])
         who = jnp.searchsorted(end, index, side="right", method="scan_unrolled")
         examples = tree.take(data, order[start[who] + index - first[who]])
-        told = each(Batch(examples.x, examples.y, real))
-        return tuple(_scattered(total_, who, values) for total_, values in zip(sums, told))
+        scores, losses = each(Batch(examples.x, examples.y, real))
+        return _scattered(sums[0], who, scores), _scattered(sums[1], who, losses)
 
     def share(slot: Array) -> tuple[tuple[Array, Array], Tree]:
         """The sums of a share, numbered from 1 as the axis may append slots of zeros."""

@@ -122,7 +122,9 @@ def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
     """A run for every combination of the hyperparameters' values, and seed by seed of it."""
     combinations = itertools.product(*hyper.values())
     return [
-        Run(seed, dict(zip(hyper, values, strict=True))) for values in combinations for seed in seeds
+        Run(seed, dict(zip(hyper, values, strict=True)))
+        for values in combinations
+        for seed in seeds
     ]
 
 
@@ -147,7 +149,9 @@ def inputs(
     names = set(runs[0].hyper)
     for run in runs:
         if set(run.hyper) != names:
-            raise ValueError(f"runs: set {sorted(run.hyper)} and {sorted(names)}, must set the same")
+            raise ValueError(
+                f"runs: set {sorted(run.hyper)} and {sorted(names)}, must set the same"
+            )
         if run.seed not in splits:
             raise ValueError(f"splits: has none for seed {run.seed}")
     checks.whole("watch_examples", watch_examples, 0)
@@ -161,8 +165,8 @@ def inputs(
 
     train = held(stacked.train)
     if pooled:
-        singles = [federations.pooled(splits[seed].train) for seed in seeds]
-        train = held(jax.tree.map(lambda *a: jnp.stack(a), *(s._replace(data=()) for s in singles)))
+        singles = [federations.pooled(splits[seed].train)[1:] for seed in seeds]
+        train = Holdings(*(jnp.stack(leaves)[which] for leaves in zip(*singles, strict=True)))
     test = held(stacked.test)
     watched = None
     if watch_examples:

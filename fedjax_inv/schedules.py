@@ -49,7 +49,8 @@ def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
     Raises ValueError for a probability outside [0, 1], or not one for every client named.
     """
     probability = jnp.asarray(probability)
-    if checks.is_concrete(probability) and not bool(jnp.all((probability >= 0) & (probability <= 1))):
+    lowest, highest = _range(probability)
+    if not (lowest >= 0 and highest <= 1):
         raise ValueError(f"probability={probability}: must be between 0 and 1")
     _check_per_client("probability", probability, schedule)
 
@@ -70,7 +71,7 @@ def delayed(schedule: Cohort, delay: Array) -> Cohort:
     client named.
     """
     delay = jnp.asarray(delay, jnp.int32)
-    if checks.is_concrete(delay) and int(delay.min()) < 0:
+    if _range(delay)[0] < 0:
         raise ValueError(f"delay={delay}: must be at least 0")
     _check_per_client("delay", delay, schedule)
     per_slot = delay[schedule.who] if delay.ndim else jnp.full(schedule.who.shape, delay)
@@ -84,7 +85,7 @@ def every(schedule: Cohort, period: Array) -> Cohort:
     every client named.
     """
     period = jnp.asarray(period, jnp.int32)
-    if checks.is_concrete(period) and int(period.min()) < 1:
+    if _range(period)[0] < 1:
         raise ValueError(f"period={period}: must be at least 1")
     _check_per_client("period", period, schedule)
     rounds = jnp.arange(schedule.who.shape[0])[:, None]
@@ -92,11 +93,18 @@ def every(schedule: Cohort, period: Array) -> Cohort:
     return schedule._replace(present=schedule.present & due)
 
 
+def _range(values: Array) -> tuple[float, float]:
+    """The lowest and the highest of some values; 1, which is always allowed, of traced ones."""
+    # In numpy: inside of a program, a jnp operation is traced whatever it is on.
+    known = np.asarray(values) if checks.is_concrete(values) else np.ones(1)
+    return known.min(), known.max()
+
+
 def _check_per_client(name: str, values: Array, schedule: Cohort) -> None:
     if values.ndim > 1:
         raise ValueError(f"{name}: has shape {values.shape}, must be a scalar or one per client")
     if not values.ndim or not checks.is_concrete(schedule):
         return
-    most = int(np.max(schedule.who, initial=0, where=np.asarray(schedule.present)))
+    most = int(np.max(np.asarray(schedule.who), initial=0, where=np.asarray(schedule.present)))
     if len(values) <= most:
         raise ValueError(f"{name}: has {len(values)} values, must have one for client {most} too")

@@ -1,127 +1,156 @@
+import functools
 import itertools
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from federations import assert_close, assert_equal
 from fedjax_inv import aggregators, tree
-from fedjax_inv.types import Aggregator, Slots, Tree
+from fedjax_inv.types import Aggregator, Array, Slots, Tree
 
-ALL = [aggregators.weighted_mean, aggregators.mean, aggregators.total, aggregators.stacked]
+COHORTS, S = 20, 5
 
 
-def cohort(rng: np.random.Generator, num_slots: int) -> tuple[Tree, Slots]:
-    """Uploads of a cohort, zero where absent, and their slots."""
-    present = rng.random(num_slots) < 0.6
+def fresh(slots: Slots) -> Array:
+    """The later, the less; what is absent is too late by far."""
+    return jnp.where(slots.delay < 9, 0.5**slots.delay, jnp.nan)
+
+
+MAKE: dict[str, Callable[[], Aggregator]] = {
+    "by size": aggregators.mean,
+    "uniform": lambda: aggregators.mean(aggregators.uniform),
+    "fresh": lambda: aggregators.mean(fresh),
+    "total": aggregators.total,
+    "stacked": aggregators.stacked,
+    "tree": lambda: aggregators.combine({"a": aggregators.total(), "b": aggregators.stacked()}),
+}
+# Where chunks of slots end; the last chunk is folded first.
+CUTS = ((), (2,), (1, 4))
+
+
+def cohorts(seed: int) -> tuple[Tree, Slots]:
+    """Uploads of many cohorts, zero where absent, and their slots; of the last nobody attends."""
+    rng = np.random.default_rng(seed)
+    present = rng.random((COHORTS, S)) < 0.6
+    present[-1] = False
     uploads = {
-        "a": rng.normal(size=(num_slots, 2, 3)).astype(np.float32),
-        "b": rng.normal(size=num_slots).astype(np.float32),
+        "a": rng.normal(size=(COHORTS, S, 2, 3)) * present[..., None, None],
+        "b": rng.normal(size=(COHORTS, S)) * present,
     }
-    uploads["a"][~present], uploads["b"][~present] = 0, 0
     slots = Slots(
-        np.arange(num_slots, dtype=np.int32),
-        rng.permutation(20)[:num_slots].astype(np.int32),
+        np.tile(np.arange(S), (COHORTS, 1)),
+        rng.permuted(np.tile(np.arange(1, 21), (COHORTS, 1)), axis=1)[:, :S],
         present,
-        rng.integers(1, 9, num_slots).astype(np.int32),
+        rng.integers(1, 9, (COHORTS, S)),
+        np.where(present, rng.integers(0, 4, (COHORTS, S)), 9),
     )
-    return jax.tree.map(jnp.asarray, (uploads, slots))
+    uploads = jax.tree.map(np.float32, uploads)
+    return uploads, jax.tree.map(lambda a: a if a.dtype == bool else a.astype(np.int32), slots)
 
 
-def folded(aggregator: Aggregator, uploads: Tree, slots: Slots, cuts: list[int]) -> Tree:
-    """The accumulator after chunks that end at `cuts`; the last slots come first."""
-    num_slots = len(slots.who)
-    accumulator = aggregator.init(tree.take(uploads, 0), num_slots)
-    ends = sorted({0, num_slots, *(cut % num_slots for cut in cuts)})
-    for start, end in reversed(list(itertools.pairwise(ends))):
-        chunk = tree.take((uploads, slots), slice(start, end))
-        accumulator = aggregator.add(accumulator, *chunk)
-    return accumulator
+UPLOADS, SLOTS = cohorts(0)
 
 
-cohorts = given(
-    seed=st.integers(0, 999),
-    num_slots=st.sampled_from([1, 5]),
-    cuts=st.lists(st.integers(0, 4), max_size=3),
-)
+@functools.cache
+def folded(name: str, cuts: tuple[int, ...]) -> tuple[Tree, Tree]:
+    """Of every cohort, the accumulator after the chunks and what is finished of it."""
+    aggregator = MAKE[name]()
+
+    def fold(uploads: Tree, slots: Slots) -> tuple[Tree, Tree]:
+        accumulator = aggregator.init(tree.take(uploads, 0), S)
+        for start, end in reversed(list(itertools.pairwise((0, *cuts, S)))):
+            accumulator = aggregator.add(
+                accumulator, *tree.take((uploads, slots), slice(start, end))
+            )
+        return accumulator, aggregator.finish(accumulator)
+
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(fold))(UPLOADS, SLOTS))
 
 
-@cohorts
-def test_means_and_total_follow_numpy(seed: int, num_slots: int, cuts: list[int]) -> None:
-    uploads, slots = cohort(np.random.default_rng(seed), num_slots)
-    present = np.asarray(slots.present, np.float64)
-    for make, weights in (
-        (aggregators.weighted_mean, present * slots.size / max(1, (present * slots.size).sum())),
-        (aggregators.mean, present / max(1, present.sum())),
-        (aggregators.total, present),
-    ):
-        aggregator = make()
-        got = aggregator.finish(folded(aggregator, uploads, slots, cuts))
-        expected = jax.tree.map(partial(np.einsum, "s,s...->...", weights), uploads)
-        assert_close(got, expected, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("name", ["by size", "uniform", "fresh", "total"])
+def test_means_and_total_follow_numpy(name: str, cuts: tuple[int, ...]) -> None:
+    weights = {
+        "by size": SLOTS.size,
+        "uniform": np.ones((COHORTS, S)),
+        "fresh": 0.5**SLOTS.delay,
+        "total": np.ones((COHORTS, S)),
+    }[name]
+    weights = np.where(SLOTS.present, weights, 0).astype(np.float64)
+    if name != "total":
+        total = weights.sum(1, keepdims=True)
+        weights = np.divide(weights, total, where=total > 0, out=np.zeros_like(weights))
+    expected = jax.tree.map(lambda a: np.einsum("cs,cs...->c...", weights, a), UPLOADS)
+    # Of nobody it is zeros.
+    assert not weights[-1].any()
+    expected = jax.tree.map(np.float32, expected)
+    assert_close(folded(name, cuts)[1], expected, rtol=1e-5, atol=1e-6)
 
 
-@cohorts
-def test_stacked_keeps_the_order_of_slots(seed: int, num_slots: int, cuts: list[int]) -> None:
-    uploads, slots = cohort(np.random.default_rng(seed), num_slots)
-    # A slot that pads a chunk: zeros, position 0 included.
-    padded = jax.tree.map(
-        lambda a: jnp.pad(a, [(0, 1)] + [(0, 0)] * (a.ndim - 1)), (uploads, slots)
-    )
-    aggregator = aggregators.stacked()
-    accumulator = folded(aggregator, uploads, slots, cuts)
-    accumulator = aggregator.add(accumulator, *tree.take(padded, slice(num_slots, None)))
-    stack = aggregator.finish(accumulator)
-    assert_equal(stack.values, uploads)
-    assert_equal(stack.present, slots.present)
-    assert_equal(stack.who, jnp.where(slots.present, slots.who, 0))
-    assert_equal(stack.size, jnp.where(slots.present, slots.size, 0))
+@pytest.mark.parametrize("cuts", CUTS)
+def test_stacked_keeps_the_order_of_slots(cuts: tuple[int, ...]) -> None:
+    stack = folded("stacked", cuts)[1]
+    assert_equal(stack.values, UPLOADS)
+    assert_equal(stack.present, SLOTS.present)
+    assert_equal(stack.who, np.where(SLOTS.present, SLOTS.who, 0))
+    assert_equal(stack.size, np.where(SLOTS.present, SLOTS.size, 0))
 
 
-@pytest.mark.parametrize("make", ALL)
-@given(seed=st.integers(0, 999))
-def test_accumulators_of_disjoint_slots_add_up(make: Callable[[], Aggregator], seed: int) -> None:
+@pytest.mark.parametrize("name", MAKE)
+def test_a_slot_that_pads_a_chunk_adds_nothing(name: str) -> None:
+    """All zeros, its position too."""
+    aggregator = MAKE[name]()
+
+    def add(accumulator: Tree, upload: Tree, slots: Slots) -> Tree:
+        padding = jax.tree.map(lambda a: jnp.zeros_like(a[:1]), (upload, slots))
+        return aggregator.add(accumulator, *padding)
+
+    before = folded(name, CUTS[0])[0]
+    assert_equal(jax.jit(jax.vmap(add))(before, UPLOADS, SLOTS), before)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_accumulators_of_disjoint_slots_add_up(name: str) -> None:
     """The law that lets devices fold their own slots."""
-    rng, num_slots = np.random.default_rng(seed), 5
-    uploads, slots = cohort(rng, num_slots)
-    aggregator = make()
-    zero = aggregator.init(tree.take(uploads, 0), num_slots)
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(zero))
-    cut = int(rng.integers(1, num_slots))
-    parts = [tree.take((uploads, slots), part) for part in (slice(cut), slice(cut, None))]
-    first, second = (aggregator.add(zero, *part) for part in parts)
-    together = jax.tree.map(lambda a, b: (a + b).astype(a.dtype), first, second)
-    assert_close(together, aggregator.add(zero, uploads, slots), rtol=1e-5, atol=1e-6)
+    aggregator = MAKE[name]()
+
+    def both(uploads: Tree, slots: Slots) -> tuple[Tree, Tree]:
+        zero = aggregator.init(tree.take(uploads, 0), S)
+        parts = [tree.take((uploads, slots), part) for part in (slice(2), slice(2, None))]
+        first, second = (aggregator.add(zero, *part) for part in parts)
+        return zero, jax.tree.map(lambda a, b: (a + b).astype(a.dtype), first, second)
+
+    zero, together = jax.jit(jax.vmap(both))(UPLOADS, SLOTS)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(zero))
+    assert_close(together, folded(name, CUTS[0])[0], rtol=1e-5, atol=1e-6)
 
 
-def test_combine_takes_a_prefix_of_the_upload() -> None:
-    uploads, slots = cohort(np.random.default_rng(0), 5)
-    upload = {"mean": uploads, "rest": {"total": uploads["a"], "stack": uploads["b"]}}
-    parts = {
-        "mean": aggregators.weighted_mean(),
-        "rest": {"total": aggregators.total(), "stack": aggregators.stacked()},
-    }
+@pytest.mark.parametrize("cuts", CUTS)
+def test_combine_takes_a_prefix_of_the_upload(cuts: tuple[int, ...]) -> None:
+    got = folded("tree", cuts)[1]
+    assert_close(got["a"], folded("total", cuts)[1]["a"], rtol=1e-6, atol=1e-6)
+    stack = folded("stacked", cuts)[1]
+    assert_equal(got["b"], stack._replace(values=stack.values["b"]))
+
+
+def test_a_prefix_may_stand_for_a_whole_tree() -> None:
+    upload = {"all": UPLOADS, "one": UPLOADS["b"]}
+    parts = {"all": aggregators.total(), "one": aggregators.mean()}
+    first = tree.take((upload, SLOTS), 0)
     combined = aggregators.combine(parts)
-    got = combined.finish(folded(combined, upload, slots, [2]))
-
-    def alone(aggregator: Aggregator, uploads: Tree) -> Tree:
-        return aggregator.finish(folded(aggregator, uploads, slots, [2]))
-
-    assert_equal(got["mean"], alone(aggregators.weighted_mean(), uploads))
-    assert_equal(got["rest"]["total"], alone(aggregators.total(), uploads["a"]))
-    assert_equal(got["rest"]["stack"], alone(aggregators.stacked(), uploads["b"]))
+    accumulator = combined.add(combined.init(tree.take(first[0], 0), S), *first)
+    got = combined.finish(accumulator)
+    assert_close(got["all"], tree.take(folded("total", ())[1], 0))
+    assert_close(got["one"], folded("by size", ())[1]["b"][0])
 
 
-@pytest.mark.parametrize("make", ALL)
-def test_nobody_gives_zeros(make: Callable[[], Aggregator]) -> None:
-    uploads, slots = cohort(np.random.default_rng(0), 4)
-    uploads = jax.tree.map(jnp.zeros_like, uploads)
-    slots = slots._replace(present=jnp.zeros(4, bool))
-    aggregator = make()
-    for leaf in jax.tree.leaves(aggregator.finish(folded(aggregator, uploads, slots, [2]))):
-        np.testing.assert_array_equal(leaf, np.zeros(leaf.shape))
+def test_weight_of_knows_names_and_passes_functions() -> None:
+    slots = tree.take(SLOTS, 0)
+    assert_equal(aggregators.weight_of("size")(slots), slots.size.astype(np.float32))
+    assert_equal(aggregators.weight_of("uniform")(slots), np.ones(S, np.float32))
+    assert aggregators.weight_of(fresh) is fresh
+    with pytest.raises(ValueError, match=r"weighting='sizes': must be one of size, uniform$"):
+        aggregators.weight_of("sizes")

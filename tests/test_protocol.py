@@ -1,102 +1,204 @@
-"""What every algorithm must pass, for every configuration in the table of `federations`."""
+"""What every algorithm must pass, for every configuration in the table of `federations`.
 
-from functools import cached_property, partial
-from typing import Any
+Compiling takes nearly all of the time, so each configuration has four programs, each traced once:
+the start of two seeds; a round, one client after the other; a run of three rounds on several lanes,
+three clients at a time; a run of all rounds over four devices. Each test compares what they give.
+
+Equal means bit for bit, where it is the same program on the same numbers. Otherwise sums are taken
+in another order, and `assert_close` allows what that does to float32: its docstring says how much,
+and how to tell it from a law that is broken.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType
 
 import federations
 from federations import TABLE, Config, assert_close, assert_equal, plain
-from fedjax_inv import clients, rounds, tree
-from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Tree, Variables
+from fedjax_inv import algorithms, averaging, clients, local, models, rounds, tree
+from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Shard, Tree, Variables
 
 Result = tuple[rounds.State, tuple[rounds.Report, ...]]
 CASES = [
     pytest.param((name, config), id=f"{name}-{i}-{config.model.__name__}")
-    for name in federations.listed()
+    for name in algorithms.LISTED
     for i, config in enumerate(TABLE.get(name, ()))
 ]
+NUM_CLIENTS = federations.NUM_CLIENTS
 NO_EXAMPLE, ONE_EXAMPLE, POISONED = 1, 2, 3  # clients
+SEGMENT = 3  # rounds; the schedule has two of them
+
+
+class Lane(NamedTuple):
+    """One of the runs that are vmapped."""
+
+    state: rounds.State
+    numbers: dict[str, float]  # of the factory and the local optimizer
+    schedule: Cohort
+
+
+def once(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`fn` as a program that may be traced once."""
+    chex.clear_trace_counter()  # which counts by the name of the function
+    return jax.jit(chex.assert_max_traces(fn, n=1), **options)
 
 
 class Case:
-    """One configuration, and what several of its tests share."""
+    """One configuration, its programs, and what several of its tests share, on the host."""
 
-    def __init__(
-        self, name: str, config: Config, compiler_options: dict[str, str] | None = None
-    ) -> None:
-        self.name, self.config, self.compiler_options = name, config, compiler_options
+    def __init__(self, name: str, config: Config) -> None:
+        self.name, self.config = name, config
         self.algorithm = federations.build(name, config)
-        self.federation = federations.federation()
-        self.schedule = federations.schedule()
+        self.federation = federations.in_floats(federations.federation())
+        self.schedule: Cohort = plain(federations.schedule())
+        self.numbers = {
+            "learning_rate": config.learning_rate,
+            **federations.hyperparameters(config),
+        }
 
         def step(state: rounds.State, cohort: Cohort, federation: Federation) -> Result:
-            axis = clients.vmapped()
+            axis = clients.chunked(1)
             return rounds.step(
                 self.algorithm, state, cohort, federation, axis=axis, drop_nonfinite=True
             )
 
-        chex.clear_trace_counter()  # which counts by the name of the function
-        # One trace serves all of the tests; the images are floats.
-        self.step = jax.jit(chex.assert_max_traces(step, n=1), donate_argnums=0)
+        def segment(federation: Federation, lanes: Lane) -> Result:
+            def one(lane: Lane) -> Result:
+                algorithm = federations.build(name, config, **lane.numbers)
+                return rounds.run(
+                    algorithm, lane.state, lane.schedule, federation, axis=clients.chunked(3)
+                )
 
-    def variables(self, seed: Array | int = 0) -> Variables:
-        return federations.initial(self.config.model(), jax.random.key(seed))
+            return jax.vmap(one)(lanes)
 
-    def init(self, algorithm: Algorithm, variables: Variables, seed: Array | int = 0) -> Any:
+        def attending(server: Tree, round: Array) -> list[Array]:
+            def of(who: Array) -> list[Array]:
+                exchanges = self.algorithm.exchanges
+                return [jnp.bool_(each.attends(server, who, round)) for each in exchanges]
+
+            return jax.vmap(of)(jnp.arange(NUM_CLIENTS, dtype=jnp.int32))
+
+        self.step, self.segment = once(step, donate_argnums=0), once(segment)
+        # Server and round -> of each exchange, which clients attend it [C].
+        self.attending = jax.jit(attending)
+
+    def init(self, algorithm: Algorithm, variables: Variables, seed: Array | int) -> rounds.State:
         return rounds.init(
             algorithm,
             variables,
+            self.federation,
             jax.random.key(seed),
-            federations.NUM_CLIENTS,
             history=federations.HISTORY,
         )
 
-    def run(
-        self,
-        axis: clients.Axis | None = None,
-        *,
-        state: rounds.State | None = None,
-        schedule: Cohort | None = None,
-        federation: Federation | None = None,
-        mesh: Mesh | None = None,
-    ) -> Result:
-        """The run under an axis, vmapped by default; each axis has a program of its own."""
-        run = partial(rounds.run, self.algorithm, axis=axis) if axis else self.vmapped_run
-        if mesh is not None:
-            run = clients.over(mesh, run)
-        return jax.jit(run, compiler_options=self.compiler_options)(
-            self.start if state is None else state,
-            self.schedule if schedule is None else schedule,
-            self.federation if federation is None else federation,
-        )
+    @cached_property
+    def drawn(self) -> tuple[Variables, rounds.State]:
+        """The networks and the states of two seeds before the first round, on the device."""
+
+        def start(seed: Array) -> tuple[Variables, rounds.State]:
+            variables = federations.initial(self.config.model(), jax.random.key(seed))
+            return variables, self.init(self.algorithm, variables, seed)
+
+        return jax.jit(jax.vmap(start))(np.arange(2))
 
     @cached_property
-    def vmapped_run(self) -> Any:
-        return partial(rounds.run, self.algorithm, axis=clients.vmapped())
+    def starts(self) -> rounds.State:
+        """The states of `drawn`."""
+        return plain(self.drawn[1])
+
+    def restored(self, saved: rounds.State) -> rounds.State:
+        """What `plain` has saved of a state, or of several stacked, in buffers of its own."""
+
+        def leaf(saved: np.ndarray, like: Array) -> Array:
+            is_key = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
+            return jax.random.wrap_key_data(saved) if is_key else jnp.array(saved)
+
+        return jax.tree.map(leaf, saved, self.drawn[1])
 
     @cached_property
-    def start(self) -> rounds.State:
-        return jax.jit(partial(self.init, self.algorithm))(self.variables())
+    def stops(self) -> list[rounds.State]:
+        """The states before each round and after the last."""
+        return [tree.take(self.starts, 0), *(state for state, _ in self.steps)]
+
+    @cached_property
+    def steps(self) -> list[Result]:
+        """What each round gives, one after the other: all else is compared with this."""
+        return self.steps_from(tree.take(self.starts, 0), 0)
+
+    def steps_from(self, start: rounds.State, first: int) -> list[Result]:
+        state, results = self.restored(start), []
+        for t in range(first, len(self.schedule.who)):
+            state, reports = self.step(state, tree.take(self.schedule, t), self.federation)
+            results.append(plain((state, reports)))
+        return results
 
     @cached_property
     def result(self) -> Result:
-        """The run that the others are compared with."""
-        return self.run()
+        """The state after the last round, and the reports of all [T, S]."""
+        reports = jax.tree.map(lambda *leaves: np.stack(leaves), *(each[1] for each in self.steps))
+        return self.steps[-1][0], reports
 
-    def taking_place(self) -> list[Array | bool]:
-        """Of each exchange, whether it takes place in the round after the run."""
-        after = self.result[0].round
-        return [exchange.takes_place(after) for exchange in self.algorithm.exchanges]
+    @cached_property
+    def lanes(self) -> dict[str, Lane]:
+        """The run of `steps`, and others that must be it, or must not."""
+        start, other = (tree.take(self.starts, seed) for seed in range(2))
+        undelayed = self.schedule._replace(delay=np.zeros_like(self.schedule.delay))
+        halves = {
+            name: Lane(start, {**self.numbers, name: value / 2}, self.schedule)
+            for name, value in self.numbers.items()
+        }
+        return {
+            "as it is": Lane(start, self.numbers, self.schedule),
+            "other order": Lane(start, self.numbers, rearranged(self.schedule, 2)),
+            "undelayed": Lane(start, self.numbers, undelayed),
+            "other seed": Lane(other, self.numbers, self.schedule),
+            **halves,
+        }
 
-    def warm(self) -> rounds.State:
-        """A copy of the state after the run, which may be donated."""
-        return jax.tree.map(jnp.copy, self.result[0])
+    @cached_property
+    def results(self) -> dict[str, Result]:
+        return self.run(list(self.lanes))
+
+    def run(
+        self,
+        names: Sequence[str],
+        *,
+        federation: Federation | None = None,
+        carry: Callable[[rounds.State], rounds.State] = lambda state: state,
+    ) -> dict[str, Result]:
+        """All lanes in the order of `names`, in two segments; carry: of the state between them."""
+        lanes: Lane = jax.tree.map(lambda *leaves: np.stack(leaves), *map(self.lanes.get, names))
+        state, told = self.restored(lanes.state), []
+        for half in (slice(0, SEGMENT), slice(SEGMENT, None)):
+            schedule = jax.tree.map(lambda leaf, half=half: leaf[:, half], lanes.schedule)
+            now = lanes._replace(state=carry(state), schedule=schedule)
+            state, reports = self.segment(federation or self.federation, now)
+            told.append(plain(reports))
+        together = jax.tree.map(lambda *leaves: np.concatenate(leaves, 1), *told)
+        return {name: tree.take((plain(state), together), i) for i, name in enumerate(names)}
+
+    def turn(self, exchange: int, who: int) -> rounds.State:
+        """The state after the run, in the next round in which a client attends an exchange."""
+        state = self.stops[-1]
+        for round in range(int(state.round), int(state.round) + 2 * NUM_CLIENTS):
+            if self.attending(state.server, np.int32(round))[exchange][who]:
+                return state._replace(round=np.int32(round))
+        raise AssertionError(f"client {who} never attends exchange {exchange}")
+
+    def one_step(
+        self, state: rounds.State, cohort: Cohort, federation: Federation | None = None
+    ) -> Result:
+        return plain(self.step(self.restored(state), plain(cohort), federation or self.federation))
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -108,22 +210,22 @@ def per_client(schedule: Cohort, reports: tuple[rounds.Report, ...]) -> list[Tre
     """Reports [T, S] as [T, C]: wherever a client sat; zeros where it has nothing to say."""
     rounds_, slots = np.nonzero(schedule.present)
     who = np.asarray(schedule.who)[rounds_, slots]
-    shape = (len(schedule.who), federations.NUM_CLIENTS)
+    shape = (len(schedule.who), NUM_CLIENTS)
 
-    def scattered(values: Array) -> np.ndarray:
-        by_client = np.zeros(shape, np.asarray(values).dtype)
-        by_client[rounds_, who] = np.asarray(values)[rounds_, slots]
+    def scattered(values: np.ndarray) -> np.ndarray:
+        by_client = np.zeros(shape, values.dtype)
+        by_client[rounds_, who] = values[rounds_, slots]
         return by_client
 
     for report in reports:
         # Nobody is present in a slot that the schedule leaves empty, or says that it failed.
-        assert not np.asarray(report.present & ~schedule.present).any()
-        assert np.asarray(report.finite | schedule.present).all()
+        assert not (report.present & ~schedule.present).any()
+        assert (report.finite | schedule.present).all()
     return [
         jax.tree.map(
             scattered,
             report._replace(
-                metrics={k: jnp.where(report.present, v, 0) for k, v in report.metrics.items()}
+                metrics={k: np.where(report.present, v, 0) for k, v in report.metrics.items()}
             ),
         )
         for report in reports
@@ -131,21 +233,18 @@ def per_client(schedule: Cohort, reports: tuple[rounds.Report, ...]) -> list[Tre
 
 
 def assert_same_run(
-    case: Case, result: Result, schedule: Cohort | None = None, *, exact: bool = False
+    case: Case, result: Result, schedule: Cohort | None = None, *, expected: Result | None = None
 ) -> None:
     """`result`, under a schedule that may be laid out otherwise, is the run of the case."""
-    check = assert_equal if exact else assert_close
-    state, reports = case.result
-    check(result[0], state)
-    check(
-        per_client(case.schedule if schedule is None else schedule, result[1]),
-        per_client(case.schedule, reports),
-    )
+    state, reports = expected or case.result
+    schedule = case.schedule if schedule is None else schedule
+    assert_close(result[0], state)
+    assert_close(per_client(schedule, result[1]), per_client(case.schedule, reports))
 
 
 def largest_difference(first: Tree, second: Tree) -> float:
     leaves = zip(jax.tree.leaves(plain(first)), jax.tree.leaves(plain(second)), strict=True)
-    return max(np.abs(a.astype(float) - b.astype(float)).max() for a, b in leaves)
+    return max(np.abs(a.astype(float) - b.astype(float)).max(initial=0) for a, b in leaves)
 
 
 def rearranged(schedule: Cohort, seed: int) -> Cohort:
@@ -155,206 +254,255 @@ def rearranged(schedule: Cohort, seed: int) -> Cohort:
         np.tile(np.arange(shape[1]), (shape[0], 1)), axis=1
     )
     assert (order != np.arange(shape[1])).any(1).all()
-    return jax.tree.map(lambda a: jnp.take_along_axis(a, jnp.asarray(order), 1), schedule)
+    return jax.tree.map(lambda a: np.take_along_axis(a, order, 1), schedule)
 
 
 def with_empty_slots(schedule: Cohort) -> Cohort:
     """Two empty slots more, strewn among the others; they name clients that may attend."""
     num_rounds = len(schedule.who)
     empty = Cohort(
-        jnp.tile(jnp.array([3, 0], jnp.int32), (num_rounds, 1)),
-        jnp.zeros((num_rounds, 2), bool),
-        jnp.ones((num_rounds, 2), jnp.int32),
+        np.tile(np.array([3, 0], np.int32), (num_rounds, 1)),
+        np.zeros((num_rounds, 2), bool),
+        np.ones((num_rounds, 2), np.int32),
     )
-    together = jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), schedule, empty)
+    together = jax.tree.map(lambda a, b: np.concatenate([a, b], 1), schedule, empty)
     return rearranged(together, 3)
 
 
 def test_no_algorithm_dodges_the_table() -> None:
-    assert set(federations.listed()) == {name for name, configs in TABLE.items() if configs}
+    """A file with a factory of its own name is listed, no other is, and each is configured."""
+    names = {module.name for module in pkgutil.iter_modules(algorithms.__path__)}
+    modules = {name: importlib.import_module(f"{algorithms.__name__}.{name}") for name in names}
+    assert set(algorithms.LISTED) == {name for name in names if hasattr(modules[name], name)}
+    assert len(set(algorithms.LISTED)) == len(algorithms.LISTED)
+    assert set(algorithms.LISTED) == {name for name, configs in TABLE.items() if configs}
 
 
 def test_the_run_moves_everything_and_delays_matter(case: Case) -> None:
     """Otherwise the tests below would compare nothing with nothing."""
     state, reports = case.result
-    assert largest_difference(case.start.server, state.server) > 1e-2
-    undelayed = case.schedule._replace(delay=jnp.zeros_like(case.schedule.delay))
-    assert largest_difference(case.run(schedule=undelayed)[0].server, state.server) > 1e-3
-    attended = case.schedule.present & (case.schedule.who != NO_EXAMPLE)
-    rounds_of_run = jnp.arange(len(attended))
-    for exchange, report in zip(case.algorithm.exchanges, reports, strict=True):
-        now = jnp.broadcast_to(exchange.takes_place(rounds_of_run), rounds_of_run.shape)
-        assert now.any()
-        assert_equal(report.present, attended & now[:, None])
-        assert_equal(report.size, jnp.array(federations.SIZES)[case.schedule.who])
+    start = case.stops[0]
+    assert largest_difference(start.server, state.server) > 1e-2
+    if jax.tree.leaves(start.clients):
+        assert largest_difference(start.clients, state.clients) > 1e-3
+    assert largest_difference(case.results["undelayed"][0].server, state.server) > 1e-3
+    chex.assert_tree_all_finite((state, [report.metrics for report in reports]))
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_chunked_is_vmapped(case: Case, size: int) -> None:
-    assert_same_run(case, case.run(clients.chunked(size)))
+def test_those_take_part_who_are_sent_have_examples_and_attend(case: Case) -> None:
+    _, reports = case.result
+    attending = [
+        # Before the round: an algorithm whose first exchange decides on its second needs more.
+        plain(case.attending(stop.server, np.int32(t)))
+        for t, stop in enumerate(case.stops[:-1])
+    ]
+    who, present, _ = case.schedule
+    for index, report in enumerate(reports):
+        attends = np.stack([turn[index] for turn in attending])
+        expected = present & (who != NO_EXAMPLE) & np.take_along_axis(attends, who, 1)
+        assert expected.any()
+        assert_equal(report.present, expected)
+        assert_equal(report.size, np.array(federations.SIZES, np.int32)[who])
 
 
-def test_sharded_is_vmapped(case: Case) -> None:
+def test_a_run_in_chunks_is_a_loop_of_steps(case: Case) -> None:
+    assert_same_run(case, case.results["as it is"])
+
+
+def test_a_sharded_run_with_empty_slots_on_bytes_is_a_loop_of_steps(case: Case) -> None:
+    """Each device vmaps its slots, which do not divide evenly; images are 8-bit here alone."""
     mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
-    assert_same_run(case, case.run(clients.sharded("clients"), mesh=mesh))
+    schedule = with_empty_slots(case.schedule)
+
+    def sharded(state: rounds.State, schedule: Cohort, federation: Federation) -> Result:
+        axis = clients.sharded("clients")
+        return rounds.run(case.algorithm, state, schedule, federation, axis=axis)
+
+    run = jax.jit(clients.over(mesh, sharded))
+    result = run(case.restored(case.stops[0]), schedule, federations.federation())
+    assert_same_run(case, plain(result), schedule)
 
 
 def test_the_order_of_slots_does_not_matter(case: Case) -> None:
-    schedule = rearranged(case.schedule, 2)
-    assert_same_run(case, case.run(schedule=schedule), schedule)
+    schedule = case.lanes["other order"].schedule
+    assert_same_run(case, case.results["other order"], schedule)
 
 
-def test_empty_slots_do_not_matter(case: Case) -> None:
-    schedule = with_empty_slots(case.schedule)
-    harmless = federations.padded(case.federation, 3, garbage=False)
-    assert_same_run(case, case.run(schedule=schedule, federation=harmless), schedule)
+def test_others_rows_and_their_order_do_not_matter(case: Case) -> None:
+    relaid = federations.relaid(case.federation)
+    assert not np.isfinite(relaid.data.x).all()
+    assert (relaid.start != case.federation.start).any()
+    assert_equal(case.run(list(case.lanes), federation=relaid), case.results)
 
 
-def test_padding_with_garbage_does_not_matter(case: Case) -> None:
-    schedule = with_empty_slots(case.schedule)  # for the program of the test above
-    garbage = federations.padded(case.federation, 3, garbage=True)
-    assert not np.isfinite(garbage.data.x[garbage.rows[~garbage.mask]]).all()
-    assert_same_run(case, case.run(schedule=schedule, federation=garbage), schedule)
+def test_lanes_do_not_look_at_each_other(case: Case) -> None:
+    """So that seeds and numbers, which may be traced, can be vmapped over."""
+    names = list(case.lanes)
+    # Each name on the lane of another one, so that what changes changes on another lane.
+    turned = case.run(names[1:] + names[:1])
+    for name, lane in case.lanes.items():
+        result, expected = turned[name], case.results[name]
+        assert_close(result[0], expected[0])
+        reports = (per_client(lane.schedule, each[1]) for each in (result, expected))
+        assert_close(*reports)
+    for name in ("other seed", *case.numbers):
+        got = case.results[name][0].server
+        assert largest_difference(got, case.results["as it is"][0].server) > 1e-4
 
 
 def test_stop_and_resume_is_bit_identical(case: Case) -> None:
-    first, last = (tree.take(case.schedule, part) for part in (slice(3), slice(3, 6)))
-    state, reports = case.run(schedule=first)
-    # Through the host, as a checkpoint goes.
-    saved = plain(state)
-    restored = jax.tree.map(jnp.array, saved)._replace(key=jax.random.wrap_key_data(saved.key))
-    state, more = case.run(state=restored, schedule=last)
-    reports = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), reports, more)
-    assert_same_run(case, (state, reports), exact=True)
+    """Through the host, as a checkpoint goes, between segments of a run and between steps."""
+    resumed = case.run(list(case.lanes), carry=lambda state: case.restored(plain(state)))
+    assert_equal(resumed, case.results)
+    assert_equal(case.steps_from(case.stops[SEGMENT], SEGMENT), case.steps[SEGMENT:])
 
 
-def test_run_is_a_loop_of_steps_on_a_donated_state(case: Case) -> None:
-    variables = case.variables()
-    kept = plain(variables)
-    state, reports = case.init(case.algorithm, variables), []
-    for t in range(len(case.schedule.who)):
-        given = state
-        state, report = case.step(
-            given, tree.take(case.schedule, t), federations.in_floats(case.federation)
-        )
-        reports.append(report)
-    assert any(leaf.is_deleted() for leaf in jax.tree.leaves(given.server))  # donated indeed
-    assert_equal(variables, kept)  # what the caller passed to `init` is still there
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *reports)
-    assert_same_run(case, (state, stacked))
+def test_a_state_can_be_donated(case: Case) -> None:
+    given = case.restored(case.stops[0])
+    case.step(given, tree.take(case.schedule, 0), case.federation)
+    assert any(leaf.is_deleted() for leaf in jax.tree.leaves(given.server))
 
 
 @pytest.mark.parametrize("present", [[], [NO_EXAMPLE]], ids=["nobody", "nobody with examples"])
 def test_an_unattended_round_is_the_identity(case: Case, present: list[int]) -> None:
     who = [4, 3, 1, 2, 0]
     cohort = federations.cohort(who, [client in present for client in who])
-    before = case.result[0]
-    after, reports = case.step(case.warm(), cohort, federations.in_floats(case.federation))
-    assert_equal((after.server, after.clients), (before.server, before.clients))
-    assert_equal(after.round, before.round + 1)
-    for report in reports:
-        assert not report.present.any()
+    for index in range(len(case.algorithm.exchanges)):
+        # Were NO_EXAMPLE absent for another reason, it would not be tested.
+        before = case.turn(index, NO_EXAMPLE)
+        after, reports = case.one_step(before, cohort)
+        assert_equal((after.server, after.clients), (before.server, before.clients))
+        assert_equal(after.round, before.round + 1)
+        for report in reports:
+            assert not report.present.any()
 
 
-def test_tiny_clients_give_no_nan(case: Case) -> None:
+def test_a_client_of_one_example_gives_no_nan(case: Case) -> None:
     who = [0, NO_EXAMPLE, ONE_EXAMPLE, 3, 4]
     cohort = federations.cohort(who, [client in (NO_EXAMPLE, ONE_EXAMPLE) for client in who])
-    state, reports = case.step(case.warm(), cohort, federations.in_floats(case.federation))
-    assert largest_difference(state.server, case.result[0].server) > 0
-    chex.assert_tree_all_finite(plain((state, case.result[0])))
-    chex.assert_tree_all_finite([report.metrics for report in case.result[1]])
-    for now, report in zip(case.taking_place(), reports, strict=True):
-        assert_equal(report.present, (jnp.array(who) == ONE_EXAMPLE) & now)
+    for index in range(len(case.algorithm.exchanges)):
+        before = case.turn(index, ONE_EXAMPLE)
+        state, reports = case.one_step(before, cohort)
+        assert_equal(reports[index].present, np.array(who) == ONE_EXAMPLE)
+        assert largest_difference(state.server, before.server) > 0
+        chex.assert_tree_all_finite(state)
 
 
 def test_a_client_that_uploads_nan_is_reported_and_treated_as_absent(case: Case) -> None:
-    who = [4, POISONED, 0, 2, 1]
-    federation = federations.in_floats(case.federation)
-    rows = federation.rows[POISONED][federation.mask[POISONED]]
-    poisoned = federation._replace(
-        data=federation.data._replace(x=federation.data.x.at[rows].set(jnp.nan))
-    )
-    is_poisoned = jnp.array(who) == POISONED
-    got, reports = case.step(case.warm(), federations.cohort(who), poisoned)
-    absent = federations.cohort(who, list(~is_poisoned))
-    expected, _ = case.step(case.warm(), absent, federation)
-    assert_equal(got, expected)
-    chex.assert_tree_all_finite(plain(got))
-    for now, report in zip(case.taking_place(), reports, strict=True):
-        assert_equal(report.finite, ~(is_poisoned & now))
-        assert_equal(report.present, ~is_poisoned & (jnp.array(who) != NO_EXAMPLE) & now)
+    who = np.array([4, POISONED, 0, 2, 1], np.int32)
+    is_poisoned = who == POISONED
+    x = np.array(case.federation.data.x)
+    x[federations.rows_of(case.federation, POISONED)] = np.nan
+    poisoned = case.federation._replace(data=case.federation.data._replace(x=jnp.asarray(x)))
+    for index in range(len(case.algorithm.exchanges)):
+        before = case.turn(index, POISONED)
+        got, reports = case.one_step(before, federations.cohort(who), poisoned)
+        absent = federations.cohort(who, ~is_poisoned)
+        expected, expected_reports = case.one_step(before, absent)
+        assert_equal(got, expected)
+        chex.assert_tree_all_finite(got)
+        assert_equal(reports[index].finite, ~is_poisoned)
+        for report, other in zip(reports, expected_reports, strict=True):
+            assert_equal(report.present, other.present)
 
 
-def test_nothing_is_mutated(case: Case) -> None:
-    """Neither the inputs nor hidden state: traced in a closure, so that a dict that an algorithm
-    changes in place is the caller's own.
-    """
-    variables = case.variables()
-    state, cohort = case.start, tree.take(case.schedule, 0)
-    inputs = (variables, state, cohort, case.federation)
-    before = jax.tree.map(plain, inputs)
+def test_nothing_is_mutated_and_numbers_may_be_traced(case: Case) -> None:
+    """Traced in a closure, so that a dict that is changed in place is the caller's own."""
+    variables, start = (tree.take(stacked, 0) for stacked in case.drawn)
+    cohort = tree.take(case.schedule, 0)
+    inputs = (variables, start, cohort, case.federation)
+    before = plain(inputs)
 
-    def trace() -> Result:
-        case.init(case.algorithm, variables)
-        return rounds.step(case.algorithm, state, cohort, case.federation, axis=clients.vmapped())
-
-    jax.eval_shape(trace)
-    assert_equal(inputs, before)
-    # The same program again, from the same state.
-    assert_same_run(case, case.run(), exact=True)
-
-
-def test_a_run_can_be_vmapped_over_seeds_and_numbers(case: Case) -> None:
-    numbers = {
-        "learning_rate": case.config.learning_rate,
-        **federations.hyperparameters(case.config),
-    }
-    # The run of the case, then one number changed at a time, then another seed.
-    lanes = [(0, numbers), *((0, {**numbers, k: numbers[k] / 2}) for k in numbers), (1, numbers)]
-    lanes = [jax.tree.map(jnp.asarray, lane) for lane in lanes]
-
-    def whole(seed: Array, numbers: dict[str, Array]) -> Result:
+    def trace(numbers: dict[str, Array]) -> Any:
         algorithm = federations.build(case.name, case.config, **numbers)
-        state = case.init(algorithm, case.variables(seed), seed)
-        return rounds.run(algorithm, state, case.schedule, case.federation, axis=clients.vmapped())
+        case.init(algorithm, variables, 0)
+        return rounds.step(algorithm, start, cohort, case.federation, axis=clients.chunked(1))
 
-    one_by_one = [jax.jit(whole)(*lane) for lane in lanes]
-    together = jax.jit(jax.vmap(whole))(*jax.tree.map(lambda *leaves: jnp.stack(leaves), *lanes))
-    assert_same_run(case, one_by_one[0])
-    for i, one in enumerate(one_by_one):
-        state, reports = tree.take(together, i)
-        assert_close(state, one[0])
-        assert_close(per_client(case.schedule, reports), per_client(case.schedule, one[1]))
-        if i > 0:
-            assert largest_difference(one[0].server, case.result[0].server) > 1e-4
+    jax.eval_shape(trace, case.numbers)
+    assert_equal(inputs, before)
+
+
+class Unfused:
+    """An algorithm's rounds, without fusion.
+
+    Fusion may take sums in another order when there is something else to fuse them with.
+    """
+
+    def __init__(self, name: str, model: Model, arguments: dict[str, Any]) -> None:
+        work = federations.full_batch(0.1)
+        factory = getattr(importlib.import_module(f"{algorithms.__name__}.{name}"), name)
+        algorithm = factory(model, work, server_optimizer=optax.adam(0.05), **arguments)
+        federation = federations.federation()
+        variables = federations.initial(model, jax.random.key(0))
+        state = rounds.init(
+            algorithm, variables, federation, jax.random.key(0), history=federations.HISTORY
+        )
+        step = jax.jit(
+            lambda state, cohort: rounds.step(
+                algorithm, state, cohort, federation, axis=clients.vmapped()
+            ),
+            compiler_options={"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion"},
+        )
+        schedule = plain(federations.schedule())
+        self.servers, self.losses = [], []
+        for t in range(len(schedule.who)):
+            state, (report,) = step(state, tree.take(schedule, t))
+            self.servers.append(plain((state.server.variables, state.server.opt_state)))
+            self.losses.append(plain(report.metrics["loss"]))
+
+
+def batch_normed() -> Model:
+    return models.from_blocks([federations.NormedHidden(4), federations.Linear(3)], 1)
+
+
+@cache
+def fedavg_unfused(model: Callable[[], Model]) -> Unfused:
+    return Unfused("fedavg", model(), {})
 
 
 REDUCTIONS = [
-    ("fedprox", {"proximal": 0.0}),
+    ("fedprox", federations.mlp, {"proximal": 0.0}),
+    ("fedbn", batch_normed, {"is_local": lambda path: False}),
     *(
-        ("fedipg", {"penalty": 0.0, "penalty_on": on, "derivative": derivative})
+        ("fedipg", federations.mlp, {"penalty": 0.0, "penalty_on": on, "derivative": derivative})
         for on in ("all", "classifier")
         for derivative in ("forward_over_reverse", "reverse_over_forward")
     ),
 ]
 
 
-@pytest.fixture(scope="module")
-def fedavg_case() -> Case:
-    config = Config(federations.mlp, federations.full_batch)
-    # Fusion may take sums in another order when there is something else to fuse them with.
-    return Case("fedavg", config, {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion"})
-
-
-@pytest.mark.parametrize(("name", "arguments"), REDUCTIONS)
+@pytest.mark.parametrize(("name", "model", "arguments"), REDUCTIONS)
 def test_reduces_to_fedavg_bit_for_bit(
-    fedavg_case: Case, name: str, arguments: dict[str, Any]
+    name: str, model: Callable[[], Model], arguments: dict[str, Any]
 ) -> None:
-    config = fedavg_case.config._replace(arguments=arguments)
-    (expected, expected_reports), (got, reports) = (
-        fedavg_case.result,
-        Case(name, config, fedavg_case.compiler_options).result,
-    )
-    assert_equal(got, expected)
-    for report, other in zip(reports, expected_reports, strict=True):
-        assert_equal(report.metrics["loss"], other.metrics["loss"])
+    expected, got = fedavg_unfused(model), Unfused(name, model(), arguments)
+    assert_equal(got.servers, expected.servers)
+    assert_equal(got.losses, expected.losses)
+
+
+def test_scaffold_is_fedavg_until_its_variates_are_set() -> None:
+    expected = fedavg_unfused(federations.mlp)
+    got = Unfused("scaffold", federations.mlp(), {"weighting": "size"})
+    assert_equal((got.servers[0], got.losses[0]), (expected.servers[0], expected.losses[0]))
+    assert largest_difference(got.servers[1], expected.servers[1]) > 1e-3
+
+
+def test_a_larger_capacity_of_a_full_batch_changes_nothing() -> None:
+    model, federation = federations.normed(), federations.federation()
+    variables = federations.initial(model, jax.random.key(0))
+    grad_fn = averaging.gradient(model)
+
+    def trained(capacity: int) -> Tree:
+        work = local.full_batch(optax.sgd(0.1), capacity=capacity, num_steps=2)
+
+        def train(who: Array) -> Tree:
+            start, size = federation.start[who], federation.size[who]
+            shard = Shard(federation.data, federation.order, start, size, who)
+            return work.run(grad_fn, work.init(variables), shard, jax.random.key(0))
+
+        return jax.jit(jax.vmap(train))(jnp.arange(NUM_CLIENTS))
+
+    exact = trained(max(federations.SIZES))
+    assert_close(trained(max(federations.SIZES) + 4), exact)
+    kernels = exact.local.variables.params.head["blocks_1"]["Dense_0"]["kernel"]
+    assert jnp.abs(kernels[3] - kernels[4]).max() > 1e-3

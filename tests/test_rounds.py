@@ -1,42 +1,74 @@
 """The engine, on toy algorithms that record what they were given."""
 
-import chex
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import federations
 from federations import assert_equal
-from fedjax_inv import aggregators, clients, rounds, tree
-from fedjax_inv.types import Algorithm, Array, Cohort, Exchange, Metrics, Shard, Tree
+from fedjax_inv import aggregators, clients, local, rounds, tree
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Exchange,
+    Halves,
+    Reply,
+    Setup,
+    Step,
+    Tree,
+    Variables,
+    Visit,
+)
 
 FEDERATION = federations.in_floats(federations.federation())
 C = federations.NUM_CLIENTS
 NAN, INFINITE = 3, 2  # clients
+# What a client uploads beside what it heard, as one array: it makes smaller programs.
+NUMBERS = ("key", "mine", "rounds", "round", "delay", "who", "start", "size")
+Result = tuple[rounds.State, tuple[rounds.Report, ...]]
 
 
 def toy(*exchanges: Exchange) -> Algorithm:
     """The server is a number and what it received last; a client counts its rounds."""
     return Algorithm(
-        lambda variables, key: (jnp.float32(0), variables),
+        lambda setup: (jnp.float32(0), setup.variables),
         lambda server, who: {"who": who, "rounds": jnp.int32(0)},
         exchanges,
         lambda server, own, x: x,
     )
 
 
-def exchange(**replaced: object) -> Exchange:
-    """Broadcasts the number, uploads what was heard, counts the rounds."""
+def client(visit: Visit) -> Reply:
+    """Uploads all of the visit, reports how much it may work on, counts its turns."""
+    own = {**visit.own, "rounds": visit.own["rounds"] + 1}
+    numbers = {
+        "key": jax.random.bits(visit.key).astype(jnp.int32),
+        "mine": visit.own["who"],
+        "rounds": visit.own["rounds"],
+        "round": visit.round,
+        "delay": visit.delay,
+        "who": visit.shard.who,
+        "start": visit.shard.start,
+        "size": visit.shard.size,
+    }
+    upload = {"heard": visit.message, "numbers": jnp.stack([numbers[name] for name in NUMBERS])}
+    return Reply(own, upload, {"size": visit.shard.size})
 
-    def client(
-        message: Array, own: dict[str, Array], shard: Shard, key: Array
-    ) -> tuple[Tree, Tree, Metrics]:
-        own = {**own, "rounds": own["rounds"] + 1}
-        return own, {"heard": message, "key": jax.random.bits(key), "who": own["who"]}, {}
+
+def exchange(**replaced: Any) -> Exchange:
+    """Broadcasts the number, uploads the visit, counts the rounds."""
 
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
-        return server[0] + 1, {"stack": aggregated, "present": cohort.present}
+        return server[0] + 1, {"stack": aggregated, "cohort": cohort}
 
     default = Exchange(lambda server: server[0], client, aggregators.stacked(), update)
     return default._replace(**replaced)
@@ -44,71 +76,12 @@ def exchange(**replaced: object) -> Exchange:
 
 def empty(num_slots: int) -> Tree:
     """What the server holds before it received anything."""
-    zero = {"heard": jnp.float32(0), "key": jnp.uint32(0), "who": jnp.int32(0)}
+    zero = jnp.zeros(num_slots, jnp.int32)
+    upload = {"heard": jnp.float32(0), "numbers": jnp.zeros(len(NUMBERS), jnp.int32)}
     return {
-        "stack": aggregators.stacked().init(zero, num_slots),
-        "present": jnp.zeros(num_slots, bool),
+        "stack": aggregators.stacked().init(upload, num_slots),
+        "cohort": Cohort(zero, jnp.zeros(num_slots, bool), zero),
     }
-
-
-def start(algorithm: Algorithm, num_slots: int = C, *, history: int = 1) -> rounds.State:
-    key = jax.random.key(0)
-    return rounds.init(algorithm, empty(num_slots), key, C, history=history)
-
-
-def steps(
-    algorithm: Algorithm, state: rounds.State, schedule: Cohort, *, drop_nonfinite: bool = False
-) -> list[tuple[rounds.State, tuple[rounds.Report, ...]]]:
-    """The state and the reports after each round, with one trace."""
-    axis = clients.chunked(2)
-
-    def step(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
-        return rounds.step(
-            algorithm, state, cohort, FEDERATION, axis=axis, drop_nonfinite=drop_nonfinite
-        )
-
-    chex.clear_trace_counter()  # which counts by the name of the function
-    step = jax.jit(chex.assert_max_traces(step, n=1))
-    results = []
-    for t in range(len(schedule.who)):
-        state, reports = step(state, tree.take(schedule, t))
-        results.append((state, reports))
-    return results
-
-
-def received(state: rounds.State) -> dict[int, dict[str, float]]:
-    """What each client that was present uploaded."""
-    stack: aggregators.Stack = state.server[1]["stack"]
-    return {
-        int(who): jax.tree.map(lambda leaf, i=i: float(leaf[i]), stack.values)
-        for i, who in enumerate(stack.who)
-        if stack.present[i]
-    }
-
-
-@pytest.mark.parametrize("history", [1, 2, 4])
-def test_a_delayed_client_hears_the_broadcast_of_then(history: int) -> None:
-    algorithm = toy(exchange())
-    schedule = federations.schedule()
-    schedule = schedule._replace(present=schedule.present.at[2, 1].set(True))  # attend all rounds
-    schedule = schedule._replace(delay=schedule.delay + (schedule.who == 4) * 3)
-    results = steps(algorithm, start(algorithm, history=history), schedule)
-    for t, (state, _) in enumerate(results):
-        delay = dict(zip(schedule.who[t].tolist(), schedule.delay[t].tolist(), strict=True))
-        for who, upload in received(state).items():
-            assert upload["who"] == who
-            # The number that is broadcast is the round's.
-            assert upload["heard"] == max(0, t - min(delay[who], history - 1))
-
-
-def test_a_broadcast_that_nobody_heard_counts_as_a_round() -> None:
-    algorithm = toy(exchange())
-    schedule = tree.take(federations.schedule(), slice(5))  # nobody attends round 2
-    schedule = schedule._replace(delay=jnp.ones_like(schedule.delay))
-    state, _ = steps(algorithm, start(algorithm, history=3), schedule)[-1]
-    # In rounds 2 and 3 the number was 2; round 4 hears what round 3 did.
-    assert {upload["heard"] for upload in received(state).values()} == {2}
-    assert state.round == 5
 
 
 def count_only(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
@@ -116,40 +89,185 @@ def count_only(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
     return server[0] + 1, server[1]
 
 
-@pytest.mark.parametrize("recorded", [0, 1])
-@pytest.mark.parametrize("history", [1, 2])
-def test_exchanges_follow_each_other_and_have_histories_of_their_own(
-    recorded: int, history: int
-) -> None:
+@functools.cache
+def start(make: Callable[[], Algorithm], num_slots: int = C, history: int = 1) -> rounds.State:
+    return rounds.init(make(), empty(num_slots), FEDERATION, jax.random.key(0), history=history)
+
+
+@functools.cache
+def program(make: Callable[[], Algorithm], drop_nonfinite: bool) -> Callable[..., Any]:
+    """A jitted round of the algorithm that `make` makes."""
+    algorithm = make()
+    axis = clients.chunked(2)
+
+    def step(state: rounds.State, cohort: Cohort) -> Result:
+        return rounds.step(
+            algorithm, state, cohort, FEDERATION, axis=axis, drop_nonfinite=drop_nonfinite
+        )
+
+    return jax.jit(step)
+
+
+def steps(
+    make: Callable[[], Algorithm],
+    schedule: Cohort,
+    state: rounds.State | None = None,
+    *,
+    drop_nonfinite: bool = False,
+    history: int = 1,
+) -> list[Result]:
+    """The state and the reports after each round, on the host."""
+    step = program(make, drop_nonfinite)
+    if state is None:
+        state = start(make, schedule.who.shape[1], history)
+    schedule, results = federations.plain(schedule), []
+    for t in range(len(schedule.who)):
+        state, reports = step(state, tree.take(schedule, t))
+        results.append((federations.plain(state), federations.plain(reports)))
+    return results
+
+
+def received(state: rounds.State) -> dict[int, dict[str, Any]]:
+    """What each client that was present uploaded."""
+    stack: aggregators.Stack = state.server[1]["stack"]
+    numbers, heard = stack.values["numbers"].tolist(), stack.values["heard"].tolist()
+    return {
+        int(who): {**dict(zip(NUMBERS, numbers[i], strict=True)), "heard": heard[i]}
+        for i, who in enumerate(stack.who)
+        if stack.present[i]
+    }
+
+
+def one() -> Algorithm:
+    return toy(exchange())
+
+
+def two(recorded: int) -> Algorithm:
+    """Two exchanges, of which one is recorded."""
     exchanges = [exchange(update=count_only)] * 2
     exchanges[recorded] = exchange()
-    algorithm = toy(*exchanges)
+    return toy(*exchanges)
+
+
+TWO = [functools.partial(two, recorded) for recorded in range(2)]
+
+
+def full() -> Cohort:
+    """The schedule with everybody present."""
     schedule = federations.schedule()
-    schedule = schedule._replace(
-        present=jnp.ones_like(schedule.present), delay=jnp.ones_like(schedule.delay)
-    )
-    results = steps(algorithm, start(algorithm, history=history), schedule)
+    return schedule._replace(present=jnp.ones_like(schedule.present))
+
+
+def once(who: list[int], present: list[bool] | None = None) -> Cohort:
+    """A schedule of one round."""
+    return jax.tree.map(lambda a: a[None], federations.cohort(who, present))
+
+
+@pytest.mark.parametrize("history", [1, 2])
+def test_a_step_is_traced_once_as_it_returns_what_it_takes(history: int) -> None:
+    algorithm, traces = one(), []
+
+    def step(state: rounds.State, cohort: Cohort) -> rounds.State:
+        traces.append(1)
+        return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.vmapped())[0]
+
+    state, step = start(one, C, history), jax.jit(step)
+    for _ in range(3):
+        state = jax.eval_shape(step, state, federations.cohort([0, 1, 2, 3, 4]))
+    assert len(traces) == 1
+
+
+def test_the_server_is_set_up_with_what_it_may_know() -> None:
+    setups: list[Setup] = []
+
+    def init_server(setup: Setup) -> Tree:
+        setups.append(setup)
+        return jnp.float32(0), setup.variables
+
+    def init_client(server: Tree, who: Array) -> Tree:
+        return {"who": who + 10, "rounds": server[0]}
+
+    algorithm = one()._replace(init_server=init_server, init_client=init_client)
+    for seed in range(2):
+        key = jax.random.key(seed)
+        state = rounds.init(algorithm, empty(C), FEDERATION, key)
+        # Neither is the key of the rounds that of the server.
+        assert (jax.random.bits(setups[-1].key) != jax.random.bits(state.key)).all()
+        assert (jax.random.bits(state.key) != jax.random.bits(key)).all()
+    assert setups[0].num_clients == C
+    assert_equal(setups[0].sample, FEDERATION.data.x[:1])
+    assert_equal(setups[0].variables, empty(C))
+    assert len({int(jax.random.bits(setup.key)) for setup in setups}) == 2
+    assert_equal(state.clients["who"], np.arange(10, 10 + C, dtype=np.int32))
+    assert state.round == 0
+
+
+@pytest.mark.parametrize("history", [1, 3])
+def test_a_delayed_client_hears_the_broadcast_of_then(history: int) -> None:
+    schedule = federations.schedule()
+    schedule = schedule._replace(present=schedule.present.at[2, 1].set(True))  # attend all rounds
+    schedule = schedule._replace(delay=schedule.delay + (schedule.who == 4) * 3)
+    results = steps(one, schedule, history=history)
+    for t, (state, _) in enumerate(results):
+        late = np.minimum(schedule.delay[t], min(history - 1, t))
+        delay = dict(zip(schedule.who[t].tolist(), late.tolist(), strict=True))
+        for who, upload in received(state).items():
+            # The number that is broadcast is the round's.
+            assert upload["heard"] == t - delay[who]
+            # A visit tells how late it is, not how late the schedule would have it.
+            assert upload["delay"] == delay[who]
+        assert_equal(state.server[1]["cohort"].delay, late.astype(np.int32))
+
+
+def test_a_visit_is_of_its_client_and_its_round() -> None:
+    schedule = full()
+    for t, (state, _) in enumerate(steps(one, schedule)):
+        uploads = received(state)
+        assert set(uploads) == {0, 2, 3, 4}
+        for who, upload in uploads.items():
+            assert upload["who"] == upload["mine"] == who
+            assert upload["round"] == upload["rounds"] == t
+            assert upload["start"] == FEDERATION.start[who]
+            assert upload["size"] == federations.SIZES[who]
+
+
+def test_an_absent_client_has_nothing_to_work_on() -> None:
+    present = [True, True, False, True, False]
+    ((_, (report,)),) = steps(one, once([0, 1, 2, 3, 4], present))
+    assert_equal(report.metrics["size"], np.array([4, 0, 0, 7, 0], np.int32))
+    assert_equal(report.size, np.array(federations.SIZES, np.int32))
+
+
+def test_a_broadcast_that_nobody_heard_counts_as_a_round() -> None:
+    schedule = tree.take(federations.schedule(), slice(5))  # nobody attends round 2
+    schedule = schedule._replace(delay=jnp.ones_like(schedule.delay))
+    state, _ = steps(one, schedule, history=3)[-1]
+    # In rounds 2 and 3 the number was 2; round 4 hears what round 3 did.
+    assert {upload["heard"] for upload in received(state).values()} == {2}
+    assert state.round == 5
+
+
+@pytest.mark.parametrize("recorded", [0, 1])
+def test_exchanges_follow_each_other_and_have_histories_of_their_own(recorded: int) -> None:
+    schedule = full()._replace(delay=jnp.ones_like(full().delay))
+    results = steps(TWO[recorded], schedule, history=2)
     for t, (state, reports) in enumerate(results):
         assert len(reports) == 2
         assert state.server[0] == 2 * (t + 1)  # two updates a round
         # The second exchange hears what the first has made; in the first round nobody is late.
-        expected = 2 * max(0, t - (history - 1)) + recorded
-        assert {upload["heard"] for upload in received(state).values()} == {expected}
+        expected = 2 * max(0, t - 1) + recorded
+        uploads = received(state).values()
+        assert {upload["heard"] for upload in uploads} == {expected}
+        # It sees what the client kept in the first.
+        assert {upload["rounds"] for upload in uploads} == {2 * t + recorded}
 
 
 def test_keys_differ_by_round_exchange_and_client_but_not_by_slot() -> None:
     seen = []
-    for recorded in range(2):
-        exchanges = [exchange(update=count_only)] * 2
-        exchanges[recorded] = exchange()
-        algorithm = toy(*exchanges)
-        schedule = federations.schedule()
-        schedule = schedule._replace(present=jnp.ones_like(schedule.present))
-        backwards = jax.tree.map(lambda leaf: leaf[:, ::-1], schedule)
+    for make in TWO:
+        backwards = jax.tree.map(lambda leaf: leaf[:, ::-1], full())
         for (state, _), (other, _) in zip(
-            steps(algorithm, start(algorithm), schedule),
-            steps(algorithm, start(algorithm), backwards),
-            strict=True,
+            steps(make, full(), history=2), steps(make, backwards, history=2), strict=True
         ):
             assert received(state) == received(other)
             seen += [upload["key"] for upload in received(state).values()]
@@ -157,73 +275,106 @@ def test_keys_differ_by_round_exchange_and_client_but_not_by_slot() -> None:
 
 
 def test_the_keys_follow_the_run() -> None:
-    algorithm = toy(exchange())
-    schedule = tree.take(federations.schedule(), slice(1))
     keys = []
     for seed in range(2):
-        state = rounds.init(algorithm, empty(C), jax.random.key(seed), C)
-        ((state, _),) = steps(algorithm, state, schedule)
+        state = rounds.init(one(), empty(C), FEDERATION, jax.random.key(seed))
+        ((state, _),) = steps(one, tree.take(full(), slice(1)), state)
         keys += [upload["key"] for upload in received(state).values()]
     assert len(set(keys)) == len(keys)
 
 
 def test_only_who_is_present_and_has_examples_counts() -> None:
-    algorithm = toy(exchange())
     schedule = federations.schedule()
-    expected = np.zeros(C)
-    for t, (state, (report,)) in enumerate(steps(algorithm, start(algorithm), schedule)):
+    expected = np.zeros(C, np.int32)
+    for t, (state, (report,)) in enumerate(steps(one, schedule)):
         attending = [
             who
             for who, present in zip(schedule.who[t].tolist(), schedule.present[t], strict=True)
             if present and federations.SIZES[who]
         ]
         expected[attending] += 1
-        assert_equal(state.clients["rounds"], expected.astype(np.int32))
+        assert_equal(state.clients["rounds"], expected)
         assert_equal(state.clients["who"], np.arange(C, dtype=np.int32))
         assert set(np.asarray(schedule.who[t])[report.present]) == set(attending)
         assert report.finite.all()
         if attending:
             assert set(received(state)) == set(attending)
-            assert_equal(state.server[1]["present"], report.present)
+            assert_equal(state.server[1]["cohort"].present, report.present)
 
 
-def test_slots_may_be_fewer_than_clients() -> None:
-    algorithm = toy(exchange())
-    state = start(algorithm, 2)
-    cohort = federations.cohort([4, 2])
-    state, _ = rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.vmapped())
-    assert_equal(state.clients["rounds"], np.array([0, 0, 1, 0, 1], np.int32))
-    assert set(received(state)) == {2, 4}
+@settings(max_examples=10)
+@given(named=st.integers(-9, 99), first=st.booleans(), delay=st.integers(-3, 9))
+def test_slots_may_be_fewer_than_clients_and_an_empty_one_may_name_anybody(
+    named: int, first: bool, delay: int
+) -> None:
+    who, present = [4, 3, named], [True, True, False]
+    schedule = once(who[::-1] if first else who, present[::-1] if first else present)
+    late = jnp.where(schedule.present, 0, delay)
+    ((state, (report,)),) = steps(one, schedule._replace(delay=late))
+    assert_equal(state.clients["rounds"], np.array([0, 0, 0, 1, 1], np.int32))
+    assert set(received(state)) == {3, 4}
+    assert_equal(report.present, np.asarray(schedule.present[0]))
+    assert report.finite.all()
 
 
-@pytest.mark.parametrize("present", [[True, True, False], [False, True, True]])
-def test_an_empty_slot_may_name_a_client_that_attends(present: list[bool]) -> None:
-    algorithm = toy(exchange())
-    schedule = jax.tree.map(lambda a: a[None], federations.cohort([0, 3, 0], present))
-    ((state, _),) = steps(algorithm, start(algorithm, 3), schedule)
-    assert_equal(state.clients["rounds"], np.array([1, 0, 0, 1, 0], np.int32))
+def taking_turns() -> Algorithm:
+    """Two exchanges: one of even clients in even rounds and of odd in odd, one of nobody."""
+
+    def attends(server: Tree, who: Array, round: Array) -> Array:
+        return (who + round) % 2 == 0
+
+    nobody = exchange(update=count_only, attends=lambda server, who, round: False)
+    return toy(exchange(attends=attends), nobody)
 
 
-def poisonous() -> Exchange:
+def test_attends_decides_for_each_client_and_round() -> None:
+    results = steps(taking_turns, full())
+    for t, (state, (report, nobody)) in enumerate(results):
+        due = {who for who in range(C) if (who + t) % 2 == 0 and federations.SIZES[who]}
+        assert set(received(state)) == due
+        assert set(np.asarray(full().who[t])[report.present]) == due
+        assert_equal(state.server[1]["cohort"].present, report.present)
+        assert (nobody.present.any(), nobody.finite.all()) == (False, True)
+        # The exchange of nobody has counted nothing, on the server or with a client.
+        assert state.server[0] == t + 1
+        counts = [len(range(who % 2, t + 1, 2)) * (who != 1) for who in range(C)]
+        assert_equal(state.clients["rounds"], np.array(counts, np.int32))
+
+
+def until_two() -> Algorithm:
+    """The server lets clients in until it has counted to 2."""
+    return toy(exchange(attends=lambda server, who, round: server[0] < 2))
+
+
+def test_an_exchange_that_nobody_attends_is_the_identity() -> None:
+    _, (before, _), *after = steps(until_two, full())
+    assert before.server[0] == 2
+    for t, (state, (report,)) in enumerate(after, 3):
+        assert_equal((state.server, state.clients), (before.server, before.clients))
+        assert state.round == t
+        assert not report.present.any()
+
+
+def poisonous() -> Algorithm:
     """Client NAN uploads a NaN, client INFINITE reports an infinity."""
-    client = exchange().client
 
-    def poisoned(message: Array, own: Tree, shard: Shard, key: Array) -> tuple[Tree, Tree, Metrics]:
-        own, upload, _ = client(message, own, shard, key)
-        upload["heard"] = jnp.where(own["who"] == NAN, jnp.nan, upload["heard"])
-        return own, upload, {"loss": jnp.where(own["who"] == INFINITE, jnp.inf, 0.0)}
+    def poisoned(visit: Visit) -> Reply:
+        reply = client(visit)
+        who = visit.own["who"]
+        reply.upload["heard"] = jnp.where(who == NAN, jnp.nan, reply.upload["heard"])
+        reply.metrics["loss"] = jnp.where(who == INFINITE, jnp.inf, 0.0)
+        return reply
 
-    return exchange(client=poisoned)
+    return toy(exchange(client=poisoned))
 
 
 @pytest.mark.parametrize("drop", [False, True])
 def test_a_nonfinite_upload_is_reported_and_dropped_on_demand(drop: bool) -> None:
-    algorithm = toy(poisonous())
-    schedule = jax.tree.map(lambda a: a[None], federations.cohort([0, NAN, 4, 1, INFINITE]))
-    ((state, (report,)),) = steps(algorithm, start(algorithm), schedule, drop_nonfinite=drop)
+    schedule = once([0, NAN, 4, 1, INFINITE])
+    ((state, (report,)),) = steps(poisonous, schedule, drop_nonfinite=drop)
     assert_equal(report.finite, np.array([True, False, True, True, False]))
     assert_equal(report.present, np.array([True, not drop, True, False, not drop]))
-    assert_equal(state.server[1]["present"], report.present)
+    assert_equal(state.server[1]["cohort"].present, report.present)
     assert state.clients["rounds"][NAN] == (not drop)
     assert set(received(state)) == ({0, 4} if drop else {0, 4, INFINITE, NAN})
     if not drop:
@@ -231,44 +382,86 @@ def test_a_nonfinite_upload_is_reported_and_dropped_on_demand(drop: bool) -> Non
 
 
 def test_a_round_of_nothing_but_nan_is_unattended() -> None:
-    algorithm = toy(poisonous())
-    schedule = jax.tree.map(lambda a: a[None], federations.cohort([NAN, 1]))
-    before = start(algorithm, 2)
-    ((after, _),) = steps(algorithm, before, schedule, drop_nonfinite=True)
+    who = [NAN, 1, 0, 2, 4]
+    schedule = once(who, [client in (NAN, 1) for client in who])
+    before = start(poisonous)
+    ((after, _),) = steps(poisonous, schedule, before, drop_nonfinite=True)
     assert_equal((after.server, after.clients), (before.server, before.clients))
 
 
-def test_aggregators_may_be_a_tree() -> None:
-    parts = {"heard": aggregators.total(), "key": aggregators.stacked(), "who": aggregators.mean()}
+def test_who_holds_more_than_a_full_batch_is_reported() -> None:
+    """Rather than trained on a part; and dropped on demand like any client that diverges."""
+    work = local.full_batch(optax.sgd(1.0), capacity=4)
+    variables = Variables(Halves(jnp.zeros(()), ()), Halves((), ()))
+
+    def grad_fn(variables: Variables, batch: Any, key: Array) -> Step:
+        return Step(Halves(-batch.mask.sum().astype(jnp.float32), ()), variables.stats, {})
+
+    def trains(visit: Visit) -> Reply:
+        trained = work.run(grad_fn, work.init(visit.message), visit.shard, visit.key)
+        return Reply((), trained.local.variables, trained.metrics)
+
+    algorithm = Algorithm(
+        lambda setup: setup.variables,
+        lambda server, who: (),
+        (
+            Exchange(
+                lambda server: server,
+                trains,
+                aggregators.total(),
+                lambda server, aggregated, cohort: aggregated,
+            ),
+        ),
+        lambda server, own, x: x,
+    )
+    step = functools.partial(rounds.step, algorithm, axis=clients.vmapped(), drop_nonfinite=True)
+    state, (report,) = jax.jit(step)(
+        rounds.init(algorithm, variables, FEDERATION, jax.random.key(0)),
+        federations.cohort([0, 1, 2, 3, 4]),
+        FEDERATION,
+    )
+    # Of 4, 0, 1, 7 and 5 examples.
+    assert_equal(report.finite, np.array([True, True, True, False, False]))
+    assert_equal(report.present, np.array([True, False, True, False, False]))
+    assert state.server.params.body == 4 + 1
+
+
+def mixed() -> Algorithm:
+    """Each part of the upload has an aggregator of its own; the number is the mean client."""
+    parts = {"number": aggregators.mean(aggregators.uniform), "all": aggregators.stacked()}
+
+    def telling(visit: Visit) -> Reply:
+        reply = client(visit)
+        return reply._replace(upload={"number": 1.0 * visit.shard.who, "all": reply.upload})
 
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
-        return aggregated["who"], {**server[1], "present": aggregated["key"].present}
+        return aggregated["number"], {"stack": aggregated["all"], "cohort": cohort}
 
-    algorithm = toy(exchange(aggregate=parts, update=update))
-    schedule = jax.tree.map(lambda a: a[None], federations.cohort([0, 3, 4, 1, 2]))
-    ((state, _),) = steps(algorithm, start(algorithm), schedule)
+    return toy(exchange(client=telling, aggregate=parts, update=update))
+
+
+def test_aggregators_may_be_a_tree() -> None:
+    ((state, _),) = steps(mixed, once([0, 3, 4, 1, 2]))
     assert state.server[0] == np.mean([0, 3, 4, 2])
-    assert_equal(state.server[1]["present"], np.array([1, 1, 1, 0, 1], bool))
+    assert set(received(state)) == {0, 3, 4, 2}
 
 
 def test_run_stacks_the_reports_of_its_steps() -> None:
-    algorithm = toy(exchange())
     schedule = federations.schedule()
-    state, reports = rounds.run(
-        algorithm, start(algorithm), schedule, FEDERATION, axis=clients.chunked(2)
-    )
-    looped = steps(algorithm, start(algorithm), schedule)
+    run = functools.partial(rounds.run, one(), axis=clients.chunked(2))
+    state, reports = run(start(one, C, 3), schedule, FEDERATION)
+    looped = steps(one, schedule, history=3)
     assert_equal(state, looped[-1][0])
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(reports for _, reports in looped))
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(reports for _, reports in looped))
     assert_equal(reports, stacked)
 
 
 def test_a_state_can_be_donated_although_its_leaves_began_as_one_array() -> None:
-    algorithm = toy(exchange())._replace(
-        init_server=lambda variables, key: (jnp.float32(0), {**variables, "again": variables})
+    algorithm = one()._replace(
+        init_server=lambda setup: (jnp.float32(0), {**setup.variables, "again": setup.variables})
     )
     variables = empty(C)
-    state = rounds.init(algorithm, variables, jax.random.key(0), C, history=2)
+    state = rounds.init(algorithm, variables, FEDERATION, jax.random.key(0), history=2)
     leaves = jax.tree.leaves((state, variables))
     pointers = {leaf.unsafe_buffer_pointer() for leaf in leaves if leaf.dtype == jnp.float32}
     assert len(pointers) == sum(leaf.dtype == jnp.float32 for leaf in leaves)
@@ -277,6 +470,55 @@ def test_a_state_can_be_donated_although_its_leaves_began_as_one_array() -> None
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(variables))
 
 
-def test_init_refuses_no_history() -> None:
-    with pytest.raises(ValueError, match="history=0: must be at least 1"):
-        start(toy(exchange()), history=0)
+def late(schedule: Cohort, delay: int) -> Cohort:
+    return schedule._replace(delay=jnp.full_like(schedule.delay, delay))
+
+
+MISTAKES = [
+    (once([0, C]), f"round 0 names client {C}: must be in 0..{C - 1}"),
+    (once([-1, 0]), f"round 0 names client -1: must be in 0..{C - 1}"),
+    (once([3, 3]), "round 0 names a client twice: must be once"),
+    (late(once([0, 3]), -1), r"a delay of -1: must be in 0..1, .* history=2"),
+    (late(once([0, 3]), 2), r"a delay of 2: must be in 0..1, .* history=2"),
+]
+
+
+@pytest.mark.parametrize(("schedule", "words"), MISTAKES)
+def test_a_schedule_that_does_not_fit_is_one_line(schedule: Cohort, words: str) -> None:
+    algorithm = one()
+    state = start(one, 2, 2)
+    for call in (
+        lambda: rounds.run(algorithm, state, schedule, FEDERATION, axis=clients.vmapped()),
+        lambda: rounds.step(
+            algorithm, state, tree.take(schedule, 0), FEDERATION, axis=clients.vmapped()
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^schedule: {words}") as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+def test_what_is_traced_cannot_be_looked_at_and_passes() -> None:
+    algorithm = one()
+    run = functools.partial(rounds.run, algorithm, axis=clients.vmapped())
+    state = start(one, 2, 2)
+    for schedule, _ in MISTAKES:
+        jax.eval_shape(run, state, schedule, FEDERATION)
+
+
+@pytest.mark.parametrize("sizes", [federations.SIZES[1:], (*federations.SIZES, 2)])
+def test_a_state_of_another_federation_is_one_line(sizes: tuple[int, ...]) -> None:
+    algorithm, other = one(), federations.federation(sizes)
+    words = f"^federation: has {len(sizes)} clients, must have {C}, those that the state is of"
+    for call in (rounds.step, rounds.run):
+        cohort = federations.cohort([0, 1]) if call is rounds.step else once([0, 1])
+        with pytest.raises(ValueError, match=words):
+            call(algorithm, start(one, 2), cohort, other, axis=clients.vmapped())
+
+
+def test_init_refuses_no_history_and_rows_that_are_none() -> None:
+    with pytest.raises(ValueError, match="history=0: must be a whole number, at least 1"):
+        start(one, C, 0)
+    beyond = FEDERATION._replace(size=FEDERATION.size.at[0].set(99))
+    with pytest.raises(ValueError, match=r"size=99 of client 0: must lie in"):
+        rounds.init(one(), empty(C), beyond, jax.random.key(0))

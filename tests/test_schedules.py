@@ -1,119 +1,177 @@
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from federations import assert_equal
 from fedjax_inv import schedules, tree
+from fedjax_inv.types import Cohort, Tree
 
-sampled = jax.jit(schedules.sampled, static_argnums=(1, 2, 3))
+
+def compiled(make: Callable[[], Tree]) -> Tree:
+    """make() on the host, as one program: op by op it would take a second."""
+    return jax.tree.map(np.asarray, jax.jit(make)())
 
 
 def test_everyone() -> None:
     schedule = schedules.everyone(3, 4)
-    assert_equal(schedule.who, np.tile(np.arange(3), (4, 1)))
+    assert_equal(schedule.who, np.tile(np.arange(3, dtype=np.int32), (4, 1)))
     assert schedule.present.all()
     assert not schedule.delay.any()
     assert schedule.who.dtype == schedule.delay.dtype == jnp.int32
 
 
-@given(seed=st.integers(0, 999), size=st.sampled_from([(1, 1), (5, 2), (4, 4)]))
+@pytest.mark.parametrize(("num_clients", "cohort"), [(5, 2), (4, 4)])
 def test_sampled_without_replacement_and_a_longer_one_starts_with_it(
-    seed: int, size: tuple[int, int]
+    num_clients: int, cohort: int
 ) -> None:
-    (num_clients, cohort), key = size, jax.random.key(seed)
-    schedule = sampled(key, num_clients, cohort, 5)
-    assert schedule.who.shape == (5, cohort)
-    for round_ in np.asarray(schedule.who):
+    def both(key: jax.Array) -> tuple[Cohort, Cohort]:
+        return tuple(schedules.sampled(key, num_clients, cohort, length) for length in (5, 9))
+
+    keys = jax.random.split(jax.random.key(0), 20)
+    schedule, longer = jax.jit(jax.vmap(both))(keys)
+    assert schedule.who.shape == (20, 5, cohort)
+    assert schedule.present.all()
+    assert not schedule.delay.any()
+    for round_ in np.asarray(schedule.who).reshape(-1, cohort):
         assert len(set(round_)) == cohort
         assert set(round_) <= set(range(num_clients))
-    longer = sampled(key, num_clients, cohort, 9)
-    assert_equal(tree.take(longer, slice(5)), schedule)
+    assert_equal(jax.tree.map(lambda a: a[:, :5], longer), schedule)
 
 
 def test_sampled_is_uniform() -> None:
     num_clients, cohort, num_rounds = 5, 2, 2000
-    schedule = schedules.sampled(jax.random.key(0), num_clients, cohort, num_rounds)
-    share = np.bincount(np.asarray(schedule.who).ravel(), minlength=num_clients) / num_rounds
+    schedule, other = compiled(
+        lambda: [
+            schedules.sampled(jax.random.key(seed), num_clients, cohort, num_rounds)
+            for seed in range(2)
+        ]
+    )
+    share = np.bincount(schedule.who.ravel(), minlength=num_clients) / num_rounds
     # Six standard deviations of a mean of `num_rounds` draws with probability 2/5.
     np.testing.assert_allclose(share, cohort / num_clients, atol=6 * np.sqrt(0.24 / num_rounds))
-    pairs = {tuple(sorted(pair)) for pair in np.asarray(schedule.who).tolist()}
+    pairs, counts = np.unique(np.sort(schedule.who, axis=1), axis=0, return_counts=True)
     assert len(pairs) == 10
-    other = schedules.sampled(jax.random.key(1), num_clients, cohort, num_rounds)
+    np.testing.assert_allclose(counts / num_rounds, 0.1, atol=6 * np.sqrt(0.09 / num_rounds))
     assert (other.who != schedule.who).any()
 
 
-@pytest.mark.parametrize("cohort", [0, 4])
-def test_sampled_refuses_an_impossible_cohort(cohort: int) -> None:
-    with pytest.raises(ValueError, match=f"cohort={cohort}: must be between 1 and the 3 clients"):
-        schedules.sampled(jax.random.key(0), 3, cohort, 2)
-
-
-def test_turns_after_a_round_of_all() -> None:
-    schedule = schedules.turns(2, 7, together=True)
-    np.testing.assert_array_equal(schedule.who, [[0, 1]] * 7)
-    cycle = [[1, 1], [1, 0], [0, 1]]
-    np.testing.assert_array_equal(schedule.present, [*cycle, *cycle, cycle[0]])
-
-
-def test_turns() -> None:
-    schedule = schedules.turns(3, 7)
-    assert_equal(schedule.who, np.array([[0], [1], [2], [0], [1], [2], [0]]))
-    assert schedule.present.all()
+FULL = schedules.everyone(3, 400)
+KEY = jax.random.key(0)
 
 
 def test_dropout_extremes_and_per_client() -> None:
-    full, key = schedules.everyone(3, 400), jax.random.key(0)
-    assert schedules.dropout(full, key, 0.0).present.all()
-    assert not schedules.dropout(full, key, 1.0).present.any()
-    dropped = schedules.dropout(full, key, jnp.array([0.0, 1.0, 0.3]))
-    share = np.asarray(dropped.present).mean(0)
+    per_client = jnp.array([0.0, 1.0, 0.3])
+    nobody, everybody, dropped, twice = compiled(
+        lambda: [
+            schedules.dropout(FULL, KEY, 0.0),
+            schedules.dropout(FULL, KEY, 1.0),
+            dropped := schedules.dropout(FULL, KEY, per_client),
+            schedules.dropout(dropped, KEY, 0.0),
+        ]
+    )
+    assert nobody.present.all()
+    assert not everybody.present.any()
+    share = dropped.present.mean(0)
     assert share[0] == 1
     assert share[1] == 0
     np.testing.assert_allclose(share[2], 0.7, atol=6 * np.sqrt(0.21 / 400))
-    assert_equal(dropped.who, full.who)
+    assert_equal(dropped.who, FULL.who)
     # What is absent stays absent.
-    assert_equal(schedules.dropout(dropped, key, 0.0).present, dropped.present)
+    assert_equal(twice.present, dropped.present)
 
 
-def test_dropout_is_drawn_by_round_and_client() -> None:
-    key = jax.random.key(0)
-    ahead = schedules.everyone(6, 30)
-    behind = ahead._replace(who=ahead.who[:, ::-1])
-    first = schedules.dropout(ahead, key, 0.5).present
-    assert_equal(schedules.dropout(behind, key, 0.5).present, first[:, ::-1])
-    longer = schedules.dropout(schedules.everyone(6, 40), key, 0.5)
-    assert_equal(longer.present[:30], first)
+def test_dropout_is_drawn_by_round_and_client_and_can_be_vmapped() -> None:
+    probabilities = jnp.array([0.0, 0.4, 0.5])
+
+    def present(probability: float | jax.Array, schedule: Cohort = FULL) -> jax.Array:
+        return schedules.dropout(schedule, KEY, probability).present
+
+    behind, shorter, one_by_one, together = compiled(
+        lambda: [
+            present(0.5, FULL._replace(who=FULL.who[:, ::-1])),
+            present(0.5, tree.take(FULL, slice(30))),
+            jnp.stack([present(p) for p in probabilities]),
+            jax.vmap(present)(probabilities),
+        ]
+    )
+    first = one_by_one[2]
+    assert_equal(behind, first[:, ::-1])
+    assert_equal(shorter, first[:30])
+    assert_equal(together, one_by_one)
     assert len(np.unique(first, axis=0)) > 1  # rounds differ
     assert len(np.unique(first, axis=1).T) > 1  # clients differ
 
 
-@pytest.mark.parametrize("probability", [-0.1, 1.1, [0.5, 2.0]])
-def test_dropout_refuses_what_is_no_probability(probability: float | list[float]) -> None:
-    with pytest.raises(ValueError, match="must be between 0 and 1"):
-        schedules.dropout(schedules.everyone(2, 2), jax.random.key(0), jnp.asarray(probability))
-
-
-def test_dropout_can_be_vmapped_over_its_probability() -> None:
-    full = schedules.everyone(4, 50)
-
-    def present(probability: jax.Array) -> jax.Array:
-        return schedules.dropout(full, jax.random.key(0), probability).present
-
-    probabilities = jnp.array([0.0, 0.4, 1.0])
-    one_by_one = jnp.stack([present(p) for p in probabilities])
-    assert_equal(jax.vmap(present)(probabilities), one_by_one)
-
-
 def test_delayed_and_every_follow_the_client() -> None:
-    schedule = schedules.sampled(jax.random.key(0), 5, 3, 12)
-    who = np.asarray(schedule.who)
-    delay, period = np.array([0, 3, 1, 2, 0]), np.array([1, 2, 3, 4, 5])
-    assert_equal(schedules.delayed(schedule, jnp.asarray(delay)).delay, delay[who])
-    rare = schedules.every(schedule, jnp.asarray(period))
-    expected = [[t % period[client] == 0 for client in round_] for t, round_ in enumerate(who)]
-    assert_equal(rare.present, np.array(expected))
+    who = np.random.default_rng(0).permuted(np.tile(np.arange(5), (12, 1)), axis=1)[:, :3]
+    delay, period = jnp.array([0, 3, 1, 2, 0]), np.array([1, 2, 3, 4, 5])
+    schedule = schedules.everyone(3, 12)._replace(who=jnp.asarray(who))
+    late, rare, rarer, all_late, all_rare = compiled(
+        lambda: [
+            schedules.delayed(schedule, delay),
+            rare := schedules.every(schedule, period),
+            schedules.every(rare, np.ones(5)),
+            schedules.delayed(schedule, 2),
+            schedules.every(schedule, 4),
+        ]
+    )
+    assert_equal(late.delay, delay[who])
+    assert_equal(rare.present, np.arange(12)[:, None] % period[who] == 0)
     assert rare.present[0].all()
-    assert_equal(schedules.every(rare, jnp.ones(5, jnp.int32)).present, rare.present)
+    assert_equal(rarer.present, rare.present)
+    # One number is everybody's.
+    assert_equal(all_late.delay, np.full((12, 3), 2, np.int32))
+    assert_equal(all_rare.present, np.tile(np.arange(12)[:, None] % 4 == 0, 3))
+
+
+PER_CLIENT = [
+    lambda schedule, values: schedules.dropout(schedule, KEY, values),
+    schedules.delayed,
+    schedules.every,
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: schedules.everyone(0, 2), "num_clients=0: must be a whole number, at least 1"),
+        (lambda: schedules.everyone(2, 0), "num_rounds=0: must be a whole number, at least 1"),
+        (lambda: schedules.sampled(KEY, 0, 1, 2), "num_clients=0"),
+        (lambda: schedules.sampled(KEY, 3, 2, 0), "num_rounds=0"),
+        (lambda: schedules.sampled(KEY, 3, 0, 2), "cohort=0: must be a whole number, at least 1"),
+        (lambda: schedules.sampled(KEY, 3, 4, 2), "cohort=4: must be at most the 3 clients"),
+        *(
+            (lambda p=p: schedules.dropout(FULL, KEY, p), "must be between 0 and 1")
+            for p in (-0.1, 1.1, np.array([0.5, 2.0, 0.1]), np.nan)
+        ),
+        (lambda: schedules.delayed(FULL, -1), "delay=-1: must be at least 0"),
+        (lambda: schedules.delayed(FULL, np.array([0, -2, 3])), "must be at least 0"),
+        (lambda: schedules.every(FULL, 0), "period=0: must be at least 1"),
+        *(
+            (lambda make=make: make(FULL, np.ones(2)), "has 2 values, must have one for client 2")
+            for make in PER_CLIENT
+        ),
+        *(
+            (
+                lambda make=make: make(FULL, np.ones((3, 1))),
+                r"has shape \(3, 1\), must be a scalar",
+            )
+            for make in PER_CLIENT
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(make: Callable[[], Cohort], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", PER_CLIENT)
+def test_who_is_absent_needs_no_value(make: Callable[..., Cohort]) -> None:
+    named = FULL._replace(who=FULL.who.at[:, 0].set(99), present=FULL.present.at[:, 0].set(False))
+    assert not compiled(lambda: make(named, jnp.ones(3))).present[:, 0].any()
+    # Whom a traced schedule names, nobody can look at.
+    jax.eval_shape(lambda schedule: make(schedule, np.ones(1)), FULL)

@@ -55,9 +55,7 @@ def main(argv: list[str]) -> None:
     del argv
     network, whole = build.MODELS[FLAGS.model](10), build.MODELS[FLAGS.model](10, cut=0)
     work = local.steps(optax.sgd(0.01), batch_size=FLAGS.batch_size, num_steps=FLAGS.num_steps)
-    variants: dict[str, tuple[str, dict[str, Any]]] = {
-        name: (name, {}) for name in LISTED
-    }
+    variants: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in LISTED}
     variants["fl_games, memory 5"] = ("fl_games", {"memory": 5})
     del variants["fedipg"]
     for derivative in ("forward_over_reverse", "reverse_over_forward"):

@@ -15,8 +15,18 @@ import jax
 import optax
 
 from fedjax_inv import aggregators, averaging, objectives, servers
-from fedjax_inv.types import Algorithm, Array, Facts, Local, Loss, Model, Tree, Variables
-from fedjax_inv.types import Visit, Work
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Facts,
+    Local,
+    Loss,
+    Model,
+    Tree,
+    Variables,
+    Visit,
+    Work,
+)
 
 FACTS = Facts(needs_norm=True)
 

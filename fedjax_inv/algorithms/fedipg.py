@@ -17,8 +17,18 @@ import optax
 
 from fedjax_inv import averaging, checks, objectives
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import Algorithm, Array, Batch, Halves, Loss, Model, Step, Tree, Variables
-from fedjax_inv.types import Work
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    Halves,
+    Loss,
+    Model,
+    Step,
+    Tree,
+    Variables,
+    Work,
+)
 
 Risk = Callable[[Tree], tuple[Array, Tree]]  # params -> (scalar, aux)
 
@@ -146,9 +156,7 @@ def fedipg(
         def risk(params: Halves) -> tuple[Array, Halves]:
             return averaging.risk(model, loss, params, variables.stats, batch, key)
 
-        parts, grads = _ROUTES[derivative](
-            risk, penalty, variables.params, _PENALTY_ON[penalty_on]
-        )
+        parts, grads = _ROUTES[derivative](risk, penalty, variables.params, _PENALTY_ON[penalty_on])
         return Step(grads, parts.aux, {"loss": parts.risk, "invariance": parts.invariance})
 
     return averaging.averaging(

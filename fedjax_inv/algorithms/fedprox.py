@@ -10,8 +10,19 @@ import optax
 
 from fedjax_inv import averaging, checks, objectives
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import Algorithm, Array, Batch, GradFn, Loss, Model, Step, Tree, Variables
-from fedjax_inv.types import Visit, Work
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    GradFn,
+    Loss,
+    Model,
+    Step,
+    Tree,
+    Variables,
+    Visit,
+    Work,
+)
 
 
 def proximal_gradient(grads: Tree, params: Tree, received: Tree, proximal: float | Array) -> Tree:

@@ -232,7 +232,8 @@ def fl_games(
             return Table(game.body, game.players, game.memory, game.moves)
 
         def client(visit: Visit) -> Reply:
-            table, who = visit.message, visit.shard.who
+            table: Table = visit.message
+            who = visit.shard.who
             num_players = table.moves.shape[0]
             others = (who + 1 + jnp.arange(num_players - 1)) % num_players
             opponents, past = tree.take((table.players, table.memory), others)

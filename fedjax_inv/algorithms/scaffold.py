@@ -5,8 +5,8 @@
     c <- c + (1 / N) sum over the cohort of (c_i+ - c_i)
 
 Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
-(arXiv 1910.06378), Algorithm 1. The identity in the second line holds for plain SGD, which the paper
-has; taking its right side, c_i stays a mean of gradients under any local optimizer and schedule.
+(arXiv 1910.06378), Algorithm 1. The identity in the second line holds for the paper's plain SGD; by
+its right side, c_i stays a mean of gradients under any local optimizer.
 """
 
 from typing import NamedTuple

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import checks
-from fedjax_inv.data import dataset as datasets
 from fedjax_inv.data import partitions
-from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.types import Examples, Federation, Tree
 
 # (rows to deal [m], generator) -> one array of rows per client
@@ -49,7 +48,7 @@ def of_parts(data: Examples, parts: Sequence[np.ndarray]) -> Federation:
     size = np.array([len(part) for part in parts])
     order = np.concatenate([np.asarray(part) for part in parts])
     if order.size and order.dtype.kind not in "iu":
-        raise ValueError(f"parts: hold {order.dtype}, must hold whole numbers, rows of the examples")
+        raise ValueError(f"parts: hold {order.dtype}, must hold integers, rows of the examples")
     return _federation(data, order, np.cumsum(size) - size, size)
 
 
@@ -116,7 +115,7 @@ def split(
     the test where it is drawn at random. Raises ValueError if an argument is out of its range, or
     the partition cannot be made or deals an example twice.
     """
-    datasets.check(dataset)
+    check_dataset(dataset)
     checks.real("validation", validation, 0, np.nextafter(1, 0))
     checks.real("test_fraction", test_fraction, np.nextafter(0, 1), np.nextafter(1, 0))
     if held_out is not None:
@@ -151,16 +150,15 @@ def split(
     order = np.concatenate([*train, *valid, *test, rest])
     sizes = np.array([len(rows) for rows in (*train, *valid, *test)])
     ends = np.cumsum(sizes)
-    federations = [
-        _federation(data, order, start, size)
-        for start, size in zip(
-            np.split(ends - sizes, [len(train), 2 * len(train)]),
-            np.split(sizes, [len(train), 2 * len(train)]),
-            strict=True,
-        )
-    ]
+
+    def those(first: int, last: int) -> Federation:
+        return _federation(data, order, (ends - sizes)[first:last], sizes[first:last])
+
+    num_clients = len(parts)
     return Split(
-        *federations,
+        those(0, num_clients),
+        those(num_clients, 2 * num_clients),
+        those(2 * num_clients, 2 * num_clients + 1),
         np.array(domain, np.int32),
         np.array([-1 if held_out is None else dataset.domains.index(held_out)], np.int32),
         dataset.domains,
@@ -205,10 +203,8 @@ def stack(splits: Sequence[Split]) -> Split:
         raise ValueError(f"splits must have one number of clients, not {sorted(num_clients)}")
 
     def stacked(federations: Sequence[Federation]) -> Federation:
-        held = (each._replace(data=()) for each in federations)
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *held)._replace(
-            data=federations[0].data
-        )
+        held = (each[1:] for each in federations)
+        return Federation(federations[0].data, *map(jnp.stack, zip(*held, strict=True)))
 
     return Split(
         stacked([each.train for each in splits]),

@@ -117,8 +117,9 @@ def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
     Raises ValueError for blocks that are none, and for a cut off the network; when the model trains
     without a key, for blocks that draw.
     """
-    if not blocks or not all(isinstance(block, nn.Module) for block in blocks):
-        raise ValueError(f"{blocks=}: must be one or several flax.linen modules")
+    others = [block for block in blocks if not isinstance(block, nn.Module)]
+    if others or not blocks:
+        raise ValueError(f"blocks={others}: must be one or several flax.linen modules")
     check_integer("cut", cut, 0, len(blocks) - 1)
     return _of_halves(_Blocks(blocks[:cut]), _Blocks(blocks[cut:]), ("mask", "train"))
 
@@ -133,19 +134,19 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
     takes: names among "mask" ([B] bool, which examples are real), "train", "training" (bool) and
     "deterministic" (the contrary). Whatever is averaged over a batch must be so under the mask, as
     batches are padded with arbitrary examples: `models.BatchNorm` is, and `flax.linen.BatchNorm` if
-    its own mask is given. cut: how many layers of an `nn.Sequential` are the body; it calls them
-    with x alone, so takes must be empty.
+    its own mask is given. cut: how many layers of an `nn.Sequential` are the body; it passes on
+    nothing but x, so takes must be empty.
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"{module=}: must be a flax.linen module")
     if isinstance(takes, str) or not set(takes) <= set(_ARGUMENTS):
         raise ValueError(f"{takes=}: must be a sequence of some of {', '.join(_ARGUMENTS)}")
     if not isinstance(module, nn.Sequential):
-        if cut != 0 or isinstance(cut, bool):
+        if cut != 0:
             raise ValueError(f"{cut=}: must be 0, as module is no nn.Sequential")
         return _of_halves(_Identity(), module, takes)
     if takes:
-        raise ValueError(f"{takes=}: must be empty, as an nn.Sequential passes on x alone")
+        raise ValueError(f"{takes=}: must be empty for an nn.Sequential; from_blocks passes on all")
     check_integer("cut", cut, 0, len(module.layers) - 1)
     if cut == 0:
         return _of_halves(_Identity(), module, takes)

@@ -1,0 +1,129 @@
+from math import factorial, perm
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+from federations import assert_equal
+from fedjax_inv import permutation
+from fedjax_inv.permutation import Permutation
+from fedjax_inv.types import Array
+
+# Per tail of each of a hundred chi-squares: a sound permutation fails two in 10^6 seeds.
+LEVEL = 1e-8
+CLIENTS, EPOCHS = 2**15, 2
+
+
+@jax.jit
+def images(permutations: Permutation, positions: Array, size: Array) -> Array:
+    return jax.vmap(permutation.at, (0, None, None))(permutations, positions, size)
+
+
+def federation(seed: int, clients: int, epochs: int) -> Permutation:
+    """[clients, epochs, ...], keyed as local training does: by client, then by epoch."""
+
+    def of_client(client: Array) -> Permutation:
+        key = jax.random.fold_in(jax.random.key(seed), client)
+        keys = jax.vmap(lambda epoch: jax.random.fold_in(key, epoch))(jnp.arange(epochs))
+        return jax.vmap(permutation.draw)(keys)
+
+    return jax.jit(jax.vmap(of_client))(jnp.arange(clients))
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Permutation:
+    """[CLIENTS * EPOCHS, ...], the epochs of a client next to each other."""
+    draws = federation(0, CLIENTS, EPOCHS)
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draws)
+
+
+def assert_uniform(outcomes: np.ndarray, possible: int) -> None:
+    """Each of the possible outcomes, given as numbers or as rows, is drawn equally often."""
+    rows = outcomes.reshape(len(outcomes), -1).astype(np.int64)
+    counts = np.bincount(rows @ (1 + rows.max()) ** np.arange(rows.shape[1]))
+    counts = counts[counts > 0]
+    assert len(counts) == possible  # so many draws leave none out
+    expected = counts.sum() / possible
+    assert expected > 10
+    statistic, freedom = ((counts - expected) ** 2 / expected).sum(), possible - 1
+    assert chi2.sf(statistic, freedom) > LEVEL
+    # More even than chance is wrong too; with few cells, an exact balance is no wonder.
+    assert freedom < 20 or chi2.cdf(statistic, freedom) > LEVEL
+
+
+def test_every_epoch_visits_each_example_once() -> None:
+    sizes = np.arange(71)
+    in_epochs = jax.vmap(permutation.at, (0, None, None))
+    in_clients = jax.jit(jax.vmap(in_epochs, (0, None, 0)))
+    image = np.asarray(in_clients(federation(1, len(sizes), 3), jnp.arange(71), sizes))
+    for size in sizes:
+        in_order = np.tile(np.arange(size), (3, 1))
+        np.testing.assert_array_equal(np.sort(image[size, :, :size]), in_order)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_all_orders_of_a_few_examples_are_equally_likely(drawn: Permutation, size: int) -> None:
+    order = np.asarray(images(drawn, jnp.arange(8), size))[:, :size]
+    assert_uniform(order, factorial(size))
+
+
+@pytest.mark.parametrize("size", [6, 7, 12, 30, 64, 70])
+def test_examples_and_ordered_pairs_are_equally_likely(drawn: Permutation, size: int) -> None:
+    # Neighbours, ends and the middle.
+    position = jnp.array([0, 1, 2, 3, 4, size // 2, size - 2, size - 1])
+    image = np.asarray(images(drawn, position, size))
+    for column in image.T:
+        assert_uniform(column, size)
+    for first, second in [(0, 1), (0, 2), (0, 4), (1, 2), (0, 5), (0, 7), (6, 7)]:
+        if position[first] != position[second]:
+            assert_uniform(image[:, [first, second]], perm(size, 2))
+
+
+@pytest.mark.parametrize("size", [5, 12, 40])
+def test_epochs_and_clients_are_independent(drawn: Permutation, size: int) -> None:
+    image = np.asarray(images(drawn, jnp.arange(8), size)).reshape(CLIENTS, EPOCHS, 8)
+    for position in (0, 1, 4):
+        of_one = image[:, :, position]
+        assert_uniform(of_one, size**2)  # two epochs of one client
+        assert_uniform(of_one[:, 0].reshape(-1, 2), size**2)  # two clients in one epoch
+
+
+def test_tagged_examples_are_anywhere_together(drawn: Permutation) -> None:
+    # Examples 0..3 of 8 are tagged: every four of the eight positions are theirs equally often.
+    image = np.asarray(images(drawn, jnp.arange(8), 8))
+    assert_uniform((image < 4) @ 2 ** np.arange(8), 70)
+
+
+def test_minibatches_in_a_loop_are_the_order() -> None:
+    sizes, batch = jnp.array([0, 1, 5, 12]), 4
+
+    def in_batches(key: Array, size: Array) -> Array:
+        constants = permutation.draw(key)
+
+        def step(index: Array, order: Array) -> Array:
+            start = index * batch
+            image = permutation.at(constants, start + jnp.arange(batch), size)
+            return jax.lax.dynamic_update_slice(order, image, (start,))
+
+        return jax.lax.fori_loop(0, 3, step, jnp.full(12, -1))
+
+    keys = jax.random.split(jax.random.key(2), len(sizes))
+    order = jax.jit(jax.vmap(in_batches))(keys, sizes)
+    assert order.dtype == jnp.int32
+    at_once = jax.jit(permutation.at)
+    for client, size in enumerate(sizes):
+        alone = at_once(permutation.draw(keys[client]), jnp.arange(12), size)
+        assert_equal(order[client], alone)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 1_000_000, 2**31 - 1])
+def test_images_lie_inside_whatever_the_position(drawn: Permutation, size: int) -> None:
+    position = jnp.array([-(2**31), -1, size - 1, size, 2**31 - 1, 0, 1, size // 2])
+    image = np.asarray(images(drawn, position, size))
+    assert 0 <= image.min() <= image.max() <= max(size - 1, 0)
+    if size > 2:
+        assert image[:, 0].max() > size / 2  # spread over all of the range
+        inside = image[:, [2, 5, 6, 7]]
+        assert (np.diff(np.sort(inside), axis=1) > 0).all()
