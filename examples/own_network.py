@@ -21,8 +21,7 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
         x = nn.relu(nn.Dense(64)(x))
-        x = nn.Dropout(0.2, deterministic=not train)(x)
-        return nn.Dense(10)(x)
+        return nn.Dense(10)(nn.Dropout(0.2, deterministic=not train)(x))
 
 
 def init(key: Array, x: Array) -> Array:
@@ -43,15 +42,15 @@ def main() -> list[float]:
     test = federation.of_parts(data, [np.arange(1500, len(y))])
 
     def accuracy(model: Model) -> float:
-        algorithm = fedipg.fedipg(model, local.epochs(optax.sgd(0.5), batch_size=50), penalty=1e-3)
+        algorithm = fedipg.fedipg(model, local.epochs(optax.sgd(0.5), batch_size=50))
         variables = model.init(jax.random.key(0), data.x[:1])
         state = rounds.init(algorithm, variables, train, jax.random.key(1))
         run = jax.jit(lambda *a: rounds.run(algorithm, *a, axis=clients.chunked(1))[0])
         state = run(state, schedules.everyone(num_clients=5, num_rounds=10), train)
         return float(evaluation.evaluate(algorithm, state, test, seen=False).score[0])
 
-    networks = (models.from_flax(Network(), takes=("train",)), models.from_function(init, linear))
-    accuracies = [accuracy(model) for model in networks]
+    own = (models.from_flax(Network(), takes=("train",)), models.from_function(init, linear))
+    accuracies = [accuracy(model) for model in own]
     print("flax module: {:.3f}, plain functions: {:.3f}".format(*accuracies))
     return accuracies
 

@@ -10,7 +10,7 @@ import itertools
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import optax
@@ -24,6 +24,8 @@ from fedjax_inv.types import Algorithm, Array, Cohort, Facts, Model, Work
 
 if TYPE_CHECKING:
     from experiments.config import Config
+
+T = TypeVar("T")
 
 MODELS: dict[str, Callable[..., Model]] = {"mlp": models.mlp, "cnn": models.cnn}
 
@@ -88,8 +90,12 @@ class Cell(NamedTuple):
     @property
     def name(self) -> str:
         """The label and the held-out domain, as a folder's name."""
-        name = f"{self.label} {self.held_out or 'test'}"
-        return "".join(c if c.isalnum() or c in "=._-" else "-" for c in name)
+        return folder_name(f"{self.label} {self.held_out or 'test'}")
+
+
+def folder_name(name: str) -> str:
+    """A name with which any file system can do."""
+    return "".join(c if c.isalnum() or c in "=._-" else "-" for c in name)
 
 
 def short_labels(cells: Sequence[Cell]) -> list[str]:
@@ -113,9 +119,11 @@ def check_known(flag: str, value: str, allowed: Collection[str]) -> None:
 def imported(flag: str, name: str) -> Any:
     """What "package.module:attribute" names; raises ValueError, in one line, if there is none."""
     path, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*path.split("."), attribute)):
+        raise ValueError(f"--{flag}={name}: must be package.module:function")
     try:
         return getattr(importlib.import_module(path), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError) as error:
         raise ValueError(f"--{flag}={name}: cannot be imported ({error})") from None
 
 
@@ -125,6 +133,26 @@ def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
         check_known(flag, name, [*listed, "package.module:function"])
     elif not callable(imported(flag, name)):
         raise ValueError(f"--{flag}={name}: must be a function")
+
+
+def called(
+    what: str, kind: type[T], make: Callable[..., Any], *arguments: Any, **settings: Any
+) -> T:
+    """What a factory makes, which may be anyone's. what: the flag that named it.
+
+    Raises ValueError, in one line, if it takes other arguments, refuses them, or makes no `kind`.
+    """
+    try:
+        inspect.signature(make).bind(*arguments, **settings)
+    except TypeError as error:
+        raise ValueError(f"{what}: takes other arguments ({error})") from None
+    try:
+        result = make(*arguments, **settings)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+    if not isinstance(result, kind):
+        raise ValueError(f"{what}: makes {type(result).__name__}, must make {kind.__name__}")
+    return result
 
 
 def _module(name: str) -> str:
@@ -148,7 +176,10 @@ def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:
     A function takes none; it is set in Python.
     """
     function = factory(name)
-    hints = typing.get_type_hints(function)
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # names for type checkers only, or no plain function
+        hints = {}
     return {
         p.name: _plain_types(hints.get(p.name, type(p.default)))
         for p in inspect.signature(function).parameters.values()
@@ -202,7 +233,7 @@ def _parse(entry: str, text: str, kinds: tuple[type, ...]) -> Any:
             with contextlib.suppress(ValueError):
                 return kind(text)
     if set(kinds) <= {type(None)}:
-        raise ValueError(f"--set={entry}: takes a function, which is set in Python only")
+        raise ValueError(f"--set={entry}: can be set in Python only, as it takes no number or text")
     names = {type(None): "none", bool: "true or false", int: "int", float: "float"}
     raise ValueError(f"--set={entry}: must be {' or '.join(names[kind] for kind in kinds)}")
 
@@ -274,10 +305,7 @@ def model(config: Config, data: Dataset) -> Model:
             raise ValueError(f"--{name}={value}: --model={config.model} has no {name}")
         if value is not None:
             arguments[name] = value
-    try:
-        network = make(len(data.classes), **arguments)
-    except ValueError as error:
-        raise ValueError(f"--model={config.model}: {error}") from None
+    network = called(f"--model={config.model}", Model, make, len(data.classes), **arguments)
     return models.rendered(network, data.render) if data.render else network
 
 
@@ -310,10 +338,8 @@ def algorithm(
         arguments["server_optimizer"] = SERVER_OPTIMIZERS[config.server_optimizer](
             server_rate, config.server_momentum
         )
-    try:
-        return factory(cell.algorithm)(network, local_work, **arguments)
-    except ValueError as error:
-        raise ValueError(f"--algorithm={cell.algorithm}: {error}") from None
+    flag = f"--algorithm={cell.algorithm}"
+    return called(flag, Algorithm, factory(cell.algorithm), network, local_work, **arguments)
 
 
 def experiment(

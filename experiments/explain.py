@@ -215,17 +215,14 @@ def restore(
     of this run.
     """
     settings, cell = one.config, one.cell
-    inputs = build.inputs(settings, cell, splits)
-    groups = len(program.group_names(splits[one.run.seed]))
-    capacity = build.capacity(inputs)
-    network = build.model(settings, dataset)
-    made = program.make(build.experiment(settings, cell, network, groups, capacity))
+    ready = launch.prepare(settings, cell, build.model(settings, dataset), splits)
+    like = jax.eval_shape(program.make(ready.experiment).init, data, ready.inputs)
     with contextlib.closing(loop.Checkpoints(one.folder / "checkpoints")) as checkpoints:
-        states = checkpoints.restore(checkpoints.latest(), made.init(data, inputs))
+        states = checkpoints.restore(checkpoints.latest(), like)
     server = jax.tree.map(lambda leaf: leaf[one.which], states.state.server)
     # LIME changes what the network sees, so this one takes inputs as they are after rendering.
     network = build.model(settings, dataset._replace(render=None))
-    return build.algorithm(settings, cell, network, one.run.hyper, capacity), server
+    return build.algorithm(settings, cell, network, one.run.hyper, ready.capacity), server
 
 
 def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
@@ -454,41 +451,36 @@ def _title(one: Trained) -> str:
     )
 
 
-def define() -> None:
+def define(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags."""
-    flags.DEFINE_list("runs", [], "Folders of finished runs, on the same data.")
-    flags.DEFINE_list("images", ["0"], "Which images of the test domain, counted from 0.")
-    flags.DEFINE_integer("seed", 0, "Which seed's run; it also seeds LIME.")
-    flags.DEFINE_integer("run", 0, "Which run of that seed, where hyperparameters vary.")
-    flags.DEFINE_integer("samples", 1000, "Perturbed images per mask.")
-    flags.DEFINE_integer(
-        "segment",
-        0,
-        "Side in pixels of the squares that LIME hides; 0: so that some 14 make a side of the "
-        "image.",
-    )
-    flags.DEFINE_string("out", "masks.png", "The picture; the weights go beside it, as .npz.")
-    flags.DEFINE_string("data_dir", "", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
+    flags.DEFINE_list("runs", [], "Folders of finished runs, on the same data.", values)
+    flags.DEFINE_list("images", ["0"], "Which images of the test domain, counted from 0.", values)
+    of_segment = "Side in pixels of the squares that LIME hides; 0: so that some 14 make a side."
+    for name, text in (
+        ("seed", "Which seed's run; it also seeds LIME."),
+        ("run", "Which run of that seed, where hyperparameters vary."),
+        ("samples", "Perturbed images per mask."),
+        ("segment", of_segment),
+    ):
+        default = Options._field_defaults[name]
+        flags.DEFINE_integer(name, default, text, flag_values=values)
+    for name, text in (
+        ("out", "The picture; the weights go beside it, as .npz."),
+        ("data_dir", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own."),
+    ):
+        flags.DEFINE_string(name, Options._field_defaults[name], text, values)
 
 
-def options() -> Options:
-    """The parsed flags."""
-    parsed = flags.FLAGS
+def options(values: flags.FlagValues = flags.FLAGS) -> Options:
+    """The parsed flags; raises ValueError, in one line, for images that are no numbers."""
+    parsed = values.flag_values_dict()
     try:
-        images = tuple(map(int, parsed.images))
+        images = tuple(map(int, parsed["images"]))
     except ValueError:
-        text = ",".join(parsed.images)
+        text = ",".join(parsed["images"])
         raise ValueError(f"--images={text}: must be whole numbers") from None
-    return Options(
-        tuple(parsed.runs),
-        images,
-        parsed.seed,
-        parsed.run,
-        parsed.samples,
-        parsed.segment,
-        parsed.out,
-        parsed.data_dir,
-    )
+    given = {name: parsed[name] for name in Options._fields}
+    return Options(**(given | {"runs": tuple(parsed["runs"]), "images": images}))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ from experiments.loop import Log
 from fedjax_inv.algorithms.fl_games import MEMORY_MIXES
 from fedjax_inv.data import environments
 
-FLAGS = flags.FLAGS
-
 DATA = (
     *("colored_digits", "colored_mnist", "colored_fashion"),
     *("spurious_cifar10", "colored_dsprites"),
@@ -305,21 +303,31 @@ def draw_scaling(path: Path, data: str, done: Sequence[Done], what: str) -> str:
 _VARIES = {"classes": "classes", "clients": "training clients", "steps": "local steps a round"}
 
 
-def main(overrides: Sequence[str]) -> str:
-    """Runs --study on each of --data and returns the tables; they and the figures are written.
+class Options(NamedTuple):
+    """The flags of this binary."""
 
-    overrides: flags of sweep for all rows. Raises ValueError, before any compute, for bad ones.
+    study: str = "methods"
+    rows: tuple[str, ...] = ()  # labels; all if there are none
+    data: tuple[str, ...] = ("colored_mnist",)
+    folder: Path = Path("runs/fl_games")
+    overrides: tuple[str, ...] = ()  # flags of sweep for all rows
+
+
+def main(options: Options) -> str:
+    """Runs the study on each of the data and returns the tables; they and the figures are written.
+
+    Raises ValueError, before any compute, for options that do not fit.
     """
-    study, folder = FLAGS.study, Path(FLAGS.run_dir or "runs/fl_games")
+    study, folder = options.study, options.folder
     rows = {
         data: {
-            row.label: checked(row, folder / data, overrides)
-            for row in some(STUDIES[study](data), FLAGS.rows)
+            row.label: checked(row, folder / data, options.overrides)
+            for row in some(STUDIES[study](data), options.rows)
         }
-        for data in FLAGS.data
+        for data in options.data
     }
     # A part of a study does not overwrite the table of all of it.
-    name = f"{study}_some" if FLAGS.rows else study
+    name = f"{study}_some" if options.rows else study
     texts = []
     for data, settings in rows.items():
         devices.prepare(next(iter(settings.values())))
@@ -335,20 +343,35 @@ def main(overrides: Sequence[str]) -> str:
     return "\n\n" + "\n\n".join([*texts, CAPTION])
 
 
-def given() -> list[str]:
-    """The flags of sweep on the command line, as they were given; --run_dir is all rows' folder."""
-    for data in FLAGS.data:
+def define(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the flags, those of sweep among them."""
+    default = Options()
+    config.define(values, nonfinite="mark")
+    flags.DEFINE_enum("study", default.study, list(STUDIES), "What to compare.", values)
+    flags.DEFINE_list("rows", [], "Which rows of the study, by their labels; all if none.", values)
+    flags.DEFINE_list("data", list(default.data), f"Data sets: {', '.join(DATA)}.", values)
+
+
+def options(values: flags.FlagValues = flags.FLAGS) -> Options:
+    """The parsed flags; those of sweep as they were given, but --run_dir, which is for all rows.
+
+    Raises ValueError, in one line, for data that there are not.
+    """
+    for data in values.data:
         build.check_known("data", data, DATA)
     known = flags.FlagValues()
     config.define(known)
-    chosen = [FLAGS[name] for name in known if FLAGS[name].present and name != "run_dir"]
-    return [line for flag in chosen for line in flag.serialize().splitlines()]
+    chosen = [values[name] for name in known if values[name].present and name != "run_dir"]
+    return Options(
+        values.study,
+        tuple(values.rows),
+        tuple(values.data),
+        Path(values.run_dir) if values.run_dir else Options().folder,
+        tuple(line for flag in chosen for line in flag.serialize().splitlines()),
+    )
 
 
 if __name__ == "__main__":
-    config.define(nonfinite="mark")
+    define()
     flags.adopt_module_key_flags(config)  # for --help
-    flags.DEFINE_enum("study", "methods", list(STUDIES), "What to compare.")
-    flags.DEFINE_list("rows", [], "Which rows of the study, by their labels; default: all.")
-    flags.DEFINE_list("data", ["colored_mnist"], f"Data sets: {', '.join(DATA)}.")
-    launch.main(main, given)
+    launch.main(main, options)

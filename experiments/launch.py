@@ -1,12 +1,13 @@
 """What both binaries do: flags -> build -> run -> write."""
 
+import contextlib
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 from absl import app, flags, logging
@@ -37,26 +38,31 @@ def main(binary: Callable[[Any], str], read: Callable[[], Any] = settings) -> No
         logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
         if len(argv) > 1:
             _fail(f"{argv[1]}: not a flag; flags are --name=value", 2)
-        try:
+        with errors_in_one_line():
             print(binary(read()))
-        except ValueError as error:
-            if not _raised_here(error):
-                raise  # not about the input: a defect, which needs its traceback
-            _fail(str(error), 2)
-        except loop.Diverged as error:
-            _fail(str(error), 3)
 
-    try:
+    with errors_in_one_line():
         argv = config.expand_presets(sys.argv)
-    except ValueError as error:
-        _fail(str(error), 2)
     app.run(run, argv=argv, flags_parser=_parse)
 
 
-def _raised_here(error: ValueError) -> bool:
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    # The package, as the binary's own module is called __main__.
-    return (frame.f_globals["__package__"] or "").split(".")[0] in ("fedjax_inv", "experiments")
+@contextlib.contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Ends the process with a line on stderr: bad input with status 2, a run that diverged with 3.
+
+    A ValueError from elsewhere is a defect, which needs its traceback.
+    """
+    try:
+        yield
+    except ValueError as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        # The package, as the binary's own module is called __main__.
+        package = (frame.f_globals["__package__"] or "").split(".")[0]
+        if package not in ("fedjax_inv", "experiments"):
+            raise
+        _fail(str(error), 2)
+    except loop.Diverged as error:
+        _fail(str(error), 3)
 
 
 def _parse(argv: list[str]) -> list[str]:
@@ -67,7 +73,7 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
     sys.exit(status)
 
 
@@ -93,18 +99,17 @@ def run(
             build.algorithm(settings, cell, network, run.hyper, capacity=1)
     data, splits = deal(settings, dataset, [cell.held_out for cell in todo])
     data = devices.everywhere(data, mesh)
-    programs = _Programs(settings, network, data)
+    programs = _Programs(settings, data)
     devices.agree(0)  # nobody writes before all have looked
     with loop.Stop() as stop:
         for cell in todo:
             if results[cell.name] is not None:
                 continue
-            split = splits[cell.held_out]
-            inputs = devices.everywhere(build.inputs(settings, cell, split), mesh)
-            groups = program.group_names(split[settings.seeds[0]])
-            made = programs.of(cell, inputs, len(groups), place(cell))
+            ready = prepare(settings, cell, network, splits[cell.held_out])
+            ready = ready._replace(inputs=devices.everywhere(ready.inputs, mesh))
+            made = programs.of(cell, ready, place(cell))
             try:
-                job = loop.Job(settings, cell, made, data, inputs, groups)
+                job = loop.Job(settings, cell, made, data, ready.inputs, ready.groups)
                 results[cell.name] = loop.run_cell(job, place(cell), stop)
             except loop.Stopped as stopped:
                 print(f"{place(cell)}: {stopped}; add --resume to continue", file=sys.stderr)
@@ -116,25 +121,41 @@ def run(
     return _report(settings, folder, dataset, first, todo, place, done)
 
 
+class Prepared(NamedTuple):
+    """A cell that is ready to be compiled."""
+
+    experiment: program.Experiment
+    inputs: program.Inputs
+    groups: list[str]  # names of the validation groups
+    capacity: int  # the most examples that a client has, about
+
+
+def prepare(
+    settings: config.Config, cell: build.Cell, network: Model, splits: Mapping[int, Split]
+) -> Prepared:
+    """What a cell's runs work on, and what they have in common. splits: by seed."""
+    inputs = build.inputs(settings, cell, splits)
+    groups = program.group_names(splits[cell.runs[0].seed])
+    capacity = build.capacity(inputs)
+    experiment = build.experiment(settings, cell, network, len(groups), capacity)
+    return Prepared(experiment, inputs, groups, capacity)
+
+
 class _Programs:
     """The programs of the cells: cells that differ in the held-out domain share one."""
 
-    def __init__(self, settings: config.Config, network: Model, data: Examples) -> None:
-        self._settings, self._network, self._data = settings, network, data
+    def __init__(self, settings: config.Config, data: Examples) -> None:
+        self._settings, self._data = settings, data
         self._chosen: dict[str, tune.Chunks] = {}
         self._made: dict[tuple[str, int, tune.Chunks], program.Program] = {}
 
-    def of(
-        self, cell: build.Cell, inputs: program.Inputs, num_groups: int, folder: Path
-    ) -> program.Program:
+    def of(self, cell: build.Cell, ready: Prepared, folder: Path) -> program.Program:
         """The program of a cell, whose chunks are those that its folder's run began with."""
-        capacity = build.capacity(inputs)
-        experiment = build.experiment(self._settings, cell, self._network, num_groups, capacity)
         mesh = devices.mesh(self._settings)
 
         def make(chunks: tune.Chunks) -> program.Program:
             return program.make(
-                experiment, client_chunk=chunks.clients, run_chunk=chunks.runs, mesh=mesh
+                ready.experiment, client_chunk=chunks.clients, run_chunk=chunks.runs, mesh=mesh
             )
 
         path = folder / "chunks.json"
@@ -142,12 +163,13 @@ class _Programs:
             chunks = tune.Chunks(**json.loads(path.read_text()))
         else:
             if cell.label not in self._chosen:
+                machine = tune.Machine(make, self._data)
                 self._chosen[cell.label] = tune.choose(
-                    self._settings, cell, experiment, make, self._data, inputs
+                    self._settings, cell, ready.experiment, ready.inputs, machine
                 )
             chunks = self._chosen[cell.label]
             loop.write_json(path, chunks._asdict())
-        key = (cell.label, capacity, chunks)
+        key = (cell.label, ready.capacity, chunks)
         if key not in self._made:
             self._made[key] = make(chunks)
         return self._made[key]

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from experiments import build, devices
@@ -138,8 +139,8 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
         log = Log(folder / "metrics.jsonl", done)
         if done:
             like = jax.eval_shape(job.program.init, job.data, job.inputs)
-            states = checkpoints.restore(done, like)
-            states = devices.everywhere(states, devices.mesh(job.config))
+            mesh = devices.mesh(job.config)
+            states = devices.everywhere(checkpoints.restore(done, like, mesh), mesh)
         else:
             states = job.program.init(job.data, job.inputs)
         states = _advance(job, states, log, checkpoints, done, stop)
@@ -366,12 +367,16 @@ class Checkpoints:
         """Writes a checkpoint; the file work goes on in the background."""
         self._manager.save(done, args=ocp.args.StandardSave(_plain(states)))
 
-    def restore(self, done: int, like: Training) -> Training:
-        """The states after round `done`; raises ValueError if they are not ones of this run.
+    def restore(self, done: int, like: Training, over: Mesh | None = None) -> Training:
+        """The states after round `done`, on the device, or whole on those of a mesh.
 
-        like: states of this run, or their shapes.
+        like: states of this run, or their shapes. Raises ValueError if there are others.
         """
-        target = jax.eval_shape(_plain, like)
+        whole = devices.whole(over)
+        target = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole),
+            jax.eval_shape(_plain, like),
+        )
         try:
             restored: Tree = self._manager.restore(done, args=ocp.args.StandardRestore(target))
         except Exception as error:  # orbax raises many kinds, for one reason
@@ -395,7 +400,7 @@ def _plain(states: Training) -> Training:
     """The states as orbax takes them: keys as numbers, and no array without elements."""
     key = jax.random.key_data(states.state.key)
     numbers = states._replace(state=states.state._replace(key=key))
-    return jax.tree.map(lambda leaf: leaf if leaf.size else jnp.zeros(1, leaf.dtype), numbers)
+    return jax.tree.map(lambda leaf: leaf if leaf.size else np.zeros(1, leaf.dtype), numbers)
 
 
 def _write(path: Path, text: str) -> None:

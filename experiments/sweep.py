@@ -15,7 +15,7 @@ from experiments import build, config, launch
 def sweep(settings: config.Config) -> str:
     """Runs the grid of the flags, each cell in a folder of the run folder; returns the table."""
     name = f"sweep-{Path(settings.dataset).stem}-{'-'.join(settings.algorithm)}"
-    folder = Path(settings.run_dir or f"runs/{name}")
+    folder = Path(settings.run_dir or f"runs/{build.folder_name(name)}")
     return launch.run(
         settings,
         folder,

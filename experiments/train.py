@@ -27,7 +27,7 @@ def train(settings: config.Config) -> str:
         return every
 
     name = f"{settings.algorithm[0]}-{Path(settings.dataset).stem}-{settings.held_out or 'default'}"
-    folder = Path(settings.run_dir or f"runs/{name}")
+    folder = Path(settings.run_dir or f"runs/{build.folder_name(name)}")
     return launch.run(settings, folder, cells, lambda cell: folder)
 
 

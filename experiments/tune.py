@@ -41,9 +41,8 @@ def choose(
     config: Config,
     cell: Cell,
     experiment: program.Experiment,
-    make: Make,
-    data: Examples,
     inputs: program.Inputs,
+    machine: "Machine",
 ) -> Chunks:
     """The chunks that the flags ask for; for auto, the fastest that fit into memory.
 
@@ -62,20 +61,19 @@ def choose(
     else:
         sizes = [n for n in (_GROWTH**i for i in range(20)) if n < num_slots] + [num_slots]
     runs = num_runs if config.run_chunk == "auto" else int(config.run_chunk) or num_runs
-    candidates = _Candidates(make, data)
     if config.run_chunk == "auto":
-        while runs > 1 and not candidates.fits(Chunks(sizes[0], runs), inputs, cohort):
+        while runs > 1 and not machine.fits(Chunks(sizes[0], runs), inputs, cohort):
             runs = -(-runs // 2)
-    one_by_one = config.run_chunk == "auto" and runs > 1 and jax.default_backend() == "cpu"
+    one_by_one = config.run_chunk == "auto" and runs > 1 and machine.is_cpu
     if len(sizes) == 1 and not one_by_one:
         return Chunks(sizes[0], runs)
 
     def seconds(chunks: Chunks) -> float:
         """Of a client; infinite if it does not fit."""
         part = _light(inputs, config, cohort, max(_SLOTS, chunks.clients))
-        if not candidates.fits(chunks, *part):
+        if not machine.fits(chunks, *part):
             return math.inf
-        return candidates.seconds(chunks, *part) / (num_rounds * part[1].who.shape[-1])
+        return machine.seconds(chunks, *part) / (num_rounds * part[1].who.shape[-1])
 
     measured: dict[Chunks, float] = {}
     for size in sizes:
@@ -108,25 +106,35 @@ def _first_fast(measured: dict[Chunks, float]) -> Chunks:
     return next(chunks for chunks, seconds in measured.items() if seconds <= _AS_FAST * fastest)
 
 
-class _Candidates:
-    """The programs of some chunks, each compiled once."""
+class Machine:
+    """What the chunks of a cell cost here: measured, by programs that are compiled once."""
 
     def __init__(self, make: Make, data: Examples) -> None:
         self._make, self._data = make, data
         self._compiled: dict[tuple[Chunks, int], jax.stages.Compiled] = {}
+        self._init: dict[int, Callable[..., Tree]] = {}  # by runs: clients make no difference
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether a core does one thing after the other."""
+        return jax.default_backend() == "cpu"
 
     def fits(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> bool:
+        """Whether a segment's memory is there."""
         return needed_bytes(self._of(chunks, inputs, cohort)) <= available_bytes()
 
     def seconds(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> float:
+        """A segment's time."""
         compiled = self._of(chunks, inputs, cohort)
-        states = self._make(chunks).init(self._data, inputs)
+        states = self._init[chunks.runs](self._data, inputs)
         return _seconds(lambda states: compiled(self._data, inputs, states, cohort)[0], states)
 
     def _of(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> jax.stages.Compiled:
         key = (chunks, cohort.who.shape[-1])
         if key not in self._compiled:
-            self._compiled[key] = compiled(self._make(chunks), self._data, inputs, cohort)
+            made = self._make(chunks)
+            self._init.setdefault(chunks.runs, made.init)
+            self._compiled[key] = compiled(made, self._data, inputs, cohort)
         return self._compiled[key]
 
 

@@ -50,6 +50,8 @@ def federation(federation: Federation) -> None:
     lengths = {leaf.shape[0] for leaf in jax.tree.leaves(data)}
     if len(lengths) != 1:
         raise ValueError(f"data: x and y must be of one length, not {sorted(lengths)}")
+    if order.ndim != 1:
+        raise ValueError(f"order {order.shape}: must be [L]")
     if start.ndim != 1 or start.shape != size.shape:
         raise ValueError(f"start {start.shape} and size {size.shape}: must both be [C]")
     if not is_concrete((order, start, size)):

@@ -51,7 +51,8 @@ def at(permutation: Permutation, position: Array, size: Array) -> Array:
         return jnp.where(mixed >> 31 == 1, partner, x), None
 
     reduced = permutation._replace(shift=permutation.shift % size)
-    # A loop, because XLA on a CPU fuses unrolled rounds into the gather that reads the examples,
-    # and then runs them again for every pixel.
-    image, _ = jax.lax.scan(swap_or_not, position, reduced)
+    # A loop on a CPU, where XLA fuses unrolled rounds into the gather that reads the examples and
+    # runs them again for every feature. On accelerators each turn of a loop would be a launch.
+    unroll = jax.default_backend() != "cpu"
+    image, _ = jax.lax.scan(swap_or_not, position, reduced, unroll=unroll)
     return image.astype(jnp.int32)

@@ -1,102 +1,259 @@
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import federations
-from fedjax_inv import evaluation, rounds
+from federations import assert_close, assert_equal
+from fedjax_inv import clients, evaluation, rounds
+from fedjax_inv.data import federation as built
 from fedjax_inv.types import Algorithm, Array, Federation, Tree
 
-SIZES = federations.SIZES
+# Batches of 3 over all of them are more than the parts that axes lay out; some are empty.
+SIZES = (0, 20, 1, 0, 33, 7, 0)
+BATCH = 3
+assert sum(SIZES) > 16 * BATCH
+UNSEEN = 0.5
+OWN = np.arange(len(SIZES)) * 0.3
+FEDERATION = federations.in_floats(federations.federation(SIZES))
+RELAID = federations.relaid(federations.federation(SIZES))
 
 
-def logits(x: np.ndarray, own: float) -> np.ndarray:
+def predict(server: Tree, own: Any, x: Array) -> Array:
     """A constant, a pixel against what the client has, and the brightness."""
-    x = x.reshape(len(x), 36).astype(np.float64) / 255
-    return np.stack([np.full(len(x), 0.8), own - x[:, 0], x.mean(1) * 3], 1)
+    flat = x.reshape(len(x), -1)
+    own = server["unseen"] if isinstance(own, tuple) else own  # () of a shared model
+    return jnp.stack([jnp.full(len(x), server["constant"]), own - flat[:, 0], flat.mean(1) * 3], 1)
 
 
-def algorithm() -> Algorithm:
-    """A client that took part has its number as its own state; one never seen has 0.5."""
+def algorithm(personal: bool) -> Algorithm:
+    """A client that took part has a number of its own; one never seen has the server's."""
+    return Algorithm(
+        lambda setup: setup.variables,
+        lambda server, who: server["unseen"],
+        (),
+        predict,
+        personal=personal,
+    )
 
-    def predict(server: Tree, own: Array, x: Array) -> Array:
-        flat = x.reshape(len(x), -1).astype(jnp.float32) / 255
-        constant = jnp.full(len(x), server["constant"])
-        return jnp.stack([constant, own - flat[:, 0], flat.mean(1) * 3], 1)
 
-    return Algorithm(lambda v, key: v, lambda server, who: server["unseen"], (), predict)
-
-
-@pytest.fixture(scope="module")
 def state() -> rounds.State:
-    server = {"constant": jnp.float32(0.8), "unseen": jnp.float32(0.5)}
-    state = rounds.init(algorithm(), server, jax.random.key(0), len(SIZES))
-    return state._replace(clients=jnp.arange(len(SIZES)) * 0.3)
+    server = {"constant": jnp.float32(0.8), "unseen": jnp.float32(UNSEEN)}
+    return rounds.State(server, jnp.asarray(OWN, jnp.float32), (), jnp.int32(0), jax.random.key(0))
 
 
-def expected(federation: Federation, own: np.ndarray) -> tuple[list[float], list[float]]:
-    accuracy, loss = [], []
-    for rows, mask, mine in zip(federation.rows, federation.mask, own, strict=True):
-        rows = np.asarray(rows)[np.asarray(mask)]
-        scores = logits(np.asarray(federation.data.x)[rows], mine)
+def expected(federation: Federation, own: np.ndarray) -> evaluation.Scores:
+    """By a loop over clients, in double precision."""
+    score, loss, size = [], [], []
+    for rows, mine in zip(built.parts_of(federation), own, strict=True):
+        x = np.asarray(federation.data.x, np.float64)[rows].reshape(len(rows), 36)
         labels = np.asarray(federation.data.y)[rows]
-        losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(rows)), labels]
-        accuracy.append(np.mean(scores.argmax(1) == labels) if len(rows) else 0)
+        logits = np.stack([np.full(len(x), 0.8), mine - x[:, 0], x.mean(1) * 3], 1)
+        losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(rows)), labels]
+        score.append(np.mean(logits.argmax(1) == labels) if len(rows) else 0)
         loss.append(losses.mean() if len(rows) else 0)
-    return accuracy, loss
+        size.append(len(rows))
+    return evaluation.Scores(np.float32(score), np.float32(loss), np.int32(size))
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 512])
-@pytest.mark.parametrize("seen", [True, False])
-def test_evaluate_follows_numpy(state: rounds.State, batch_size: int, seen: bool) -> None:
-    federation = federations.federation(width=9)
-    scores = evaluation.evaluate(algorithm(), state, federation, seen=seen, batch_size=batch_size)
-    own = np.arange(len(SIZES)) * 0.3 if seen else np.full(len(SIZES), 0.5)
-    accuracy, loss = expected(federation, own)
-    assert len({round(a, 3) for a in accuracy}) > 2
-    np.testing.assert_allclose(scores.accuracy, accuracy, rtol=1e-5)
-    np.testing.assert_allclose(scores.loss, loss, rtol=1e-5)
-    np.testing.assert_array_equal(scores.size, SIZES)
+def on_four_devices() -> clients.Axis:
+    """The axis that shares the work out, one part of it after the other on a device."""
+    return clients.sharded("clients", clients.chunked(1))
 
 
-def test_padding_does_not_matter(state: rounds.State) -> None:
-    federation = federations.federation()
-    garbage = federations.padded(federation, 3, garbage=True)
-    garbage = garbage._replace(data=garbage.data._replace(x=garbage.data.x * 255))
-    scores = [
-        evaluation.evaluate(algorithm(), state, each, batch_size=4)
-        for each in (federation, garbage)
-    ]
-    for first, second in zip(*scores, strict=True):
-        np.testing.assert_allclose(first, second, rtol=1e-5)
+AXES: dict[str, Callable[[], clients.Axis | None]] = {
+    "default": lambda: None,
+    "chunked": lambda: clients.chunked(2),
+    "vmapped": clients.vmapped,
+    "sharded": on_four_devices,
+}
 
 
-def test_clients_never_seen_may_be_more_than_the_run_had(state: rounds.State) -> None:
-    federation = federations.federation((2, 3, 1, 0, 2, 4, 5))
-    scores = evaluation.evaluate(algorithm(), state, federation, seen=False)
-    np.testing.assert_allclose(scores.accuracy, expected(federation, np.full(7, 0.5))[0])
+@functools.cache
+def program(axis: str, personal: bool, seen: bool = True, runs: bool = False) -> Callable[..., Any]:
+    """A jitted evaluation; of several runs, [R] federations of the same examples."""
+
+    def evaluate(state: rounds.State, federation: Federation, needed: bool) -> evaluation.Scores:
+        return evaluation.evaluate(
+            algorithm(personal),
+            state,
+            federation,
+            axis=AXES[axis](),
+            seen=seen,
+            batch_size=BATCH,
+            needed=needed,
+        )
+
+    if runs:
+        evaluate = jax.vmap(evaluate, (None, Federation(None, 0, 0, 0), None))
+    if axis == "sharded":
+        mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
+        evaluate = clients.over(mesh, evaluate)
+    return jax.jit(evaluate)
+
+
+def own_of(personal: bool, seen: bool = True) -> np.ndarray:
+    return OWN if personal and seen else np.full(len(SIZES), UNSEEN)
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
+def test_evaluate_follows_numpy_under_every_axis(personal: bool, axis: str) -> None:
+    want = expected(FEDERATION, own_of(personal))
+    assert len({round(score, 3) for score in want.score.tolist()}) > 2
+    evaluate = program(axis, personal)
+    assert_close(evaluate(state(), FEDERATION, True), want)
+    # Another order of clients, amid NaN and labels that are no class.
+    assert_close(evaluate(state(), RELAID, True), want)
+    # Nobody has anything.
+    empty = FEDERATION._replace(size=jnp.zeros_like(FEDERATION.size))
+    nothing = evaluation.Scores(*(np.zeros(len(SIZES), leaf.dtype) for leaf in want))
+    assert_equal(evaluate(state(), empty, True), nothing)
+
+
+# As many runs as clients, and one client: XLA's CPU compiler gets some vmapped scatters wrong.
+@pytest.mark.parametrize(("num_clients", "axis"), [(4, "default"), (4, "vmapped"), (1, "default")])
+@pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
+def test_runs_of_federations_of_other_sizes(num_clients: int, personal: bool, axis: str) -> None:
+    rng = np.random.default_rng(0)
+    cuts = rng.integers(0, sum(SIZES), (4, num_clients - 1))
+    parts = [np.split(rng.permutation(sum(SIZES)), np.sort(cut)) for cut in cuts]
+    if num_clients == 1:
+        parts = [[part[: 20 * run]] for run, (part,) in enumerate(parts)]
+    runs = [built.of_parts(FEDERATION.data, part) for part in parts]
+    longest = sum(SIZES)
+    orders = [np.pad(run.order, (0, longest - len(run.order))) for run in runs]
+    start, size = (np.stack([run[field] for run in runs]) for field in (2, 3))
+    assert len(np.unique(size, axis=0)) == 4
+    stacked = Federation(FEDERATION.data, np.stack(orders), start, size)
+    got = program(axis, personal, runs=True)(state(), stacked, True)
+    own = own_of(personal)[:num_clients]
+    for index, run in enumerate(runs):
+        assert_close(jax.tree.map(lambda a, i=index: a[i], got), expected(run, own))
+
+
+@pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
+def test_clients_never_seen_may_be_others_and_more_than_the_run_had(personal: bool) -> None:
+    federation = federations.in_floats(federations.federation((2, 3, 1, 0, 2, 4, 5, 6, 7)))
+    scores = program("default", personal, seen=False)(state(), federation, True)
+    assert_close(scores, expected(federation, np.full(9, UNSEEN)))
+
+
+@pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
+def test_what_is_not_needed_predicts_nothing(personal: bool) -> None:
+    looked = []
+
+    def watched(server: Tree, own: Tree, x: Tree) -> Array:
+        jax.debug.callback(lambda: looked.append(1))
+        return predict(server, own, x)
+
+    @jax.jit
+    def evaluate(needed: Array) -> evaluation.Scores:
+        watching = algorithm(personal)._replace(predict=watched)
+        return evaluation.evaluate(watching, state(), FEDERATION, batch_size=BATCH, needed=needed)
+
+    batches = [-(-size // BATCH) for size in (SIZES if personal else [sum(SIZES)])]
+    for needed, expected_looks in ((False, 0), (True, sum(batches))):
+        looked.clear()
+        jax.block_until_ready(evaluate(jnp.bool_(needed)))
+        jax.effects_barrier()
+        assert len(looked) == expected_looks
+
+
+@pytest.mark.parametrize(("personal", "most"), [(False, 512), (True, 128)])
+def test_a_personal_model_sees_smaller_batches(personal: bool, most: int) -> None:
+    lengths: list[int] = []
+
+    def watched(server: Tree, own: Tree, x: Tree) -> Array:
+        lengths.append(len(x))
+        return predict(server, own, x)
+
+    watching = algorithm(personal)._replace(predict=watched)
+    for asked in (512, 100):
+        lengths.clear()
+        jax.eval_shape(
+            lambda size=asked: evaluation.evaluate(watching, state(), FEDERATION, batch_size=size)
+        )
+        assert set(lengths) == {min(asked, most)}
+
+
+def within(outputs: Array, y: Array, mask: Array) -> Array:
+    """The share of the real examples whose prediction is close."""
+    close = jnp.abs(outputs - y).max(1) < 1
+    return jnp.where(mask, close, False).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def squared(outputs: Array, y: Array, mask: Array) -> Array:
+    errors = ((outputs - y) ** 2).sum(1)
+    return jnp.where(mask, errors, 0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+@pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
+def test_the_loss_and_the_score_may_be_those_of_a_regression(personal: bool) -> None:
+    """Of trees of inputs and two numbers an example."""
+    rng = np.random.default_rng(0)
+    x = {"left": rng.normal(size=(12, 3)), "right": rng.normal(size=(12, 3))}
+    data = built.examples(jax.tree.map(np.float32, x), rng.normal(size=(12, 2)).astype(np.float32))
+    federation = built.of_parts(data, [np.arange(5), np.arange(0), np.arange(5, 12)])
+
+    def line(server: Tree, own: Any, x: Tree) -> Array:
+        return jnp.stack([x["left"].sum(1), x["right"].max(1)], 1) * 0.3
+
+    regression = algorithm(personal)._replace(predict=line)
+    scores = jax.jit(
+        lambda: evaluation.evaluate(
+            regression, state(), federation, batch_size=4, loss=squared, score=within
+        )
+    )()
+    outputs = np.stack([x["left"].sum(1), x["right"].max(1)], 1) * 0.3
+    error = outputs - np.asarray(data.y)
+    for who, rows in ((0, slice(5)), (2, slice(5, 12))):
+        np.testing.assert_allclose(scores.loss[who], (error[rows] ** 2).sum(1).mean(), rtol=1e-5)
+        close = (np.abs(error[rows]).max(1) < 1).mean()
+        assert 0 < close < 1
+        np.testing.assert_allclose(scores.score[who], close, rtol=1e-6)
+    assert_equal((scores.score[1], scores.loss[1]), (np.float32(0), np.float32(0)))
+
+
+def test_evaluate_refuses_empty_batches_and_rows_that_are_none() -> None:
+    evaluate = functools.partial(evaluation.evaluate, algorithm(False), state())
+    with pytest.raises(ValueError, match="batch_size=0: must be a whole number, at least 1"):
+        evaluate(FEDERATION, batch_size=0)
+    beyond = FEDERATION._replace(order=FEDERATION.order.at[0].set(999))
+    with pytest.raises(ValueError, match=r"order: holds 0\.\.999, must be rows in 0\.\.64$"):
+        evaluate(beyond)
 
 
 SCORES = evaluation.Scores(
-    jnp.array([0.5, 0.0, 1.0, 0.25]), jnp.array([1.0, 0.0, 0.2, 2.0]), jnp.array([4, 0, 1, 8])
+    np.float32([0.5, 0.0, 1.0, 0.25]), np.float32([1.0, 0.0, 0.2, 2.0]), np.int32([4, 0, 1, 8])
 )
 
 
 def test_mean_and_worst() -> None:
-    accuracy, loss = evaluation.mean(SCORES)
-    np.testing.assert_allclose(accuracy, (4 * 0.5 + 1 + 8 * 0.25) / 13, rtol=1e-6)
+    score, loss = evaluation.mean(SCORES)
+    np.testing.assert_allclose(score, (4 * 0.5 + 1 + 8 * 0.25) / 13, rtol=1e-6)
     np.testing.assert_allclose(loss, (4 + 0.2 + 16) / 13, rtol=1e-6)
     # Not the 0 of the client without examples.
     assert evaluation.worst(SCORES) == 0.25
+    nobody = SCORES._replace(size=np.zeros(4, np.int32))
+    assert_equal(evaluation.mean(nobody), (np.float32(0), np.float32(0)))
+
+
+by_group = jax.jit(evaluation.by_group, static_argnums=2)
 
 
 def test_by_group_pools_examples_and_leaves_out_negatives() -> None:
-    scores = evaluation.by_group(SCORES, jnp.array([2, 0, 2, -1]), 3)
-    np.testing.assert_allclose(scores.accuracy, [0, 0, 3 / 5], rtol=1e-6)
+    scores = by_group(SCORES, np.array([2, 0, 2, -1]), 3)
+    np.testing.assert_allclose(scores.score, [0, 0, 3 / 5], rtol=1e-6)
     np.testing.assert_allclose(scores.loss, [0, 0, 4.2 / 5], rtol=1e-6)
     np.testing.assert_array_equal(scores.size, [0, 0, 5])
-    together = evaluation.by_group(SCORES, jnp.zeros(4, jnp.int32), 1)
-    np.testing.assert_allclose(together.accuracy[0], evaluation.mean(SCORES)[0], rtol=1e-6)
+    together = by_group(SCORES, np.zeros(4, np.int32), 1)
+    np.testing.assert_allclose(together.score[0], evaluation.mean(SCORES)[0], rtol=1e-6)
 
 
 def test_by_group_of_several_runs_in_one_program() -> None:
@@ -104,34 +261,16 @@ def test_by_group_of_several_runs_in_one_program() -> None:
     def pooled(scores: evaluation.Scores) -> evaluation.Scores:
         return evaluation.by_group(scores, jnp.zeros_like(scores.size), 1)
 
-    runs = jax.tree.map(lambda a: jnp.stack([a, a[::-1], a, a]), SCORES)
+    runs = jax.tree.map(lambda a: np.stack([a, a[::-1], a, a]), SCORES)
     together = jax.jit(jax.vmap(pooled))(runs)
     np.testing.assert_array_equal(together.size, np.full((4, 1), 13))
     mean = evaluation.mean(SCORES)[0]
-    np.testing.assert_allclose(together.accuracy, np.full((4, 1), mean), rtol=1e-6)
+    np.testing.assert_allclose(together.score, np.full((4, 1), mean), rtol=1e-6)
 
 
 def test_an_infinite_loss_stays_in_its_group() -> None:
-    scores = SCORES._replace(loss=SCORES.loss.at[0].set(jnp.inf))
-    loss = evaluation.by_group(scores, jnp.array([0, 1, 1, 2]), 3).loss
+    scores = SCORES._replace(loss=np.float32([np.inf, 0.0, 0.2, 2.0]))
+    loss = by_group(scores, np.array([0, 1, 1, 2]), 3).loss
     np.testing.assert_allclose(loss, [np.inf, 0.2, 2.0], rtol=1e-6)
-    loss = evaluation.by_group(scores, jnp.array([-1, 1, 1, 2]), 3).loss
+    loss = by_group(scores, np.array([-1, 1, 1, 2]), 3).loss
     np.testing.assert_allclose(loss, [0, 0.2, 2.0], rtol=1e-6)
-
-
-def test_what_is_not_needed_predicts_nothing(state: rounds.State) -> None:
-    looked = []
-
-    def predict(server: Tree, own: Tree, x: Tree) -> Array:
-        jax.debug.callback(lambda: looked.append(1))
-        return algorithm().predict(server, own, x)
-
-    watched = algorithm()._replace(predict=predict)
-    federation = federations.federation((2, 3, 1, 0, 2))
-    scores = [
-        evaluation.evaluate(watched, state, federation, seen=False, needed=needed)
-        for needed in (False, True)
-    ]
-    jax.effects_barrier()
-    assert len(looked) == 4
-    np.testing.assert_array_equal(scores[0].accuracy, 0)

@@ -1,16 +1,18 @@
-"""Federations: who holds which rows, what is held out, and the padding."""
+"""Federations: who holds which rows, and what is held out."""
 
 import hypothesis.strategies as st
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+import federations
 from fedjax_inv.data import federation, sources
 from fedjax_inv.types import Federation
 
 
-def make_dataset(num=120, num_domains=3, num_test=0) -> sources.Dataset:
+def make_dataset(num: int = 120, num_domains: int = 3, num_test: int = 0) -> sources.Dataset:
     rows = np.arange(num)
     return sources.Dataset(
         np.broadcast_to((rows % 256).astype(np.uint8)[:, None, None, None], (num, 2, 2, 1)),
@@ -22,54 +24,95 @@ def make_dataset(num=120, num_domains=3, num_test=0) -> sources.Dataset:
     )
 
 
-def clients(part: Federation) -> list[np.ndarray]:
-    """The real rows of each client."""
-    rows, mask = np.asarray(part.rows), np.asarray(part.mask)
-    return [row[real] for row, real in zip(rows, mask, strict=True)]
-
-
 def all_rows(part: Federation) -> np.ndarray:
-    return np.concatenate(clients(part))
+    return np.concatenate(federation.parts_of(part))
 
 
-def split(dataset, name="iid", num_clients=4, **kwargs):
+def data_of(dataset: sources.Dataset) -> federation.Examples:
+    return federation.examples(dataset.x, dataset.y)
+
+
+def split(dataset, name="iid", num_clients=4, partition=None, **kwargs) -> federation.Split:
     return federation.split(
         dataset,
-        federation.examples(dataset),
-        federation.partitioner(name, dataset, num_clients, alpha=1.0),
+        data_of(dataset),
+        partition or federation.partitioner(name, dataset, num_clients, alpha=1.0),
         **({"held_out": None, "seed": 0} | kwargs),
     )
 
 
-def test_examples_keep_their_type():
+def test_examples_keep_their_type_and_may_be_trees():
     dataset = make_dataset()
-    data = federation.examples(dataset)
-    assert data.x.dtype == jnp.uint8
-    assert data.y.dtype == jnp.int32
+    data = data_of(dataset)
+    assert (data.x.dtype, data.y.dtype) == (jnp.uint8, jnp.int32)
     np.testing.assert_array_equal(data.x, dataset.x)
     np.testing.assert_array_equal(data.y, dataset.y)
+    x = {"image": np.zeros((3, 2), np.uint8), "code": np.arange(3)}
+    data = federation.examples(x, (np.ones((3, 2), np.float32), np.arange(3)))
+    assert jax.tree.map(jnp.shape, data) == (({"image": (3, 2), "code": (3,)}), ((3, 2), (3,)))
 
 
-@settings(deadline=None, max_examples=50)
-@given(
-    sizes=st.lists(st.integers(0, 20), min_size=1, max_size=6),
-    multiple=st.sampled_from([1, 4, 8]),
+@pytest.mark.parametrize(
+    ("x", "y", "lengths"),
+    [
+        (np.zeros((3, 2)), np.zeros(4), [3, 4]),
+        ({"a": np.zeros(3), "b": np.zeros(2)}, np.zeros(3), [2, 3]),
+        (np.zeros((0, 2)), np.zeros(0), [0]),
+        (np.zeros(1), np.float32(1), [0, 1]),
+        ((), (), []),
+    ],
 )
-def test_rows_and_mask(sizes, multiple):
-    cuts = np.cumsum(sizes)
-    parts = np.split(np.random.default_rng(0).permutation(cuts[-1]), cuts[:-1])
-    rows, mask = federation.rows_and_mask(parts, multiple=multiple)
-    assert rows.shape == mask.shape
-    assert rows.dtype == jnp.int32
-    assert mask.dtype == bool
-    num_clients, width = rows.shape
-    assert num_clients == len(sizes)
-    assert width % multiple == 0
-    assert max(*sizes, 1) <= width < max(*sizes, 1) + multiple
-    assert (np.asarray(rows)[~np.asarray(mask)] == 0).all()
-    for part, row, real in zip(parts, np.asarray(rows), np.asarray(mask), strict=True):
-        np.testing.assert_array_equal(row[: len(part)], part)
-        np.testing.assert_array_equal(real, np.arange(width) < len(part))
+def test_examples_must_be_of_one_length_above_0(x, y, lengths):
+    words = f"x and y have lengths {lengths}: must be of one, above 0"
+    with pytest.raises(ValueError, match=words.replace("[", r"\[")):
+        federation.examples(x, y)
+
+
+TWENTY = federation.examples(np.zeros((20, 2)), np.zeros(20, np.int32))
+
+
+@given(
+    parts=st.lists(st.lists(st.integers(0, 19), max_size=9), min_size=1, max_size=6),
+    as_arrays=st.booleans(),
+)
+def test_of_parts_is_what_was_dealt_in_that_order(parts, as_arrays):
+    given_ = [np.array(part, np.int64) for part in parts] if as_arrays else parts
+    dealt = federation.of_parts(TWENTY, given_)
+    assert dealt.num_clients == len(parts)
+    assert [part.tolist() for part in federation.parts_of(dealt)] == parts
+    # Nobody's rows are not stored.
+    assert dealt.order.shape == (sum(map(len, parts)),)
+    assert dealt.start.shape == dealt.size.shape == (len(parts),)
+    assert {leaf.dtype for leaf in dealt[1:]} == {jnp.dtype("int32")}
+    assert dealt.data is TWENTY
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([], r"parts=\[\]: must hold an array of rows for at least one client"),
+        ([np.array([0.0, 1.0])], "parts: hold float64, must hold"),
+        ([np.array([True, False])], "parts: hold bool, must hold"),
+        ([np.arange(3), np.array([20])], r"order: holds 0\.\.20, must be rows in 0\.\.19"),
+        ([np.array([-1, 3])], r"order: holds -1\.\.3, must be rows in 0\.\.19"),
+        ([np.zeros((2, 2), int)], r"order \(2, 2\): must be \[L\]"),
+    ],
+)
+def test_of_parts_refuses_what_are_no_rows(parts, words):
+    with pytest.raises(ValueError, match=words):
+        federation.of_parts(TWENTY, parts)
+
+
+def test_parts_of_any_layout():
+    for layout in (federations.federation(), federations.relaid(federations.federation())):
+        for part, size in zip(federation.parts_of(layout), federations.SIZES, strict=True):
+            assert len(part) == size
+    first, second = (
+        federation.parts_of(layout)
+        for layout in (federations.federation(), federations.relaid(federations.federation()))
+    )
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["domain", "iid", "dirichlet"])
@@ -99,6 +142,12 @@ def test_split_deals_every_row_to_one_place(name, held_out, num_test):
         np.testing.assert_array_equal(result.test_domain, [1])
     assert result.domains == dataset.domains
     assert result.train.data is result.valid.data is result.test.data
+    # One order of all examples, whoever holds them, so that all splits are of one shape.
+    np.testing.assert_array_equal(np.sort(result.train.order), np.arange(120))
+    for other in (result.valid, result.test):
+        np.testing.assert_array_equal(other.order, result.train.order)
+    assert (result.train.num_clients, result.valid.num_clients) == (4, 4)
+    assert result.test.num_clients == 1
 
 
 def test_split_names_the_domain_of_each_client():
@@ -106,7 +155,7 @@ def test_split_names_the_domain_of_each_client():
     by_domain = split(dataset, "domain", 5, held_out="d0")
     assert sorted(set(by_domain.domain)) == [1, 2]
     for domain, *held in zip(
-        by_domain.domain, clients(by_domain.train), clients(by_domain.valid), strict=True
+        by_domain.domain, *map(federation.parts_of, by_domain[:2]), strict=True
     ):
         assert (dataset.domain[np.concatenate(held)] == domain).all()
     np.testing.assert_array_equal(split(dataset, "iid", 3).domain, [-1, -1, -1])
@@ -133,55 +182,85 @@ def test_validation_part_of_a_client(size, validation, expected):
     def partition(rows, rng):
         return [rows[:size], rows[size:]]
 
-    result = federation.split(
-        dataset,
-        federation.examples(dataset),
-        partition,
-        held_out=None,
-        seed=0,
-        validation=validation,
-    )
-    assert len(clients(result.valid)[0]) == expected
-    assert len(clients(result.train)[0]) == size - expected
-    assert result.valid.rows.shape[1] > 0
+    result = split(dataset, partition=partition, validation=validation)
+    assert (result.valid.size[0], result.train.size[0]) == (expected, size - expected)
+    assert set(federation.parts_of(result.train)[0]) <= set(range(size))
 
 
-def test_validation_rows_are_drawn_at_random():
-    dataset = make_dataset(num_test=20)
-    result = federation.split(
-        dataset,
-        federation.examples(dataset),
-        lambda rows, rng: [rows],
-        held_out=None,
-        seed=0,
-        validation=0.5,
-    )
-    assert set(all_rows(result.valid)) not in (set(range(50)), set(range(50, 100)))
+def test_the_first_examples_of_everybody_are_a_random_sample():
+    """Of sorted rows, the first of each are spread over all; what is held out is too."""
+    dataset = make_dataset(1000, num_test=200)
+
+    def partition(rows, rng):
+        return [rows[:400], rows[400:]]
+
+    results = [split(dataset, partition=partition, validation=0.5, seed=seed) for seed in (0, 1)]
+    for result in results:
+        parts = [*map(federation.parts_of, result[:3])]
+        for rows, low in (
+            (parts[0][0], 0),
+            (parts[0][1], 400),
+            (parts[1][0], 0),
+            (parts[2][0], 800),
+        ):
+            span, first = (200 if low == 800 else 400), rows[: len(rows) // 2]
+            # The mean of n of N numbers in a row has the variance (N + 1) (N - n) / 12 n.
+            spread = np.sqrt((span + 1) * (span - len(first)) / (12 * len(first)))
+            assert abs(first.mean() - (low + (span - 1) / 2)) < 6 * spread
+            assert len(set(first)) == len(first)
+    # The official test lies in one order for every seed; the clients' examples do not.
+    one, other = ([all_rows(part).tolist() for part in result[:3]] for result in results)
+    assert one[2] == other[2]
+    assert one[0] != other[0]
+    assert set(one[1]) != set(other[1])
 
 
 def test_split_follows_its_seed():
     dataset = make_dataset()
     first, same, other = (split(dataset, seed=seed) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first.train.rows, same.train.rows)
-    assert (np.asarray(first.train.rows) != np.asarray(other.train.rows)).any()
-    assert (np.asarray(first.test.rows) != np.asarray(other.test.rows)).any()
+    np.testing.assert_array_equal(first.train.order, same.train.order)
+    assert (np.asarray(first.train.order) != np.asarray(other.train.order)).any()
+    assert set(all_rows(first.test)) != set(all_rows(other.test))
 
 
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"held_out": "d9"}, "held_out='d9' must be a domain: one of d0, d1, d2"),
-        ({"validation": 1.0}, "validation=1.0"),
-        ({"validation": -0.1}, "validation=-0.1"),
-        ({"test_fraction": 0.0}, "test_fraction=0.0"),
-        ({"test_fraction": 1.0}, "test_fraction=1.0"),
-        ({"num_clients": 97}, "num_clients=97 must be in 1..96"),
-        ({"name": "shards"}, "name='shards' must be one of domain, iid, dirichlet"),
+        ({"held_out": "d9"}, "held_out='d9': must be one of d0, d1, d2"),
+        ({"validation": 1.0}, "validation=1.0: must be"),
+        ({"validation": -0.1}, "validation=-0.1: must be"),
+        ({"test_fraction": 0.0}, "test_fraction=0.0: must be"),
+        ({"test_fraction": 1.0}, "test_fraction=1.0: must be"),
+        ({"num_clients": 97}, r"num_clients=97: must be an integer in 1\.\.96"),
+        ({"name": "shards"}, "name='shards': must be one of domain, iid, dirichlet"),
     ],
 )
 def test_split_errors(kwargs, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as error:
         split(make_dataset(), **kwargs)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [
+        (lambda rows, rng: [rows, rows[3:5]], "deals row 3 to two clients, must to one"),
+        (lambda rows, rng: [rows, [110]], "deals row 110, which it was not given"),
+        (lambda rows, rng: [rows, [120]], "deals row 120, which it was not given"),
+        (lambda rows, rng: [rows, [-1]], "deals row -1, which it was not given"),
+    ],
+)
+def test_a_partition_must_deal_what_it_is_given_and_once(partition, words):
+    with pytest.raises(ValueError, match=f"^partition: {words}$"):
+        split(make_dataset(num_test=20), partition=partition)
+
+
+def test_a_partition_need_not_deal_everything():
+    result = split(
+        make_dataset(num_test=20), partition=lambda rows, rng: [rows[:7], rows[50:50], rows[9:20]]
+    )
+    assert (result.train.size + result.valid.size).tolist() == [7, 0, 11]
+    assert result.train.order.shape == (120,)
 
 
 def test_the_only_domain_cannot_be_held_out():
@@ -207,16 +286,21 @@ def test_partitioner_passes_alpha_and_min_size():
         )
 
 
-def test_pooled():
+def test_pooled_holds_what_all_hold():
     result = split(make_dataset(), num_clients=7)
-    (rows,) = clients(federation.pooled(result.train))
-    np.testing.assert_array_equal(np.sort(rows), np.sort(all_rows(result.train)))
-    assert federation.pooled(result.train).data is result.train.data
+    layouts = [federations.federation(), federations.relaid(federations.federation())]
+    for everybody in (result.train, result.valid, result.test, *layouts):
+        together = federation.pooled(everybody)
+        (rows,) = federation.parts_of(together)
+        np.testing.assert_array_equal(rows, all_rows(everybody))
+        assert together.data is everybody.data
+    # Of a split, whose clients lie one after the other, without another order.
+    assert federation.pooled(result.train).order is result.train.order
 
 
 def test_stack():
     dataset = make_dataset()
-    data = federation.examples(dataset)
+    data = data_of(dataset)
     iid = federation.partitioner("iid", dataset, 4)
     skewed = federation.partitioner("dirichlet", dataset, 4, alpha=0.3)
     splits = [
@@ -224,18 +308,19 @@ def test_stack():
         federation.split(dataset, data, skewed, held_out="d1", seed=1),
         federation.split(dataset, data, skewed, held_out=None, seed=2),
     ]
-    widths = [each.train.rows.shape[1] for each in splits]
-    assert len(set(widths)) > 1  # or the padding is not tested
     stacked = federation.stack(splits)
     assert stacked.train.data is data
-    assert stacked.train.rows.shape == (3, 4, max(widths))
+    assert stacked.train.order.shape == (3, 120)
+    assert len(np.unique(stacked.train.size, axis=0)) == 3
     np.testing.assert_array_equal(stacked.test_domain, [[0], [1], [-1]])
     for index, each in enumerate(splits):
         np.testing.assert_array_equal(stacked.domain[index], each.domain)
         for part in ("train", "valid", "test"):
             whole, one = getattr(stacked, part), getattr(each, part)
-            taken = Federation(data, whole.rows[index], whole.mask[index])
-            for left, right in zip(clients(taken), clients(one), strict=True):
+            taken = Federation(data, *(leaf[index] for leaf in whole[1:]))
+            for left, right in zip(
+                federation.parts_of(taken), federation.parts_of(one), strict=True
+            ):
                 np.testing.assert_array_equal(left, right)
 
 
@@ -243,7 +328,7 @@ def test_stack_errors():
     dataset = make_dataset()
     with pytest.raises(ValueError, match="share one `data`"):
         federation.stack([split(dataset), split(dataset)])
-    data = federation.examples(dataset)
+    data = data_of(dataset)
     splits = [
         federation.split(
             dataset, data, federation.partitioner("iid", dataset, count), held_out=None, seed=0

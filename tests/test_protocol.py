@@ -329,7 +329,7 @@ def test_the_order_of_slots_does_not_matter(case: Case) -> None:
 
 
 def test_others_rows_and_their_order_do_not_matter(case: Case) -> None:
-    relaid = federations.relaid(case.federation)
+    relaid = federations.relaid(federations.federation())
     assert not np.isfinite(relaid.data.x).all()
     assert (relaid.start != case.federation.start).any()
     assert_equal(case.run(list(case.lanes), federation=relaid), case.results)

@@ -38,6 +38,9 @@ def played(accuracies, thresholds, warm_start):
     return jax.lax.scan(one, start, (rounds, jnp.array(accuracies, jnp.float32)))
 
 
+jitted = jax.jit(played)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     accuracies=st.lists(EIGHTHS, min_size=6, max_size=6),
@@ -45,7 +48,9 @@ def played(accuracies, thresholds, warm_start):
     warm_start=st.integers(0, 8),
 )
 def test_each_threshold_stops_in_the_first_round_below_it(accuracies, thresholds, warm_start):
-    stops, ended = jax.jit(played)(jnp.array(accuracies), jnp.array(thresholds), warm_start)
+    stops, ended = jax.tree.map(
+        np.asarray, jitted(np.array(accuracies), np.array(thresholds), warm_start)
+    )
     rounds = []
     for index, threshold in enumerate(thresholds):
         below = [

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -5,46 +7,64 @@ import pytest
 import federations
 from federations import Config
 from fedjax_inv import aggregators, rounds, wire
-from fedjax_inv.types import Algorithm, Exchange, Model
+from fedjax_inv.types import Algorithm, Cohort, Exchange, Model, Reply, Tree, Visit
 
 
 def traffic(algorithm: Algorithm, variables: object) -> tuple[wire.Traffic, ...]:
     federation = federations.federation()
-    state = rounds.init(algorithm, variables, jax.random.key(0), federations.NUM_CLIENTS)
+    state = jax.eval_shape(
+        lambda: rounds.init(algorithm, variables, federation, jax.random.key(0), history=3)
+    )
     return wire.traffic(algorithm, state, federation)
 
 
-def test_fedavg_sends_and_receives_the_network() -> None:
-    # 36 inputs, 7 hidden units, 3 classes, 4 bytes a number.
-    mlp = 4 * ((36 + 1) * 7 + (7 + 1) * 3)
-    # No biases before the norms, which have 2 parameters and 2 statistics for each unit.
-    normed = 4 * (36 * 5 + 4 * 5 + 5 * 4 + 4 * 4 + (4 + 1) * 3)
-    assert sent_by_fedavg(federations.mlp()) == (wire.Traffic(mlp, mlp),)
-    assert sent_by_fedavg(federations.normed()) == (wire.Traffic(normed, normed),)
+# 36 inputs, 7 hidden units, 3 classes, 4 bytes a number.
+MLP = 4 * ((36 + 1) * 7 + (7 + 1) * 3)
+# No biases before the norms, which have 2 parameters and 2 statistics for each unit.
+NORMED = 4 * (36 * 5 + 4 * 5 + 5 * 4 + 4 * 4 + (4 + 1) * 3)
+NORMED_PARAMS, NORMS = NORMED - 4 * 2 * (5 + 4), 4 * 4 * (5 + 4)
 
 
-def sent_by_fedavg(model: Model) -> tuple[wire.Traffic, ...]:
-    algorithm = federations.build("fedavg", Config(lambda: model, federations.epochs))
-    return traffic(algorithm, federations.initial(model, jax.random.key(0)))
+@pytest.mark.parametrize(
+    ("name", "model", "down", "up"),
+    [
+        ("fedavg", federations.mlp, MLP, MLP),
+        ("fedavg", federations.normed, NORMED, NORMED),
+        # The control variate, of the parameters only, comes with the network and goes back with it.
+        ("scaffold", federations.normed, NORMED + NORMED_PARAMS, NORMED + NORMED_PARAMS),
+        # Norms stay, but for the mean that serves a client never seen.
+        ("fedbn", federations.normed, NORMED - NORMS, NORMED),
+    ],
+)
+def test_what_travels_is_counted(name: str, model: Callable[[], Model], down: int, up: int) -> None:
+    algorithm = federations.build(name, Config(model, federations.epochs))
+    variables = jax.eval_shape(lambda: federations.initial(model(), jax.random.key(0)))
+    variables = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), variables)
+    assert traffic(algorithm, variables) == (wire.Traffic(down, up),)
 
 
 def test_each_exchange_and_each_type_counts() -> None:
-    first = Exchange(
-        lambda server: server["codes"],
-        lambda message, own, shard, key: (own, {"a": jnp.zeros((2, 3)), "b": message > 0}, {}),
-        aggregators.total(),
-        lambda server, aggregated, cohort: server,
-    )
-    second = Exchange(
-        lambda server: (),
-        lambda message, own, shard, key: (own, shard.mask.sum(dtype=jnp.int16), {}),
-        aggregators.total(),
-        lambda server, aggregated, cohort: server,
+    def first(visit: Visit) -> Reply:
+        upload = {"a": jnp.zeros((2, 3)), "b": visit.message > 0}
+        return Reply({"kept": visit.own["kept"] + 1}, upload, {"loss": jnp.float32(0)})
+
+    def second(visit: Visit) -> Reply:
+        """All that a visit tells may be looked at."""
+        told = visit.shard.size + visit.shard.who + visit.round + visit.delay
+        told += jax.random.bits(visit.key).astype(jnp.int32) + visit.own["kept"]
+        return Reply(visit.own, told.astype(jnp.int16), {})
+
+    def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
+        return server
+
+    exchanges = (
+        Exchange(lambda server: server["codes"], first, aggregators.total(), update),
+        Exchange(lambda server: (), second, aggregators.total(), update),
     )
     algorithm = Algorithm(
-        lambda variables, key: variables,
-        lambda server, who: who,
-        (first, second),
+        lambda setup: setup.variables,
+        lambda server, who: {"kept": who},
+        exchanges,
         lambda server, own, x: x,
     )
     expected = (wire.Traffic(10, 2 * 3 * 4 + 10), wire.Traffic(0, 2))

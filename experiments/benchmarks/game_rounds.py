@@ -27,20 +27,17 @@ class Row:
         dataset = build.dataset(settings)
         (cell,) = build.cells(settings, build.held_out(settings, dataset.domains))
         self._data, splits = launch.deal(settings, dataset, [cell.held_out])
-        of_seeds = splits[cell.held_out]
-        inputs = build.inputs(settings, cell, of_seeds)
-        self._inputs = tune.without_evaluation(inputs)
+        ready = launch.prepare(settings, cell, build.model(settings, dataset), splits[cell.held_out])
+        self._inputs = tune.without_evaluation(ready.inputs)
         if watched:
-            self._inputs = self._inputs._replace(watched=inputs.watched)
-        groups = len(program.group_names(of_seeds[settings.seeds[0]]))
-        network, capacity = build.model(settings, dataset), build.capacity(inputs)
+            self._inputs = self._inputs._replace(watched=ready.inputs.watched)
         made = program.make(
-            build.experiment(settings, cell, network, groups, capacity),
+            ready.experiment,
             client_chunk=int(settings.client_chunk),
             run_chunk=int(settings.run_chunk),
         )
         self._segment = made.segment
-        self._cohorts = build.cohorts(settings, inputs, settings.eval_every)
+        self._cohorts = build.cohorts(settings, ready.inputs, settings.eval_every)
         self._states = made.init(self._data, inputs)
         self.seconds: list[float] = []
 

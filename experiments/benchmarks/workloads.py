@@ -198,7 +198,7 @@ def auto(setting: Setting, data: Federation, num_devices: int = 1) -> Choice:
         )
 
     inputs, examples = devices.everywhere((inputs, data.data), mesh)
-    chunk = tune.choose(config, cell, experiment, make, examples, inputs).clients
+    chunk = tune.choose(config, cell, experiment, inputs, tune.Machine(make, examples)).clients
     return Choice(0 if chunk >= setting.cohort else chunk, "auto")
 
 
