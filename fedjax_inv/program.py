@@ -258,18 +258,23 @@ class _Runs(NamedTuple):
     def algorithm(self, inputs: Inputs) -> Algorithm:
         return self.experiment.algorithm(inputs.hyper)
 
-    def start(self, data: Examples, inputs: Inputs) -> Training:
+    def state(self, data: Examples, inputs: Inputs) -> rounds.State:
+        """Before the first round."""
         key = jax.random.key(inputs.seed)
         sample = jax.tree.map(lambda leaf: leaf[:1], data.x)
         variables = self.experiment.model.init(jax.random.fold_in(key, 0), sample)
-        state = rounds.init(
+        return rounds.init(
             self.algorithm(inputs),
             variables,
             Federation(data, *inputs.train),
             jax.random.fold_in(key, 1),
         )
-        shapes = jax.eval_shape(self.scores, data, inputs, state, True)
-        return Training(state, stopping.init(len(self.experiment.thresholds), shapes))
+
+    def start(self, data: Examples, inputs: Inputs) -> Training:
+        state, thresholds = self.state(data, inputs), self.experiment.thresholds
+        # Nothing is measured at stops that there are not.
+        shapes = jax.eval_shape(self.scores, data, inputs, state, True) if thresholds else ()
+        return Training(state, stopping.init(len(thresholds), shapes))
 
     def advance(
         self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
@@ -363,7 +368,7 @@ class _Runs(NamedTuple):
 
     def traffic(self, data: Examples, inputs: Inputs) -> list[int]:
         """Bytes down and up of one client in each exchange of a round."""
-        state = jax.eval_shape(self.start, data, inputs).state
+        state = jax.eval_shape(self.state, data, inputs)
         federation = Federation(data, *inputs.train)
         exchanges = wire.traffic(self.algorithm(inputs), state, federation)
         return [each.down + each.up for each in exchanges]

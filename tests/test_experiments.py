@@ -1,76 +1,161 @@
-"""The binaries' parts on the embedded digits: run folders, resuming, the grid, divergence."""
+"""The binaries' parts on the embedded digits: run folders, resuming, the grid, divergence.
+
+Compiling takes nearly all of the time, so a few runs are shared, and a job that was run once is run
+again with other inputs.
+"""
 
 import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-from experiments import build, config, launch, loop, program, report, sweep, train, tune
-from fedjax_inv import rounds
+from experiments import build, config, fl_games_tables, launch, loop, report, sweep, train, tune
+from fedjax_inv import program, rounds
+from fedjax_inv.data import federation
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.types import always
+from runs import Ran, go_on, halved, jobs, metrics, states
 
 TINY = config.Config(
     angles=(0.0, 40.0, 80.0),
-    rounds=4,
-    eval_every=2,
+    rounds=6,
+    eval_every=3,
     widths=(8,),
-    batch_size=64,
+    batch_size=16,
     seeds=(0, 1),
     client_chunk="0",
     run_chunk="0",
 )
 
-
-# A game on coloured digits, of which every example is watched.
+# A game on coloured digits that oscillates, so that seeds stop in different rounds. Every example
+# is watched.
 GAME = dict(
     algorithm=("fl_games",),
     environment="colored",
     optimizer="adam",
-    learning_rate=(0.01,),
-    local_steps=2,
-    momentum=0.0,
+    learning_rate=(0.1,),
+    local_steps=1,
+    batch_size=64,
+    widths=(32,),
     cut=0,
+    rounds=38,
+    seeds=(0, 1, 2),
     watch_examples=10_000,
+    warm_start="4",
 )
 
 
-def settings(folder: Path, **changes) -> config.Config:
+def settings(folder: Path, **changes: Any) -> config.Config:
     return dataclasses.replace(TINY, run_dir=str(folder), **changes)
 
 
-def metrics(folder: Path) -> list[dict]:
-    lines = loop.Log.read(folder / "metrics.jsonl")
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+def ran(folder: Path, **changes: Any) -> Ran:
+    """A finished run of `train`."""
+    with jobs() as seen:
+        train.train(settings(folder, **changes))
+    (job,) = seen
+    return Ran(folder, job)
 
 
-def states(folder: Path, step: int) -> dict:
-    with ocp.CheckpointManager((folder / "checkpoints").absolute()) as manager:
-        return manager.restore(step, args=ocp.args.StandardRestore())
+def with_rate(job: loop.Job, rate: float) -> loop.Job:
+    """The job with another learning rate, which is an input of its program."""
+    rates = jnp.full_like(job.inputs.hyper["learning_rate"], rate)
+    return job._replace(
+        inputs=job.inputs._replace(hyper=job.inputs.hyper | {"learning_rate": rates})
+    )
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A finished run of FedIPG."""
-    folder = tmp_path_factory.mktemp("runs") / "fedipg"
-    train.train(settings(folder, algorithm=("fedipg",), settings=("penalty=0.01",)))
-    return folder
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """FedIPG, run after run and client after client."""
+    return ran(
+        tmp_path_factory.mktemp("runs") / "fedipg",
+        algorithm=("fedipg",),
+        settings=("penalty=0.01",),
+        learning_rate=(0.3,),
+        client_chunk="1",
+        run_chunk="1",
+    )
 
 
-def test_a_run_folder_is_complete(trained):
-    assert {path.name for path in trained.iterdir()} == {
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[loop.Job], int]:
+    """A grid of FedIPG whose runs all train at once, the trained one and diverging ones among them;
+    its last segments are filled up. The folder, the jobs, and how often a round was traced."""
+    folder, traced = tmp_path_factory.mktemp("grid"), []
+    step = rounds.step
+    with pytest.MonkeyPatch.context() as patch, jobs() as seen:
+        patch.setattr(rounds, "step", lambda *a, **k: traced.append(1) or step(*a, **k))
+        sweep.sweep(
+            settings(
+                folder,
+                algorithm=("fedipg",),
+                settings=("penalty=0,0.01",),
+                learning_rate=(0.1, 0.3, 1e30),
+                held_out="all",
+                eval_every=4,
+                nonfinite="mark",
+            )
+        )
+    return folder, seen, len(traced)
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """FedAdam with a client a round, which leaves diverging clients out."""
+    return ran(
+        tmp_path_factory.mktemp("runs") / "fedadam",
+        cohort=1,
+        momentum=0.5,
+        server_optimizer="adam",
+        nonfinite="drop",
+    )
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Centralised training, whose momentum lasts from round to round."""
+    return ran(tmp_path_factory.mktemp("runs") / "erm", algorithm=("erm",), momentum=0.5)
+
+
+@pytest.fixture(scope="module")
+def game(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A game that goes on after its stops, evaluated in every round."""
+    chosen = GAME | dict(eval_every=1, checkpoint_every=38, stop_below=(0.99, 0.7, 0.61, 0.01))
+    return ran(tmp_path_factory.mktemp("runs") / "game", **chosen)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The same game, which ends at its stops; two of its three runs at once."""
+    chosen = GAME | dict(eval_every=4, run_chunk="2", stop_below=(0.7, 0.61), after_stop="end")
+    return ran(tmp_path_factory.mktemp("runs") / "ended", **chosen)
+
+
+@pytest.fixture(scope="module")
+def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Players with a memory, who take turns with their representation."""
+    chosen = GAME | dict(cut=1, rounds=14, eval_every=7, stop_below=(0.99,), warm_start="batches")
+    chosen |= dict(settings=("learned=true", "play=sequential", "memory=2"), seeds=(0,))
+    return ran(tmp_path_factory.mktemp("runs") / "turns", **chosen)
+
+
+def test_a_run_folder_is_complete(trained: Ran) -> None:
+    assert {path.name for path in trained.folder.iterdir()} == {
         *("config.json", "chunks.json", "metrics.jsonl", "result.json", "checkpoints"),
         *("table.md", "curves.png", "partition.png"),
     }
-    flags = json.loads((trained / "config.json").read_text())["flags"]
+    flags = json.loads((trained.folder / "config.json").read_text())["flags"]
     assert set(flags) == {field.name for field in dataclasses.fields(config.Config)}
-    lines = loop.Log.read(trained / "metrics.jsonl")
-    assert [(line["round"], line["seed"]) for line in lines] == [(2, 0), (2, 1), (4, 0), (4, 1)]
+    lines = loop.Log.read(trained.folder / "metrics.jsonl")
+    assert [(line["round"], line["seed"]) for line in lines] == [(3, 0), (3, 1), (6, 0), (6, 1)]
     for line in lines:
         assert set(line["domains"]) == {"0", "40", "80"}
         assert line["domains"]["80"]["split"] == "test"
@@ -80,169 +165,225 @@ def test_a_run_folder_is_complete(trained):
         assert line["train_loss"] > 0
         assert "invariance" in line["train_metrics"]
     for image in ("curves.png", "partition.png"):
-        assert (trained / image).read_bytes().startswith(b"\x89PNG")
+        assert (trained.folder / image).read_bytes().startswith(b"\x89PNG")
 
 
-def test_bytes_are_parameters_times_clients_times_rounds(trained):
+def test_bytes_are_parameters_times_clients_times_rounds(trained: Ran) -> None:
     parameters = 64 * 8 + 8 + 8 * 10 + 10
-    for line in loop.Log.read(trained / "metrics.jsonl"):
+    for line in metrics(trained.folder):
         assert line["bytes"] == 2 * 4 * parameters * 2 * line["round"]
 
 
-def test_the_table_holds_the_selected_evaluation(trained):
-    result = json.loads((trained / "result.json").read_text())
-    for index, run in enumerate(result["runs"]):
-        mine = [m for m in loop.Log.read(trained / "metrics.jsonl") if m["run"] == index]
+def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:
+    for index, run in enumerate(trained.runs):
+        lines = loop.Log.read(trained.folder / "metrics.jsonl")
+        mine = [line for line in lines if line["run"] == index]
         best = max(line["validation_accuracy"] for line in mine)
         first = next(line for line in mine if line["validation_accuracy"] == best)
         assert run["selected"] == first
         assert run["last"] == mine[-1]
-    tests = [100 * run["selected"]["test_accuracy"] for run in result["runs"]]
+    tests = [100 * run["selected"]["test_accuracy"] for run in trained.runs]
     expected = f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
-    assert expected in (trained / "table.md").read_text()
+    assert expected in (trained.folder / "table.md").read_text()
 
 
-def test_training_learns(tmp_path):
-    train.train(settings(tmp_path / "run", rounds=30, eval_every=10, batch_size=16, seeds=(3,)))
-    lines = loop.Log.read(tmp_path / "run" / "metrics.jsonl")
-    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
-    assert lines[-1]["validation_accuracy"] > 0.5
+def test_training_learns(trained: Ran) -> None:
+    for index in range(2):
+        first, last = (line for line in metrics(trained.folder) if line["run"] == index)
+        assert last["train_loss"] < first["train_loss"]
+        assert last["validation_accuracy"] > 0.5
 
 
-class StopAfter(loop.Stop):
-    """Asks for a stop when the first segment is over."""
-
-    def __enter__(self):
-        super().__enter__()
-        self.signal = 15
-        return self
-
-
-@pytest.mark.parametrize("algorithm", ["fedavg", "erm", "fl_games"])
-def test_a_stopped_run_resumes_bit_for_bit(tmp_path, monkeypatch, algorithm):
-    changes = dict(
-        algorithm=(algorithm,), rounds=6, momentum=0.5, cohort=1, server_optimizer="adam"
-    )
-    if algorithm == "fl_games":
-        changes |= GAME | dict(stop_below=(0.99, 0.01), settings=("memory=2",), cohort=0)
-    whole, halved = tmp_path / "whole", tmp_path / "halved"
-    train.train(settings(whole, **changes))
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "Stop", StopAfter)
-        with pytest.raises(SystemExit) as stopped:
-            train.train(settings(halved, **changes))
-    assert stopped.value.code == 128 + 15
-    assert [line["round"] for line in metrics(halved)] == [2, 2]
-    # What was written after the last checkpoint, by a process that then died, does not count.
-    with (halved / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({**metrics(halved)[0], "round": 4, "seconds": 0}) + '\n{"round": 4')
-    with pytest.raises(ValueError, match="--resume"):
-        train.train(settings(halved, **changes))
-    train.train(settings(halved, **changes, resume=True))
-    assert metrics(halved) == metrics(whole)
-    chex.assert_trees_all_equal(states(halved, 6), states(whole, 6))
-    results = [json.loads((folder / "result.json").read_text()) for folder in (halved, whole)]
-    stops = [[run.get("stops") for run in result["runs"]] for result in results]
-    assert stops[0] == stops[1]
-
-
-def test_one_trace_serves_all_segments_and_held_out_domains(tmp_path, monkeypatch):
-    traced = []
-    step = rounds.step
-    monkeypatch.setattr(rounds, "step", lambda *a, **k: traced.append(1) or step(*a, **k))
-    # 5 rounds are no whole number of segments: the last one is filled up.
-    sweep.sweep(settings(tmp_path / "run", rounds=5, held_out="all"))
-    assert len(traced) == 1
-    for domain in ("0", "40", "80"):
-        lines = metrics(tmp_path / "run" / f"fedavg-{domain}")
-        assert [line["round"] for line in lines[::2]] == [2, 4, 5]
-
-
-def test_filled_up_rounds_change_nothing(tmp_path):
-    train.train(settings(tmp_path / "a", rounds=3, eval_every=2))
-    train.train(settings(tmp_path / "b", rounds=3, eval_every=3))
-    a, b = states(tmp_path / "a", 3), states(tmp_path / "b", 3)
-    chex.assert_trees_all_close(a["state"]["server"], b["state"]["server"], rtol=1e-6)
-    assert metrics(tmp_path / "a")[-1]["bytes"] == metrics(tmp_path / "b")[-1]["bytes"]
-
-
-def test_runs_of_a_cell_are_what_they_are_alone(tmp_path):
-    grid = dict(algorithm=("fedipg",), settings=("penalty=0,0.5",), learning_rate=(0.1, 0.3))
-    for run_chunk in ("0", "3"):
-        folder = tmp_path / f"grid{run_chunk}"
-        sweep.sweep(settings(folder, **grid, run_chunk=run_chunk))
-        lines = metrics(folder / "fedipg-80")
-        assert len(lines) == 2 * 8
-        alone = tmp_path / f"alone{run_chunk}"
-        one = dict(algorithm=("fedipg",), settings=("penalty=0.5",), learning_rate=(0.3,))
-        train.train(settings(alone, **one, seeds=(1,)))
-        (last,) = [line for line in metrics(alone) if line["round"] == 4]
-        (same,) = [
-            line
-            for line in lines
-            if line["round"] == 4
-            and line["seed"] == 1
-            and line["hyper"]["penalty"] == 0.5
-            and line["hyper"]["learning_rate"] == 0.3
-        ]
-        np.testing.assert_allclose(same["train_loss"], last["train_loss"], rtol=1e-4)
-        np.testing.assert_allclose(
-            same["domains"]["80"]["loss"], last["domains"]["80"]["loss"], rtol=1e-4
-        )
-
-
-def test_a_sweep_keeps_finished_cells(tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    sweep.sweep(settings(folder, held_out="80"))
-    before = (folder / "fedavg-80" / "metrics.jsonl").read_bytes()
-    ran = []
-    run_cell = loop.run_cell
-    monkeypatch.setattr(
-        loop, "run_cell", lambda job, *a: ran.append(job.cell.name) or run_cell(job, *a)
-    )
-    both = settings(folder, held_out="80", algorithm=("fedavg", "fedprox"))
-    sweep.sweep(both)
-    assert ran == ["fedprox-80"]
-    assert (folder / "fedavg-80" / "metrics.jsonl").read_bytes() == before
-    table = (folder / "table.md").read_text()
-    assert "fedavg" in table
-    assert "fedprox" in table
-    summary = json.loads((folder / "result.json").read_text())
-    assert [cell["cell"]["algorithm"] for cell in summary["cells"]] == ["fedavg", "fedprox"]
-
-
-def test_a_diverging_run_stops_with_round_and_client_and_keeps_the_checkpoint(tmp_path):
-    folder = tmp_path / "run"
-    # The first segment is healthy, then the folder's last checkpoint is poisoned.
-    changes = dict(learning_rate=(1e30,), optimizer="sgd", seeds=(5,))
-    with pytest.raises(loop.Diverged, match=r"^round 1, client \d .*seed=5.*nonfinite=drop") as e:
-        train.train(settings(folder, **changes))
-    assert "\n" not in str(e.value)
+@pytest.mark.parametrize("name", ["trained", "sampled", "pooled", "in_turns"])
+def test_a_stopped_run_resumes_bit_for_bit(
+    request: pytest.FixtureRequest, tmp_path: Path, name: str
+) -> None:
+    whole: Ran = request.getfixturevalue(name)
+    folder = halved(whole.job, tmp_path / "run")
+    first = whole.job.config.eval_every
+    assert {line["round"] for line in metrics(folder)} == {first}
     assert not (folder / "result.json").exists()
+    # What was written after the last checkpoint, by a process that then died, does not count.
+    with (folder / "metrics.jsonl").open("a") as file:
+        late = {**metrics(folder)[0], "round": 2 * first, "seconds": 0}
+        file.write(json.dumps(late) + '\n{"round": 4')
+    go_on(whole.job, folder)
+    assert metrics(folder) == metrics(whole.folder)
+    last = whole.job.config.rounds
+    chex.assert_trees_all_equal(states(folder, last), states(whole.folder, last))
+    again = Ran(folder, whole.job).runs
+    assert [run.get("stops") for run in again] == [run.get("stops") for run in whole.runs]
 
 
-def test_dropping_a_diverging_client_leaves_the_network_finite(tmp_path):
-    folder = tmp_path / "run"
-    train.train(settings(folder, learning_rate=(1e30,), nonfinite="drop", seeds=(5,)))
-    chex.assert_tree_all_finite(states(folder, 4)["state"]["server"])
+def test_a_restart_goes_on_with_the_chunks_that_it_began_with(
+    trained: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = halved(trained.job, tmp_path / "run")
+    shutil.copy(trained.folder / "chunks.json", folder)
+    # Chunks may change how the sums are rounded.
+    changes = dict(run_dir=str(folder), client_chunk="0", run_chunk="0")
+    chosen = dataclasses.replace(trained.job.config, **changes)
+    with pytest.raises(ValueError, match="--resume"):
+        train.train(chosen)
+    made, make = [], program.make
+    monkeypatch.setattr(program, "make", lambda *a, **k: made.append(k) or make(*a, **k))
+    train.train(dataclasses.replace(chosen, resume=True))
+    assert [(each["client_chunk"], each["run_chunk"]) for each in made] == [(1, 1)]
+    assert metrics(folder) == metrics(trained.folder)
 
 
-def test_a_marked_run_is_never_selected(tmp_path):
-    folder = tmp_path / "run"
-    sweep.sweep(settings(folder, learning_rate=(1e30, 0.1), nonfinite="mark", held_out="80"))
-    result = json.loads((folder / "fedavg-80" / "result.json").read_text())
+def test_one_trace_serves_all_segments_and_held_out_domains(
+    swept: tuple[Path, list[loop.Job], int],
+) -> None:
+    folder, seen, traced = swept
+    assert traced == 1
+    assert [job.cell.held_out for job in seen] == ["0", "40", "80"]
+    for job in seen:
+        lines = metrics(folder / job.cell.name)
+        assert [line["round"] for line in lines[::12]] == [4, 6]
+
+
+def test_runs_of_a_grid_are_what_they_are_alone(
+    swept: tuple[Path, list[loop.Job], int], trained: Ran
+) -> None:
+    """Nor do the rounds change anything that fill up the last segment."""
+    folder = swept[0] / "fedipg-80"
+    lines = [line for line in metrics(folder) if line["round"] == 6]
+    assert len(lines) == 12
+    for alone in metrics(trained.folder)[-2:]:
+        (same,) = [
+            line for line in lines if all(line[key] == alone[key] for key in ("seed", "hyper"))
+        ]
+        assert same["bytes"] == alone["bytes"]
+        np.testing.assert_allclose(same["train_loss"], alone["train_loss"], rtol=1e-4)
+        for name, domain in alone["domains"].items():
+            np.testing.assert_allclose(same["domains"][name]["loss"], domain["loss"], rtol=1e-4)
+        servers = (
+            jax.tree.map(lambda leaf, at=line["run"]: leaf[at], states(where, 6)["state"]["server"])
+            for where, line in ((folder, same), (trained.folder, alone))
+        )
+        chex.assert_trees_all_close(*servers, rtol=1e-3, atol=1e-5)
+
+
+def test_a_marked_run_is_never_selected(
+    swept: tuple[Path, list[loop.Job], int], tmp_path: Path
+) -> None:
+    folder, *_ = swept
+    result = json.loads((folder / "fedipg-80" / "result.json").read_text())
     diverged = [run["diverged"] for run in result["runs"]]
     assert diverged == [run["hyper"]["learning_rate"] > 1 for run in result["runs"]]
-    chosen = report.choose("fedavg", result)
+    chosen = report.choose("fedipg", result)
     assert chosen is not None
-    assert chosen.hyper == {"learning_rate": 0.1}
-    assert chosen.diverged == "2 of 4"
-    sweep.sweep(settings(tmp_path / "all", learning_rate=(1e30,), nonfinite="mark"))
-    assert "diverged" in (tmp_path / "all" / "table.md").read_text()
+    assert chosen.hyper["learning_rate"] in (0.1, 0.3)
+    assert chosen.diverged == "4 of 12"
+    result["runs"] = [run for run in result["runs"] if run["diverged"]]
+    cells = [("fedipg", folder / "fedipg-80", result)]
+    assert "every run diverged" in report.write(tmp_path, cells, title="", paper={})
+    assert "every run diverged" in (tmp_path / "table.md").read_text()
 
 
-def test_selection_goes_by_validation_and_never_by_test():
-    def run(rate, seed, validation, test):
+def test_a_sweep_keeps_finished_cells(
+    swept: tuple[Path, list[loop.Job], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, seen, _ = swept
+    folder = tmp_path / "run"
+    shutil.copytree(before, folder)
+    shutil.rmtree(folder / "fedipg-40")
+    ran = []
+
+    def run_cell(job: loop.Job, place: Path, stop: loop.Stop) -> dict[str, Any]:
+        """Finishes a cell without computing."""
+        del stop
+        ran.append(job.cell.name)
+        shutil.copytree(before / job.cell.name, place, dirs_exist_ok=True)
+        return json.loads((place / "result.json").read_text())
+
+    monkeypatch.setattr(loop, "run_cell", run_cell)
+    sweep.sweep(dataclasses.replace(seen[0].config, run_dir=str(folder)))
+    assert ran == ["fedipg-40"]
+    summary = json.loads((folder / "result.json").read_text())
+    assert [cell["cell"]["held_out"] for cell in summary["cells"]] == ["0", "40", "80"]
+    assert (folder / "table.md").read_text() == (before / "table.md").read_text()
+
+
+def test_a_diverging_run_stops_with_round_and_client_and_keeps_the_checkpoint(
+    trained: Ran, tmp_path: Path
+) -> None:
+    folder = halved(trained.job, tmp_path / "run")
+    before = states(folder, 3)
+    told = r"^round 4, client \d \(fedipg, seed=0, learning_rate=.*nonfinite=drop"
+    with pytest.raises(loop.Diverged, match=told) as error:
+        go_on(with_rate(trained.job, 1e30), folder)
+    assert "\n" not in str(error.value)
+    assert not (folder / "result.json").exists()
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["3"]
+    chex.assert_trees_all_equal(states(folder, 3), before)
+    # From there a healthy run goes on.
+    go_on(trained.job, folder)
+    assert metrics(folder) == metrics(trained.folder)
+
+
+def test_dropping_a_diverging_client_leaves_the_network_finite(
+    sampled: Ran, tmp_path: Path
+) -> None:
+    folder = go_on(with_rate(sampled.job, 1e30), tmp_path / "run")
+    assert all(line["diverged"] for line in metrics(folder))
+    chex.assert_tree_all_finite(states(folder, 6)["state"]["server"])
+
+
+# orbax leaves futures behind that nobody asks for their error.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("damage", ["truncated", "foreign"])
+def test_a_bad_checkpoint_is_told_in_one_line(
+    trained: Ran, sampled: Ran, tmp_path: Path, damage: str
+) -> None:
+    folder = halved(trained.job, tmp_path / "run")
+    if damage == "truncated":
+        for path in (folder / "checkpoints" / "3").rglob("*"):
+            if path.is_file() and path.stat().st_size > 100:
+                path.write_bytes(path.read_bytes()[:50])
+    else:
+        shutil.rmtree(folder / "checkpoints")
+        shutil.copytree(halved(sampled.job, tmp_path / "other") / "checkpoints", folder / "checkpoints")
+    with pytest.raises(ValueError, match="corrupt, or not a checkpoint of this run") as error:
+        go_on(trained.job, folder)
+    assert "\n" not in str(error.value)
+    assert str(folder / "checkpoints" / "3") in str(error.value)
+
+
+OWN = """
+from fedjax_inv import checks, models
+from fedjax_inv.algorithms import erm
+from fedjax_inv.types import Facts
+
+FACTS = Facts(pooled=True)
+
+def mine(model, work, *, weighting="size", slope: float = 0.0, shape=None):
+    checks.real("slope", slope, -1, 0)
+    return erm.erm(model, work)
+
+def network(num_classes, widths):
+    return models.mlp(num_classes, widths=widths)
+"""
+
+
+def test_an_algorithm_and_a_network_from_anywhere(
+    pooled: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    changes = dict(momentum=0.5, model="elsewhere:network", settings=("slope=-0.5",))
+    own = ran(tmp_path / "run", algorithm=("elsewhere:mine",), **changes)
+    # What stands beside the factory counts: all examples are on one client.
+    assert own.job.inputs.train.size.shape == (2, 1)
+    assert own.job.cell.runs[0].hyper == {"learning_rate": 0.1, "slope": -0.5}
+    assert "elsewhere:mine" in (own.folder / "table.md").read_text()
+    for mine, listed in zip(metrics(own.folder), metrics(pooled.folder), strict=True):
+        assert mine["domains"] == listed["domains"]
+
+
+def test_selection_goes_by_validation_and_never_by_test() -> None:
+    def run(rate: float, seed: int, validation: float, test: float) -> dict[str, Any]:
         evaluation = {"validation_accuracy": validation, "test_accuracy": test}
         return {
             "seed": seed,
@@ -261,8 +402,8 @@ def test_selection_goes_by_validation_and_never_by_test():
     assert report.percent([0.1]) == "10.0"
 
 
-def test_labels_name_only_what_differs():
-    def cell(algorithm, **options):
+def test_labels_name_only_what_differs() -> None:
+    def cell(algorithm: str, **options: str) -> build.Cell:
         return build.Cell(algorithm, options, "0", ())
 
     both = [cell("fedipg", weighting="size", penalty_on=on) for on in ("all", "classifier")]
@@ -272,8 +413,8 @@ def test_labels_name_only_what_differs():
     assert len({each.name for each in cells}) == 3
 
 
-def test_leave_one_out_table_has_mean_and_worst_over_domains():
-    def cell(domain, accuracies):
+def test_leave_one_out_table_has_mean_and_worst_over_domains() -> None:
+    def cell(domain: str, accuracies: list[float]) -> report.Chosen:
         runs = [{"selected": {"test_accuracy": a}} for a in accuracies]
         return report.Chosen("fedavg", domain, {}, runs, [0, 1], "0 of 2")
 
@@ -284,235 +425,244 @@ def test_leave_one_out_table_has_mean_and_worst_over_domains():
     assert entries[3:] == ["30.0 ± 14.1", "15.0 ± 7.1", "94.3"]
 
 
-# orbax leaves futures behind that nobody asks for their error.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("damage", ["truncated", "foreign"])
-def test_a_bad_checkpoint_is_told_in_one_line(tmp_path, monkeypatch, damage):
-    folder, other = tmp_path / "run", tmp_path / "other"
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "Stop", StopAfter)
-        for path, widths in ((folder, (8,)), (other, (9,))):
-            with pytest.raises(SystemExit):
-                train.train(settings(path, widths=widths))
-    if damage == "truncated":
-        for path in (folder / "checkpoints" / "2").rglob("*"):
-            if path.is_file() and path.stat().st_size > 100:
-                path.write_bytes(path.read_bytes()[:50])
-    else:
-        shutil.rmtree(folder / "checkpoints")
-        shutil.copytree(other / "checkpoints", folder / "checkpoints")
-    with pytest.raises(ValueError, match="corrupt, or not a checkpoint of this run") as error:
-        train.train(settings(folder, resume=True))
-    assert "\n" not in str(error.value)
-    assert str(folder / "checkpoints" / "2") in str(error.value)
+def ready(chosen: config.Config, held_out: str) -> tuple[build.Cell, Any, launch.Prepared]:
+    """The only cell of a config, the examples, and what is to be compiled."""
+    dataset = build.dataset(chosen)
+    (cell,) = build.cells(chosen, [held_out])
+    data, splits = launch.deal(chosen, dataset, [held_out])
+    return cell, data, launch.prepare(chosen, cell, build.model(chosen, dataset), splits[held_out])
 
 
-def test_pooled_and_federated_training_agree_for_one_client(tmp_path):
-    changes = dict(angles=(0.0, 40.0), partition="domain", seeds=(0,))
-    for name in ("fedavg", "erm"):
-        train.train(settings(tmp_path / name, algorithm=(name,), **changes))
-    losses = [
-        [line["train_loss"] for line in metrics(tmp_path / name)] for name in ("fedavg", "erm")
-    ]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
+class Pretended(tune.Machine):
+    """A machine with so many bytes: a client of a run takes 100, and 4 clients at once are best."""
+
+    def __init__(self, num_bytes: int = 10**6, alone: float = 1.2, is_gpu: bool = False) -> None:
+        self.num_bytes, self.is_gpu, self.asked = num_bytes, is_gpu, 0
+        self.alone = alone  # times the time of all runs at once
+
+    @property
+    def is_cpu(self) -> bool:
+        return not self.is_gpu
+
+    def fits(self, chunks: tune.Chunks, inputs: program.Inputs, cohort: Any) -> bool:
+        self.asked += 1
+        return 100 * chunks.clients * chunks.runs <= self.num_bytes
+
+    def seconds(self, chunks: tune.Chunks, inputs: program.Inputs, cohort: Any) -> float:
+        # On two batches of each client, and without evaluations.
+        assert inputs.train.size.max() == 32
+        assert inputs.valid.size.max() == inputs.test.size.max() == 0
+        time = {1: 3.0, 4: 1.0, 16: 1.1, 20: 2.0}[chunks.clients] * cohort.who[0].size
+        return time * (self.alone if chunks.runs == 1 else 1)
 
 
-def test_auto_picks_the_fastest_chunk_that_fits(tmp_path, monkeypatch, capsys):
+def test_auto_picks_the_fastest_chunk_that_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chosen = settings(
         tmp_path, angles=(0.0, 40.0), clients=20, client_chunk="auto", run_chunk="auto"
     )
-    dataset = build.dataset(chosen)
-    (cell,) = build.cells(chosen, ["40"])
-    data, split = launch.deal(chosen, dataset, ["40"])
-    inputs = program.inputs(chosen, cell, split["40"])
-    made = []
+    cell, _, prepared = ready(chosen, "40")
 
-    def make(chunks):
-        made.append(chunks)
-        return chunks
+    def choose(machine: Pretended, chosen: config.Config = chosen) -> tune.Chunks:
+        return tune.choose(chosen, cell, prepared.experiment, prepared.inputs, machine)
 
-    # Bytes by chunk: 100 for each client of each run at once. Seconds: quickest at 4 clients.
-    monkeypatch.setattr(tune, "compiled", lambda chunks, *a: chunks)
-    monkeypatch.setattr(tune, "needed_bytes", lambda chunks: 100 * chunks.clients * chunks.runs)
-    times = {1: 3.0, 4: 1.0, 16: 1.1, 20: 2.0}
-    alone = 0.99  # of the time of all runs at once
-
-    def seconds(candidates, chunks, light, cohort):
-        held = [light.train.mask.sum(-1), light.valid.mask.sum(-1), light.test.mask.sum(-1)]
-        assert held[0].max() == tune._STEPS * chosen.batch_size or held[0].max() < 128
-        assert held[1].max() == held[2].max() == 0
-        time = times[chunks.clients] * cohort.who[0].size
-        return time * (alone if chunks.runs == 1 else 1)
-
-    monkeypatch.setattr(tune._Candidates, "seconds", seconds)
-    monkeypatch.setattr(tune.jax, "default_backend", lambda: "cpu")
-    monkeypatch.setattr(tune, "available_bytes", lambda: 10**6)
-    assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(4, 1)
+    assert choose(Pretended(alone=0.99)) == (4, 1)
     assert "client_chunk=4, run_chunk=1" in capsys.readouterr().err
-    monkeypatch.setattr(tune.jax, "default_backend", lambda: "gpu")
-    assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(4, 2)
+    assert choose(Pretended(alone=0.99, is_gpu=True)) == (4, 2)
     assert "4/1" not in capsys.readouterr().err
-    monkeypatch.setattr(tune.jax, "default_backend", lambda: "cpu")
-    alone = 1.2
-    assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(4, 2)
+    assert choose(Pretended()) == (4, 2)
     assert "1/2: 1.5e+03, 4/2: 500, 16/2: 550, 20/2" in capsys.readouterr().err
-    monkeypatch.setattr(tune, "available_bytes", lambda: 250)
-    assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(1, 2)
-    monkeypatch.setattr(tune, "available_bytes", lambda: 150)
-    assert tune.choose(chosen, cell, make, data, inputs) == program.Chunks(1, 1)
-    made.clear()
+    assert choose(Pretended(250)) == (1, 2)
+    assert choose(Pretended(150)) == (1, 1)
     for flag, runs in (("0", 2), ("1", 1)):
-        fixed = dataclasses.replace(chosen, client_chunk="7", run_chunk=flag)
-        assert tune.choose(fixed, cell, make, data, inputs) == program.Chunks(7, runs)
-    assert made == []
+        fixed, machine = (
+            dataclasses.replace(chosen, client_chunk="7", run_chunk=flag),
+            Pretended(),
+        )
+        assert choose(machine, fixed) == (7, runs)
+        assert machine.asked == 0
 
 
-def test_auto_measures_the_real_step(tmp_path):
-    folder = tmp_path / "run"
-    train.train(settings(folder, client_chunk="auto", run_chunk="auto"))
-    chunks = program.Chunks(**json.loads((folder / "chunks.json").read_text()))
-    assert chunks.clients in (1, 2)
-    assert chunks.runs in (1, 2)
+def test_auto_measures_the_real_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = settings(tmp_path, angles=(0.0, 40.0), client_chunk="auto", run_chunk="auto")
+    cell, data, prepared = ready(chosen, "40")
+
+    def make(chunks: tune.Chunks) -> program.Program:
+        return program.make(
+            prepared.experiment, client_chunk=chunks.clients, run_chunk=chunks.runs
+        )
+
+    machine = tune.Machine(make, data)
+    assert tune.choose(chosen, cell, prepared.experiment, prepared.inputs, machine) in (
+        *((1, 1), (1, 2)),
+    )
+    told = capsys.readouterr().err
+    assert "1/1: " in told
+    assert "1/2: " in told
 
 
-def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path):
-    def temporary_bytes(clients):
+def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None:
+    def temporary_bytes(clients: int) -> int:
         chosen = settings(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
-        dataset = build.dataset(chosen)
-        (cell,) = build.cells(chosen, ["40"])
-        network = build.model(chosen, dataset)
-        data, split = launch.deal(chosen, dataset, ["40"])
-        made = program.make(chosen, cell, network, 1, program.Chunks(10, 1))
-        inputs = program.inputs(chosen, cell, split["40"])
-        states = jax.eval_shape(made.init, data, inputs)
-        cohorts = program.schedule(chosen, cell, inputs, 2)
-        compiled = made.segment.lower(data, inputs, states, cohorts).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        _, data, (experiment, inputs, *_) = ready(chosen, "40")
+        made = program.make(experiment, client_chunk=10, run_chunk=1)
+        segment = tune.compiled(made, data, inputs, build.cohorts(chosen, inputs, 2))
+        return segment.memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes(400) < 1.5 * temporary_bytes(40)
 
 
-def stops_by_hand(lines: list[dict], threshold: float, warm_start: int) -> int | None:
+def stop_by_hand(lines: list[dict[str, Any]], threshold: float, warm_start: int) -> int | None:
     """The first round from `warm_start` on whose watched training accuracy is below."""
     curve = [accuracy for line in lines for accuracy in line["train_by_round"]]
-    for round_, accuracy in enumerate(curve, 1):
-        if round_ >= warm_start and accuracy < threshold:
-            return round_
-    return None
+    below = (n for n, accuracy in enumerate(curve, 1) if n >= warm_start and accuracy < threshold)
+    return next(below, None)
 
 
-@pytest.mark.parametrize(
-    ("changes", "warm_start"),
-    [
-        (dict(), 2),
-        (dict(warm_start=5), 5),
-        # 647 training examples of a client in batches of 64.
-        (dict(settings=("learned=true",), cut=1, rounds=14), 11),
-        (dict(settings=("learned=true",), cut=1, rounds=14, play="sequential"), 11),
-    ],
-)
-def test_a_stop_tells_what_there_was_in_its_round(tmp_path, changes, warm_start):
-    thresholds = (0.99, 0.8, 0.01)
-    chosen = GAME | dict(rounds=9, eval_every=1, stop_below=thresholds) | changes
-    train.train(settings(tmp_path, **chosen))
-    runs = json.loads((tmp_path / "result.json").read_text())["runs"]
-    lines = metrics(tmp_path)
-    for index, run in enumerate(runs):
-        mine = [line for line in lines if line["run"] == index]
-        assert [stop["threshold"] for stop in run["stops"]] == list(thresholds)
+@pytest.mark.parametrize("warm_start", [4, 9])
+def test_a_stop_tells_what_there_was_in_its_round(
+    game: Ran, tmp_path: Path, warm_start: int
+) -> None:
+    inputs = game.job.inputs
+    assert inputs.watched is not None
+    assert inputs.watched.warm_start.tolist() == [4, 4, 4]
+    folder = game.folder
+    if warm_start != 4:
+        later = inputs.watched._replace(warm_start=jnp.full(3, warm_start, jnp.int32))
+        job = game.job._replace(inputs=inputs._replace(watched=later))
+        folder = go_on(job, tmp_path / "run")
+    for index, run in enumerate(Ran(folder, game.job).runs):
+        mine = [line for line in metrics(folder) if line["run"] == index]
+        assert [stop["threshold"] for stop in run["stops"]] == [0.99, 0.7, 0.61, 0.01]
         assert run["stops"][0]["round"] == warm_start
-        assert run["stops"][2] == {"threshold": 0.01, "round": None}
-        for stop in run["stops"][:2]:
-            assert stop["round"] == stops_by_hand(mine, stop["threshold"], warm_start)
-            if stop["round"]:
-                line = mine[stop["round"] - 1]
-                for key in ("domains", "validation_accuracy", "test_accuracy", "worst_accuracy"):
-                    assert stop[key] == line[key]
-                for kind in ("train", "test"):
-                    watched = line[f"{kind}_by_round"][0]
-                    np.testing.assert_allclose(stop[f"{kind}_accuracy"], watched, atol=1e-5)
-    assert "| at the stop" in (tmp_path / "table.md").read_text()
+        assert run["stops"][3] == {"threshold": 0.01, "round": None}
+        for stop in run["stops"][:3]:
+            assert stop["round"] == stop_by_hand(mine, stop["threshold"], warm_start)
+            line = mine[stop["round"] - 1]
+            for key in ("domains", "validation_accuracy", "test_accuracy", "worst_accuracy"):
+                assert stop[key] == line[key]
+            for kind in ("train", "test"):
+                watched = line[f"{kind}_by_round"][0]
+                np.testing.assert_allclose(stop[f"{kind}_accuracy"], watched, atol=1e-5)
+    assert "| at the stop" in (game.folder / "table.md").read_text()
 
 
-def test_a_run_that_ends_at_its_stop_keeps_that_state(tmp_path):
-    # Runs in chunks: without a memory, the state holds arrays without elements.
-    chosen = GAME | dict(rounds=40, eval_every=4, seeds=(0, 1, 2), run_chunk="2")
-    # A game that oscillates, so that seeds stop in different rounds.
-    chosen |= dict(local_steps=1, learning_rate=(0.1,), widths=(32,), warm_start=4)
-    chosen |= dict(stop_below=(0.7, 0.61))
-    train.train(settings(tmp_path / "end", **chosen, after_stop="end"))
-    train.train(settings(tmp_path / "on", **chosen))
-    ended, went_on = (
-        json.loads((tmp_path / name / "result.json").read_text())["runs"] for name in ("end", "on")
-    )
-    stopped = [[stop["round"] for stop in run["stops"]] for run in ended]
+def test_warm_starts() -> None:
+    sizes = np.array([5, 129, 64])
+    chosen = dataclasses.replace(TINY, batch_size=64)
+    for flag, expected in (("clients", 3), ("batches", 3), ("7", 7), ("0", 0)):
+        assert build.warm_start(dataclasses.replace(chosen, warm_start=flag), sizes) == expected
+    whole = dataclasses.replace(chosen, warm_start="batches", batch_size=0)
+    assert build.warm_start(whole, sizes) == 1
+
+
+def test_the_warm_start_of_players_in_turns(in_turns: Ran) -> None:
+    # 647 training examples of a client in batches of 64.
+    assert [run["stops"][0]["round"] for run in in_turns.runs] == [11]
+
+
+def test_a_run_that_ends_at_its_stop_keeps_that_state(game: Ran, ended: Ran) -> None:
+    """However many rounds a segment has, and runs train at once."""
+    stopped = [[stop["round"] for stop in run["stops"]] for run in ended.runs]
     assert len(set(map(tuple, stopped))) > 1
     assert min(map(min, stopped)) > 4
-    for run, other in zip(ended, went_on, strict=True):
-        for one, two in zip(run["stops"], other["stops"], strict=True):
+    for index, (run, other) in enumerate(zip(ended.runs, game.runs, strict=True)):
+        for one, two in zip(run["stops"], other["stops"][1:3], strict=True):
             assert one["round"] == two["round"]
             # Not equal, as the two programs may be fused differently.
             for key in ("train_accuracy", "validation_accuracy", "test_accuracy"):
                 assert one[key] == pytest.approx(two[key], abs=1e-3)
-        assert run["last"]["round"] < 40
+        assert run["last"]["round"] < 38
         assert run["last"]["domains"] == run["stops"][-1]["domains"]
         # The curves agree until the last stop; there the one that ends stays.
         curves = [
             [
                 accuracy
-                for line in metrics(tmp_path / name)
-                if line["run"] == ended.index(run)
+                for line in metrics(folder)
+                if line["run"] == index
                 for accuracy in line["train_by_round"]
             ]
-            for name in ("end", "on")
+            for folder in (ended.folder, game.folder)
         ]
         last = max(stop["round"] for stop in run["stops"])
         np.testing.assert_allclose(curves[0][:last], curves[1][:last], atol=1e-3)
         assert set(curves[0][last:]) <= {curves[0][last - 1]}
-    # A run that is over stays so when it is killed before it says so.
-    before = metrics(tmp_path / "end")
-    (tmp_path / "end" / "result.json").unlink()
-    train.train(settings(tmp_path / "end", **chosen, after_stop="end", resume=True))
-    assert metrics(tmp_path / "end") == before
-    again = json.loads((tmp_path / "end" / "result.json").read_text())["runs"]
-    assert again == ended
 
 
-def test_the_rounds_that_fill_up_a_segment_stop_nothing(tmp_path):
-    chosen = GAME | dict(rounds=5, eval_every=4, stop_below=(0.99,), warm_start=6)
-    train.train(settings(tmp_path, **chosen))
-    runs = json.loads((tmp_path / "result.json").read_text())["runs"]
-    assert [run["stops"][0]["round"] for run in runs] == [None, None]
+def test_a_run_that_is_over_stays_so_when_it_is_killed_before_it_says_so(
+    ended: Ran, tmp_path: Path
+) -> None:
+    # Without a memory, the state holds arrays without elements.
+    folder = tmp_path / "run"
+    shutil.copytree(ended.folder, folder)
+    (folder / "result.json").unlink()
+    go_on(ended.job, folder)
+    assert metrics(folder) == metrics(ended.folder)
+    assert Ran(folder, ended.job).runs == ended.runs
+
+
+def test_the_rounds_that_fill_up_a_segment_stop_nothing(ended: Ran, tmp_path: Path) -> None:
+    # A round amid a segment whose accuracy is below, as there is a stop in it.
+    stops = [stop["round"] for run in ended.runs for stop in run["stops"]]
+    last = next(number for number in stops if number % 4)
+    inputs = ended.job.inputs
+    assert inputs.watched is not None
+    later = inputs.watched._replace(warm_start=jnp.full(3, last + 1, jnp.int32))
+    job = ended.job._replace(
+        config=dataclasses.replace(ended.job.config, rounds=last),
+        inputs=inputs._replace(watched=later),
+    )
+    folder = go_on(job, tmp_path / "run")
+    assert metrics(folder)[-1]["round"] == last
+    for run in Ran(folder, job).runs:
+        assert [stop["round"] for stop in run["stops"]] == [None, None]
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 30, 1000])
-def test_watched_examples_are_spread_over_all_clients(count):
-    sizes = np.array([[12, 0, 5], [3, 9, 20]])
-    mask = jnp.arange(20) < sizes[..., None]
-    rows = jnp.where(mask, jnp.arange(120).reshape(2, 3, 20), -1)
-    some = program._some(program.Holdings(rows, mask), count)
-    for run in range(2):
-        for client, size in enumerate(sizes[run]):
-            kept = np.asarray(some.rows)[run, client][np.asarray(some.mask)[run, client]]
-            mine = np.asarray(rows)[run, client, :size]
-            assert len(kept) == len(set(kept.tolist()))
-            assert set(kept.tolist()) <= set(mine.tolist())
-            share = min(1, count / sizes[run].sum())
-            assert share * size <= len(kept) < share * size + 1 + 1e-5
-            if len(kept) > 1:
-                assert np.ptp(np.diff(kept)) <= 1
+def test_watched_examples_are_spread_over_all_clients(count: int) -> None:
+    rng = np.random.default_rng(0)
+    num_examples = 120
+    dataset = Dataset(
+        rng.normal(size=(num_examples, 3)).astype(np.float32),
+        rng.integers(0, 2, num_examples).astype(np.int32),
+        ("a", "b"),
+        np.repeat(np.arange(4, dtype=np.int32), (60, 30, 10, 20)),
+        ("0", "1", "2", "3"),
+        np.zeros(num_examples, bool),
+    )
+    data = federation.examples(dataset.x, dataset.y)
+    partition = federation.partitioner("domain", dataset, 3)
+    splits = {
+        seed: federation.split(dataset, data, partition, held_out="3", seed=seed)
+        for seed in (0, 1)
+    }
+    runs = program.grid((0, 1), learning_rate=(0.1, 0.2))
+    inputs = program.inputs(runs, splits, watch_examples=count)
+    if count == 0:
+        assert inputs.watched is None
+        return
+    assert inputs.watched is not None
+    for run, each in enumerate(runs):
+        for held, whole in ((inputs.watched.train, splits[each.seed].train), (inputs.watched.test, splits[each.seed].test)):
+            kept = federation.parts_of(whole._replace(order=held.order[run], start=held.start[run], size=held.size[run]))
+            sizes = np.asarray(whole.size)
+            share = min(1, count / sizes.sum())
+            for mine, rows, size in zip(kept, federation.parts_of(whole), sizes, strict=True):
+                assert set(mine) <= set(rows)
+                assert share * size <= len(set(mine)) == len(mine) < share * size + 1 + 1e-5
+    # Every seed deals anew.
+    assert (inputs.train.order[0] != inputs.train.order[1]).any()
+    assert (inputs.train.order[0] == inputs.train.order[2]).all()
 
 
-def test_flags_as_a_list_are_those_of_a_command_line():
+def test_flags_as_a_list_are_those_of_a_command_line() -> None:
     assert config.of([]) == config.Config()
     chosen = config.of(["--preset=colored_mnist_v,games_sequential,games_smooth", "--rounds=77"])
-    assert (chosen.dataset, chosen.play, chosen.cut, chosen.rounds) == (
-        "mnist",
-        "sequential",
-        1,
-        77,
-    )
-    assert set(chosen.settings) == {"learned=true", "body_learning_rate=0.000025", "memory=5"}
+    assert (chosen.dataset, chosen.cut, chosen.rounds) == ("mnist", 1, 77)
+    assert set(chosen.settings) == {
+        *("learned=true", "body_learning_rate=0.000025", "memory=5", "play=sequential"),
+    }
     assert config.of([], nonfinite="mark").nonfinite == "mark"
     for flags, words in (("--rounds=x", "rounds"), ("--preset=colored_mnis_f", "colored_mnist_f")):
         with pytest.raises(ValueError, match=words):

@@ -1,18 +1,51 @@
+"""Networks: the factories' formulas, halves that can be cut anywhere, draws, one's own networks."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.errors import InvalidRngError
 
 import federations
 from federations import assert_close, assert_equal
 from fedjax_inv import models
-from fedjax_inv.types import Halves, Model, Tree, Variables
+from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
 KEY = jax.random.key(0)
 
+NORMED = federations.normed()
 
-def images(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).integers(0, 256, (2, *shape)), jnp.uint8)
+
+def images(shape: tuple[int, ...], number: int = 2) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (number, *shape), np.uint8)
+
+
+def randomised(model: Model, x: Tree) -> Variables:
+    """Variables of no symmetry, and with biases, which start at zero."""
+    rng = np.random.default_rng(0)
+    params, stats = jax.eval_shape(model.init, KEY, x)
+    return Variables(
+        jax.tree.map(lambda a: 0.3 * rng.normal(size=a.shape).astype(np.float32), params),
+        jax.tree.map(lambda a: 0.5 + rng.random(a.shape, np.float32), stats),
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+def applied(
+    model: Model, variables: Variables, x: Tree, mask: Array, train: bool, key: Array | None = None
+) -> tuple[Array, Halves]:
+    return models.apply(model, variables, x, mask, train, key)
+
+
+@partial(jax.jit, static_argnums=0)
+def predicted(model: Model, variables: Variables, x: Tree) -> Array:
+    return models.predict(model, variables, x)
 
 
 @pytest.mark.parametrize("shape", [(8, 8, 1), (28, 28, 1), (32, 32, 3)])
@@ -26,25 +59,24 @@ def test_logits_have_a_row_for_each_image(make, shape: tuple[int, ...]) -> None:
 
 def test_an_mlp_is_its_formula() -> None:
     model, x = models.mlp(3, widths=(5, 4)), images((6, 6, 1))
-    variables = randomised(model.init(KEY, x))
+    variables = randomised(model, x)
     body, head = variables.params
-    hidden = np.asarray(x, np.float64).reshape(2, -1) / 255
+    hidden = np.float64(x).reshape(2, -1) / 255
     for layer in (body["blocks_0"], body["blocks_1"]):
         dense = layer["Dense_0"]
         hidden = np.maximum(hidden @ dense["kernel"] + dense["bias"], 0)
     expected = hidden @ head["blocks_0"]["Dense_0"]["kernel"] + head["blocks_0"]["Dense_0"]["bias"]
-    assert_close(models.predict(model, variables, x), expected, atol=1e-4)
+    assert_close(predicted(model, variables, x), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("train", [True, False])
 def test_a_normed_mlp_is_its_formula(train: bool) -> None:
     """Dense without a bias, batch normalisation over the real examples, then the activation."""
     model = models.mlp(3, widths=(5, 4), activation="elu", norm="batch")
-    x = jnp.asarray(np.random.default_rng(1).integers(0, 256, (6, 6, 6, 1)), jnp.uint8)
-    mask = jnp.array([True, True, False, True, True, False])
-    variables = randomised(model.init(KEY, x))
+    x, mask = images((6, 6, 1), 6), np.array([True, True, False, True, True, False])
+    variables = randomised(model, x)
     (body, head), stats = jax.tree.map(np.float64, variables)
-    hidden = np.asarray(x, np.float64).reshape(6, -1)[np.asarray(mask)] / 255
+    hidden = np.float64(x).reshape(6, -1)[mask] / 255
     for i in range(2):
         layer, running = body[f"blocks_{i}"], stats.body[f"blocks_{i}"]["BatchNorm_0"]
         assert set(layer["Dense_0"]) == {"kernel"}
@@ -54,15 +86,15 @@ def test_a_normed_mlp_is_its_formula(train: bool) -> None:
         hidden = (hidden - mean) / np.sqrt(var + 1e-5) * norm["scale"] + norm["bias"]
         hidden = np.where(hidden > 0, hidden, np.expm1(hidden))
     dense = head["blocks_0"]["Dense_0"]
-    logits, _ = models.apply(model, variables, x, mask, train)
+    logits, _ = applied(model, variables, x, mask, train)
     assert_close(logits[mask], hidden @ dense["kernel"] + dense["bias"], rtol=1e-3, atol=1e-3)
 
 
 def test_a_cnn_is_its_formula() -> None:
     """Convolution with padding 1, the second of stride 2, then ReLU, then GroupNorm."""
     model, x = models.cnn(3, widths=(8, 16)), images((7, 6, 2))
-    variables = randomised(model.init(KEY, x))
-    hidden = np.asarray(x, np.float64) / 255
+    variables = randomised(model, x)
+    hidden = np.float64(x) / 255
     for i, stride in enumerate((1, 2)):
         layer = jax.tree.map(np.float64, variables.params.body[f"blocks_{i}"])
         kernel = layer["Conv_0"]["kernel"]
@@ -79,16 +111,7 @@ def test_a_cnn_is_its_formula() -> None:
         hidden = normed * layer["GroupNorm_0"]["scale"] + layer["GroupNorm_0"]["bias"]
     dense = variables.params.head["blocks_0"]["Dense_0"]
     expected = hidden.mean((1, 2)) @ dense["kernel"] + dense["bias"]
-    assert_close(models.predict(model, variables, x), expected, rtol=1e-3, atol=1e-3)
-
-
-def randomised(variables: Variables) -> Variables:
-    """Biases too, which start at zero."""
-    leaves, treedef = jax.tree.flatten(variables)
-    rng = np.random.default_rng(0)
-    return jax.tree.unflatten(
-        treedef, [leaf + 0.3 * rng.normal(size=leaf.shape).astype(np.float32) for leaf in leaves]
-    )
+    assert_close(predicted(model, variables, x), expected, rtol=1e-3, atol=1e-3)
 
 
 def recut(tree: Halves, cut: int) -> Halves:
@@ -108,77 +131,374 @@ def normed(cut: int) -> Model:
     [
         (lambda cut=None: models.mlp(3, widths=(5, 4), cut=cut), 2, 3),
         (lambda cut=None: models.cnn(3, widths=(8, 16), cut=cut), 2, 3),
-        (lambda cut=None: models.mlp(3, widths=(5, 4), norm="batch", cut=cut), 2, 3),
         (lambda cut=2: normed(cut), 2, 3),
     ],
-    ids=["mlp", "cnn", "normed mlp", "normed"],
+    ids=["mlp", "cnn", "normed"],
 )
 def test_the_cut_can_move(make, default: int, num_blocks: int) -> None:
     x, mask = images((6, 6, 1)), jnp.array([True, False])
-    model = make()
-    variables = randomised(model.init(KEY, x))
-    assert len(jax.tree.leaves(variables.params.body)) > 0
-    expected, expected_stats = models.apply(model, variables, x, mask, True)
-    for cut in range(num_blocks):
-        moved = make(cut)
-        fresh = moved.init(KEY, x)
-        split = (
-            Variables(recut(variables.params, cut), recut(variables.stats, cut))
-            if (variables.stats.body or variables.stats.head)
-            else Variables(recut(variables.params, cut), variables.stats)
+    cuts = [make(cut) for cut in range(num_blocks)]
+    variables = randomised(make(), x)
+    has_stats = bool(jax.tree.leaves(variables.stats))
+    split = [
+        Variables(recut(variables.params, i), recut(variables.stats, i) if has_stats else ({}, {}))
+        for i in range(num_blocks)
+    ]
+
+    @jax.jit
+    def outputs() -> Tree:
+        together, apart = [], []
+        for model, (params, stats) in zip(cuts, split, strict=True):
+            logits, new = models.apply(model, Variables(params, Halves(*stats)), x, mask, True)
+            together.append((logits, jax.tree.leaves(new)))
+            features, body = model.encode(params[0], stats[0], x, mask, True)
+            logits, head = model.decode(params[1], stats[1], features, mask, True)
+            apart.append((logits, jax.tree.leaves((body, head))))
+        return together, apart
+
+    together, apart = outputs()
+    for model, halves, whole in zip(cuts, split, together, strict=True):
+        fresh = jax.eval_shape(model.init, KEY, x)
+        assert jax.tree.map(np.shape, fresh) == jax.tree.map(
+            np.shape, Variables(halves.params, Halves(*halves.stats))
         )
-        assert jax.tree.map(jnp.shape, fresh) == jax.tree.map(jnp.shape, split)
-        logits, stats = models.apply(moved, split, x, mask, True)
-        assert_close(logits, expected, atol=1e-5)
-        assert_equal(jax.tree.leaves(stats), jax.tree.leaves(expected_stats))
-        features, _ = moved.encode(split.params.body, split.stats.body, x, mask, True)
-        again, _ = moved.decode(split.params.head, split.stats.head, features, mask, True)
-        assert_equal(again, logits)
-    assert jax.tree.map(jnp.shape, make(default).init(KEY, x)) == jax.tree.map(jnp.shape, variables)
+        assert_close(whole, together[default], atol=1e-5)
+    assert_equal(apart, together)
+    assert jax.tree.map(np.shape, split[default].params) == jax.tree.map(np.shape, variables.params)
 
 
 def test_eight_bit_images_are_scaled_and_others_are_not() -> None:
     model, x = federations.mlp(), images(federations.IMAGE)
-    variables = model.init(KEY, x)
-    logits = models.predict(model, variables, x)
-    assert_equal(models.predict(model, variables, x.astype(jnp.float32) / 255), logits)
-    assert jnp.abs(models.predict(model, variables, x.astype(jnp.float32)) - logits).max() > 1
+    variables = randomised(model, x)
+    logits = predicted(model, variables, x)
+    assert_close(predicted(model, variables, np.float32(x) / 255), logits)
+    assert jnp.abs(predicted(model, variables, np.float32(x)) - logits).max() > 1
 
 
 def test_statistics_change_in_training_only_and_in_both_halves() -> None:
-    model, x = federations.normed(), images(federations.IMAGE)
-    variables = randomised(model.init(KEY, x))
-    mask = jnp.array([True, True])
-    _, same = models.apply(model, variables, x, mask, False)
-    assert_equal(same, variables.stats)
-    _, changed = models.apply(model, variables, x, mask, True)
+    x = images(federations.IMAGE)
+    variables = randomised(NORMED, x)
+    both, one = np.array([True, True]), np.array([True, False])
+    assert_equal(applied(NORMED, variables, x, both, False)[1], variables.stats)
+    _, changed = applied(NORMED, variables, x, both, True)
     for old, new in zip(jax.tree.leaves(variables.stats), jax.tree.leaves(changed), strict=True):
         assert jnp.abs(new - old).max() > 1e-3
     assert len(jax.tree.leaves(changed.body)) == len(jax.tree.leaves(changed.head)) == 2
-    _, one = models.apply(model, variables, x, jnp.array([True, False]), True)
-    garbage = x.at[1].set(0)
-    assert_close(models.apply(model, variables, garbage, jnp.array([True, False]), True)[1], one)
+    garbled = x.copy()
+    garbled[1] = 0
+    masked = [applied(NORMED, variables, images, one, True)[1] for images in (x, garbled)]
+    assert_close(*masked)
 
 
 def test_the_halves_start_from_keys_of_their_own() -> None:
     model = models.from_blocks([federations.Linear(36), federations.Linear(36)], 1)
-    body, head = model.init(KEY, images(federations.IMAGE)).params
+    body, head = jax.jit(model.init)(KEY, images(federations.IMAGE)).params
     kernels: list[Tree] = [half["blocks_0"]["Dense_0"]["kernel"] for half in (body, head)]
     assert jnp.abs(kernels[0] - kernels[1]).max() > 0.01
+
+
+class Dropping(nn.Module):
+    """Leaves out half of the features, in training mode."""
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        return nn.Dropout(0.5, deterministic=not train)(x)
+
+
+DROPPING = models.from_blocks([Dropping(), Dropping()], 1)
+EMPTY = Variables(Halves({}, {}), Halves({}, {}))
+
+
+def test_dropout_draws_in_training_only_by_its_key() -> None:
+    x, mask = jnp.ones((4, 32)), jnp.ones(4, bool)
+    assert_equal(jax.eval_shape(DROPPING.init, KEY, x), EMPTY)
+    for key in (None, KEY):
+        assert_equal(applied(DROPPING, EMPTY, x, mask, False, key)[0], x)
+    first, again, other = (
+        applied(DROPPING, EMPTY, x, mask, True, jax.random.key(seed))[0] for seed in (1, 1, 2)
+    )
+    assert_equal(first, again)
+    assert (first != other).any()
+
+
+def test_the_halves_draw_independently_and_keep_the_expectation() -> None:
+    x, mask = jnp.ones((128, 128)), jnp.ones(128, bool)
+    outputs, _ = applied(DROPPING, EMPTY, x, mask, True, KEY)
+    assert set(np.unique(outputs)) == {0, 4}  # what both halves keep, twice doubled
+    # 5 standard deviations; the same draws in both halves would keep a half.
+    kept = float((outputs > 0).mean())
+    assert abs(kept - 0.25) < 5 * (0.25 * 0.75 / x.size) ** 0.5
+
+
+@pytest.mark.parametrize("half", [DROPPING.encode, DROPPING.decode])
+def test_dropout_without_a_key_is_refused(half) -> None:
+    with pytest.raises(ValueError, match=r"^key=None: must be given to train a module that"):
+        half({}, {}, jnp.ones((2, 3)), jnp.ones(2, bool), True)
+
+
+def test_a_draw_in_evaluation_mode_is_refused() -> None:
+    always = models.from_flax(nn.Dropout(0.5, deterministic=False))
+    with pytest.raises(InvalidRngError):
+        models.apply(always, EMPTY, jnp.ones((2, 3)), jnp.ones(2, bool), False, KEY)
+
+
+def test_a_key_is_nothing_to_a_network_that_does_not_draw() -> None:
+    x = images(federations.IMAGE)
+    variables, mask = randomised(NORMED, x), np.array([True, True])
+    assert_equal(
+        applied(NORMED, variables, x, mask, True), applied(NORMED, variables, x, mask, True, KEY)
+    )
+
+
+def test_draws_under_transformations() -> None:
+    """A loss that is quadratic in the parameters, so that its gradient is linear in them."""
+    model = models.from_blocks([federations.Linear(4), Dropping(), federations.Linear(2)], 2)
+    x, mask = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32), np.ones(3, bool)
+    params, stats = randomised(model, x)
+    keys = jax.random.split(KEY, 3)
+    # Only the body moves: the loss is quadratic in it.
+    move = jax.tree.map(lambda a: 0.1 + 0 * a, params.body)
+
+    def loss(body: Tree, key: Array) -> Array:
+        variables = Variables(Halves(body, params.head), stats)
+        return (models.apply(model, variables, x, mask, True, key)[0] ** 2).sum()
+
+    def derivatives(key: Array) -> Tree:
+        gradient = partial(jax.grad(loss), key=key)
+        before, curvature = jax.jvp(gradient, (params.body,), (move,))
+        after = gradient(jax.tree.map(jnp.add, params.body, move))
+        difference = jax.tree.map(jnp.subtract, after, before)
+        return before, difference, curvature
+
+    before, difference, curvature = jax.jit(jax.vmap(derivatives))(keys)
+    alone = jax.jit(jax.grad(loss))(params.body, keys[1])
+    assert_close(jax.tree.map(lambda a: a[1], before), alone)
+    assert_close(curvature, difference)
+    kernels = before["blocks_0"]["Dense_0"]["kernel"]
+    assert jnp.abs(kernels[0] - kernels[1]).max() > 1e-3
+
+
+def test_rendered_inputs_reach_a_network_with_its_key() -> None:
+    x, mask = {"halves": np.ones((4, 32), np.float32) / 2}, np.ones(4, bool)
+    model = models.rendered(DROPPING, lambda x: 2 * x["halves"])
+    expected = applied(DROPPING, EMPTY, np.ones((4, 32), np.float32), mask, True, KEY)
+    assert_equal(applied(model, EMPTY, x, mask, True, KEY), expected)
+    assert_equal(jax.eval_shape(model.init, KEY, x), EMPTY)
+
+
+class Ordinary(nn.Module):
+    """A flax network as they are written elsewhere."""
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False) -> Array:
+        x = nn.relu(nn.Dense(8)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+def test_any_flax_module_is_a_network() -> None:
+    """With an empty body, and the module's own parameters in the head."""
+    module, x, mask = Ordinary(), images((6, 6, 1)), np.ones(2, bool)
+    model = models.from_flax(module, takes=("train",))
+    variables = randomised(model, x)
+    assert variables.params.body == {}
+    scaled = np.float32(x) / 255
+    own = {"params": variables.params.head}
+    shapes = jax.eval_shape(module.init, KEY, scaled)
+    assert jax.tree.map(np.shape, own) == jax.tree.map(np.shape, shapes)
+    assert_close(predicted(model, variables, x), module.apply(own, scaled))
+    drawn = [applied(model, variables, x, mask, True, jax.random.key(seed))[0] for seed in (1, 2)]
+    assert (drawn[0] != drawn[1]).any()
+    # A module that is told nothing stays in the mode that is its default.
+    silent = models.from_flax(module)
+    assert_close(applied(silent, variables, x, mask, True)[0], predicted(model, variables, x))
+
+
+class Told(nn.Module):
+    """Returns what it is told."""
+
+    @nn.compact
+    def __call__(self, x: Array, **told: Any) -> dict[str, Any]:
+        return {name: jnp.asarray(value) for name, value in told.items()}
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_module_is_told_what_it_takes(train: bool) -> None:
+    x, mask = np.ones((2, 3)), np.array([True, False])
+    everything = {"mask": mask, "train": train, "training": train, "deterministic": not train}
+    for takes in (tuple(everything), ("deterministic",), ()):
+        model = models.from_flax(Told(), takes=takes)
+        told, _ = models.apply(model, EMPTY, x, mask, train)
+        assert_equal(told, {name: everything[name] for name in takes})
+
+
+def test_statistics_of_a_module_that_takes_the_mask() -> None:
+    module = models.BatchNorm()
+    model = models.from_flax(module, takes=("mask", "train"))
+    x, mask = np.random.default_rng(0).normal(size=(4, 3)), np.array([True, False, True, True])
+    variables = randomised(model, x)
+    own = {"params": variables.params.head, "batch_stats": variables.stats.head}
+    outputs, stats = applied(model, variables, x, mask, True)
+    alone = jax.jit(lambda: module.apply(own, x, mask, True, mutable=["batch_stats"]))
+    expected, changed = alone()
+    assert_close((outputs, stats), (expected, Halves({}, changed["batch_stats"])))
+    assert_equal(applied(model, variables, x, mask, False)[1], variables.stats)
+
+
+@pytest.mark.parametrize("takes", [(), ("train",)])
+def test_statistics_of_a_module_without_the_mask_are_refused(takes: tuple[str, ...]) -> None:
+    class Unmasked(nn.Module):
+        @nn.compact
+        def __call__(self, x: Array, train: bool = False) -> Array:
+            return nn.BatchNorm(not train)(x)
+
+    model = models.from_flax(Unmasked(), takes=takes)
+    message = f"^takes={re.escape(repr(takes))}: must hold 'mask', or batch_stats would see"
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(model.init, KEY, np.ones((2, 3)))
+
+
+def test_other_collections_are_refused() -> None:
+    class Counting(nn.Module):
+        @nn.compact
+        def __call__(self, x: Array) -> Array:
+            return x + self.variable("counts", "count", lambda: 0).value
+
+    message = r"^collections=\['counts'\]: must be none but params and batch_stats$"
+    with pytest.raises(ValueError, match=message):
+        models.from_flax(Counting()).init(KEY, np.ones((2, 3)))
+
+
+def test_a_sequential_can_be_cut() -> None:
+    module, x = nn.Sequential([nn.Dense(4), nn.relu, nn.Dense(2)]), np.ones((2, 3), np.float32)
+    layers = randomised(models.from_flax(module), x).params.head
+    first, last = layers["layers_0"], layers["layers_2"]
+    cuts = [
+        Halves({}, layers),
+        Halves({"layers_0": first}, {"layers_1": last}),
+        Halves({"layers_0": first}, {"layers_0": last}),
+    ]
+    for cut, params in enumerate(cuts):
+        fresh = jax.eval_shape(models.from_flax(module, cut=cut).init, KEY, x).params
+        assert jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, params)
+
+    @jax.jit
+    def outputs() -> list[Array]:
+        return [
+            models.predict(models.from_flax(module, cut=cut), Variables(params, EMPTY.stats), x)
+            for cut, params in enumerate(cuts)
+        ]
+
+    expected = np.maximum(x @ first["kernel"] + first["bias"], 0) @ last["kernel"] + last["bias"]
+    assert_close(outputs(), [expected] * 3)
+
+
+def test_plain_functions_are_a_network() -> None:
+    def init(key: Array, x: Tree) -> Tree:
+        return {"slope": jax.random.normal(key, x["image"].shape[1:])}
+
+    def apply(params: Tree, x: Tree) -> Array:
+        return (params["slope"] * x["image"]).sum(1) + x["offset"]
+
+    model = models.from_function(init, apply)
+    x = {"image": images((5,)), "offset": np.ones(2, np.float32)}
+    variables, mask = model.init(KEY, x), np.ones(2, bool)
+    assert_equal(variables, Variables(Halves({}, init(KEY, x)), Halves({}, {})))
+    expected = np.float64(x["image"]) / 255 @ np.float64(variables.params.head["slope"]) + 1
+    for train, key in ((False, None), (True, None), (True, KEY)):
+        outputs, stats = models.apply(model, variables, x, mask, train, key)
+        assert_close(outputs, expected)
+        assert_equal(stats, variables.stats)
+
+
+LINEAR, SEQUENTIAL = federations.Linear(3), nn.Sequential([nn.Dense(3), nn.Dense(3)])
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: models.mlp(3, widths=(5, 0)), r"widths=\(5, 0\): each must be at least 1"),
+        (lambda: models.mlp(0), "num_classes=0: must be at least 1, an integer"),
+        (lambda: models.mlp(3.0), "num_classes=3.0: must be at least 1, an integer"),
+        (lambda: models.cnn(True), "num_classes=True: must be at least 1, an integer"),
+        (
+            lambda: models.mlp(3, widths=(5, 0)),
+            "widths=(5, 0): must be one or several, each a positive integer",
+        ),
+        (
+            lambda: models.mlp(3, widths=()),
+            "widths=(): must be one or several, each a positive integer",
+        ),
+        (
+            lambda: models.mlp(3, widths=[5.0]),
+            "widths=[5.0]: must be one or several, each a positive integer",
+        ),
+        (
+            lambda: models.mlp(3, widths=5),
+            "widths=5: must be one or several, each a positive integer",
+        ),
         (lambda: models.mlp(3, norm="layer"), "norm='layer': must be one of none, batch"),
+        (lambda: models.mlp(3, norm=None), "norm=None: must be one of none, batch"),
         (lambda: models.mlp(3, activation="tan"), "activation='tan': must be one of relu, elu"),
-        (lambda: models.cnn(3, widths=(8, 12)), r"widths=\(8, 12\): .* multiple of 8"),
-        (lambda: models.cnn(3, widths=(0,)), r"widths=\(0,\): .* multiple of 8"),
-        (lambda: models.mlp(3, widths=(5, 4), cut=3), "cut=3: must be between 0 and 2"),
-        (lambda: models.cnn(3, widths=(8,), cut=-1), "cut=-1: must be between 0 and 1"),
+        (
+            lambda: models.cnn(3, widths=(8, 12)),
+            "widths=(8, 12): must be one or several, each a positive integer multiple of 8",
+        ),
+        (
+            lambda: models.cnn(3, widths=(0,)),
+            "widths=(0,): must be one or several, each a positive integer multiple of 8",
+        ),
+        (
+            lambda: models.cnn(3, widths=()),
+            "widths=(): must be one or several, each a positive integer multiple of 8",
+        ),
+        (
+            lambda: models.mlp(3, widths=(5, 4), cut=3),
+            "cut=3: must be between 0 and 2, an integer",
+        ),
+        (
+            lambda: models.cnn(3, widths=(8,), cut=-1),
+            "cut=-1: must be between 0 and 1, an integer",
+        ),
+        (lambda: models.from_blocks([LINEAR], True), "cut=True: must be between 0 and 0, an int"),
+        (lambda: models.from_blocks([LINEAR], 0.0), "cut=0.0: must be between 0 and 0, an int"),
+        (lambda: models.from_blocks([], 0), "blocks=[]: must be one or several flax.linen modules"),
+        (
+            lambda: models.from_blocks([LINEAR, len], 0),
+            "blocks=[<built-in function len>]: must be one or several flax.linen modules",
+        ),
+        (
+            lambda: models.from_flax(Ordinary),
+            "module=<class 'test_models.Ordinary'>: must be a flax.linen module",
+        ),
+        (
+            lambda: models.from_flax(LINEAR, takes=("rng",)),
+            "takes=('rng',): must be a sequence of some of mask, train, training, deterministic",
+        ),
+        (
+            lambda: models.from_flax(LINEAR, takes="train"),
+            "takes='train': must be a sequence of some of mask, train, training, deterministic",
+        ),
+        (
+            lambda: models.from_flax(LINEAR, cut=1),
+            "cut=1: must be 0, as module is no nn.Sequential",
+        ),
+        (
+            lambda: models.from_flax(SEQUENTIAL, cut=2),
+            "cut=2: must be between 0 and 1, an integer",
+        ),
+        (
+            lambda: models.from_flax(SEQUENTIAL, takes=("train",)),
+            "takes=('train',): must be empty for an nn.Sequential; from_blocks passes on all",
+        ),
+        (lambda: models.from_function({}, len), "init={}: must be a function"),
+        (lambda: models.from_function(len, {}), "apply={}: must be a function"),
     ],
 )
-def test_impossible_networks_are_refused(make, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_impossible_networks_are_refused(make: Callable[[], Model], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
         make()
+
+
+def test_images_without_channels_are_refused() -> None:
+    message = r"^x\.shape=\(2, 8, 8\): must be \[B, height, width, channels\]"
+    with pytest.raises(ValueError, match=message):
+        models.cnn(3).init(KEY, images((8, 8)))

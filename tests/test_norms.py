@@ -1,5 +1,6 @@
-"""BatchNorm against flax on the real examples alone, and against a loop in float64."""
+"""BatchNorm against its formulas in float64 on the real examples alone, and against flax."""
 
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -15,14 +16,14 @@ from fedjax_inv.models import BatchNorm
 from fedjax_inv.types import Array, Tree
 
 GARBAGE = [np.nan, np.inf, -np.inf, 1e30]
-SHAPES = [(5, 3), (1, 1), (4, 2, 3, 2)]
+SHAPES = [(5, 3), (4, 2, 3, 2)]
 
 
 class Case(NamedTuple):
     variables: Tree  # of no symmetry
-    x: Array  # [B, ..., D], garbage where the mask is false
-    mask: Array  # [B], some are true
-    cotangent: Array  # [B, ..., D], zero where the mask is false
+    x: np.ndarray  # [B, ..., D], garbage where the mask is false
+    mask: np.ndarray  # [B]
+    cotangent: np.ndarray  # [B, ..., D], zero where the mask is false
 
 
 @st.composite
@@ -43,138 +44,152 @@ def case(shape: tuple[int, ...], mask: np.ndarray, seed: int = 0) -> Case:
         "params": {"scale": rng.normal(size=shape[-1]), "bias": rng.normal(size=shape[-1])},
         "batch_stats": {"mean": rng.normal(size=shape[-1]), "var": 0.5 + rng.random(shape[-1])},
     }
-    f32 = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (vectors, x, cotangent))
-    return Case(f32[0], f32[1], jnp.asarray(mask), f32[2])
+    f32 = jax.tree.map(np.float32, (vectors, x, cotangent))
+    return Case(f32[0], f32[1], mask, f32[2])
 
 
-def apply(variables: Tree, x: Array, mask: Array, train: bool, **arguments) -> tuple[Array, Tree]:
-    norm = BatchNorm(**arguments)
-    outputs, changed = norm.apply(variables, x, mask, train, mutable=["batch_stats"])
+def apply(norm: nn.Module, variables: Tree, *inputs: Array) -> tuple[Array, Tree]:
+    outputs, changed = norm.apply(variables, *inputs, mutable=["batch_stats"])
     return outputs, changed["batch_stats"]
 
 
-@given(case=cases(), train=st.booleans(), epsilon=st.sampled_from([1e-5, 0.1]))
-def test_is_flax_on_the_real_examples(case: Case, train: bool, epsilon: float) -> None:
-    """Outputs, statistics, and the gradients of parameters and inputs."""
-    variables, x, mask, cotangent = case
+@partial(jax.jit, static_argnames="train")
+def differentiated(
+    case: Case, train: bool, momentum: float = 0.9, epsilon: float = 1e-5
+) -> tuple[Tree, Array, Tree]:
+    """(gradients of parameters and x, outputs, stats)."""
 
-    def ours(params: Tree, x: Array) -> tuple[Array, tuple[Array, Tree]]:
-        outputs, stats = apply({**variables, "params": params}, x, mask, train, epsilon=epsilon)
-        return (outputs * cotangent).sum(), (outputs, stats)
+    def product(params: Tree, x: Array) -> tuple[Array, tuple[Array, Tree]]:
+        variables = {**case.variables, "params": params}
+        outputs, stats = apply(BatchNorm(momentum, epsilon), variables, x, case.mask, train)
+        return (outputs * case.cotangent).sum(), (outputs, stats)
 
-    def flax(params: Tree, x: Array) -> tuple[Array, tuple[Array, Tree]]:
-        norm = nn.BatchNorm(not train, momentum=0.9, epsilon=epsilon, use_fast_variance=False)
-        given = {**variables, "params": params}
-        outputs, changed = norm.apply(given, x, mutable=["batch_stats"])
-        return (outputs * cotangent[mask]).sum(), (outputs, changed["batch_stats"])
+    gradient = jax.grad(product, (0, 1), has_aux=True)
+    grads, (outputs, stats) = gradient(case.variables["params"], case.x)
+    return grads, outputs, stats
 
-    got, expected = (
-        jax.grad(fn, (0, 1), has_aux=True)(variables["params"], x)
-        for fn, x in ((ours, x), (flax, x[mask]))
+
+def formulas(
+    case: Case, train: bool, momentum: float, epsilon: float
+) -> tuple[Tree, np.ndarray, Tree]:
+    """What `differentiated` is, of the real examples alone, in float64."""
+    variables, x, cotangent = jax.tree.map(
+        np.float64, (case.variables, case.x[case.mask], case.cotangent[case.mask])
     )
-    (params, inputs), (outputs, stats) = got
+    params, stats = variables["params"], variables["batch_stats"]
+    axes = tuple(range(x.ndim - 1))
+    now = {"mean": x.mean(axes), "var": x.var(axes)} if train else stats
+    deviation = np.sqrt(now["var"] + epsilon)
+    normed = (x - now["mean"]) / deviation
+    slope = cotangent * params["scale"]
+    if train:  # the mean and the variance move with x
+        slope = slope - slope.mean(axes) - normed * (slope * normed).mean(axes)
+    of_params = {"scale": (cotangent * normed).sum(axes), "bias": cotangent.sum(axes)}
+    moved = {name: momentum * stats[name] + (1 - momentum) * now[name] for name in stats}
+    outputs = normed * params["scale"] + params["bias"]
+    return (of_params, slope / deviation), outputs, moved
+
+
+@given(cases(), st.booleans(), st.floats(0, 1), st.floats(1e-3, 1))
+def test_is_its_formulas_on_the_real_examples(
+    case: Case, train: bool, momentum: float, epsilon: float
+) -> None:
+    """Outputs, statistics, and the gradients of parameters and inputs."""
+    (params, inputs), outputs, stats = differentiated(case, train, momentum, epsilon)
+    mask = case.mask
+    got = (params, inputs[mask]), outputs[mask], stats
     # A channel that hardly varies has large gradients that cancel.
-    assert_close((params, inputs[mask]), expected[0], rtol=1e-3, atol=1e-3)
-    assert_close((outputs[mask], stats), expected[1])
+    assert_close(got, formulas(case, train, momentum, epsilon), rtol=1e-3, atol=1e-3)
     assert_equal(inputs[~mask], jnp.zeros_like(inputs[~mask]))
     assert jnp.isfinite(outputs).all()
     if not train:
-        assert_equal(stats, variables["batch_stats"])
+        assert_equal(stats, case.variables["batch_stats"])
 
 
-@given(case=cases(), momentum=st.floats(0, 1), epsilon=st.floats(1e-3, 1))
-def test_is_a_loop_over_real_examples(case: Case, momentum: float, epsilon: float) -> None:
-    variables, x, mask, _ = case
-    old, params = variables["batch_stats"], variables["params"]
-    got, stats = apply(variables, x, mask, True, momentum=momentum, epsilon=epsilon)
-    real = np.asarray(x, np.float64)[np.asarray(mask)]
-    for channel in range(x.shape[-1]):
-        values = [float(v) for example in real[..., channel] for v in np.ravel(example)]
-        mean = sum(values) / len(values)
-        var = sum((v - mean) ** 2 for v in values) / len(values)
-        for name, new in (("mean", mean), ("var", var)):
-            expected = momentum * float(old[name][channel]) + (1 - momentum) * new
-            np.testing.assert_allclose(stats[name][channel], expected, rtol=1e-5, atol=1e-5)
-        scale = float(params["scale"][channel]) / (var + epsilon) ** 0.5
-        expected = [(v - mean) * scale + float(params["bias"][channel]) for v in values]
-        np.testing.assert_allclose(
-            np.ravel(got[mask][..., channel]), expected, rtol=1e-4, atol=1e-4
-        )
+@pytest.mark.parametrize("train", [True, False])
+def test_is_flax_where_all_examples_are_real(train: bool) -> None:
+    variables, x, mask, _ = case(SHAPES[1], np.ones(4, bool))
+    flax = nn.BatchNorm(not train, momentum=0.9, use_fast_variance=False)
+    both = jax.jit(
+        lambda: (apply(BatchNorm(), variables, x, mask, train), apply(flax, variables, x))
+    )
+    assert_close(*both())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_batch_without_a_real_example_changes_nothing(shape: tuple[int, ...]) -> None:
-    variables, x, mask, cotangent = case(shape, np.zeros(shape[0], bool))
-
-    def masked(params: Tree) -> tuple[Array, tuple[Array, Tree]]:
-        outputs, stats = apply({**variables, "params": params}, x, mask, True)
-        return (outputs * cotangent).sum(), (outputs, stats)
-
-    grads, (outputs, stats) = jax.grad(masked, has_aux=True)(variables["params"])
-    assert_equal(stats, variables["batch_stats"])
+    nothing = case(shape, np.zeros(shape[0], bool))
+    grads, outputs, stats = differentiated(nothing, True)
+    assert_equal(stats, nothing.variables["batch_stats"])
     assert_equal(grads, jax.tree.map(jnp.zeros_like, grads))
     assert jnp.isfinite(outputs).all()
 
 
-def test_statistics_start_from_zero_and_one_and_initialising_leaves_them() -> None:
+@pytest.mark.parametrize("train", [True, False])
+def test_statistics_start_from_zero_and_one_and_initialising_leaves_them(train: bool) -> None:
     x, mask = 5 + jnp.arange(6.0).reshape(3, 2), jnp.ones(3, bool)
-    for train in (False, True):
-        variables = BatchNorm().init(jax.random.key(0), x, mask, train)
-        zero, one = jnp.zeros(2), jnp.ones(2)
-        assert_equal(
-            variables,
-            {
-                "params": {"scale": one, "bias": zero},
-                "batch_stats": {"mean": zero, "var": one},
-            },
-        )
+    variables = jax.jit(lambda key: BatchNorm().init(key, x, mask, train))(jax.random.key(0))
+    zero, one = jnp.zeros(2), jnp.ones(2)
+    expected = {
+        "params": {"scale": one, "bias": zero},
+        "batch_stats": {"mean": zero, "var": one},
+    }
+    assert_equal(variables, expected)
 
 
 def test_running_statistics_come_to_those_of_a_batch_that_repeats() -> None:
-    variables, x, mask, _ = case((4, 3, 2), np.array([True, True, False, True]))
-    expected, _ = apply(variables, x, mask, True)
+    repeated = case(SHAPES[0], np.array([True, True, False, True, True]))
+    _, expected, _ = differentiated(repeated, True)
     for _ in range(200):
-        _, stats = apply(variables, x, mask, True)
-        variables = {**variables, "batch_stats": stats}
-    assert_close(apply(variables, x, mask, False)[0][mask], expected[mask], rtol=1e-3, atol=1e-3)
+        _, _, stats = differentiated(repeated, True)
+        repeated = repeated._replace(variables={**repeated.variables, "batch_stats": stats})
+    _, outputs, _ = differentiated(repeated, False)
+    assert_close(outputs[repeated.mask], expected[repeated.mask], rtol=1e-3, atol=1e-3)
 
 
 def test_the_variance_of_large_values_is_exact() -> None:
     """In float32, as a mean of squares less a squared mean, it would be off by several percent."""
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(3000.0, 1.0, (64, 3)), jnp.float32)
-    variables = BatchNorm().init(jax.random.key(0), x, jnp.ones(64, bool), False)
-    _, stats = apply(variables, x, jnp.ones(64, bool), True, momentum=0.0)
-    np.testing.assert_allclose(stats["var"], np.asarray(x, np.float64).var(0), rtol=1e-3)
+    large = case(SHAPES[0], np.ones(5, bool))
+    large = large._replace(x=large.x + np.float32(3000))
+    _, _, stats = differentiated(large, True, 0.0)
+    np.testing.assert_allclose(stats["var"], np.float64(large.x).var(0), rtol=1e-3)
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (4, 3, 2)])
-def test_curvature_in_both_orders(shape: tuple[int, ...]) -> None:
-    """Forward over reverse = reverse over forward = differences of the gradient."""
-    with jax.enable_x64(True):
-        mask = np.arange(shape[0]) != 1
-        variables, x, _, cotangent = jax.tree.map(
-            lambda a: jnp.asarray(a, jnp.float64), case(shape, mask)
-        )
-        rng = np.random.default_rng(1)
-        point = (variables["params"], jnp.where(jnp.isfinite(x), x, 0))
-        direction = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape)), point)
+def test_curvature_in_both_orders() -> None:
+    """Forward over reverse = reverse over forward = differences of the gradient's formula."""
+    shape = (4, 3, 2)
+    mask = np.arange(shape[0]) != 1
+    at = jax.tree.map(np.float64, case(shape, mask)._replace(mask=()))._replace(mask=mask)
+    rng = np.random.default_rng(1)
+    point = at.variables["params"], np.where(np.isfinite(at.x), at.x, 0)
+    direction = jax.tree.map(lambda a: rng.normal(size=a.shape), point)
 
-        def risk(at: Tree) -> Array:
-            params, x = at
-            # Garbage again, which no direction reaches.
-            x = jnp.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.nan)
-            outputs, _ = apply({**variables, "params": params}, x, jnp.asarray(mask), True)
-            return (jnp.sin(outputs) * cotangent).sum()
+    def risk(point: Tree) -> Array:
+        params, x = point
+        # Garbage again, which no direction reaches.
+        x = jnp.where(mask[:, None, None], x, jnp.nan)
+        outputs, _ = apply(BatchNorm(), {**at.variables, "params": params}, x, mask, True)
+        return (jnp.sin(outputs) * at.cotangent).sum()
 
-        def moved(step: float) -> Tree:
-            return jax.tree.map(lambda a, b: a + step * b, point, direction)
-
+    @jax.jit
+    def both(point: Tree, direction: Tree) -> tuple[Tree, Tree]:
         forward = jax.jvp(jax.grad(risk), (point,), (direction,))[1]
         reverse = jax.grad(lambda at: jax.jvp(risk, (at,), (direction,))[1])(point)
-        step = 1e-5
-        up, down = (jax.grad(risk)(moved(s)) for s in (step, -step))
-        expected = jax.tree.map(lambda a, b: (a - b) / (2 * step), up, down)
-        assert max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-2
-        assert_close(forward, expected, rtol=1e-6, atol=1e-7)
-        assert_close(reverse, forward, rtol=1e-10, atol=1e-12)
+        return forward, reverse
+
+    def gradient(step: float) -> Tree:
+        params, x = jax.tree.map(lambda a, b: a + step * b, point, direction)
+        here = at._replace(variables={**at.variables, "params": params}, x=x)
+        cosine = np.zeros(shape)
+        cosine[mask] = np.cos(formulas(here, True, 0.9, 1e-5)[1])
+        cotangent = at.cotangent * cosine
+        return formulas(here._replace(cotangent=cotangent), True, 0.9, 1e-5)[0]
+
+    step = 1e-5
+    expected = jax.tree.map(lambda a, b: (a - b) / (2 * step), gradient(step), gradient(-step))
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-2
+    with jax.enable_x64(True):
+        forward, reverse = both(point, direction)
+    assert_close((forward[0], forward[1][mask]), expected, rtol=1e-6, atol=1e-7)
+    assert_equal(forward[1][~mask], np.zeros_like(forward[1][~mask]))
+    assert_close(reverse, forward, rtol=1e-10, atol=1e-12)

@@ -2,11 +2,14 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import parameterized
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_inv import objectives
+
+CLASSIFIED = jax.jit(objectives.cross_entropy), jax.jit(objectives.accuracy)
 
 
 @given(seed=st.integers(0, 999), size=st.integers(0, 5))
@@ -19,13 +22,46 @@ def test_masked_losses_follow_numpy(seed: int, size: int) -> None:
         if real:
             losses.append(np.log(np.exp(row).sum()) - row[label])
             hits.append(row.argmax() == label)
+    expected = np.mean(losses or 0), np.mean(hits or 0)
     dirty = np.where(mask[:, None], logits, np.nan)
     for given_logits in (logits, dirty):
-        args = jnp.asarray(given_logits), jnp.asarray(labels), jnp.asarray(mask)
-        np.testing.assert_allclose(
-            objectives.cross_entropy(*args), np.mean(losses or 0), rtol=1e-5, atol=1e-6
-        )
-        np.testing.assert_allclose(objectives.accuracy(*args), np.mean(hits or 0), rtol=1e-6)
+        got = [f(given_logits, labels, mask) for f in CLASSIFIED]
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("objective", [objectives.cross_entropy, objectives.accuracy])
+@pytest.mark.parametrize(
+    ("logits", "labels", "mask"),
+    [
+        ((5, 3), (5, 1), (5,)),
+        ((5, 3), (1,), (5,)),
+        ((5, 3), (), (5,)),
+        ((5, 3), (5,), (1,)),
+        ((5, 3), (5,), (5, 1)),
+        ((5, 3), (5,), ()),
+        ((5,), (5,), (5,)),
+        ((2, 5, 3), (5,), (5,)),
+        ((5, 1, 3), (5,), (5,)),
+        ((1, 3), (5,), (5,)),
+    ],
+)
+def test_other_shapes_are_refused(objective, logits, labels, mask) -> None:
+    with pytest.raises(AssertionError):
+        objective(jnp.ones(logits), jnp.ones(labels, jnp.int32), jnp.ones(mask, bool))
+
+
+@pytest.mark.parametrize(
+    ("values", "mask"),
+    [
+        (jnp.ones(5), jnp.ones(1, bool)),
+        (jnp.ones((5, 1)), jnp.ones(5, bool)),
+        (jnp.ones((5, 5)), jnp.ones((5, 5), bool)),
+        (jnp.ones(5), jnp.full(5, 0.5)),  # weights
+    ],
+)
+def test_a_masked_mean_of_something_else_is_refused(values, mask) -> None:
+    with pytest.raises(AssertionError):
+        objectives.masked_mean(values, mask)
 
 
 def test_nothing_under_the_mask_reaches_the_gradient() -> None:

@@ -433,10 +433,13 @@ class Unfused:
         factory = getattr(importlib.import_module(f"{algorithms.__name__}.{name}"), name)
         algorithm = factory(model, work, server_optimizer=optax.adam(0.05), **arguments)
         federation = federations.federation()
-        variables = federations.initial(model, jax.random.key(0))
-        state = rounds.init(
-            algorithm, variables, federation, jax.random.key(0), history=federations.HISTORY
-        )
+
+        @jax.jit
+        def start(key: Array) -> rounds.State:
+            variables = federations.initial(model, key)
+            return rounds.init(algorithm, variables, federation, key, history=federations.HISTORY)
+
+        state = start(jax.random.key(0))
         step = jax.jit(
             lambda state, cohort: rounds.step(
                 algorithm, state, cohort, federation, axis=clients.vmapped()

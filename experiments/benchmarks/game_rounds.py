@@ -27,7 +27,9 @@ class Row:
         dataset = build.dataset(settings)
         (cell,) = build.cells(settings, build.held_out(settings, dataset.domains))
         self._data, splits = launch.deal(settings, dataset, [cell.held_out])
-        ready = launch.prepare(settings, cell, build.model(settings, dataset), splits[cell.held_out])
+        ready = launch.prepare(
+            settings, cell, build.model(settings, dataset), splits[cell.held_out]
+        )
         self._inputs = tune.without_evaluation(ready.inputs)
         if watched:
             self._inputs = self._inputs._replace(watched=ready.inputs.watched)
@@ -38,7 +40,7 @@ class Row:
         )
         self._segment = made.segment
         self._cohorts = build.cohorts(settings, ready.inputs, settings.eval_every)
-        self._states = made.init(self._data, inputs)
+        self._states = made.init(self._data, ready.inputs)
         self.seconds: list[float] = []
 
     def run(self) -> None:

@@ -46,8 +46,9 @@ def of_parts(data: Examples, parts: Sequence[np.ndarray]) -> Federation:
     if not parts:
         raise ValueError("parts=[]: must hold an array of rows for at least one client")
     size = np.array([len(part) for part in parts])
-    # Without the empty ones, which may be of any type.
-    held = [np.asarray(part) for part in parts if len(part)] or [np.zeros(0, np.int32)]
+    # Without the empty ones, which may be of any type; one row at least, as nothing can be gathered
+    # from none.
+    held = [np.asarray(part) for part in parts if len(part)] or [np.zeros(1, np.int32)]
     order = np.concatenate(held)
     if order.size and order.dtype.kind not in "iu":
         raise ValueError(f"parts: hold {order.dtype}, must hold integers, rows of the examples")

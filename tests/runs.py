@@ -1,0 +1,69 @@
+"""What the tests of the binaries share: runs stopped on demand, and what is in a run folder."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orbax.checkpoint as ocp
+import pytest
+
+from experiments import loop
+
+
+class Ran(NamedTuple):
+    """A run folder, and the job that made it: its program may run again without compiling."""
+
+    folder: Path
+    job: loop.Job
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """What result.json tells of each run."""
+        return json.loads((self.folder / "result.json").read_text())["runs"]
+
+
+class StopAfterOne(loop.Stop):
+    """Asks for a stop when the first segment is over."""
+
+    def __enter__(self) -> "StopAfterOne":
+        super().__enter__()
+        self.signal = 15
+        return self
+
+
+@contextlib.contextmanager
+def jobs() -> Iterator[list[loop.Job]]:
+    """The jobs that are run meanwhile."""
+    seen: list[loop.Job] = []
+    run_cell = loop.run_cell
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "run_cell", lambda job, *a: seen.append(job) or run_cell(job, *a))
+        yield seen
+
+
+def halved(job: loop.Job, folder: Path) -> Path:
+    """A folder in which the job was stopped after its first segment."""
+    with StopAfterOne() as stop, pytest.raises(loop.Stopped):
+        loop.run_cell(job, folder, stop)
+    return folder
+
+
+def go_on(job: loop.Job, folder: Path) -> Path:
+    """Runs a job in a folder, from its newest checkpoint on, to the end."""
+    with loop.Stop() as stop:
+        loop.run_cell(job, folder, stop)
+    return folder
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, without the time that they took."""
+    lines = loop.Log.read(folder / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def states(folder: Path, step: int) -> dict[str, Any]:
+    """A checkpoint, as orbax reads it."""
+    with ocp.CheckpointManager((folder / "checkpoints").absolute()) as manager:
+        return manager.restore(step, args=ocp.args.StandardRestore())

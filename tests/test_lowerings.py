@@ -1,0 +1,355 @@
+"""Every lowering is the convolution of jax.lax, in all derivatives, under all transformations."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+from fedjax_inv import models
+from fedjax_inv.models import lowerings
+from fedjax_inv.types import Array, Tree
+
+OWN = ("im2col", "canonical", "winograd")  # what is not XLA's own; auto is one of them
+Kernels = tuple[Array, ...]
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def noise(seed: int, *shape: int) -> Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+def convolve(
+    conv: lowerings.Conv, inputs: Array, kernel: Array, strides: Any, padding: Any
+) -> Array:
+    """The call that nn.Conv makes."""
+    ones = (1,) * len(strides)
+    space = "xyz"[: len(strides)]
+    numbers = (f"N{space}C", f"{space}IO", f"N{space}C")
+    return conv(
+        inputs,
+        kernel,
+        strides,
+        padding,
+        lhs_dilation=ones,
+        rhs_dilation=ones,
+        dimension_numbers=lax.conv_dimension_numbers(inputs.shape, kernel.shape, numbers),
+        feature_group_count=1,
+        precision=None,
+    )
+
+
+def risk(conv: lowerings.Conv, x: Array, kernels: Kernels) -> Array:
+    """Two layers, lopsided and 3x3 at stride 1, nonlinear in the input and both kernels."""
+    hidden = jnp.tanh(convolve(conv, x, kernels[0], (2, 1), ((1, 2), (0, 1))))
+    return jnp.sum(jnp.sin(convolve(conv, hidden, kernels[1], (1, 1), ((2, 1), (-1, 2)))) ** 2)
+
+
+def network(*lead: int) -> tuple[Array, Kernels]:
+    """An input and kernels of `risk`, with leading axes."""
+    shapes = (3, 2, 2, 3), (3, 3, 3, 2)
+    kernels = tuple(noise(1 + i, *lead, *shape) for i, shape in enumerate(shapes))
+    return noise(0, *lead, 2, 6, 5, 2), kernels
+
+
+def assert_agree(of: Callable[[lowerings.Conv], Tree], names: tuple[str, ...] = OWN) -> None:
+    """`of(lowering)` is what it is for lax; one compilation for all of them."""
+    results = jax.jit(lambda: {name: of(lowerings.lowering(name)) for name in ("lax", *names)})()
+    for name in names:
+        chex.assert_trees_all_close(results[name], results["lax"], rtol=1e-9, atol=1e-9)
+
+
+# Inputs, kernel, strides, padding: windows of one and two axes, lopsided strides and padding,
+# padding that crops, windows that leave inputs over; those 3x3 at stride 1 make tiles that are
+# whole, broken, and mostly padding.
+GEOMETRIES = [
+    ((2, 7, 6, 3), (3, 2, 3, 2), (2, 1), ((1, 2), (-1, 3))),
+    ((1, 5, 8, 1), (5, 1, 1, 2), (1, 3), "SAME"),
+    ((3, 6, 8, 2), (1, 1, 2, 1), (3, 2), "VALID"),
+    ((2, 8, 3), (4, 3, 2), (3,), ((2, 0),)),
+    ((2, 6, 10, 3), (3, 3, 3, 2), (1, 1), "VALID"),
+    ((2, 9, 13, 3), (3, 3, 3, 2), (1, 1), "SAME"),
+    ((1, 4, 3, 2), (3, 3, 2, 1), (1, 1), ((-1, 6), (3, 1))),
+]
+
+
+@pytest.mark.parametrize(("inputs_shape", "kernel_shape", "strides", "padding"), GEOMETRIES)
+def test_values_and_both_gradients(inputs_shape, kernel_shape, strides, padding):
+    inputs, kernel = noise(0, *inputs_shape), noise(1, *kernel_shape)
+
+    def of(conv: lowerings.Conv) -> Tree:
+        out, pull = jax.vjp(lambda x, w: convolve(conv, x, w, strides, padding), inputs, kernel)
+        return out, pull(noise(2, *out.shape))
+
+    assert_agree(of)
+
+
+def test_second_derivatives_in_every_order():
+    x, kernels = network()
+    direction = jax.tree.map(lambda leaf: jnp.cos(7 * leaf), kernels)
+
+    def of(conv: lowerings.Conv) -> Tree:
+        def slope(x: Array, w: Kernels) -> Array:
+            return jax.jvp(lambda w: risk(conv, x, w), (w,), (direction,))[1]
+
+        return {
+            "jvp of grad": jax.jvp(jax.grad(lambda w: risk(conv, x, w)), (kernels,), (direction,)),
+            "grad of jvp": jax.grad(slope, (0, 1))(x, kernels),
+            "jvp of jvp": jax.jvp(lambda w: slope(x, w), (kernels,), (direction,)),
+            "grad of grad": jax.grad(lambda w: jnp.sum(jax.grad(risk, 1)(conv, x, w)[0] ** 2))(
+                kernels
+            ),
+        }
+
+    assert_agree(of, ("canonical",))  # the others' derivatives are those of jax.numpy
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (1, -1)])
+def test_vmapped_inputs_and_kernels(axes):
+    x, kernels = network(3)
+
+    def lay(tree: Tree, axis: int | None) -> Tree:
+        return jax.tree.map(lambda a: a[0] if axis is None else jnp.moveaxis(a, 0, axis), tree)
+
+    x, kernels = lay(x, axes[0]), lay(kernels, axes[1])
+
+    def of(conv: lowerings.Conv) -> Tree:
+        def total(x: Array, w: Kernels) -> Array:
+            return jax.vmap(partial(risk, conv), axes)(x, w).sum()
+
+        # The derivative inside of vmap, and vmap inside of the derivative.
+        inside = jax.vmap(jax.grad(partial(risk, conv), (0, 1)), axes)(x, kernels)
+        return inside, jax.grad(total, (0, 1))(x, kernels)
+
+    # Only canonical's batching is its own.
+    assert_agree(of, OWN if axes == (0, 0) else ("canonical",))
+
+
+def test_vmapped_twice():
+    x, kernels = network(2, 3)
+
+    def of(conv: lowerings.Conv) -> Tree:
+        clients = jax.vmap(jax.grad(partial(risk, conv), 1), (0, None))
+        return jax.vmap(clients)(x, jax.tree.map(lambda w: w[:, 0], kernels))
+
+    assert_agree(of, ("canonical",))
+
+
+def test_descent_in_a_scan():
+    x, kernels = network()
+
+    def of(conv: lowerings.Conv) -> Tree:
+        def step(w: Kernels, _: None) -> tuple[Kernels, Array]:
+            value, grads = jax.value_and_grad(partial(risk, conv, x))(w)
+            return jax.tree.map(lambda w, g: w - 0.01 * g, w, grads), value
+
+        def descend(w: Kernels) -> tuple[Array, Tree]:
+            last, values = lax.scan(step, w, None, 3)
+            return values.sum(), (last, values)
+
+        return jax.value_and_grad(descend, has_aux=True)(kernels)  # also through the loop
+
+    assert_agree(of, ("canonical",))
+
+
+@pytest.mark.parametrize("kernel_axis", [None, 0])
+def test_on_four_devices(kernel_axis):
+    mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
+    split, whole = PartitionSpec("clients"), PartitionSpec()
+    x, kernels = network(8)
+    if kernel_axis is None:
+        kernels = jax.tree.map(lambda w: w[0], kernels)
+
+    def gradients(conv: lowerings.Conv) -> Callable[..., Tree]:
+        return jax.vmap(jax.grad(partial(risk, conv), 1), (0, kernel_axis))
+
+    sharded = jax.shard_map(
+        gradients(lowerings.lowering("canonical")),
+        mesh=mesh,
+        in_specs=(split, whole if kernel_axis is None else split),
+        out_specs=split,
+        check_vma=False,
+    )
+    both = jax.jit(lambda: (sharded(x, kernels), gradients(lax.conv_general_dilated)(x, kernels)))
+    chex.assert_trees_all_close(*both(), rtol=1e-9, atol=1e-9)
+
+
+def forward_over_reverse(f: Callable[[Tree], Array], v: Tree) -> Tree:
+    return jax.jvp(jax.grad(f), (v,), (v,))[1]
+
+
+def reverse_over_forward(f: Callable[[Tree], Array], v: Tree) -> Tree:
+    return jax.grad(lambda w: jax.jvp(f, (w,), (v,))[1])(v)
+
+
+CANONICAL = ("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]", "1")  # layout and groups
+
+
+def layouts(name: str, curvature: Callable[..., Tree]) -> set[tuple[str, str]]:
+    """Layouts and groups of the convolutions in the curvature of two clients' risks."""
+    x, kernels = network(2)
+    f = partial(risk, lowerings.lowering(name))
+    program = jax.jit(jax.vmap(lambda x, w: curvature(partial(f, x), w)))
+    text = program.lower(x, kernels).as_text()
+    return set(re.findall(r"dim_numbers = (.*?), window.*feature_group_count = (\d+)", text))
+
+
+@pytest.mark.parametrize("curvature", [forward_over_reverse, reverse_over_forward])
+def test_layouts_of_the_curvature(curvature):
+    assert layouts("canonical", curvature) == {CANONICAL}
+    assert layouts("im2col", curvature) == set()
+    assert layouts("winograd", curvature) == {CANONICAL}  # the convolution at stride 2
+    assert len(layouts("lax", curvature)) > 1
+
+
+def test_auto_is_chosen_by_the_platform(monkeypatch):
+    layouts_on = {}
+    for platform in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        layouts_on[platform] = layouts("auto", reverse_over_forward)
+    assert layouts_on["cpu"] == {CANONICAL}
+    assert layouts_on["gpu"] == set()
+
+
+def num_products(name: str, channels: int, features: int, dtype: Any) -> int:
+    conv = lowerings.lowering(name)
+    x, kernel = jnp.ones((1, 4, 4, channels), dtype), jnp.ones((3, 3, channels, features), dtype)
+    text = jax.jit(lambda: convolve(conv, x, kernel, (1, 1), "SAME")).lower().as_text()
+    return text.count("dot_general")
+
+
+@pytest.mark.parametrize(("channels", "features"), [(32, 32), (31, 32), (32, 31)])
+def test_auto_on_a_cpu_is_winograd_from_32_channels_on(channels, features):
+    assert num_products("winograd", channels, features, jnp.float32) == 4
+    expected = 4 if channels == features == 32 else 0
+    assert num_products("auto", channels, features, jnp.float32) == expected
+
+
+def test_winograd_of_half_precision_is_canonical():
+    assert num_products("winograd", 32, 32, jnp.bfloat16) == 0
+
+
+def test_rounding_of_winograd():
+    x, kernel, out = noise(0, 1, 10, 10, 32), noise(1, 3, 3, 32, 32), noise(2, 1, 10, 10, 32)
+
+    def rounded(name: str, dtype: Any) -> Tree:
+        def conv(x: Array, w: Array) -> Array:
+            return convolve(lowerings.lowering(name), x, w, (1, 1), "SAME")
+
+        value, pull = jax.vjp(conv, x.astype(dtype), kernel.astype(dtype))
+        return value, *pull(out.astype(dtype))
+
+    got, exact = jax.jit(lambda: (rounded("winograd", jnp.float32), rounded("lax", jnp.float64)))()
+    for a, b in zip(got, exact, strict=True):
+        assert a.dtype == jnp.float32
+        # The usual points 0, 1, -1, 2, -2 are beyond it.
+        assert np.linalg.norm(a - b) / np.linalg.norm(b) < 1e-6
+
+
+def test_cnn_is_the_same_network():
+    images = np.random.default_rng(0).integers(0, 256, (4, 6, 6, 1), np.uint8)
+    networks = {
+        name: models.cnn(3, widths=(8, 16), conv=name)
+        for name in lowerings.LOWERINGS
+        if name != "auto"  # on a CPU one of the others
+    }
+
+    shapes = jax.eval_shape(networks["lax"].init, jax.random.key(0), images)
+    variables = jax.tree.map(lambda a: noise(a.size, *a.shape).astype(a.dtype), shapes)
+
+    @jax.jit
+    def outputs() -> Tree:
+        return {name: models.predict(net, variables, images) for name, net in networks.items()}
+
+    results = outputs()
+    for result in results.values():
+        chex.assert_trees_all_close(result, results["lax"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["auto", *OWN])
+def test_in_flax(name):
+    def layer(**arguments: Any) -> nn.Conv:
+        return nn.Conv(3, (3,), 2, padding=1, dtype=jnp.bfloat16, precision="highest", **arguments)
+
+    x = noise(0, 2, 3, 8, 2)  # two batch axes
+    variables = {"params": {"kernel": noise(1, 3, 2, 3), "bias": noise(2, 3)}}
+    own = layer(conv_general_dilated=lowerings.lowering(name))
+    both = jax.jit(lambda v: (own.apply(v, x), layer().apply(v, x)))
+    chex.assert_trees_all_close(*both(variables), rtol=2e-2, atol=2e-2)
+    text = jax.jit(jax.grad(lambda v: own.apply(v, x).sum())).lower(variables).as_text()
+    assert "HIGHEST" in text
+    assert "DEFAULT" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"feature_group_count": 2}, "feature_group_count=2: must be 1 unless conv is 'lax'"),
+        ({"kernel_dilation": 2}, r"rhs_dilation=\(2, 2\): must be \(1, 1\) unless conv is 'lax'"),
+        ({"input_dilation": 2}, r"lhs_dilation=\(2, 2\): must be \(1, 1\) unless conv is 'lax'"),
+        ({"padding": "VALID"}, r"window \(3, 3\) must fit into \(4, 2\)"),
+    ],
+)
+@pytest.mark.parametrize("name", ["auto", *OWN])
+def test_what_only_lax_can_do_is_refused(name, arguments, error):
+    layer = nn.Conv(4, (3, 3), conv_general_dilated=lowerings.lowering(name), **arguments)
+    with pytest.raises(ValueError, match=error):
+        jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((1, 4, 2, 2)))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_other_layouts_are_refused(name):
+    x = jnp.ones((1, 2, 4, 4))
+    with pytest.raises(ValueError, match="dimension_numbers=None: must be channels last"):
+        lowerings.lowering(name)(x, jnp.ones((2, 2, 3, 3)), (1, 1), "SAME")
+
+
+@pytest.mark.parametrize("make", [lowerings.lowering, lambda conv: models.cnn(10, conv=conv)])
+@pytest.mark.parametrize("conv", ["fft", None])
+def test_unknown_lowering(make, conv):
+    message = f"^conv={conv!r}: must be one of auto, lax, im2col, canonical, winograd$"
+    with pytest.raises(ValueError, match=message):
+        make(conv)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_max_pool_is_a_loop_over_windows_with_its_gradient(size):
+    x, weights = noise(0, 2, 7, 8, 3), noise(1, 2, 7 // size, 8 // size, 3)  # nowhere a tie
+    expected, expected_slope = np.zeros(weights.shape), np.zeros(x.shape)
+    for image, row, column, channel in np.ndindex(weights.shape):
+        rows, columns = (slice(i * size, (i + 1) * size) for i in (row, column))
+        window = np.asarray(x)[image, rows, columns, channel]
+        at = np.unravel_index(window.argmax(), window.shape)
+        expected[image, row, column, channel] = window[at]
+        place = image, row * size + at[0], column * size + at[1], channel
+        expected_slope[place] = weights[image, row, column, channel]
+    pooled, pull = jax.vjp(lambda x: lowerings.max_pool(x, size), x)
+    chex.assert_trees_all_close((pooled, *pull(weights)), (expected, expected_slope))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "error"),
+    [
+        ((2, 7, 8, 3), 0, "^size=0: must be between 1 and 7, an integer$"),
+        ((2, 7, 8, 3), 8, "^size=8: must be between 1 and 7, an integer$"),
+        ((2, 7, 8, 3), 2.0, r"^size=2\.0: must be between 1 and 7, an integer$"),
+        ((2, 7, 8, 3), True, "^size=True: must be between 1 and 7, an integer$"),
+        ((7, 8, 3), 2, r"^x\.shape=\(7, 8, 3\): must be \[B, height, width, C\]$"),
+    ],
+)
+def test_impossible_pooling_is_refused(shape, size, error):
+    with pytest.raises(ValueError, match=error):
+        lowerings.max_pool(jnp.ones(shape), size)

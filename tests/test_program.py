@@ -1,0 +1,361 @@
+"""Many runs as one program, from arrays and without a flag, as a notebook has it."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from federations import assert_close, assert_equal, plain
+from fedjax_inv import clients, evaluation, local, models, program, rounds, schedules, tree, wire
+from fedjax_inv.algorithms.erm import erm
+from fedjax_inv.algorithms.fedavg import fedavg
+from fedjax_inv.data import federation
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Tree
+
+C, K, T = 4, 3, 2  # clients, classes, rounds of a segment
+SEEDS = (3, 1, 8)
+# Five, which no chunk of two divides.
+RUNS = program.grid(SEEDS, learning_rate=(0.3, 0.1), momentum=(0.5,))[:5]
+R = len(RUNS)
+
+
+def linear(num_outputs: int) -> Model:
+    """A linear map of four numbers."""
+
+    def init(key: Array, x: Array) -> Tree:
+        return {"w": jax.random.normal(key, (x.shape[1], num_outputs))}
+
+    return models.from_function(init, lambda params, x: x @ params["w"])
+
+
+MODEL = linear(K)
+
+
+def algorithm(hyper: Any) -> Algorithm:
+    optimizer = optax.sgd(hyper["learning_rate"], momentum=hyper["momentum"])
+    return fedavg(MODEL, local.epochs(optimizer, batch_size=4))
+
+
+def dataset() -> Dataset:
+    """Three classes in noise, and three domains."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, K, 60).astype(np.int32)
+    x = (np.eye(4)[y] + 0.7 * rng.normal(size=(60, 4))).astype(np.float32)
+    domain = (np.arange(60) % 3).astype(np.int32)
+    return Dataset(x, y, tuple("abc"), domain, ("north", "east", "south"), np.zeros(60, bool))
+
+
+@functools.cache
+def world() -> tuple[Any, dict[int, federation.Split]]:
+    """The examples on the device, and a split of each seed: two domains train, one is held out."""
+    given = dataset()
+    data = federation.examples(given.x, given.y)
+    deal = federation.partitioner("domain", given, C)
+    splits = {
+        seed: federation.split(given, data, deal, held_out="south", seed=seed, validation=0.3)
+        for seed in SEEDS
+    }
+    return data, splits
+
+
+def schedule(key: Array) -> Cohort:
+    """Of two segments: three clients a round, some of which drop out."""
+    drop = jax.random.fold_in(key, 0)
+    return schedules.dropout(schedules.sampled(key, C, 3, 2 * T), drop, 0.2)
+
+
+EXPERIMENT = program.Experiment(MODEL, algorithm, num_groups=2, thresholds=(2.0, -1.0))
+
+
+@functools.cache
+def inputs() -> program.Inputs:
+    """Everything is looked at after each round; the first threshold is met in round T."""
+    return program.inputs(
+        RUNS, world()[1], watch_examples=1000, warm_start=lambda sizes: T + 0 * sizes.sum()
+    )
+
+
+def segments(cohorts: Cohort) -> list[Cohort]:
+    return [jax.tree.map(lambda a, part=part: a[:, part], cohorts) for part in HALVES]
+
+
+HALVES = (slice(T), slice(T, None))
+
+
+def trained(made: program.Program, given: program.Inputs, cohorts: list[Cohort]) -> list[Tree]:
+    """The training and the outcome after each segment, on the host."""
+    data, results = world()[0], []
+    training = made.init(data, given)
+    for part in cohorts:
+        training, outcome = made.segment(data, given, training, part)
+        results.append(plain((training, outcome)))
+    return results
+
+
+@functools.cache
+def made() -> program.Program:
+    return program.make(EXPERIMENT)
+
+
+@functools.cache
+def result() -> list[Tree]:
+    return trained(made(), inputs(), segments(program.cohorts(schedule, inputs())))
+
+
+def federation_of(holdings: program.Holdings, run: int) -> Federation:
+    return Federation(world()[0], *(leaf[run] for leaf in holdings))
+
+
+def test_a_grid_goes_seed_by_seed_through_every_combination() -> None:
+    runs = program.grid((5, 6), a=(1.0, 2.0), b=(3.0,))
+    assert runs == [program.Run(seed, {"a": a, "b": 3.0}) for a in (1.0, 2.0) for seed in (5, 6)]
+    assert program.grid((5,)) == [program.Run(5, {})]
+
+
+def test_an_outcome_is_of_every_run_round_and_group() -> None:
+    for training, outcome in result():
+        assert {name: m.shape for name, m in outcome.metrics.items()} == {"loss": (R, T)}
+        assert outcome.attended.shape == (R, T, 1)
+        assert outcome.broken.shape == (R, T)
+        assert {name: w.shape for name, w in outcome.watched.items()} == dict.fromkeys(
+            ("train", "test"), (R, T)
+        )
+        assert outcome.valid.score.shape == outcome.valid.loss.shape == (R, 2)
+        assert outcome.test.score.shape == (R, 1)
+        assert outcome.stops.round.shape == (R, 2)
+        assert outcome.stops.scores.valid.score.shape == (R, 2, 2)
+        assert training.state.round.shape == (R,)
+    assert (result()[-1][0].state.round == 2 * T).all()
+    assert (result()[-1][1].broken == -1).all()
+
+
+def test_every_run_is_what_it_is_alone() -> None:
+    """By `rounds.run` and `evaluation.evaluate` on its own split, network, cohorts and numbers."""
+    data, splits = world()
+    start = made().init(data, inputs())
+    cohorts = program.cohorts(schedule, inputs())
+
+    @jax.jit
+    def alone(hyper: Tree, state: rounds.State, cohorts: Cohort, everybody: Tree) -> Tree:
+        train, valid, test = everybody
+        state, reports = rounds.run(algorithm(hyper), state, cohorts, train, axis=clients.vmapped())
+        scores = [
+            evaluation.evaluate(algorithm(hyper), state, held, seen=seen)
+            for held, seen in ((train, True), (valid, True), (test, False))
+        ]
+        return state, reports, scores
+
+    for index, run in enumerate(RUNS):
+        split = splits[run.seed]
+        state, mine = tree.take(start.state, index), tree.take(cohorts, index)
+        state, (report,), scores = plain(alone(run.hyper, state, mine, split[:3]))
+        training, outcome = tree.take(result()[-1], index)
+        assert_close(training.state, state)
+        # Means over the clients that took part, weighted by their examples.
+        weights = (report.size * report.present)[T:]
+        total = np.where(weights > 0, report.metrics["loss"][T:] * weights, 0).sum(1)
+        expected = [t / w if w else np.nan for t, w in zip(total, weights.sum(1), strict=True)]
+        np.testing.assert_allclose(outcome.metrics["loss"], expected, rtol=1e-4)
+        assert_equal(outcome.attended[:, 0], report.present[T:].sum(1).astype(np.int32))
+        train, valid, test = scores
+        assert_close(outcome.test, test)
+        for group in range(2):
+            among = split.domain == group
+            size = valid.size[among]
+            assert outcome.valid.size[group] == size.sum()
+            for of_group, each in zip(outcome.valid[:2], valid[:2], strict=True):
+                mean = (each[among] * size).sum() / size.sum()
+                np.testing.assert_allclose(of_group[group], mean, rtol=1e-4)
+        mean = (train.score * train.size).sum() / train.size.sum()
+        np.testing.assert_allclose(outcome.watched["train"][-1], mean, rtol=1e-4)
+        np.testing.assert_allclose(outcome.watched["test"][-1], test.score[0], rtol=1e-4)
+
+
+def test_runs_differ_by_their_seed_and_their_numbers() -> None:
+    start = plain(made().init(world()[0], inputs()))
+    cohorts = program.cohorts(schedule, inputs())
+    by_seed = [run.seed for run in RUNS]
+    weights = start.state.server.variables.params.head["w"]
+    for one in range(R):
+        for other in range(one):
+            same = by_seed[one] == by_seed[other]
+            for first, second in (
+                (weights[one], weights[other]),
+                (start.state.key[one], start.state.key[other]),
+                (cohorts.who[one], cohorts.who[other]),
+                (inputs().train.order[one], inputs().train.order[other]),
+            ):
+                assert np.array_equal(first, second) == same
+            # The learning rate makes the difference.
+            ends = result()[-1][0].state.server.variables.params.head["w"]
+            assert not np.allclose(ends[one], ends[other], atol=1e-3)
+
+
+# Not the base program's (1, 0): all at once, one run at a time; and chunks that do not divide.
+@pytest.mark.parametrize(("client_chunk", "run_chunk"), [(0, 1), (2, 2)])
+def test_chunks_change_nothing(client_chunk: int, run_chunk: int) -> None:
+    other = program.make(EXPERIMENT, client_chunk=client_chunk, run_chunk=run_chunk)
+    cohorts = segments(program.cohorts(schedule, inputs()))
+    assert_close(trained(other, inputs(), cohorts), result())
+
+
+def test_a_stop_tells_the_scores_of_its_round() -> None:
+    (_, at_stop), (_, after) = result()
+    # The first threshold is met as soon as T rounds are played, the second never.
+    assert_equal(at_stop.stops.round, np.tile(np.int32([T, 0]), (R, 1)))
+    assert_equal(after.stops, at_stop.stops)
+    met, unmet = (jax.tree.map(lambda a, i=i: a[:, i], at_stop.stops.scores) for i in range(2))
+    assert_close((met.valid, met.test), (at_stop.valid, at_stop.test))
+    assert_close(met.train.score[:, 0], at_stop.watched["train"][:, -1])
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(unmet))
+
+
+def test_a_run_may_end_at_its_stop() -> None:
+    experiment = EXPERIMENT._replace(thresholds=(2.0,), end_at_stop=True)
+    full = Cohort(*(jnp.tile(a, (R, 1, 1)) for a in schedules.everyone(C, 2 * T)))
+    (ended, outcome), (after, later) = trained(program.make(experiment), inputs(), segments(full))
+    assert (outcome.attended == C).all()
+    assert (later.attended == 0).all()
+    assert np.isnan(later.metrics["loss"]).all()
+    assert_equal((after.state.server, after.state.clients), (ended.state.server, ()))
+    assert_close(
+        (later.valid, later.watched["test"][:, 0]), (outcome.valid, outcome.watched["test"][:, 1])
+    )
+
+
+def test_a_run_that_breaks_is_told_with_its_client_and_leaves_the_others_alone() -> None:
+    broken = 2
+    rates = inputs().hyper["learning_rate"].at[broken].set(jnp.nan)
+    given = inputs()._replace(hyper={**inputs().hyper, "learning_rate": rates})
+    cohorts = segments(program.cohorts(schedule, inputs()))
+    got = trained(made(), given, cohorts)
+    others = np.arange(R) != broken
+    for one, expected in zip(got, result(), strict=True):
+        assert_equal(*(jax.tree.map(lambda a: a[others], each) for each in (one, expected)))
+    first = cohorts[0].who[broken, 0][np.argmax(cohorts[0].present[broken, 0])]
+    assert got[0][1].broken[broken, 0] == first
+    assert np.isnan(got[0][1].metrics["loss"][broken, 1])
+
+
+def test_traffic_is_that_of_a_run() -> None:
+    data, splits = world()
+    state = tree.take(made().init(data, inputs()).state, 0)
+    (exchange,) = wire.traffic(algorithm(RUNS[0].hyper), state, splits[RUNS[0].seed].train)
+    assert made().traffic(data, inputs()) == [exchange.down, exchange.up]
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000])
+def test_watched_examples_are_the_first_of_every_client(count: int) -> None:
+    data, splits = world()
+    watched = program.inputs(RUNS, splits, watch_examples=count).watched
+    for index, run in enumerate(RUNS):
+        for held, whole in (
+            (watched.train, splits[run.seed].train),
+            (watched.test, splits[run.seed].test),
+        ):
+            total = int(whole.size.sum())
+            parts = federation.parts_of(federation_of(held, index))
+            for part, mine in zip(parts, federation.parts_of(whole), strict=True):
+                np.testing.assert_array_equal(part, mine[: len(part)])
+                share = min(1, count / total) * len(mine)
+                assert share - 1e-4 <= len(part) < share + 1
+    assert program.inputs(RUNS, splits).watched is None
+
+
+def squared(outputs: Array, y: Array, mask: Array) -> Array:
+    errors = ((outputs - y) ** 2).sum(1)
+    return jnp.where(mask, errors, 0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def test_pooled_training_of_a_regression_on_a_split_of_ones_own() -> None:
+    """Targets that are no classes, a loss and a score of one's own, a federation of one client."""
+    rng = np.random.default_rng(0)
+    data = federation.examples(*(rng.normal(size=(30, n)).astype(np.float32) for n in (4, 2)))
+    rows = rng.permutation(30)
+
+    def held(*cuts: int) -> Federation:
+        return federation.of_parts(
+            data, np.split(rows[cuts[0] : cuts[-1]], np.array(cuts[1:-1]) - cuts[0])
+        )
+
+    split = federation.Split(
+        held(0, 7, 7, 16),
+        held(16, 19, 22, 24),
+        held(24, 30),
+        np.array([-1] * 3),
+        np.array([-1]),
+        (),
+    )
+    model, runs = linear(2), program.grid((0,), learning_rate=(0.1, 0.01))
+
+    def pooled_training(hyper: Any) -> Algorithm:
+        work = local.full_batch(optax.sgd(hyper["learning_rate"]), capacity=16)
+        return erm(model, work, loss=squared)
+
+    experiment = program.Experiment(
+        model, pooled_training, pooled=True, loss=squared, score=lambda *a: -squared(*a)
+    )
+    made = program.make(experiment)
+    given = program.inputs(runs, {0: split}, pooled=True)
+    training = made.init(data, given)
+    begun = plain(training.state.server.variables.params.head["w"])
+    cohorts = program.cohorts(lambda key: schedules.everyone(1, 3), given)
+    training, outcome = made.segment(data, given, training, cohorts)
+    x, y = (np.asarray(leaf, np.float64) for leaf in data)
+    for index, run in enumerate(runs):
+        w = begun[index].astype(np.float64)
+        for _ in range(3):  # gradient descent on all that the clients hold
+            w -= (
+                run.hyper["learning_rate"]
+                * 2
+                * x[rows[:16]].T
+                @ (x[rows[:16]] @ w - y[rows[:16]])
+                / 16
+            )
+        np.testing.assert_allclose(
+            training.state.server.variables.params.head["w"][index], w, rtol=1e-4, atol=1e-5
+        )
+        error = ((x @ w - y) ** 2).sum(1)
+        for scores, mine in ((outcome.valid, rows[16:24]), (outcome.test, rows[24:])):
+            np.testing.assert_allclose(scores.loss[index], [error[mine].mean()], rtol=1e-4)
+            np.testing.assert_allclose(scores.score[index], [-error[mine].mean()], rtol=1e-4)
+    assert outcome.watched == {}
+    assert outcome.stops.round.shape == (2, 0)
+
+
+def test_groups_are_domains_or_everybody() -> None:
+    _, splits = world()
+    split = splits[SEEDS[0]]
+    assert program.group_names(split) == ["north", "east"]
+    np.testing.assert_array_equal(program.groups(np.array([[4, 2], [2, 4]])), [[1, 0], [0, 1]])
+    np.testing.assert_array_equal(program.groups(np.array([[4, 2], [-1, 4]])), np.zeros((2, 2)))
+    assert program.group_names(split._replace(domain=np.array([0, -1]))) == ["clients"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "options", "words"),
+    [
+        ([], {}, r"runs=\[\]: must hold at least one run"),
+        (
+            [program.Run(3, {"a": 1.0}), program.Run(1, {"b": 1.0})],
+            {},
+            r"runs: set \['b'\] and \['a'\], must set the same",
+        ),
+        (program.grid((3, 4)), {}, "splits: has none for seed 4"),
+        (RUNS, {"watch_examples": -1}, "watch_examples=-1: must be a whole number, at least 0"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_one_line(runs: list, options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        program.inputs(runs, world()[1], **options)
+
+
+@pytest.mark.parametrize("chunk", ["client_chunk", "run_chunk"])
+def test_chunks_must_not_be_negative(chunk: str) -> None:
+    with pytest.raises(ValueError, match=f"^{chunk}=-1: must be a whole number, at least 0$"):
+        program.make(EXPERIMENT, **{chunk: -1})
