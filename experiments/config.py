@@ -298,10 +298,7 @@ def of(arguments: Sequence[str], **defaults: Any) -> Config:
     """The `Config` of flags as a command line has them; raises ValueError, in one line."""
     values = flags.FlagValues()
     define(values, **defaults)
-    try:
-        values(["", *expand_presets(arguments)])
-    except flags.Error as error:
-        raise ValueError(str(error)) from None
+    parse(["", *arguments], values)
     return read(values)
 
 
@@ -314,7 +311,20 @@ def _items(field: Any, texts: list[str]) -> tuple[Any, ...]:
         raise ValueError(f"--{field.name}={','.join(texts)}: must be {name}") from None
 
 
-def expand_presets(argv: Sequence[str]) -> list[str]:
+def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
+    """Sets flags as a command line has them, after its first word.
+
+    Raises ValueError, in one line, for what is no flag.
+    """
+    try:
+        _, *others = values(_with_presets(argv))
+    except flags.Error as error:
+        raise ValueError(str(error)) from None
+    if others:
+        raise ValueError(f"{others[0]}: not a flag; flags are --name=value")
+
+
+def _with_presets(argv: Sequence[str]) -> list[str]:
     """Replaces --preset=NAME,NAME by the flag files of those names; later ones win."""
     known = sorted(path.stem for path in PRESETS.glob("*.flags"))
     expanded = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-from absl import app, flags, logging
+from absl import app, logging
 
 from experiments import build, config, devices, loop, report, tune
 from fedjax_inv import program
@@ -35,15 +35,17 @@ def main(binary: Callable[[Any], str], read: Callable[[], Any] = settings) -> No
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
     def run(argv: list[str]) -> None:
+        del argv
         logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
-        if len(argv) > 1:
-            _fail(f"{argv[1]}: not a flag; flags are --name=value", 2)
         with errors_in_one_line():
             print(binary(read()))
 
-    with errors_in_one_line():
-        argv = config.expand_presets(sys.argv)
-    app.run(run, argv=argv, flags_parser=_parse)
+    def parse(argv: list[str]) -> list[str]:
+        with errors_in_one_line():
+            config.parse(argv)
+        return argv
+
+    app.run(run, flags_parser=parse)
 
 
 @contextlib.contextmanager
@@ -63,13 +65,6 @@ def errors_in_one_line() -> Iterator[None]:
         _fail(str(error), 2)
     except loop.Diverged as error:
         _fail(str(error), 3)
-
-
-def _parse(argv: list[str]) -> list[str]:
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        _fail(str(error), 2)
 
 
 def _fail(message: str, status: int) -> NoReturn:

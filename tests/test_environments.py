@@ -1,24 +1,24 @@
 """Environments: rotations, and cues that are drawn with the label and rendered on the device."""
 
-import os
-from pathlib import Path
+from functools import partial
 
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
-from fedjax_inv.data import environments, federation, sources
+import real_data
+from fedjax_inv.data import dsprites, environments, federation, sources
+from fedjax_inv.data.dataset import Dataset
 
 RNG = np.random.default_rng(0)
-TFDS_DIR = Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
 
 
-def dataset(x: np.ndarray) -> sources.Dataset:
+def dataset(x: np.ndarray) -> Dataset:
     rows = np.arange(len(x))
-    return sources.Dataset(
+    return Dataset(
         x,
         (rows % 3).astype(np.int32),
         ("a", "b", "c"),
@@ -44,11 +44,12 @@ def test_angle_0_is_the_identity(dtype):
     np.testing.assert_array_equal(turned, x)
 
 
-@pytest.mark.parametrize("size", [7, 8, 28])
-@pytest.mark.parametrize("quarters", [1, 2, 3, -1])
-def test_quarter_turns_are_exact_and_counter_clockwise(size, quarters):
+@pytest.mark.parametrize("size", [7, 8])
+def test_quarter_turns_are_exact_and_counter_clockwise(size):
     x = images(size, size, 2)
-    np.testing.assert_array_equal(rotate(x, 90 * quarters), np.rot90(x, quarters, axes=(1, 2)))
+    for quarters in (1, 2, 3, -1):
+        turned = rotate(x, 90 * quarters)
+        np.testing.assert_array_equal(turned, np.rot90(x, quarters, axes=(1, 2)))
 
 
 def test_four_quarter_turns_are_the_identity():
@@ -77,7 +78,6 @@ def naive_rotation(image: np.ndarray, angle: float) -> np.ndarray:
     return out
 
 
-@settings(deadline=None, max_examples=20)
 @given(
     angle=st.floats(-359, 359).filter(lambda angle: angle % 90 > 1e-3),
     height=st.integers(2, 8),
@@ -100,8 +100,7 @@ def test_a_disc_looks_the_same_at_45_degrees():
     assert error[np.broadcast_to((np.hypot(up, right) < 10)[None, ..., None], x.shape)].max() == 0
 
 
-@settings(deadline=None, max_examples=20)
-@given(num=st.integers(0, 60), num_angles=st.integers(1, 7), seed=st.integers(0, 99))
+@given(num=st.integers(1, 60), num_angles=st.integers(1, 7), seed=st.integers(0, 99))
 def test_images_are_dealt_evenly(num, num_angles, seed):
     angles = [7.5 * i for i in range(num_angles)]
     before = dataset(images(3, 3, 1, num=num))
@@ -135,31 +134,71 @@ def test_the_deal_is_shuffled_by_the_seed():
     assert (deals[0] != np.arange(40) % 2).any()
 
 
-@pytest.mark.parametrize("angles", [[], [15, 30, 15.0]])
-def test_unfit_angles(angles):
-    with pytest.raises(ValueError, match="angles="):
+@pytest.mark.parametrize(
+    ("angles", "words"),
+    [
+        ([], r"angles=\[\]: must be a list of numbers, at least one"),
+        (15.0, "angles=15.0: must be a list of numbers"),
+        ([15, 30, 15.0], r"angles=\[15, 30, 15.0\]: must all differ, in six digits"),
+        ([0.0, -0.0], r"angles=\[0.0, -0.0\]: must all differ"),
+        ([0, np.nan], r"angles\[1\]=nan: must be a number of degrees"),
+        ([np.inf, 0], r"angles\[0\]=inf: must be a number of degrees"),
+        ([True], r"angles\[0\]=True: must be a number of degrees"),
+        ("15", r"angles\[0\]='1': must be a number of degrees"),
+        (np.zeros((2, 2)), r"angles=float64 \(2, 2\): must be a list of numbers"),
+    ],
+)
+def test_unfit_angles(angles, words):
+    with pytest.raises(ValueError, match=words):
         environments.rotated(dataset(images(2, 2, 1)), angles, 0)
 
 
-def test_vectors_cannot_be_rotated():
-    with pytest.raises(ValueError, match="images"):
-        environments.rotated(dataset(np.ones((6, 4), np.float32)), [0], 0)
+@pytest.mark.parametrize("seed", [-1, None, 0.0])
+def test_a_seed_is_an_integer(seed):
+    words = f"seed={seed}: must be an integer of at least 0"
+    with pytest.raises(ValueError, match=words):
+        environments.rotated(dataset(images(2, 2, 1)), [0], seed)
+    with pytest.raises(ValueError, match=words):
+        environments.colored(labelled(num_classes=2), seed=seed)
+
+
+@pytest.mark.parametrize("x", [np.ones((6, 4), np.float32), np.ones((6, 4, 4, 1), np.int32)])
+def test_only_images_of_8_bits_or_floats_are_rotated(x):
+    with pytest.raises(ValueError, match=r"dataset.x=\w+32 \(6, .*\): must be images \[M"):
+        environments.rotated(dataset(x), [0], 0)
 
 
 def test_painted_images_cannot_be_rotated():
     painted = environments.colored(environments.binned(labelled(), 2), seed=0)
-    with pytest.raises(ValueError, match=r"uint8 \(60, 4, 6, 1\) and int32 \(60,\): images"):
+    with pytest.raises(
+        ValueError, match=r"uint8 \(60, 4, 6, 1\) and int32 \(60,\): must be images"
+    ):
         environments.rotated(painted, [0], 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: environments.rotated(d, [0], 0),
+        lambda d: environments.grouped(d, {"one": ("a",)}),
+        lambda d: environments.binned(d, 2),
+        lambda d: environments.colored(d, seed=0),
+        lambda d: environments.patched(d, patch_size=1, seed=0),
+    ],
+)
+def test_every_environment_looks_at_its_data_set(make):
+    with pytest.raises(ValueError, match=r"dataset.y\[59\]=2: must be in 0\.\.1"):
+        make(labelled(num_classes=2)._replace(y=np.arange(60) // 59 * 2))
 
 
 # classes
 
 
-def labelled(num=60, num_classes=10, num_test=10, channels=1, size=(4, 6)) -> sources.Dataset:
+def labelled(num=60, num_classes=10, num_test=10, channels=1, size=(4, 6)) -> Dataset:
     """Images of which many pixels are 0, in classes that are named by letters."""
     rng = np.random.default_rng(num)
     shape = (num, *size, channels)
-    return sources.Dataset(
+    return Dataset(
         rng.integers(0, 256, shape, np.uint8) * rng.integers(0, 2, shape, np.uint8),
         rng.integers(0, num_classes, num).astype(np.int32),
         tuple("abcdefghij"[:num_classes]),
@@ -199,25 +238,28 @@ def test_binned(num_classes, classes):
     np.testing.assert_array_equal(after.x, before.x)
 
 
-@pytest.mark.parametrize("num_classes", [-2, 0, 1, 3, 20])
+@pytest.mark.parametrize("num_classes", [-2, 0, 1, 3, 20, 5.0, True])
 def test_unfit_numbers_of_classes(num_classes):
-    with pytest.raises(ValueError, match=f"num_classes={num_classes} must be .* divide 10"):
+    words = f"num_classes={num_classes}: must (be an integer of at least 2|divide 10, the number)"
+    with pytest.raises(ValueError, match=words):
         environments.binned(labelled(), num_classes)
 
 
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        (
-            {"x": ("a", "z")},
-            "groups needs class 'z', the data set has a, b, c, d, e, f",
-        ),
-        ({"x": ("a",), "y": ("b", "a")}, "groups names class 'a' twice"),
+        ({}, r"groups=\{\}: must hold at least one group"),
+        ({"x": ("a",), "y": ()}, r"groups\['y'\]=\(\): must be names of classes, at least one"),
+        ({"x": "ab"}, r"groups\['x'\]='ab': must be names of classes"),
+        ({"x": ("a", "z")}, r"groups\['x'\]=\('a', 'z'\): must be of the classes .*, a, b, c, d"),
+        ({"x": ("a",), "y": ("b", "a")}, r"groups\['y'\]=.*: must not name 'a' a second time"),
+        ({"x": ("j",)}, r"groups=\{'x': \('j',\)\}: must name a class that has examples"),
     ],
 )
 def test_unfit_groups(groups, words):
+    before = labelled()
     with pytest.raises(ValueError, match=words):
-        environments.grouped(labelled(), groups)
+        environments.grouped(before._replace(y=before.y % 9), groups)
 
 
 # the draw of environments, labels and cues
@@ -229,7 +271,7 @@ def rate_is(hits: np.ndarray, probability: float) -> bool:
     return len(hits) > 0 and abs(hits.mean() - probability) <= 6 * deviation
 
 
-CUES = {"colored": environments.colored, "patched": environments.patched}
+CUES = {"colored": environments.colored, "patched": partial(environments.patched, patch_size=1)}
 
 
 @pytest.mark.parametrize(
@@ -238,8 +280,7 @@ CUES = {"colored": environments.colored, "patched": environments.patched}
 def test_noise_and_cue_shift_the_label_as_often_as_they_should(cue, num_classes):
     before = labelled(30_000, num_classes, num_test=10_000, size=(1, 2))
     flips = (0.3, 0.05)
-    size = {"size": 1} if cue == "patched" else {}
-    after = CUES[cue](before, flips=flips, test_flip=0.8, label_noise=0.25, seed=5, **size)
+    after = CUES[cue](before, flips=flips, test_flip=0.8, label_noise=0.25, seed=5)
     noise = (after.y - before.y) % num_classes
     flip = (after.x[1] - after.y) % num_classes
     assert after.y.dtype == after.x[1].dtype == np.int32
@@ -271,7 +312,6 @@ def test_certain_draws(probability, shift):
     np.testing.assert_array_equal(after.x.color[train], (before.y[train] + 2 * shift) % 5)
 
 
-@settings(deadline=None)
 @given(
     num=st.integers(30, 90),
     num_test=st.integers(1, 20),
@@ -316,43 +356,54 @@ def test_shares_are_the_sizes_of_the_training_environments():
 @pytest.mark.parametrize("cue", CUES)
 def test_everything_follows_the_seed(cue):
     before = labelled(num_classes=2)
-    size = {"size": 2} if cue == "patched" else {}
-    first, again, other = (CUES[cue](before, seed=seed, **size) for seed in (3, 3, 4))
+    first, again, other = (CUES[cue](before, seed=seed) for seed in (3, 3, 4))
     for take in (lambda d: d.y, lambda d: d.domain, lambda d: d.x[1]):
         np.testing.assert_array_equal(take(first), take(again))
         assert (take(first) != take(other)).any()
 
 
-@pytest.mark.parametrize("cue", CUES)
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"flips": ()}, r"flips=\[\] must hold at least one"),
-        ({"flips": (0.2, 1.1)}, r"flips=\[0.2, 1.1\] .* be in \[0, 1\]"),
-        ({"flips": (-0.1, 0.2)}, r"flips=\[-0.1, 0.2\] .* be in \[0, 1\]"),
-        ({"test_flip": float("nan")}, r"test_flip=nan be in \[0, 1\]"),
-        ({"test_flip": 2}, r"test_flip=2 be in \[0, 1\]"),
-        ({"flips": (0.2, 0.2)}, r"flips=\[0.2, 0.2\] .* must differ"),
-        ({"flips": (0.2, 0.9)}, r"test_flip=0.9 must differ"),
-        ({"label_noise": 1.5}, r"label_noise=1.5 must be in \[0, 1\]"),
-        ({"label_noise": -0.5}, r"label_noise=-0.5 must be in \[0, 1\]"),
-        ({"test_fraction": 0.0}, r"test_fraction=0.0 must be in \(0, 1\)"),
-        ({"test_fraction": 1.0}, r"test_fraction=1.0 must be in \(0, 1\)"),
-        ({"shares": (1, 1, 1)}, r"shares=\[1, 1, 1\] .* one for each of flips=\[0.2, 0.1\]"),
-        ({"shares": (1, 0)}, r"shares=\[1, 0\] must be positive"),
-        ({"shares": (1, 1e-9)}, "domain 0.1 is left without examples: 50 to train and 10 to test"),
+        ({"flips": ()}, r"flips=\(\): must be a list of numbers, at least one"),
+        ({"flips": 0.2}, r"flips=0.2: must be a list of numbers"),
+        ({"flips": (0.2, 1.1)}, r"flips\[1\]=1.1: must be a number between 0 and 1"),
+        ({"flips": (-0.1, 0.2)}, r"flips\[0\]=-0.1: must be a number between 0 and 1"),
+        ({"flips": (0.1, np.nan)}, r"flips\[1\]=nan: must be a number between 0 and 1"),
+        ({"flips": (True, 0.2)}, r"flips\[0\]=True: must be a number between 0 and 1"),
+        ({"test_flip": np.nan}, "test_flip=nan: must be a number between 0 and 1"),
+        ({"test_flip": 2}, "test_flip=2: must be a number between 0 and 1"),
+        ({"flips": (0.2, 0.2)}, r"flips=\[0.2, 0.2\]: must all differ"),
+        ({"flips": (0.2, 0.9)}, "must all differ, and from test_flip=0.9"),
+        ({"label_noise": 1.5}, "label_noise=1.5: must be a number between 0 and 1"),
+        ({"label_noise": -0.5}, "label_noise=-0.5: must be a number between 0 and 1"),
+        ({"label_noise": np.nan}, "label_noise=nan: must be a number between 0 and 1"),
+        ({"test_fraction": 0.0}, "test_fraction=0.0: must be a number above 0 and below 1"),
+        ({"test_fraction": 1.0}, "test_fraction=1.0: must be a number above 0 and below 1"),
+        ({"test_fraction": np.nan}, "test_fraction=nan: must be a number above 0 and below 1"),
+        ({"shares": (1, 1, 1)}, r"shares=\[1, 1, 1\]: must be one for each of flips=\[0.2, 0.1\]"),
+        ({"shares": (1, 0)}, r"shares\[1\]=0: must be a number above 0"),
+        ({"shares": (np.nan, 1)}, r"shares\[0\]=nan: must be a number above 0"),
+        ({"shares": (1, np.inf)}, r"shares\[1\]=inf: must be a number above 0"),
+        ({"shares": (1, 1e-9)}, "domain=0.1: must hold an example.* 50 to train and 10 to test"),
     ],
 )
-def test_errors_of_the_draw(cue, kwargs, words):
-    size = {"size": 2} if cue == "patched" else {}
-    with pytest.raises(ValueError, match=words) as error:
-        CUES[cue](labelled(num_classes=2), seed=0, **kwargs, **size)
-    assert "\n" not in str(error.value)
+def test_errors_of_the_draw(kwargs, words):
+    for make in CUES.values():
+        with pytest.raises(ValueError, match=words) as error:
+            make(labelled(num_classes=2), seed=0, **kwargs)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("binarise", [1, "false", None])
+def test_binarise_is_a_bool(binarise):
+    with pytest.raises(ValueError, match=f"binarise={binarise!r}: must be True or False"):
+        environments.colored(labelled(num_classes=2), binarise=binarise, seed=0)
 
 
 def test_more_environments_than_examples():
     flips = environments.flip_probabilities("10")
-    with pytest.raises(ValueError, match="is left without examples: 8 to train and 2 to test"):
+    with pytest.raises(ValueError, match=r"must hold an example.* 8 to train and 2 to test"):
         environments.colored(labelled(10, 2, num_test=2), flips=flips, seed=0)
 
 
@@ -366,31 +417,40 @@ def test_more_environments_than_examples():
     ],
 )
 def test_only_images_of_8_bits_carry_a_cue(cue, x):
-    with pytest.raises(ValueError, match=r"dataset has x \w+ \(60.*images \[M.*needed"):
+    with pytest.raises(ValueError, match=r"dataset.x=\w+ \(60.*: must be .*images \[M"):
         CUES[cue](labelled(num_classes=2)._replace(x=x), seed=0)
 
 
 @pytest.mark.parametrize("cue", CUES)
 def test_an_image_carries_one_cue(cue):
     painted = environments.colored(labelled(num_classes=2), seed=0)
-    with pytest.raises(ValueError, match=r"images .* are needed"):
+    with pytest.raises(ValueError, match=r"dataset.x=.*: must be .*images \[M"):
         CUES[cue](painted, seed=0)
 
 
 def test_only_grey_images_are_painted():
-    with pytest.raises(ValueError, match=r"grey images \[M, height, width, 1\] uint8 are needed"):
+    with pytest.raises(ValueError, match=r"must be grey images \[M, height, width, 1\] uint8"):
         environments.colored(labelled(num_classes=2, channels=3), seed=0)
 
 
 def test_only_two_classes_are_told_apart_by_a_corner():
-    with pytest.raises(ValueError, match="classes a, b, c, d, e: two are needed"):
-        environments.patched(labelled(num_classes=5), seed=0)
+    with pytest.raises(ValueError, match=r"dataset.classes=\('a', 'b', 'c'\): must be two"):
+        environments.patched(labelled(num_classes=3), seed=0)
 
 
-@pytest.mark.parametrize("size", [0, 4])
-def test_patches_that_meet(size):
-    with pytest.raises(ValueError, match=rf"size={size} must be in 1\.\.3"):
-        environments.patched(labelled(num_classes=2), size=size, seed=0)
+def test_one_class_has_no_colour_of_its_own():
+    with pytest.raises(ValueError, match=r"dataset.classes=\('a',\): must be at least two"):
+        environments.colored(labelled(num_classes=1), seed=0)
+
+
+@pytest.mark.parametrize("patch_size", [0, 4, 1.0, True])
+def test_patches_that_do_not_fit(patch_size):
+    words = rf"patch_size={patch_size}: must be an integer in 1\.\.3 pixels"
+    with pytest.raises(ValueError, match=words):
+        environments.patched(labelled(num_classes=2), patch_size=patch_size, seed=0)
+    cornered = environments.Patched(np.zeros((2, 4, 6, 1), np.uint8), np.array([0, 1]))
+    with pytest.raises(ValueError, match=words):
+        environments.cover(cornered, patch_size)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +469,7 @@ def test_flip_probabilities_fall_from_3_to_1_tenths(setting, count):
 
 
 def test_an_unknown_setting():
-    with pytest.raises(ValueError, match="setting='4' must be one of 2, 3, 5, 5_uneven, 10"):
+    with pytest.raises(ValueError, match="setting='4': must be one of 2, 3, 5, 5_uneven, 10"):
         environments.flip_probabilities("4")
 
 
@@ -426,7 +486,7 @@ def test_the_image_stays_what_it_is(binarise):
     expected = np.reshape(expected, original.shape) if binarise else original
     assert after.x.image.dtype == np.uint8
     np.testing.assert_array_equal(after.x.image, expected)
-    patched = environments.patched(before, size=2, seed=0)
+    patched = environments.patched(before, patch_size=2, seed=0)
     np.testing.assert_array_equal(patched.x.image, original)
 
 
@@ -437,80 +497,111 @@ def naive_paint(x: environments.Colored, num_colors: int) -> np.ndarray:
     return out
 
 
-def naive_cover(x: environments.Patched, size: int) -> np.ndarray:
+def naive_cover(x: environments.Patched, patch_size: int) -> np.ndarray:
     out = x.image / np.float32(255)
     for i, corner in enumerate(x.corner):
-        left = 0 if corner == 0 else out.shape[2] - size
-        out[i, :size, left : left + size] = 0
+        left = 0 if corner == 0 else out.shape[2] - patch_size
+        out[i, :patch_size, left : left + patch_size] = 0
     return out
 
 
-@pytest.mark.parametrize("num_classes", [2, 5, 10])
+@pytest.mark.parametrize("num_classes", [2, 5])
 def test_paint_against_a_naive_loop(num_classes):
     after = environments.colored(labelled(num_classes=num_classes), binarise=False, seed=0)
     assert set(after.x.color) == set(range(num_classes))
-    seen = after.render(after.x)
-    assert seen.dtype == jnp.float32
+    seen = np.asarray(jax.jit(after.render)(after.x))
+    assert seen.dtype == np.float32
     np.testing.assert_allclose(seen, naive_paint(after.x, num_classes), rtol=1e-6)
-    assert ((np.asarray(seen) > 0).any(axis=(1, 2)).sum(axis=1) == 1).all()  # one channel
+    assert ((seen > 0).any(axis=(1, 2)).sum(axis=1) == 1).all()  # one channel
     np.testing.assert_allclose(seen.sum(axis=-1), after.x.image[..., 0] / 255, rtol=1e-6)
 
 
 def test_of_two_colours_1_is_the_first_channel():
     image = np.full((2, 1, 1, 1), 255, np.uint8)
-    seen = environments.paint(environments.Colored(image, np.array([1, 0])), 2)
-    np.testing.assert_array_equal(seen[:, 0, 0], [[1, 0], [0, 1]])
+    paint = jax.jit(environments.paint, static_argnums=1)
+    seen = paint(environments.Colored(image, np.array([1, 0])), 2)
+    np.testing.assert_array_equal(np.asarray(seen)[:, 0, 0], [[1, 0], [0, 1]])
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_cover_against_a_naive_loop(size, channels):
+@pytest.mark.parametrize(("patch_size", "channels"), [(1, 3), (2, 1), (3, 3)])
+def test_cover_against_a_naive_loop(patch_size, channels):
     before = labelled(num_classes=2, channels=channels)
     before = before._replace(x=np.maximum(before.x, 1))  # what is black is the patch
-    after = environments.patched(before, size=size, seed=0)
+    after = environments.patched(before, patch_size=patch_size, seed=0)
     assert set(after.x.corner) == {0, 1}
-    seen = np.asarray(after.render(after.x))
+    seen = np.asarray(jax.jit(after.render)(after.x))
     assert seen.dtype == np.float32
-    np.testing.assert_allclose(seen, naive_cover(after.x, size), rtol=1e-6)
+    np.testing.assert_allclose(seen, naive_cover(after.x, patch_size), rtol=1e-6)
     black = (seen == 0).all(axis=-1)
-    assert (black.sum(axis=(1, 2)) == size**2).all()
+    assert (black.sum(axis=(1, 2)) == patch_size**2).all()
     assert (black[:, 0, 0] == (after.x.corner == 0)).all()
     assert (black[:, 0, -1] == (after.x.corner == 1)).all()
 
 
-@pytest.mark.parametrize("cue", CUES)
-def test_render_under_transformations(cue):
-    size = {"size": 2} if cue == "patched" else {}
-    after = CUES[cue](labelled(num_classes=2), seed=0, **size)
-    x = jax.tree.map(jnp.asarray, after.x)
-    expected = after.render(x)
+GREY = np.zeros((2, 4, 6, 1), np.uint8)
 
-    def scanned(x):
+
+@pytest.mark.parametrize(
+    ("image", "cue", "words"),
+    [
+        (GREY, np.array([0, 2]), r"{cue}\[1\]=2: must be in 0\.\.1"),
+        (GREY, np.array([-1, 0]), r"{cue}\[0\]=-1: must be in 0\.\.1"),
+        (GREY, jnp.array([0, 2]), r"{cue}\[1\]=2: must be in 0\.\.1"),
+        (GREY, np.array([0.0, 1.0]), r"{cue}=float64 \(2,\): must be integers"),
+        (GREY, np.array([0, 1, 1]), r"{cue}=int64 \(3,\): must have shape \(2,\)"),
+        (GREY / 255, np.array([0, 1]), r"image=float64 \(2, 4, 6, 1\): must be uint8"),
+        (GREY[0, 0], np.array([0, 1]), r"image=uint8 \(6, 1\): must be uint8 \[B, height"),
+    ],
+)
+def test_a_cue_that_cannot_be_rendered(image, cue, words):
+    with pytest.raises(ValueError, match=words.format(cue="color")):
+        environments.paint(environments.Colored(image, cue), 2)
+    with pytest.raises(ValueError, match=words.format(cue="corner")):
+        environments.cover(environments.Patched(image, cue), 1)
+
+
+def test_colours_have_channels_of_their_own():
+    colors = np.array([0, 1])
+    with pytest.raises(ValueError, match="num_colors=0: must be an integer of at least 1"):
+        environments.paint(environments.Colored(GREY, colors), 0)
+    with pytest.raises(ValueError, match=r"image=uint8 \(2, 4, 6, 3\): must be grey"):
+        environments.paint(environments.Colored(GREY.repeat(3, axis=-1), colors), 2)
+
+
+def test_render_under_transformations():
+    colored, patched = (make(labelled(num_classes=2), seed=0) for make in CUES.values())
+
+    def scanned(render, x):
         batches = jax.tree.map(lambda leaf: leaf.reshape(6, 10, *leaf.shape[1:]), x)
-        seen = jax.lax.scan(lambda carry, batch: (carry, after.render(batch)), 0, batches)[1]
-        return seen.reshape(expected.shape)
+        seen = jax.lax.scan(lambda carry, batch: (carry, render(batch)), 0, batches)[1]
+        return seen.reshape(60, *seen.shape[2:])
 
-    for render in (jax.jit(after.render), jax.vmap(after.render), scanned):
-        np.testing.assert_array_equal(render(x), expected)
+    @jax.jit  # one program for all: compiling takes the time
+    def seen(*inputs):
+        renders = [colored.render, patched.render]
+        return [
+            (jax.vmap(render)(x), scanned(render, x))
+            for render, x in zip(renders, inputs, strict=True)
+        ]
+
+    expected = [naive_paint(colored.x, 2), naive_cover(patched.x, 1)]
+    for naive, images in zip(expected, seen(colored.x, patched.x), strict=True):
+        for transformed in images:
+            np.testing.assert_allclose(transformed, naive, rtol=1e-6)
 
 
-@pytest.mark.parametrize("cue", CUES)
-def test_a_federation_of_environments(cue):
-    size = {"size": 2} if cue == "patched" else {}
-    after = CUES[cue](labelled(num_classes=2), seed=0, **size)
+def test_a_federation_of_environments():
+    after = environments.colored(labelled(num_classes=2), seed=0)
     data = federation.examples(after)
     assert data.x[0].dtype == jnp.uint8
     np.testing.assert_array_equal(data.x[1], after.x[1])
     deal = federation.partitioner("domain", after, 2)
     split = federation.split(after, data, deal, held_out="0.9", seed=0)
     np.testing.assert_array_equal(split.domain, [0, 1])
-    for domain, part in ((0, 0), (1, 1)):
-        held = np.asarray(split.train.rows[part])[np.asarray(split.train.mask[part])]
-        assert (after.domain[held] == domain).all()
-    test = np.asarray(split.test.rows[0])[np.asarray(split.test.mask[0])]
-    np.testing.assert_array_equal(np.sort(test), np.flatnonzero(labelled().test))
-    batch = jax.tree.map(lambda leaf: leaf[split.test.rows[0]], data.x)
-    np.testing.assert_array_equal(after.render(batch)[: len(test)], after.render(after.x)[test])
+    for domain, (rows, mask) in enumerate(zip(*map(np.asarray, split.train[1:]), strict=True)):
+        assert (after.domain[rows[mask]] == domain).all()
+    rows, mask = map(np.asarray, split.test[1:])
+    np.testing.assert_array_equal(np.sort(rows[mask]), np.flatnonzero(labelled().test))
 
 
 # the data sets of the papers
@@ -527,45 +618,42 @@ def test_coloured_digits():
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "shape", "first"),
+    ("name", "shape", "first", "dropped"),
     [
-        ("mnist", [30_000, 30_000, 10_000], (28, 28, 2), [0, 1, 2, 3, 4]),
-        ("fashion_mnist", [27_000, 27_000, 9_000], (28, 28, 2), [0, 1, 2, 3, 4, 6]),
-        ("cifar10", [22_500, 22_500, 9_000], (32, 32, 3), [0, 1, 8, 9]),
+        ("mnist", (28, 28, 2), [0, 1, 2, 3, 4], []),
+        ("fashion_mnist", (28, 28, 2), [0, 1, 2, 3, 4, 6], [8]),
+        ("cifar10", (32, 32, 3), [0, 1, 8, 9], [6]),
     ],
 )
-def test_real_data_sets(name, sizes, shape, first):
-    if not (TFDS_DIR / name).exists():
-        pytest.skip(f"{name} is not prepared in {TFDS_DIR}")
-    source = sources.load(name)
+def test_real_data_sets(name, shape, first, dropped, tmp_path, monkeypatch):
+    source = real_data.load_part(name, tmp_path, monkeypatch)
     groups = environments.GROUPS.get(name)
     before = environments.grouped(source, groups) if groups else environments.binned(source, 2)
-    kept = source.y != {"mnist": -1, "fashion_mnist": 8, "cifar10": 6}[name]
+    kept = ~np.isin(source.y, dropped)
     np.testing.assert_array_equal(before.y, ~np.isin(source.y[kept], first))
     make = environments.patched if name == "cifar10" else environments.colored
     after = make(before, seed=0)
-    np.testing.assert_array_equal(np.bincount(after.domain), sizes)
     np.testing.assert_array_equal(after.domain == 2, source.test[kept])
     for domain, flip in enumerate((0.2, 0.1, 0.9)):
         here = after.domain == domain
         assert rate_is((after.x[1] != after.y)[here], flip)
         assert rate_is((after.y != before.y)[here], 0.25)
-    batch = jax.tree.map(lambda leaf: leaf[-50:], after.x)
-    seen = np.asarray(after.render(batch))
-    assert seen.shape == (50, *shape)
-    original = source.x[kept][-50:]
+    seen = np.asarray(jax.jit(after.render)(after.x))
+    assert seen.shape == (len(before.y), *shape)
     if name == "cifar10":
-        np.testing.assert_allclose(seen, naive_cover(environments.Patched(original, batch[1]), 5))
+        naive = naive_cover(environments.Patched(source.x[kept], after.x.corner), 5)
     else:
-        white = np.where(original > 0, 255, 0)
-        np.testing.assert_allclose(seen, naive_paint(environments.Colored(white, batch[1]), 2))
+        white = np.where(source.x[kept] > 0, 255, 0)
+        naive = naive_paint(environments.Colored(white, after.x.color), 2)
+    np.testing.assert_allclose(seen, naive, rtol=1e-6)
 
 
 def test_coloured_sprites_are_ellipses_and_squares():
-    source = sources.load("dsprites", count=200)
+    source = dsprites.load(num_images=60)
     before = environments.grouped(source, environments.GROUPS["dsprites"])
     assert [before.classes[y] for y in before.y] == [source.classes[y] for y in source.y]
     assert before.classes == ("ellipse", "square")  # 0 and 1, as in the paper
     after = environments.colored(before, test_fraction=0.1, seed=0)
-    np.testing.assert_array_equal(np.bincount(after.domain), [90, 90, 20])
-    assert after.render(jax.tree.map(lambda leaf: leaf[:5], after.x)).shape == (5, 64, 64, 2)
+    np.testing.assert_array_equal(np.bincount(after.domain), [27, 27, 6])
+    seen = jax.eval_shape(after.render, after.x)
+    assert seen.shape == (60, 64, 64, 2)

@@ -80,19 +80,22 @@ def inputs() -> program.Inputs:
     )
 
 
-def segments(cohorts: Cohort) -> list[Cohort]:
-    return [jax.tree.map(lambda a, part=part: a[:, part], cohorts) for part in HALVES]
+@functools.cache
+def cohorts() -> Cohort:
+    """Of all runs and both segments; one program, as op by op it would take a second."""
+    return plain(jax.jit(lambda: program.cohorts(schedule, inputs()))())
 
 
-HALVES = (slice(T), slice(T, None))
+def segment(index: int) -> Cohort:
+    return jax.tree.map(lambda a: a[:, index * T : (index + 1) * T], cohorts())
 
 
-def trained(made: program.Program, given: program.Inputs, cohorts: list[Cohort]) -> list[Tree]:
-    """The training and the outcome after each segment, on the host."""
+def trained(made: program.Program, given: program.Inputs) -> list[Tree]:
+    """The training and the outcome after each of two segments, on the host."""
     data, results = world()[0], []
     training = made.init(data, given)
-    for part in cohorts:
-        training, outcome = made.segment(data, given, training, part)
+    for index in range(2):
+        training, outcome = made.segment(data, given, training, segment(index))
         results.append(plain((training, outcome)))
     return results
 
@@ -104,7 +107,7 @@ def made() -> program.Program:
 
 @functools.cache
 def result() -> list[Tree]:
-    return trained(made(), inputs(), segments(program.cohorts(schedule, inputs())))
+    return trained(made(), inputs())
 
 
 def federation_of(holdings: program.Holdings, run: int) -> Federation:
@@ -137,8 +140,7 @@ def test_an_outcome_is_of_every_run_round_and_group() -> None:
 def test_every_run_is_what_it_is_alone() -> None:
     """By `rounds.run` and `evaluation.evaluate` on its own split, network, cohorts and numbers."""
     data, splits = world()
-    start = made().init(data, inputs())
-    cohorts = program.cohorts(schedule, inputs())
+    start = plain(made().init(data, inputs()))
 
     @jax.jit
     def alone(hyper: Tree, state: rounds.State, cohorts: Cohort, everybody: Tree) -> Tree:
@@ -152,7 +154,8 @@ def test_every_run_is_what_it_is_alone() -> None:
 
     for index, run in enumerate(RUNS):
         split = splits[run.seed]
-        state, mine = tree.take(start.state, index), tree.take(cohorts, index)
+        state, mine = tree.take(start.state, index), tree.take(cohorts(), index)
+        state = state._replace(key=jax.random.wrap_key_data(state.key))
         state, (report,), scores = plain(alone(run.hyper, state, mine, split[:3]))
         training, outcome = tree.take(result()[-1], index)
         assert_close(training.state, state)
@@ -178,7 +181,6 @@ def test_every_run_is_what_it_is_alone() -> None:
 
 def test_runs_differ_by_their_seed_and_their_numbers() -> None:
     start = plain(made().init(world()[0], inputs()))
-    cohorts = program.cohorts(schedule, inputs())
     by_seed = [run.seed for run in RUNS]
     weights = start.state.server.variables.params.head["w"]
     for one in range(R):
@@ -187,7 +189,7 @@ def test_runs_differ_by_their_seed_and_their_numbers() -> None:
             for first, second in (
                 (weights[one], weights[other]),
                 (start.state.key[one], start.state.key[other]),
-                (cohorts.who[one], cohorts.who[other]),
+                (cohorts().who[one], cohorts().who[other]),
                 (inputs().train.order[one], inputs().train.order[other]),
             ):
                 assert np.array_equal(first, second) == same
@@ -196,12 +198,35 @@ def test_runs_differ_by_their_seed_and_their_numbers() -> None:
             assert not np.allclose(ends[one], ends[other], atol=1e-3)
 
 
-# Not the base program's (1, 0): all at once, one run at a time; and chunks that do not divide.
-@pytest.mark.parametrize(("client_chunk", "run_chunk"), [(0, 1), (2, 2)])
-def test_chunks_change_nothing(client_chunk: int, run_chunk: int) -> None:
-    other = program.make(EXPERIMENT, client_chunk=client_chunk, run_chunk=run_chunk)
-    cohorts = segments(program.cohorts(schedule, inputs()))
-    assert_close(trained(other, inputs(), cohorts), result())
+def test_one_run_at_a_time_and_all_clients_at_once() -> None:
+    """Nor does what is watched change a run; without, there are arrays of no elements."""
+    experiment, given = EXPERIMENT._replace(thresholds=()), inputs()._replace(watched=None)
+    made = program.make(experiment, client_chunk=0, run_chunk=1)
+    for (training, outcome), (state, expected) in zip(trained(made, given), result(), strict=True):
+        assert_close(training.state, state.state)
+        assert outcome.watched == {}
+        assert outcome.stops.round.shape == (R, 0)
+        unwatched = expected._replace(watched={}, stops=outcome.stops)
+        assert_close(outcome, unwatched)
+
+
+def test_in_chunks_and_ended_at_the_stop() -> None:
+    """Two runs at a time, of two clients at a time; the run stays as it was at the stop."""
+    experiment = EXPERIMENT._replace(thresholds=(2.0,), end_at_stop=True)
+    made = program.make(experiment, client_chunk=2, run_chunk=2)
+    (ended, at_stop), (after, later) = trained(made, inputs())
+    # Until then it is the other program's.
+    training, expected = result()[0]
+    assert_close(ended.state, training.state)
+    only = jax.tree.map(lambda a: a[:, :1], expected.stops)
+    assert_close(at_stop, expected._replace(stops=only))
+    assert expected.attended.any()
+    assert not later.attended.any()
+    assert np.isnan(later.metrics["loss"]).all()
+    assert_equal(after.state._replace(round=ended.state.round), ended.state)
+    assert_equal(
+        (later.valid, later.test, later.stops), (at_stop.valid, at_stop.test, at_stop.stops)
+    )
 
 
 def test_a_stop_tells_the_scores_of_its_round() -> None:
@@ -215,43 +240,29 @@ def test_a_stop_tells_the_scores_of_its_round() -> None:
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(unmet))
 
 
-def test_a_run_may_end_at_its_stop() -> None:
-    experiment = EXPERIMENT._replace(thresholds=(2.0,), end_at_stop=True)
-    full = Cohort(*(jnp.tile(a, (R, 1, 1)) for a in schedules.everyone(C, 2 * T)))
-    (ended, outcome), (after, later) = trained(program.make(experiment), inputs(), segments(full))
-    assert (outcome.attended == C).all()
-    assert (later.attended == 0).all()
-    assert np.isnan(later.metrics["loss"]).all()
-    assert_equal((after.state.server, after.state.clients), (ended.state.server, ()))
-    assert_close(
-        (later.valid, later.watched["test"][:, 0]), (outcome.valid, outcome.watched["test"][:, 1])
-    )
-
-
 def test_a_run_that_breaks_is_told_with_its_client_and_leaves_the_others_alone() -> None:
     broken = 2
     rates = inputs().hyper["learning_rate"].at[broken].set(jnp.nan)
     given = inputs()._replace(hyper={**inputs().hyper, "learning_rate": rates})
-    cohorts = segments(program.cohorts(schedule, inputs()))
-    got = trained(made(), given, cohorts)
+    got = trained(made(), given)
     others = np.arange(R) != broken
     for one, expected in zip(got, result(), strict=True):
         assert_equal(*(jax.tree.map(lambda a: a[others], each) for each in (one, expected)))
-    first = cohorts[0].who[broken, 0][np.argmax(cohorts[0].present[broken, 0])]
+    first = cohorts().who[broken, 0][np.argmax(cohorts().present[broken, 0])]
     assert got[0][1].broken[broken, 0] == first
     assert np.isnan(got[0][1].metrics["loss"][broken, 1])
 
 
 def test_traffic_is_that_of_a_run() -> None:
     data, splits = world()
-    state = tree.take(made().init(data, inputs()).state, 0)
+    state = jax.tree.map(lambda leaf: leaf[0], made().init(data, inputs()).state)
     (exchange,) = wire.traffic(algorithm(RUNS[0].hyper), state, splits[RUNS[0].seed].train)
-    assert made().traffic(data, inputs()) == [exchange.down, exchange.up]
+    assert made().traffic(data, inputs()) == [exchange.down + exchange.up]
 
 
 @pytest.mark.parametrize("count", [1, 7, 1000])
 def test_watched_examples_are_the_first_of_every_client(count: int) -> None:
-    data, splits = world()
+    splits = world()[1]
     watched = program.inputs(RUNS, splits, watch_examples=count).watched
     for index, run in enumerate(RUNS):
         for held, whole in (
@@ -304,8 +315,8 @@ def test_pooled_training_of_a_regression_on_a_split_of_ones_own() -> None:
     given = program.inputs(runs, {0: split}, pooled=True)
     training = made.init(data, given)
     begun = plain(training.state.server.variables.params.head["w"])
-    cohorts = program.cohorts(lambda key: schedules.everyone(1, 3), given)
-    training, outcome = made.segment(data, given, training, cohorts)
+    everybody = program.cohorts(lambda key: schedules.everyone(1, 3), given)
+    training, outcome = made.segment(data, given, training, everybody)
     x, y = (np.asarray(leaf, np.float64) for leaf in data)
     for index, run in enumerate(runs):
         w = begun[index].astype(np.float64)

@@ -1,10 +1,11 @@
 """Data sets from every source, the cache of decoded images, and the errors of unfit ones."""
 
+import builtins
+import importlib
 import io
 import json
-import os
+import logging
 import shutil
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,16 +14,17 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
-from sklearn.datasets import load_digits
 from tensorflow_datasets.core import registered
 
+import fedjax_inv.data
+import real_data
 from fedjax_inv.data import dsprites, prepare, sources
+from fedjax_inv.data.dataset import Dataset, check_dataset
 
-TFDS_DIR = Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
-def assert_same(left: sources.Dataset, right: sources.Dataset) -> None:
+def assert_same(left: Dataset, right: Dataset) -> None:
     assert (left.classes, left.domains) == (right.classes, right.domains)
     for field in ("x", "y", "domain", "test"):
         a, b = getattr(left, field), getattr(right, field)
@@ -42,6 +44,8 @@ def error_of(name, **kwargs) -> str:
 
 
 def test_digits_are_scaled_to_8_bits():
+    from sklearn.datasets import load_digits  # slow, and no other test needs it
+
     dataset = sources.load("digits")
     assert dataset.x.shape == (1797, 8, 8, 1)
     assert dataset.x.dtype == np.uint8
@@ -56,16 +60,16 @@ def test_digits_are_scaled_to_8_bits():
 
 
 def test_dsprites_are_rendered():
-    dataset = sources.load("dsprites", count=30)
-    assert_same(dataset, dsprites.load(count=30))
+    dataset = sources.load("dsprites", num_images=30)
+    assert_same(dataset, dsprites.load(num_images=30))
     assert dataset.x.shape == (30, 64, 64, 1)
 
 
-def test_count_is_for_dsprites(tmp_path):
-    assert "count=5 is for dsprites: name='digits'" in error_of("digits", count=5)
+def test_num_images_is_for_dsprites(tmp_path):
+    assert "num_images=5: must be None for name='digits'" in error_of("digits", num_images=5)
     draw(tmp_path / "d" / "c" / "1.png", colours(0))
-    assert "count=5 is for dsprites" in error_of(tmp_path, count=5)
-    assert "count=0 must be in 1..491520" in error_of("dsprites", count=0)
+    assert "num_images=5: must be None" in error_of(tmp_path, num_images=5)
+    assert "num_images=0: must be an integer in 1..491520" in error_of("dsprites", num_images=0)
 
 
 @pytest.mark.parametrize(("name", "size"), [("digits", 1797), ("dsprites", 30)])
@@ -74,7 +78,7 @@ def test_a_folder_of_the_same_name_does_not_hide_what_needs_no_file(
 ):
     draw(tmp_path / name / "domain" / "class" / "1.png", colours(0))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(dsprites, "load", partial(dsprites.load, count=30))  # for speed
+    monkeypatch.setattr(dsprites, "load", partial(dsprites.load, num_images=30))  # for speed
     assert len(sources.load(name).y) == size
     assert len(sources.load(f"./{name}").y) == 1
 
@@ -95,48 +99,152 @@ def test_missing_data_are_answered_with_the_command_that_prepares_them(tmp_path)
 
 
 def test_image_size_is_for_folders():
-    assert "image_size=8" in error_of("digits", image_size=8)
+    assert "image_size=8: must be None for name='digits'" in error_of("digits", image_size=8)
+
+
+@pytest.mark.parametrize("name", ["", 7, None])
+def test_a_name_is_a_string(name):
+    with pytest.raises(ValueError, match=f"name={name!r}: must be the name or the path"):
+        sources.load(name)
+
+
+# packages that the core does without
+
+
+def test_the_data_modules_import_numpy_and_jax_alone(monkeypatch):
+    names = ["dataset", "checks", "dsprites", "environments", "partitions", "sources"]
+    modules = [f"fedjax_inv.data.{name}" for name in names]
+    for name, module in zip(names, modules, strict=True):  # imported anew, and set back after
+        monkeypatch.setattr(fedjax_inv.data, name, importlib.import_module(module), raising=False)
+        monkeypatch.delitem(sys.modules, module)
+    packages, original = set(), builtins.__import__
+
+    def spy(name, globals=None, *rest):
+        if globals and str(globals.get("__name__")).startswith("fedjax_inv.data"):
+            packages.add(name.split(".")[0])
+        return original(name, globals, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", spy)
+    for module in modules:
+        importlib.import_module(module)
+    assert packages - sys.stdlib_module_names == {"fedjax_inv", "jax", "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        ("sklearn.datasets", "digits"),
+        ("PIL", "{folder}/images"),
+        ("tensorflow_datasets", "mnsit"),
+    ],
+)
+def test_a_missing_package_is_answered_with_how_to_install_it(package, name, tmp_path, monkeypatch):
+    draw(tmp_path / "images" / "domain" / "class" / "1.png", colours(0))
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=r"pip install 'fedjax_inv\[experiments\]'") as error:
+        sources.load(name.format(folder=tmp_path), data_dir=str(tmp_path))
+    assert package in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# what fits together
+
+
+GOOD_SET = Dataset(
+    np.zeros((4, 2, 2, 1), np.uint8),
+    np.array([0, 1, 2, 1], np.int32),
+    ("a", "b", "c"),
+    np.array([0, 0, 1, 1], np.int32),
+    ("d", "e"),
+    np.zeros(4, bool),
+)
+
+
+def test_a_data_set_that_fits_is_silent():
+    check_dataset(GOOD_SET)
+    check_dataset(GOOD_SET._replace(x=(GOOD_SET.x, GOOD_SET.y)))  # a tree
+    check_dataset(GOOD_SET._replace(y=GOOD_SET.y.astype(np.uint8)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"y": np.array([0, 1, 3, 1])}, r"dataset.y\[2\]=3: must be in 0\.\.2"),
+        ({"y": np.array([0, 1, 2, -1])}, r"dataset.y\[3\]=-1: must be in 0\.\.2"),
+        ({"y": np.zeros(4)}, r"dataset.y=float64 \(4,\): must be integers"),
+        ({"y": np.zeros((4, 1), int)}, r"dataset.y=int64 \(4, 1\): must be integers with ndim=1"),
+        ({"y": np.zeros(0, int)}, r"dataset.y=int64 \(0,\): must hold at least one"),
+        ({"y": np.array([0, 1, 2])}, r"dataset.domain=int32 \(4,\): must be integers \[3\]"),
+        ({"domain": np.array([0, 0, 1, 2])}, r"dataset.domain\[3\]=2: must be in 0\.\.1"),
+        ({"domain": np.array([0, 0, -1, 1])}, r"dataset.domain\[2\]=-1: must be in 0\.\.1"),
+        ({"domain": np.array([0, np.nan, 0, 1])}, r"dataset.domain=float64 \(4,\): must be int"),
+        ({"domain": np.zeros(5, int)}, r"dataset.domain=int64 \(5,\): must be integers \[4\]"),
+        ({"test": np.zeros(3, bool)}, r"dataset.test=bool \(3,\): must be bool \[4\]"),
+        ({"test": np.zeros(4, int)}, r"dataset.test=int64 \(4,\): must be bool \[4\]"),
+        ({"x": GOOD_SET.x[:3]}, r"dataset.x=uint8 \(3, 2, 2, 1\): must be numbers \[4, \.\.\.\]"),
+        ({"x": (GOOD_SET.x, np.zeros(5))}, r"dataset.x\[1\]=float64 \(5,\): must be numbers \[4"),
+        ({"x": np.zeros((4, 0))}, r"dataset.x=float64 \(4, 0\): must be .* without an empty axis"),
+        ({"x": np.full((4, 2), "a")}, r"dataset.x=<U1 \(4, 2\): must be numbers"),
+        ({"x": np.float32(1)}, r"dataset.x=float32 \(\): must be numbers"),
+        ({"x": ()}, r"dataset.x=\(\): must hold an array \[4"),
+        ({"classes": ()}, r"dataset.classes=\(\): must be different names, at least one"),
+        ({"classes": ("a", "b", "a")}, r"dataset.classes=\('a', 'b', 'a'\): must be different"),
+        ({"domains": ("d", "d")}, r"dataset.domains=\('d', 'd'\): must be different"),
+    ],
+)
+def test_a_data_set_that_does_not_fit(changes, words):
+    with pytest.raises(ValueError, match=words) as error:
+        check_dataset(GOOD_SET._replace(**changes))
+    assert "\n" not in str(error.value)
 
 
 # TFDS
 
 
-def official_counts(dataset, shape, classes, train, test):
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [
+        ("mnist", (28, 28, 1), [*"0123456789"]),
+        ("fashion_mnist", (28, 28, 1), None),
+        ("cifar10", (32, 32, 3), CIFAR10),
+    ],
+)
+def test_real_data_sets(name, shape, classes, tmp_path, monkeypatch):
+    dataset = real_data.load_part(name, tmp_path, monkeypatch)
+    size = real_data.PART_SIZE
     assert dataset.x.dtype == np.uint8
-    assert dataset.x.shape == (sum(train) + sum(test), *shape)
-    assert dataset.classes == tuple(classes)
-    np.testing.assert_array_equal(np.bincount(dataset.y[~dataset.test]), train)
-    np.testing.assert_array_equal(np.bincount(dataset.y[dataset.test]), test)
+    assert dataset.x.shape == (2 * size, *shape)
+    assert dataset.test.tolist() == [False] * size + [True] * size
+    assert len(dataset.classes) == 10
+    assert classes is None or dataset.classes == tuple(classes)
+    builder = tfds.builder_from_directory(real_data.version_folder(name))
+    for split, start in (("train", 0), ("test", size)):
+        source = builder.as_data_source(split=split)
+        for i in (0, 17, size - 1):
+            np.testing.assert_array_equal(dataset.x[start + i], source[i]["image"])
+            assert dataset.y[start + i] == source[i]["label"]
+
+
+MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "classes", "train", "test"),
+    ("name", "train", "test"),
     [
-        (
-            "mnist",
-            (28, 28, 1),
-            "0123456789",
-            [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
-            [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
-        ),
-        ("fashion_mnist", (28, 28, 1), None, [6000] * 10, [1000] * 10),
-        ("cifar10", (32, 32, 3), CIFAR10, [5000] * 10, [1000] * 10),
+        ("mnist", MNIST_TRAIN, MNIST_TEST),
+        ("fashion_mnist", [6000] * 10, [1000] * 10),
+        ("cifar10", [5000] * 10, [1000] * 10),
     ],
 )
-def test_real_data_sets(name, shape, classes, train, test):
-    if not (TFDS_DIR / name).exists():
-        pytest.skip(f"{name} is not prepared in {TFDS_DIR}")
+def test_whole_real_data_sets_have_the_official_class_counts(name, train, test):
+    folder = real_data.version_folder(name)
+    if not (folder / "fedjax_inv.npz").exists():
+        pytest.skip(f"{name} is prepared in {folder}, but not decoded yet")
     dataset = sources.load(name)
-    official_counts(dataset, shape, classes or dataset.classes, train, test)
-    assert len(dataset.classes) == 10
-    assert_same(dataset, sources.load(name))  # the second comes from the cache in any case
-    # Decoded images, not noise: a few rows against TFDS itself.
-    builder = tfds.builder(name, data_dir=str(TFDS_DIR))
-    for split, start in (("train", 0), ("test", sum(train))):
-        source = builder.as_data_source(split=split)
-        for i in (0, 17, len(source) - 1):
-            np.testing.assert_array_equal(dataset.x[start + i], source[i]["image"])
-            assert dataset.y[start + i] == source[i]["label"]
+    assert len(dataset.x) == sum(train) + sum(test)
+    np.testing.assert_array_equal(np.bincount(dataset.y[~dataset.test]), train)
+    np.testing.assert_array_equal(np.bincount(dataset.y[dataset.test]), test)
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -198,31 +306,33 @@ def test_a_tfds_data_set_is_decoded(tiny):
     assert dataset.domains == ("all",)
 
 
-def test_the_second_load_reads_the_cache_without_tfds(tiny):
+def test_the_second_load_reads_the_cache_without_tfds(tiny, monkeypatch):
     first = sources.load("cifar100", data_dir=str(tiny))
     for records in version_folder(tiny).glob("*.array_record*"):
         records.unlink()
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)  # cannot be imported
     assert_same(first, sources.load("cifar100", data_dir=str(tiny)))
-    code = (
-        "import sys; from fedjax_inv.data import sources; "
-        f"sources.load('cifar100', data_dir={str(tiny)!r}); "
-        "sys.exit('tensorflow_datasets' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "array missing"])
-def test_a_damaged_cache_is_built_again(tiny, damage):
+@pytest.mark.parametrize(
+    "damage", ["truncated", "flipped", "empty", "array missing", "labels missing"]
+)
+def test_a_damaged_cache_is_built_again(tiny, damage, caplog):
     first = sources.load("cifar100", data_dir=str(tiny))
     cache = version_folder(tiny) / "fedjax_inv.npz"
     whole = cache.read_bytes()
     if damage == "array missing":
         np.savez(cache, x=first.x)
+    elif damage == "labels missing":
+        np.savez(cache, x=first.x, y=first.y[:3], classes=first.classes, test=first.test)
     else:
         half = len(whole) // 2
         flipped = whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :]
         cache.write_bytes({"truncated": whole[:half], "flipped": flipped, "empty": b""}[damage])
-    assert_same(first, sources.load("cifar100", data_dir=str(tiny)))
+    with caplog.at_level(logging.WARNING, "fedjax_inv"):
+        assert_same(first, sources.load("cifar100", data_dir=str(tiny)))
+    assert [record.name for record in caplog.records] == ["fedjax_inv"]
+    assert str(cache) in caplog.text
     with np.load(cache) as arrays:
         np.testing.assert_array_equal(arrays["x"], first.x)
 
@@ -261,7 +371,7 @@ def test_a_folder_of_the_same_name_does_not_hide_a_prepared_data_set(tiny, tmp_p
     (tmp_path / "cifar100").mkdir()
     monkeypatch.chdir(tmp_path)
     assert len(sources.load("cifar100", data_dir=str(tiny)).y) == 5
-    assert "holds no images" in error_of("./cifar100", data_dir=str(tiny))
+    assert "must hold images" in error_of("./cifar100", data_dir=str(tiny))
 
 
 def test_data_dir_defaults_to_the_environment(tiny, monkeypatch):
@@ -324,9 +434,11 @@ def test_features_other_than_image_and_label_are_an_error(tmp_path, features):
 # the command that prepares
 
 
-def test_prepare_names_the_extra_without_tensorflow(monkeypatch):
-    monkeypatch.setattr(prepare, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match=r"pip install 'fedjax_inv\[prepare\]'"):
+@pytest.mark.parametrize("package", ["tensorflow", "tensorflow_datasets"])
+def test_prepare_says_how_to_install_what_is_missing(monkeypatch, package):
+    monkeypatch.setattr(prepare, "find_spec", lambda name: None if name == package else name)
+    words = rf"^{package} is needed .*: pip install 'fedjax_inv\[experiments,prepare\]'"
+    with pytest.raises(SystemExit, match=words):
         prepare.main(["mnist"])
 
 
@@ -413,8 +525,8 @@ GOOD = {"x": np.ones((3, 2)), "y": np.arange(3)}
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"y": GOOD["y"]}, "no array x"),
-        ({"x": GOOD["x"]}, "no array y"),
+        ({"y": GOOD["y"]}, "must hold arrays x [M, ...] and y [M], it has no x"),
+        ({"x": GOOD["x"]}, "it has no y"),
         (GOOD | {"x": np.array([[1, 2], [3, np.nan], [5, 6]])}, "x must be finite"),
         (GOOD | {"x": np.array([[1, 2], [3, np.inf], [5, 6]])}, "x must be finite"),
         (GOOD | {"x": np.full((3, 2), 1e300)}, "x must be finite"),
@@ -426,13 +538,14 @@ GOOD = {"x": np.ones((3, 2)), "y": np.arange(3)}
         (GOOD | {"y": np.array(["a", "b", "c"])}, "y must be integers [M]"),
         (GOOD | {"y": np.array([[0, 1, 2]])}, "y must be integers [M]"),
         (GOOD | {"y": np.array(3)}, "y must be integers [M]"),
-        (GOOD | {"y": np.array([0, -1, 2])}, "y must be >= 0, its smallest is -1"),
-        ({"x": np.ones((0, 2)), "y": np.arange(0)}, "is empty"),
+        (GOOD | {"y": np.array([0, -1, 2])}, "y must be at least 0, its smallest is -1"),
+        (GOOD | {"x": np.ones((3, 0))}, "dataset.x=float32 (3, 0): must be numbers [3, ...]"),
+        ({"x": np.ones((0, 2)), "y": np.arange(0)}, "must hold at least one example"),
         (GOOD | {"domain": np.arange(2)}, "domain must be integers or strings [3]"),
         (GOOD | {"domain": np.ones(3)}, "domain must be integers or strings [3]"),
         (GOOD | {"test": np.ones(2, bool)}, "test must be bool [3]"),
         (GOOD | {"test": np.ones(3)}, "test must be bool [3]"),
-        (GOOD | {"x": np.array([None] * 3)}, "is not an .npz file of plain arrays"),
+        (GOOD | {"x": np.array([None] * 3)}, "must be an .npz file of plain arrays"),
     ],
 )
 def test_npz_errors(tmp_path, arrays, words):
@@ -445,17 +558,17 @@ def test_npz_errors(tmp_path, arrays, words):
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 cut"])
 def test_a_file_that_is_no_npz(tmp_path, content):
     (tmp_path / "data.npz").write_bytes(content)
-    assert "is not an .npz file" in error_of(tmp_path / "data.npz")
+    assert "must be an .npz file" in error_of(tmp_path / "data.npz")
 
 
 def test_an_npy_that_is_called_npz(tmp_path):
     with open(tmp_path / "data.npz", "wb") as file:
         np.save(file, np.ones(3))
-    assert "is not an .npz file" in error_of(tmp_path / "data.npz")
+    assert "must be an .npz file" in error_of(tmp_path / "data.npz")
 
 
 def test_a_missing_npz(tmp_path):
-    assert "no such file" in error_of(tmp_path / "data.npz")
+    assert "must be a file, there is none" in error_of(tmp_path / "data.npz")
 
 
 # folders of images
@@ -503,7 +616,7 @@ def test_images_of_several_sizes_are_resized(tmp_path):
     draw(tmp_path / "d" / "c" / "1.png", np.full((4, 5, 3), 9, np.uint8))
     draw(tmp_path / "d" / "c" / "2.png", np.full((8, 3, 3), 90, np.uint8))
     message = error_of(tmp_path)
-    assert "image_size is needed" in message
+    assert "must hold images of one size unless image_size is given" in message
     assert str(tmp_path / "d" / "c" / "2.png") in message
     dataset = sources.load(str(tmp_path), image_size=6)
     assert dataset.x.shape == (2, 6, 6, 3)
@@ -520,7 +633,18 @@ def test_a_file_that_is_no_image_is_named(tmp_path, content):
 
 
 def test_unfit_image_folders(tmp_path):
-    assert "holds no images" in error_of(tmp_path)
+    assert "must hold images in folders domain/class/" in error_of(tmp_path)
     draw(tmp_path / "class" / "1.png", colours(0))
-    assert "holds no images" in error_of(tmp_path)
-    assert "image_size=0" in error_of(tmp_path, image_size=0)
+    assert "must hold images in folders domain/class/" in error_of(tmp_path)
+    draw(tmp_path / "domain" / "class" / "1.png", colours(0))
+    for image_size in (0, 6.5, True):
+        words = f"image_size={image_size}: must be an integer of at least 1 pixel"
+        assert words in error_of(tmp_path, image_size=image_size)
+
+
+@pytest.mark.parametrize(("dtype", "mode"), [(np.uint16, "I;16"), (np.float32, "F")])
+def test_images_of_more_than_8_bits_are_not_clipped(tmp_path, dtype, mode):
+    draw(tmp_path / "d" / "c" / "1.png", colours(0)[..., 0])
+    draw(tmp_path / "d" / "c" / "2.tiff", np.ones((4, 5), dtype))
+    message = error_of(tmp_path)
+    assert f"2.tiff: must have 8 bits a channel, its mode is {mode}" in message
