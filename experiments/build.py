@@ -131,8 +131,11 @@ def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
     """Raises ValueError unless `name` is listed, or a function "package.module:function"."""
     if ":" not in name:
         check_known(flag, name, [*listed, "package.module:function"])
-    elif not callable(imported(flag, name)):
-        raise ValueError(f"--{flag}={name}: must be a function")
+        return
+    try:
+        inspect.signature(imported(flag, name))
+    except TypeError:
+        raise ValueError(f"--{flag}={name}: must be a function") from None
 
 
 def called(
@@ -201,25 +204,29 @@ def settings(config: Config) -> dict[str, dict[str, tuple[Any, ...]]]:
     """
     known = {name: hyperparameters(name) for name in config.algorithm}
     chosen: dict[str, dict[str, tuple[Any, ...]]] = {name: {} for name in config.algorithm}
-    everything = sorted(set(itertools.chain.from_iterable(known.values())))
     for entry in config.settings:
         name, equals, text = entry.partition("=")
         if not equals or not text:
             raise ValueError(f"--set={entry}: must be name=value, or name=value,value")
-        if not everything:
-            raise ValueError(f"--set={entry}: {', '.join(config.algorithm)} takes no settings")
-        if name not in everything:
-            near = difflib.get_close_matches(name, everything, 1, 0.0)[0]
-            raise ValueError(
-                f"--set={entry}: {', '.join(config.algorithm)} has no {name}; nearest is {near}, "
-                f"all are {', '.join(everything)}"
-            )
+        if not any(name in kinds_of for kinds_of in known.values()):
+            raise ValueError(f"--set={entry}: {_no_setting(name, known)}")
         for algorithm, kinds_of in known.items():
             if name in kinds_of:
                 chosen[algorithm][name] = tuple(
                     _parse(entry, value, kinds_of[name]) for value in text.split(",")
                 )
     return chosen
+
+
+def _no_setting(name: str, known: Mapping[str, Mapping[str, tuple[type, ...]]]) -> str:
+    """What is said of a setting that no algorithm has; those are left out that text cannot set."""
+    every = itertools.chain.from_iterable(kinds_of.items() for kinds_of in known.values())
+    names = sorted({each for each, kinds in every if set(kinds) - {type(None)}})
+    if not names:
+        return f"{', '.join(known)} takes no settings"
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]}? All: " if near else "must be one of "
+    return f"{', '.join(known)} has no {name}; {hint}{', '.join(names)}"
 
 
 def _parse(entry: str, text: str, kinds: tuple[type, ...]) -> Any:
@@ -234,7 +241,7 @@ def _parse(entry: str, text: str, kinds: tuple[type, ...]) -> Any:
                 return kind(text)
     if set(kinds) <= {type(None)}:
         raise ValueError(f"--set={entry}: can be set in Python only, as it takes no number or text")
-    names = {type(None): "none", bool: "true or false", int: "int", float: "float"}
+    names = {type(None): "none", bool: "true or false", int: "a whole number", float: "a number"}
     raise ValueError(f"--set={entry}: must be {' or '.join(names[kind] for kind in kinds)}")
 
 
@@ -261,13 +268,20 @@ def _product(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def dataset(config: Config) -> Dataset:
     """The data set with its environments."""
-    loaded = sources.load(
-        config.dataset,
-        data_dir=config.data_dir or None,
-        image_size=config.image_size or None,
-        num_images=config.num_images or None,
-    )
-    return ENVIRONMENTS[config.environment](loaded, config)
+    try:
+        loaded = sources.load(
+            config.dataset,
+            data_dir=config.data_dir or None,
+            image_size=config.image_size or None,
+            num_images=config.num_images or None,
+        )
+    except ValueError as error:
+        told = str(error).removeprefix(f"name={config.dataset!r}: ")
+        raise ValueError(f"--dataset={config.dataset}: {told}") from None
+    try:
+        return ENVIRONMENTS[config.environment](loaded, config)
+    except ValueError as error:
+        raise ValueError(f"--environment={config.environment}: {error}") from None
 
 
 def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:

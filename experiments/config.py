@@ -241,11 +241,12 @@ class Config:
         if self.num_processes > 1:
             if not self.coordinator_address:
                 raise ValueError("--coordinator_address=: must be host:port of process 0")
-            if "auto" in (self.client_chunk, self.run_chunk):
-                raise ValueError(
-                    "--client_chunk and --run_chunk must be numbers with --num_processes="
-                    f"{self.num_processes}: processes that measure may disagree"
-                )
+            for name in ("client_chunk", "run_chunk"):
+                if getattr(self, name) == "auto":
+                    raise ValueError(
+                        f"--{name}=auto: must be a number with --num_processes="
+                        f"{self.num_processes}, as processes that measure may disagree"
+                    )
         if self.checkpoint_every % self.eval_every:
             raise ValueError(
                 f"--checkpoint_every={self.checkpoint_every}: must be a multiple of "

@@ -10,14 +10,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import (
-    AxisType,
-    Mesh,
-    NamedSharding,
-    PartitionSpec,
-    Sharding,
-    SingleDeviceSharding,
-)
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.config import Config
 
@@ -54,22 +47,16 @@ def mesh(config: Config) -> Mesh | None:
     return jax.make_mesh((count,), ("clients",), (AxisType.Auto,)) if count > 1 else None
 
 
-def whole(over: Mesh | None) -> Sharding:
-    """Where arrays lie that are whole on every device of a mesh, or on the device if it is None."""
-    if over is None:
-        return SingleDeviceSharding(jax.local_devices()[0])
-    return NamedSharding(over, PartitionSpec())
-
-
 def everywhere(tree: T, over: Mesh | None) -> T:
     """A tree of equal arrays on each process, as arrays that are whole on every device."""
     if over is None:
         return tree
+    whole = NamedSharding(over, PartitionSpec())
 
     def put(leaf: jax.Array) -> jax.Array:
         if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(put(jax.random.key_data(leaf)))
-        return jax.device_put(np.asarray(leaf), whole(over))
+        return jax.device_put(np.asarray(leaf), whole)
 
     return jax.tree.map(put, tree)
 

@@ -100,12 +100,13 @@ class Images(NamedTuple):
     classes: tuple[str, ...]
 
 
-class Subject(NamedTuple):
-    """A run that is ready to be asked."""
+class Source(NamedTuple):
+    """The data that a run was trained and tested on."""
 
-    domain: Domain
-    images: Images
-    classify: Classifier
+    dataset: Dataset
+    data: Examples
+    splits: Mapping[int, Split]  # by seed
+    domain: Domain  # of the run's own seed
 
 
 class Masks(NamedTuple):
@@ -203,20 +204,14 @@ def from_rgb(rgb: np.ndarray, channels: int) -> np.ndarray:
     return rgb[..., :channels]
 
 
-def restore(
-    one: Trained,
-    dataset: Dataset,
-    data: Examples,
-    splits: Mapping[int, Split],
-) -> tuple[Algorithm, Tree]:
+def restore(one: Trained, source: Source) -> tuple[Algorithm, Tree]:
     """A run's algorithm, on rendered inputs, and its server in the newest checkpoint.
 
-    data, splits: of all seeds, from `launch.deal`. Raises ValueError if the checkpoint is not one
-    of this run.
+    Raises ValueError if the checkpoint is not one of this run.
     """
-    settings, cell = one.config, one.cell
-    ready = launch.prepare(settings, cell, build.model(settings, dataset), splits)
-    like = jax.eval_shape(program.make(ready.experiment).init, data, ready.inputs)
+    settings, cell, dataset = one.config, one.cell, source.dataset
+    ready = launch.prepare(settings, cell, build.model(settings, dataset), source.splits)
+    like = jax.eval_shape(program.make(ready.experiment).init, source.data, ready.inputs)
     with contextlib.closing(loop.Checkpoints(one.folder / "checkpoints")) as checkpoints:
         states = checkpoints.restore(checkpoints.latest(), like)
     server = jax.tree.map(lambda leaf: leaf[one.which], states.state.server)
@@ -227,10 +222,10 @@ def restore(
 
 def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
     """What a client never seen predicts from RGB images, whose inputs have `channels`."""
-    own = algorithm.init_client(server, jnp.int32(0))
 
     @jax.jit
-    def probabilities(server: Tree, own: Tree, x: jax.Array) -> jax.Array:
+    def probabilities(server: Tree, x: jax.Array) -> jax.Array:
+        own = algorithm.init_client(server, jnp.int32(0))
         return jax.nn.softmax(algorithm.predict(server, own, x))
 
     def classify(rgb: np.ndarray) -> np.ndarray:
@@ -238,20 +233,17 @@ def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
         # Whole batches, so that it is compiled once.
         padded = np.resize(x, (-(-len(x) // _BATCH) * _BATCH, *x.shape[1:]))
         batches = np.split(padded, len(padded) // _BATCH)
-        return np.concatenate([probabilities(server, own, batch) for batch in batches])[: len(x)]
+        return np.concatenate([probabilities(server, batch) for batch in batches])[: len(x)]
 
     return classify
 
 
-def prepare(one: Trained, indices: Sequence[int]) -> Subject:
-    """A run and the test images of these indices; raises ValueError as `see` and `restore` do."""
+def source(one: Trained) -> Source:
+    """The data of a run."""
     dataset = build.dataset(one.config)
     data, splits = launch.deal(one.config, dataset, [one.cell.held_out])
     of_seeds = splits[one.cell.held_out]
-    domain = held_out(dataset, of_seeds[one.run.seed])
-    images = see(domain, dataset.render, indices)
-    algorithm, server = restore(one, dataset, data, of_seeds)
-    return Subject(domain, images, classifier(algorithm, server, images.x.shape[-1]))
+    return Source(dataset, data, of_seeds, held_out(dataset, of_seeds[one.run.seed]))
 
 
 def check_same(trained: Sequence[Trained], domains: Sequence[Domain]) -> None:
@@ -421,16 +413,21 @@ def run(options: Options) -> str:
     if out.suffix != ".png":
         raise ValueError(f"--out={out}: must end in .png")
     trained = [find(Path(folder), options) for folder in options.runs]
-    subjects = [prepare(one, options.images) for one in trained]
-    check_same(trained, [subject.domain for subject in subjects])
-    images = subjects[0].images
+    sources = [source(one) for one in trained]
+    check_same(trained, [each.domain for each in sources])
+    images = see(sources[0].domain, sources[0].dataset.render, options.images)
     largest = min(images.x.shape[1:3])
     side = options.segment or max(1, largest // _SQUARES)
     if not 1 <= side <= largest:
         raise ValueError(f"--segment={side}: must be in 0..{largest}, the side of the images")
+    channels = images.x.shape[-1]
+    classifiers = [
+        classifier(*restore(one, each), channels)
+        for one, each in zip(trained, sources, strict=True)
+    ]
     masks = explain_all(
         images,
-        [subject.classify for subject in subjects],
+        classifiers,
         side=side,
         samples=options.samples,
         seed=options.seed,

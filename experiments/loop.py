@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh
 from tqdm import tqdm
 
 from experiments import build, devices
@@ -139,8 +138,8 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
         log = Log(folder / "metrics.jsonl", done)
         if done:
             like = jax.eval_shape(job.program.init, job.data, job.inputs)
-            mesh = devices.mesh(job.config)
-            states = devices.everywhere(checkpoints.restore(done, like, mesh), mesh)
+            states = checkpoints.restore(done, like)
+            states = devices.everywhere(states, devices.mesh(job.config))
         else:
             states = job.program.init(job.data, job.inputs)
         states = _advance(job, states, log, checkpoints, done, stop)
@@ -367,16 +366,14 @@ class Checkpoints:
         """Writes a checkpoint; the file work goes on in the background."""
         self._manager.save(done, args=ocp.args.StandardSave(_plain(states)))
 
-    def restore(self, done: int, like: Training, over: Mesh | None = None) -> Training:
-        """The states after round `done`, on the device, or whole on those of a mesh.
+    def restore(self, done: int, like: Training) -> Training:
+        """The states after round `done`, wherever they were when they were saved.
 
         like: states of this run, or their shapes. Raises ValueError if there are others.
         """
-        whole = devices.whole(over)
-        target = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole),
-            jax.eval_shape(_plain, like),
-        )
+        # Arrays of NumPy, or orbax asks for the devices that they lay on.
+        plain = jax.eval_shape(_plain, like)
+        target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), plain)
         try:
             restored: Tree = self._manager.restore(done, args=ocp.args.StandardRestore(target))
         except Exception as error:  # orbax raises many kinds, for one reason
@@ -385,22 +382,30 @@ class Checkpoints:
                 f"{self._folder / str(done)}: corrupt, or not a checkpoint of this run "
                 f"({reason[:100]}); delete it to continue from the one before"
             ) from None
-        key = jax.random.wrap_key_data(restored.state.key)
-        restored = restored._replace(state=restored.state._replace(key=key))
-        return jax.tree.map(
-            lambda got, old: got if old.size else jnp.zeros(old.shape, old.dtype), restored, like
+        restored = jax.tree.map(
+            lambda got, leaf: jnp.asarray(got if leaf.size else np.empty(leaf.shape, leaf.dtype)),
+            restored,
+            jax.eval_shape(_numbers, like),
         )
+        key = jax.random.wrap_key_data(restored.state.key)
+        return restored._replace(state=restored.state._replace(key=key))
 
     def close(self) -> None:
         """Waits for what is being written."""
         self._manager.close()
 
 
+def _numbers(states: Training) -> Training:
+    """The states with keys as numbers."""
+    key = jax.random.key_data(states.state.key)
+    return states._replace(state=states.state._replace(key=key))
+
+
 def _plain(states: Training) -> Training:
     """The states as orbax takes them: keys as numbers, and no array without elements."""
-    key = jax.random.key_data(states.state.key)
-    numbers = states._replace(state=states.state._replace(key=key))
-    return jax.tree.map(lambda leaf: leaf if leaf.size else np.zeros(1, leaf.dtype), numbers)
+    return jax.tree.map(
+        lambda leaf: leaf if leaf.size else np.zeros(1, leaf.dtype), _numbers(states)
+    )
 
 
 def _write(path: Path, text: str) -> None:

@@ -50,17 +50,20 @@ def choose(
     clients. Runs: all at once, or as many as fit; on a CPU one by one, where that is not slower.
     What was measured is told on stderr.
     """
-    algorithm = experiment.algorithm({k: values[0] for k, values in inputs.hyper.items()})
-    num_rounds = _ROUNDS
-    if any(exchange.attends is not always for exchange in algorithm.exchanges):
-        num_rounds = min(inputs.train.size.shape[1] + 1, _MOST_ROUNDS)
-    cohort = build.cohorts(config, inputs, num_rounds)
-    num_runs, _, num_slots = cohort.who.shape
+    num_runs, num_clients = inputs.train.size.shape
+    num_slots = min(config.cohort or num_clients, num_clients)
     if config.client_chunk != "auto":
         sizes = [int(config.client_chunk) or num_slots]
     else:
         sizes = [n for n in (_GROWTH**i for i in range(20)) if n < num_slots] + [num_slots]
     runs = num_runs if config.run_chunk == "auto" else int(config.run_chunk) or num_runs
+    if len(sizes) == 1 and (config.run_chunk != "auto" or runs == 1):
+        return Chunks(sizes[0], runs)
+    algorithm = experiment.algorithm({k: values[0] for k, values in inputs.hyper.items()})
+    num_rounds = _ROUNDS
+    if any(exchange.attends is not always for exchange in algorithm.exchanges):
+        num_rounds = min(num_clients + 1, _MOST_ROUNDS)
+    cohort = build.cohorts(config, inputs, num_rounds)
     if config.run_chunk == "auto":
         while runs > 1 and not machine.fits(Chunks(sizes[0], runs), inputs, cohort):
             runs = -(-runs // 2)

@@ -30,7 +30,7 @@ class Permutation(NamedTuple):
 
 def draw(key: Array) -> Permutation:
     """A permutation drawn uniformly, up to the deviations above."""
-    return Permutation(*jax.random.bits(key, (3, _ROUNDS)))
+    return Permutation(*jax.random.bits(key, (3, _ROUNDS), jnp.uint32))
 
 
 def at(permutation: Permutation, position: Array, size: Array) -> Array:

@@ -160,14 +160,15 @@ def inputs(
     which = np.array([seeds.index(run.seed) for run in runs])
     stacked = federations.stack([splits[seed] for seed in seeds])
 
-    def held(federation: Federation) -> Holdings:
-        return Holdings(*(leaf[which] for leaf in federation[1:]))
+    def held(of_seeds: Sequence[Tree]) -> Holdings:
+        # On the host, where nothing is compiled for it.
+        return Holdings(*(jnp.asarray(np.asarray(leaf)[which]) for leaf in of_seeds))
 
-    train = held(stacked.train)
+    train = held(stacked.train[1:])
     if pooled:
         singles = [federations.pooled(splits[seed].train)[1:] for seed in seeds]
-        train = Holdings(*(jnp.stack(leaves)[which] for leaves in zip(*singles, strict=True)))
-    test = held(stacked.test)
+        train = held([np.stack(leaves) for leaves in zip(*singles, strict=True)])
+    test = held(stacked.test[1:])
     watched = None
     if watch_examples:
         rounds_before = [warm_start(np.asarray(sizes)) for sizes in train.size]
@@ -180,9 +181,9 @@ def inputs(
         hyper={name: jnp.array([run.hyper[name] for run in runs], jnp.float32) for name in names},
         seed=jnp.array([run.seed for run in runs], jnp.int32),
         train=train,
-        valid=held(stacked.valid),
+        valid=held(stacked.valid[1:]),
         test=test,
-        group=jnp.asarray(groups(stacked.domain))[which],
+        group=jnp.asarray(groups(stacked.domain)[which]),
         watched=watched,
     )
 
@@ -210,7 +211,9 @@ def group_names(split: Split) -> list[str]:
 
 def cohorts(schedule: Callable[[Array], Cohort], inputs: Inputs) -> Cohort:
     """Who attends: [R, T, S]. schedule: a key -> [T, S]; each run has a key of its own."""
-    return jax.vmap(lambda seed: schedule(jax.random.fold_in(jax.random.key(seed), 2)))(inputs.seed)
+    return jax.jit(jax.vmap(lambda seed: schedule(jax.random.fold_in(jax.random.key(seed), 2))))(
+        inputs.seed
+    )
 
 
 def make(

@@ -12,7 +12,7 @@ def take(tree: Tree, index: Array | int) -> Tree:
 
 
 def put(tree: Tree, index: Array, values: Tree) -> Tree:
-    """`tree` with `values` at `index` of the leading axis; an index out of range writes nothing."""
+    """`tree` with `values` at `index` of the leading axis; an index beyond it writes nothing."""
     return jax.tree.map(lambda leaf, value: leaf.at[index].set(value, mode="drop"), tree, values)
 
 

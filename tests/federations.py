@@ -139,6 +139,16 @@ class NormedHidden(nn.Module):
         return jnp.tanh(models.BatchNorm(epsilon=0.1)(x, mask, train))
 
 
+class NormedLinear(nn.Module):
+    """Batch normalisation, then an affine map."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        return nn.Dense(self.width)(models.BatchNorm(epsilon=0.1)(x, mask, train))
+
+
 class Linear(nn.Module):
     """An affine map of the flattened input."""
 
@@ -161,6 +171,11 @@ def cnn() -> Model:
 def normed() -> Model:
     """A network with statistics in both of its halves."""
     return models.from_blocks([NormedHidden(5), NormedHidden(4), Linear(NUM_CLASSES)], 1)
+
+
+def small_normed() -> Model:
+    """The smallest network with statistics in both of its halves."""
+    return models.from_blocks([NormedHidden(4), NormedLinear(NUM_CLASSES)], 1)
 
 
 def softmax_regression() -> Model:
@@ -204,20 +219,20 @@ class Config(NamedTuple):
 
 # Every algorithm of the package must have its configurations here: the file's name -> them.
 TABLE: dict[str, tuple[Config, ...]] = {
-    "erm": (Config(normed, momentum_epochs),),
+    "erm": (Config(small_normed, momentum_epochs),),
     "fedavg": (
         Config(mlp, epochs),
         Config(normed, epochs, {"server_optimizer": _MOMENTUM, "weighting": "uniform"}),
         Config(cnn, steps, {"server_optimizer": _ADAM}),
     ),
     "fedbn": (
-        Config(normed, epochs),
-        Config(normed, momentum_epochs, {"server_optimizer": _ADAM, "weighting": "uniform"}),
+        Config(small_normed, epochs),
+        Config(small_normed, momentum_epochs, {"server_optimizer": _ADAM, "weighting": "uniform"}),
     ),
     "fedipg": (
         Config(
-            normed,
-            epochs,
+            small_normed,
+            full_batch,
             {"penalty": 0.1, "derivative": "forward_over_reverse", "server_optimizer": _ADAM},
         ),
         Config(
@@ -232,10 +247,11 @@ TABLE: dict[str, tuple[Config, ...]] = {
         ),
     ),
     "fl_games": (
-        Config(softmax_regression, steps, {"memory": 2, "play": "sequential"}),
+        # Opponents that are few rounds old must differ from current ones.
+        Config(softmax_regression, steps, {"memory": 2, "play": "sequential"}, learning_rate=1.0),
         Config(
-            normed,
-            momentum_epochs,
+            small_normed,
+            full_batch,
             {
                 "memory": 1,
                 "memory_mix": "literal",
@@ -246,8 +262,10 @@ TABLE: dict[str, tuple[Config, ...]] = {
             },
         ),
     ),
-    "scaffold": (Config(normed, epochs, {"server_optimizer": _MOMENTUM}),),
-    "fedprox": (Config(normed, full_batch, {"proximal": 0.3, "server_optimizer": _MOMENTUM}),),
+    "scaffold": (Config(small_normed, epochs, {"server_optimizer": _MOMENTUM}),),
+    "fedprox": (
+        Config(small_normed, full_batch, {"proximal": 0.3, "server_optimizer": _MOMENTUM}),
+    ),
 }
 
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
 import pytest
+from matplotlib.figure import Figure
 
-from experiments import loop
+from experiments import config, loop, train
 
 
 class Ran(NamedTuple):
@@ -34,13 +35,34 @@ class StopAfterOne(loop.Stop):
 
 
 @contextlib.contextmanager
+def no_figures() -> Iterator[None]:
+    """Where nobody looks at figures, they are not drawn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda figure, path, **options: None)
+        yield
+
+
+@contextlib.contextmanager
 def jobs() -> Iterator[list[loop.Job]]:
     """The jobs that are run meanwhile."""
     seen: list[loop.Job] = []
     run_cell = loop.run_cell
+
+    def run_and_tell(job: loop.Job, *others: Any) -> dict[str, Any]:
+        seen.append(job)
+        return run_cell(job, *others)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "run_cell", lambda job, *a: seen.append(job) or run_cell(job, *a))
+        patch.setattr(loop, "run_cell", run_and_tell)
         yield seen
+
+
+def ran(settings: config.Config) -> Ran:
+    """A finished run of `train`, without figures."""
+    with jobs() as seen, no_figures():
+        train.train(settings)
+    (job,) = seen
+    return Ran(Path(settings.run_dir), job)
 
 
 def halved(job: loop.Job, folder: Path) -> Path:

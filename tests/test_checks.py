@@ -107,9 +107,11 @@ def test_a_federation_passes_iff_its_rows_are_rows_of_examples(rows, clients) ->
         ({"order": np.full(25, 21)}, r"order: holds 21\.\.21, must be rows in 0\.\.20"),
         # Not by a sum that wraps.
         (
-            {"size": np.full(5, 2**31 - 1, np.int32)},
-            r"start=0 and size=2147483647 of client 0: must lie in the 25 rows of order",
+            {"size": np.int32([0, 0, 0, 2**31 - 1, 0])},
+            r"start=5 and size=2147483647 of client 3: must lie in the 25 rows of order",
         ),
+        ({"start": np.array([0, -1, 0, 0, 0])}, r"start=-1 and size=0 of client 1"),
+        ({"size": np.array([4, 0, 1, 7, -1])}, r"start=12 and size=-1 of client 4"),
         ({"start": np.array([0, 0, 0, 19, 0])}, r"start=19 and size=7 of client 3"),
     ],
 )

@@ -592,16 +592,16 @@ def test_render_under_transformations():
 
 def test_a_federation_of_environments():
     after = environments.colored(labelled(num_classes=2), seed=0)
-    data = federation.examples(after)
+    data = federation.examples(after.x, after.y)
     assert data.x[0].dtype == jnp.uint8
     np.testing.assert_array_equal(data.x[1], after.x[1])
     deal = federation.partitioner("domain", after, 2)
     split = federation.split(after, data, deal, held_out="0.9", seed=0)
     np.testing.assert_array_equal(split.domain, [0, 1])
-    for domain, (rows, mask) in enumerate(zip(*map(np.asarray, split.train[1:]), strict=True)):
-        assert (after.domain[rows[mask]] == domain).all()
-    rows, mask = map(np.asarray, split.test[1:])
-    np.testing.assert_array_equal(np.sort(rows[mask]), np.flatnonzero(labelled().test))
+    for domain, rows in enumerate(federation.parts_of(split.train)):
+        assert (after.domain[rows] == domain).all()
+    (rows,) = federation.parts_of(split.test)
+    np.testing.assert_array_equal(np.sort(rows), np.flatnonzero(labelled().test))
 
 
 # the data sets of the papers

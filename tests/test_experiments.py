@@ -16,12 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import build, config, fl_games_tables, launch, loop, report, sweep, train, tune
+from experiments import build, config, launch, loop, report, sweep, train, tune
 from fedjax_inv import program, rounds
-from fedjax_inv.data import federation
-from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.types import always
-from runs import Ran, go_on, halved, jobs, metrics, states
+from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
 
 TINY = config.Config(
     angles=(0.0, 40.0, 80.0),
@@ -36,7 +33,7 @@ TINY = config.Config(
 
 # A game on coloured digits that oscillates, so that seeds stop in different rounds. Every example
 # is watched.
-GAME = dict(
+GAME: dict[str, Any] = dict(
     algorithm=("fl_games",),
     environment="colored",
     optimizer="adam",
@@ -56,14 +53,6 @@ def settings(folder: Path, **changes: Any) -> config.Config:
     return dataclasses.replace(TINY, run_dir=str(folder), **changes)
 
 
-def ran(folder: Path, **changes: Any) -> Ran:
-    """A finished run of `train`."""
-    with jobs() as seen:
-        train.train(settings(folder, **changes))
-    (job,) = seen
-    return Ran(folder, job)
-
-
 def with_rate(job: loop.Job, rate: float) -> loop.Job:
     """The job with another learning rate, which is an input of its program."""
     rates = jnp.full_like(job.inputs.hyper["learning_rate"], rate)
@@ -74,25 +63,33 @@ def with_rate(job: loop.Job, rate: float) -> loop.Job:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """FedIPG, run after run and client after client."""
-    return ran(
-        tmp_path_factory.mktemp("runs") / "fedipg",
+    """FedIPG, run after run and client after client; with its figures."""
+    folder = tmp_path_factory.mktemp("runs") / "fedipg"
+    chosen = settings(
+        folder,
         algorithm=("fedipg",),
         settings=("penalty=0.01",),
         learning_rate=(0.3,),
         client_chunk="1",
         run_chunk="1",
     )
+    with jobs() as seen:
+        train.train(chosen)
+    return Ran(folder, *seen)
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[loop.Job], int]:
     """A grid of FedIPG whose runs all train at once, the trained one and diverging ones among them;
     its last segments are filled up. The folder, the jobs, and how often a round was traced."""
-    folder, traced = tmp_path_factory.mktemp("grid"), []
-    step = rounds.step
-    with pytest.MonkeyPatch.context() as patch, jobs() as seen:
-        patch.setattr(rounds, "step", lambda *a, **k: traced.append(1) or step(*a, **k))
+    folder, traced, step = tmp_path_factory.mktemp("grid"), [], rounds.step
+
+    def traced_step(*arguments: Any, **options: Any) -> Any:
+        traced.append(1)
+        return step(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch, jobs() as seen, no_figures():
+        patch.setattr(rounds, "step", traced_step)
         sweep.sweep(
             settings(
                 folder,
@@ -110,33 +107,35 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[loop.Job
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """FedAdam with a client a round, which leaves diverging clients out."""
-    return ran(
+    chosen = settings(
         tmp_path_factory.mktemp("runs") / "fedadam",
         cohort=1,
         momentum=0.5,
         server_optimizer="adam",
         nonfinite="drop",
     )
+    return ran(chosen)
 
 
 @pytest.fixture(scope="module")
 def pooled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Centralised training, whose momentum lasts from round to round."""
-    return ran(tmp_path_factory.mktemp("runs") / "erm", algorithm=("erm",), momentum=0.5)
+    folder = tmp_path_factory.mktemp("runs") / "erm"
+    return ran(settings(folder, algorithm=("erm",), momentum=0.5))
 
 
 @pytest.fixture(scope="module")
 def game(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A game that goes on after its stops, evaluated in every round."""
     chosen = GAME | dict(eval_every=1, checkpoint_every=38, stop_below=(0.99, 0.7, 0.61, 0.01))
-    return ran(tmp_path_factory.mktemp("runs") / "game", **chosen)
+    return ran(settings(tmp_path_factory.mktemp("runs") / "game", **chosen))
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The same game, which ends at its stops; two of its three runs at once."""
     chosen = GAME | dict(eval_every=4, run_chunk="2", stop_below=(0.7, 0.61), after_stop="end")
-    return ran(tmp_path_factory.mktemp("runs") / "ended", **chosen)
+    return ran(settings(tmp_path_factory.mktemp("runs") / "ended", **chosen))
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +143,7 @@ def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Players with a memory, who take turns with their representation."""
     chosen = GAME | dict(cut=1, rounds=14, eval_every=7, stop_below=(0.99,), warm_start="batches")
     chosen |= dict(settings=("learned=true", "play=sequential", "memory=2"), seeds=(0,))
-    return ran(tmp_path_factory.mktemp("runs") / "turns", **chosen)
+    return ran(settings(tmp_path_factory.mktemp("runs") / "turns", **chosen))
 
 
 def test_a_run_folder_is_complete(trained: Ran) -> None:
@@ -221,14 +220,21 @@ def test_a_restart_goes_on_with_the_chunks_that_it_began_with(
     folder = halved(trained.job, tmp_path / "run")
     shutil.copy(trained.folder / "chunks.json", folder)
     # Chunks may change how the sums are rounded.
-    changes = dict(run_dir=str(folder), client_chunk="0", run_chunk="0")
-    chosen = dataclasses.replace(trained.job.config, **changes)
+    chosen = dataclasses.replace(
+        trained.job.config, run_dir=str(folder), client_chunk="0", run_chunk="0"
+    )
     with pytest.raises(ValueError, match="--resume"):
         train.train(chosen)
     made, make = [], program.make
-    monkeypatch.setattr(program, "make", lambda *a, **k: made.append(k) or make(*a, **k))
-    train.train(dataclasses.replace(chosen, resume=True))
-    assert [(each["client_chunk"], each["run_chunk"]) for each in made] == [(1, 1)]
+
+    def make_and_tell(experiment: program.Experiment, **chunks: Any) -> program.Program:
+        made.append((chunks["client_chunk"], chunks["run_chunk"]))
+        return make(experiment, **chunks)
+
+    monkeypatch.setattr(program, "make", make_and_tell)
+    with no_figures():
+        train.train(dataclasses.replace(chosen, resume=True))
+    assert made == [(1, 1)]
     assert metrics(folder) == metrics(trained.folder)
 
 
@@ -241,6 +247,14 @@ def test_one_trace_serves_all_segments_and_held_out_domains(
     for job in seen:
         lines = metrics(folder / job.cell.name)
         assert [line["round"] for line in lines[::12]] == [4, 6]
+
+
+def test_every_seed_deals_anew(swept: tuple[Path, list[loop.Job], int]) -> None:
+    for job in swept[1]:
+        held = job.inputs.train
+        for run, each in enumerate(job.cell.runs):
+            same = np.array_equal(held.order[run], held.order[0])
+            assert same == (each.seed == job.cell.runs[0].seed)
 
 
 def test_runs_of_a_grid_are_what_they_are_alone(
@@ -289,18 +303,19 @@ def test_a_sweep_keeps_finished_cells(
     folder = tmp_path / "run"
     shutil.copytree(before, folder)
     shutil.rmtree(folder / "fedipg-40")
-    ran = []
+    again = []
 
     def run_cell(job: loop.Job, place: Path, stop: loop.Stop) -> dict[str, Any]:
         """Finishes a cell without computing."""
         del stop
-        ran.append(job.cell.name)
+        again.append(job.cell.name)
         shutil.copytree(before / job.cell.name, place, dirs_exist_ok=True)
         return json.loads((place / "result.json").read_text())
 
     monkeypatch.setattr(loop, "run_cell", run_cell)
-    sweep.sweep(dataclasses.replace(seen[0].config, run_dir=str(folder)))
-    assert ran == ["fedipg-40"]
+    with no_figures():
+        sweep.sweep(dataclasses.replace(seen[0].config, run_dir=str(folder)))
+    assert again == ["fedipg-40"]
     summary = json.loads((folder / "result.json").read_text())
     assert [cell["cell"]["held_out"] for cell in summary["cells"]] == ["0", "40", "80"]
     assert (folder / "table.md").read_text() == (before / "table.md").read_text()
@@ -343,8 +358,9 @@ def test_a_bad_checkpoint_is_told_in_one_line(
             if path.is_file() and path.stat().st_size > 100:
                 path.write_bytes(path.read_bytes()[:50])
     else:
+        other = halved(sampled.job, tmp_path / "other")
         shutil.rmtree(folder / "checkpoints")
-        shutil.copytree(halved(sampled.job, tmp_path / "other") / "checkpoints", folder / "checkpoints")
+        shutil.copytree(other / "checkpoints", folder / "checkpoints")
     with pytest.raises(ValueError, match="corrupt, or not a checkpoint of this run") as error:
         go_on(trained.job, folder)
     assert "\n" not in str(error.value)
@@ -372,8 +388,14 @@ def test_an_algorithm_and_a_network_from_anywhere(
 ) -> None:
     (tmp_path / "elsewhere.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    changes = dict(momentum=0.5, model="elsewhere:network", settings=("slope=-0.5",))
-    own = ran(tmp_path / "run", algorithm=("elsewhere:mine",), **changes)
+    chosen = settings(
+        tmp_path / "run",
+        algorithm=("elsewhere:mine",),
+        model="elsewhere:network",
+        settings=("slope=-0.5",),
+        momentum=0.5,
+    )
+    own = ran(chosen)
     # What stands beside the factory counts: all examples are on one client.
     assert own.job.inputs.train.size.shape == (2, 1)
     assert own.job.cell.runs[0].hyper == {"learning_rate": 0.1, "slope": -0.5}
@@ -489,9 +511,7 @@ def test_auto_measures_the_real_step(tmp_path: Path, capsys: pytest.CaptureFixtu
     cell, data, prepared = ready(chosen, "40")
 
     def make(chunks: tune.Chunks) -> program.Program:
-        return program.make(
-            prepared.experiment, client_chunk=chunks.clients, run_chunk=chunks.runs
-        )
+        return program.make(prepared.experiment, client_chunk=chunks.clients, run_chunk=chunks.runs)
 
     machine = tune.Machine(make, data)
     assert tune.choose(chosen, cell, prepared.experiment, prepared.inputs, machine) in (
@@ -508,7 +528,9 @@ def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None
         _, data, (experiment, inputs, *_) = ready(chosen, "40")
         made = program.make(experiment, client_chunk=10, run_chunk=1)
         segment = tune.compiled(made, data, inputs, build.cohorts(chosen, inputs, 2))
-        return segment.memory_analysis().temp_size_in_bytes
+        analysis = segment.memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
 
     assert temporary_bytes(400) < 1.5 * temporary_bytes(40)
 
@@ -617,43 +639,6 @@ def test_the_rounds_that_fill_up_a_segment_stop_nothing(ended: Ran, tmp_path: Pa
     assert metrics(folder)[-1]["round"] == last
     for run in Ran(folder, job).runs:
         assert [stop["round"] for stop in run["stops"]] == [None, None]
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 30, 1000])
-def test_watched_examples_are_spread_over_all_clients(count: int) -> None:
-    rng = np.random.default_rng(0)
-    num_examples = 120
-    dataset = Dataset(
-        rng.normal(size=(num_examples, 3)).astype(np.float32),
-        rng.integers(0, 2, num_examples).astype(np.int32),
-        ("a", "b"),
-        np.repeat(np.arange(4, dtype=np.int32), (60, 30, 10, 20)),
-        ("0", "1", "2", "3"),
-        np.zeros(num_examples, bool),
-    )
-    data = federation.examples(dataset.x, dataset.y)
-    partition = federation.partitioner("domain", dataset, 3)
-    splits = {
-        seed: federation.split(dataset, data, partition, held_out="3", seed=seed)
-        for seed in (0, 1)
-    }
-    runs = program.grid((0, 1), learning_rate=(0.1, 0.2))
-    inputs = program.inputs(runs, splits, watch_examples=count)
-    if count == 0:
-        assert inputs.watched is None
-        return
-    assert inputs.watched is not None
-    for run, each in enumerate(runs):
-        for held, whole in ((inputs.watched.train, splits[each.seed].train), (inputs.watched.test, splits[each.seed].test)):
-            kept = federation.parts_of(whole._replace(order=held.order[run], start=held.start[run], size=held.size[run]))
-            sizes = np.asarray(whole.size)
-            share = min(1, count / sizes.sum())
-            for mine, rows, size in zip(kept, federation.parts_of(whole), sizes, strict=True):
-                assert set(mine) <= set(rows)
-                assert share * size <= len(set(mine)) == len(mine) < share * size + 1 + 1e-5
-    # Every seed deals anew.
-    assert (inputs.train.order[0] != inputs.train.order[1]).any()
-    assert (inputs.train.order[0] == inputs.train.order[2]).all()
 
 
 def test_flags_as_a_list_are_those_of_a_command_line() -> None:

@@ -2,20 +2,22 @@
 
 import dataclasses
 import json
-import math
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import flags
 
-from experiments import build, config, explain, launch, sweep, train
+from experiments import build, config, explain, sweep
 from fedjax_inv.data import federation
-from fedjax_inv.types import Algorithm
+from fedjax_inv.types import Algorithm, Array, Tree
+from runs import no_figures, ran
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,52 +33,74 @@ TINY = config.Config(
     cut=0,
     batch_size=64,
     seeds=(0, 1),
-    client_chunk="0",
-    run_chunk="0",
+    client_chunk="1",
+    run_chunk="1",
 )
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where masks go if they are drawn although they should not be."""
     monkeypatch.chdir(tmp_path)
 
 
-def trained(folder: Path, **changes) -> Path:
-    train.train(dataclasses.replace(TINY, run_dir=str(folder), **changes))
-    return folder
-
-
 @pytest.fixture(scope="module")
-def fedavg(tmp_path_factory):
+def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of two learning rates, of which the run folder is that of its one cell."""
     folder = tmp_path_factory.mktemp("fedavg")
-    settings = dataclasses.replace(TINY, run_dir=str(folder), learning_rate=(0.1, 0.3))
-    sweep.sweep(settings)
+    with no_figures():
+        sweep.sweep(dataclasses.replace(TINY, run_dir=str(folder), learning_rate=(0.1, 0.3)))
     return folder / "fedavg-0.9"
 
 
 @pytest.fixture(scope="module")
-def games(tmp_path_factory):
+def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A game that ends at its stop, before the last round."""
-    return trained(
-        tmp_path_factory.mktemp("runs") / "games",
+    chosen = dataclasses.replace(
+        TINY,
+        run_dir=str(tmp_path_factory.mktemp("runs") / "games"),
         algorithm=("fl_games",),
         settings=("memory=2",),
         rounds=8,
         watch_examples=50,
         stop_below=(0.99,),
-        warm_start=3,
+        warm_start="3",
         after_stop="end",
     )
+    return ran(chosen).folder
 
 
-def options(*folders: Path, **changes) -> explain.Options:
+@pytest.fixture(scope="module")
+def grey(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on grey images."""
+    chosen = dataclasses.replace(
+        TINY,
+        run_dir=str(tmp_path_factory.mktemp("runs") / "grey"),
+        environment="rotated",
+        angles=(0.0, 40.0),
+        held_out="0",
+        seeds=(0,),
+        rounds=2,
+    )
+    return ran(chosen).folder
+
+
+def options(*folders: Path, **changes: Any) -> explain.Options:
     return explain.Options(tuple(map(str, folders)), **changes)
 
 
+def changed(folder: Path, to: Path, *, held_out: str | None = "0.9", **changes: Any) -> Path:
+    """The folder as if it had been run with other flags."""
+    shutil.copytree(folder, to)
+    record = json.loads((to / "config.json").read_text())
+    record["flags"].update(changes)
+    record["cell"]["held_out"] = held_out
+    (to / "config.json").write_text(json.dumps(record))
+    return to
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_rgb_holds_all_of_an_input(channels):
+def test_rgb_holds_all_of_an_input(channels: int) -> None:
     x = np.random.default_rng(0).normal(size=(4, 5, 6, channels)).astype(np.float32)
     rgb = explain.to_rgb(x)
     assert rgb.shape == (4, 5, 6, 3)
@@ -88,68 +112,74 @@ def test_rgb_holds_all_of_an_input(channels):
 
 @pytest.mark.parametrize(
     ("name", "seed", "run"),
-    [("fedavg", 0, 0), ("fedavg", 1, 0), ("fedavg", 0, 1), ("games", 0, 0), ("games", 1, 0)],
+    [
+        *(("fedavg", 0, 0), ("fedavg", 1, 0), ("fedavg", 0, 1)),
+        *(("games", 0, 0), ("games", 1, 0), ("grey", 0, 0)),
+    ],
 )
-def test_the_classifier_is_the_run_that_was_asked_for(request, name, seed, run):
+def test_the_classifier_is_the_run_that_was_asked_for(
+    request: pytest.FixtureRequest, name: str, seed: int, run: int
+) -> None:
     folder = request.getfixturevalue(name)
     one = explain.find(folder, options(folder, seed=seed, run=run))
-    dataset = build.dataset(one.config)
-    rows = np.flatnonzero(dataset.domain == dataset.domains.index("0.9"))
-    domain, images, classify = explain.prepare(one, range(len(rows)))
-    np.testing.assert_array_equal(domain.y, dataset.y[rows])
-    np.testing.assert_array_equal(images.y, domain.y)
-
-    # On the stored test examples, by the network that renders them.
-    data, splits = launch.deal(one.config, dataset, ["0.9"])
-    algorithm, server = explain.restore(one, dataset, data, splits["0.9"], images.x[:1])
-    algorithm = build.algorithm(
-        one.config,
-        one.cell,
-        build.model(one.config, dataset),
-        one.run.hyper,
-        2,
-        jax.tree.map(lambda leaf: leaf[:1], data.x),
-    )
-    stored = jax.tree.map(lambda leaf: leaf[rows], data.x)
-    logits = algorithm.predict(server, algorithm.init_client(server, np.int32(0)), stored)
+    source = explain.source(one)
+    dataset, held_out = source.dataset, one.cell.held_out
+    assert held_out is not None
+    rows = np.flatnonzero(dataset.domain == dataset.domains.index(held_out))
+    np.testing.assert_array_equal(source.domain.y, dataset.y[rows])
+    images = explain.see(source.domain, dataset.render, range(len(rows)))
+    np.testing.assert_array_equal(images.y, source.domain.y)
+    algorithm, server = explain.restore(one, source)
+    classify = explain.classifier(algorithm, server, images.x.shape[-1])
     probabilities = classify(explain.to_rgb(images.x))
-    np.testing.assert_allclose(probabilities, jax.nn.softmax(logits), atol=1e-6)
     # However many there are, as LIME's last batch may be short.
     np.testing.assert_allclose(classify(explain.to_rgb(images.x[:3])), probabilities[:3], atol=1e-6)
+
+    # On the stored test examples, by the network that renders them.
+    network = build.model(one.config, dataset)
+    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, capacity=1)
+
+    @jax.jit
+    def stored(server: Tree, x: Tree) -> Array:
+        own = algorithm.init_client(server, jnp.int32(0))
+        return jax.nn.softmax(algorithm.predict(server, own, x))
+
+    x = jax.tree.map(lambda leaf: leaf[rows], source.data.x)
+    np.testing.assert_allclose(probabilities, stored(server, x), atol=1e-6)
 
     # By the loss that training itself has told of this run at its end.
     result = json.loads((folder / "result.json").read_text())
     (told,) = [
-        each["last"]["domains"]["0.9"]
+        each["last"]["domains"][held_out]
         for each in result["runs"]
         if each["seed"] == seed and each["hyper"] == one.run.hyper
     ]
     loss = -np.log(probabilities[np.arange(len(rows)), images.y]).mean()
     np.testing.assert_allclose(loss, told["loss"], rtol=1e-4)
-    losses = [each["last"]["domains"]["0.9"]["loss"] for each in result["runs"]]
+    losses = [each["last"]["domains"][held_out]["loss"] for each in result["runs"]]
     assert len({round(each, 3) for each in losses}) == len(losses)
 
 
-def test_one_compilation_serves_all_batches():
+def test_one_compilation_serves_all_batches() -> None:
     calls = []
 
-    def predict(server, own, x):
+    def predict(server: Tree, own: Tree, x: Tree) -> Array:
         calls.append(x.shape)
         return (x * server).sum((1, 2)) + own
 
     algorithm = Algorithm(lambda *a: None, lambda server, who: server[0, 0], (), predict)
     rng = np.random.default_rng(0)
     server = rng.normal(size=(4, 4, 2)).astype(np.float32)
-    rgb = rng.normal(size=(2 * explain._BATCH + 5, 4, 4, 3)).astype(np.float32)
+    rgb = rng.normal(size=(205, 4, 4, 3)).astype(np.float32)
     classify = explain.classifier(algorithm, server, 2)
-    for count in (len(rgb), 1, 7, explain._BATCH):
+    for count in (len(rgb), 1, 7, 100):
         logits = (rgb[:count, ..., :2] * server).sum((1, 2)) + server[0, 0]
         expected = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         np.testing.assert_allclose(classify(rgb[:count]), expected, rtol=1e-4, atol=1e-6)
     assert len(calls) == 1
 
 
-def test_squares_are_numbered_without_a_gap():
+def test_squares_are_numbered_without_a_gap() -> None:
     segments = explain.squares(5, 7, 2)
     assert segments.shape == (5, 7)
     assert sorted(set(segments.flat)) == list(range(3 * 4))
@@ -159,12 +189,12 @@ def test_squares_are_numbered_without_a_gap():
 
 
 @pytest.mark.parametrize(("target", "sign"), [(0, 1), (7, 1), (7, -1), (15, -1)])
-def test_the_square_that_decides_has_the_largest_weight(target, sign):
+def test_the_square_that_decides_has_the_largest_weight(target: int, sign: int) -> None:
     rng = np.random.default_rng(0)
     segments = explain.squares(8, 8, 2)
     looked_at = (segments == target)[..., None]
 
-    def classify(rgb):
+    def classify(rgb: np.ndarray) -> np.ndarray:
         logit = sign * (rgb * looked_at).mean((1, 2, 3)) * 20
         return np.stack([1 / (1 + np.exp(logit)), 1 / (1 + np.exp(-logit))], axis=1)
 
@@ -178,7 +208,7 @@ def test_the_square_that_decides_has_the_largest_weight(target, sign):
 
 
 @pytest.mark.filterwarnings("error")
-def test_shares_count_the_weight_on_the_figure():
+def test_shares_count_the_weight_on_the_figure() -> None:
     x = np.zeros((1, 2, 2, 2), np.float32)
     x[0, 0, 0, 1] = x[0, 1, 1, 0] = 0.5
     images = explain.Images(x, np.zeros(1, np.int32), ("a", "b"))
@@ -192,7 +222,7 @@ def test_shares_count_the_weight_on_the_figure():
     assert cells[3] == ["pixels", "2", "2", "50.0"]
 
 
-def test_masks_of_two_runs(fedavg, games, tmp_path):
+def test_masks_of_two_runs(fedavg: Path, games: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "masks.png"
     text = explain.run(
         options(fedavg, games, images=(5, 0), seed=1, run=0, samples=60, segment=3, out=str(out))
@@ -215,8 +245,8 @@ def test_masks_of_two_runs(fedavg, games, tmp_path):
     assert str(out) in text
 
 
-def test_the_masks_of_a_seed_are_the_same_again(fedavg, tmp_path):
-    def weights(images):
+def test_the_masks_of_a_seed_are_the_same_again(fedavg: Path, tmp_path: Path) -> None:
+    def weights(images: tuple[int, ...]) -> np.ndarray:
         out = tmp_path / "masks.png"
         explain.run(options(fedavg, images=images, samples=30, out=str(out)))
         with np.load(out.with_suffix(".npz")) as arrays:
@@ -226,10 +256,9 @@ def test_the_masks_of_a_seed_are_the_same_again(fedavg, tmp_path):
     np.testing.assert_array_equal(weights((2, 4))[1], weights((4,))[0])
 
 
-def test_grey_images(tmp_path):
-    folder = trained(tmp_path / "run", environment="rotated", angles=(0.0, 40.0), seeds=(0,))
+def test_grey_images(grey: Path, tmp_path: Path) -> None:
     out = tmp_path / "masks.png"
-    explain.run(options(folder, samples=20, out=str(out)))
+    assert "| fedavg (grey, after round 2)" in explain.run(options(grey, samples=20, out=str(out)))
     assert out.exists()
 
 
@@ -250,73 +279,61 @@ def test_grey_images(tmp_path):
         (dict(runs=("nowhere",)), "--runs=nowhere: must be the folder of a finished run"),
     ],
 )
-def test_a_bad_option_is_told_in_one_line(fedavg, changes, message):
+def test_a_bad_option_is_told_in_one_line(
+    fedavg: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message) as error:
         explain.run(options(fedavg)._replace(**changes))
     assert "\n" not in str(error.value)
-    assert launch._raised_here(error.value)
 
 
 def refused(message: str, *folders: Path) -> None:
     with pytest.raises(ValueError, match=message) as error:
         explain.run(options(*folders))
     assert "\n" not in str(error.value)
-    assert launch._raised_here(error.value)
 
 
-def copied(folder: Path, to: Path) -> Path:
-    return shutil.copytree(folder, to)
-
-
-def test_a_run_of_many_devices_and_another_data_folder(fedavg, tmp_path):
-    folder = copied(fedavg, tmp_path / "run")
-    record = json.loads((folder / "config.json").read_text())
-    record["flags"].update(devices=64, data_dir="there")
-    (folder / "config.json").write_text(json.dumps(record))
+def test_a_run_of_many_devices_and_another_data_folder(fedavg: Path, tmp_path: Path) -> None:
+    folder = changed(fedavg, tmp_path / "run", devices=64, data_dir="there")
     assert explain.find(folder, options(folder)).config.data_dir == "there"
     one = explain.find(folder, options(folder, data_dir="here"))
     assert one.config.data_dir == "here"
-    explain.prepare(one, [0])
+    explain.restore(one, explain.source(one))
 
 
-def test_folders_that_cannot_be_explained(fedavg, tmp_path):
+def test_folders_that_cannot_be_explained(fedavg: Path, tmp_path: Path) -> None:
     refused("must be the folder of a finished run; of a sweep", fedavg.parent)
-    unfinished = copied(fedavg, tmp_path / "unfinished")
+    unfinished = changed(fedavg, tmp_path / "unfinished")
     (unfinished / "result.json").unlink()
     refused("unfinished: must be the folder of a finished run", unfinished)
-
-    def rewritten(name, file, change):
-        folder = copied(fedavg, tmp_path / name)
-        record = json.loads((folder / file).read_text())
-        change(record)
-        (folder / file).write_text(json.dumps(record))
-        return folder
-
-    older = rewritten("older", "config.json", lambda record: record["flags"].update(fluffy=1))
+    older = changed(fedavg, tmp_path / "older", fluffy=1)
     refused("older: was written by another version .*fluffy", older)
-    diverged = rewritten(
-        "diverged", "result.json", lambda record: record["runs"][0].update(diverged=True)
-    )
+    diverged = changed(fedavg, tmp_path / "diverged")
+    result = json.loads((diverged / "result.json").read_text())
+    result["runs"][0]["diverged"] = True
+    (diverged / "result.json").write_text(json.dumps(result))
     refused("diverged: its run 0 of that seed has diverged", diverged)
-    foreign = rewritten("foreign", "config.json", lambda record: record["flags"].update(widths=[9]))
+    foreign = changed(fedavg, tmp_path / "foreign", widths=[9])
     refused("corrupt, or not a checkpoint of this run", foreign)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(test_flip=0.8), "must have the same test images; .* differ in .*test_flip"),
-        (dict(held_out="0.1"), "must have the same test images; .* differ in .*held_out"),
-        (dict(num_classes=5), "1, 2 or 3 channels, not on inputs .*8, 8, 5"),
-    ],
-)
-def test_other_images_are_refused(fedavg, tmp_path, changes, message):
-    refused(message, fedavg, trained(tmp_path / "run", **changes))
+def test_other_images_are_refused(fedavg: Path, tmp_path: Path) -> None:
+    same = "must have the same test images; .* differ in .*"
+    refused(
+        f"{same}test_flip",
+        fedavg,
+        changed(fedavg, tmp_path / "flip", held_out="0.8", test_flip=0.8),
+    )
+    held_out = changed(fedavg, tmp_path / "held_out", held_out="0.1")
+    refused(f"{same}held_out", fedavg, held_out)
+    classes = changed(fedavg, tmp_path / "classes", num_classes=5)
+    refused(f"{same}num_classes", fedavg, classes)
+    refused("1, 2 or 3 channels, not on inputs .*8, 8, 5", classes)
 
 
-def test_every_part_of_the_domain_is_compared(fedavg):
+def test_every_part_of_the_domain_is_compared(fedavg: Path) -> None:
     one = explain.find(fedavg, options(fedavg))
-    domain = explain.prepare(one, [0]).domain
+    domain = explain.source(one).domain
     for other in (
         domain._replace(y=1 - domain.y),
         domain._replace(classes=("0-4", "others")),
@@ -329,68 +346,53 @@ def test_every_part_of_the_domain_is_compared(fedavg):
     explain.check_same([one, one], [domain, domain])
 
 
-def test_inputs_that_are_no_images_are_refused(tmp_path):
+def test_inputs_that_are_no_images_are_refused(fedavg: Path, tmp_path: Path) -> None:
     path = tmp_path / "vectors.npz"
     rng = np.random.default_rng(0)
     np.savez(path, x=rng.normal(size=(80, 4)), y=np.arange(80) % 2)
-    folder = trained(
+    folder = changed(
+        fedavg,
         tmp_path / "run",
+        held_out=None,
         dataset=str(path),
         environment="none",
         clients=2,
-        seeds=(0,),
         partition="iid",
     )
     refused("1, 2 or 3 channels, not on inputs", folder)
 
 
-def test_images_drawn_for_the_test_are_those_of_the_seed(tmp_path):
+def test_images_drawn_for_the_test_are_those_of_the_seed(fedavg: Path, tmp_path: Path) -> None:
     """Without a domain to hold out, each seed draws its own test images."""
-    folder = trained(tmp_path / "run", environment="none", partition="iid", clients=2)
+    flags = dict(environment="none", partition="iid", clients=2)
+    folder = changed(fedavg, tmp_path / "run", held_out=None, **flags)
     one = explain.find(folder, options(folder, seed=1))
-    dataset = build.dataset(one.config)
-    data = federation.examples(dataset)
-    partition = federation.partitioner("iid", dataset, 2)
-    split = federation.split(dataset, data, partition, held_out=None, seed=1)
-    rows = np.asarray(split.test.rows)[np.asarray(split.test.mask)]
-    _, images, _ = explain.prepare(one, range(5))
-    np.testing.assert_allclose(images.x * 255, dataset.x[rows[:5]], rtol=1e-6)
+    dataset, _, splits, domain = explain.source(one)
+    rows = [np.sort(federation.parts_of(splits[seed].test)[0]) for seed in (0, 1)]
+    assert not np.array_equal(rows[0], rows[1])
+    images = explain.see(domain, dataset.render, range(5))
+    np.testing.assert_allclose(images.x * 255, dataset.x[rows[1][:5]], rtol=1e-6)
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.explain", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def parsed(*arguments: str) -> explain.Options:
+    values = flags.FlagValues()
+    explain.define(values)
+    config.parse(["", *arguments], values)
+    return explain.options(values)
 
 
-def test_the_binary(fedavg, games, tmp_path):
-    out = tmp_path / "masks.png"
-    runs = f"--runs={fedavg},{games}"
-    done = command(runs, "--images=1,2", "--seed=1", "--run=0", "--samples=20", f"--out={out}")
-    assert done.returncode == 0, done.stderr
-    assert "on the figure" in done.stdout
-    assert out.exists()
-    with np.load(out.with_suffix(".npz")) as arrays:
-        assert list(arrays["images"]) == [1, 2]
-        assert math.isfinite(arrays["weights"].sum())
+def test_the_flags() -> None:
+    assert parsed() == explain.Options(())
+    arguments = ("--runs=a,b", "--images=1,2", "--seed=3", "--run=4", "--samples=20")
+    several = parsed(*arguments, "--segment=5", "--out=x.png", "--data_dir=d")
+    assert several == explain.Options(("a", "b"), (1, 2), 3, 4, 20, 5, "x.png", "d")
+    with pytest.raises(ValueError, match="--images=1,x: must be whole numbers"):
+        parsed("--images=1,x")
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("--images=1,x", "--images=1,x: must be whole numbers"),
-        ("--rounds=60", "flag 'rounds'"),
-        ("--runs=nowhere", "--runs=nowhere: must be the folder"),
-    ],
-)
-def test_the_binary_ends_with_one_line_and_status_2(fedavg, argument, message):
-    done = command(f"--runs={fedavg}", argument)
+def test_the_binary_ends_with_one_line_and_status_2(fedavg: Path) -> None:
+    command = [sys.executable, "-m", "experiments.explain", f"--runs={fedavg}", "--samples=1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    (told,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert message in told
+    assert done.stderr.splitlines()[-1] == "error: --samples=1: must be at least 2"
     assert "Traceback" not in done.stderr

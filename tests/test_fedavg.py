@@ -1,6 +1,7 @@
 """FedAvg against a loop over clients in NumPy, on softmax regression, in float64."""
 
 from collections.abc import Callable
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +13,16 @@ import federations
 from federations import assert_close
 from fedjax_inv import clients, local, models, rounds, schedules
 from fedjax_inv.algorithms.fedavg import fedavg
-from fedjax_inv.types import Algorithm, Cohort, Federation, Halves, Variables
+from fedjax_inv.types import Algorithm, Cohort, Federation, Variables, Work
 
 Weights = tuple[np.ndarray, np.ndarray]  # kernel [36, 3], bias [3]
 FEDERATION = federations.federation()
 MODEL = federations.softmax_regression()
 
 
+@cache
 def start() -> Variables:
-    return federations.initial(MODEL, jax.random.key(0))
+    return jax.jit(partial(federations.initial, MODEL))(jax.random.key(0))
 
 
 def weights(variables: Variables) -> Weights:
@@ -29,7 +31,7 @@ def weights(variables: Variables) -> Weights:
 
 
 def examples(federation: Federation, client: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = np.asarray(federation.rows[client])[np.asarray(federation.mask[client])]
+    rows = federations.rows_of(federation, client)
     x = np.asarray(federation.data.x, np.float64)[rows].reshape(len(rows), 36) / 255
     return x, np.asarray(federation.data.y)[rows]
 
@@ -77,22 +79,30 @@ def reference(
 def result(
     algorithm: Algorithm, schedule: Cohort, federation: Federation = FEDERATION
 ) -> rounds.State:
-    num_clients = len(federation.rows)
-    state = rounds.init(algorithm, start(), jax.random.key(0), num_clients)
-    run = jax.jit(
-        lambda state: rounds.run(algorithm, state, schedule, federation, axis=clients.vmapped())
-    )
-    return run(state)[0]
+    @jax.jit
+    def run(variables: Variables) -> rounds.State:
+        state = rounds.init(algorithm, variables, federation, jax.random.key(0))
+        return rounds.run(algorithm, state, schedule, federation, axis=clients.chunked(1))[0]
+
+    return run(start())
 
 
-@pytest.mark.parametrize("num_steps", [1, 3])
-@pytest.mark.parametrize("weighting", ["size", "uniform"])
-@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def work(num_steps: int = 1, learning_rate: float = 0.5) -> Work:
+    """Steps on all of a client's examples, as those of `reference` are."""
+    optimizer = optax.sgd(learning_rate)
+    return local.full_batch(optimizer, capacity=max(federations.SIZES), num_steps=num_steps)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "weighting", "momentum"),
+    [(1, "size", 0.0), (3, "size", 0.6), (3, "uniform", 0.6)],
+)
 def test_fedavg_is_a_loop_over_clients(num_steps: int, weighting: str, momentum: float) -> None:
     schedule = federations.schedule()._replace(delay=jnp.zeros((6, 5), jnp.int32))
-    work = local.full_batch(optax.sgd(0.5), num_steps=num_steps)
     server_optimizer = optax.sgd(1.0, momentum=momentum)
-    algorithm = fedavg(MODEL, work, server_optimizer=server_optimizer, weighting=weighting)
+    algorithm = fedavg(
+        MODEL, work(num_steps), server_optimizer=server_optimizer, weighting=weighting
+    )
     expected = reference(
         schedule,
         num_steps=num_steps,
@@ -104,7 +114,7 @@ def test_fedavg_is_a_loop_over_clients(num_steps: int, weighting: str, momentum:
 
 
 def test_fedsgd_is_gradient_descent_on_the_pooled_examples() -> None:
-    algorithm = fedavg(MODEL, local.full_batch(optax.sgd(0.5)))
+    algorithm = fedavg(MODEL, work())
     schedule = schedules.everyone(federations.NUM_CLIENTS, 5)
     pooled = [
         np.concatenate(part)
@@ -118,31 +128,35 @@ def test_fedsgd_is_gradient_descent_on_the_pooled_examples() -> None:
         grads = risk_gradient(expected, *pooled)
         expected = tuple(w - 0.5 * g for w, g in zip(expected, grads, strict=True))
     assert_close(weights(result(algorithm, schedule).server.variables), expected)
-    uniform = fedavg(MODEL, local.full_batch(optax.sgd(0.5)), weighting="uniform")
+    uniform = fedavg(MODEL, work(), weighting="uniform")
     got = weights(result(uniform, schedule).server.variables)
     assert np.abs(got[0] - expected[0]).max() > 1e-3
 
 
 def test_predicts_with_the_global_network() -> None:
-    algorithm = fedavg(MODEL, local.full_batch(optax.sgd(0.5)))
+    algorithm = fedavg(MODEL, work())
     server = result(algorithm, schedules.everyone(5, 1)).server
     x = FEDERATION.data.x
     assert_close(algorithm.predict(server, (), x), models.predict(MODEL, server.variables, x))
 
 
 def test_an_unknown_weighting_is_refused() -> None:
-    with pytest.raises(ValueError, match="weighting='sizes': must be 'size' or 'uniform'"):
-        fedavg(MODEL, local.full_batch(optax.sgd(0.5)), weighting="sizes")
+    with pytest.raises(ValueError, match="weighting='sizes': must be one of size, uniform"):
+        fedavg(MODEL, work(), weighting="sizes")
 
 
 def test_statistics_are_averaged_like_parameters() -> None:
     model = federations.normed()
     variables = federations.initial(model, jax.random.key(0))
-    work = local.full_batch(optax.sgd(0.0))
-    algorithm = fedavg(model, work, server_optimizer=optax.adam(1.0))
-    state = rounds.init(algorithm, variables, jax.random.key(0), federations.NUM_CLIENTS)
-    cohort = federations.cohort([3, 0, 4])
-    state, _ = rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.vmapped())
+    algorithm = fedavg(model, work(learning_rate=0.0), server_optimizer=optax.adam(1.0))
+
+    @jax.jit
+    def step(variables: Variables) -> rounds.State:
+        state = rounds.init(algorithm, variables, FEDERATION, jax.random.key(0))
+        cohort = federations.cohort([3, 0, 4])
+        return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.vmapped())[0]
+
+    state = step(variables)
     # A learning rate of zero: the running mean moves a tenth of the way to each client's mean.
     kernel = np.asarray(variables.params.body["blocks_0"]["Dense_0"]["kernel"], np.float64)
     means = [(examples(FEDERATION, client)[0] @ kernel).mean(0) for client in (3, 0, 4)]
@@ -150,4 +164,3 @@ def test_statistics_are_averaged_like_parameters() -> None:
     got = state.server.variables.stats.body["blocks_0"]["BatchNorm_0"]["mean"]
     assert_close(got, expected)
     assert_close(state.server.variables.params, variables.params)
-    assert isinstance(state.server.variables.params, Halves)

@@ -1,6 +1,6 @@
 """FedBN against a loop over clients in float64, and what must stay with a client."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,23 +13,28 @@ from hypothesis import strategies as st
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import clients, evaluation, local, models, rounds, tree, wire
-from fedjax_inv.algorithms import fedavg, fedbn
-from fedjax_inv.types import Algorithm, Array, Cohort, Tree, Variables
+from fedjax_inv import averaging, clients, evaluation, models, rounds, tree, wire
+from fedjax_inv.algorithms import fedbn
+from fedjax_inv.types import Algorithm, Array, Cohort, Model, Shard, Tree, Variables
 from test_fedavg import examples
 
 FEDERATION = federations.federation()
 NUM_CLIENTS = federations.NUM_CLIENTS
-NORMED = federations.normed()  # with norms in both halves
+NORMED = federations.small_normed()  # with norms in both halves
 # Smooth where the norm of a single example is zero.
 MODEL = models.mlp(federations.NUM_CLASSES, widths=(4,), activation="elu", norm="batch")
-ALGORITHM = fedbn.fedbn(NORMED, federations.epochs(0.3))
+ALGORITHM = fedbn.fedbn(NORMED, federations.full_batch(0.3))
 
 
-def start(algorithm: Algorithm, model=NORMED) -> rounds.State:
-    variables = federations.initial(model, jax.random.key(0))
-    history = federations.HISTORY
-    return rounds.init(algorithm, variables, jax.random.key(0), NUM_CLIENTS, history=history)
+@cache
+def initial(model: Model = NORMED) -> Variables:
+    return jax.jit(partial(federations.initial, model))(jax.random.key(0))
+
+
+@partial(jax.jit, static_argnums=0)
+def start(algorithm: Algorithm, variables: Variables) -> rounds.State:
+    key, history = jax.random.key(0), federations.HISTORY
+    return rounds.init(algorithm, variables, FEDERATION, key, history=history)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -41,33 +46,29 @@ def undelayed() -> Cohort:
     return federations.schedule()._replace(delay=jnp.zeros((6, 5), jnp.int32))
 
 
-def run(algorithm: Algorithm, schedule: Cohort, model=NORMED) -> Any:
-    # Without fusion, which may take sums in another order where there is other code around them.
-    options = {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion"}
-    program = jax.jit(
-        lambda state: rounds.run(algorithm, state, schedule, FEDERATION, axis=clients.vmapped()),
-        compiler_options=options,
-    )
-    return program(start(algorithm, model))
+def run(algorithm: Algorithm, schedule: Cohort, model: Model = NORMED) -> list[rounds.State]:
+    """The states before each round and after the last."""
+    states, schedule = [start(algorithm, initial(model))], federations.plain(schedule)
+    for t in range(len(schedule.who)):
+        states.append(step(algorithm, states[-1], tree.take(schedule, t)))
+    return states
 
 
-@pytest.fixture(scope="module")
+@cache
+def states() -> list[rounds.State]:
+    return run(ALGORITHM, federations.schedule())
+
+
+@pytest.fixture
 def warm() -> rounds.State:
     """Every client but the one without examples has taken part, and differs from the others."""
-    state, schedule = start(ALGORITHM), federations.schedule()
-    for t in range(len(schedule.who)):
-        state = step(ALGORITHM, state, tree.take(schedule, t))
-    return state
+    return states()[-1]
 
 
 def attended_by(*present: int) -> Cohort:
     """A cohort of all clients, of whom some are present."""
     who = [4, 1, 0, 3, 2]
     return federations.cohort(who, [client in present for client in who])
-
-
-def no_path(path: tuple[str, ...]) -> bool:
-    return False
 
 
 def every_path(path: tuple[str, ...]) -> bool:
@@ -88,17 +89,21 @@ def by_name(variables: Variables) -> Network:
     return Network(shared, hidden["BatchNorm_0"], variables.stats.body["blocks_0"]["BatchNorm_0"])
 
 
+@jax.jit
+@partial(jax.grad, argnums=(0, 1), has_aux=True)
+def gradient(shared: dict, norm: dict, x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
+    """Of the risk, with the hidden units' mean and variance over the batch."""
+    hidden = x @ shared["hidden"]
+    mean, var = hidden.mean(0), ((hidden - hidden.mean(0)) ** 2).mean(0)
+    hidden = (hidden - mean) / jnp.sqrt(var + 1e-5) * norm["scale"] + norm["bias"]
+    logits = jax.nn.elu(hidden) @ shared["kernel"] + shared["bias"]
+    losses = jax.nn.logsumexp(logits, 1) - logits[jnp.arange(len(y)), y]
+    return losses.mean(), (mean, var)
+
+
 def reference(schedule: Cohort, *, by_size: bool) -> tuple[dict, list[tuple], tuple]:
     """(shared, each client's (norm, stats), their latest mean): two steps a round at rate 0.3, a
     server of momentum 0.6."""
-
-    def risk(shared: dict, norm: dict, x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
-        hidden = x @ shared["hidden"]
-        mean, var = hidden.mean(0), ((hidden - hidden.mean(0)) ** 2).mean(0)
-        hidden = (hidden - mean) / jnp.sqrt(var + 1e-5) * norm["scale"] + norm["bias"]
-        logits = jax.nn.elu(hidden) @ shared["kernel"] + shared["bias"]
-        losses = jax.nn.logsumexp(logits, 1) - logits[jnp.arange(len(y)), y]
-        return losses.mean(), (mean, var)
 
     def moved(at: dict, grads: dict) -> dict:
         return {k: at[k] - 0.3 * grads[k] for k in at}
@@ -110,8 +115,7 @@ def reference(schedule: Cohort, *, by_size: bool) -> tuple[dict, list[tuple], tu
             lambda *leaves: sum(w * a for w, a in zip(weights, leaves, strict=True)), *trees
         )
 
-    gradient = jax.grad(risk, (0, 1), has_aux=True)
-    network = by_name(federations.initial(MODEL, jax.random.key(0)))
+    network = by_name(initial(MODEL))
     server, *first = jax.tree.map(lambda a: np.asarray(a, np.float64), network)
     own = [tuple(first)] * NUM_CLIENTS
     average, velocity = tuple(first), {k: 0 * v for k, v in server.items()}
@@ -123,7 +127,7 @@ def reference(schedule: Cohort, *, by_size: bool) -> tuple[dict, list[tuple], tu
                 continue
             shared, (norm, stats) = server, own[client]
             for _ in range(2):
-                grads, (batch_mean, batch_var) = gradient(shared, norm, x, y)
+                grads, (batch_mean, batch_var) = jax.device_get(gradient(shared, norm, x, y))
                 shared, norm = moved(shared, grads[0]), moved(norm, grads[1])
                 stats = {
                     "mean": 0.9 * stats["mean"] + 0.1 * batch_mean,
@@ -145,7 +149,7 @@ def reference(schedule: Cohort, *, by_size: bool) -> tuple[dict, list[tuple], tu
 def test_fedbn_is_a_loop_over_clients(weighting: str) -> None:
     algorithm = fedbn.fedbn(
         MODEL,
-        local.full_batch(optax.sgd(0.3), num_steps=2),
+        federations.full_batch(0.3),
         server_optimizer=optax.sgd(1.0, momentum=0.6),
         weighting=weighting,
     )
@@ -153,11 +157,11 @@ def test_fedbn_is_a_loop_over_clients(weighting: str) -> None:
     schedule = tree.take(undelayed(), slice(5))
     with jax.enable_x64(True):
         shared, own, average = reference(schedule, by_size=weighting == "size")
-    state, _ = run(algorithm, schedule, MODEL)
-    whole = fedbn.combine(state.server.local, state.server.shared.variables)
+    state = federations.plain(run(algorithm, schedule, MODEL)[-1])
+    whole = fedbn.combine(state.server.beside, state.server.variables)
     assert_close(by_name(whole), Network(shared, *average), rtol=1e-3, atol=1e-4)
     for client in range(NUM_CLIENTS):
-        mine = fedbn.combine(tree.take(state.clients, client), state.server.shared.variables)
+        mine = fedbn.combine(tree.take(state.clients, client), state.server.variables)
         assert_close(by_name(mine), Network(shared, *own[client]), rtol=1e-3, atol=1e-4)
     # Else the loop would not tell whose variables are whose.
     means = [stats["mean"] for _, stats in (*own, average)]
@@ -165,59 +169,44 @@ def test_fedbn_is_a_loop_over_clients(weighting: str) -> None:
         assert all(np.abs(mean - other).max() > 1e-2 for other in means[:i])
 
 
-def test_with_nothing_local_it_is_fedavg_bit_for_bit() -> None:
-    arguments = {"server_optimizer": optax.adam(0.05), "weighting": "uniform"}
-    work = federations.epochs(0.3)
-    schedule = federations.schedule()
-    expected, expected_reports = run(fedavg.fedavg(NORMED, work, **arguments), schedule)
-    algorithm = fedbn.fedbn(NORMED, work, is_local=no_path, **arguments)
-    got, reports = run(algorithm, schedule)
-    assert_equal(got.server.shared, expected.server)
-    assert_equal(reports, expected_reports)
-    assert not jax.tree.leaves((got.clients, got.server.local))
-    x = FEDERATION.data.x
-    own = algorithm.init_client(got.server, jnp.int32(0))
-    assert_equal(
-        algorithm.predict(got.server, own, x), models.predict(NORMED, expected.server.variables, x)
-    )
-
-
 def test_with_everything_local_clients_train_alone() -> None:
     """k rounds of a client are k times the steps, whatever the server does and others are."""
     algorithm = fedbn.fedbn(
         NORMED,
-        local.full_batch(optax.sgd(0.3), num_steps=2),
+        federations.full_batch(0.3),
         server_optimizer=optax.adam(0.05),
         is_local=every_path,
     )
     schedule = federations.schedule()
-    state, _ = run(algorithm, schedule)
-    assert not jax.tree.leaves(state.server.shared.variables)
+    state = run(algorithm, schedule)[-1]
+    assert not jax.tree.leaves(state.server.variables)
+    work, grad_fn = federations.full_batch(0.3), averaging.gradient(NORMED)
+
+    @jax.jit
+    def again(variables: Variables, shard: Shard) -> Variables:
+        trained = work.run(grad_fn, work.init(variables), shard, jax.random.key(0))
+        return trained.local.variables
+
     for client in range(NUM_CLIENTS):
-        num_rounds = int((schedule.present & (schedule.who == client)).sum())
-        work = local.full_batch(optax.sgd(0.3), num_steps=2 * num_rounds)
-        shard = rounds.Shard(
-            FEDERATION.data, FEDERATION.rows[client], FEDERATION.mask[client], jnp.int32(client)
-        )
-        initial = federations.initial(NORMED, jax.random.key(0))
-        alone, _ = work.run(fedavg.gradient(NORMED), work.init(initial), shard, jax.random.key(0))
-        assert_close(tree.take(state.clients, client), alone.variables)
+        alone = initial()
+        for _ in range(int((schedule.present & (schedule.who == client)).sum())):
+            alone = again(alone, federations.shard_of(FEDERATION, client))
+        assert_close(tree.take(state.clients, client), alone)
 
 
 def test_a_clients_variables_change_only_when_it_takes_part() -> None:
-    state, schedule = start(ALGORITHM), federations.schedule()
-    initial, _ = fedbn.partition(federations.initial(NORMED, jax.random.key(0)), fedbn.in_norm)
+    schedule = federations.plain(federations.schedule())
+    kept = [federations.plain(state.clients) for state in states()]
+    first, _ = fedbn.partition(initial(), fedbn.in_norm)
     for client in range(NUM_CLIENTS):
-        assert_equal(tree.take(state.clients, client), initial)
+        assert_equal(tree.take(kept[0], client), first)
     changes = 0
     for t in range(len(schedule.who)):
-        cohort, before = tree.take(schedule, t), state
-        state = step(ALGORITHM, state, cohort)
-        attended = set(np.asarray(cohort.who)[np.asarray(cohort.present)])
+        attended = set(schedule.who[t][schedule.present[t]])
         for client in range(NUM_CLIENTS):
-            old, new = (tree.take(s.clients, client) for s in (before, state))
+            old, new = (tree.take(each, client) for each in kept[t : t + 2])
             if client in attended and federations.SIZES[client] > 0:
-                moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), old, new)
+                moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), old, new)
                 assert max(jax.tree.leaves(moved)) > 1e-3
                 changes += 1
             else:
@@ -237,14 +226,15 @@ def test_nobodys_variables_reach_another_but_through_the_shared_network(
     expected = step(ALGORITHM, warm, everyone)
     got = step(ALGORITHM, warm._replace(clients=shaken(warm.clients, 3)), everyone)
     for client in (0, 2, 4):
-        assert_equal(*(tree.take(s.clients, client) for s in (got, expected)))
+        pair = (tree.take(federations.plain(s.clients), client) for s in (got, expected))
+        assert_equal(*pair)
     for a, b in zip(*(jax.tree.leaves(s.clients) for s in (got, expected)), strict=True):
         assert jnp.abs(a[3] - b[3]).max() > 1e-3
     # Nor do one's that stays away reach the server, nor the server's mean a client or the server.
     others = attended_by(0, 2, 4)
     expected = step(ALGORITHM, warm, others)
-    mean = jax.tree.map(lambda leaf: 3 * leaf, warm.server.local)
-    other = warm._replace(server=warm.server._replace(local=mean), clients=shaken(warm.clients, 3))
+    mean = jax.tree.map(lambda leaf: 3 * leaf, warm.server.beside)
+    other = warm._replace(server=warm.server._replace(beside=mean), clients=shaken(warm.clients, 3))
     got = step(ALGORITHM, other, others)
     assert_equal(got.server, expected.server)
     assert_equal(got.clients, shaken(expected.clients, 3))
@@ -252,13 +242,14 @@ def test_nobodys_variables_reach_another_but_through_the_shared_network(
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
 def test_a_client_never_seen_is_served_with_the_mean(weighting: str, warm: rounds.State) -> None:
-    algorithm = fedbn.fedbn(NORMED, federations.epochs(0.3), weighting=weighting)
+    algorithm = fedbn.fedbn(NORMED, federations.full_batch(0.3), weighting=weighting)
     state = step(algorithm, warm, attended_by(0, 1, 3, 4))
     sizes = {client: federations.SIZES[client] for client in (0, 3, 4)}
     if weighting == "uniform":
         sizes = dict.fromkeys(sizes, 1)
     unseen = algorithm.init_client(state.server, jnp.int32(0))
-    leaves = zip(jax.tree.leaves(unseen), jax.tree.leaves(state.clients), strict=True)
+    clients_kept = federations.plain(state.clients)
+    leaves = zip(jax.tree.leaves(unseen), jax.tree.leaves(clients_kept), strict=True)
     for got, kept in leaves:
         expected = np.zeros(got.shape)
         for client, size in sizes.items():
@@ -268,11 +259,14 @@ def test_a_client_never_seen_is_served_with_the_mean(weighting: str, warm: round
 
 def test_evaluation_serves_each_client_with_its_own(warm: rounds.State) -> None:
     def loss(own: Tree, client: int) -> Array:
-        variables = fedbn.combine(own, warm.server.shared.variables)
-        rows = FEDERATION.rows[client][FEDERATION.mask[client]]
-        logits = models.predict(NORMED, variables, FEDERATION.data.x[rows])
+        variables = fedbn.combine(own, warm.server.variables)
+        rows = federations.rows_of(FEDERATION, client)
+        logits = predict(variables, FEDERATION.data.x)[rows]
         labels = FEDERATION.data.y[rows]
         return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    predict = jax.jit(partial(models.predict, NORMED))
+    assert ALGORITHM.personal
 
     seen, unseen = (
         evaluation.evaluate(ALGORITHM, warm, FEDERATION, seen=seen).loss for seen in (True, False)
@@ -280,14 +274,14 @@ def test_evaluation_serves_each_client_with_its_own(warm: rounds.State) -> None:
     for client, size in enumerate(federations.SIZES):
         if size > 0:
             assert_close(seen[client], loss(tree.take(warm.clients, client), client))
-            assert_close(unseen[client], loss(warm.server.local, client))
+            assert_close(unseen[client], loss(warm.server.beside, client))
             assert jnp.abs(seen[client] - unseen[client]) > 1e-3
 
 
 def test_only_shared_variables_come_down() -> None:
-    (traffic,) = wire.traffic(ALGORITHM, start(ALGORITHM), FEDERATION)
-    kernels = 36 * 5 + 5 * 4 + 4 * 3 + 3  # and the classifier's bias
-    norms = 4 * (5 + 4)  # scale, bias, mean, var
+    (traffic,) = wire.traffic(ALGORITHM, states()[0], FEDERATION)
+    kernels = 36 * 4 + 4 * 3 + 3  # and the classifier's bias
+    norms = 4 * (4 + 4)  # scale, bias, mean, var
     assert traffic == wire.Traffic(down=4 * kernels, up=4 * (kernels + norms))
 
 
@@ -302,7 +296,7 @@ def test_only_shared_variables_come_down() -> None:
 )
 def test_what_is_local_by_default(model, names: set[str]) -> None:
     """Each variable of a norm, in both halves, and none of another layer."""
-    variables = federations.initial(model, jax.random.key(0))
+    variables = jax.eval_shape(partial(federations.initial, model), jax.random.key(0))
     parts = fedbn.partition(variables, fedbn.in_norm)
     got, others = (paths(part) for part in parts)
     assert {path[-1] for path in got} == names
@@ -319,7 +313,7 @@ def paths(tree: Tree) -> list[tuple[str, ...]]:
 
 
 def test_paths_name_every_step_from_the_root() -> None:
-    variables = federations.initial(MODEL, jax.random.key(0))
+    variables = initial(MODEL)
     expected = {
         ("params", "body", "blocks_0", "Dense_0", "kernel"),
         ("params", "body", "blocks_0", "BatchNorm_0", "scale"),
@@ -336,7 +330,7 @@ def test_paths_name_every_step_from_the_root() -> None:
 
 @given(chosen=st.sets(st.integers(0, 10)))
 def test_combine_undoes_partition(chosen: set[int]) -> None:
-    variables = federations.initial(NORMED, jax.random.key(0))
+    variables = initial()
     every = paths(variables)
     local_paths = {path for i, path in enumerate(every) if i in chosen}
     parts = fedbn.partition(variables, lambda path: path in local_paths)

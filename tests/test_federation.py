@@ -244,7 +244,7 @@ def test_split_errors(kwargs, words):
 @pytest.mark.parametrize(
     ("partition", "words"),
     [
-        (lambda rows, rng: [rows, rows[3:5]], "deals row 3 to two clients, must to one"),
+        (lambda rows, rng: [rows, rows[3:5]], "deals row 3 twice, must once"),
         (lambda rows, rng: [rows, [110]], "deals row 110, which it was not given"),
         (lambda rows, rng: [rows, [120]], "deals row 120, which it was not given"),
         (lambda rows, rng: [rows, [-1]], "deals row -1, which it was not given"),

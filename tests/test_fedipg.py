@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 import federations
 from federations import assert_equal
-from fedjax_inv import clients, local, models, rounds, schedules
+from fedjax_inv import averaging, clients, local, models, objectives, rounds, schedules
 from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.types import (
     Algorithm,
@@ -30,8 +30,11 @@ from fedjax_inv.types import (
     Metrics,
     Model,
     Shard,
+    Step,
+    Trained,
     Tree,
     Variables,
+    Visit,
     Work,
 )
 
@@ -172,16 +175,17 @@ def test_a_layer_before_relu_and_a_norm_adds_nothing(norm: str) -> None:
         rng = np.random.default_rng(0)
         x, y = jnp.asarray(rng.normal(size=(8, 4))), jnp.asarray(rng.integers(0, 3, 8))
         mask = jnp.arange(8) < 6
-        variables = Normalised(norm).init(jax.random.key(0), x, mask)
+        variables = jax.jit(Normalised(norm).init)(jax.random.key(0), x, mask)
         params = randomised(variables["params"])
 
+        @jax.jit
         def risk(params: Tree) -> Array:
             given = {**variables, "params": params}
             logits, _ = Normalised(norm).apply(given, x, mask, mutable=["batch_stats"])
             losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
             return jnp.where(mask, losses, 0).sum() / 6
 
-        parts = jax.tree.map(lambda g, w: (g * w).sum(), jax.grad(risk)(params), params)
+        parts = jax.tree.map(lambda g, w: (g * w).sum(), jax.jit(jax.grad(risk))(params), params)
         before = parts.pop("before")
         assert abs(before["kernel"]) > 1e-2
         np.testing.assert_allclose(before["kernel"] + before["bias"], 0, atol=1e-8)
@@ -200,13 +204,16 @@ def test_only_the_norms_and_the_classifier_of_the_cnn_add_to_s() -> None:
             jnp.asarray(rng.integers(0, 3, 5)),
             jnp.arange(5) < 4,
         )
-        variables = model.init(jax.random.key(0), batch.x)
+        variables = jax.jit(model.init)(jax.random.key(0), batch.x)
         params = randomised(variables.params)
 
+        @jax.jit
         def risk(params: Halves) -> Array:
-            return fedavg.risk(model, params, variables.stats, batch)[0]
+            return averaging.risk(
+                model, objectives.cross_entropy, params, variables.stats, batch, jax.random.key(0)
+            )[0]
 
-        grads = jax.grad(risk)(params)
+        grads = jax.jit(jax.grad(risk))(params)
         parts: Any = jax.tree.map(lambda g, w: (g * w).sum(), grads, params)
         for block in parts.body.values():
             convolution = block.pop("Conv_0")
@@ -220,11 +227,12 @@ def test_only_the_norms_and_the_classifier_of_the_cnn_add_to_s() -> None:
 def one_gradient() -> Work:
     """Work whose client returns with what it received, less one gradient of all its examples."""
 
-    def run(grad_fn: GradFn, local_: Local, shard: Shard, key: Array) -> tuple[Local, Metrics]:
-        batch = local.take_batch(shard, jnp.arange(len(shard.mask)), shard.mask)
-        grads, stats, metrics = grad_fn(local_.variables, batch, key)
-        params = jax.tree.map(jnp.subtract, local_.variables.params, grads)
-        return Local(Variables(params, stats), ()), metrics
+    def run(grad_fn: GradFn, start: Local, shard: Shard, key: Array) -> Trained:
+        positions = jnp.arange(max(federations.SIZES))
+        batch = local.take_batch(shard, positions, positions < shard.size)
+        step = grad_fn(start.variables, batch, key)
+        params = jax.tree.map(jnp.subtract, start.variables.params, step.grads)
+        return Trained(Local(Variables(params, step.stats), ()), jnp.int32(1), step.metrics, ())
 
     return Work(lambda variables: Local(variables, ()), run)
 
@@ -233,50 +241,44 @@ def gradient_of(
     algorithm: Algorithm, variables: Variables, shard: Shard
 ) -> tuple[Halves, Halves, Metrics]:
     """What the client of an algorithm computes from its examples."""
-    _, upload, metrics = algorithm.exchanges[0].client(variables, (), shard, jax.random.key(0))
-    return jax.tree.map(jnp.negative, upload.params), upload.stats, metrics
+    message = averaging.Message(variables, ())
+    visit = Visit(message, (), shard, jnp.int32(0), jnp.int32(0), jax.random.key(0))
+    reply = algorithm.exchanges[0].client(visit)
+    delta = reply.upload.delta
+    return jax.tree.map(jnp.negative, delta.params), delta.stats, reply.metrics
 
 
-def shards(model: Model) -> tuple[Variables, Shard, Shard]:
-    """A point, a client's examples, and the same among garbage; float64 if it is enabled."""
-    federation = federations.federation()
-    plain = federations.padded(federation, 1, garbage=False)
-    garbage = federations.padded(federation, 4, garbage=True)
-    variables = jax.tree.map(
-        lambda leaf: leaf + 0.3 * jnp.asarray(randomised(leaf), leaf.dtype),
-        federations.initial(model, jax.random.key(0)),
-    )
+def widened(tree: Tree) -> Tree:
+    """`tree` in float64 if that is enabled."""
     wide = jnp.zeros(()).dtype
-
-    def cast(tree: Tree) -> Tree:
-        return jax.tree.map(
-            lambda a: a.astype(wide) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
-        )
-
-    pair = (
-        Shard(cast(each.data), each.rows[3], each.mask[3], jnp.int32(3))
-        for each in (plain, garbage)
+    return jax.tree.map(
+        lambda a: a.astype(wide) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
     )
-    return cast(variables), *pair
+
+
+def point(model: Model) -> Variables:
+    """Where no parameter is 0."""
+    variables = jax.jit(partial(federations.initial, model))(jax.random.key(0))
+    return widened(jax.tree.map(lambda leaf: leaf + 0.3 * randomised(leaf), variables))
 
 
 @derivatives
 @pytest.mark.parametrize("penalty_on", ["all", "classifier"])
-def test_a_client_follows_the_formula_whatever_its_padding(
+def test_a_client_follows_the_formula_whatever_lies_beside_its_rows(
     derivative: str, penalty_on: str
 ) -> None:
     """grad R + 2 penalty s (P grad R + H P w), s = <P grad R, w>, over the real examples."""
     with jax.enable_x64(True):
+        who = 4  # has fewer examples than the batch has places
         model = models.from_blocks([federations.NormedHidden(3), federations.Linear(3)], 1)
-        variables, plain, garbage = shards(model)
-        real = local.take_batch(plain, jnp.arange(7), jnp.ones(7, bool))
-        assert plain.mask.sum() == 7
+        variables, federation = point(model), federations.federation()
+        rows = federations.rows_of(federation, who)
+        x, y = (leaf[rows] for leaf in widened(federations.in_floats(federation)).data)
 
         def risk(params: Halves) -> Array:
-            logits, _ = models.apply(
-                model, Variables(params, variables.stats), real.x, real.mask, True
-            )
-            return optax.losses.softmax_cross_entropy_with_integer_labels(logits, real.y).mean()
+            given, mask = Variables(params, variables.stats), jnp.ones(len(rows), bool)
+            logits, _ = models.apply(model, given, x, mask, True)
+            return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
         body = 1.0 if penalty_on == "all" else 0.0
         kept, _ = ravel_pytree(
@@ -290,26 +292,25 @@ def test_a_client_follows_the_formula_whatever_its_padding(
         algorithm = fedipg.fedipg(
             model, one_gradient(), penalty=0.4, penalty_on=penalty_on, derivative=derivative
         )
-        for shard in (plain, garbage):
-            grads, _, metrics = jax.jit(partial(gradient_of, algorithm))(variables, shard)
+        client = jax.jit(partial(gradient_of, algorithm))
+        for held in (federations.in_floats(federation), federations.relaid(federation)):
+            shard = federations.shard_of(widened(held), who)
+            grads, _, metrics = client(variables, shard)
             np.testing.assert_allclose(ravel_pytree(grads)[0], expected, rtol=1e-8, atol=1e-10)
             np.testing.assert_allclose(metrics["invariance"], s, rtol=1e-10)
             np.testing.assert_allclose(metrics["loss"], risk(variables.params), rtol=1e-10)
 
 
-@derivatives
-@pytest.mark.parametrize("penalty_on", ["all", "classifier"])
-def test_without_penalty_a_client_is_fedavg_bit_for_bit(derivative: str, penalty_on: str) -> None:
-    """Operation by operation: under jit the compiler may fuse another program in another way."""
-    model = federations.normed()
-    variables, shard, _ = shards(model)
-    algorithm = fedipg.fedipg(
-        model, one_gradient(), penalty=0.0, penalty_on=penalty_on, derivative=derivative
-    )
-    grads, stats, metrics = gradient_of(algorithm, variables, shard)
+def test_without_penalty_a_client_with_norms_is_fedavg_bit_for_bit() -> None:
+    """Operation by operation: beside other code, the compiler rearranges the norm's sums."""
+    model = models.from_blocks([federations.NormedHidden(3), federations.Linear(3)], 1)
+    variables, shard = point(model), federations.shard_of(federations.federation(), 4)
     expected = gradient_of(fedavg.fedavg(model, one_gradient()), variables, shard)
-    assert metrics["invariance"] != 0
-    assert_equal((grads, stats, {"loss": metrics["loss"]}), expected)
+    for derivative in DERIVATIVES:
+        algorithm = fedipg.fedipg(model, one_gradient(), penalty=0.0, derivative=derivative)
+        grads, stats, metrics = gradient_of(algorithm, variables, shard)
+        assert metrics["invariance"] != 0
+        assert_equal((grads, stats, {"loss": metrics["loss"]}), expected)
 
 
 CURVATURES = np.array([[1.0, 3.0], [2.0, 1.0], [1.5, 2.0]])  # of each client's quadratic
@@ -322,26 +323,26 @@ def on_quadratics(penalty: float, num_rounds: int) -> np.ndarray:
     Client i has the risk (w - center_i)' diag(curvature_i) (w - center_i) / 2.
     """
     data = Examples(jnp.asarray(np.stack([CURVATURES, CENTERS], 1)), jnp.zeros(3, jnp.int32))
-    federation = Federation(data, jnp.arange(3)[:, None], jnp.ones((3, 1), bool))
+    federation = Federation(data, jnp.arange(3), jnp.arange(3), jnp.ones(3, jnp.int32))
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> tuple[Halves, Halves, Metrics]:
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
         curvature, center = batch.x[0]
 
         def risk(params: Halves) -> Array:
             return (curvature * (params.head - center) ** 2).sum() / 2
 
         fn = fedipg.penalised_value_and_grad(risk, penalty)
-        return fn(variables.params)[1], variables.stats, {"w": variables.params.head}
+        return Step(fn(variables.params)[1], variables.stats, {"w": variables.params.head})
 
-    algorithm = fedavg.with_gradient(
+    algorithm = averaging.averaging(
         federations.softmax_regression(),
-        local.full_batch(optax.sgd(0.1)),
-        lambda received: grad_fn,
+        local.full_batch(optax.sgd(0.1), capacity=1),
+        lambda visit: grad_fn,
         server_optimizer=optax.sgd(1.0),
         weighting="size",
     )
     start = Variables(Halves((), jnp.array([3.0, 3.0])), Halves((), ()))
-    state = rounds.init(algorithm, start, jax.random.key(0), 3)
+    state = rounds.init(algorithm, start, federation, jax.random.key(0))
     _, (report,) = jax.jit(
         lambda: rounds.run(
             algorithm,
@@ -387,14 +388,66 @@ def test_on_quadratics_it_converges_at_fedavgs_rate_to_a_smaller_s() -> None:
             "derivative='reverse': must be one of forward_over_reverse, reverse_over_forward",
         ),
         ({"penalty_on": "head"}, "penalty_on='head': must be one of all, classifier"),
-        ({"weighting": "n"}, "weighting='n': must be 'size' or 'uniform'"),
+        ({"weighting": "n"}, "weighting='n': must be one of size, uniform"),
+        *(
+            ({"penalty": penalty}, f"penalty={penalty}: must be a finite number, at least 0")
+            for penalty in (-1e-3, float("nan"), float("inf"), "0.1", True)
+        ),
     ],
 )
-def test_an_unknown_name_is_refused_in_one_line(arguments: dict[str, str], message: str) -> None:
+def test_a_wrong_argument_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         fedipg.fedipg(federations.mlp(), one_gradient(), **arguments)
 
 
-def test_the_kernel_refuses_an_unknown_derivative() -> None:
-    with pytest.raises(ValueError, match="derivative='x': must be one of"):
+@pytest.mark.parametrize("penalty", [-1.0, float("nan"), "1"])
+def test_the_kernel_refuses_wrong_arguments(penalty: Any) -> None:
+    with pytest.raises(ValueError, match=r"^derivative='x': must be one of"):
         fedipg.penalised_value_and_grad(lambda w: w, 1.0, derivative="x")
+    with pytest.raises(ValueError, match=f"^penalty={penalty}: must be a finite number"):
+        fedipg.penalised_value_and_grad(lambda w: w, penalty)
+
+
+@derivatives
+def test_a_penalty_may_be_traced(derivative: str) -> None:
+    """And vmapped, whatever its values are: nobody can look at them."""
+
+    def penalised(penalty: Array) -> tuple[Array, Array]:
+        fn = fedipg.penalised_value_and_grad(lambda w: w**2 / 2, penalty, derivative=derivative)
+        return fn(jnp.float32(3))
+
+    penalties = np.array([0.0, 0.5, -1.0], np.float32)
+    value, grad = jax.jit(jax.vmap(penalised))(penalties)
+    # R = w^2 / 2, s = w^2, f = w^2 / 2 + penalty w^4.
+    np.testing.assert_allclose(value, 4.5 + 81 * penalties)
+    np.testing.assert_allclose(grad, 3 + 108 * penalties)
+
+
+@derivatives
+def test_what_the_risk_tells_beside_its_value_is_handed_on(derivative: str) -> None:
+    def risk(w: Array) -> tuple[Array, dict[str, Array]]:
+        return w**2 / 2, {"twice": 2 * w}
+
+    options = {"derivative": derivative}
+    fn = fedipg.penalised_value_and_grad(risk, 0.5, has_aux=True, **options)
+    plain = fedipg.penalised_value_and_grad(lambda w: risk(w)[0], 0.5, **options)
+    (value, aux), grad = fn(jnp.float32(3))
+    assert_equal((value, grad), plain(jnp.float32(3)))
+    # Of the risk itself, not a derivative of it.
+    assert_equal(aux, {"twice": np.float32(6)})
+
+
+@derivatives
+def test_a_risk_of_another_form_is_refused(derivative: str) -> None:
+    def fn(risk: Callable[[Array], Any], *, has_aux: bool = False) -> Any:
+        make = fedipg.penalised_value_and_grad
+        return make(risk, 0.5, derivative=derivative, has_aux=has_aux)(jnp.float32(3))
+
+    for risk in (lambda w: (w, ()), lambda w: w[None], lambda w: w.astype(int), lambda w: {"a": w}):
+        with pytest.raises(ValueError, match=r"^risk: returns .*, must return a real scalar"):
+            fn(risk)
+        with pytest.raises(ValueError, match="must return a real scalar"):
+            fedipg.invariance(risk, jnp.float32(3))
+    for risk in (lambda w: w, lambda w: (w[None], ()), lambda w: (w, (), ())):
+        with pytest.raises(ValueError, match=r"must return \(a real scalar, aux\)"):
+            fn(risk, has_aux=True)

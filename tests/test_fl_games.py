@@ -1,6 +1,9 @@
 """The identities of the game, with the kernels alone and through the engine."""
 
 import itertools
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 import chex
 import flax.linen as nn
@@ -14,55 +17,101 @@ from hypothesis import strategies as st
 
 import federations
 from federations import NUM_CLASSES, assert_close, assert_equal, plain
-from fedjax_inv import clients, local, models, rounds, schedules, tree
-from fedjax_inv.algorithms import fedavg, fl_games
-from fedjax_inv.types import Halves, Shard, Variables
+from fedjax_inv import averaging, clients, local, models, objectives, rounds, schedules, tree, wire
+from fedjax_inv.algorithms import fl_games
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Federation,
+    Halves,
+    Model,
+    Reply,
+    Setup,
+    Tree,
+    Variables,
+    Visit,
+    Work,
+)
 
 KEY = jax.random.key(0)
-SIZES = (4, 6, 5)
+SIZES = (11, 6, 4)
 PLAYERS = len(SIZES)
+FEDERATION = federations.federation(SIZES)
+SOFTMAX = federations.softmax_regression()
 
 
 class Elu(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, x, mask, train):
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         return nn.elu(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
 
 
-def fixed():
-    """A predictor on the raw input: the body is empty."""
-    return models.from_blocks([Elu(4), federations.Linear(NUM_CLASSES)], 0)
+# A predictor on the raw input: the body is empty.
+FIXED = models.from_blocks([Elu(4), federations.Linear(NUM_CLASSES)], 0)
+# A learned representation with statistics, and a predictor.
+LEARNED = models.from_blocks([federations.NormedHidden(4), federations.Linear(NUM_CLASSES)], 1)
 
 
-def variable():
-    """A learned representation and a predictor."""
-    return models.from_blocks([Elu(5), Elu(4), federations.Linear(NUM_CLASSES)], 1)
+def full_batch(optimizer: optax.GradientTransformation, num_steps: int = 1) -> Work:
+    return local.full_batch(optimizer, capacity=max(SIZES), num_steps=num_steps)
 
 
-def game(model, work, num_players=PLAYERS, **options):
-    sample = jnp.zeros((1, *federations.IMAGE), jnp.uint8)
-    return fl_games.fl_games(model, work, num_players=num_players, sample=sample, **options)
+@cache
+def game(
+    model: Model,
+    optimizer: Callable[[float], optax.GradientTransformation] = optax.adam,
+    **options: Any,
+) -> Algorithm:
+    return fl_games.fl_games(model, full_batch(optimizer(1e-2)), **options)
 
 
-def adam(num_steps=1):
-    return local.steps(optax.adam(1e-2), batch_size=3, num_steps=num_steps)
+@cache
+def start(algorithm: Algorithm, model: Model) -> rounds.State:
+    """The state before the first round."""
 
-
-# Bit for bit means by arithmetic: the compiler may fuse two programs in different ways.
-UNFUSED = {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion"}
-
-
-def play(algorithm, schedule, sizes=SIZES, state=None, model=None):
-    federation = federations.federation(sizes)
-    if state is None:
+    @jax.jit
+    def init() -> rounds.State:
         variables = federations.initial(model, KEY)
-        state = rounds.init(algorithm, variables, KEY, len(sizes))
-    run = jax.jit(
-        lambda *a: rounds.run(algorithm, *a, axis=clients.chunked(1)), compiler_options=UNFUSED
-    )
-    return run(state, schedule, federation)
+        return rounds.init(algorithm, variables, FEDERATION, KEY)
+
+    return init()
+
+
+@partial(jax.jit, static_argnums=0)
+def step(
+    algorithm: Algorithm, state: rounds.State, cohort: Cohort, federation: Federation
+) -> rounds.State:
+    return rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(1))[0]
+
+
+def attended_by(*players: int) -> Cohort:
+    everyone = list(range(PLAYERS))
+    return federations.cohort(everyone, [player in players for player in everyone])
+
+
+EVERYONE = attended_by(*range(PLAYERS))
+
+
+@cache
+def states(algorithm: Algorithm, model: Model, num_rounds: int) -> list[rounds.State]:
+    """Before each round and after the last; everyone is sent."""
+    found = [start(algorithm, model)]
+    for _ in range(num_rounds):
+        found.append(step(algorithm, found[-1], EVERYONE, FEDERATION))
+    return found
+
+
+def same(first: Tree, second: Tree) -> bool:
+    pairs = zip(jax.tree.leaves(plain(first)), jax.tree.leaves(plain(second)), strict=True)
+    return all((a == b).all() for a, b in pairs)
+
+
+def of(game_: fl_games.Game, player: int) -> Tree:
+    """What a player plays and remembers."""
+    return tree.take(plain((game_.players, game_.memory, game_.moves)), player)
 
 
 @given(
@@ -71,11 +120,24 @@ def play(algorithm, schedule, sizes=SIZES, state=None, model=None):
     mix=st.sampled_from(fl_games.MEMORY_MIXES),
     seed=st.integers(0, 99),
 )
-def test_response_logits_are_the_written_sums(num_opponents, depth, mix, seed):
+def test_response_logits_are_the_written_sums(
+    num_opponents: int, depth: int, mix: str, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     own, opponents = rng.normal(size=(2, 3)), rng.normal(size=(num_opponents, 2, 3))
     memory = rng.normal(size=(num_opponents, depth, 2, 3))
     sizes = rng.integers(0, depth + 1, num_opponents)
+    actual = fl_games.response_logits(
+        *(jnp.asarray(a, jnp.float32) for a in (own, opponents, memory)),
+        jnp.asarray(sizes, jnp.int32),
+        memory_mix=mix,
+    )
+    expected = written_sums(own, opponents, memory, sizes, mix)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def written_sums(own: np.ndarray, opponents: Any, memory: Any, sizes: Any, mix: str) -> np.ndarray:
+    """Eq. 1 and 2, opponent after opponent."""
     total, terms = own.copy(), 1.0
     for current, past, size in zip(opponents, memory, sizes, strict=True):
         recent = past[:size].mean(0) if size else None
@@ -85,288 +147,412 @@ def test_response_logits_are_the_written_sums(num_opponents, depth, mix, seed):
         else:
             total += current + (0 if size == 0 else recent)
             terms += 1 + (mix == "normalised" and size > 0)
-    actual = fl_games.response_logits(
-        *(jnp.asarray(a, jnp.float32) for a in (own, opponents, memory)),
-        jnp.asarray(sizes, jnp.int32),
-        memory_mix=mix,
-    )
-    np.testing.assert_allclose(actual, total / terms, rtol=1e-5, atol=1e-6)
+    return total / terms
 
 
-def test_what_was_never_played_may_hold_anything():
+def test_what_was_never_played_may_hold_anything() -> None:
     own, opponents = jnp.ones((2, 3)), jnp.ones((1, 2, 3))
     memory = jnp.stack([jnp.ones((1, 2, 3)), jnp.full((1, 2, 3), jnp.nan)], 1)
     logits = fl_games.response_logits(own, opponents, memory, 1, memory_mix="literal")
     np.testing.assert_allclose(logits, 3 / 2)
 
 
-@pytest.mark.parametrize("mix", fl_games.MEMORY_MIXES)
-def test_opponents_and_memory_get_no_gradient(mix):
-    """Identity 3, of the whole local step: the game as a function of who plays what."""
-    model, work = fixed(), local.full_batch(optax.sgd(0.1))
-    algorithm = game(model, work, memory=2, memory_mix=mix)
-    state = rounds.init(algorithm, federations.initial(model, KEY), KEY, PLAYERS)
-    federation = federations.federation(SIZES)
-    shard = federations_shard(federation, 0)
-
-    def moved(players, memory):
-        now = state.server._replace(players=players, memory=memory, moves=jnp.full(3, 2))
-        own = tree.take(state.clients, 0)
-        _, played, _ = algorithm.exchanges[0].client(now, own, shard, KEY)
-        return played.params
-
-    # What the others play moves player 0's answer, but its own step follows its own gradient only:
-    # the answer is the same as that of plain gradient descent with the others' logits as constants.
-    features = federation.data.x[federation.rows[0]] / 255
-    mask, labels = federation.mask[0], federation.data.y[federation.rows[0]]
-
-    def decode(predictor):
-        return model.decode(predictor, {}, features, mask, False)[0]
-
-    players = state.server.players.params
-    theirs = jnp.stack([decode(tree.take(players, q)) for q in (1, 2)])
-    past = jnp.stack([theirs * 0.5, theirs * 2], 1)
-
-    def risk(head):
-        logits = fl_games.response_logits(decode(head), theirs, past, 2, memory_mix=mix)
-        losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return jnp.where(mask, losses, 0).sum() / mask.sum()
-
-    head = tree.take(players, 0)
-    expected = jax.tree.map(lambda w, g: w - 0.1 * g, head, jax.grad(risk)(head))
-    # The last layer scales logits: halves and doubles of it are halves and doubles of the logits.
-    scaled = [scale_last(players, scale) for scale in (0.5, 2.0)]
-    memory = fl_games.Predictor(jax.tree.map(lambda *a: jnp.stack(a, 1), *scaled), {})
-    actual = moved(state.server.players, memory)
-    chex.assert_trees_all_close(actual, expected, rtol=1e-4, atol=1e-6)
+def visit_of(message: Tree, own: Tree, who: int) -> Visit:
+    shard = federations.shard_of(FEDERATION, who)
+    return Visit(message, own, shard, jnp.int32(0), jnp.int32(0), KEY)
 
 
-def same(a, b):
-    return bool(jax.tree.all(jax.tree.map(lambda x, y: jnp.array_equal(x, y), a, b)))
+def turn_of(
+    algorithm: Algorithm, index: int, state: rounds.State, who: int, game_: fl_games.Game
+) -> Reply:
+    """A client's turn in an exchange of a game."""
+    exchange = algorithm.exchanges[index]
+    turn = jax.jit(
+        lambda game_, own: exchange.client(visit_of(exchange.broadcast(game_), own, who))
+    )
+    return turn(game_, tree.take(state.clients, who))
 
 
-def scale_last(params, scale):
-    last = sorted(params)[-1]
-    return {**params, last: jax.tree.map(lambda a: a * scale, params[last])}
+@pytest.mark.parametrize(
+    ("mix", "depth", "moves"),
+    [
+        *((mix, 2, (5, 1, 3)) for mix in fl_games.MEMORY_MIXES),  # one remembers 1, the other 2
+        *((mix, 2, (5, 0, 0)) for mix in fl_games.MEMORY_MIXES),  # nobody has moved
+        *((mix, 0, (5, 1, 3)) for mix in fl_games.MEMORY_MIXES),
+    ],
+)
+def test_a_player_answers_the_others_along_its_own_gradient(
+    mix: str, depth: int, moves: tuple[int, ...]
+) -> None:
+    """Identities 3 and 4, against a step of softmax regression in float64: what others play and
+    have played counts as a constant. Where nobody remembers, the game is the plain one.
+    """
+    algorithm = game(SOFTMAX, optax.sgd, memory=depth, memory_mix=mix)
+    state = start(algorithm, SOFTMAX)
+    rng = np.random.default_rng(0)
+    played = jax.tree.map(
+        lambda leaf: rng.normal(size=leaf.shape).astype(np.float32),
+        (state.server.players, state.server.memory),
+    )
+    players, memory = played
+    now = state.server._replace(players=players, memory=memory, moves=jnp.array(moves, jnp.int32))
+    who, others = 0, [1, 2]
+    reply = turn_of(algorithm, 0, state, who, now)
+
+    rows = federations.rows_of(FEDERATION, who)
+    x = np.asarray(FEDERATION.data.x, np.float64)[rows].reshape(len(rows), -1) / 255
+    targets = np.eye(NUM_CLASSES)[np.asarray(FEDERATION.data.y)[rows]]
+
+    def logits(predictor: fl_games.Predictor, *place: int) -> np.ndarray:
+        dense = predictor.params["blocks_0"]["Dense_0"]
+        return x @ np.float64(dense["kernel"][place]) + np.float64(dense["bias"][place])
+
+    sizes = [min(moves[q], depth) for q in others]
+    past = [np.array([logits(memory, q, h) for h in range(depth)]) for q in others]
+    together = (logits(players, who), [logits(players, q) for q in others], past)
+    mixed = written_sums(*together, sizes, mix)
+    if not any(sizes):
+        np.testing.assert_allclose(mixed, (together[0] + sum(together[1])) / PLAYERS)
+    # The own logits' share of the mixture, by which the chain rule multiplies.
+    share = (written_sums(together[0] + 1, *together[1:], sizes, mix) - mixed).mean()
+    probability = np.exp(mixed) / np.exp(mixed).sum(1, keepdims=True)
+    error = share * (probability - targets) / len(rows)
+    before, after = (
+        predictor.params["blocks_0"]["Dense_0"]
+        for predictor in (tree.take(players, who), reply.upload)
+    )
+    assert_close((after["kernel"] - before["kernel"]) / -1e-2, x.T @ error, rtol=1e-3)
+    assert_close((after["bias"] - before["bias"]) / -1e-2, error.sum(0), rtol=1e-3)
 
 
-def federations_shard(federation, who):
-    return Shard(federation.data, federation.rows[who], federation.mask[who], jnp.int32(who))
+# Bit for bit means by arithmetic: the compiler may fuse two programs in different ways.
+UNFUSED = {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion"}
 
 
-def test_one_player_is_ordinary_training():
-    """Identity 1, bit for bit."""
-    model, work, sizes = fixed(), adam(num_steps=2), (7,)
-    algorithm = game(model, work, 1)
-    start = rounds.init(algorithm, federations.initial(model, KEY), KEY, 1)
-    head = tree.take(start.server.players.params, 0)
-    state, _ = play(algorithm, schedules.everyone(1, 3), sizes, jax.tree.map(jnp.copy, start))
+def test_one_player_is_ordinary_training() -> None:
+    """Identity 1, bit for bit; Adam's state lasts from round to round."""
+    federation, work = federations.federation((7,)), full_batch(optax.adam(1e-2), num_steps=2)
+    algorithm = fl_games.fl_games(FIXED, work)
+    variables = federations.initial(FIXED, KEY)
+    state = first = rounds.init(algorithm, variables, federation, KEY)
 
-    def alone(local_state, key):
-        shard = federations_shard(federations.federation(sizes), 0)
-        return work.run(fedavg.gradient(model), local_state, shard, key)[0]
+    @partial(jax.jit, compiler_options=UNFUSED)
+    def play(state: rounds.State) -> rounds.State:
+        cohort = federations.cohort([0])
+        return rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(1))[0]
 
-    variables = Variables(Halves({}, head), Halves({}, {}))
-    current = work.init(variables)
-    for index in range(3):
-        key = start.key
-        for part in (index, 0, 0):  # round, exchange, client
-            key = jax.random.fold_in(key, part)
-        current = jax.jit(alone, compiler_options=UNFUSED)(current, key)
+    @partial(jax.jit, compiler_options=UNFUSED)
+    def train(current: Any) -> Any:
+        shard = federations.shard_of(federation, 0)
+        return work.run(averaging.gradient(FIXED), current, shard, KEY).local
+
+    head = tree.take(first.server.players.params, 0)
+    current = work.init(Variables(Halves({}, head), Halves({}, {})))
+    for _ in range(3):
+        state, current = play(state), train(current)
     assert_equal(tree.take(state.server.players.params, 0), current.variables.params.head)
+    assert not same(tree.take(state.server.players.params, 0), head)
 
 
-def test_in_a_sequential_round_only_one_player_moves():
-    algorithm = game(fixed(), adam(), memory=2)
-    before, _ = play(algorithm, schedules.everyone(PLAYERS, 2), model=fixed())
-    for mover in range(PLAYERS):
-        schedule = federations.cohort([mover])
-        schedule = jax.tree.map(lambda a: a[None], schedule)
-        after, _ = play(algorithm, schedule, state=jax.tree.map(jnp.copy, before))
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("play", fl_games.PLAYS)
+def test_who_moves_when(play: str, learned: bool) -> None:
+    """phi before each cycle of moves; a cycle is one round, or one of each player."""
+    algorithm = game(LEARNED, play=play, learned=learned)
+    state = start(algorithm, LEARNED)
+    *phi, players = algorithm.exchanges
+    assert len(phi) == learned
+    cycle = [{0, 1, 2}] if play == "parallel" else [{0}, {1}, {2}]
+    expected = ([set()] if learned else []) + cycle
+    for index in range(3 * len(expected)):
+
+        def present(exchange: Any, index: int = index) -> set[int]:
+            attends = partial(exchange.attends, state.server, round=jnp.int32(index))
+            return {who for who in range(PLAYERS) if attends(jnp.int32(who))}
+
+        now = expected[index % len(expected)]
+        assert present(players) == now
+        for exchange in phi:
+            assert present(exchange) == (set() if now else {0, 1, 2})
+
+
+def test_in_a_sequential_round_only_one_player_moves() -> None:
+    """Identity 2; and it alone counts a move, round after round in turn."""
+    seen = states(game(FIXED, play="sequential", memory=2), FIXED, 2 * PLAYERS)
+    for index, (before, after) in enumerate(itertools.pairwise(seen)):
         for player in range(PLAYERS):
-            old, new = (
-                tree.take((s.server.players, s.server.memory), player) for s in (before, after)
-            )
-            if player == mover:
-                assert not same(old, new)
-            else:
-                assert_equal(plain(old), plain(new))
+            pair = of(before.server, player), of(after.server, player)
+            assert same(*pair) == (player != index % PLAYERS)
+    np.testing.assert_array_equal(seen[-1].server.moves, 2)
 
 
-def test_parallel_players_answer_the_same_actions():
+def test_a_player_whose_turn_it_is_may_be_missed() -> None:
+    algorithm = game(FIXED, play="sequential", memory=2)
+    before = states(algorithm, FIXED, 2 * PLAYERS)[PLAYERS + 1]  # player 1's turn
+    after = step(algorithm, before, attended_by(0, 2), FEDERATION)
+    assert_equal(after.server, before.server)
+    assert after.round == before.round + 1
+
+
+def test_parallel_players_answer_the_same_actions() -> None:
     """A parallel round is what each would play alone, from the same state."""
-    algorithm = game(fixed(), adam(), memory=1)
-    before, _ = play(algorithm, schedules.everyone(PLAYERS, 1), model=fixed())
-    together, _ = play(
-        algorithm, schedules.everyone(PLAYERS, 1), state=jax.tree.map(jnp.copy, before)
-    )
+    algorithm = game(FIXED, memory=2)
+    before, together = states(algorithm, FIXED, 5)[1:3]
     for player in range(PLAYERS):
-        schedule = jax.tree.map(lambda a: a[None], federations.cohort([player]))
-        alone, _ = play(algorithm, schedule, state=jax.tree.map(jnp.copy, before))
-        assert_close(
-            tree.take(together.server.players, player), tree.take(alone.server.players, player)
+        alone = step(algorithm, before, attended_by(player), FEDERATION)
+        for other in range(PLAYERS):
+            moved = together if other == player else before
+            assert_close(of(alone.server, other), of(moved.server, other))
+        assert not same(of(alone.server, player), of(before.server, player))
+
+
+def test_players_that_change_places_change_nothing_else() -> None:
+    algorithm = game(FIXED, memory=2)
+    before, after = states(algorithm, FIXED, 5)[3:5]
+    places = np.array([2, 0, 1])
+
+    def moved(tree_: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: leaf[places], tree_)
+
+    def permuted(state: rounds.State) -> rounds.State:
+        game_ = state.server
+        game_ = game_._replace(
+            players=moved(game_.players), memory=moved(game_.memory), moves=moved(game_.moves)
         )
+        return state._replace(server=game_, clients=moved(state.clients))
+
+    data, order, first, size = FEDERATION
+    federation = Federation(data, order, first[places], size[places])
+    got = step(algorithm, permuted(before), EVERYONE, federation)
+    assert_close((got.server, got.clients), permuted(after)[:2])
 
 
-def test_without_memory_smooth_is_plain():
-    model = fixed()
-    results = []
-    for mix in fl_games.MEMORY_MIXES:
-        algorithm = game(model, adam(), memory=0, memory_mix=mix)
-        state, _ = play(algorithm, schedules.everyone(PLAYERS, 3), model=model)
-        results.append(state.server.players)
-    assert_close(results[0], results[1])
-    assert_close(results[0], results[2])
+def test_the_memory_holds_the_last_actions_and_the_oldest_goes() -> None:
+    seen = [state.server for state in states(game(FIXED, memory=2), FIXED, 5)]
+    for index, game_ in enumerate(seen):
+        np.testing.assert_array_equal(game_.moves, index)
+    # A player enters right after its update. Move 4 stands where 0 and 2 stood, 3 where 1 stood.
+    expected = jax.tree.map(lambda *a: np.stack(a, 1), *(plain(seen[n].players) for n in (5, 4)))
+    assert_equal(seen[5].memory, expected)
 
 
-def test_the_memory_holds_the_last_actions_and_the_oldest_goes():
-    algorithm, model = game(fixed(), adam(), memory=3), fixed()
-    variables = federations.initial(model, KEY)
-    state = rounds.init(algorithm, variables, KEY, PLAYERS)
-    played = []
-    for index in range(5):
-        np.testing.assert_array_equal(state.server.moves, index)
-        state, _ = play(algorithm, schedules.everyone(PLAYERS, 1), state=state)
-        played.append(jax.tree.map(jnp.copy, state.server.players))
-    # Moves 3 and 4 stand where 0 and 1 stood.
-    expected = jax.tree.map(lambda *a: jnp.stack(a, 1), *(played[n] for n in (3, 4, 2)))
-    assert_equal(state.server.memory, expected)
+def test_a_player_that_does_not_move_remembers_what_it_did() -> None:
+    algorithm = game(FIXED, memory=2)
+    before = states(algorithm, FIXED, 5)[3]
+    mover = 1
+    after = step(algorithm, before, attended_by(mover), FEDERATION)
+    for player in {0, 2}:
+        assert_equal(of(after.server, player), of(before.server, player))
+    # Its third move stands in place 0; its fourth is in place 1, where the second was.
+    (players, memory, moves), (_, old, _) = (of(s.server, mover) for s in (after, before))
+    assert moves == 4
+    assert_equal(tree.take(memory, 0), tree.take(old, 0))
+    assert_equal(tree.take(memory, 1), players)
 
 
-def test_a_player_that_does_not_move_remembers_what_it_did():
-    algorithm, model = game(fixed(), adam(), memory=2), fixed()
-    variables = federations.initial(model, KEY)
-    state = rounds.init(algorithm, variables, KEY, PLAYERS)
-    state, _ = play(algorithm, schedules.everyone(PLAYERS, 3), state=state)
-    before = jax.tree.map(jnp.copy, state.server)
-    state, _ = play(algorithm, schedules.turns(PLAYERS, 1, together=False), state=state)
-    (mover,) = np.nonzero(np.asarray(state.server.moves != before.moves))[0]
-    for player in set(range(PLAYERS)) - {mover}:
-        assert_equal(tree.take(state.server.memory, player), tree.take(before.memory, player))
-    # The mover's third move stood in place 0, its fourth is in place 1, where the second was.
-    mine = tree.take(state.server.memory, mover)
-    assert_equal(tree.take(mine, 0), tree.take(tree.take(before.memory, mover), 0))
-    assert_equal(tree.take(mine, 1), tree.take(state.server.players, mover))
+def test_the_clients_of_the_federation_are_the_players() -> None:
+    algorithm = game(SOFTMAX)
+    variables = federations.initial(SOFTMAX, KEY)
+    for num_clients in (2, 4):
+        federation = federations.federation((3,) * num_clients)
+        state = jax.eval_shape(partial(rounds.init, algorithm), variables, federation, KEY)
+        assert state.server.moves.shape == (num_clients,)
+        chex.assert_tree_shape_prefix(state.server.players, (num_clients,))
+    x = FEDERATION.data.x[:1]
+    server = algorithm.init_server(Setup(variables, PLAYERS, x, KEY))
+    kernels = server.players.params["blocks_0"]["Dense_0"]["kernel"]
+    for player in range(1, PLAYERS):  # they start differently
+        assert jnp.abs(kernels[player] - kernels[0]).max() > 1e-3
 
 
-def test_representation_and_predictors_take_turns():
-    model = variable()
-    algorithm = game(model, adam(), learned=True, body_batch_size=3)
-    start = rounds.init(algorithm, federations.initial(model, KEY), KEY, PLAYERS)
-    states = [start]
-    for _ in range(4):
-        state, _ = play(
-            algorithm,
-            schedules.everyone(PLAYERS, 1),
-            state=jax.tree.map(jnp.copy, states[-1]),
-        )
-        states.append(state)
-    for index, (a, b) in enumerate(itertools.pairwise(states)):
-        assert same(a.server.body, b.server.body) == (index % 2 == 1)
-        assert same(a.server.players, b.server.players) == (index % 2 == 0)
+def risk(body: Tree, game_: fl_games.Game, x: Array, y: Array) -> tuple[Array, Tree]:
+    """(a client's loss under the ensemble, the body's statistics), without the algorithm."""
+    mask = jnp.ones(len(y), bool)
+    features, stats = LEARNED.encode(body, game_.body.stats, x, mask, True)
+    heads = [tree.take(game_.players.params, k) for k in range(PLAYERS)]
+    logits = sum(LEARNED.decode(head, {}, features, mask, False)[0] for head in heads) / PLAYERS
+    return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y).mean(), stats
 
 
-def test_fast_with_one_batch_is_plain():
-    """Identity 6, for clients whose examples fit into a batch."""
-    model = variable()
-    states = [
-        play(
-            game(model, adam(), learned=True, body_batch_size=8, fast=fast),
-            schedules.everyone(PLAYERS, 4),
-            model=model,
-        )[0]
-        for fast in (False, True)
+def body_gradient(game_: fl_games.Game, who: int, batch_size: int) -> Tree:
+    """The mean over a client's examples of (phi's gradient, statistics), batch after batch."""
+    gradient = jax.jit(jax.grad(risk, has_aux=True))
+    rows = federations.rows_of(FEDERATION, who)
+    parts = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+    found = [
+        plain(gradient(game_.body.params, game_, FEDERATION.data.x[part], FEDERATION.data.y[part]))
+        for part in parts
     ]
-    assert_close(states[0].server, states[1].server)
-
-
-def test_fast_follows_the_gradient_of_all_local_examples():
-    model = variable()
-    key = jax.random.key(3)
-    federation = federations.federation(SIZES)
-    algorithm = game(
-        model, adam(), learned=True, body_batch_size=2, body_learning_rate=1e-3, fast=True
-    )
-    state = rounds.init(algorithm, federations.initial(model, KEY), key, PLAYERS)
-    game_now = state.server
-    shard = federations_shard(federation, 0)  # 4 examples: two whole batches
-    _, upload, _ = algorithm.exchanges[0].client(game_now, (), shard, key)
-
-    def risk(body):
-        x, y = federation.data.x[shard.rows], federation.data.y[shard.rows]
-        features, _ = model.encode(body, {}, x, shard.mask, False)
-        heads = [tree.take(game_now.players.params, k) for k in range(PLAYERS)]
-        logits = sum(model.decode(h, {}, features, shard.mask, False)[0] for h in heads) / PLAYERS
-        losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
-        return jnp.where(shard.mask, losses, 0).sum() / shard.mask.sum()
-
-    chex.assert_trees_all_close(
-        upload.params, jax.grad(risk)(game_now.body.params), rtol=1e-4, atol=1e-7
+    shares = [len(part) / len(rows) for part in parts]
+    return jax.tree.map(
+        lambda *leaves: sum(s * leaf for s, leaf in zip(shares, leaves, strict=True)), *found
     )
 
 
-def test_prediction_is_the_mean_of_the_players_logits():
-    model = variable()
-    algorithm = game(model, adam(), learned=True)
-    state = rounds.init(algorithm, federations.initial(model, KEY), KEY, PLAYERS)
-    x = federations.federation(SIZES).data.x
-    mask = jnp.ones(len(x), bool)
-    features, _ = model.encode(state.server.body.params, {}, x, mask, False)
-    heads = [tree.take(state.server.players.params, k) for k in range(PLAYERS)]
-    expected = sum(model.decode(h, {}, features, mask, False)[0] for h in heads) / PLAYERS
-    assert_close(algorithm.predict(state.server, (), x), expected)
+@pytest.mark.parametrize(
+    ("fast", "batch_size"),
+    # 11 examples: five batches of 2 and one of 1, or a single one; then fast is plain (identity 6).
+    [(True, 2), (True, 16), (False, 16)],
+)
+def test_phi_follows_the_mean_over_a_clients_examples(fast: bool, batch_size: int) -> None:
+    """Where the last batch is smaller, its examples count no more than the others."""
+    algorithm = game(LEARNED, learned=True, body_batch_size=batch_size, fast=fast)
+    state = start(algorithm, LEARNED)
+    upload = turn_of(algorithm, 0, state, 0, state.server).upload
+    grads, stats = body_gradient(state.server, 0, batch_size)
+    assert_close((upload.params, upload.stats), (grads, stats), atol=1e-6)
+    if batch_size == 2:  # else the test would not tell
+        whole, _ = body_gradient(state.server, 0, 16)
+        differences = jax.tree.map(lambda a, b: np.abs(a - b).max(), grads, whole)
+        assert max(jax.tree.leaves(differences)) > 1e-3
 
 
-def test_players_start_differently():
-    algorithm = game(fixed(), adam())
-    state = rounds.init(algorithm, federations.initial(fixed(), KEY), KEY, PLAYERS)
-    kernels = [a for a in jax.tree.leaves(state.server.players.params) if a.ndim == 3]
-    for kernel in kernels:
-        assert jnp.abs(kernel[0] - kernel[1]).max() > 1e-3
+@cache
+def with_sgd() -> Algorithm:
+    return game(
+        LEARNED, learned=True, body_optimizer=optax.sgd, body_learning_rate=0.5, body_batch_size=16
+    )
 
 
-def test_a_regression_game_reaches_its_equilibrium():
-    """Two players, scalar data, quadratic loss (Ahuja et al. 2021): with an ensemble of half the
-    sum, player k's best response is 2 b_k - (the other's action); where both environments agree on
-    b, every pair with mean b is an equilibrium, and turns of best responses reach one at once."""
-    optima = jnp.array([0.7, 0.7])
+def test_phi_steps_along_the_mean_weighted_by_size() -> None:
+    """With the optimizer that is given."""
+    before, after = (state.server for state in states(with_sgd(), LEARNED, 2)[:2])
+    parts = [body_gradient(before, who, 16) for who in range(PLAYERS)]
+    shares = np.array(SIZES) / sum(SIZES)
+    grads, stats = jax.tree.map(
+        lambda *leaves: sum(s * leaf for s, leaf in zip(shares, leaves, strict=True)), *parts
+    )
+    expected = jax.tree.map(lambda w, g: w - 0.5 * g, plain(before.body.params), grads)
+    assert_close(after.body, fl_games.Predictor(expected, stats))
+    assert not same(after.body.params, before.body.params)
 
-    def respond(actions, player):
-        other = actions[1 - player]
-        grad = jax.grad(
-            lambda own: (
-                (
-                    fl_games.response_logits(
-                        own.reshape(1, 1),
-                        other.reshape(1, 1, 1),
-                        jnp.zeros((1, 0, 1, 1)),
-                        0,
-                        memory_mix="per_opponent",
-                    )[0, 0]
-                    - optima[player]
-                )
-                ** 2
+
+def test_representation_and_predictors_take_turns() -> None:
+    first, second, third = (state.server for state in states(with_sgd(), LEARNED, 2))
+    assert not same(first.body, second.body)
+    assert same((first.players, first.moves), (second.players, second.moves))
+    assert same((second.body, second.body_opt_state), (third.body, third.body_opt_state))
+    for player in range(PLAYERS):
+        assert not same(of(second, player), of(third, player))
+
+
+def test_what_travels_is_what_the_answer_needs() -> None:
+    """phi's optimizer stays with the server, and so does the memory in phi's rounds."""
+    algorithm = game(LEARNED, learned=True, memory=2)
+    state = start(algorithm, LEARNED)
+    game_: fl_games.Game = state.server
+    body, players = wire.size(game_.body), wire.size(game_.players)
+    memory, moves = wire.size(game_.memory), wire.size(game_.moves)
+    assert wire.size(game_.body_opt_state) > 2 * wire.size(game_.body.params)
+    assert memory == 2 * players > 0
+    assert wire.traffic(algorithm, state, FEDERATION) == (
+        wire.Traffic(down=body + players, up=body),
+        wire.Traffic(down=body + players + memory + moves, up=players // PLAYERS),
+    )
+
+
+def test_prediction_is_the_mean_of_the_players_logits() -> None:
+    algorithm = game(LEARNED, learned=True)
+    game_ = start(algorithm, LEARNED).server
+    x = FEDERATION.data.x
+
+    def logits(player: int) -> Array:
+        head = tree.take(game_.players, player)
+        halves = zip(game_.body, head, strict=True)
+        variables = Variables(*(Halves(*half) for half in halves))
+        return models.predict(LEARNED, variables, x)
+
+    expected = sum(logits(player) for player in range(PLAYERS)) / PLAYERS
+    assert_close(algorithm.predict(game_, (), x), expected)
+
+
+def regression(play: str, step_size: float, optima: tuple[float, float]) -> np.ndarray:
+    """The actions [T + 1, 2] of two players whose data are a number each, and their risk
+    (mean action - optimum)^2; they start from what they drew.
+    """
+    model = models.from_function(
+        lambda key, x: {"w": jax.random.normal(key, (1,))}, lambda params, x: x * params["w"]
+    )
+    y = jnp.array(optima, jnp.float32)
+    federation = federations.federations.of_parts(
+        federations.federations.examples(np.ones((2, 1), np.float32), y), [[0], [1]]
+    )
+
+    def squared(outputs: Array, y: Array, mask: Array) -> Array:
+        return objectives.masked_mean((outputs[:, 0] - y) ** 2, mask)
+
+    work = local.full_batch(optax.sgd(step_size), capacity=1)
+    algorithm = fl_games.fl_games(model, work, play=play, loss=squared)
+
+    @jax.jit
+    def path() -> Any:
+        state = rounds.init(algorithm, model.init(KEY, y[:1]), federation, KEY)
+        seen = [state.server.players.params["w"][:, 0]]
+        for _ in range(4):
+            state, _ = rounds.step(
+                algorithm, state, EVERYONE_OF_TWO, federation, axis=clients.chunked(1)
             )
-        )
-        action = actions[player]
-        for _ in range(200):
-            action = action - 0.5 * grad(action)
-        return actions.at[player].set(action)
+            seen.append(state.server.players.params["w"][:, 0])
+        return jnp.stack(seen)
 
-    actions = jnp.array([-1.0, 3.0])
-    for turn in range(4):
-        actions = respond(actions, turn % 2)
-    np.testing.assert_allclose(actions.mean(), 0.7, atol=1e-5)
+    return np.asarray(path(), np.float64)
+
+
+EVERYONE_OF_TWO = tree.take(schedules.everyone(2, 1), 0)
+# The risk's slope in one's own action is (mean - optimum), its curvature 1/2: a step of size 2 is
+# the best response, 2 optimum - the other's action.
+BEST = 2.0
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def test_best_responses_in_turn_reach_an_equilibrium_that_exists() -> None:
+    """Ahuja et al. 2021: where all agree on b, the equilibria are all actions of mean b."""
+    path = regression("sequential", BEST, (0.7, 0.7))
+    assert abs(path[0].mean() - 0.7) > 0.1
+    np.testing.assert_allclose(path[1:].mean(1), 0.7, **CLOSE)
+    np.testing.assert_allclose(path[1], [1.4 - path[0, 1], path[0, 1]], **CLOSE)
+    np.testing.assert_allclose(path[2:], np.tile(path[1], (3, 1)), **CLOSE)
+
+
+def test_where_optima_differ_best_responses_drift_apart() -> None:
+    path = regression("sequential", BEST, (0.2, 0.7))
+    np.testing.assert_allclose(path[1], [0.4 - path[0, 1], path[0, 1]], **CLOSE)
+    np.testing.assert_allclose(path[3] - path[1], [-1.0, 1.0], **CLOSE)
+    np.testing.assert_allclose(path[4] - path[2], [-1.0, 1.0], **CLOSE)
+
+
+def test_simultaneous_best_responses_swing_around_the_equilibrium() -> None:
+    """Each moves by twice the distance, as if the other stood still; half of it arrives at once."""
+    path = regression("parallel", BEST, (0.7, 0.7))
+    start_, swing = path[0], path[0].mean() - 0.7
+    np.testing.assert_allclose(path[1], 1.4 - start_[::-1], **CLOSE)
+    np.testing.assert_allclose(path.mean(1) - 0.7, swing * np.array([1, -1, 1, -1, 1]), **CLOSE)
+    halfway = regression("parallel", BEST / 2, (0.7, 0.7))
+    np.testing.assert_allclose(halfway[1:].mean(1), 0.7, **CLOSE)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(memory=-1), "memory=-1: must be at least 0"),
-        (dict(memory_mix="sum"), "memory_mix='sum': must be one of per_opponent"),
-        (dict(body_every=1), "body_every=1: must be at least 2"),
+        ({"memory": -1}, "memory=-1: must be a whole number, at least 0"),
+        ({"memory": 1.5}, "memory=1.5: must be a whole number, at least 0"),
+        ({"memory_mix": "sum"}, "memory_mix='sum': must be one of per_opponent, literal"),
+        ({"play": "both"}, "play='both': must be one of parallel, sequential"),
+        ({"body_learning_rate": -1.0}, "body_learning_rate=-1.0: must be a finite number"),
+        ({"body_batch_size": 0}, "body_batch_size=0: must be a whole number, at least 1"),
     ],
 )
-def test_bad_values_are_told(options, message):
-    with pytest.raises(ValueError, match=message):
-        game(fixed(), adam(), **options)
+def test_bad_values_are_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        game(FIXED, **options)
+
+
+@pytest.mark.parametrize("memory_size", [3, -1, (1, 3)])
+def test_a_memory_cannot_hold_more_than_its_places(memory_size: Any) -> None:
+    own, opponents, memory = jnp.ones((2, 3)), jnp.ones((2, 2, 3)), jnp.ones((2, 2, 2, 3))
+    sizes = jnp.array(memory_size)
+    with pytest.raises(
+        ValueError, match=r"^memory_size=-?\d.*: must be a finite number, in \[0, 2\]"
+    ):
+        fl_games.response_logits(own, opponents, memory, sizes, memory_mix="literal")
+    fl_games.response_logits(own, opponents, memory, jnp.array([0, 2]), memory_mix="literal")

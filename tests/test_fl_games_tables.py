@@ -1,22 +1,25 @@
 """The studies of FL Games: their rows are runs that exist, their tables tell what the runs said."""
 
+import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from absl import flags
 
-from experiments import build, config, fl_games_paper, fl_games_tables, launch
+from experiments import build, config, fl_games_paper, fl_games_tables, loop
+from runs import no_figures
 
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--seeds=0,1", "--widths=8", "--cut=0", "--batch_size=32"),
-    *("--watch_examples=200", "--client_chunk=0", "--run_chunk=0"),
+    *("--watch_examples=200", "--client_chunk=1", "--run_chunk=1"),
+    *("--stop_below=0.99,0.001", "--warm_start=3"),
 )
-
-
-def run(row, folder, overrides):
-    return fl_games_tables.run(row.label, fl_games_tables.checked(row, folder, overrides))
 
 
 def entries(table: str) -> list[list[str]]:
@@ -26,14 +29,14 @@ def entries(table: str) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("study", fl_games_tables.STUDIES)
+@pytest.mark.parametrize("study_name", fl_games_tables.STUDIES)
 @pytest.mark.parametrize("data", fl_games_tables.DATA)
-def test_every_row_is_a_run_of_its_own(study, data):
-    if study == "classes" and data in ("spurious_cifar10", "colored_dsprites"):
+def test_every_row_is_a_run_of_its_own(study_name: str, data: str) -> None:
+    if study_name == "classes" and data in ("spurious_cifar10", "colored_dsprites"):
         with pytest.raises(ValueError, match=f"--data={data}: has two classes"):
-            fl_games_tables.STUDIES[study](data)
+            fl_games_tables.STUDIES[study_name](data)
         return
-    rows = fl_games_tables.STUDIES[study](data)
+    rows = fl_games_tables.STUDIES[study_name](data)
     assert len({row.label for row in rows}) == len(rows) > 1
     chosen = [config.of(row.flags) for row in rows]
     assert len(set(chosen)) == len(rows)
@@ -41,7 +44,7 @@ def test_every_row_is_a_run_of_its_own(study, data):
         assert build.cells(settings, [None])
 
 
-def test_rows_of_the_methods_are_what_they_are_called():
+def test_rows_of_the_methods_are_what_they_are_called() -> None:
     chosen = {
         row.label: config.of(row.flags) for row in fl_games_tables.methods("colored_dsprites")
     }
@@ -58,13 +61,13 @@ def test_rows_of_the_methods_are_what_they_are_called():
             assert ("learned" in names) == label.startswith("V")
             assert ("memory" in names) == ("SMOOTH" in label)
             assert ("fast" in names) == ("FAST" in label)
-            assert settings.play == label.split("-")[1]
+            assert f"play={label.split('-')[1]}" in settings.settings
             assert len(settings.widths) == 2 + label.startswith("V")
             assert settings.learning_rate == ((9e-4,) if label.startswith("V") else (9.5e-4,))
 
 
-def test_thresholds_follow_the_classes_and_the_clients():
-    def first(study):
+def test_thresholds_follow_the_classes_and_the_clients() -> None:
+    def first(study: Callable[[str], list[fl_games_tables.Row]]) -> dict[str, float]:
         return {row.label: config.of(row.flags).stop_below[0] for row in study("colored_mnist")}
 
     # The paper's training accuracy at the stop is near 80% with five and ten classes.
@@ -76,7 +79,7 @@ def test_thresholds_follow_the_classes_and_the_clients():
         assert threshold == (0.75 if label.endswith("-10-clients") else 0.6), label
 
 
-def test_numbers_of_the_paper():
+def test_numbers_of_the_paper() -> None:
     numbers = fl_games_paper.NUMBERS
     mnist = numbers["F-parallel", "colored_mnist"]
     assert mnist == ("58.03±6.22", "67.14±2.95", "")
@@ -92,45 +95,90 @@ def test_numbers_of_the_paper():
     assert {label for label, _ in numbers} <= labels
 
 
-def test_a_study_is_run_once_and_told_at_the_stop(tmp_path, monkeypatch):
-    steps = fl_games_tables.steps("colored_digits")[:2]
-    flags = (*SMALL, "--stop_below=0.99", "--warm_start=3")
-    done = [run(row, tmp_path, flags) for row in steps]
-    table = entries(fl_games_tables.table("colored_digits", done))
-    for one, row in zip(done, table[:-1], strict=True):
-        (path,) = (tmp_path / one.label).glob("*/result.json")
-        stops = [run["stops"][0] for run in json.loads(path.read_text())["runs"]]
-        tests = [100 * stop["test_accuracy"] for stop in stops]
-        assert row[0] == one.label
-        assert row[1:3] == ["2/2 below 0.99", "3.0 ± 0.0"]
-        assert row[4] == f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
-    curves, scaling = tmp_path / "curves.png", tmp_path / "scaling.png"
-    fl_games_tables.draw_oscillation(curves, "colored_digits", done)
-    fl_games_tables.draw_scaling(scaling, "colored_digits", done, "local steps")
-    for path in (curves, scaling):
-        assert path.read_bytes().startswith(b"\x89PNG")
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[fl_games_tables.Options, str]:
+    """A part of a study, by its flags, and what it printed: a game that stops and a baseline."""
+    folder = tmp_path_factory.mktemp("study")
+    options = parsed(
+        *SMALL,
+        *("--study=methods", "--data=colored_digits", "--rows=FedAvg,F-parallel-SMOOTH"),
+        f"--run_dir={folder}",
+    )
+    return options, fl_games_tables.main(options)
 
-    def refuse(*arguments):
+
+def parsed(*arguments: str) -> fl_games_tables.Options:
+    """The options of a command line."""
+    values = flags.FlagValues()
+    fl_games_tables.define(values)
+    config.parse(["", *arguments], values)
+    return fl_games_tables.options(values)
+
+
+def finished(study: tuple[fl_games_tables.Options, str]) -> list[fl_games_tables.Done]:
+    """The baseline and the game, which are not run again."""
+    (data,), folder = study[0].data, study[0].folder
+    rows = fl_games_tables.some(fl_games_tables.methods(data), study[0].rows)
+
+    def refuse(*arguments: Any) -> NoReturn:
         raise AssertionError("ran what was finished")
 
-    monkeypatch.setattr(launch.loop, "run_cell", refuse)
-    again = run(steps[0], tmp_path, flags)
-    assert again.runs == done[0].runs
+    with pytest.MonkeyPatch.context() as patch, no_figures():
+        patch.setattr(loop, "run_cell", refuse)
+        checked = [fl_games_tables.checked(row, folder / data, SMALL) for row in rows]
+        return [
+            fl_games_tables.run(row.label, each) for row, each in zip(rows, checked, strict=True)
+        ]
 
 
-def test_a_game_that_does_not_stop_and_a_baseline(tmp_path):
-    game, baseline = (
-        fl_games_tables.steps("colored_digits")[0],
-        fl_games_tables.methods("colored_digits")[1],
-    )
-    done = [run(game, tmp_path, (*SMALL, "--stop_below=0.001"))]
-    done.append(run(baseline, tmp_path, SMALL))
+def test_a_study_is_told_at_the_stop_and_at_the_end(
+    study: tuple[fl_games_tables.Options, str],
+) -> None:
+    options, told = study
+    folder = options.folder / "colored_digits"
+    text = (folder / "methods_some.md").read_text().split("\n\n")[0]
+    assert text in told
+    baseline, game, optimal = entries(text)
+    (path,) = (folder / "F-parallel-SMOOTH").glob("*/result.json")
+    runs = json.loads(path.read_text())["runs"]
+    tests = [100 * run["stops"][0]["test_accuracy"] for run in runs]
+    assert game[:3] == ["F-parallel-SMOOTH", "2/2 below 0.99", "3.0 ± 0.0"]
+    assert game[4] == f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
+    (path,) = (folder / "FedAvg").glob("*/result.json")
+    runs = json.loads(path.read_text())["runs"]
+    tests = [100 * run["last"]["test_accuracy"] for run in runs]
+    assert baseline[:3] == ["FedAvg", "2/2 below 0.99", "3.0 ± 0.0"]
+    assert optimal[0] == "optimal"
+    assert (folder / "methods_some_by_round.png").read_bytes().startswith(b"\x89PNG")
+    # The flags that are given go to all rows.
+    for path in folder.glob("*/*/config.json"):
+        record = json.loads(path.read_text())["flags"]
+        assert (record["rounds"], record["seeds"], record["widths"]) == (4, [0, 1], [8])
+
+
+def test_rows_that_did_not_stop_and_rows_without_a_stop(
+    study: tuple[fl_games_tables.Options, str], tmp_path: Path
+) -> None:
+    baseline, game = finished(study)
+    assert [game.label, baseline.label] == ["F-parallel-SMOOTH", "FedAvg"]
+    # As if the second threshold, which nothing falls below, were the first and only one.
+    runs = [{**run, "stops": run["stops"][1:]} for run in game.runs]
+    assert [run["stops"][0]["round"] for run in runs] == [None, None]
+    without = dataclasses.replace(baseline.settings, stop_below=())
+    done = [game._replace(runs=runs), baseline._replace(settings=without)]
     first, second, _ = entries(fl_games_tables.table("colored_digits", done))
-    last = [100 * run["last"]["test_accuracy"] for run in done[0].runs]
+    last = [100 * run["last"]["test_accuracy"] for run in game.runs]
     assert first[1:6] == ["0/2 below 0.001", "> 4", "", "", ""]
     assert first[6] == f"{np.mean(last):.1f} ± {np.std(last, ddof=1):.1f}"
+    last = [100 * run["last"]["test_accuracy"] for run in baseline.runs]
     assert second[1:3] == ["at the end", "4.0 ± 0.0"]
-    assert second[4] == second[6]
+    assert second[4] == second[6] == f"{np.mean(last):.1f} ± {np.std(last, ddof=1):.1f}"
+    diverged = [game._replace(runs=[], logs=[])]
+    assert entries(fl_games_tables.table("colored_digits", diverged))[0][1] == "diverged"
+    picture = tmp_path / "scaling.png"
+    points = [game._replace(label=f"F-parallel-{steps}-steps") for steps in (1, 10)]
+    fl_games_tables.draw_scaling(picture, "colored_digits", points, "local steps")
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +192,9 @@ def test_a_game_that_does_not_stop_and_a_baseline(tmp_path):
         ("--eval_every=500", "--eval_every=500: must be at most --rounds=400"),
     ],
 )
-def test_a_flag_that_does_not_fit_a_row_is_told_before_any_runs(tmp_path, override, message):
+def test_a_flag_that_does_not_fit_a_row_is_told_before_any_runs(
+    tmp_path: Path, override: str, message: str
+) -> None:
     (row,) = [
         row for row in fl_games_tables.methods("colored_digits") if row.label == "F-parallel-SMOOTH"
     ]
@@ -154,7 +204,7 @@ def test_a_flag_that_does_not_fit_a_row_is_told_before_any_runs(tmp_path, overri
     assert "\n" not in str(error.value)
 
 
-def test_rows_are_chosen_by_their_labels():
+def test_rows_are_chosen_by_their_labels() -> None:
     rows = fl_games_tables.methods("colored_digits")
     assert fl_games_tables.some(rows, []) == rows
     # In the order of the study.
@@ -165,10 +215,23 @@ def test_rows_are_chosen_by_their_labels():
     assert "\n" not in str(error.value)
 
 
-def test_the_command_line_runs_a_study(tmp_path):
-    """The flags that are given go to all rows, and --run_dir holds them."""
-    overrides = [flag for flag in SMALL if flag != "--rounds=4"] + ["--rounds=2"]
-    arguments = [*overrides, "--data=colored_digits", "--study=mixes", f"--run_dir={tmp_path}"]
+def test_the_flags(tmp_path: Path) -> None:
+    assert parsed() == fl_games_tables.Options()
+    several = parsed(
+        *("--study=mixes", "--data=colored_mnist,colored_digits", "--rows=a,b"),
+        *(f"--run_dir={tmp_path}", "--seeds=0,1", "--set=memory=3", "--set=fast=true"),
+    )
+    assert several[:4] == ("mixes", ("a", "b"), ("colored_mnist", "colored_digits"), tmp_path)
+    of_sweep = config.of(several.overrides)
+    assert of_sweep.seeds == (0, 1)
+    assert of_sweep.settings == ("memory=3", "fast=true")
+    assert of_sweep.run_dir == ""
+    with pytest.raises(ValueError, match="--data=mnist: unknown; did you mean colored_mnist"):
+        parsed("--data=mnist")
+
+
+def test_the_binary_ends_with_one_line_and_status_2() -> None:
+    arguments = ["--data=colored_digits", "--rows=F-parallel", "--rounds=0"]
     done = subprocess.run(
         [sys.executable, "-m", "experiments.fl_games_tables", *arguments],
         cwd=config.PRESETS.parent.parent,
@@ -176,15 +239,6 @@ def test_the_command_line_runs_a_study(tmp_path):
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "colored_digits"
-    rows = entries((folder / "mixes.md").read_text().split("\n\n")[0])
-    assert [row[0] for row in rows] == [
-        *(row.label for row in fl_games_tables.mixes("colored_digits")),
-        "optimal",
-    ]
-    assert "| F-parallel-SMOOTH-literal" in done.stdout
-    assert (folder / "mixes_by_round.png").exists()
-    for path in folder.glob("*/*/config.json"):
-        flags = json.loads(path.read_text())["flags"]
-        assert (flags["rounds"], flags["seeds"], flags["widths"]) == (2, [0, 1], [8])
+    assert done.returncode == 2
+    (told,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert told == "error: F-parallel: --rounds=0: must be at least 1"

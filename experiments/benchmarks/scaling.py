@@ -58,7 +58,7 @@ class Timed(NamedTuple):
     def megabytes(self) -> tuple[float, float]:
         """(of the federation, of a round besides its arguments)."""
         held = sum(leaf.nbytes for leaf in jax.tree.leaves(self.federation))
-        analysis = self.compiled.memory_analysis()
+        analysis: Any = self.compiled.memory_analysis()
         return held / 1e6, (analysis.temp_size_in_bytes + analysis.output_size_in_bytes) / 1e6
 
 

@@ -90,7 +90,8 @@ def penalised_value_and_grad(
 
 def _check_scalar(risk: Callable[[Tree], Any], params: Tree, has_aux: bool) -> None:
     told = jax.eval_shape(risk, params)
-    value = told[0] if has_aux and isinstance(told, tuple) and len(told) == 2 else told
+    is_pair = isinstance(told, tuple) and len(told) == 2
+    value: Any = told if not has_aux else told[0] if is_pair else None
     if jax.tree.leaves(value) != [value] or value.shape or not jnp.issubdtype(value, jnp.floating):
         needed = "(a real scalar, aux)" if has_aux else "a real scalar; with aux, take has_aux=True"
         raise ValueError(f"risk: returns {told}, must return {needed}")

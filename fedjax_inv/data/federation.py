@@ -1,7 +1,7 @@
 """Federations built from arrays or a data set: who trains on what, and what is held out."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,10 +58,9 @@ def of_parts(data: Examples, parts: Sequence[np.ndarray]) -> Federation:
 def _federation(
     data: Examples, order: np.ndarray, start: np.ndarray, size: np.ndarray
 ) -> Federation:
-    held = [jnp.asarray(array, jnp.int32) for array in (order, start, size)]
-    federation = Federation(data, *held)
-    checks.federation(federation)
-    return federation
+    held: tuple[Any, ...] = (order, start, size)
+    checks.federation(Federation(data, *held))  # before what is too large for int32 wraps
+    return Federation(data, *(jnp.asarray(array, jnp.int32) for array in held))
 
 
 def parts_of(federation: Federation) -> list[np.ndarray]:
@@ -171,7 +170,7 @@ def split(
 def _check_disjoint(parts: Sequence[np.ndarray], to_deal: np.ndarray) -> None:
     rows, times = np.unique(np.concatenate(parts), return_counts=True)
     if times.max(initial=1) > 1:
-        raise ValueError(f"partition: deals row {rows[times > 1][0]} to two clients, must to one")
+        raise ValueError(f"partition: deals row {rows[times > 1][0]} twice, must once")
     strangers = np.setdiff1d(rows, to_deal)
     if len(strangers):
         raise ValueError(f"partition: deals row {strangers[0]}, which it was not given")
@@ -206,8 +205,8 @@ def stack(splits: Sequence[Split]) -> Split:
         raise ValueError(f"splits must have one number of clients, not {sorted(num_clients)}")
 
     def stacked(federations: Sequence[Federation]) -> Federation:
-        held = (each[1:] for each in federations)
-        return Federation(federations[0].data, *map(jnp.stack, zip(*held, strict=True)))
+        held = zip(*(each[1:] for each in federations), strict=True)
+        return Federation(federations[0].data, *(jnp.asarray(np.stack(leaves)) for leaves in held))
 
     return Split(
         stacked([each.train for each in splits]),

@@ -1,0 +1,249 @@
+"""What methods say to the averaging family, on a toy, against a loop over clients in float64."""
+
+from functools import cache, partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import federations
+from federations import Config, assert_close, plain
+from fedjax_inv import (
+    aggregators,
+    algorithms,
+    averaging,
+    clients,
+    local,
+    models,
+    objectives,
+    rounds,
+    servers,
+    tree,
+)
+from fedjax_inv.algorithms import fedavg
+from fedjax_inv.data.federation import examples, of_parts
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    GradFn,
+    Halves,
+    Local,
+    Loss,
+    Setup,
+    Step,
+    Trained,
+    Tree,
+    Variables,
+    Visit,
+)
+
+SIZES = (4, 0, 2, 5)
+NUM_CLIENTS = len(SIZES)
+RATE, NUM_STEPS = 0.1, 2
+ATTEND = ((0, 1, 3), (2,), (1,), (2, 3, 0))
+WORK = local.full_batch(optax.sgd(RATE), capacity=max(SIZES), num_steps=NUM_STEPS)
+
+
+def init(key: Array, x: Array) -> Tree:
+    return {"w": jax.random.normal(key, x.shape[1:]), "b": jnp.float32(0.5)}
+
+
+# Linear regression, whose outputs are [B, 1].
+MODEL = models.from_function(init, lambda params, x: (x @ params["w"] + params["b"])[:, None])
+
+
+def federation() -> Any:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(sum(SIZES), 3)), rng.normal(size=sum(SIZES))
+    parts = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    return of_parts(examples(x.astype(np.float32), y.astype(np.float32)), parts)
+
+
+FEDERATION = federation()
+
+
+def squared(outputs: Array, y: Array, mask: Array) -> Array:
+    return objectives.masked_mean((outputs[:, 0] - y) ** 2, mask)
+
+
+def slopes(w: np.ndarray, b: float, client: int) -> tuple[np.ndarray, float]:
+    """The gradient of a client's squared error."""
+    rows = federations.rows_of(FEDERATION, client)
+    x, y = (np.float64(leaf)[rows] for leaf in plain(FEDERATION.data))
+    error = 2 * (x @ w + b - y) / len(y)
+    return x.T @ error, error.sum()
+
+
+@cache
+def first() -> Variables:
+    return MODEL.init(jax.random.key(0), FEDERATION.data.x)
+
+
+def run(algorithm: Algorithm) -> list[rounds.State]:
+    """The states after each round."""
+
+    @jax.jit
+    def step(state: rounds.State, present: Array) -> rounds.State:
+        cohort = federations.cohort(list(range(NUM_CLIENTS)))._replace(present=present)
+        return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.chunked(1))[0]
+
+    start = partial(rounds.init, algorithm, federation=FEDERATION, key=jax.random.key(0))
+    state, found = jax.jit(start)(first()), []
+    for attend in ATTEND:
+        state = step(state, np.isin(np.arange(NUM_CLIENTS), attend))
+        found.append(plain(state))
+    return found
+
+
+def test_the_loss_is_an_argument() -> None:
+    """FedAvg of linear regression, whose targets are no classes."""
+    head = plain(first()).params.head
+    w, b = np.float64(head["w"]), float(head["b"])
+    for state, attend in zip(run(fedavg.fedavg(MODEL, WORK, loss=squared)), ATTEND, strict=True):
+        moved, sizes = [], [SIZES[client] for client in attend]
+        for client in attend:
+            now_w, now_b = w, b
+            for _ in range(NUM_STEPS if SIZES[client] else 0):
+                slope_w, slope_b = slopes(now_w, now_b, client)
+                now_w, now_b = now_w - RATE * slope_w, now_b - RATE * slope_b
+            moved.append((now_w - w, now_b - b))
+        if sum(sizes):
+            w = w + np.average([move[0] for move in moved], 0, sizes)
+            b = b + np.average([move[1] for move in moved], 0, sizes)
+        assert_close(state.server.variables.params.head, {"w": np.float32(w), "b": np.float32(b)})
+
+
+@pytest.mark.parametrize("name", algorithms.LISTED)
+def test_every_algorithm_takes_a_loss(name: str) -> None:
+    """Cross-entropy anywhere would refuse targets that are no classes."""
+
+    def step(config: Config, loss: Loss) -> Any:
+        config = config._replace(model=lambda: MODEL, work=lambda rate: WORK)
+        algorithm = federations.build(name, config, loss=loss)
+
+        def trace() -> Any:
+            state = rounds.init(algorithm, first(), FEDERATION, jax.random.key(0))
+            cohort = federations.cohort(list(range(NUM_CLIENTS)))
+            return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.chunked(1))
+
+        return jax.eval_shape(trace)
+
+    for config in federations.TABLE[name]:
+        step(config, squared)
+        with pytest.raises(TypeError, match="integer"):
+            step(config, objectives.cross_entropy)
+
+
+def toy() -> Algorithm:
+    """w is shared and b is each client's own; beside them travels a number that scales gradients.
+
+    A client keeps how often it took part, too.
+    """
+    plain_gradient = averaging.gradient(MODEL, squared)
+
+    def whole(w: Array, b: Array) -> Variables:
+        return Variables(Halves({}, {"w": w, "b": b}), Halves({}, {}))
+
+    def gradient_from(visit: Visit) -> GradFn:
+        def grad_fn(variables: Variables, batch: Any, key: Array) -> Step:
+            step = plain_gradient(variables, batch, key)
+            grads = jax.tree.map(lambda g: visit.message.beside * g, step.grads)
+            return step._replace(grads=grads, average={"b": variables.params.head["b"]})
+
+        return grad_fn
+
+    def start(visit: Visit) -> Local:
+        return WORK.init(whole(visit.message.variables.params.head["w"], visit.own["b"]))
+
+    def remember(visit: Visit, trained: Trained) -> Tree:
+        b = trained.local.variables.params.head["b"]
+        return {"b": b, "turns": visit.own["turns"] + 1}
+
+    def shared(variables: Variables) -> Variables:
+        return Variables(Halves({}, {"w": variables.params.head["w"]}), variables.stats)
+
+    def serve(server: servers.Server, own: Tree) -> Variables:
+        return whole(server.variables.params.head["w"], own["b"])
+
+    def keep(setup: Setup) -> Tree:
+        return {"scale": jnp.float32(setup.num_clients), "seen": jnp.int32(0)}
+
+    def update(kept: Tree, aggregated: Tree) -> Tree:
+        mean, number = aggregated
+        return {"scale": kept["scale"] / 2 + mean, "seen": kept["seen"] + number}
+
+    return averaging.averaging(
+        MODEL,
+        WORK,
+        gradient_from,
+        server_optimizer=optax.sgd(0.5),
+        weighting="size",
+        init_client=lambda server, who: {"b": who / 10, "turns": jnp.int32(0)},
+        start=start,
+        remember=remember,
+        shared=shared,
+        serve=serve,
+        beside=averaging.Beside(
+            init=keep,
+            send=lambda kept: 1 + kept["scale"] / 8,
+            upload=lambda visit, trained: (trained.average["b"], trained.num_steps),
+            aggregate=(aggregators.mean(aggregators.uniform), aggregators.total()),
+            update=update,
+        ),
+    )
+
+
+def test_each_part_is_used_where_it_is_said() -> None:
+    algorithm = toy()
+    w = np.float64(plain(first()).params.head["w"])
+    own, turns = np.arange(NUM_CLIENTS) / 10, np.zeros(NUM_CLIENTS, int)
+    scale, seen = float(NUM_CLIENTS), 0
+    for state, attend in zip(run(algorithm), ATTEND, strict=True):
+        moved, sizes, means = [], [], []
+        for client in attend:
+            if SIZES[client] == 0:
+                continue
+            now, b, path = w, own[client], []
+            for _ in range(NUM_STEPS):
+                path.append(b)
+                slope_w, slope_b = slopes(now, b, client)
+                rate = RATE * (1 + scale / 8)
+                now, b = now - rate * slope_w, b - rate * slope_b
+            moved.append(now - w)
+            sizes.append(SIZES[client])
+            means.append(np.mean(path))
+            own[client], turns[client] = b, turns[client] + 1
+        if sizes:
+            w = w + 0.5 * np.average(moved, 0, sizes)
+            scale, seen = scale / 2 + np.mean(means), seen + NUM_STEPS * len(sizes)
+        assert_close(state.server.variables.params.head, {"w": np.float32(w)})
+        assert_close(state.server.beside, {"scale": np.float32(scale), "seen": np.int32(seen)})
+        assert_close(state.clients, {"b": np.float32(own), "turns": turns.astype(np.int32)})
+    assert seen > 0
+    assert algorithm.personal
+    x = FEDERATION.data.x
+    for client in range(NUM_CLIENTS):
+        got = algorithm.predict(state.server, tree.take(state.clients, client), x)
+        assert_close(got[:, 0], np.float32(np.float64(x) @ w + own[client]))
+
+
+def test_by_default_nothing_is_kept_and_all_is_shared() -> None:
+    algorithm = averaging.averaging(
+        MODEL,
+        WORK,
+        lambda visit: averaging.gradient(MODEL, squared),
+        server_optimizer=optax.sgd(1.0),
+        weighting="uniform",
+    )
+    state = run(algorithm)[-1]
+    assert not jax.tree.leaves((state.clients, state.server.beside))
+    assert not algorithm.personal
+    (exchange,) = algorithm.exchanges
+    message = exchange.broadcast(state.server)
+    chex.assert_trees_all_equal_shapes(message, averaging.Message(first(), ()))
+    got = algorithm.predict(state.server, (), FEDERATION.data.x)
+    assert_close(got, models.predict(MODEL, state.server.variables, FEDERATION.data.x))
