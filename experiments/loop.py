@@ -163,7 +163,8 @@ def _advance(
 ) -> Training:
     config, cell, program = job.config, job.cell, job.program
     segments = -(-config.rounds // config.eval_every)
-    cohorts = build.cohorts(config, job.inputs, segments * config.eval_every)
+    # On the host, where each segment's part is cut out without compiling for it.
+    cohorts = jax.device_get(build.cohorts(config, job.inputs, segments * config.eval_every))
     traffic = program.traffic(job.data, job.inputs)
     checkpoint_every = config.checkpoint_every or config.eval_every
     start = time.monotonic() - log.seconds

@@ -190,8 +190,9 @@ def inputs(
 
 def _first(held: Holdings, count: int) -> Holdings:
     """About `count` of the examples of each run, from every client; they lie in random order."""
-    share = jnp.minimum(1.0, count / held.size.sum(1, keepdims=True))
-    return held._replace(size=jnp.ceil(share * held.size).astype(jnp.int32))
+    size = np.asarray(held.size)
+    share = np.minimum(1.0, count / np.maximum(size.sum(1, keepdims=True), 1))
+    return held._replace(size=jnp.asarray(np.ceil(share * size), jnp.int32))
 
 
 def groups(domain: np.ndarray) -> np.ndarray:
@@ -244,7 +245,7 @@ def make(
         )
 
     def traffic(data: Examples, inputs: Inputs) -> list[int]:
-        return runs.traffic(data, jax.tree.map(lambda leaf: leaf[0], inputs))
+        return runs.traffic(data, jax.tree.map(lambda leaf: np.asarray(leaf)[0], inputs))
 
     if mesh is not None:
         init, segment = clients.over(mesh, init), clients.over(mesh, segment)

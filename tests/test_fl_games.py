@@ -6,7 +6,6 @@ from functools import cache, partial
 from typing import Any
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +22,7 @@ from fedjax_inv.types import (
     Algorithm,
     Array,
     Cohort,
+    Examples,
     Federation,
     Halves,
     Model,
@@ -41,18 +41,10 @@ FEDERATION = federations.federation(SIZES)
 SOFTMAX = federations.softmax_regression()
 
 
-class Elu(nn.Module):
-    width: int
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        return nn.elu(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
-
-
-# A predictor on the raw input: the body is empty.
-FIXED = models.from_blocks([Elu(4), federations.Linear(NUM_CLASSES)], 0)
+# A predictor with statistics on the raw input: the body is empty.
+FIXED = federations.normed_head()
 # A learned representation with statistics, and a predictor.
-LEARNED = models.from_blocks([federations.NormedHidden(4), federations.Linear(NUM_CLASSES)], 1)
+LEARNED = federations.normed_body()
 
 
 def full_batch(optimizer: optax.GradientTransformation, num_steps: int = 1) -> Work:
@@ -233,8 +225,10 @@ def test_one_player_is_ordinary_training() -> None:
     """Identity 1, bit for bit; Adam's state lasts from round to round."""
     federation, work = federations.federation((7,)), full_batch(optax.adam(1e-2), num_steps=2)
     algorithm = fl_games.fl_games(FIXED, work)
-    variables = federations.initial(FIXED, KEY)
-    state = first = rounds.init(algorithm, variables, federation, KEY)
+
+    @jax.jit
+    def start() -> rounds.State:
+        return rounds.init(algorithm, federations.initial(FIXED, KEY), federation, KEY)
 
     @partial(jax.jit, compiler_options=UNFUSED)
     def play(state: rounds.State) -> rounds.State:
@@ -246,12 +240,17 @@ def test_one_player_is_ordinary_training() -> None:
         shard = federations.shard_of(federation, 0)
         return work.run(averaging.gradient(FIXED), current, shard, KEY).local
 
-    head = tree.take(first.server.players.params, 0)
-    current = work.init(Variables(Halves({}, head), Halves({}, {})))
+    def player(state: rounds.State) -> fl_games.Predictor:
+        return tree.take(plain(state.server.players), 0)
+
+    state = first = start()
+    head = player(first)
+    current = work.init(Variables(Halves({}, head.params), Halves({}, head.stats)))
     for _ in range(3):
         state, current = play(state), train(current)
-    assert_equal(tree.take(state.server.players.params, 0), current.variables.params.head)
-    assert not same(tree.take(state.server.players.params, 0), head)
+    trained = fl_games.Predictor(*(half.head for half in current.variables))
+    assert_equal(player(state), trained)
+    assert not same(player(state), head)
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -352,14 +351,14 @@ def test_a_player_that_does_not_move_remembers_what_it_did() -> None:
 
 def test_the_clients_of_the_federation_are_the_players() -> None:
     algorithm = game(SOFTMAX)
-    variables = federations.initial(SOFTMAX, KEY)
+    variables = jax.jit(partial(federations.initial, SOFTMAX))(KEY)
     for num_clients in (2, 4):
         federation = federations.federation((3,) * num_clients)
         state = jax.eval_shape(partial(rounds.init, algorithm), variables, federation, KEY)
         assert state.server.moves.shape == (num_clients,)
         chex.assert_tree_shape_prefix(state.server.players, (num_clients,))
     x = FEDERATION.data.x[:1]
-    server = algorithm.init_server(Setup(variables, PLAYERS, x, KEY))
+    server = jax.jit(lambda: algorithm.init_server(Setup(variables, PLAYERS, x, KEY)))()
     kernels = server.players.params["blocks_0"]["Dense_0"]["kernel"]
     for player in range(1, PLAYERS):  # they start differently
         assert jnp.abs(kernels[player] - kernels[0]).max() > 1e-3
@@ -374,15 +373,15 @@ def risk(body: Tree, game_: fl_games.Game, x: Array, y: Array) -> tuple[Array, T
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y).mean(), stats
 
 
+risk_gradient = jax.jit(jax.grad(risk, has_aux=True))
+
+
 def body_gradient(game_: fl_games.Game, who: int, batch_size: int) -> Tree:
     """The mean over a client's examples of (phi's gradient, statistics), batch after batch."""
-    gradient = jax.jit(jax.grad(risk, has_aux=True))
+    x, y = plain(FEDERATION.data)
     rows = federations.rows_of(FEDERATION, who)
     parts = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
-    found = [
-        plain(gradient(game_.body.params, game_, FEDERATION.data.x[part], FEDERATION.data.y[part]))
-        for part in parts
-    ]
+    found = [plain(risk_gradient(game_.body.params, game_, x[part], y[part])) for part in parts]
     shares = [len(part) / len(rows) for part in parts]
     return jax.tree.map(
         lambda *leaves: sum(s * leaf for s, leaf in zip(shares, leaves, strict=True)), *found
@@ -456,6 +455,7 @@ def test_prediction_is_the_mean_of_the_players_logits() -> None:
     game_ = start(algorithm, LEARNED).server
     x = FEDERATION.data.x
 
+    @jax.jit
     def logits(player: int) -> Array:
         head = tree.take(game_.players, player)
         halves = zip(game_.body, head, strict=True)
@@ -463,42 +463,49 @@ def test_prediction_is_the_mean_of_the_players_logits() -> None:
         return models.predict(LEARNED, variables, x)
 
     expected = sum(logits(player) for player in range(PLAYERS)) / PLAYERS
-    assert_close(algorithm.predict(game_, (), x), expected)
+    assert_close(jax.jit(algorithm.predict)(game_, (), x), expected)
 
 
-def regression(play: str, step_size: float, optima: tuple[float, float]) -> np.ndarray:
-    """The actions [T + 1, 2] of two players whose data are a number each, and their risk
-    (mean action - optimum)^2; they start from what they drew.
+@cache
+def path_of(play: str) -> Callable[[float, Array], Array]:
+    """(local step size, optima [2]) -> the actions before each of four rounds and after the last.
+
+    Two players, whose data are a number each, with the risk (mean action - optimum)^2.
     """
     model = models.from_function(
         lambda key, x: {"w": jax.random.normal(key, (1,))}, lambda params, x: x * params["w"]
-    )
-    y = jnp.array(optima, jnp.float32)
-    federation = federations.federations.of_parts(
-        federations.federations.examples(np.ones((2, 1), np.float32), y), [[0], [1]]
     )
 
     def squared(outputs: Array, y: Array, mask: Array) -> Array:
         return objectives.masked_mean((outputs[:, 0] - y) ** 2, mask)
 
-    work = local.full_batch(optax.sgd(step_size), capacity=1)
-    algorithm = fl_games.fl_games(model, work, play=play, loss=squared)
+    def path(step_size: float, optima: Array) -> Array:
+        each = jnp.arange(2, dtype=jnp.int32)
+        data = Examples(jnp.ones((2, 1)), optima)
+        federation = Federation(data, each, each, jnp.ones(2, jnp.int32))
+        work = local.full_batch(optax.sgd(step_size), capacity=1)
+        algorithm = fl_games.fl_games(model, work, play=play, loss=squared)
 
-    @jax.jit
-    def path() -> Any:
-        state = rounds.init(algorithm, model.init(KEY, y[:1]), federation, KEY)
-        seen = [state.server.players.params["w"][:, 0]]
-        for _ in range(4):
-            state, _ = rounds.step(
-                algorithm, state, EVERYONE_OF_TWO, federation, axis=clients.chunked(1)
-            )
-            seen.append(state.server.players.params["w"][:, 0])
-        return jnp.stack(seen)
+        def actions(state: rounds.State) -> Array:
+            return state.server.players.params["w"][:, 0]
 
-    return np.asarray(path(), np.float64)
+        def body(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Array]:
+            axis = clients.chunked(1)
+            state, _ = rounds.step(algorithm, state, cohort, federation, axis=axis)
+            return state, actions(state)
+
+        state = rounds.init(algorithm, model.init(KEY, federation.data.x), federation, KEY)
+        _, rest = jax.lax.scan(body, state, schedules.everyone(2, 4))
+        return jnp.concatenate([actions(state)[None], rest])
+
+    return jax.jit(path)
 
 
-EVERYONE_OF_TWO = tree.take(schedules.everyone(2, 1), 0)
+def regression(play: str, step_size: float, optima: tuple[float, float]) -> np.ndarray:
+    """The actions [5, 2] of two players, from what they drew."""
+    return np.asarray(path_of(play)(step_size, jnp.array(optima)), np.float64)
+
+
 # The risk's slope in one's own action is (mean - optimum), its curvature 1/2: a step of size 2 is
 # the best response, 2 optimum - the other's action.
 BEST = 2.0

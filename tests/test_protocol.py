@@ -25,7 +25,7 @@ from jax.sharding import AxisType
 
 import federations
 from federations import TABLE, Config, assert_close, assert_equal, plain
-from fedjax_inv import algorithms, averaging, clients, local, models, rounds, tree
+from fedjax_inv import algorithms, averaging, clients, local, rounds, tree
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Shard, Tree, Variables
 
 Result = tuple[rounds.State, tuple[rounds.Report, ...]]
@@ -457,10 +457,6 @@ class Unfused:
             self.told.append(plain(told))
 
 
-def batch_normed() -> Model:
-    return models.from_blocks([federations.NormedHidden(4), federations.Linear(3)], 1)
-
-
 @cache
 def fedavg_unfused(model: Callable[[], Model]) -> Unfused:
     return Unfused("fedavg", model(), {})
@@ -468,7 +464,7 @@ def fedavg_unfused(model: Callable[[], Model]) -> Unfused:
 
 REDUCTIONS = [
     ("fedprox", federations.mlp, {"proximal": 0.0}),
-    ("fedbn", batch_normed, {"is_local": lambda path: False}),
+    ("fedbn", federations.normed_body, {"is_local": lambda path: False}),
     *(
         ("fedipg", federations.mlp, {"penalty": 0.0, "penalty_on": on, "derivative": derivative})
         for on in ("all", "classifier")
@@ -493,7 +489,7 @@ def test_scaffold_is_fedavg_until_its_variates_are_set() -> None:
 
 
 def test_a_larger_capacity_of_a_full_batch_changes_nothing() -> None:
-    model, federation = federations.normed(), federations.federation()
+    model, federation = federations.small_normed(), federations.federation()
     variables = federations.initial(model, jax.random.key(0))
     grad_fn = averaging.gradient(model)
 
@@ -509,5 +505,5 @@ def test_a_larger_capacity_of_a_full_batch_changes_nothing() -> None:
 
     exact = trained(max(federations.SIZES))
     assert_close(trained(max(federations.SIZES) + 4), exact)
-    kernels = exact.local.variables.params.head["blocks_1"]["Dense_0"]["kernel"]
+    kernels = exact.local.variables.params.head["blocks_0"]["Dense_0"]["kernel"]
     assert jnp.abs(kernels[3] - kernels[4]).max() > 1e-3
