@@ -43,7 +43,7 @@ def evaluate(
     and predicts with `init_client`'s state. needed: [] where false, nothing is predicted and the
     scores mean nothing. Raises ValueError for a batch_size below 1, and for rows that are none.
     """
-    checks.whole("batch_size", batch_size)
+    checks.integer("batch_size", batch_size)
     checks.federation(federation)
     axis = axis or clients.chunked(1)
     size = federation.size

@@ -38,7 +38,7 @@ def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
     fn: batch -> a tree of sums over its real examples. The last batch is smaller. Examples come as
     they lie. Raises ValueError for a batch_size below 1.
     """
-    checks.whole("batch_size", batch_size)
+    checks.integer("batch_size", batch_size)
 
     def of(turn: Array) -> Tree:
         index = turn * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
@@ -98,8 +98,8 @@ def epochs(
 
     Raises ValueError for counts below 1.
     """
-    checks.whole("batch_size", batch_size)
-    checks.whole("num_epochs", num_epochs)
+    checks.integer("batch_size", batch_size)
+    checks.integer("num_epochs", num_epochs)
 
     def plan(shard: Shard, key: Array) -> tuple[Array, Callable[[Array], Batch]]:
         batches = -(-shard.size // batch_size)  # of one epoch
@@ -123,8 +123,8 @@ def steps(optimizer: optax.GradientTransformation, *, batch_size: int, num_steps
 
     Raises ValueError for counts below 1.
     """
-    checks.whole("batch_size", batch_size)
-    checks.whole("num_steps", num_steps)
+    checks.integer("batch_size", batch_size)
+    checks.integer("num_steps", num_steps)
 
     def plan(shard: Shard, key: Array) -> tuple[Array, Callable[[Array], Batch]]:
         def batch_at(step: Array) -> Batch:
@@ -147,8 +147,8 @@ def full_batch(
     batch. A client with more trains to NaN, which every run reports, rather than on a part of them.
     Raises ValueError for counts below 1.
     """
-    checks.whole("capacity", capacity)
-    checks.whole("num_steps", num_steps)
+    checks.integer("capacity", capacity)
+    checks.integer("num_steps", num_steps)
 
     def plan(shard: Shard, key: Array) -> tuple[Array, Callable[[Array], Batch]]:
         del key

@@ -1,39 +1,52 @@
-"""Masked losses: means over real examples only.
+"""Masked losses and scores: means over real examples only.
 
-Targets may be any tree; cross-entropy and accuracy are for those that are classes. All of them
-raise AssertionError for other ranks than those written, and for axes B of different sizes.
+Targets may be any tree; cross-entropy and accuracy are for those that are classes.
 """
 
-import chex
 import jax.numpy as jnp
 import optax
 
+from fedjax_inv import checks
 from fedjax_inv.types import Array
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
-    """The mean of `values` [B] where `mask` [B] bool is true; 0 if it is true nowhere."""
-    chex.assert_rank([values, mask], 1)
-    chex.assert_equal_shape([values, mask])
-    chex.assert_type(mask, bool)
+    """The mean of `values` [B] where `mask` [B] bool is true; 0 if it is true nowhere.
+
+    Raises ValueError for other shapes, and for weights instead of a mask.
+    """
+    if values.ndim != 1 or values.shape != mask.shape or mask.dtype != bool:
+        raise ValueError(
+            f"values {values.shape} and mask {mask.dtype} {mask.shape}: must be [B] and bool [B]"
+        )
     # `where` first: a NaN under the mask must reach neither the value nor the gradient.
     total = jnp.where(mask, values, 0).sum()
     return total / jnp.maximum(mask.sum(), 1).astype(total.dtype)
 
 
 def cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
-    """Mean softmax cross-entropy in nats of logits [B, K] against labels [B] in 0..K-1; []."""
-    _check_classes(logits, labels)
+    """Mean softmax cross-entropy in nats of logits [B, K] against labels [B] in 0..K-1; [].
+
+    A label outside has NaN for a loss, which a run reports. Raises ValueError for other shapes, and
+    for a label outside where it is concrete.
+    """
+    _check_classes(logits, labels, mask)
     losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return masked_mean(losses, mask)
+    is_class = (labels >= 0) & (labels < logits.shape[1])
+    return masked_mean(jnp.where(is_class, losses, jnp.nan), mask)
 
 
 def accuracy(logits: Array, labels: Array, mask: Array) -> Array:
-    """The fraction of real examples whose largest of the logits [B, K] is the label's [B]; []."""
-    _check_classes(logits, labels)
+    """The fraction of real examples whose largest of the logits [B, K] is the label's [B]; [].
+
+    Raises ValueError as `cross_entropy` does.
+    """
+    _check_classes(logits, labels, mask)
     return masked_mean((jnp.argmax(logits, -1) == labels).astype(jnp.float32), mask)
 
 
-def _check_classes(logits: Array, labels: Array) -> None:
-    chex.assert_rank([logits, labels], [2, 1])
-    chex.assert_equal_shape_prefix([logits, labels], 1)
+def _check_classes(logits: Array, labels: Array, mask: Array) -> None:
+    if logits.ndim != 2 or labels.ndim != 1 or len(logits) != len(labels):
+        raise ValueError(f"logits {logits.shape} and labels {labels.shape}: must be [B, K] and [B]")
+    if checks.is_concrete((labels, mask)) and labels.shape == mask.shape:
+        checks.integers("labels", labels[mask], 0, logits.shape[1] - 1, may_be_empty=True)

@@ -154,7 +154,7 @@ def inputs(
             )
         if run.seed not in splits:
             raise ValueError(f"splits: has none for seed {run.seed}")
-    checks.whole("watch_examples", watch_examples, 0)
+    checks.integer("watch_examples", watch_examples, 0)
     # A split of each seed, then of each run: seeds are few and splits are large.
     seeds = list(dict.fromkeys(run.seed for run in runs))
     which = np.array([seeds.index(run.seed) for run in runs])
@@ -225,8 +225,8 @@ def make(
     client_chunk, run_chunk: how many clients of a device and how many runs train at once, 0: all.
     mesh: of one axis, the devices that share the clients. Raises ValueError for negative chunks.
     """
-    checks.whole("client_chunk", client_chunk, 0)
-    checks.whole("run_chunk", run_chunk, 0)
+    checks.integer("client_chunk", client_chunk, 0)
+    checks.integer("run_chunk", run_chunk, 0)
 
     def axis(size: int) -> clients.Axis:
         on_a_device = clients.chunked(size) if size else clients.vmapped()

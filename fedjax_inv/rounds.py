@@ -75,7 +75,7 @@ def init(
     variables: a drawn network. history: how many broadcasts are kept for delayed clients, 1 + the
     longest delay. Raises ValueError for history below 1, and for rows that are none.
     """
-    checks.whole("history", history)
+    checks.integer("history", history)
     checks.federation(federation)
     sample = jax.tree.map(lambda leaf: leaf[:1], federation.data.x)
     server = algorithm.init_server(

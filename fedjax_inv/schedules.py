@@ -19,8 +19,8 @@ def _schedule(who: Array) -> Cohort:
 
 def everyone(num_clients: int, num_rounds: int) -> Cohort:
     """All C clients in every round; [T, C]. Raises ValueError for counts below 1."""
-    checks.whole("num_clients", num_clients)
-    checks.whole("num_rounds", num_rounds)
+    checks.integer("num_clients", num_clients)
+    checks.integer("num_rounds", num_rounds)
     return _schedule(jnp.tile(jnp.arange(num_clients), (num_rounds, 1)))
 
 
@@ -29,9 +29,9 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
 
     Raises ValueError unless 1 <= cohort <= num_clients.
     """
-    checks.whole("num_clients", num_clients)
-    checks.whole("num_rounds", num_rounds)
-    checks.whole("cohort", cohort)
+    checks.integer("num_clients", num_clients)
+    checks.integer("num_rounds", num_rounds)
+    checks.integer("cohort", cohort)
     if cohort > num_clients:
         raise ValueError(f"cohort={cohort}: must be at most the {num_clients} clients")
 

@@ -33,16 +33,16 @@ def test_a_tree_with_one_tracer_is_not_concrete() -> None:
 
 @pytest.mark.parametrize("value", [1, 7, np.int32(1), np.uint8(3)])
 def test_whole_numbers_pass(value: Any) -> None:
-    checks.whole("count", value)
-    checks.whole("count", value, 0)
+    checks.integer("count", value)
+    checks.integer("count", value, 0)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, "2", True, None, np.float32(2), NAN, [1]])
 def test_what_is_no_whole_number_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"^count=.*: must be a whole number, at least 1$"):
-        checks.whole("count", value)
-    with pytest.raises(ValueError, match=r"^count=.*: must be a whole number, at least 9$"):
-        checks.whole("count", value, 9)
+    with pytest.raises(ValueError, match=r"^count=.*: must be an integer of at least 1$"):
+        checks.integer("count", value)
+    with pytest.raises(ValueError, match=r"^count=.*: must be an integer of at least 9$"):
+        checks.integer("count", value, 9)
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, np.float32(0.5), jnp.float32(1), np.int64(1)])

@@ -222,7 +222,7 @@ def test_the_loss_and_the_score_may_be_those_of_a_regression(personal: bool) -> 
 
 def test_evaluate_refuses_empty_batches_and_rows_that_are_none() -> None:
     evaluate = functools.partial(evaluation.evaluate, algorithm(False), state())
-    with pytest.raises(ValueError, match="batch_size=0: must be a whole number, at least 1"):
+    with pytest.raises(ValueError, match="batch_size=0: must be an integer of at least 1"):
         evaluate(FEDERATION, batch_size=0)
     beyond = FEDERATION._replace(order=FEDERATION.order.at[0].set(999))
     with pytest.raises(ValueError, match=r"order: holds 0\.\.999, must be rows in 0\.\.64$"):

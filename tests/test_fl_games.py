@@ -541,12 +541,12 @@ def test_simultaneous_best_responses_swing_around_the_equilibrium() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory": -1}, "memory=-1: must be a whole number, at least 0"),
-        ({"memory": 1.5}, "memory=1.5: must be a whole number, at least 0"),
+        ({"memory": -1}, "memory=-1: must be an integer of at least 0"),
+        ({"memory": 1.5}, "memory=1.5: must be an integer of at least 0"),
         ({"memory_mix": "sum"}, "memory_mix='sum': must be one of per_opponent, literal"),
         ({"play": "both"}, "play='both': must be one of parallel, sequential"),
         ({"body_learning_rate": -1.0}, "body_learning_rate=-1.0: must be a finite number"),
-        ({"body_batch_size": 0}, "body_batch_size=0: must be a whole number, at least 1"),
+        ({"body_batch_size": 0}, "body_batch_size=0: must be an integer of at least 1"),
     ],
 )
 def test_bad_values_are_told(options: dict[str, Any], message: str) -> None:

@@ -333,5 +333,5 @@ def test_take_batch_repeats_a_real_example_where_there_is_none() -> None:
     ],
 )
 def test_counts_must_be_positive(make: Callable[[], object], argument: str) -> None:
-    with pytest.raises(ValueError, match=f"{argument}: must be a whole number, at least 1"):
+    with pytest.raises(ValueError, match=f"{argument}: must be an integer of at least 1"):
         make()

@@ -46,7 +46,7 @@ def test_masked_losses_follow_numpy(seed: int, size: int) -> None:
     ],
 )
 def test_other_shapes_are_refused(objective, logits, labels, mask) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match=r"^(logits .*and labels|values .*and mask) .*: must be "):
         objective(jnp.ones(logits), jnp.ones(labels, jnp.int32), jnp.ones(mask, bool))
 
 
@@ -60,7 +60,7 @@ def test_other_shapes_are_refused(objective, logits, labels, mask) -> None:
     ],
 )
 def test_a_masked_mean_of_something_else_is_refused(values, mask) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match=r"^values .* and mask .*: must be \[B\] and bool \[B\]"):
         objectives.masked_mean(values, mask)
 
 
@@ -80,3 +80,17 @@ class Variants(chex.TestCase):
         mean = self.variant(objectives.masked_mean)
         values, mask = jnp.array([1.0, jnp.nan, 4.0]), jnp.array([True, False, True]) & real
         np.testing.assert_allclose(mean(values, mask), 2.5 if real else 0.0)
+
+
+@pytest.mark.parametrize("label", [-1, 3, 99])
+def test_a_label_that_is_no_class_is_not_passed_over(label: int) -> None:
+    logits, labels, mask = jnp.ones((2, 3)), jnp.array([0, label]), jnp.array([True, True])
+    for objective in (objectives.cross_entropy, objectives.accuracy):
+        with pytest.raises(ValueError, match=rf"^labels\[1\]={label}: must be in 0\.\.2$"):
+            objective(logits, labels, mask)
+        assert jnp.isfinite(objective(logits, labels, mask.at[1].set(False)))
+    traced = jax.value_and_grad(jax.jit(objectives.cross_entropy))
+    assert jnp.isnan(traced(logits, labels, mask)[0])
+    value, grads = traced(logits, labels, mask.at[1].set(False))
+    assert jnp.isfinite(value)
+    assert jnp.isfinite(grads).all()

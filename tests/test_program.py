@@ -365,7 +365,7 @@ def test_groups_are_domains_or_everybody() -> None:
             r"runs: set \['b'\] and \['a'\], must set the same",
         ),
         (program.grid((3, 4)), {}, "splits: has none for seed 4"),
-        (RUNS, {"watch_examples": -1}, "watch_examples=-1: must be a whole number, at least 0"),
+        (RUNS, {"watch_examples": -1}, "watch_examples=-1: must be an integer of at least 0"),
     ],
 )
 def test_inputs_that_do_not_fit_are_one_line(runs: list, options: dict, words: str) -> None:
@@ -375,5 +375,5 @@ def test_inputs_that_do_not_fit_are_one_line(runs: list, options: dict, words: s
 
 @pytest.mark.parametrize("chunk", ["client_chunk", "run_chunk"])
 def test_chunks_must_not_be_negative(chunk: str) -> None:
-    with pytest.raises(ValueError, match=f"^{chunk}=-1: must be a whole number, at least 0$"):
+    with pytest.raises(ValueError, match=f"^{chunk}=-1: must be an integer of at least 0$"):
         program.make(EXPERIMENT, **{chunk: -1})

@@ -518,7 +518,7 @@ def test_a_state_of_another_federation_is_one_line(sizes: tuple[int, ...]) -> No
 
 
 def test_init_refuses_no_history_and_rows_that_are_none() -> None:
-    with pytest.raises(ValueError, match="history=0: must be a whole number, at least 1"):
+    with pytest.raises(ValueError, match="history=0: must be an integer of at least 1"):
         start(one, C, 0)
     beyond = FEDERATION._replace(size=FEDERATION.size.at[0].set(99))
     with pytest.raises(ValueError, match=r"size=99 of client 0: must lie in"):

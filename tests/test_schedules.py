@@ -137,11 +137,11 @@ PER_CLIENT = [
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: schedules.everyone(0, 2), "num_clients=0: must be a whole number, at least 1"),
-        (lambda: schedules.everyone(2, 0), "num_rounds=0: must be a whole number, at least 1"),
+        (lambda: schedules.everyone(0, 2), "num_clients=0: must be an integer of at least 1"),
+        (lambda: schedules.everyone(2, 0), "num_rounds=0: must be an integer of at least 1"),
         (lambda: schedules.sampled(KEY, 0, 1, 2), "num_clients=0"),
         (lambda: schedules.sampled(KEY, 3, 2, 0), "num_rounds=0"),
-        (lambda: schedules.sampled(KEY, 3, 0, 2), "cohort=0: must be a whole number, at least 1"),
+        (lambda: schedules.sampled(KEY, 3, 0, 2), "cohort=0: must be an integer of at least 1"),
         (lambda: schedules.sampled(KEY, 3, 4, 2), "cohort=4: must be at most the 3 clients"),
         *(
             (lambda p=p: schedules.dropout(FULL, KEY, p), "must be between 0 and 1")

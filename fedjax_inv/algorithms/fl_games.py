@@ -140,10 +140,10 @@ def fl_games(
     examples, not of one batch. Raises ValueError for values out of range.
     """
     checks.one_of("play", play, PLAYS)
-    checks.whole("memory", memory, 0)
+    checks.integer("memory", memory, 0)
     checks.one_of("memory_mix", memory_mix, MEMORY_MIXES)
     checks.real("body_learning_rate", body_learning_rate)
-    checks.whole("body_batch_size", body_batch_size)
+    checks.integer("body_batch_size", body_batch_size)
     optimizer = body_optimizer(body_learning_rate)
 
     def turn(game: Game, round: Array) -> Array:

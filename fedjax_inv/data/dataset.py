@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_inv.data import checks
+from fedjax_inv import checks
 from fedjax_inv.types import Array, Tree
 
 

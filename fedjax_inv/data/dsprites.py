@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_inv.data import checks
+from fedjax_inv import checks
 from fedjax_inv.data.dataset import Dataset
 
 SHAPES = ("square", "ellipse", "heart")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv.data import checks
+from fedjax_inv import checks
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.types import Array
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_inv.data import checks
+from fedjax_inv import checks
 
 _LARGEST_ALPHA = 1e300  # far above, draws from the distribution overflow and are 0
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_inv.data import checks, dsprites
+from fedjax_inv import checks
+from fedjax_inv.data import dsprites
 from fedjax_inv.data.dataset import Dataset, check_dataset
 
 if TYPE_CHECKING:

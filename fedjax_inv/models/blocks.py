@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
-from fedjax_inv.models.checks import check_integer
+from fedjax_inv import checks
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
 
@@ -120,7 +120,7 @@ def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
     others = [block for block in blocks if not isinstance(block, nn.Module)]
     if others or not blocks:
         raise ValueError(f"blocks={others}: must be one or several flax.linen modules")
-    check_integer("cut", cut, 0, len(blocks) - 1)
+    checks.integer("cut", cut, 0, len(blocks) - 1)
     return _of_halves(_Blocks(blocks[:cut]), _Blocks(blocks[cut:]), ("mask", "train"))
 
 
@@ -147,7 +147,7 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
         return _of_halves(_Identity(), module, takes)
     if takes:
         raise ValueError(f"{takes=}: must be empty for an nn.Sequential; from_blocks passes on all")
-    check_integer("cut", cut, 0, len(module.layers) - 1)
+    checks.integer("cut", cut, 0, len(module.layers) - 1)
     if cut == 0:
         return _of_halves(_Identity(), module, takes)
     halves = nn.Sequential(module.layers[:cut]), nn.Sequential(module.layers[cut:])

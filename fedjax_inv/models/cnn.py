@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
+from fedjax_inv import checks
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.blocks import from_blocks
-from fedjax_inv.models.checks import check_integer, check_widths
 from fedjax_inv.types import Array, Model
 
 _GROUPS = 8  # of channels, that GroupNorm normalises together
@@ -52,8 +52,10 @@ def cnn(
     all of them by default. conv: one of `lowerings.LOWERINGS`. Raises ValueError for an argument
     that is not allowed, and at initialisation for inputs of another rank.
     """
-    check_integer("num_classes", num_classes, 1)
-    check_widths(widths, _GROUPS)
+    checks.integer("num_classes", num_classes, 1)
+    checks.integers("widths", widths, 1)
+    if any(width % _GROUPS for width in widths):
+        raise ValueError(f"widths={tuple(widths)}: must be multiples of {_GROUPS}")
     chosen = lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         _Conv(width, 2 if i == 1 else 1, chosen) for i, width in enumerate(widths)

@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fedjax_inv.models.checks import check_integer, check_name
+from fedjax_inv import checks
 from fedjax_inv.types import Array
 
 Conv = Callable[..., Array]  # with the signature of jax.lax.conv_general_dilated
@@ -46,7 +46,7 @@ def lowering(conv: str) -> Conv:
 
     Raises ValueError for another name. All but "lax" raise it for groups and dilation.
     """
-    check_name("conv", conv, LOWERINGS)
+    checks.one_of("conv", conv, LOWERINGS)
     return _LOWERINGS[conv]
 
 
@@ -297,7 +297,7 @@ def max_pool(x: Array, size: int) -> Array:
     if x.ndim != 4:
         raise ValueError(f"{x.shape=}: must be [B, height, width, C]")
     batch, height, width, channels = x.shape
-    check_integer("size", size, 1, min(height, width))
+    checks.integer("size", size, 1, min(height, width))
     rows, columns = height // size, width // size
     whole = x[:, : rows * size, : columns * size]
     return whole.reshape(batch, rows, size, columns, size, channels).max((2, 4))

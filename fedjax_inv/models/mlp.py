@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 
+from fedjax_inv import checks
 from fedjax_inv.models.blocks import from_blocks
-from fedjax_inv.models.checks import check_integer, check_name, check_widths
 from fedjax_inv.models.norms import BatchNorm
 from fedjax_inv.types import Array, Model
 
@@ -51,9 +51,9 @@ def mlp(
     norm: "batch" for `BatchNorm` between each hidden layer and its activation, or "none".
     Raises ValueError for an argument that is not allowed.
     """
-    check_integer("num_classes", num_classes, 1)
-    check_widths(widths)
-    check_name("activation", activation, ACTIVATIONS)
-    check_name("norm", norm, NORMS)
+    checks.integer("num_classes", num_classes, 1)
+    checks.integers("widths", widths, 1, may_be_empty=True)
+    checks.one_of("activation", activation, ACTIVATIONS)
+    checks.one_of("norm", norm, NORMS)
     hidden = [_Hidden(width, ACTIVATIONS[activation], NORMS[norm]) for width in widths]
     return from_blocks([*hidden, _Logits(num_classes)], len(widths) if cut is None else cut)
