@@ -1,45 +1,33 @@
-"""From names and flags to the parts of an experiment; an unknown name is a one-line error."""
-
-from __future__ import annotations
+"""From flags to the parts of an experiment."""
 
 import contextlib
 import difflib
-import importlib
 import inspect
 import itertools
-import types
-import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import optax
 
-from fedjax_inv import algorithms, local, models, program, schedules
+from experiments.config import Config
+from experiments.registry import (
+    MODELS,
+    OPTIMIZERS,
+    SERVER_OPTIMIZERS,
+    check_known,
+    factory,
+    facts,
+    hyperparameters,
+    imported,
+)
+from fedjax_inv import local, models, program, schedules
 from fedjax_inv.data import environments, sources
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
 from fedjax_inv.program import Run
-from fedjax_inv.types import Algorithm, Array, Cohort, Facts, Model, Work
-
-if TYPE_CHECKING:
-    from experiments.config import Config
+from fedjax_inv.types import Algorithm, Array, Cohort, Model, Work
 
 T = TypeVar("T")
-
-MODELS: dict[str, Callable[..., Model]] = {"mlp": models.mlp, "cnn": models.cnn}
-
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
-    "adam": lambda rate, momentum: optax.adam(rate),
-}
-
-# The betas and the adaptivity 1e-3 of Reddi et al. 2021, Section 5.
-SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
-    "adam": lambda rate, momentum: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3),
-    "yogi": lambda rate, momentum: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3),
-}
 
 
 def _classes(data: Dataset, config: Config) -> Dataset:
@@ -62,7 +50,7 @@ def _flipped(config: Config) -> dict[str, Any]:
     }
 
 
-ENVIRONMENTS: dict[str, Callable[[Dataset, Config], Dataset]] = {
+_ENVIRONMENTS: dict[str, Callable[[Dataset, Config], Dataset]] = {
     "rotated": lambda data, config: environments.rotated(data, config.angles, config.data_seed),
     "colored": lambda data, config: environments.colored(
         _classes(data, config), binarise=config.binarise, **_flipped(config)
@@ -108,36 +96,6 @@ def short_labels(cells: Sequence[Cell]) -> list[str]:
     return labels
 
 
-def check_known(flag: str, value: str, allowed: Collection[str]) -> None:
-    """Raises ValueError, with the nearest names, unless `value` is one of `allowed`."""
-    if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, 3, 0.4)
-        hint = f"did you mean {' or '.join(near)}? All: " if near else "must be one of "
-        raise ValueError(f"--{flag}={value}: unknown; {hint}{', '.join(allowed)}")
-
-
-def imported(flag: str, name: str) -> Any:
-    """What "package.module:attribute" names; raises ValueError, in one line, if there is none."""
-    path, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*path.split("."), attribute)):
-        raise ValueError(f"--{flag}={name}: must be package.module:function")
-    try:
-        return getattr(importlib.import_module(path), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"--{flag}={name}: cannot be imported ({error})") from None
-
-
-def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
-    """Raises ValueError unless `name` is listed, or a function "package.module:function"."""
-    if ":" not in name:
-        check_known(flag, name, [*listed, "package.module:function"])
-        return
-    try:
-        inspect.signature(imported(flag, name))
-    except TypeError:
-        raise ValueError(f"--{flag}={name}: must be a function") from None
-
-
 def called(
     what: str, kind: type[T], make: Callable[..., Any], *arguments: Any, **settings: Any
 ) -> T:
@@ -156,45 +114,6 @@ def called(
     if not isinstance(result, kind):
         raise ValueError(f"{what}: makes {type(result).__name__}, must make {kind.__name__}")
     return result
-
-
-def _module(name: str) -> str:
-    """The module of an algorithm, listed or not."""
-    return name.partition(":")[0] if ":" in name else f"{algorithms.__name__}.{name}"
-
-
-def factory(name: str) -> Callable[..., Algorithm]:
-    """An algorithm's factory: of a listed one, the function that has the name of its file."""
-    return imported("algorithm", name if ":" in name else f"{_module(name)}:{name}")
-
-
-def facts(name: str) -> Facts:
-    """What stands beside an algorithm's factory."""
-    return getattr(importlib.import_module(_module(name)), "FACTS", Facts())
-
-
-def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:
-    """The keyword-only arguments of an algorithm's factory, and which types of text each takes.
-
-    A function takes none; it is set in Python.
-    """
-    function = factory(name)
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError):  # names for type checkers only, or no plain function
-        hints = {}
-    return {
-        p.name: _plain_types(hints.get(p.name, type(p.default)))
-        for p in inspect.signature(function).parameters.values()
-        if p.kind is p.KEYWORD_ONLY and p.name != "server_optimizer"  # which has its own flags
-    }
-
-
-def _plain_types(hint: Any) -> tuple[type, ...]:
-    """Those of None, bool, int, float and str that a type hint allows."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    parts = typing.get_args(hint) if is_union else (hint,)
-    return tuple(kind for kind in (type(None), bool, int, float, str) if kind in parts)
 
 
 def settings(config: Config) -> dict[str, dict[str, tuple[Any, ...]]]:
@@ -279,7 +198,7 @@ def dataset(config: Config) -> Dataset:
         told = str(error).removeprefix(f"name={config.dataset!r}: ")
         raise ValueError(f"--dataset={config.dataset}: {told}") from None
     try:
-        return ENVIRONMENTS[config.environment](loaded, config)
+        return _ENVIRONMENTS[config.environment](loaded, config)
     except ValueError as error:
         raise ValueError(f"--environment={config.environment}: {error}") from None
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import build
+from experiments import registry
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
@@ -71,7 +71,7 @@ class Config:
         "digits", "digits, a TFDS name, the path of an .npz or of a folder of images."
     )
     environment: str = _flag(
-        "rotated", "How domains are made of the data set.", choices=build.ENVIRONMENTS
+        "rotated", "How domains are made of the data set.", choices=registry.ENVIRONMENTS
     )
     angles: tuple[float, ...] = _flag(
         (0.0, 15.0, 30.0, 45.0, 60.0, 75.0), "Degrees of the rotated domains."
@@ -111,19 +111,21 @@ class Config:
     local_epochs: int = _flag(1, "Passes over a client's examples per round.", _at_least(1))
     local_steps: int = _flag(0, "If above 0: steps per round instead of passes.", _at_least(0))
     batch_size: int = _flag(32, "Examples per step; 0: all of the client's.", _at_least(0))
-    optimizer: str = _flag("sgd", "The clients' optimizer.", choices=build.OPTIMIZERS)
+    optimizer: str = _flag("sgd", "The clients' optimizer.", choices=registry.OPTIMIZERS)
     learning_rate: tuple[float, ...] = _flag((0.1,), "Of the clients; sweep: several.", _POSITIVE)
     momentum: float = _flag(0.0, "Of the clients' sgd; it starts anew every round.", _FRACTION)
     server_optimizer: str = _flag(
         "sgd",
         "sgd: FedAvg, or with --server_momentum FedAvgM; adam: FedAdam; yogi: FedYogi.",
-        choices=build.SERVER_OPTIMIZERS,
+        choices=registry.SERVER_OPTIMIZERS,
     )
     server_learning_rate: tuple[float, ...] = _flag(
         (1.0,), "Of the server; sweep: several.", _POSITIVE
     )
     server_momentum: float = _flag(0.0, "Of the server's sgd.", _FRACTION)
-    model: str = _flag("mlp", f"The network: {', '.join(build.MODELS)}, or package.module:factory.")
+    model: str = _flag(
+        "mlp", f"The network: {', '.join(registry.MODELS)}, or package.module:factory."
+    )
     widths: tuple[int, ...] = _flag(
         (), "Widths of the hidden layers; default: the network's own.", _at_least(1), kind=int
     )
@@ -205,7 +207,7 @@ class Config:
             flag, allowed = _flag_name(field), field.metadata["allowed"]
             for item in value if isinstance(value, tuple) else (value,):
                 if field.metadata["choices"]:
-                    build.check_known(flag, item, field.metadata["choices"])
+                    registry.check_known(flag, item, field.metadata["choices"])
                 if not allowed.holds(item):
                     raise ValueError(f"--{flag}={item}: must be {allowed.text}")
         several = ("algorithm", "learning_rate", "server_learning_rate", "seeds", "stop_below")
@@ -226,10 +228,14 @@ class Config:
         if self.stop_below and not self.watch_examples:
             text = ",".join(f"{value:g}" for value in self.stop_below)
             raise ValueError(f"--stop_below={text}: needs --watch_examples above 0")
-        build.check_factory("model", self.model, build.MODELS)
+        registry.check_factory("model", self.model, registry.MODELS)
         for name in self.algorithm:
-            build.check_factory("algorithm", name, LISTED)
-            if build.facts(name).needs_norm and self.norm == "none" and self.model in build.MODELS:
+            registry.check_factory("algorithm", name, LISTED)
+            if (
+                registry.facts(name).needs_norm
+                and self.norm == "none"
+                and self.model in registry.MODELS
+            ):
                 raise ValueError(f"--algorithm={name}: needs --norm=batch, to be what it is")
         if self.after_stop == "end" and not self.stop_below:
             raise ValueError("--after_stop=end: needs --stop_below")
@@ -295,7 +301,7 @@ def read(values: flags.FlagValues = flags.FLAGS) -> Config:
     return Config(**settings)
 
 
-def of(arguments: Sequence[str], **defaults: Any) -> Config:
+def parse(arguments: Sequence[str], **defaults: Any) -> Config:
     """The `Config` of flags as a command line has them; raises ValueError, in one line."""
     values = flags.FlagValues()
     define(values, **defaults)
@@ -333,7 +339,7 @@ def _with_presets(argv: Sequence[str]) -> list[str]:
         flag, _, names = argument.lstrip("-").partition("=")
         if argument.startswith("-") and flag == "preset":
             for name in names.split(","):
-                build.check_known("preset", name, known)
+                registry.check_known("preset", name, known)
                 expanded.append(f"--flagfile={PRESETS / name}.flags")
         else:
             expanded.append(argument)

@@ -47,7 +47,7 @@ def mesh(config: Config) -> Mesh | None:
     return jax.make_mesh((count,), ("clients",), (AxisType.Auto,)) if count > 1 else None
 
 
-def everywhere(tree: T, over: Mesh | None) -> T:
+def replicated(tree: T, over: Mesh | None) -> T:
     """A tree of equal arrays on each process, as arrays that are whole on every device."""
     if over is None:
         return tree

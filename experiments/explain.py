@@ -174,7 +174,7 @@ def held_out(dataset: Dataset, split: Split) -> Domain:
     return Domain(x, dataset.y[rows], dataset.classes)
 
 
-def see(
+def seen_images(
     domain: Domain, render: Callable[[Tree], jax.Array] | None, indices: Sequence[int]
 ) -> Images:
     """Images of the domain. Raises ValueError for an index out of range, or if there are none."""
@@ -415,7 +415,7 @@ def run(options: Options) -> str:
     trained = [find(Path(folder), options) for folder in options.runs]
     sources = [source(one) for one in trained]
     check_same(trained, [each.domain for each in sources])
-    images = see(sources[0].domain, sources[0].dataset.render, options.images)
+    images = seen_images(sources[0].domain, sources[0].dataset.render, options.images)
     largest = min(images.x.shape[1:3])
     side = options.segment or max(1, largest // _SQUARES)
     if not 1 <= side <= largest:

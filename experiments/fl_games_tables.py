@@ -18,7 +18,7 @@ from absl import flags
 from matplotlib.axes import Axes
 from tabulate import tabulate
 
-from experiments import build, config, devices, launch, report, sweep
+from experiments import build, config, devices, launch, registry, report, sweep
 from experiments.fl_games_paper import NUMBERS, Numbers
 from experiments.loop import Log
 from fedjax_inv.algorithms.fl_games import MEMORY_MIXES
@@ -125,10 +125,10 @@ STUDIES: dict[str, Callable[[str], list[Row]]] = {
 }
 
 
-def some(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
+def select(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
     """The rows of these labels, all where there are none; raises ValueError for an unknown one."""
     for label in labels:
-        build.check_known("rows", label, [row.label for row in rows])
+        registry.check_known("rows", label, [row.label for row in rows])
     return [row for row in rows if not labels or row.label in labels]
 
 
@@ -136,7 +136,7 @@ def checked(row: Row, folder: Path, overrides: Sequence[str]) -> config.Config:
     """The settings of a row; raises ValueError where the flags do not fit it."""
     place = folder / row.label
     try:
-        settings = config.of(
+        settings = config.parse(
             [*row.flags, *overrides, f"--run_dir={place}", "--resume"], nonfinite="mark"
         )
         several = settings.held_out == "all" or "," in settings.held_out
@@ -322,7 +322,7 @@ def main(options: Options) -> str:
     rows = {
         data: {
             row.label: checked(row, folder / data, options.overrides)
-            for row in some(STUDIES[study](data), options.rows)
+            for row in select(STUDIES[study](data), options.rows)
         }
         for data in options.data
     }
@@ -358,7 +358,7 @@ def options(values: flags.FlagValues = flags.FLAGS) -> Options:
     Raises ValueError, in one line, for data that there are not.
     """
     for data in values.data:
-        build.check_known("data", data, DATA)
+        registry.check_known("data", data, DATA)
     known = flags.FlagValues()
     config.define(known)
     chosen = [values[name] for name in known if values[name].present and name != "run_dir"]

@@ -93,7 +93,7 @@ def run(
         for run in cell.runs:
             build.algorithm(settings, cell, network, run.hyper, capacity=1)
     data, splits = deal(settings, dataset, [cell.held_out for cell in todo])
-    data = devices.everywhere(data, mesh)
+    data = devices.replicated(data, mesh)
     programs = _Programs(settings, data)
     devices.agree(0)  # nobody writes before all have looked
     with loop.Stop() as stop:
@@ -101,7 +101,7 @@ def run(
             if results[cell.name] is not None:
                 continue
             ready = prepare(settings, cell, network, splits[cell.held_out])
-            ready = ready._replace(inputs=devices.everywhere(ready.inputs, mesh))
+            ready = ready._replace(inputs=devices.replicated(ready.inputs, mesh))
             made = programs.of(cell, ready, place(cell))
             try:
                 job = loop.Job(settings, cell, made, data, ready.inputs, ready.groups)

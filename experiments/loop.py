@@ -139,7 +139,7 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
         if done:
             like = jax.eval_shape(job.program.init, job.data, job.inputs)
             states = checkpoints.restore(done, like)
-            states = devices.everywhere(states, devices.mesh(job.config))
+            states = devices.replicated(states, devices.mesh(job.config))
         else:
             states = job.program.init(job.data, job.inputs)
         states = _advance(job, states, log, checkpoints, done, stop)

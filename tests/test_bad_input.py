@@ -321,7 +321,7 @@ def test_every_preset_parses() -> None:
             names = names.replace(",", ",games_parallel,")
         if names.endswith("_v"):
             names += ",games_parallel"
-        assert build.cells(config.of([f"--preset={names}"]), ["0", "75"])
+        assert build.cells(config.parse([f"--preset={names}"]), ["0", "75"])
 
 
 def test_sweep_and_train_share_their_checks(tmp_path: Path, told: Told) -> None:

@@ -127,7 +127,7 @@ def test_the_classifier_is_the_run_that_was_asked_for(
     assert held_out is not None
     rows = np.flatnonzero(dataset.domain == dataset.domains.index(held_out))
     np.testing.assert_array_equal(source.domain.y, dataset.y[rows])
-    images = explain.see(source.domain, dataset.render, range(len(rows)))
+    images = explain.seen_images(source.domain, dataset.render, range(len(rows)))
     np.testing.assert_array_equal(images.y, source.domain.y)
     algorithm, server = explain.restore(one, source)
     classify = explain.classifier(algorithm, server, images.x.shape[-1])
@@ -370,7 +370,7 @@ def test_images_drawn_for_the_test_are_those_of_the_seed(fedavg: Path, tmp_path:
     dataset, _, splits, domain = explain.source(one)
     rows = [np.sort(federation.parts_of(splits[seed].test)[0]) for seed in (0, 1)]
     assert not np.array_equal(rows[0], rows[1])
-    images = explain.see(domain, dataset.render, range(5))
+    images = explain.seen_images(domain, dataset.render, range(5))
     np.testing.assert_allclose(images.x * 255, dataset.x[rows[1][:5]], rtol=1e-6)
 
 

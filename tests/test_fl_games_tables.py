@@ -38,7 +38,7 @@ def test_every_row_is_a_run_of_its_own(study_name: str, data: str) -> None:
         return
     rows = fl_games_tables.STUDIES[study_name](data)
     assert len({row.label for row in rows}) == len(rows) > 1
-    chosen = [config.of(row.flags) for row in rows]
+    chosen = [config.parse(row.flags) for row in rows]
     assert len(set(chosen)) == len(rows)
     for settings in chosen:
         assert build.cells(settings, [None])
@@ -46,7 +46,7 @@ def test_every_row_is_a_run_of_its_own(study_name: str, data: str) -> None:
 
 def test_rows_of_the_methods_are_what_they_are_called() -> None:
     chosen = {
-        row.label: config.of(row.flags) for row in fl_games_tables.methods("colored_dsprites")
+        row.label: config.parse(row.flags) for row in fl_games_tables.methods("colored_dsprites")
     }
     assert len(chosen) == 12
     for label, settings in chosen.items():
@@ -68,7 +68,7 @@ def test_rows_of_the_methods_are_what_they_are_called() -> None:
 
 def test_thresholds_follow_the_classes_and_the_clients() -> None:
     def first(study: Callable[[str], list[fl_games_tables.Row]]) -> dict[str, float]:
-        return {row.label: config.of(row.flags).stop_below[0] for row in study("colored_mnist")}
+        return {row.label: config.parse(row.flags).stop_below[0] for row in study("colored_mnist")}
 
     # The paper's training accuracy at the stop is near 80% with five and ten classes.
     thresholds = first(fl_games_tables.classes)
@@ -118,7 +118,7 @@ def parsed(*arguments: str) -> fl_games_tables.Options:
 def finished(study: tuple[fl_games_tables.Options, str]) -> list[fl_games_tables.Done]:
     """The baseline and the game, which are not run again."""
     (data,), folder = study[0].data, study[0].folder
-    rows = fl_games_tables.some(fl_games_tables.methods(data), study[0].rows)
+    rows = fl_games_tables.select(fl_games_tables.methods(data), study[0].rows)
 
     def refuse(*arguments: Any) -> NoReturn:
         raise AssertionError("ran what was finished")
@@ -206,12 +206,12 @@ def test_a_flag_that_does_not_fit_a_row_is_told_before_any_runs(
 
 def test_rows_are_chosen_by_their_labels() -> None:
     rows = fl_games_tables.methods("colored_digits")
-    assert fl_games_tables.some(rows, []) == rows
+    assert fl_games_tables.select(rows, []) == rows
     # In the order of the study.
-    chosen = fl_games_tables.some(rows, ["V-parallel", "FedAvg"])
+    chosen = fl_games_tables.select(rows, ["V-parallel", "FedAvg"])
     assert [row.label for row in chosen] == ["FedAvg", "V-parallel"]
     with pytest.raises(ValueError, match=r"--rows=V-Parallel: .*V-parallel") as error:
-        fl_games_tables.some(rows, ["FedAvg", "V-Parallel"])
+        fl_games_tables.select(rows, ["FedAvg", "V-Parallel"])
     assert "\n" not in str(error.value)
 
 
@@ -222,7 +222,7 @@ def test_the_flags(tmp_path: Path) -> None:
         *(f"--run_dir={tmp_path}", "--seeds=0,1", "--set=memory=3", "--set=fast=true"),
     )
     assert several[:4] == ("mixes", ("a", "b"), ("colored_mnist", "colored_digits"), tmp_path)
-    of_sweep = config.of(several.overrides)
+    of_sweep = config.parse(several.overrides)
     assert of_sweep.seeds == (0, 1)
     assert of_sweep.settings == ("memory=3", "fast=true")
     assert of_sweep.run_dir == ""

@@ -8,7 +8,7 @@ The choices take turns, so that a machine whose speed drifts is fair to all; med
 import jax
 from absl import app, flags
 
-from experiments import build
+from experiments import registry
 from experiments.benchmarks import workloads
 from fedjax_inv import models
 
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
     del argv
     rows = []
     for name in FLAGS.settings:
-        build.check_known("settings", name, workloads.SETTINGS)
+        registry.check_known("settings", name, workloads.SETTINGS)
         setting = workloads.SETTINGS[name]
         data = workloads.noise(setting)
         chosen = workloads.auto(setting, data)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from absl import app, flags
 
-from experiments import build, config, fl_games_tables, launch, tune
+from experiments import build, config, fl_games_tables, launch, registry, tune
 from experiments.benchmarks import workloads
 from fedjax_inv import program
 
@@ -23,7 +23,7 @@ class Row:
     """A row's program, with or without anything to watch."""
 
     def __init__(self, flags: list[str], watched: bool) -> None:
-        self.settings = settings = config.of(flags, nonfinite="mark")
+        self.settings = settings = config.parse(flags, nonfinite="mark")
         dataset = build.dataset(settings)
         (cell,) = build.cells(settings, build.held_out(settings, dataset.domains))
         self._data, splits = launch.deal(settings, dataset, [cell.held_out])
@@ -54,8 +54,8 @@ class Row:
 
 def main(argv: list[str]) -> None:
     del argv
-    build.check_known("data", FLAGS.data, fl_games_tables.DATA)
-    rows = fl_games_tables.some(fl_games_tables.methods(FLAGS.data), FLAGS.rows)
+    registry.check_known("data", FLAGS.data, fl_games_tables.DATA)
+    rows = fl_games_tables.select(fl_games_tables.methods(FLAGS.data), FLAGS.rows)
     extra = [
         *(f"--client_chunk={FLAGS.client_chunk}", f"--run_chunk={FLAGS.run_chunk}"),
         *(f"--seeds={','.join(FLAGS.seeds)}", f"--eval_every={FLAGS.rounds}"),

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from experiments import build, devices
+from experiments import devices, registry
 from experiments.benchmarks import workloads
 from fedjax_inv import models
 
@@ -194,7 +194,7 @@ def main(argv: list[str]) -> None:
     del argv
     for flag, known in (("settings", workloads.SETTINGS), ("peers", PEERS)):
         for value in getattr(FLAGS, flag):
-            build.check_known(flag, value, known)
+            registry.check_known(flag, value, known)
     threads = pin(FLAGS.threads, FLAGS.device)
     if FLAGS.device == "cuda" and jax.default_backend() != "gpu":
         raise ValueError("--device=cuda: JAX finds no GPU")

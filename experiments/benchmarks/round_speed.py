@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
-from experiments import build
+from experiments import registry
 from experiments.benchmarks import workloads
 from fedjax_inv import averaging
 from fedjax_inv.types import Batch
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
     peak = peak_flops()
     rows: list[dict[str, Any]] = []
     for name in FLAGS.settings:
-        build.check_known("settings", name, workloads.SETTINGS)
+        registry.check_known("settings", name, workloads.SETTINGS)
         setting = workloads.SETTINGS[name]
         data = workloads.noise(setting)
         choice = workloads.auto(setting, data)

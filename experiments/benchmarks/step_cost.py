@@ -19,7 +19,7 @@ import optax
 from absl import app, flags
 from tabulate import tabulate
 
-from experiments import build
+from experiments import registry
 from fedjax_inv import local, rounds
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.data import federation
@@ -40,7 +40,7 @@ def client_of(name: str, arguments: dict[str, Any], work: Any, network: Any) -> 
     parts = [np.arange(num_examples), np.arange(0)]
     clients = federation.of_parts(data, parts[: 2 if name == "fl_games" else 1])
     shard = Shard(data, clients.order, clients.start[0], clients.size[0], jnp.int32(0))
-    algorithm = build.factory(name)(network, work, **arguments)
+    algorithm = registry.factory(name)(network, work, **arguments)
     variables = network.init(jax.random.key(0), data.x[:1])
     state = rounds.init(algorithm, variables, clients, jax.random.key(1))
     own = jax.tree.map(lambda leaf: leaf[0], state.clients)
@@ -53,7 +53,7 @@ def client_of(name: str, arguments: dict[str, Any], work: Any, network: Any) -> 
 
 def main(argv: list[str]) -> None:
     del argv
-    network, whole = build.MODELS[FLAGS.model](10), build.MODELS[FLAGS.model](10, cut=0)
+    network, whole = registry.MODELS[FLAGS.model](10), registry.MODELS[FLAGS.model](10, cut=0)
     work = local.steps(optax.sgd(0.01), batch_size=FLAGS.batch_size, num_steps=FLAGS.num_steps)
     variants: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in LISTED}
     variants["fl_games, memory 5"] = ("fl_games", {"memory": 5})
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_enum("model", "mlp", list(build.MODELS), "The network.")
+    flags.DEFINE_enum("model", "mlp", list(registry.MODELS), "The network.")
     flags.DEFINE_integer("batch_size", 256, "Examples per step.", lower_bound=1)
     flags.DEFINE_integer("num_steps", 10, "Steps per timed call.", lower_bound=1)
     flags.DEFINE_integer("repeats", 15, "Timed calls of each algorithm.", lower_bound=1)

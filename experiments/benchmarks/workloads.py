@@ -197,7 +197,7 @@ def auto(setting: Setting, data: Federation, num_devices: int = 1) -> Choice:
             experiment, client_chunk=chunks.clients, run_chunk=chunks.runs, mesh=mesh
         )
 
-    inputs, examples = devices.everywhere((inputs, data.data), mesh)
+    inputs, examples = devices.replicated((inputs, data.data), mesh)
     chunk = tune.choose(config, cell, experiment, inputs, tune.Machine(make, examples)).clients
     return Choice(0 if chunk >= setting.cohort else chunk, "auto")
 

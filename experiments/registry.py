@@ -1,0 +1,99 @@
+"""Names that flags can take, and what they stand for; an unknown name is a one-line error."""
+
+import difflib
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection
+from typing import Any
+
+import optax
+
+from fedjax_inv import algorithms, models
+from fedjax_inv.types import Algorithm, Facts, Model
+
+MODELS: dict[str, Callable[..., Model]] = {"mlp": models.mlp, "cnn": models.cnn}
+
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
+    "adam": lambda rate, momentum: optax.adam(rate),
+}
+
+# The betas and the adaptivity 1e-3 of Reddi et al. 2021, Section 5.
+SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
+    "adam": lambda rate, momentum: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3),
+    "yogi": lambda rate, momentum: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3),
+}
+
+ENVIRONMENTS = ("rotated", "colored", "patched", "none")
+
+
+def check_known(flag: str, value: str, allowed: Collection[str]) -> None:
+    """Raises ValueError, with the nearest names, unless `value` is one of `allowed`."""
+    if value not in allowed:
+        near = difflib.get_close_matches(value, allowed, 3, 0.4)
+        hint = f"did you mean {' or '.join(near)}? All: " if near else "must be one of "
+        raise ValueError(f"--{flag}={value}: unknown; {hint}{', '.join(allowed)}")
+
+
+def imported(flag: str, name: str) -> Any:
+    """What "package.module:attribute" names; raises ValueError, in one line, if there is none."""
+    path, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*path.split("."), attribute)):
+        raise ValueError(f"--{flag}={name}: must be package.module:function")
+    try:
+        return getattr(importlib.import_module(path), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--{flag}={name}: cannot be imported ({error})") from None
+
+
+def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
+    """Raises ValueError unless `name` is listed, or a function "package.module:function"."""
+    if ":" not in name:
+        check_known(flag, name, [*listed, "package.module:function"])
+        return
+    try:
+        inspect.signature(imported(flag, name))
+    except TypeError:
+        raise ValueError(f"--{flag}={name}: must be a function") from None
+
+
+def _module(name: str) -> str:
+    """The module of an algorithm, listed or not."""
+    return name.partition(":")[0] if ":" in name else f"{algorithms.__name__}.{name}"
+
+
+def factory(name: str) -> Callable[..., Algorithm]:
+    """An algorithm's factory: of a listed one, the function that has the name of its file."""
+    return imported("algorithm", name if ":" in name else f"{_module(name)}:{name}")
+
+
+def facts(name: str) -> Facts:
+    """What stands beside an algorithm's factory."""
+    return getattr(importlib.import_module(_module(name)), "FACTS", Facts())
+
+
+def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:
+    """The keyword-only arguments of an algorithm's factory, and which types of text each takes.
+
+    A function takes none; it is set in Python.
+    """
+    function = factory(name)
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # names for type checkers only, or no plain function
+        hints = {}
+    return {
+        p.name: _plain_types(hints.get(p.name, type(p.default)))
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is p.KEYWORD_ONLY and p.name != "server_optimizer"  # which has its own flags
+    }
+
+
+def _plain_types(hint: Any) -> tuple[type, ...]:
+    """Those of None, bool, int, float and str that a type hint allows."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = typing.get_args(hint) if is_union else (hint,)
+    return tuple(kind for kind in (type(None), bool, int, float, str) if kind in parts)
