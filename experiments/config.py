@@ -301,7 +301,7 @@ def read(values: flags.FlagValues = flags.FLAGS) -> Config:
     return Config(**settings)
 
 
-def parse(arguments: Sequence[str], **defaults: Any) -> Config:
+def from_arguments(arguments: Sequence[str], **defaults: Any) -> Config:
     """The `Config` of flags as a command line has them; raises ValueError, in one line."""
     values = flags.FlagValues()
     define(values, **defaults)

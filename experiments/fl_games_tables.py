@@ -136,7 +136,7 @@ def checked(row: Row, folder: Path, overrides: Sequence[str]) -> config.Config:
     """The settings of a row; raises ValueError where the flags do not fit it."""
     place = folder / row.label
     try:
-        settings = config.parse(
+        settings = config.from_arguments(
             [*row.flags, *overrides, f"--run_dir={place}", "--resume"], nonfinite="mark"
         )
         several = settings.held_out == "all" or "," in settings.held_out

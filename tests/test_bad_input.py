@@ -110,7 +110,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(batch_size=-1), "--batch_size=-1: must be at least 0"),
     (dict(alpha=0.0), "--alpha=0.0: must be above 0"),
     (dict(widths=(0,)), "--widths=0: must be at least 1"),
-    (dict(widths=(8, 8), cut=3), "--model=mlp: cut=3: must be between 0 and 2"),
+    (dict(widths=(8, 8), cut=3), "--model=mlp: cut=3: must be an integer in 0..2"),
     (dict(model="cnn", widths=(12,)), "--model=cnn: widths=.*multiple of 8"),
     (dict(devices=64), "--devices=64: must be at most"),
     (dict(process_id=1), "--process_id=1: must be below --num_processes=1"),
@@ -172,7 +172,7 @@ def test_a_bad_value_is_told_in_one_line(
     ],
 )
 def test_a_bad_flag_is_told_in_one_line(told: Told, arguments: list[str], message: str) -> None:
-    assert re.search(message, told(config.of, arguments))
+    assert re.search(message, told(config.from_arguments, arguments))
 
 
 def test_what_is_no_input_is_not_told_in_one_line() -> None:
@@ -321,7 +321,7 @@ def test_every_preset_parses() -> None:
             names = names.replace(",", ",games_parallel,")
         if names.endswith("_v"):
             names += ",games_parallel"
-        assert build.cells(config.parse([f"--preset={names}"]), ["0", "75"])
+        assert build.cells(config.from_arguments([f"--preset={names}"]), ["0", "75"])
 
 
 def test_sweep_and_train_share_their_checks(tmp_path: Path, told: Told) -> None:

@@ -642,13 +642,15 @@ def test_the_rounds_that_fill_up_a_segment_stop_nothing(ended: Ran, tmp_path: Pa
 
 
 def test_flags_as_a_list_are_those_of_a_command_line() -> None:
-    assert config.parse([]) == config.Config()
-    chosen = config.parse(["--preset=colored_mnist_v,games_sequential,games_smooth", "--rounds=77"])
+    assert config.from_arguments([]) == config.Config()
+    chosen = config.from_arguments(
+        ["--preset=colored_mnist_v,games_sequential,games_smooth", "--rounds=77"]
+    )
     assert (chosen.dataset, chosen.cut, chosen.rounds) == ("mnist", 1, 77)
     assert set(chosen.settings) == {
         *("learned=true", "body_learning_rate=0.000025", "memory=5", "play=sequential"),
     }
-    assert config.parse([], nonfinite="mark").nonfinite == "mark"
+    assert config.from_arguments([], nonfinite="mark").nonfinite == "mark"
     for flags, words in (("--rounds=x", "rounds"), ("--preset=colored_mnis_f", "colored_mnist_f")):
         with pytest.raises(ValueError, match=words):
-            config.parse([flags])
+            config.from_arguments([flags])

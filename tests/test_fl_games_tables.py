@@ -38,7 +38,7 @@ def test_every_row_is_a_run_of_its_own(study_name: str, data: str) -> None:
         return
     rows = fl_games_tables.STUDIES[study_name](data)
     assert len({row.label for row in rows}) == len(rows) > 1
-    chosen = [config.parse(row.flags) for row in rows]
+    chosen = [config.from_arguments(row.flags) for row in rows]
     assert len(set(chosen)) == len(rows)
     for settings in chosen:
         assert build.cells(settings, [None])
@@ -46,7 +46,8 @@ def test_every_row_is_a_run_of_its_own(study_name: str, data: str) -> None:
 
 def test_rows_of_the_methods_are_what_they_are_called() -> None:
     chosen = {
-        row.label: config.parse(row.flags) for row in fl_games_tables.methods("colored_dsprites")
+        row.label: config.from_arguments(row.flags)
+        for row in fl_games_tables.methods("colored_dsprites")
     }
     assert len(chosen) == 12
     for label, settings in chosen.items():
@@ -68,7 +69,10 @@ def test_rows_of_the_methods_are_what_they_are_called() -> None:
 
 def test_thresholds_follow_the_classes_and_the_clients() -> None:
     def first(study: Callable[[str], list[fl_games_tables.Row]]) -> dict[str, float]:
-        return {row.label: config.parse(row.flags).stop_below[0] for row in study("colored_mnist")}
+        return {
+            row.label: config.from_arguments(row.flags).stop_below[0]
+            for row in study("colored_mnist")
+        }
 
     # The paper's training accuracy at the stop is near 80% with five and ten classes.
     thresholds = first(fl_games_tables.classes)
@@ -222,7 +226,7 @@ def test_the_flags(tmp_path: Path) -> None:
         *(f"--run_dir={tmp_path}", "--seeds=0,1", "--set=memory=3", "--set=fast=true"),
     )
     assert several[:4] == ("mixes", ("a", "b"), ("colored_mnist", "colored_digits"), tmp_path)
-    of_sweep = config.parse(several.overrides)
+    of_sweep = config.from_arguments(several.overrides)
     assert of_sweep.seeds == (0, 1)
     assert of_sweep.settings == ("memory=3", "fast=true")
     assert of_sweep.run_dir == ""

@@ -23,7 +23,7 @@ class Row:
     """A row's program, with or without anything to watch."""
 
     def __init__(self, flags: list[str], watched: bool) -> None:
-        self.settings = settings = config.parse(flags, nonfinite="mark")
+        self.settings = settings = config.from_arguments(flags, nonfinite="mark")
         dataset = build.dataset(settings)
         (cell,) = build.cells(settings, build.held_out(settings, dataset.domains))
         self._data, splits = launch.deal(settings, dataset, [cell.held_out])
