@@ -111,7 +111,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(alpha=0.0), "--alpha=0.0: must be above 0"),
     (dict(widths=(0,)), "--widths=0: must be at least 1"),
     (dict(widths=(8, 8), cut=3), "--model=mlp: cut=3: must be an integer in 0..2"),
-    (dict(model="cnn", widths=(12,)), "--model=cnn: widths=.*multiple of 8"),
+    (dict(model="cnn", widths=(12,)), "--model=cnn: widths=.*multiples of 8"),
     (dict(devices=64), "--devices=64: must be at most"),
     (dict(process_id=1), "--process_id=1: must be below --num_processes=1"),
     (dict(num_processes=2), "--coordinator_address=: must be host:port"),
