@@ -23,7 +23,7 @@ from tqdm import tqdm
 from experiments import build, devices
 from experiments.build import Cell
 from experiments.config import Config
-from fedjax_inv import stopping
+from fedjax_inv import checks, stopping
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Inputs, Outcome, Program, Training
 from fedjax_inv.types import Examples, Tree
@@ -377,6 +377,8 @@ class Checkpoints:
         target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), plain)
         try:
             restored: Tree = self._manager.restore(done, args=ocp.args.StandardRestore(target))
+            # Which orbax does not look at, where it makes arrays of NumPy.
+            checks.same_shapes(target=target, restored=restored)
         except Exception as error:  # orbax raises many kinds, for one reason
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(

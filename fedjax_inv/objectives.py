@@ -4,6 +4,7 @@ Targets may be any tree; cross-entropy and accuracy are for those that are class
 """
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_inv import checks
@@ -49,4 +50,6 @@ def _check_classes(logits: Array, labels: Array, mask: Array) -> None:
     if logits.ndim != 2 or labels.ndim != 1 or len(logits) != len(labels):
         raise ValueError(f"logits {logits.shape} and labels {labels.shape}: must be [B, K] and [B]")
     if checks.is_concrete((labels, mask)) and labels.shape == mask.shape:
-        checks.integers("labels", labels[mask], 0, logits.shape[1] - 1, may_be_empty=True)
+        # Of NumPy, as a trace that these arrays are constants of would trace their indexing.
+        real = np.asarray(labels)[np.asarray(mask)]
+        checks.integers("labels", real, 0, logits.shape[1] - 1, may_be_empty=True)

@@ -4,6 +4,7 @@ Compiling takes nearly all of the time, so a few runs are shared, and a job that
 again with other inputs.
 """
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -348,7 +349,7 @@ def test_dropping_a_diverging_client_leaves_the_network_finite(
 
 # orbax leaves futures behind that nobody asks for their error.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("damage", ["truncated", "foreign"])
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "of one run only"])
 def test_a_bad_checkpoint_is_told_in_one_line(
     trained: Ran, sampled: Ran, tmp_path: Path, damage: str
 ) -> None:
@@ -357,6 +358,13 @@ def test_a_bad_checkpoint_is_told_in_one_line(
         for path in (folder / "checkpoints" / "3").rglob("*"):
             if path.is_file() and path.stat().st_size > 100:
                 path.write_bytes(path.read_bytes()[:50])
+    elif damage == "of one run only":
+        shutil.rmtree(folder / "checkpoints")
+        first = jax.tree.map(
+            lambda leaf: leaf[:1], trained.job.program.init(trained.job.data, trained.job.inputs)
+        )
+        with contextlib.closing(loop.Checkpoints(folder / "checkpoints")) as checkpoints:
+            checkpoints.save(3, first)
     else:
         other = halved(sampled.job, tmp_path / "other")
         shutil.rmtree(folder / "checkpoints")
@@ -386,12 +394,12 @@ def network(num_classes, widths):
 def test_an_algorithm_and_a_network_from_anywhere(
     pooled: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "elsewhere.py").write_text(OWN)
+    (tmp_path / "anywhere.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     chosen = settings(
         tmp_path / "run",
-        algorithm=("elsewhere:mine",),
-        model="elsewhere:network",
+        algorithm=("anywhere:mine",),
+        model="anywhere:network",
         settings=("slope=-0.5",),
         momentum=0.5,
     )
@@ -399,7 +407,7 @@ def test_an_algorithm_and_a_network_from_anywhere(
     # What stands beside the factory counts: all examples are on one client.
     assert own.job.inputs.train.size.shape == (2, 1)
     assert own.job.cell.runs[0].hyper == {"learning_rate": 0.1, "slope": -0.5}
-    assert "elsewhere:mine" in (own.folder / "table.md").read_text()
+    assert "anywhere:mine" in (own.folder / "table.md").read_text()
     for mine, listed in zip(metrics(own.folder), metrics(pooled.folder), strict=True):
         assert mine["domains"] == listed["domains"]
 

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmarks import peers, workloads
+from experiments.benchmarks import peers, round_speed, workloads
 
 TINY = {
     name: workloads.shrunk(setting, 20)._replace(num_examples=5, batch_size=2)
@@ -58,6 +58,14 @@ def test_networks_have_the_sizes_of_the_peers() -> None:
         variables = jax.eval_shape(model.init, jax.random.key(0), x)
         sizes[name] = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
     assert sizes == {"a": 1626442, "b": 462550, "c": 1663370}
+
+
+def test_a_step_costs_three_products_a_layer() -> None:
+    setting = TINY["b"]
+    sizes = 784 * 390, 390 * 390, 390 * 10
+    # Forward, and backward for inputs and weights; the images need no gradient.
+    products = 2 * setting.batch_size * (3 * sum(sizes) - sizes[0])
+    assert 1 <= round_speed.step_flops(setting) / products < 1.5
 
 
 def test_ratio_is_of_medians_and_above_one_where_ours_is_faster() -> None:
