@@ -27,9 +27,15 @@ def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
 
 def sample_batch(shard: Shard, key: Array, batch_size: int) -> Batch:
     """`batch_size` examples drawn without replacement; all, where the client has fewer."""
-    index = jnp.arange(batch_size, dtype=jnp.int32)
-    positions = permutation.at(permutation.draw(key), index, shard.size)
-    return take_batch(shard, positions, index < shard.size)
+    return _batch_of_pass(shard, permutation.draw(key), jnp.int32(0), batch_size)
+
+
+def _batch_of_pass(
+    shard: Shard, order: permutation.Permutation, number: Array, batch_size: int
+) -> Batch:
+    """The batch of this number, from 0, of a pass over the client's examples in an order."""
+    index = number * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+    return take_batch(shard, permutation.at(order, index, shard.size), index < shard.size)
 
 
 def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
@@ -44,10 +50,24 @@ def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
         index = turn * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         return fn(take_batch(shard, index, index < shard.size))
 
-    num_batches = -(-shard.size // batch_size)
+    return _sum(of, -(-shard.size // batch_size))
+
+
+def fold_sample(shard: Shard, key: Array, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
+    """fn of a batch drawn as in `sample_batch`; zeros, and no work, where there are no examples."""
+    checks.integer("batch_size", batch_size)
+    order = permutation.draw(key)
+    # The batch depends on the turn: XLA moves what does not out of the loop, which may never turn.
+    return _sum(
+        lambda turn: fn(_batch_of_pass(shard, order, turn, batch_size)), jnp.minimum(shard.size, 1)
+    )
+
+
+def _sum(of: Callable[[Array], Tree], num_turns: Array) -> Tree:
+    """The sum of of(turn) over 0..num_turns - 1."""
     zeros = _zeros(jax.eval_shape(of, jnp.int32(0)))
     return jax.lax.fori_loop(
-        0, num_batches, lambda turn, sums: jax.tree.map(jnp.add, sums, of(turn)), zeros
+        0, num_turns, lambda turn, sums: jax.tree.map(jnp.add, sums, of(turn)), zeros
     )
 
 
@@ -108,10 +128,8 @@ def epochs(
         )
 
         def batch_at(step: Array) -> Batch:
-            epoch, batch = step // jnp.maximum(batches, 1), step % jnp.maximum(batches, 1)
-            index = batch * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
-            positions = permutation.at(tree.take(orders, epoch), index, shard.size)
-            return take_batch(shard, positions, index < shard.size)
+            epoch, number = step // jnp.maximum(batches, 1), step % jnp.maximum(batches, 1)
+            return _batch_of_pass(shard, tree.take(orders, epoch), number, batch_size)
 
         return num_epochs * batches, batch_at
 

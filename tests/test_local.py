@@ -306,6 +306,22 @@ def test_sample_batch_draws_all_pairs_equally_often() -> None:
     assert_uniform(np.asarray(batches.x), 5 * 4)
 
 
+def test_fold_sample_is_of_one_sample_and_zero_without_examples() -> None:
+    def seen(batch: Batch) -> tuple[Array, Array]:
+        return jnp.where(batch.mask, batch.x, 0), jnp.ones(())
+
+    sizes = np.array([0, 1, 4, 9])
+    keys = jax.random.split(jax.random.key(1), len(sizes))
+    fold = jax.jit(
+        jax.vmap(lambda shard, key: local.fold_sample(shard, key, seen, batch_size=5), (LANES, 0))
+    )
+    values, turns = fold(shards(sizes), keys)
+    np.testing.assert_array_equal(turns, sizes > 0)
+    expected = sampled(5)(shards(sizes), keys)
+    real = expected.mask & (sizes > 0)[:, None]
+    np.testing.assert_array_equal(values, jnp.where(real, expected.x, 0))
+
+
 def test_take_batch_repeats_a_real_example_where_there_is_none() -> None:
     mask = jnp.array([False, True, True, False])
     shard = federations.shard_of(FEDERATION, 9)

@@ -206,8 +206,8 @@ def fl_games(
                 found = local.fold(visit.shard, sums, batch_size=width)
                 count = visit.shard.size
             else:
-                batch = local.sample_batch(visit.shard, batch_key, body_batch_size)
-                found, count = sums(batch), batch.mask.sum()
+                found = local.fold_sample(visit.shard, batch_key, sums, batch_size=body_batch_size)
+                count = jnp.minimum(visit.shard.size, body_batch_size)
             grads, (value, stats) = optax.tree.scale(1 / jnp.maximum(count, 1), found)
             return Reply(visit.own, Predictor(grads, stats), {"body_loss": value})
 
