@@ -44,20 +44,13 @@ def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) ->
     """Raises ValueError unless `value` is a finite number in [lowest, highest], or traced."""
     if not is_concrete(value):
         return
-    low, high = (_shown(bound) for bound in (lowest, highest))
-    allowed = f"at least {low}" if highest == np.inf else f"in [{low}, {high}]"
+    allowed = f"at least {lowest:g}" if highest == np.inf else f"in [{lowest:g}, {highest:g}]"
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = np.nan
     if isinstance(value, bool | str) or not (np.isfinite(number) and lowest <= number <= highest):
         raise ValueError(f"{name}={value}: must be a finite number, {allowed}")
-
-
-def _shown(bound: float) -> str:
-    """A bound in as few digits as tell it: 1 must not stand for the number below it."""
-    short = f"{bound:g}"
-    return short if float(short) == bound else repr(float(bound))
 
 
 def number(name: str, value: Any, allowed: str, is_allowed: Callable[[Any], bool]) -> None:

@@ -25,11 +25,6 @@ def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
     return Batch(examples.x, examples.y, mask)
 
 
-def sample_batch(shard: Shard, key: Array, batch_size: int) -> Batch:
-    """`batch_size` examples drawn without replacement; all, where the client has fewer."""
-    return _batch_of_pass(shard, permutation.draw(key), jnp.int32(0), batch_size)
-
-
 def _batch_of_pass(
     shard: Shard, order: permutation.Permutation, number: Array, batch_size: int
 ) -> Batch:
@@ -54,7 +49,11 @@ def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
 
 
 def fold_sample(shard: Shard, key: Array, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
-    """fn of a batch drawn as in `sample_batch`; zeros, and no work, where there are no examples."""
+    """fn(batch) of examples drawn without replacement; zeros, and no work, where there are none.
+
+    The batch holds all examples of a client that has fewer. Raises ValueError for a batch_size
+    below 1.
+    """
     checks.integer("batch_size", batch_size)
     order = permutation.draw(key)
     # The batch depends on the turn: XLA moves what does not out of the loop, which may never turn.

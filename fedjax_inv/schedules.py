@@ -31,9 +31,7 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
     """
     checks.integer("num_clients", num_clients)
     checks.integer("num_rounds", num_rounds)
-    checks.integer("cohort", cohort)
-    if cohort > num_clients:
-        raise ValueError(f"cohort={cohort}: must be at most the {num_clients} clients")
+    checks.integer("cohort", cohort, 1, num_clients, ", the clients")
 
     def draw(round_index: Array) -> Array:
         # The first of a permutation of all, without the rest of it.

@@ -336,8 +336,9 @@ def test_sweep_and_train_share_their_checks(tmp_path: Path, told: Told) -> None:
     assert not folder.exists()
 
 
-def test_the_command_line_ends_with_one_line_and_status_2() -> None:
-    command = [sys.executable, "-m", "experiments.sweep", "--preset=rotated_digits", "--cohort=9"]
+def test_the_command_line_ends_with_one_line_and_status_2(tmp_path: Path) -> None:
+    flags = ["--preset=rotated_digits", "--cohort=9", f"--run_dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "experiments.sweep", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: --cohort=9: ")

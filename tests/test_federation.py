@@ -227,10 +227,10 @@ def test_split_follows_its_seed():
     ("kwargs", "words"),
     [
         ({"held_out": "d9"}, "held_out='d9': must be one of d0, d1, d2"),
-        ({"validation": 1.0}, "validation=1.0: must be"),
+        ({"validation": 1.0}, "validation=1.0: must be a number at least 0 and below 1"),
         ({"validation": -0.1}, "validation=-0.1: must be"),
         ({"test_fraction": 0.0}, "test_fraction=0.0: must be"),
-        ({"test_fraction": 1.0}, "test_fraction=1.0: must be"),
+        ({"test_fraction": 1.0}, "test_fraction=1.0: must be a number above 0 and below 1"),
         ({"num_clients": 97}, r"num_clients=97: must be an integer in 1\.\.96"),
         ({"name": "shards"}, "name='shards': must be one of domain, iid, dirichlet"),
     ],
@@ -245,6 +245,7 @@ def test_split_errors(kwargs, words):
     ("partition", "words"),
     [
         (lambda rows, rng: [rows, rows[3:5]], "deals row 3 twice, must once"),
+        (lambda rows, rng: [], "deals to no client, must to at least one"),
         (lambda rows, rng: [rows, [110]], "deals row 110, which it was not given"),
         (lambda rows, rng: [rows, [120]], "deals row 120, which it was not given"),
         (lambda rows, rng: [rows, [-1]], "deals row -1, which it was not given"),

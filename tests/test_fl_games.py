@@ -558,8 +558,6 @@ def test_bad_values_are_told(options: dict[str, Any], message: str) -> None:
 def test_a_memory_cannot_hold_more_than_its_places(memory_size: Any) -> None:
     own, opponents, memory = jnp.ones((2, 3)), jnp.ones((2, 2, 3)), jnp.ones((2, 2, 2, 3))
     sizes = jnp.array(memory_size)
-    with pytest.raises(
-        ValueError, match=r"^memory_size=-?\d.*: must be a finite number, in \[0, 2\]"
-    ):
+    with pytest.raises(ValueError, match=r"^memory_size(\[1\])?=-?\d: must be in 0\.\.2$"):
         fl_games.response_logits(own, opponents, memory, sizes, memory_mix="literal")
     fl_games.response_logits(own, opponents, memory, jnp.array([0, 2]), memory_mix="literal")

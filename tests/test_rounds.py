@@ -504,7 +504,8 @@ def test_what_is_traced_cannot_be_looked_at_and_passes() -> None:
     run = functools.partial(rounds.run, algorithm, axis=clients.vmapped())
     state = start(one, 2, 2)
     for schedule, _ in MISTAKES:
-        jax.eval_shape(run, state, schedule, FEDERATION)
+        _, (report,) = jax.eval_shape(run, state, schedule, FEDERATION)
+        assert report.present.shape == schedule.who.shape
 
 
 @pytest.mark.parametrize("sizes", [federations.SIZES[1:], (*federations.SIZES, 2)])

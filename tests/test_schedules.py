@@ -141,8 +141,14 @@ PER_CLIENT = [
         (lambda: schedules.everyone(2, 0), "num_rounds=0: must be an integer of at least 1"),
         (lambda: schedules.sampled(KEY, 0, 1, 2), "num_clients=0"),
         (lambda: schedules.sampled(KEY, 3, 2, 0), "num_rounds=0"),
-        (lambda: schedules.sampled(KEY, 3, 0, 2), "cohort=0: must be an integer of at least 1"),
-        (lambda: schedules.sampled(KEY, 3, 4, 2), "cohort=4: must be at most the 3 clients"),
+        (
+            lambda: schedules.sampled(KEY, 3, 0, 2),
+            "cohort=0: must be an integer in 1..3, the clients",
+        ),
+        (
+            lambda: schedules.sampled(KEY, 3, 4, 2),
+            "cohort=4: must be an integer in 1..3, the clients",
+        ),
         *(
             (lambda p=p: schedules.dropout(FULL, KEY, p), "must be between 0 and 1")
             for p in (-0.1, 1.1, np.array([0.5, 2.0, 0.1]), np.nan)

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedjax_inv import aggregators, checks, local, objectives, tree
@@ -101,8 +100,7 @@ def response_logits(
     checks.one_of("memory_mix", memory_mix, MEMORY_MIXES)
     num_opponents, depth = memory.shape[:2]
     if checks.is_concrete(memory_size):
-        for filled_of_one in np.ravel(memory_size):
-            checks.real("memory_size", filled_of_one, 0, depth)
+        checks.integers("memory_size", memory_size, 0, depth, ndim=None, may_be_empty=True)
     size = jnp.broadcast_to(memory_size, num_opponents)
     filled = jnp.arange(depth) < size[:, None]
     past = (

@@ -118,8 +118,8 @@ def split(
     the partition cannot be made or deals an example twice.
     """
     check_dataset(dataset)
-    checks.real("validation", validation, 0, np.nextafter(1, 0))
-    checks.real("test_fraction", test_fraction, np.nextafter(0, 1), np.nextafter(1, 0))
+    checks.number("validation", validation, "at least 0 and below 1", lambda part: 0 <= part < 1)
+    checks.fraction("test_fraction", test_fraction)
     if held_out is not None:
         checks.one_of("held_out", held_out, dataset.domains)
     rng = np.random.default_rng(seed)
@@ -168,6 +168,8 @@ def split(
 
 
 def _check_disjoint(parts: Sequence[np.ndarray], to_deal: np.ndarray) -> None:
+    if not parts:
+        raise ValueError("partition: deals to no client, must to at least one")
     rows, times = np.unique(np.concatenate(parts), return_counts=True)
     if times.max(initial=1) > 1:
         raise ValueError(f"partition: deals row {rows[times > 1][0]} twice, must once")
