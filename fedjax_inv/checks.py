@@ -15,6 +15,13 @@ import numpy as np
 from fedjax_inv.types import Cohort, Federation, Tree
 
 
+class UsageError(ValueError):
+    """What a caller asks for cannot be done; the message says, in one line, what to change.
+
+    Any other ValueError is a defect.
+    """
+
+
 def is_concrete(tree: Tree) -> bool:
     """Whether no leaf is a tracer, so that its values can be looked at."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
@@ -37,7 +44,7 @@ def integer(
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
         allowed = f"of at least {low}" if high is None else f"in {low}..{high}"
-        raise ValueError(f"{name}={shown(value)}: must be an integer {allowed}{meaning}")
+        raise UsageError(f"{name}={shown(value)}: must be an integer {allowed}{meaning}")
 
 
 def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) -> None:
@@ -50,7 +57,7 @@ def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) ->
     except (TypeError, ValueError):
         number = np.nan
     if isinstance(value, bool | str) or not (np.isfinite(number) and lowest <= number <= highest):
-        raise ValueError(f"{name}={value}: must be a finite number, {allowed}")
+        raise UsageError(f"{name}={value}: must be a finite number, {allowed}")
 
 
 def number(name: str, value: Any, allowed: str, is_allowed: Callable[[Any], bool]) -> None:
@@ -60,7 +67,7 @@ def number(name: str, value: Any, allowed: str, is_allowed: Callable[[Any], bool
     """
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not real or not math.isfinite(value) or not is_allowed(value):
-        raise ValueError(f"{name}={shown(value)}: must be a number {allowed}")
+        raise UsageError(f"{name}={shown(value)}: must be a number {allowed}")
 
 
 def probability(name: str, value: Any) -> None:
@@ -79,7 +86,7 @@ def each(name: str, values: Any, check: Callable[[str, Any], None]) -> None:
     Raises ValueError for another value.
     """
     if not (isinstance(values, Sequence) or np.ndim(values) == 1) or len(values) == 0:
-        raise ValueError(f"{name}={shown(values)}: must be a list of numbers, at least one")
+        raise UsageError(f"{name}={shown(values)}: must be a list of numbers, at least one")
     for index, value in enumerate(values):
         check(f"{name}[{index}]", value)
 
@@ -87,7 +94,7 @@ def each(name: str, values: Any, check: Callable[[str, Any], None]) -> None:
 def one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     """Raises ValueError unless `value` is one of `allowed`."""
     if value not in allowed:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+        raise UsageError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
 
 
 def integers(
@@ -105,10 +112,10 @@ def integers(
     """
     array = np.asarray(values)
     if array.size == 0 and not may_be_empty:
-        raise ValueError(f"{name}={array.dtype} {array.shape}: must hold at least one integer")
+        raise UsageError(f"{name}={array.dtype} {array.shape}: must hold at least one integer")
     if (array.size and array.dtype.kind not in "iu") or ndim not in (None, array.ndim):
         axes = "" if ndim is None else f" with ndim={ndim}"
-        raise ValueError(f"{name}={array.dtype} {array.shape}: must be integers{axes}")
+        raise UsageError(f"{name}={array.dtype} {array.shape}: must be integers{axes}")
     outside = np.zeros(array.shape, bool)
     if low is not None:
         outside |= array < low
@@ -118,7 +125,7 @@ def integers(
         first = tuple(np.argwhere(outside)[0].tolist())
         place = str(list(first)) if first else ""
         allowed = f"at least {low}" if high is None else f"in {low}..{high}"
-        raise ValueError(f"{name}{place}={array[first]}: must be {allowed}")
+        raise UsageError(f"{name}{place}={array[first]}: must be {allowed}")
     return array.astype(np.int64, copy=False)
 
 
@@ -127,24 +134,24 @@ def federation(federation: Federation) -> None:
     data, order, start, size = federation
     lengths = {leaf.shape[0] for leaf in jax.tree.leaves(data)}
     if len(lengths) != 1:
-        raise ValueError(f"data: x and y must be of one length, not {sorted(lengths)}")
+        raise UsageError(f"data: x and y must be of one length, not {sorted(lengths)}")
     if order.ndim != 1:
-        raise ValueError(f"order {order.shape}: must be [L]")
+        raise UsageError(f"order {order.shape}: must be [L]")
     if start.ndim != 1 or start.shape != size.shape:
-        raise ValueError(f"start {start.shape} and size {size.shape}: must both be [C]")
+        raise UsageError(f"start {start.shape} and size {size.shape}: must both be [C]")
     if not is_concrete((order, start, size)):
         return
     rows, first, count = (np.asarray(array) for array in (order, start, size))
     (num_examples,) = lengths
     if rows.size and not (rows.min() >= 0 and rows.max() < num_examples):
-        raise ValueError(
+        raise UsageError(
             f"order: holds {rows.min()}..{rows.max()}, must be rows in 0..{num_examples - 1}"
         )
     end = first.astype(np.int64) + count
     wrong = np.flatnonzero((first < 0) | (count < 0) | (end > len(rows)))
     if len(wrong):
         who = wrong[0]
-        raise ValueError(
+        raise UsageError(
             f"start={first[who]} and size={count[who]} of client {who}: must lie in the "
             f"{len(rows)} rows of order"
         )
@@ -159,13 +166,13 @@ def schedule(schedule: Cohort, num_clients: int, history: int) -> None:
         return
     who, present, delay = (np.asarray(array) for array in schedule)
     if who.ndim != 2 or not who.shape == present.shape == delay.shape:
-        raise ValueError(
+        raise UsageError(
             f"schedule: who {who.shape}, present {present.shape} and delay {delay.shape}: "
             "must all be [T, S]"
         )
     outside = present & ((who < 0) | (who >= num_clients))
     if outside.any():
-        raise ValueError(
+        raise UsageError(
             f"schedule: round {np.argwhere(outside)[0][0]} names client {who[outside][0]}: "
             f"must be in 0..{num_clients - 1}"
         )
@@ -173,12 +180,12 @@ def schedule(schedule: Cohort, num_clients: int, history: int) -> None:
     named = np.sort(np.where(present, who, -1 - np.arange(who.shape[1])), axis=1)
     twice = (np.diff(named, axis=1) == 0).any(1)
     if twice.any():
-        raise ValueError(
+        raise UsageError(
             f"schedule: round {np.flatnonzero(twice)[0]} names a client twice: must be once"
         )
     late = present & ((delay < 0) | (delay >= history))
     if late.any():
-        raise ValueError(
+        raise UsageError(
             f"schedule: a delay of {delay[late][0]}: must be in 0..{history - 1}, as the run "
             f"keeps history={history} broadcasts"
         )
@@ -191,4 +198,4 @@ def same_shapes(**trees: Tree) -> None:
     )
     for name, shapes in others:
         if shapes != expected:
-            raise ValueError(f"{name}: has shapes {shapes}, must have those of {first}, {expected}")
+            raise UsageError(f"{name}: has shapes {shapes}, must have those of {first}, {expected}")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree
 
 Fn = Callable[[Tree], tuple[Tree, Tree]]  # one slot -> (upload, kept)
@@ -48,7 +49,7 @@ def chunked(size: int) -> Axis:
     Size 1 runs the client without vmap: on a CPU that keeps one client's parameters in cache.
     """
     if size < 1:
-        raise ValueError(f"client_chunk={size}: must be at least 1")
+        raise UsageError(f"client_chunk={size}: must be at least 1")
 
     def axis(fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
         length = _length(slots)

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array
 
 
@@ -17,7 +18,7 @@ def masked_mean(values: Array, mask: Array) -> Array:
     Raises ValueError for other shapes, and for weights instead of a mask.
     """
     if values.ndim != 1 or values.shape != mask.shape or mask.dtype != bool:
-        raise ValueError(
+        raise UsageError(
             f"values {values.shape} and mask {mask.dtype} {mask.shape}: must be [B] and bool [B]"
         )
     # `where` first: a NaN under the mask must reach neither the value nor the gradient.
@@ -48,7 +49,7 @@ def accuracy(logits: Array, labels: Array, mask: Array) -> Array:
 
 def _check_classes(logits: Array, labels: Array, mask: Array) -> None:
     if logits.ndim != 2 or labels.ndim != 1 or len(logits) != len(labels):
-        raise ValueError(f"logits {logits.shape} and labels {labels.shape}: must be [B, K] and [B]")
+        raise UsageError(f"logits {logits.shape} and labels {labels.shape}: must be [B, K] and [B]")
     if checks.is_concrete((labels, mask)) and labels.shape == mask.shape:
         # Of NumPy, as a trace that these arrays are constants of would trace their indexing.
         real = np.asarray(labels)[np.asarray(mask)]

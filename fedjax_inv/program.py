@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_inv import checks, clients, evaluation, objectives, rounds, stopping, wire
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.federation import Split
 from fedjax_inv.types import (
@@ -145,15 +146,15 @@ def inputs(
     hyperparameters have other names, and for a seed without a split.
     """
     if not runs:
-        raise ValueError("runs=[]: must hold at least one run")
+        raise UsageError("runs=[]: must hold at least one run")
     names = set(runs[0].hyper)
     for run in runs:
         if set(run.hyper) != names:
-            raise ValueError(
+            raise UsageError(
                 f"runs: set {sorted(run.hyper)} and {sorted(names)}, must set the same"
             )
         if run.seed not in splits:
-            raise ValueError(f"splits: has none for seed {run.seed}")
+            raise UsageError(f"splits: has none for seed {run.seed}")
     checks.integer("watch_examples", watch_examples, 0)
     # A split of each seed, then of each run: seeds are few and splits are large.
     seeds = list(dict.fromkeys(run.seed for run in runs))

@@ -17,6 +17,7 @@ import optax
 
 from fedjax_inv import checks, tree
 from fedjax_inv.aggregators import combine
+from fedjax_inv.checks import UsageError
 from fedjax_inv.clients import Axis
 from fedjax_inv.types import (
     Algorithm,
@@ -193,7 +194,7 @@ def step(
     checks.schedule(whole, federation.num_clients, _history(state.heard))
     kept_for = {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)}
     if kept_for - {federation.num_clients}:
-        raise ValueError(
+        raise UsageError(
             f"federation: has {federation.num_clients} clients, must have {kept_for.pop()}, those "
             "that the state is of"
         )

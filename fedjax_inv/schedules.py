@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import checks, permutation
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Cohort
 
 
@@ -49,7 +50,7 @@ def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
     probability = jnp.asarray(probability)
     lowest, highest = _range(probability)
     if not (lowest >= 0 and highest <= 1):
-        raise ValueError(f"probability={probability}: must be between 0 and 1")
+        raise UsageError(f"probability={probability}: must be between 0 and 1")
     _check_per_client("probability", probability, schedule)
 
     def lost(round_index: Array, who: Array) -> Array:
@@ -70,7 +71,7 @@ def delayed(schedule: Cohort, delay: Array) -> Cohort:
     """
     delay = jnp.asarray(delay, jnp.int32)
     if _range(delay)[0] < 0:
-        raise ValueError(f"delay={delay}: must be at least 0")
+        raise UsageError(f"delay={delay}: must be at least 0")
     _check_per_client("delay", delay, schedule)
     per_slot = delay[schedule.who] if delay.ndim else jnp.full(schedule.who.shape, delay)
     return schedule._replace(delay=per_slot)
@@ -84,7 +85,7 @@ def every(schedule: Cohort, period: Array) -> Cohort:
     """
     period = jnp.asarray(period, jnp.int32)
     if _range(period)[0] < 1:
-        raise ValueError(f"period={period}: must be at least 1")
+        raise UsageError(f"period={period}: must be at least 1")
     _check_per_client("period", period, schedule)
     rounds = jnp.arange(schedule.who.shape[0])[:, None]
     due = rounds % (period[schedule.who] if period.ndim else period) == 0
@@ -100,9 +101,9 @@ def _range(values: Array) -> tuple[float, float]:
 
 def _check_per_client(name: str, values: Array, schedule: Cohort) -> None:
     if values.ndim > 1:
-        raise ValueError(f"{name}: has shape {values.shape}, must be a scalar or one per client")
+        raise UsageError(f"{name}: has shape {values.shape}, must be a scalar or one per client")
     if not values.ndim or not checks.is_concrete(schedule):
         return
     most = int(np.max(np.asarray(schedule.who), initial=0, where=np.asarray(schedule.present)))
     if len(values) <= most:
-        raise ValueError(f"{name}: has {len(values)} values, must have one for client {most} too")
+        raise UsageError(f"{name}: has {len(values)} values, must have one for client {most} too")

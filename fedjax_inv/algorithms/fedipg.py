@@ -17,6 +17,7 @@ import optax
 
 from fedjax_inv import averaging, checks, objectives
 from fedjax_inv.aggregators import Weight
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -94,7 +95,7 @@ def _check_scalar(risk: Callable[[Tree], Any], params: Tree, has_aux: bool) -> N
     value: Any = told if not has_aux else told[0] if is_pair else None
     if jax.tree.leaves(value) != [value] or value.shape or not jnp.issubdtype(value, jnp.floating):
         needed = "(a real scalar, aux)" if has_aux else "a real scalar; with aux, take has_aux=True"
-        raise ValueError(f"risk: returns {told}, must return {needed}")
+        raise UsageError(f"risk: returns {told}, must return {needed}")
 
 
 def _forward_over_reverse(

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
 
 
@@ -32,28 +33,28 @@ def check_dataset(dataset: Dataset) -> None:
     """
     for name, names in (("classes", dataset.classes), ("domains", dataset.domains)):
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"dataset.{name}={names}: must be different names, at least one")
+            raise UsageError(f"dataset.{name}={names}: must be different names, at least one")
     checks.integers("dataset.y", dataset.y, 0, len(dataset.classes) - 1)
     checks.integers("dataset.domain", dataset.domain, 0, len(dataset.domains) - 1)
     num_examples = len(dataset.y)
     if len(dataset.domain) != num_examples:
-        raise ValueError(
+        raise UsageError(
             f"dataset.domain={checks.shown(dataset.domain)}: must be integers [{num_examples}], "
             "one for each label"
         )
     test = np.asarray(dataset.test)
     if test.dtype != bool or test.shape != (num_examples,):
-        raise ValueError(
+        raise UsageError(
             f"dataset.test={checks.shown(test)}: must be bool [{num_examples}], one for each label"
         )
     leaves = jax.tree_util.tree_leaves_with_path(dataset.x)
     if not leaves:
-        raise ValueError(f"dataset.x={dataset.x}: must hold an array [{num_examples}, ...]")
+        raise UsageError(f"dataset.x={dataset.x}: must hold an array [{num_examples}, ...]")
     for path, leaf in leaves:
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
         shape = array.shape
         if shape[:1] != (num_examples,) or 0 in shape or array.dtype.kind not in "biuf":
-            raise ValueError(
+            raise UsageError(
                 f"dataset.x{jax.tree_util.keystr(path)}={array.dtype} {shape}: must be numbers "
                 f"[{num_examples}, ...] without an empty axis, one entry for each label"
             )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
 SHAPES = ("square", "ellipse", "heart")
@@ -52,7 +53,7 @@ def latent_index(classes: np.ndarray) -> np.ndarray:
     """The inverse of `latent_classes`: [..., 6] -> [...]. Raises ValueError for unknown classes."""
     classes = np.asarray(classes)
     if classes.shape[-1:] != (len(LATENTS),):
-        raise ValueError(f"classes={classes.dtype} {classes.shape}: must be integers [..., 6]")
+        raise UsageError(f"classes={classes.dtype} {classes.shape}: must be integers [..., 6]")
     columns = np.moveaxis(classes, -1, 0)
     for i, (column, size) in enumerate(zip(columns, SIZES, strict=True)):
         checks.integers(f"classes[..., {i}]", column, 0, size - 1, ndim=None, may_be_empty=True)
@@ -76,7 +77,7 @@ def render(latents: np.ndarray) -> np.ndarray:
     """
     latents = np.asarray(latents, np.float64)
     if latents.ndim != 2 or latents.shape[1] != len(LATENTS):
-        raise ValueError(f"latents={latents.dtype} {latents.shape}: must be [n, 6]")
+        raise UsageError(f"latents={latents.dtype} {latents.shape}: must be [n, 6]")
     for i, (name, values) in enumerate(zip(LATENTS, VALUES, strict=True)):
         column = latents[:, i]
         if name == "shape":
@@ -88,7 +89,7 @@ def render(latents: np.ndarray) -> np.ndarray:
             allowed = f"between {values[0]:g} and {values[-1]:g}"
         if not fits.all():
             row = np.flatnonzero(~fits)[0]
-            raise ValueError(f"latents[{row}, {i}]={column[row]}: must be {allowed}, the {name}")
+            raise UsageError(f"latents[{row}, {i}]={column[row]}: must be {allowed}, the {name}")
     images = np.empty((len(latents), _SIZE, _SIZE), np.uint8)
     for code, inside in enumerate((_in_square, _in_ellipse, _in_heart), start=1):
         rows = np.flatnonzero(latents[:, 1] == code)
@@ -135,7 +136,7 @@ def load(
     for arguments out of range.
     """
     if not shapes or len(set(shapes)) < len(shapes) or not set(shapes) <= set(SHAPES):
-        raise ValueError(
+        raise UsageError(
             f"shapes={shapes!r}: must be of {', '.join(SHAPES)}, at least one and none twice"
         )
     per_shape = NUM_IMAGES // len(SHAPES)

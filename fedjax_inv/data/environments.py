@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.types import Array
 
@@ -69,7 +70,7 @@ def rotated(dataset: Dataset, angles: Sequence[float], seed: int) -> Dataset:
     checks.each("angles", angles, _check_angle)
     domains = _domain_names(angles)
     if domains is None:
-        raise ValueError(f"angles={list(angles)}: must all differ, in six digits")
+        raise UsageError(f"angles={list(angles)}: must all differ, in six digits")
     checks.integer("seed", seed, 0)
     _check_images(
         dataset,
@@ -92,7 +93,7 @@ def rotated(dataset: Dataset, angles: Sequence[float], seed: int) -> Dataset:
 def flip_probabilities(setting: str) -> tuple[float, ...]:
     """The flip probabilities of a setting in FLIPS. Raises ValueError if there is no such one."""
     if setting not in FLIPS:
-        raise ValueError(f"setting={setting!r}: must be one of {', '.join(FLIPS)}")
+        raise UsageError(f"setting={setting!r}: must be one of {', '.join(FLIPS)}")
     return FLIPS[setting]
 
 
@@ -105,24 +106,24 @@ def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
     """
     check_dataset(dataset)
     if not groups:
-        raise ValueError(f"groups={groups}: must hold at least one group of classes")
+        raise UsageError(f"groups={groups}: must hold at least one group of classes")
     label = np.full(len(dataset.classes), -1, np.int32)
     for index, (group, names) in enumerate(groups.items()):
         if isinstance(names, str) or len(names) == 0:
-            raise ValueError(f"groups[{group!r}]={names!r}: must be names of classes, at least one")
+            raise UsageError(f"groups[{group!r}]={names!r}: must be names of classes, at least one")
         for name in names:
             if name not in dataset.classes:
-                raise ValueError(
+                raise UsageError(
                     f"groups[{group!r}]={names}: must be of the classes of the data set, "
                     f"{', '.join(dataset.classes)}"
                 )
             if label[dataset.classes.index(name)] >= 0:
-                raise ValueError(f"groups[{group!r}]={names}: must not name {name!r} a second time")
+                raise UsageError(f"groups[{group!r}]={names}: must not name {name!r} a second time")
             label[dataset.classes.index(name)] = index
     y = label[dataset.y]
     keep = y >= 0
     if not keep.any():
-        raise ValueError(f"groups={dict(groups)}: must name a class that has examples")
+        raise UsageError(f"groups={dict(groups)}: must name a class that has examples")
     return dataset._replace(
         x=jax.tree.map(lambda leaf: leaf[keep], dataset.x),
         y=y[keep],
@@ -140,7 +141,7 @@ def binned(dataset: Dataset, num_classes: int) -> Dataset:
     classes = dataset.classes
     checks.integer("num_classes", num_classes, 2)
     if len(classes) % num_classes:
-        raise ValueError(
+        raise UsageError(
             f"num_classes={num_classes}: must divide {len(classes)}, the number of classes"
         )
     width = len(classes) // num_classes
@@ -194,9 +195,9 @@ def colored(
         lambda x: x.ndim == 4 and x.shape[3] == 1 and x.dtype == np.uint8,
     )
     if len(dataset.classes) < 2:
-        raise ValueError(f"dataset.classes={dataset.classes}: must be at least two")
+        raise UsageError(f"dataset.classes={dataset.classes}: must be at least two")
     if not isinstance(binarise, bool | np.bool_):
-        raise ValueError(f"binarise={checks.shown(binarise)}: must be True or False")
+        raise UsageError(f"binarise={checks.shown(binarise)}: must be True or False")
     drawn, color = _environments(
         dataset, flips, test_flip, label_noise, shares, test_fraction, seed
     )
@@ -235,7 +236,7 @@ def patched(
         lambda x: x.ndim == 4 and x.dtype == np.uint8,
     )
     if len(dataset.classes) != 2:
-        raise ValueError(f"dataset.classes={dataset.classes}: must be two")
+        raise UsageError(f"dataset.classes={dataset.classes}: must be two")
     _check_patch_size(patch_size, dataset.x.shape)
     drawn, corner = _environments(
         dataset, flips, test_flip, label_noise, shares, test_fraction, seed
@@ -256,7 +257,7 @@ def paint(x: Colored, num_colors: int) -> Array:
     checks.integer("num_colors", num_colors, 1)
     _check_cue("color", x.color, num_colors, x.image)
     if x.image.shape[-1] != 1:
-        raise ValueError(
+        raise UsageError(
             f"image={checks.shown(x.image)}: must be grey, uint8 [B, height, width, 1]"
         )
     channel = jax.nn.one_hot(num_colors - 1 - x.color, num_colors)
@@ -282,16 +283,16 @@ def cover(x: Patched, patch_size: int) -> Array:
 def _check_images(dataset: Dataset, needed: str, fits: Callable[[np.ndarray], bool]) -> None:
     if dataset.render is not None or not hasattr(dataset.x, "ndim") or not fits(dataset.x):
         found = " and ".join(f"{leaf.dtype} {leaf.shape}" for leaf in jax.tree.leaves(dataset.x))
-        raise ValueError(f"dataset.x={found}: must be {needed}")
+        raise UsageError(f"dataset.x={found}: must be {needed}")
 
 
 def _check_cue(
     name: str, cue: np.ndarray | Array, num_values: int, image: np.ndarray | Array
 ) -> None:
     if image.dtype != np.uint8 or image.ndim < 3:
-        raise ValueError(f"image={checks.shown(image)}: must be uint8 [B, height, width, channels]")
+        raise UsageError(f"image={checks.shown(image)}: must be uint8 [B, height, width, channels]")
     if cue.shape != image.shape[:-3]:
-        raise ValueError(f"{name}={checks.shown(cue)}: must have shape {image.shape[:-3]}")
+        raise UsageError(f"{name}={checks.shown(cue)}: must have shape {image.shape[:-3]}")
     if not isinstance(cue, jax.core.Tracer):
         checks.integers(name, cue, 0, num_values - 1, ndim=None, may_be_empty=True)
 
@@ -325,7 +326,7 @@ def _environments(
     checks.probability("test_flip", test_flip)
     domains = _domain_names([*flips, test_flip])
     if domains is None:
-        raise ValueError(
+        raise UsageError(
             f"flips={list(flips)}: must all differ, and from test_flip={test_flip}, in six digits"
         )
     checks.probability("label_noise", label_noise)
@@ -334,7 +335,7 @@ def _environments(
     shares = [1.0] * len(flips) if shares is None else shares
     checks.each("shares", shares, _check_share)
     if len(shares) != len(flips):
-        raise ValueError(f"shares={list(shares)}: must be one for each of flips={list(flips)}")
+        raise UsageError(f"shares={list(shares)}: must be one for each of flips={list(flips)}")
     rng = np.random.default_rng(seed)
     num_examples, num_classes = len(dataset.y), len(dataset.classes)
     test = dataset.test
@@ -347,7 +348,7 @@ def _environments(
     domain[train] = np.searchsorted(ends, np.arange(len(train)), side="right")
     sizes = np.bincount(domain, minlength=len(domains))
     if sizes.min() == 0:
-        raise ValueError(
+        raise UsageError(
             f"domain={domains[sizes.argmin()]}: must hold an example, but has none of the "
             f"{len(train)} to train and {test.sum()} to test"
         )

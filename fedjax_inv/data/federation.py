@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.types import Examples, Federation, Tree
@@ -34,7 +35,7 @@ def examples(x: Tree, y: Tree) -> Examples:
     """
     lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves((x, y))}
     if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(f"x and y have lengths {sorted(lengths)}: must be of one, above 0")
+        raise UsageError(f"x and y have lengths {sorted(lengths)}: must be of one, above 0")
     return Examples(jax.tree.map(jnp.asarray, x), jax.tree.map(jnp.asarray, y))
 
 
@@ -44,14 +45,14 @@ def of_parts(data: Examples, parts: Sequence[np.ndarray]) -> Federation:
     Clients may share rows. Raises ValueError for no client, and for rows that are none.
     """
     if not parts:
-        raise ValueError("parts=[]: must hold an array of rows for at least one client")
+        raise UsageError("parts=[]: must hold an array of rows for at least one client")
     size = np.array([len(part) for part in parts])
     # Without the empty ones, which may be of any type; one row at least, as nothing can be gathered
     # from none.
     held = [np.asarray(part) for part in parts if len(part)] or [np.zeros(1, np.int32)]
     order = np.concatenate(held)
     if order.size and order.dtype.kind not in "iu":
-        raise ValueError(f"parts: hold {order.dtype}, must hold integers, rows of the examples")
+        raise UsageError(f"parts: hold {order.dtype}, must hold integers, rows of the examples")
     return _federation(data, order, np.cumsum(size) - size, size)
 
 
@@ -134,7 +135,7 @@ def split(
         is_test[rng.permutation(num_examples)[:num_test]] = True
     to_deal = np.flatnonzero(~is_test & ~dataset.test)
     if len(to_deal) == 0:
-        raise ValueError(f"held_out={held_out!r}: leaves no examples to train on")
+        raise UsageError(f"held_out={held_out!r}: leaves no examples to train on")
     parts = partition(to_deal, rng)
     _check_disjoint(parts, to_deal)
     train, valid, domain = [], [], []
@@ -169,13 +170,13 @@ def split(
 
 def _check_disjoint(parts: Sequence[np.ndarray], to_deal: np.ndarray) -> None:
     if not parts:
-        raise ValueError("partition: deals to no client, must to at least one")
+        raise UsageError("partition: deals to no client, must to at least one")
     rows, times = np.unique(np.concatenate(parts), return_counts=True)
     if times.max(initial=1) > 1:
-        raise ValueError(f"partition: deals row {rows[times > 1][0]} twice, must once")
+        raise UsageError(f"partition: deals row {rows[times > 1][0]} twice, must once")
     strangers = np.setdiff1d(rows, to_deal)
     if len(strangers):
-        raise ValueError(f"partition: deals row {strangers[0]}, which it was not given")
+        raise UsageError(f"partition: deals row {strangers[0]}, which it was not given")
 
 
 def _validation_size(size: int, validation: float) -> int:
@@ -201,10 +202,10 @@ def stack(splits: Sequence[Split]) -> Split:
     """
     first = splits[0]
     if any(each.train.data is not first.train.data for each in splits):
-        raise ValueError("splits must share one `data`")
+        raise UsageError("splits must share one `data`")
     num_clients = {len(each.domain) for each in splits}
     if len(num_clients) > 1:
-        raise ValueError(f"splits must have one number of clients, not {sorted(num_clients)}")
+        raise UsageError(f"splits must have one number of clients, not {sorted(num_clients)}")
 
     def stacked(federations: Sequence[Federation]) -> Federation:
         held = zip(*(each[1:] for each in federations), strict=True)

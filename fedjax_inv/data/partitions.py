@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 
 _LARGEST_ALPHA = 1e300  # far above, draws from the distribution overflow and are 0
 
@@ -36,7 +37,7 @@ def by_domain(domain: np.ndarray, num_clients: int, rng: np.random.Generator) ->
     present, sizes = np.unique(domain, return_counts=True)
     _check_num_clients(num_clients, len(domain))
     if num_clients < len(present):
-        raise ValueError(
+        raise UsageError(
             f"num_clients={num_clients}: must be at least {len(present)}, the number of domains"
         )
     clients = np.ones(len(present), int)
@@ -89,7 +90,7 @@ def dirichlet(
         if sizes.min() >= min_size:
             break
     else:
-        raise ValueError(
+        raise UsageError(
             f"alpha={alpha}: must be higher, or min_size={min_size} or num_clients={num_clients} "
             f"lower: max_tries={max_tries} left a client with fewer examples"
         )
@@ -126,7 +127,7 @@ def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: i
     checks.integer("num_classes", num_classes, 1)
     labels = checks.integers("labels", labels, 0, num_classes - 1)
     if len(parts) == 0:
-        raise ValueError(f"parts={parts}: must hold the rows of at least one client")
+        raise UsageError(f"parts={parts}: must hold the rows of at least one client")
     last = len(labels) - 1
     held = [
         checks.integers(f"parts[{client}]", rows, 0, last, may_be_empty=True)

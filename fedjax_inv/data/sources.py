@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import dsprites
 from fedjax_inv.data.dataset import Dataset, check_dataset
 
@@ -58,7 +59,7 @@ def load(
     and ImportError if a package is missing that reads it.
     """
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{name=}: must be the name or the path of a data set")
+        raise UsageError(f"{name=}: must be the name or the path of a data set")
     tfds_dir = Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
     tfds_dir = tfds_dir.expanduser()
     prepared = _prepared(name, tfds_dir)
@@ -66,11 +67,11 @@ def load(
     # These go first, or a folder "mnist" in the working directory would hide the data set.
     is_folder = name not in _NEEDS_NO_FILE and prepared is None and path.is_dir()
     if image_size is not None and not is_folder:
-        raise ValueError(
+        raise UsageError(
             f"image_size={image_size}: must be None for {name=}, which is no folder of images"
         )
     if num_images is not None and name != "dsprites":
-        raise ValueError(
+        raise UsageError(
             f"num_images={num_images}: must be None for {name=}, which is not rendered"
         )
     if name == "dsprites":
@@ -84,11 +85,11 @@ def load(
     elif path.suffix == ".npz":
         dataset = _npz(path)
     else:
-        raise ValueError(_not_found(name, tfds_dir))
+        raise UsageError(_not_found(name, tfds_dir))
     try:
         check_dataset(dataset)
-    except ValueError as error:
-        raise ValueError(f"{name=}: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"{name=}: {error}") from None
     return dataset
 
 
@@ -192,7 +193,7 @@ def _decode(name: str, folder: Path) -> Dataset:
         or not isinstance(label, tfds.features.ClassLabel)
         or "train" not in splits
     ):
-        raise ValueError(
+        raise UsageError(
             f"{name=}: must have features image (uint8, of one size) and label (a class) and a "
             f"split train, it has {', '.join(sorted(features))} and {', '.join(splits)}"
         )
@@ -202,7 +203,7 @@ def _decode(name: str, folder: Path) -> Dataset:
             try:
                 sources.append(builder.as_data_source(split=split))
             except NotImplementedError:
-                raise ValueError(
+                raise UsageError(
                     f"{name=}: must be prepared in the array_record format: "
                     f"delete {folder} and prepare it again"
                 ) from None
@@ -218,22 +219,22 @@ def _decode(name: str, folder: Path) -> Dataset:
 def _npz(path: Path) -> Dataset:
     name = str(path)
     if not path.is_file():
-        raise ValueError(f"{name=}: must be a file, there is none")
+        raise UsageError(f"{name=}: must be a file, there is none")
     try:
         with np.load(path) as archive:
             arrays = {key: archive[key] for key in ("x", "y", "domain", "test") if key in archive}
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
-        raise ValueError(f"{name=}: must be an .npz file of plain arrays") from None
+        raise UsageError(f"{name=}: must be an .npz file of plain arrays") from None
     for key in ("x", "y"):
         if key not in arrays:
-            raise ValueError(f"{name=}: must hold arrays x [M, ...] and y [M], it has no {key}")
+            raise UsageError(f"{name=}: must hold arrays x [M, ...] and y [M], it has no {key}")
     x, y = arrays["x"], arrays["y"]
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise ValueError(f"{name=}: y must be integers [M], it is {y.dtype} {y.shape}")
+        raise UsageError(f"{name=}: y must be integers [M], it is {y.dtype} {y.shape}")
     if len(y) == 0:
-        raise ValueError(f"{name=}: must hold at least one example")
+        raise UsageError(f"{name=}: must hold at least one example")
     if y.min() < 0:
-        raise ValueError(f"{name=}: y must be at least 0, its smallest is {y.min()}")
+        raise UsageError(f"{name=}: y must be at least 0, its smallest is {y.min()}")
     domain = arrays.get("domain", np.full(len(y), "all"))
     test = arrays.get("test", np.zeros(len(y), bool))
     for key, array, ndim, kinds, needed in (
@@ -242,12 +243,12 @@ def _npz(path: Path) -> Dataset:
         ("test", test, 1, "b", f"bool [{len(y)}]"),
     ):
         if array.ndim != ndim or len(array) != len(y) or array.dtype.kind not in kinds:
-            raise ValueError(f"{name=}: {key} must be {needed}, it is {array.dtype} {array.shape}")
+            raise UsageError(f"{name=}: {key} must be {needed}, it is {array.dtype} {array.shape}")
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             x = x.astype(np.float32)
         if not np.isfinite(x).all():
-            raise ValueError(f"{name=}: x must be finite in float32, it holds NaN or infinity")
+            raise UsageError(f"{name=}: x must be finite in float32, it holds NaN or infinity")
     elif x.ndim == 3:
         x = x[..., None]
     classes, y = np.unique(y, return_inverse=True)
@@ -273,7 +274,7 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
         for file in (_visible(label) if label.is_dir() else ())
     ]
     if not files:
-        raise ValueError(f"{name=}: must hold images in folders domain/class/, there are none")
+        raise UsageError(f"{name=}: must hold images in folders domain/class/, there are none")
     sizes: dict[tuple[int, int], Path] = {}
     modes: dict[str, Path] = {}
     for _, _, file in files:
@@ -281,10 +282,10 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
             sizes.setdefault(image.size, file)
             modes.setdefault(image.mode, file)
     for mode in _DEEP_MODES & modes.keys():
-        raise ValueError(f"{modes[mode]}: must have 8 bits a channel, its mode is {mode}")
+        raise UsageError(f"{modes[mode]}: must have 8 bits a channel, its mode is {mode}")
     if image_size is None and len(sizes) > 1:
         (first, one), (second, other) = list(sizes.items())[:2]
-        raise ValueError(
+        raise UsageError(
             f"{name=}: must hold images of one size unless image_size is given, "
             f"{one} is {first} and {other} {second}"
         )
@@ -323,4 +324,4 @@ def _image(file: Path) -> "Iterator[Image.Image]":
         with Image.open(file) as image:
             yield image
     except (OSError, SyntaxError, ValueError) as error:  # what pillow raises for damaged files
-        raise ValueError(f"{file}: must be an image that can be decoded: {error}") from None
+        raise UsageError(f"{file}: must be an image that can be decoded: {error}") from None

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
 from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
 
@@ -63,9 +64,9 @@ def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
         variables = half.init(key, x, **arguments(mask, False))
         others = sorted(set(variables) - {"params", "batch_stats"})
         if others:
-            raise ValueError(f"collections={others}: must be none but params and batch_stats")
+            raise UsageError(f"collections={others}: must be none but params and batch_stats")
         if "batch_stats" in variables and "mask" not in takes:
-            raise ValueError(f"{takes=}: must hold 'mask', or batch_stats would see the padding")
+            raise UsageError(f"{takes=}: must hold 'mask', or batch_stats would see the padding")
         return variables.get("params", {}), variables.get("batch_stats", {})
 
     def apply_of(half: nn.Module) -> Callable[..., tuple[Tree, Tree]]:
@@ -89,7 +90,7 @@ def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
             except InvalidRngError as error:
                 if key is not None:
                     raise  # it draws from a stream other than "dropout"
-                raise ValueError(f"{key=}: must be given to train a module that draws") from error
+                raise UsageError(f"{key=}: must be given to train a module that draws") from error
             return outputs, changed.get("batch_stats", {})
 
         return apply_half
@@ -119,7 +120,7 @@ def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
     """
     others = [block for block in blocks if not isinstance(block, nn.Module)]
     if others or not blocks:
-        raise ValueError(f"blocks={others}: must be one or several flax.linen modules")
+        raise UsageError(f"blocks={others}: must be one or several flax.linen modules")
     checks.integer("cut", cut, 0, len(blocks) - 1)
     return _of_halves(_Blocks(blocks[:cut]), _Blocks(blocks[cut:]), ("mask", "train"))
 
@@ -138,15 +139,15 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
     nothing but x, so takes must be empty.
     """
     if not isinstance(module, nn.Module):
-        raise ValueError(f"{module=}: must be a flax.linen module")
+        raise UsageError(f"{module=}: must be a flax.linen module")
     if isinstance(takes, str) or not set(takes) <= set(_ARGUMENTS):
-        raise ValueError(f"{takes=}: must be a sequence of some of {', '.join(_ARGUMENTS)}")
+        raise UsageError(f"{takes=}: must be a sequence of some of {', '.join(_ARGUMENTS)}")
     if not isinstance(module, nn.Sequential):
         if cut != 0:
-            raise ValueError(f"{cut=}: must be 0, as module is no nn.Sequential")
+            raise UsageError(f"{cut=}: must be 0, as module is no nn.Sequential")
         return _of_halves(_Identity(), module, takes)
     if takes:
-        raise ValueError(f"{takes=}: must be empty for an nn.Sequential; from_blocks passes on all")
+        raise UsageError(f"{takes=}: must be empty for an nn.Sequential; from_blocks passes on all")
     checks.integer("cut", cut, 0, len(module.layers) - 1)
     if cut == 0:
         return _of_halves(_Identity(), module, takes)
@@ -165,7 +166,7 @@ def from_function(
     """
     for name, function in (("init", init), ("apply", apply)):
         if not callable(function):
-            raise ValueError(f"{name}={function!r}: must be a function")
+            raise UsageError(f"{name}={function!r}: must be a function")
 
     def encode(
         params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.blocks import from_blocks
 from fedjax_inv.types import Array, Model
@@ -21,7 +22,7 @@ class _Conv(nn.Module):
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         del mask, train
         if x.ndim != 4:  # flax would take three axes for a single image
-            raise ValueError(f"{x.shape=}: must be [B, height, width, channels]")
+            raise UsageError(f"{x.shape=}: must be [B, height, width, channels]")
         # Padding 1 on every side, as in PyTorch: SAME would be lopsided at stride 2.
         conv = nn.Conv(
             self.features, (3, 3), self.stride, padding=1, conv_general_dilated=self.conv
@@ -55,7 +56,7 @@ def cnn(
     checks.integer("num_classes", num_classes, 1)
     checks.integers("widths", widths, 1)
     if any(width % _GROUPS for width in widths):
-        raise ValueError(f"widths={tuple(widths)}: must be multiples of {_GROUPS}")
+        raise UsageError(f"widths={tuple(widths)}: must be multiples of {_GROUPS}")
     chosen = lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         _Conv(width, 2 if i == 1 else 1, chosen) for i, width in enumerate(widths)

@@ -16,6 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array
 
 Conv = Callable[..., Array]  # with the signature of jax.lax.conv_general_dilated
@@ -76,17 +77,17 @@ def _checked(conv: Callable[[Array, Array, _Geometry], Array]) -> Conv:
             ("rhs_dilation", tuple(rhs_dilation or ones), ones),
         ):
             if value != allowed:
-                raise ValueError(f"{argument}={value}: must be {allowed} unless conv is 'lax'")
+                raise UsageError(f"{argument}={value}: must be {allowed} unless conv is 'lax'")
         layout = partial(lax.conv_dimension_numbers, inputs.shape, kernel.shape)
         if layout(dimension_numbers) != layout(_channels_last(inputs.ndim)):
-            raise ValueError(f"dimension_numbers={dimension_numbers}: must be channels last")
+            raise UsageError(f"dimension_numbers={dimension_numbers}: must be channels last")
         space, window = inputs.shape[1:-1], kernel.shape[:-2]
         if isinstance(padding, str):
             padding = lax.padtype_to_pads(space, window, strides, padding)
         padding = tuple((low, high) for low, high in padding)
         for n, k, (low, high) in zip(space, window, padding, strict=True):
             if low + n + high < k:
-                raise ValueError(f"padding={padding}: the window {window} must fit into {space}")
+                raise UsageError(f"padding={padding}: the window {window} must fit into {space}")
         return conv(inputs, kernel, _Geometry(tuple(strides), padding, ones, ones, precision))
 
     return conv_general_dilated
@@ -295,7 +296,7 @@ def max_pool(x: Array, size: int) -> Array:
     ValueError for another rank of x, and for a size that is not between 1 and height and width.
     """
     if x.ndim != 4:
-        raise ValueError(f"{x.shape=}: must be [B, height, width, C]")
+        raise UsageError(f"{x.shape=}: must be [B, height, width, C]")
     batch, height, width, channels = x.shape
     checks.integer("size", size, 1, min(height, width))
     rows, columns = height // size, width // size
