@@ -1,346 +1,504 @@
-"""The flags of the experiment binaries: one record of them, checked."""
+"""Every flag of the binaries, in groups: one frozen record for each, checked.
+
+Flags are flat for users, and in run folders; here `of` sorts them into groups and `flat` is its
+inverse. Nothing here knows of command lines (`command_line`) or builds anything (`build`).
+"""
 
 import dataclasses
-import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import flags
-
-from experiments import registry
+from experiments import environments, registry
+from experiments.environments.kind import Kind
+from experiments.flag import (
+    FRACTION,
+    INSIDE,
+    POSITIVE,
+    SEED,
+    Range,
+    at_least,
+    check,
+    check_different,
+    check_known,
+    flag,
+    flags_of,
+    name_of,
+    number_or,
+    shown,
+)
 from fedjax_inv.algorithms import LISTED
+from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
 
-PRESETS = Path(__file__).parent / "presets"
-
-
-class _Range(NamedTuple):
-    holds: Callable[[Any], bool]
-    text: str
-
-
-_ANY = _Range(lambda value: True, "")
-_POSITIVE = _Range(lambda value: 0 < value < math.inf, "above 0")
-_PROBABILITY = _Range(lambda value: 0 <= value <= 1, "between 0 and 1")
-_FRACTION = _Range(lambda value: 0 <= value < 1, "at least 0 and below 1")
-_INSIDE = _Range(lambda value: 0 < value < 1, "above 0 and below 1")
-_SEED = _Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2^31")
-_CHUNK = _Range(lambda value: value == "auto" or value.isdecimal(), "auto or at least 0")
-_WARM_START = _Range(
-    lambda value: value in ("clients", "batches") or value.isdecimal(),
-    "clients, batches or a number",
-)
-_PAPER = _Range(lambda value: "=" in value, "algorithm=number")
-
-
-def _at_least(lowest: int) -> _Range:
-    return _Range(lambda value: value >= lowest, f"at least {lowest}")
-
-
-def _flag(
-    default: Any,
-    text: str,
-    allowed: _Range = _ANY,
-    *,
-    choices: Collection[str] = (),
-    kind: type | None = None,
-) -> Any:
-    """A flag with its help text; a tuple is a comma-separated list of values of one `kind`."""
-    if kind is None:
-        kind = type(default[0] if isinstance(default, tuple) else default)
-    metadata = {"help": text, "allowed": allowed, "choices": list(choices), "kind": kind}
-    return dataclasses.field(default=default, metadata=metadata)
+_PAPER = Range(lambda value: "=" in value, "algorithm=number")
+_CHUNK = number_or("auto", "measure")
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Every flag of train and sweep. Raises ValueError, in one line, for a bad value."""
+class Method:
+    """What is compared."""
 
-    algorithm: tuple[str, ...] = _flag(
+    algorithm: tuple[str, ...] = flag(
         ("fedavg",), f"Algorithms: {', '.join(LISTED)}, or package.module:factory."
     )
-    settings: tuple[str, ...] = _flag(
+    settings: tuple[str, ...] = flag(
         (),
-        "A hyperparameter, name=value or (sweep) name=value,value; repeat the flag for several. "
-        "Names are the keyword arguments of the algorithm's factory.",
+        "A setting of the algorithm, name=value or (sweep) name=value,value; repeat the flag for "
+        "several. --describe=ALGORITHM tells the names.",
         kind=str,
+        name="set",
     )
-    dataset: str = _flag(
+    paper: tuple[str, ...] = flag(
+        (), "Numbers to print beside ours: algorithm=number.", _PAPER, kind=str
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Which examples there are, and which of them only the test sees."""
+
+    dataset: str = flag(
         "digits", "digits, a TFDS name, the path of an .npz or of a folder of images."
     )
-    environment: str = _flag(
-        "rotated", "How domains are made of the data set.", choices=registry.ENVIRONMENTS
+    data_dir: str = flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
+    image_size: int = flag(
+        0, "Side in pixels that a folder's images are scaled to; 0: as they are.", at_least(0)
     )
-    angles: tuple[float, ...] = _flag(
-        (0.0, 15.0, 30.0, 45.0, 60.0, 75.0), "Degrees of the rotated domains."
+    num_images: int = flag(
+        0, "How many images of --dataset=dsprites are rendered; 0: 20,000.", at_least(0)
     )
-    num_classes: int = _flag(
-        2, "Classes that colored and patched environments make of the data's.", _at_least(2)
-    )
-    flips: tuple[float, ...] = _flag(
-        (0.2, 0.1),
-        "How often the colour (or patch) disagrees with the label, per training environment.",
-        _PROBABILITY,
-    )
-    test_flip: float = _flag(0.9, "The same in the test environment.", _PROBABILITY)
-    label_noise: float = _flag(0.25, "How often the label disagrees with the image.", _PROBABILITY)
-    binarise: bool = _flag(True, "Whether colored makes every pixel that is not 0 white.")
-    held_out: str = _flag(
+    held_out: str = flag(
         "",
         "The domain that only the test sees; sweep: several with commas, or 'all', each in turn; "
-        "'none': the official test split, or a random fifth. Default: the last domain, or none "
+        "'none': the official test split, or a random part. Default: the last domain, or none "
         "if there is only one.",
     )
-    test_fraction: float = _flag(
+    test_fraction: float = flag(
         0.2,
         "The part of the examples that is drawn for the test where the data have no test split, "
         "and no domain of theirs is held out.",
-        _INSIDE,
+        INSIDE,
     )
-    partition: str = _flag(
+
+    @property
+    def stem(self) -> str:
+        """The data set's name without folders and ending, for titles and names of folders."""
+        return Path(self.dataset).stem
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """How domains are made of the data."""
+
+    environment: str = flag(
+        "auto",
+        "How domains are made of the data; auto: none for an .npz or a folder, else rotated.",
+        choices=("auto", *environments.LISTED),
+    )
+    data_seed: str = flag(
+        "each",
+        "Seeds which example goes to which environment, and what is drawn there; each: every seed "
+        "draws its own.",
+        number_or("each"),
+    )
+    name: str = "rotated"  # of the list: what auto stands for
+    records: tuple[Any, ...] = ()  # the flags of that kind
+
+    @property
+    def kind(self) -> Kind:
+        """What the list says of it."""
+        return environments.LISTED[self.name]
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether anything in it is drawn."""
+        return self.name != "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """How clients share the training examples."""
+
+    partition: str = flag(
         "domain",
         "How clients share the training examples.",
         choices=("domain", "iid", "dirichlet"),
     )
-    alpha: float = _flag(0.5, "Concentration of --partition=dirichlet.", _POSITIVE)
-    clients: int = _flag(0, "Training clients; 0: one per training domain.", _at_least(0))
-    cohort: int = _flag(0, "Clients drawn each round; 0: all.", _at_least(0))
-    rounds: int = _flag(50, "Communication rounds.", _at_least(1))
-    local_epochs: int = _flag(1, "Passes over a client's examples per round.", _at_least(1))
-    local_steps: int = _flag(0, "If above 0: steps per round instead of passes.", _at_least(0))
-    batch_size: int = _flag(32, "Examples per step; 0: all of the client's.", _at_least(0))
-    optimizer: str = _flag("sgd", "The clients' optimizer.", choices=registry.OPTIMIZERS)
-    learning_rate: tuple[float, ...] = _flag((0.1,), "Of the clients; sweep: several.", _POSITIVE)
-    momentum: float = _flag(0.0, "Of the clients' sgd; it starts anew every round.", _FRACTION)
-    server_optimizer: str = _flag(
+    alpha: float = flag(0.5, "Concentration of --partition=dirichlet.", POSITIVE)
+    clients: int = flag(0, "Training clients; 0: one per training domain.", at_least(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Clients:
+    """What a client does in a round."""
+
+    local_epochs: int = flag(1, "Passes over a client's examples per round.", at_least(1))
+    local_steps: int = flag(0, "If above 0: steps per round instead of passes.", at_least(0))
+    batch_size: int = flag(32, "Examples per step; 0: all of the client's.", at_least(0))
+    optimizer: str = flag("sgd", "The clients' optimizer.", choices=registry.OPTIMIZERS)
+    learning_rate: tuple[float, ...] = flag((0.1,), "Of the clients; sweep: several.", POSITIVE)
+    momentum: float = flag(0.0, "Of the clients' sgd; it starts anew every round.", FRACTION)
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """What the server makes of the clients' updates."""
+
+    server_optimizer: str = flag(
         "sgd",
         "sgd: FedAvg, or with --server_momentum FedAvgM; adam: FedAdam; yogi: FedYogi.",
         choices=registry.SERVER_OPTIMIZERS,
     )
-    server_learning_rate: tuple[float, ...] = _flag(
-        (1.0,), "Of the server; sweep: several.", _POSITIVE
+    server_learning_rate: tuple[float, ...] = flag(
+        (1.0,), "Of the server; sweep: several.", POSITIVE
     )
-    server_momentum: float = _flag(0.0, "Of the server's sgd.", _FRACTION)
-    model: str = _flag(
+    server_momentum: float = flag(0.0, "Of the server's sgd.", FRACTION)
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """The network."""
+
+    model: str = flag(
         "mlp", f"The network: {', '.join(registry.MODELS)}, or package.module:factory."
     )
-    widths: tuple[int, ...] = _flag(
-        (), "Widths of the hidden layers; default: the network's own.", _at_least(1), kind=int
+    widths: tuple[int, ...] = flag(
+        (), "Widths of the hidden layers; default: the network's own.", at_least(1), kind=int
     )
-    activation: str = _flag("relu", "Of the mlp.", choices=ACTIVATIONS)
-    norm: str = _flag("none", "In the mlp's hidden layers, before the activation.", choices=NORMS)
-    cut: int = _flag(
-        -1, "Hidden layers before the cut; -1: all, the head is the classifier.", _at_least(-1)
+    activation: str = flag("relu", "Of the mlp.", choices=ACTIVATIONS)
+    norm: str = flag("none", "In the mlp's hidden layers, before the activation.", choices=NORMS)
+    cut: int = flag(
+        -1, "Hidden layers before the cut; -1: all, the head is the classifier.", at_least(-1)
     )
-    conv: str = _flag(
+    conv: str = flag(
         "auto",
         "How convolutions are computed; auto: what is fast on this platform.",
         choices=lowerings.LOWERINGS,
     )
-    seeds: tuple[int, ...] = _flag(
-        (0,), "Each seeds network, partition, cohorts and minibatches of a run.", _SEED
-    )
-    data_seed: int = _flag(0, "Seeds which example goes to which environment.", _SEED)
-    eval_every: int = _flag(5, "Rounds between evaluations.", _at_least(1))
-    watch_examples: int = _flag(
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round."""
+
+    cohort: int = flag(0, "Clients drawn each round; 0: all.", at_least(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Watching:
+    """When a run is looked at, and when it stops."""
+
+    eval_every: int = flag(5, "Rounds between evaluations.", at_least(1))
+    watch_examples: int = flag(
         0,
         "Training (of all clients) and test examples on which the accuracy is taken in every "
         "round; 0: in no round.",
-        _at_least(0),
+        at_least(0),
     )
-    stop_below: tuple[float, ...] = _flag(
+    stop_below: tuple[float, ...] = flag(
         (),
         "Thresholds: tell what there was when the watched training accuracy first fell below.",
-        _INSIDE,
+        INSIDE,
         kind=float,
     )
-    warm_start: str = _flag(
+    warm_start: str = flag(
         "clients",
         "Rounds before a stop: a number, clients (one for each) or batches (one for each batch of "
         "the client with most examples).",
-        _WARM_START,
+        number_or("clients", "batches"),
     )
-    after_stop: str = _flag(
+    after_stop: str = flag(
         "continue",
         "Whether training goes on when all of --stop_below have been met, or ends with that state.",
         choices=("continue", "end"),
     )
-    checkpoint_every: int = _flag(
-        0, "Rounds between checkpoints, a multiple of eval_every; 0: eval_every.", _at_least(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """How long, how often, where and on what."""
+
+    rounds: int = flag(50, "Communication rounds.", at_least(1))
+    seeds: tuple[int, ...] = flag(
+        (0,), "Each seeds network, environments, partition, cohorts and minibatches.", SEED
     )
-    nonfinite: str = _flag(
+    run_dir: str = flag("", "Where results go; default: runs/ and the run's name.")
+    resume: bool = flag(False, "Continue what --run_dir holds, bit for bit.")
+    checkpoint_every: int = flag(
+        0, "Rounds between checkpoints, a multiple of eval_every; 0: eval_every.", at_least(0)
+    )
+    nonfinite: str = flag(
         "stop",
         "When a client's loss becomes NaN or infinite: stop the program; drop the client from that "
         "round; or mark the run as diverged, never to be selected, and let the others go on.",
         choices=("stop", "drop", "mark"),
     )
-    client_chunk: str = _flag(
-        "auto", "Clients trained at once on a device; 0: all; auto: measured.", _CHUNK
+    client_chunk: str = flag(
+        "auto",
+        "Clients trained at once on a device; 0: all; auto: 1 on a CPU, else as many as fit; "
+        "measure: the fastest by a stopwatch.",
+        _CHUNK,
     )
-    run_chunk: str = _flag(
-        "auto", "Runs (seeds x hyperparameters) at once; 0: all; auto: as many as fit.", _CHUNK
+    run_chunk: str = flag(
+        "auto",
+        "Runs (seeds x hyperparameters) at once; 0: all; auto: 1 on a CPU, else as many as fit; "
+        "measure: the fastest by a stopwatch.",
+        _CHUNK,
     )
-    devices: int = _flag(1, "Devices that share the clients; on a CPU, cores.", _at_least(1))
-    coordinator_address: str = _flag("", "host:port of process 0, where there are several.")
-    num_processes: int = _flag(
-        1, "Processes, on one machine or many, whose devices share the clients.", _at_least(1)
+    devices: int = flag(1, "Devices that share the clients; on a CPU, cores.", at_least(1))
+    coordinator_address: str = flag("", "host:port of process 0, where there are several.")
+    num_processes: int = flag(
+        1, "Processes, on one machine or many, whose devices share the clients.", at_least(1)
     )
-    process_id: int = _flag(0, "Which of the processes this is; 0 writes.", _at_least(0))
-    image_size: int = _flag(
-        0, "Side in pixels that a folder's images are scaled to; 0: as they are.", _at_least(0)
-    )
-    num_images: int = _flag(
-        0, "How many images of --dataset=dsprites are rendered; 0: 20,000.", _at_least(0)
-    )
-    run_dir: str = _flag("", "Where results go; default: runs/ and the run's name.")
-    data_dir: str = _flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
-    resume: bool = _flag(False, "Continue what --run_dir holds, bit for bit.")
-    paper: tuple[str, ...] = _flag(
-        (), "Numbers to print beside ours: algorithm=number.", _PAPER, kind=str
-    )
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            flag, allowed = _flag_name(field), field.metadata["allowed"]
-            for item in value if isinstance(value, tuple) else (value,):
-                if field.metadata["choices"]:
-                    registry.check_known(flag, item, field.metadata["choices"])
-                if not allowed.holds(item):
-                    raise ValueError(f"--{flag}={item}: must be {allowed.text}")
-        several = ("algorithm", "learning_rate", "server_learning_rate", "seeds", "stop_below")
-        for name in several:
-            values = getattr(self, name)
-            if (len(values) == 0 and name != "stop_below") or len(set(values)) < len(values):
-                text = ",".join(str(value) for value in values)
-                raise ValueError(f"--{name}={text}: must be one or several different values")
-        if self.clients:
-            self._check_most("cohort", "clients")
-        self._check_most("eval_every", "rounds")
-        flipped = self.environment in ("colored", "patched") and self.partition == "domain"
-        if flipped and self.clients > len(self.flips):
-            text = ",".join(f"{flip:g}" for flip in self.flips)
-            raise ValueError(
-                f"--clients={self.clients}: must be at most one for each --flips={text}"
-            )
-        if self.stop_below and not self.watch_examples:
-            text = ",".join(f"{value:g}" for value in self.stop_below)
-            raise ValueError(f"--stop_below={text}: needs --watch_examples above 0")
-        registry.check_factory("model", self.model, registry.MODELS)
-        for name in self.algorithm:
-            registry.check_factory("algorithm", name, LISTED)
-            if (
-                registry.facts(name).needs_norm
-                and self.norm == "none"
-                and self.model in registry.MODELS
-            ):
-                raise ValueError(f"--algorithm={name}: needs --norm=batch, to be what it is")
-        if self.after_stop == "end" and not self.stop_below:
-            raise ValueError("--after_stop=end: needs --stop_below")
-        if self.process_id >= self.num_processes:
-            raise ValueError(
-                f"--process_id={self.process_id}: must be below --num_processes="
-                f"{self.num_processes}"
-            )
-        if self.num_processes > 1:
-            if not self.coordinator_address:
-                raise ValueError("--coordinator_address=: must be host:port of process 0")
-            for name in ("client_chunk", "run_chunk"):
-                if getattr(self, name) == "auto":
-                    raise ValueError(
-                        f"--{name}=auto: must be a number with --num_processes="
-                        f"{self.num_processes}, as processes that measure may disagree"
-                    )
-        if self.checkpoint_every % self.eval_every:
-            raise ValueError(
-                f"--checkpoint_every={self.checkpoint_every}: must be a multiple of "
-                f"--eval_every={self.eval_every}"
-            )
-
-    def _check_most(self, name: str, limit: str) -> None:
-        value, most = getattr(self, name), getattr(self, limit)
-        if value > most:
-            raise ValueError(f"--{name}={value}: must be at most --{limit}={most}")
+    process_id: int = flag(0, "Which of the processes this is; 0 writes.", at_least(0))
 
 
-def _flag_name(field: Any) -> str:
-    return "set" if field.name == "settings" else field.name
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """All flags; made by `of`."""
+
+    method: Method
+    data: Data
+    environment: Environment
+    partition: Partition
+    clients: Clients
+    server: Server
+    model: Network
+    participation: Participation
+    watching: Watching
+    run: Running
 
 
-def define(values: flags.FlagValues = flags.FLAGS, **defaults: Any) -> None:
-    """Defines the flags, with other defaults for some."""
-    for field in dataclasses.fields(Config):
-        name, text = _flag_name(field), field.metadata["help"]
-        default, kind = defaults.get(field.name, field.default), field.metadata["kind"]
-        if field.metadata["choices"]:
-            text += f" One of: {', '.join(field.metadata['choices'])}."
-        if name == "set":
-            flags.DEFINE_multi_string(name, [], text, values)
-        elif isinstance(default, tuple):
-            texts = [f"{v:g}" if kind is float else str(v) for v in default]
-            flags.DEFINE_list(name, texts, text, values)
-        elif kind is bool:
-            flags.DEFINE_bool(name, default, text, values)
-        elif kind is int:
-            flags.DEFINE_integer(name, default, text, flag_values=values)
-        elif kind is float:
-            flags.DEFINE_float(name, default, text, flag_values=values)
-        else:
-            flags.DEFINE_string(name, default, text, values)
+GROUPS: dict[str, type[Any]] = {
+    "method": Method,
+    "data": Data,
+    "environment": Environment,
+    "partition": Partition,
+    "clients": Clients,
+    "server": Server,
+    "model": Network,
+    "participation": Participation,
+    "watching": Watching,
+    "run": Running,
+}
 
 
-def read(values: flags.FlagValues = flags.FLAGS) -> Config:
-    """The parsed flags as a `Config`; raises ValueError, in one line, for a bad value."""
-    parsed = values.flag_values_dict()
-    settings: dict[str, Any] = {}
-    for field in dataclasses.fields(Config):
-        value = parsed[_flag_name(field)]
-        settings[field.name] = _items(field, value) if isinstance(value, list) else value
-    return Config(**settings)
+def fields(group: str) -> list[dataclasses.Field[Any]]:
+    """The flags of a group, those of all environments among them."""
+    own = flags_of(GROUPS[group])
+    if group != "environment":
+        return own
+    kinds = environments.LISTED.values()
+    records = dict.fromkeys(record for kind in kinds for record in kind.records)
+    return own + [field for record in records for field in flags_of(record)]
 
 
-def from_arguments(arguments: Sequence[str], **defaults: Any) -> Config:
-    """The `Config` of flags as a command line has them; raises ValueError, in one line."""
-    values = flags.FlagValues()
-    define(values, **defaults)
-    parse(["", *arguments], values)
-    return read(values)
+# By their fields' names.
+FLAGS = {field.name: field for group in GROUPS for field in fields(group)}
 
 
-def _items(field: Any, texts: list[str]) -> tuple[Any, ...]:
-    kind = field.metadata["kind"]
-    try:
-        return tuple(kind(text) for text in texts)
-    except ValueError:
-        name = "whole numbers" if kind is int else "numbers"
-        raise ValueError(f"--{field.name}={','.join(texts)}: must be {name}") from None
+def of(*, given: Collection[str] = (), may_be_idle: bool = False, **values: Any) -> Config:
+    """The configuration of flags by their fields' names; what is left out has its default.
 
-
-def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
-    """Sets flags as a command line has them, after its first word.
-
-    Raises ValueError, in one line, for what is no flag.
+    given: those whose default was asked for in so many words. Raises UsageError, in one line, for a
+    bad value, and unless may_be_idle for a flag that was set and has no effect (`idle`).
     """
-    try:
-        _, *others = values(_with_presets(argv))
-    except flags.Error as error:
-        raise ValueError(str(error)) from None
-    if others:
-        raise ValueError(f"{others[0]}: not a flag; flags are --name=value")
+    for name in values:
+        if name not in FLAGS:
+            raise TypeError(f"{name} is no flag")
+
+    def record(kind: type[Any], **more: Any) -> Any:
+        own = [field.name for field in flags_of(kind)]
+        made = kind(**{name: values[name] for name in own if name in values}, **more)
+        check(made)
+        return made
+
+    groups = {name: record(kind) for name, kind in GROUPS.items() if name != "environment"}
+    asked = record(Environment)
+    name = asked.environment
+    if name == "auto":
+        name = "none" if _is_own(groups["data"].dataset) else "rotated"
+    records = tuple(record(kind) for kind in environments.LISTED[name].records)
+    domains = dataclasses.replace(asked, name=name, records=records)
+    config = Config(**groups, environment=domains)
+    _check(config)
+    _check_paper(config, "paper" in given)
+    if not may_be_idle:
+        for name, reason in idle(config, values, given).items():
+            raise UsageError(f"--{name_of(FLAGS[name])}={shown(values[name])}: {reason}")
+    return config
 
 
-def _with_presets(argv: Sequence[str]) -> list[str]:
-    """Replaces --preset=NAME,NAME by the flag files of those names; later ones win."""
-    known = sorted(path.stem for path in PRESETS.glob("*.flags"))
-    expanded = []
-    for argument in argv:
-        flag, _, names = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and flag == "preset":
-            for name in names.split(","):
-                registry.check_known("preset", name, known)
-                expanded.append(f"--flagfile={PRESETS / name}.flags")
-        else:
-            expanded.append(argument)
-    return expanded
+def flat(config: Config) -> dict[str, Any]:
+    """The flags by their fields' names: what `of` takes."""
+    groups = [getattr(config, group) for group in GROUPS]
+    values = {
+        field.name: getattr(record, field.name)
+        for record in (*groups, *config.environment.records)
+        for field in flags_of(record)
+    }
+    return {name: values.get(name, field.default) for name, field in FLAGS.items()}
+
+
+def changed(config: Config, **values: Any) -> Config:
+    """The configuration with other values of some flags."""
+    return of(may_be_idle=True, **(flat(config) | values))
+
+
+def to_record(config: Config) -> dict[str, Any]:
+    """The flags as a run folder holds them; auto is told by what it stood for."""
+    return flat(config) | {"environment": config.environment.name}
+
+
+def from_record(record: Mapping[str, Any]) -> Config:
+    """The configuration that a run folder holds; flags that came later have their defaults.
+
+    Raises UsageError for a flag that is no more.
+    """
+    unknown = set(record) - set(FLAGS)
+    if unknown:
+        raise UsageError(f"was written by another version, with {', '.join(sorted(unknown))}")
+
+    def value(name: str, told: Any) -> Any:
+        kind = FLAGS[name].metadata["kind"]
+        if isinstance(told, list):  # json knows no tuples
+            return tuple(map(kind, told))
+        return kind(told)
+
+    return of(may_be_idle=True, **{name: value(name, told) for name, told in record.items()})
+
+
+def idle(config: Config, values: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, str]:
+    """The flags of `values` that have no effect in this configuration, and why.
+
+    Those at their default do not count, unless they are `given` and mean more than "off".
+    """
+    return {
+        name: reason
+        for name, reason in _without_effect(config).items()
+        if name in values
+        and (values[name] != FLAGS[name].default or (name in given and _is_on(values[name])))
+    }
+
+
+def _is_on(value: Any) -> bool:
+    return value not in (0, "", "0", "none", ()) or value is False
+
+
+def _is_own(dataset: str) -> bool:
+    """Whether a data set is a path: an .npz or a folder."""
+    path = Path(dataset).expanduser()
+    return path.suffix == ".npz" or (dataset not in ("digits", "dsprites") and path.is_dir())
+
+
+class _Rule(NamedTuple):
+    """Flags that have no effect."""
+
+    flags: tuple[str, ...]
+    reason: str
+
+
+def _without_effect(config: Config) -> dict[str, str]:
+    """The flags that have no effect, and why."""
+    method, clients, model, run = config.method, config.clients, config.model, config.run
+    environment = config.environment
+    others = [kind.records for kind in environments.LISTED.values()]
+    idle_records = {r for records in others for r in records} - set(environment.kind.records)
+    of_environments = [field.name for record in idle_records for field in flags_of(record)]
+    with_it = f"has no effect with --environment={environment.name}"
+    rules = [_Rule(tuple(of_environments), with_it)]
+    if not environment.is_drawn:
+        rules.append(_Rule(("data_seed",), with_it))
+    if config.partition.partition != "dirichlet":
+        text = f"has no effect with --partition={config.partition.partition}"
+        rules.append(_Rule(("alpha",), text))
+    names = ",".join(method.algorithm)
+    if all(registry.facts(name).pooled for name in method.algorithm):
+        text = f"has no effect with --algorithm={names}, which trains on all examples at once"
+        rules.append(_Rule(("cohort",), text))
+    if clients.local_steps:
+        text = f"has no effect beside --local_steps={clients.local_steps}"
+        rules.append(_Rule(("local_epochs",), text))
+    if not registry.takes(registry.OPTIMIZERS[clients.optimizer], "momentum"):
+        text = f"has no effect with --optimizer={clients.optimizer}"
+        rules.append(_Rule(("momentum",), text))
+    server = config.server.server_optimizer
+    if not any(
+        registry.takes(registry.factory(name), "server_optimizer") for name in method.algorithm
+    ):
+        text = f"has no effect with --algorithm={names}, which has no such server"
+        rules.append(_Rule(tuple(f.name for f in flags_of(Server)), text))
+    elif not registry.takes(registry.SERVER_OPTIMIZERS[server], "momentum"):
+        text = f"has no effect with --server_optimizer={server}"
+        rules.append(_Rule(("server_momentum",), text))
+    network = registry.network(model.model)
+    for field in flags_of(Network):
+        if field.name != "model" and not registry.takes(network, field.name):
+            rules.append(_Rule((field.name,), f"--model={model.model} has no {field.name}"))
+    if not config.watching.stop_below:
+        rules.append(_Rule(("warm_start", "after_stop"), "has no effect without --stop_below"))
+    if run.num_processes == 1:
+        text = "has no effect without --num_processes above 1"
+        rules.append(_Rule(("coordinator_address",), text))
+    return {name: rule.reason for rule in rules for name in rule.flags}
+
+
+def _check(config: Config) -> None:
+    """Raises UsageError for flags that do not fit each other."""
+    method, clients, watching, run = config.method, config.clients, config.watching, config.run
+    check_different("algorithm", method.algorithm)
+    check_different("learning_rate", clients.learning_rate)
+    check_different("server_learning_rate", config.server.server_learning_rate)
+    check_different("seeds", run.seeds)
+    check_different("stop_below", watching.stop_below, may_be_empty=True)
+    check_different("held_out", config.data.held_out.split(","))
+    cohort, num_clients = config.participation.cohort, config.partition.clients
+    if num_clients and cohort > num_clients:
+        raise UsageError(f"--cohort={cohort}: must be at most --clients={num_clients}")
+    if watching.eval_every > run.rounds:
+        raise UsageError(
+            f"--eval_every={watching.eval_every}: must be at most --rounds={run.rounds}"
+        )
+    if run.checkpoint_every % watching.eval_every:
+        raise UsageError(
+            f"--checkpoint_every={run.checkpoint_every}: must be a multiple of "
+            f"--eval_every={watching.eval_every}"
+        )
+    if watching.stop_below and not watching.watch_examples:
+        text = shown(watching.stop_below)
+        raise UsageError(f"--stop_below={text}: needs --watch_examples above 0")
+    registry.check_factory("model", config.model.model, registry.MODELS)
+    for name in method.algorithm:
+        registry.check_factory("algorithm", name, LISTED)
+        is_bare = config.model.norm == "none" and config.model.model in registry.MODELS
+        if registry.facts(name).needs_norm and is_bare:
+            raise UsageError(f"--algorithm={name}: needs --norm=batch, to be what it is")
+    _check_processes(run)
+
+
+def _check_processes(run: Running) -> None:
+    if run.process_id >= run.num_processes:
+        raise UsageError(
+            f"--process_id={run.process_id}: must be below --num_processes={run.num_processes}"
+        )
+    if run.num_processes == 1:
+        return
+    if not run.coordinator_address:
+        raise UsageError("--coordinator_address=: must be host:port of process 0")
+    for name in ("client_chunk", "run_chunk"):
+        if not getattr(run, name).isdecimal():
+            raise UsageError(
+                f"--{name}={getattr(run, name)}: must be a number with --num_processes="
+                f"{run.num_processes}, as processes may disagree"
+            )
+
+
+def _check_paper(config: Config, is_given: bool) -> None:
+    """Raises UsageError for a number of an algorithm that is not run; a preset's may be of any."""
+    for entry in config.method.paper:
+        allowed = config.method.algorithm if is_given else (*config.method.algorithm, *LISTED)
+        name = entry.partition("=")[0]
+        if name not in allowed:
+            check_known("paper", name, allowed)

@@ -12,38 +12,37 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.config import Config
+from experiments.config import Running
+from fedjax_inv.checks import UsageError
 
 T = TypeVar("T")
 
 
-def prepare(config: Config) -> None:
+def prepare(run: Running) -> None:
     """Makes a device of each of the CPU cores that --devices asks for.
 
     Convolutions on a CPU gain little from a second core, a second client gains all of it. This must
     come before JAX starts, and means nothing to GPUs.
     """
-    if config.devices > 1:
+    if run.devices > 1:
         cores = len(os.sched_getaffinity(0))
-        jax.config.update("jax_num_cpu_devices", min(config.devices, cores))
+        jax.config.update("jax_num_cpu_devices", min(run.devices, cores))
 
 
-def connect(config: Config) -> None:
+def connect(run: Running) -> None:
     """Joins the other processes of --num_processes, if there are any."""
-    if config.num_processes > 1:
+    if run.num_processes > 1:
         # On CPUs the collectives between processes need an implementation of their own.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(
-            config.coordinator_address, config.num_processes, config.process_id
-        )
+        jax.distributed.initialize(run.coordinator_address, run.num_processes, run.process_id)
 
 
-def mesh(config: Config) -> Mesh | None:
-    """The devices that share the clients; None if there is one. Raises ValueError for too many."""
+def mesh(run: Running) -> Mesh | None:
+    """The devices that share the clients; None if there is one. Raises UsageError for too many."""
     available = len(jax.devices())
-    count = available if config.num_processes > 1 else config.devices
+    count = available if run.num_processes > 1 else run.devices
     if count > available:
-        raise ValueError(f"--devices={count}: must be at most {available}, all there are here")
+        raise UsageError(f"--devices={count}: must be at most {available}, all there are here")
     return jax.make_mesh((count,), ("clients",), (AxisType.Auto,)) if count > 1 else None
 
 

@@ -10,10 +10,9 @@ probability of the class that the run predicts; a square's weight says how much 
 """
 
 import contextlib
-import dataclasses
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +25,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments import build, config, launch, loop
+from experiments import build, config, grid, launch
+from experiments.build import Assembled
+from experiments.config import Config
+from experiments.running import folder as folders
+from experiments.running.checkpoints import Checkpoints
 from fedjax_inv import program
-from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.data.federation import Split, parts_of
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
-from fedjax_inv.types import Algorithm, Examples, Tree
+from fedjax_inv.types import Algorithm, Tree
 
 _CHANNELS = (1, 2, 3)  # that make a picture: grey, red and green, red, green and blue
 _BATCH = 100  # perturbed images per call of the network
@@ -63,8 +66,8 @@ class Trained(NamedTuple):
     """A run of a finished run folder."""
 
     folder: Path
-    config: config.Config
-    cell: build.Cell
+    config: Config
+    cell: grid.Cell
     which: int  # of the cell's runs
     state: str  # which of its states is explained
 
@@ -100,15 +103,6 @@ class Images(NamedTuple):
     classes: tuple[str, ...]
 
 
-class Source(NamedTuple):
-    """The data that a run was trained and tested on."""
-
-    dataset: Dataset
-    data: Examples
-    splits: Mapping[int, Split]  # by seed
-    domain: Domain  # of the run's own seed
-
-
 class Masks(NamedTuple):
     """What LIME says about I images and R runs."""
 
@@ -120,73 +114,68 @@ class Masks(NamedTuple):
 def find(folder: Path, options: Options) -> Trained:
     """The run of a finished folder that the options ask for.
 
-    Raises ValueError if there is none, or it diverged.
+    Raises UsageError if there is none, or it diverged.
     """
     where = f"--runs={folder}"
     try:
-        record = json.loads((folder / "config.json").read_text())
+        chosen, cell = folders.read(folder)
         result = json.loads((folder / "result.json").read_text())
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
     except (OSError, ValueError):
-        raise ValueError(
+        raise UsageError(
             f"{where}: must be the folder of a finished run; of a sweep, that of one algorithm"
         ) from None
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value  # json knows no tuples
-        for name, value in record["flags"].items()
-    }
     # How a run was spread over devices does not matter to its state.
-    values |= {"devices": 1, "num_processes": 1, "process_id": 0}
-    values["data_dir"] = options.data_dir or values["data_dir"]
-    try:
-        settings = config.Config(**values)
-    except TypeError as error:  # a flag that was renamed since
-        raise ValueError(f"{where}: was written by another version ({error})") from None
-    runs = tuple(program.Run(**each) for each in record["cell"].pop("runs"))
-    if options.seed not in settings.seeds:
-        seeds = ", ".join(map(str, settings.seeds))
-        raise ValueError(f"--seed={options.seed}: must be one of {seeds}, those of {folder}")
+    alone: dict[str, Any] = {"devices": 1, "num_processes": 1, "process_id": 0}
+    alone |= {"coordinator_address": "", "data_dir": options.data_dir or chosen.data.data_dir}
+    chosen = config.changed(chosen, **alone)
+    runs = cell.runs
+    if options.seed not in chosen.run.seeds:
+        seeds = ", ".join(map(str, chosen.run.seeds))
+        raise UsageError(f"--seed={options.seed}: must be one of {seeds}, those of {folder}")
     indices = [index for index, each in enumerate(runs) if each.seed == options.seed]
     if not 0 <= options.run < len(indices):
-        raise ValueError(
+        raise UsageError(
             f"--run={options.run}: must be in 0..{len(indices) - 1}, the runs of "
             f"--seed={options.seed} in {folder}"
         )
     which = indices[options.run]
     told = result["runs"][which]
     if told["diverged"]:
-        raise ValueError(f"--runs={folder}: its run {options.run} of that seed has diverged")
-    cell = build.Cell(**record["cell"], runs=runs)
-    return Trained(folder, settings, cell, which, _state(settings, told))
+        raise UsageError(f"--runs={folder}: its run {options.run} of that seed has diverged")
+    return Trained(folder, chosen, cell, which, _state(chosen, told))
 
 
-def _state(settings: config.Config, told: dict[str, Any]) -> str:
+def _state(chosen: Config, told: dict[str, Any]) -> str:
     """Which state a run's newest checkpoint holds. told: of the run, from result.json."""
     stops = [stop["round"] for stop in told.get("stops", [])]
-    if settings.after_stop == "end" and stops and all(stops):
+    if chosen.watching.after_stop == "end" and stops and all(stops):
         return f"at its stop in round {max(stops)}"
     return f"after round {told['last']['round']}"
 
 
-def held_out(dataset: Dataset, split: Split) -> Domain:
-    """What the test client holds, in the order of the data set."""
+def held_out(one: Trained, made: Assembled) -> Domain:
+    """What the test client of a run holds, in the order of the data set."""
+    split = made.splits[one.cell.held_out][one.run.seed]
     rows = np.sort(parts_of(split.test)[0])
-    x = jax.tree.map(lambda leaf: leaf[rows], dataset.x)
-    return Domain(x, dataset.y[rows], dataset.classes)
+    x = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], made.data.x)
+    return Domain(x, np.asarray(made.data.y)[rows], made.dataset.classes)
 
 
 def seen_images(
     domain: Domain, render: Callable[[Tree], jax.Array] | None, indices: Sequence[int]
 ) -> Images:
-    """Images of the domain. Raises ValueError for an index out of range, or if there are none."""
+    """Images of the domain. Raises UsageError for an index out of range, or if there are none."""
     for index in indices:
         if not 0 <= index < len(domain.y):
-            raise ValueError(
+            raise UsageError(
                 f"--images={index}: must be in 0..{len(domain.y) - 1}, those of the test domain"
             )
     x = jax.tree.map(lambda leaf: jnp.asarray(leaf[list(indices)]), domain.x)
     seen = np.asarray((render or unit_range)(x), np.float32)
     if seen.ndim != 4 or seen.shape[3] not in _CHANNELS:
-        raise ValueError(
+        raise UsageError(
             f"--runs: must be on images of 1, 2 or 3 channels, not on inputs {seen.shape[1:]}"
         )
     return Images(seen, domain.y[list(indices)], domain.classes)
@@ -204,20 +193,20 @@ def from_rgb(rgb: np.ndarray, channels: int) -> np.ndarray:
     return rgb[..., :channels]
 
 
-def restore(one: Trained, source: Source) -> tuple[Algorithm, Tree]:
+def restore(one: Trained, made: Assembled) -> tuple[Algorithm, Tree]:
     """A run's algorithm, on rendered inputs, and its server in the newest checkpoint.
 
-    Raises ValueError if the checkpoint is not one of this run.
+    Raises UsageError if the checkpoint is not one of this run.
     """
-    settings, cell, dataset = one.config, one.cell, source.dataset
-    ready = launch.prepare(settings, cell, build.model(settings, dataset), source.splits)
-    like = jax.eval_shape(program.make(ready.experiment).init, source.data, ready.inputs)
-    with contextlib.closing(loop.Checkpoints(one.folder / "checkpoints")) as checkpoints:
+    ready = made.prepare(one.cell)
+    like = jax.eval_shape(program.make(ready.experiment).init, made.data, ready.inputs)
+    with contextlib.closing(Checkpoints(one.folder / "checkpoints")) as checkpoints:
         states = checkpoints.restore(checkpoints.latest(), like)
     server = jax.tree.map(lambda leaf: leaf[one.which], states.state.server)
     # LIME changes what the network sees, so this one takes inputs as they are after rendering.
-    network = build.model(settings, dataset._replace(render=None))
-    return build.algorithm(settings, cell, network, one.run.hyper, ready.capacity), server
+    network = build.model(one.config.model, made.dataset._replace(render=None))
+    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, ready.capacity)
+    return algorithm, server
 
 
 def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
@@ -238,26 +227,23 @@ def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
     return classify
 
 
-def source(one: Trained) -> Source:
-    """The data of a run."""
-    dataset = build.dataset(one.config)
-    data, splits = launch.deal(one.config, dataset, [one.cell.held_out])
-    of_seeds = splits[one.cell.held_out]
-    return Source(dataset, data, of_seeds, held_out(dataset, of_seeds[one.run.seed]))
+def assembled(one: Trained) -> Assembled:
+    """The data of a run, dealt as they were."""
+    return build.assemble(config.changed(one.config, held_out=one.cell.held_out or "none"))
 
 
 def check_same(trained: Sequence[Trained], domains: Sequence[Domain]) -> None:
-    """Raises ValueError if the test domains of two runs differ. domains: one per run."""
+    """Raises UsageError if the test domains of two runs differ. domains: one per run."""
 
     leaves = jax.tree.leaves(domains[0])
     for one, domain in zip(trained, domains, strict=True):
         others = jax.tree.leaves(domain)
         if len(others) != len(leaves) or not all(map(np.array_equal, others, leaves)):
             old, new = (
-                {**dataclasses.asdict(t.config), **t.cell._asdict()} for t in (trained[0], one)
+                {**config.to_record(t.config), **t.cell._asdict()} for t in (trained[0], one)
             )
             differ = ", ".join(name for name in old if old[name] != new[name])
-            raise ValueError(
+            raise UsageError(
                 f"--runs={trained[0].folder},{one.folder}: must have the same test images; these "
                 f"runs differ in {differ}"
             )
@@ -402,24 +388,25 @@ def _draw_mask(axis: Axes, weights: np.ndarray, figure: np.ndarray) -> None:
 def run(options: Options) -> str:
     """Writes the masks, and returns the table and where they are.
 
-    Raises ValueError for an option out of its range.
+    Raises UsageError for an option out of its range.
     """
     for name in ("runs", "images"):
         if not getattr(options, name):
-            raise ValueError(f"--{name}=: must be one or several")
+            raise UsageError(f"--{name}=: must be one or several")
     if options.samples < 2:
-        raise ValueError(f"--samples={options.samples}: must be at least 2")
+        raise UsageError(f"--samples={options.samples}: must be at least 2")
     out = Path(options.out)
     if out.suffix != ".png":
-        raise ValueError(f"--out={out}: must end in .png")
+        raise UsageError(f"--out={out}: must end in .png")
     trained = [find(Path(folder), options) for folder in options.runs]
-    sources = [source(one) for one in trained]
-    check_same(trained, [each.domain for each in sources])
-    images = seen_images(sources[0].domain, sources[0].dataset.render, options.images)
+    sources = [assembled(one) for one in trained]
+    domains = [held_out(one, made) for one, made in zip(trained, sources, strict=True)]
+    check_same(trained, domains)
+    images = seen_images(domains[0], sources[0].dataset.render, options.images)
     largest = min(images.x.shape[1:3])
     side = options.segment or max(1, largest // _SQUARES)
     if not 1 <= side <= largest:
-        raise ValueError(f"--segment={side}: must be in 0..{largest}, the side of the images")
+        raise UsageError(f"--segment={side}: must be in 0..{largest}, the side of the images")
     channels = images.x.shape[-1]
     classifiers = [
         classifier(*restore(one, each), channels)
@@ -435,14 +422,14 @@ def run(options: Options) -> str:
     out.parent.mkdir(parents=True, exist_ok=True)
     labels = [one.label for one in trained]
     draw(out, images, masks, title=_title(trained[0]), labels=labels, indices=options.images)
-    arrays = out.with_suffix(".npz")
+    arrays = out.with_suffix(".weights.npz")  # not the name of somebody's data
     np.savez(arrays, **masks._asdict(), images=options.images, runs=options.runs)
     return f"\n{shares(images, masks, labels)}\n\n{NOTE}\nMasks: {out}. Weights: {arrays}."
 
 
 def _title(one: Trained) -> str:
     return (
-        f"{Path(one.config.dataset).stem}, {one.config.environment} domains, held out: "
+        f"{one.config.data.stem}, {one.config.environment.name} domains, held out: "
         f"{one.cell.held_out or 'test split'}\n"
         "LIME weights: orange speaks for the predicted class, purple against it"
     )
@@ -462,24 +449,24 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
         default = Options._field_defaults[name]
         flags.DEFINE_integer(name, default, text, flag_values=values)
     for name, text in (
-        ("out", "The picture; the weights go beside it, as .npz."),
+        ("out", "The picture; the weights go beside it, as .weights.npz."),
         ("data_dir", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own."),
     ):
         flags.DEFINE_string(name, Options._field_defaults[name], text, values)
 
 
 def options(values: flags.FlagValues = flags.FLAGS) -> Options:
-    """The parsed flags; raises ValueError, in one line, for images that are no numbers."""
+    """The parsed flags; raises UsageError, in one line, for images that are no numbers."""
     parsed = values.flag_values_dict()
     try:
         images = tuple(map(int, parsed["images"]))
     except ValueError:
         text = ",".join(parsed["images"])
-        raise ValueError(f"--images={text}: must be whole numbers") from None
+        raise UsageError(f"--images={text}: must be whole numbers") from None
     given = {name: parsed[name] for name in Options._fields}
     return Options(**(given | {"runs": tuple(parsed["runs"]), "images": images}))
 
 
 if __name__ == "__main__":
     define()
-    launch.main(run, options)
+    launch.main(run, __doc__, lambda given: options())

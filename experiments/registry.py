@@ -1,6 +1,5 @@
 """Names that flags can take, and what they stand for; an unknown name is a one-line error."""
 
-import difflib
 import importlib
 import inspect
 import types
@@ -10,54 +9,58 @@ from typing import Any
 
 import optax
 
+from experiments.flag import check_known
 from fedjax_inv import algorithms, models
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Facts, Model
 
 MODELS: dict[str, Callable[..., Model]] = {"mlp": models.mlp, "cnn": models.cnn}
 
+# (rate, momentum), or (rate) of those that have no momentum.
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
-    "adam": lambda rate, momentum: optax.adam(rate),
+    "adam": lambda rate: optax.adam(rate),
 }
 
 # The betas and the adaptivity 1e-3 of Reddi et al. 2021, Section 5.
 SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
-    "adam": lambda rate, momentum: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3),
-    "yogi": lambda rate, momentum: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3),
+    "adam": lambda rate: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3),
+    "yogi": lambda rate: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3),
 }
 
-ENVIRONMENTS = ("rotated", "colored", "patched", "none")
 
-
-def check_known(flag: str, value: str, allowed: Collection[str]) -> None:
-    """Raises ValueError, with the nearest names, unless `value` is one of `allowed`."""
-    if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, 3, 0.4)
-        hint = f"did you mean {' or '.join(near)}? All: " if near else "must be one of "
-        raise ValueError(f"--{flag}={value}: unknown; {hint}{', '.join(allowed)}")
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has an argument of that name."""
+    return name in inspect.signature(function).parameters
 
 
 def imported(flag: str, name: str) -> Any:
-    """What "package.module:attribute" names; raises ValueError, in one line, if there is none."""
+    """What "package.module:attribute" names; raises UsageError, in one line, if there is none."""
     path, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*path.split("."), attribute)):
-        raise ValueError(f"--{flag}={name}: must be package.module:function")
+        raise UsageError(f"--{flag}={name}: must be package.module:function")
     try:
         return getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"--{flag}={name}: cannot be imported ({error})") from None
+        raise UsageError(f"--{flag}={name}: cannot be imported ({error})") from None
 
 
 def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
-    """Raises ValueError unless `name` is listed, or a function "package.module:function"."""
+    """Raises UsageError unless `name` is listed, or a function "package.module:function"."""
     if ":" not in name:
         check_known(flag, name, [*listed, "package.module:function"])
         return
+    made = imported(flag, name)
     try:
-        inspect.signature(imported(flag, name))
-    except TypeError:
-        raise ValueError(f"--{flag}={name}: must be a function") from None
+        inspect.signature(made)
+    except (TypeError, ValueError):  # what cannot be called, and what does not tell how
+        raise UsageError(f"--{flag}={name}: must be a function") from None
+
+
+def network(name: str) -> Callable[..., Model]:
+    """A network's factory."""
+    return imported("model", name) if ":" in name else MODELS[name]
 
 
 def _module(name: str) -> str:

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from tabulate import tabulate
 
-from experiments.loop import Log
+from experiments.running import log
 from fedjax_inv.data import federation, partitions
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.models.blocks import unit_range
@@ -43,10 +43,10 @@ class Chosen(NamedTuple):
 
 def choose(label: str, result: dict[str, Any]) -> Chosen | None:
     """Selects a cell's hyperparameters by validation; None if every setting diverged."""
-    held_out = result["cell"]["held_out"] or "test"
-    settings: dict[str, list[int]] = {}
+    held_out = result["cell"]["held_out"] or _test_split(result)
+    by_hyper: dict[str, list[int]] = {}
     for index, run in enumerate(result["runs"]):
-        settings.setdefault(str(run["hyper"]), []).append(index)
+        by_hyper.setdefault(str(run["hyper"]), []).append(index)
     varied = {
         name
         for run in result["runs"]
@@ -56,7 +56,7 @@ def choose(label: str, result: dict[str, Any]) -> Chosen | None:
     count = sum(run["diverged"] for run in result["runs"])
     diverged = f"{count} of {len(result['runs'])}"
     best, best_accuracy = None, -1.0
-    for indices in settings.values():
+    for indices in by_hyper.values():
         runs = [result["runs"][index] for index in indices]
         if any(run["diverged"] for run in runs):
             continue
@@ -66,6 +66,12 @@ def choose(label: str, result: dict[str, Any]) -> Chosen | None:
             best = Chosen(label, held_out, hyper, runs, indices, diverged)
             best_accuracy = float(accuracy)
     return best
+
+
+def _test_split(result: dict[str, Any]) -> str:
+    """What the evaluations of a result call the test split."""
+    domains = result["runs"][0]["last"]["domains"]
+    return next(name for name, domain in domains.items() if domain["split"] == "test")
 
 
 def percent(values: Sequence[float]) -> str:
@@ -147,6 +153,7 @@ def stops_table(chosen: Sequence[Chosen]) -> str:
 
 def choices_table(chosen: Sequence[Chosen]) -> str:
     """What was selected, by which validation accuracy, and at which cost."""
+    drops = any("dropped" in run["last"] for one in chosen for run in one.runs)
     rows = [
         [
             one.label,
@@ -156,14 +163,20 @@ def choices_table(chosen: Sequence[Chosen]) -> str:
             percent(one.over_seeds(lambda e: e["validation_accuracy"])),
             f"{np.mean([run['last']['bytes'] for run in one.runs]) / 1e6:.1f}",
             one.diverged,
+            *([_dropped(one)] if drops else []),
         ]
         for one in chosen
     ]
     headers = [
         *("algorithm", "held out", "selected", "at round", "validation, %", "MB sent in all"),
         "runs diverged",
+        *(["rounds with a client dropped"] if drops else []),
     ]
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+
+
+def _dropped(one: Chosen) -> str:
+    return ", ".join(str(run["last"].get("dropped", 0)) for run in one.runs)
 
 
 def write(
@@ -210,17 +223,17 @@ def _curves(path: Path, chosen: Sequence[tuple[Chosen, Path]], title: str) -> No
     for unused in axes.flat[len(held_outs) :]:
         unused.set_visible(False)
     for one, folder in chosen:
-        log = Log.read(folder / "metrics.jsonl")
+        lines_of = log.read(folder, one.runs[0]["last"]["round"])
         color = f"C{labels.index(one.label)}"
         axis = panels[one.held_out]
         for key, style in (("test", "-"), ("validation", ":")):
             by_seed = np.array(
                 [
-                    [line[f"{key}_accuracy"] for line in log if line["run"] == index]
+                    [line[f"{key}_accuracy"] for line in lines_of if line["run"] == index]
                     for index in one.indices
                 ]
             )
-            rounds = [line["round"] for line in log if line["run"] == one.indices[0]]
+            rounds = [line["round"] for line in lines_of if line["run"] == one.indices[0]]
             mean, std = 100 * by_seed.mean(0), 100 * by_seed.std(0, ddof=len(by_seed) > 1)
             kind = "held out" if key == "test" else "validation"
             axis.plot(rounds, mean, style, color=color, label=f"{one.label}, {kind}")

@@ -7,24 +7,17 @@ Seeds and real hyperparameters train at once in one program; finished parts are 
 
 from pathlib import Path
 
-from absl import flags
+from experiments import command_line, grid, launch
+from experiments.config import Config
 
-from experiments import build, config, launch
 
-
-def sweep(settings: config.Config) -> str:
+def sweep(config: Config) -> str:
     """Runs the grid of the flags, each cell in a folder of the run folder; returns the table."""
-    name = f"sweep-{Path(settings.dataset).stem}-{'-'.join(settings.algorithm)}"
-    folder = Path(settings.run_dir or f"runs/{build.folder_name(name)}")
-    return launch.run(
-        settings,
-        folder,
-        lambda dataset: build.cells(settings, build.held_out(settings, dataset.domains)),
-        lambda cell: folder / cell.name,
-    )
+    name = f"sweep-{config.data.stem}-{'-'.join(config.method.algorithm)}"
+    folder = Path(config.run.run_dir or f"runs/{grid.folder_name(name)}")
+    return launch.run(config, folder, in_folders=True)
 
 
 if __name__ == "__main__":
-    config.define(nonfinite="mark")
-    flags.adopt_module_key_flags(config)  # for --help
-    launch.main(sweep)
+    command_line.define(nonfinite="mark")
+    launch.main(sweep, __doc__)

@@ -10,7 +10,10 @@ import orbax.checkpoint as ocp
 import pytest
 from matplotlib.figure import Figure
 
-from experiments import config, loop, train
+from experiments import train
+from experiments.config import Config
+from experiments.running import log, loop
+from experiments.running.signals import Stop, Stopped
 
 
 class Ran(NamedTuple):
@@ -25,7 +28,7 @@ class Ran(NamedTuple):
         return json.loads((self.folder / "result.json").read_text())["runs"]
 
 
-class StopAfterOne(loop.Stop):
+class StopAfterOne(Stop):
     """Asks for a stop when the first segment is over."""
 
     def __enter__(self) -> "StopAfterOne":
@@ -57,31 +60,31 @@ def jobs() -> Iterator[list[loop.Job]]:
         yield seen
 
 
-def ran(settings: config.Config) -> Ran:
+def ran(config: Config) -> Ran:
     """A finished run of `train`, without figures."""
     with jobs() as seen, no_figures():
-        train.train(settings)
+        train.train(config)
     (job,) = seen
-    return Ran(Path(settings.run_dir), job)
+    return Ran(Path(config.run.run_dir), job)
 
 
 def halved(job: loop.Job, folder: Path) -> Path:
     """A folder in which the job was stopped after its first segment."""
-    with StopAfterOne() as stop, pytest.raises(loop.Stopped):
+    with StopAfterOne() as stop, pytest.raises(Stopped):
         loop.run_cell(job, folder, stop)
     return folder
 
 
 def go_on(job: loop.Job, folder: Path) -> Path:
     """Runs a job in a folder, from its newest checkpoint on, to the end."""
-    with loop.Stop() as stop:
+    with Stop() as stop:
         loop.run_cell(job, folder, stop)
     return folder
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, without the time that they took."""
-    lines = loop.Log.read(folder / "metrics.jsonl")
+    lines = log.read(folder)
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 

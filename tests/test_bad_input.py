@@ -1,6 +1,5 @@
 """Bad input gets one line that names flag, value and what is allowed, before any compute."""
 
-import dataclasses
 import os
 import re
 import signal
@@ -15,8 +14,14 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import build, config, launch, loop, sweep, train
-from fedjax_inv import algorithms
+from experiments import build, command_line, config, grid, launch, registry, sweep, train
+from experiments.running import folder as folders
+from experiments.running import log, loop
+from experiments.running.signals import Stop
+from fedjax_inv import algorithms, models
+from fedjax_inv.algorithms import fedavg
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import environments, federation, sources
 
 ROOT = Path(__file__).parent.parent
 Told = Callable[..., str]
@@ -109,17 +114,19 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(momentum=1.0), "--momentum=1.0: must be at least 0 and below 1"),
     (dict(batch_size=-1), "--batch_size=-1: must be at least 0"),
     (dict(alpha=0.0), "--alpha=0.0: must be above 0"),
+    (dict(held_out="75,75"), "--held_out=75,75: must be one or several different"),
     (dict(widths=(0,)), "--widths=0: must be at least 1"),
     (dict(widths=(8, 8), cut=3), "--model=mlp: cut=3: must be an integer in 0..2"),
     (dict(model="cnn", widths=(12,)), "--model=cnn: widths=.*multiples of 8"),
     (dict(devices=64), "--devices=64: must be at most"),
     (dict(process_id=1), "--process_id=1: must be below --num_processes=1"),
+    (dict(coordinator_address="a:1"), "--coordinator_address=a:1: has no effect without --num_pro"),
     (dict(num_processes=2), "--coordinator_address=: must be host:port"),
     (
         dict(num_processes=2, coordinator_address="localhost:1", client_chunk="1"),
         "--run_chunk=auto: must be a number with --num_processes=2",
     ),
-    (dict(client_chunk="some"), "--client_chunk=some: must be auto or at least 0"),
+    (dict(client_chunk="some"), "--client_chunk=some: must be auto, measure or a number of at"),
     (dict(held_out="90"), "--held_out=90: .*75"),
     (
         dict(environment="none", held_out="all"),
@@ -136,13 +143,12 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(watch_examples=9, stop_below=(1.0,)), "--stop_below=1.0: must be above 0 and below 1"),
     (dict(watch_examples=9, stop_below=(0.5, 0.5)), "--stop_below=0.5,0.5: .*different"),
     (dict(stop_below=(0.6,)), "--stop_below=0.6: needs --watch_examples above 0"),
-    (dict(after_stop="end"), "--after_stop=end: needs --stop_below"),
+    (dict(after_stop="end"), "--after_stop=end: has no effect without --stop_below"),
     (dict(warm_start="-2"), "--warm_start=-2: must be clients, batches or a number"),
     (dict(algorithm=("fedbn",)), "--algorithm=fedbn: needs --norm=batch"),
     (dict(norm="layer"), "--norm=layer: .*batch"),
     (dict(norm="batch", model="cnn"), "--norm=batch: --model=cnn has no norm"),
-    (dict(flips=(0.2, 1.5)), "--flips=1.5: must be between 0 and 1"),
-    (dict(environment="colored", flips=(0.2, 0.1), clients=5), "--clients=5: .*--flips=0.2,0.1"),
+    (dict(environment="colored", flips=(0.2, 1.5)), "--flips=1.5: must be between 0 and 1"),
     (dict(test_fraction=0.0), "--test_fraction=0.0: must be above 0"),
     (dict(dataset="dsprites", num_images=10**6), "--dataset=dsprites: num_images=1000000: must"),
     (dict(data_dir="/nowhere", dataset="cifar100"), "python -m fedjax_inv.data.prepare cifar100"),
@@ -150,12 +156,79 @@ CASES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+# Flags that were ignored once.
+IDLE: list[tuple[list[str], str]] = [
+    (["--flips=0.3"], "--flips=0.3: has no effect with --environment=rotated"),
+    (["--flips=0.2,0.1"], "--flips=0.2,0.1: has no effect with --environment=rotated"),
+    (["--nobinarise", "--environment=patched"], "--binarise=false: has no effect with --env"),
+    (["--angles=0,5", "--environment=colored"], "--angles=0,5: has no effect with --env"),
+    (["--data_seed=3", "--environment=none"], "--data_seed=3: has no effect with --environment"),
+    (["--alpha=0.1"], "--alpha=0.1: has no effect with --partition=domain"),
+    (["--activation=elu", "--model=cnn"], "--activation=elu: --model=cnn has no activation"),
+    (["--conv=im2col"], "--conv=im2col: --model=mlp has no conv"),
+    (["--momentum=0.5", "--optimizer=adam"], "--momentum=0.5: has no effect with --optimizer=adam"),
+    *(
+        (
+            ["--server_momentum=0.5", f"--server_optimizer={name}"],
+            f"--server_momentum=0.5: has no effect with --server_optimizer={name}",
+        )
+        for name in ("adam", "yogi")
+    ),
+    (["--server_optimizer=adam", "--algorithm=erm"], "--server_optimizer=adam: has no effect with"),
+    (["--cohort=2", "--algorithm=erm"], "--cohort=2: has no effect with --algorithm=erm"),
+    (["--local_epochs=2", "--local_steps=5"], "--local_epochs=2: has no effect beside --local_st"),
+    (["--local_epochs=1", "--local_steps=5"], "--local_epochs=1: has no effect beside --local_st"),
+    (["--warm_start=clients"], "--warm_start=clients: has no effect without --stop_below"),
+    (["--test_fraction=0.3"], "--test_fraction=0.3: has no effect, as the test is on"),
+    (["--paper=fedipg=90"], "--paper=fedipg: unknown; .*fedavg"),
+    (["--paper=fedprix=90", "--algorithm=fedprox"], "--paper=fedprix: .*did you mean fedprox"),
+    (["--image_size=8"], "--dataset=digits: image_size=8: must be None for"),
+    (["--num_images=8"], "--dataset=digits: num_images=8: must be None for"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), IDLE)
+def test_a_flag_without_effect_is_told_in_one_line(
+    tmp_path: Path, told: Told, arguments: list[str], message: str
+) -> None:
+    folder = tmp_path / "run"
+
+    def work() -> None:
+        sweep.sweep(command_line.of_arguments([*arguments, f"--run_dir={folder}"]))
+
+    assert re.match(message, told(work))
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        # What means "off", and what another algorithm takes.
+        ["--momentum=0", "--optimizer=adam"],
+        ["--local_steps=0", "--local_epochs=2"],
+        ["--cohort=2", "--algorithm=erm,fedavg"],
+        # What a preset says and a later flag overrules.
+        ["--preset=rotated_mnist_5", "--momentum=0", "--optimizer=adam"],
+        ["--preset=rotated_digits", "--environment=colored"],
+        ["--preset=rotated_digits", "--local_steps=3"],
+        ["--preset=rotated_mnist_5", "--algorithm=fedavg"],
+        ["--environment=colored", "--flips=0.2,0.1", "--held_out=0.9", "--test_fraction=0.3"],
+        ["--environment=colored", "--clients=5"],
+        ["--held_out=none", "--test_fraction=0.3"],
+    ],
+)
+def test_flags_that_have_an_effect_pass(arguments: list[str]) -> None:
+    chosen = command_line.of_arguments(arguments)
+    if chosen.data.dataset == "digits":
+        assert build.assemble(chosen).cells
+
+
 @pytest.mark.parametrize(("changes", "message"), CASES)
 def test_a_bad_value_is_told_in_one_line(
     tmp_path: Path, told: Told, changes: dict[str, Any], message: str
 ) -> None:
     folder = tmp_path / "run"
-    line = told(lambda: train.train(config.Config(run_dir=str(folder), **changes)))
+    line = told(lambda: train.train(config.of(run_dir=str(folder), **changes)))
     assert re.search(message, line)
     assert not folder.exists()
 
@@ -172,12 +245,33 @@ def test_a_bad_value_is_told_in_one_line(
     ],
 )
 def test_a_bad_flag_is_told_in_one_line(told: Told, arguments: list[str], message: str) -> None:
-    assert re.search(message, told(config.from_arguments, arguments))
+    assert re.search(message, told(command_line.of_arguments, arguments))
 
 
-def test_what_is_no_input_is_not_told_in_one_line() -> None:
-    with pytest.raises(ValueError, match="a defect"), launch.errors_in_one_line():
-        raise ValueError("a defect")
+def test_what_is_no_input_is_not_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect needs its traceback, wherever it is: of a flag's part, too."""
+    chosen = config.of(run_dir=str(tmp_path / "run"))
+
+    def defect(*arguments: Any, **others: Any) -> NoReturn:
+        tuple(zip((1, 2), (1,), strict=True))
+        raise AssertionError
+
+    for module, name in (
+        (sources, "load"),
+        (environments, "rotated"),
+        (models, "mlp"),
+        (fedavg, "fedavg"),
+        (federation, "split"),
+        (grid, "folder_names"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, defect)
+            patch.setattr(registry, "MODELS", {"mlp": models.mlp})
+            with pytest.raises(ValueError, match=r"zip\(\)") as error, launch.errors_in_one_line():
+                sweep.sweep(chosen)
+            assert not isinstance(error.value, UsageError)
 
 
 def test_a_run_that_diverged_is_told_in_one_line(
@@ -234,15 +328,15 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )
 def test_settings_take_the_types_of_the_factory(own: str, entry: str, values: Any) -> None:
-    chosen = config.Config(algorithm=(own,), norm="batch", settings=(entry,))
-    parsed = build.settings(chosen)[own][entry.partition("=")[0]]
+    chosen = config.of(algorithm=(own,), norm="batch", settings=(entry,))
+    parsed = grid.settings(chosen)[own][entry.partition("=")[0]]
     assert parsed == values
     assert list(map(type, parsed)) == list(map(type, values))
 
 
 def test_what_an_own_module_says_of_itself_counts(own: str, told: Told, tmp_path: Path) -> None:
     def work(**changes: Any) -> None:
-        train.train(config.Config(algorithm=(own,), run_dir=str(tmp_path / "run"), **changes))
+        train.train(config.of(algorithm=(own,), run_dir=str(tmp_path / "run"), **changes))
 
     assert told(work) == f"--algorithm={own}: needs --norm=batch, to be what it is"
     assert told(work, norm="batch") == f"--algorithm={own}: mine takes nothing"
@@ -260,7 +354,7 @@ def test_a_helper_beside_the_algorithms_is_no_choice(
 ) -> None:
     (tmp_path / "helper.py").write_text("def helper(model, work):\n    pass\n")
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
-    line = told(config.Config, algorithm=("helper",))
+    line = told(config.of, algorithm=("helper",))
     assert line.startswith("--algorithm=helper: unknown; ")
 
 
@@ -271,7 +365,7 @@ def test_train_refuses_a_grid(tmp_path: Path, told: Told) -> None:
         dict(learning_rate=(0.1, 0.2)),
     ]
     for changes in grids:
-        chosen = config.Config(run_dir=str(tmp_path / "run"), **changes)
+        chosen = config.of(run_dir=str(tmp_path / "run"), **changes)
         assert "experiments.sweep" in told(train.train, chosen)
 
 
@@ -286,7 +380,7 @@ def test_bad_npz_files(tmp_path: Path, told: Told) -> None:
     for name, arrays in cases.items():
         path = tmp_path / "mine.npz"
         np.savez(path, **arrays)
-        chosen = config.Config(dataset=str(path), environment="none")
+        chosen = config.of(dataset=str(path), environment="none")
         line = told(train.train, chosen)
         assert line.startswith(f"--dataset={path}: ")
         assert name in line.removeprefix(f"--dataset={path}: ")
@@ -294,10 +388,10 @@ def test_bad_npz_files(tmp_path: Path, told: Told) -> None:
 
 def test_a_folder_that_is_not_this_run(tmp_path: Path, told: Told) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    chosen = config.Config(run_dir=str(tmp_path), seeds=(0, 1))
+    chosen = config.of(run_dir=str(tmp_path), seeds=(0, 1))
     assert "neither empty nor a run" in told(train.train, chosen)
-    (cell,) = build.cells(chosen, ["75"])
-    loop.write_json(tmp_path / "config.json", loop.description(chosen, cell))
+    (cell,) = grid.cells(chosen, ["75"])
+    folders.write_json(tmp_path / "config.json", folders.description(chosen, cell))
     assert "unfinished run; add --resume" in told(train.train, chosen)
     others: list[tuple[dict[str, Any], str]] = [
         (dict(rounds=60), "rounds is 50 and not 60"),
@@ -306,13 +400,13 @@ def test_a_folder_that_is_not_this_run(tmp_path: Path, told: Told) -> None:
         (dict(algorithm=("fedprox",)), 'algorithm is "fedavg" and not "fedprox"'),
     ]
     for changes, message in others:
-        line = told(train.train, dataclasses.replace(chosen, **changes))
+        line = told(train.train, config.changed(chosen, **changes))
         assert line.startswith(f"--run_dir={tmp_path}: ")
         assert message in line
 
 
 def test_every_preset_parses() -> None:
-    presets = sorted(path.stem for path in config.PRESETS.glob("*.flags"))
+    presets = sorted(path.stem for path in command_line.PRESETS.glob("*.flags"))
     assert {"rotated_digits", "rotated_mnist_5", "rotated_mnist_50"} <= set(presets)
     for preset in presets:
         # Ways of playing go with data.
@@ -321,7 +415,7 @@ def test_every_preset_parses() -> None:
             names = names.replace(",", ",games_parallel,")
         if names.endswith("_v"):
             names += ",games_parallel"
-        assert build.cells(config.from_arguments([f"--preset={names}"]), ["0", "75"])
+        assert grid.cells(command_line.of_arguments([f"--preset={names}"]), ["0", "75"])
 
 
 def test_sweep_and_train_share_their_checks(tmp_path: Path, told: Told) -> None:
@@ -331,7 +425,7 @@ def test_sweep_and_train_share_their_checks(tmp_path: Path, told: Told) -> None:
         (IPG | dict(settings=("penalty=0,-1",)), "--algorithm=fedipg: penalty=-1.0: "),
     ]
     for changes, message in cases:
-        chosen = config.Config(run_dir=str(folder), **changes)
+        chosen = config.of(run_dir=str(folder), **changes)
         assert told(sweep.sweep, chosen).startswith(message)
     assert not folder.exists()
 
@@ -348,7 +442,7 @@ def test_the_command_line_ends_with_one_line_and_status_2(tmp_path: Path) -> Non
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_asks_and_a_second_one_interrupts(number: int) -> None:
     before = signal.getsignal(number)
-    with loop.Stop() as stop:
+    with Stop() as stop:
         assert stop.signal == 0
         signal.raise_signal(number)
         assert stop.signal == number
@@ -379,6 +473,6 @@ def test_a_signal_writes_a_checkpoint_and_the_run_can_go_on(tmp_path: Path) -> N
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in told
     assert "--resume" in told
-    last = loop.Log.read(lines)[-1]["round"]
+    last = log.read(folder)[-1]["round"]
     assert (folder / "checkpoints" / str(last)).is_dir()
     assert not (folder / "result.json").exists()

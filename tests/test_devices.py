@@ -50,14 +50,14 @@ def assert_same_run(one: Path, other: Path, rtol: float = 1e-5) -> None:
 @pytest.fixture(scope="module")
 def on_one(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A run on one device."""
-    return ran(config.Config(run_dir=str(tmp_path_factory.mktemp("one") / "run"), **FLAGS))
+    return ran(config.of(run_dir=str(tmp_path_factory.mktemp("one") / "run"), **FLAGS))
 
 
 @pytest.fixture(scope="module")
 def on_four(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The same on four."""
     folder = tmp_path_factory.mktemp("four") / "run"
-    return ran(config.Config(run_dir=str(folder), devices=4, **FLAGS))
+    return ran(config.of(run_dir=str(folder), devices=4, **FLAGS))
 
 
 def test_four_devices_give_what_one_gives(on_one: Ran, on_four: Ran) -> None:

@@ -5,7 +5,6 @@ again with other inputs.
 """
 
 import contextlib
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -17,11 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import build, config, launch, loop, report, sweep, train, tune
+from experiments import build, chunks, config, grid, report, sweep, train
+from experiments.config import Config
+from experiments.grid import Cell
+from experiments.running import log, loop
+from experiments.running.checkpoints import Checkpoints
+from experiments.running.signals import Stop
 from fedjax_inv import program, rounds
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data.federation import parts_of
 from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
 
-TINY = config.Config(
+TINY = config.of(
     angles=(0.0, 40.0, 80.0),
     rounds=6,
     eval_every=3,
@@ -37,6 +43,7 @@ TINY = config.Config(
 GAME: dict[str, Any] = dict(
     algorithm=("fl_games",),
     environment="colored",
+    data_seed="0",
     optimizer="adam",
     learning_rate=(0.1,),
     local_steps=1,
@@ -50,8 +57,8 @@ GAME: dict[str, Any] = dict(
 )
 
 
-def settings(folder: Path, **changes: Any) -> config.Config:
-    return dataclasses.replace(TINY, run_dir=str(folder), **changes)
+def flags(folder: Path, **changes: Any) -> Config:
+    return config.changed(TINY, run_dir=str(folder), **changes)
 
 
 def with_rate(job: loop.Job, rate: float) -> loop.Job:
@@ -66,7 +73,7 @@ def with_rate(job: loop.Job, rate: float) -> loop.Job:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """FedIPG, run after run and client after client; with its figures."""
     folder = tmp_path_factory.mktemp("runs") / "fedipg"
-    chosen = settings(
+    chosen = flags(
         folder,
         algorithm=("fedipg",),
         settings=("penalty=0.01",),
@@ -92,7 +99,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[loop.Job
     with pytest.MonkeyPatch.context() as patch, jobs() as seen, no_figures():
         patch.setattr(rounds, "step", traced_step)
         sweep.sweep(
-            settings(
+            flags(
                 folder,
                 algorithm=("fedipg",),
                 settings=("penalty=0,0.01",),
@@ -108,7 +115,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[loop.Job
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """FedAdam with a client a round, which leaves diverging clients out."""
-    chosen = settings(
+    chosen = flags(
         tmp_path_factory.mktemp("runs") / "fedadam",
         cohort=1,
         momentum=0.5,
@@ -122,21 +129,21 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def pooled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Centralised training, whose momentum lasts from round to round."""
     folder = tmp_path_factory.mktemp("runs") / "erm"
-    return ran(settings(folder, algorithm=("erm",), momentum=0.5))
+    return ran(flags(folder, algorithm=("erm",), momentum=0.5))
 
 
 @pytest.fixture(scope="module")
 def game(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A game that goes on after its stops, evaluated in every round."""
     chosen = GAME | dict(eval_every=1, checkpoint_every=38, stop_below=(0.99, 0.7, 0.61, 0.01))
-    return ran(settings(tmp_path_factory.mktemp("runs") / "game", **chosen))
+    return ran(flags(tmp_path_factory.mktemp("runs") / "game", **chosen))
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The same game, which ends at its stops; two of its three runs at once."""
     chosen = GAME | dict(eval_every=4, run_chunk="2", stop_below=(0.7, 0.61), after_stop="end")
-    return ran(settings(tmp_path_factory.mktemp("runs") / "ended", **chosen))
+    return ran(flags(tmp_path_factory.mktemp("runs") / "ended", **chosen))
 
 
 @pytest.fixture(scope="module")
@@ -144,17 +151,17 @@ def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Players with a memory, who take turns with their representation."""
     chosen = GAME | dict(cut=1, rounds=14, eval_every=7, stop_below=(0.99,), warm_start="batches")
     chosen |= dict(settings=("learned=true", "play=sequential", "memory=2"), seeds=(0,))
-    return ran(settings(tmp_path_factory.mktemp("runs") / "turns", **chosen))
+    return ran(flags(tmp_path_factory.mktemp("runs") / "turns", **chosen))
 
 
 def test_a_run_folder_is_complete(trained: Ran) -> None:
     assert {path.name for path in trained.folder.iterdir()} == {
-        *("config.json", "chunks.json", "metrics.jsonl", "result.json", "checkpoints"),
+        *("config.json", "chunks.json", "metrics.jsonl", "result.json", "checkpoints", ".lock"),
         *("table.md", "curves.png", "partition.png"),
     }
-    flags = json.loads((trained.folder / "config.json").read_text())["flags"]
-    assert set(flags) == {field.name for field in dataclasses.fields(config.Config)}
-    lines = loop.Log.read(trained.folder / "metrics.jsonl")
+    told = json.loads((trained.folder / "config.json").read_text())["flags"]
+    assert set(told) == set(config.FLAGS)
+    lines = log.read(trained.folder)
     assert [(line["round"], line["seed"]) for line in lines] == [(3, 0), (3, 1), (6, 0), (6, 1)]
     for line in lines:
         assert set(line["domains"]) == {"0", "40", "80"}
@@ -176,7 +183,7 @@ def test_bytes_are_parameters_times_clients_times_rounds(trained: Ran) -> None:
 
 def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:
     for index, run in enumerate(trained.runs):
-        lines = loop.Log.read(trained.folder / "metrics.jsonl")
+        lines = log.read(trained.folder)
         mine = [line for line in lines if line["run"] == index]
         best = max(line["validation_accuracy"] for line in mine)
         first = next(line for line in mine if line["validation_accuracy"] == best)
@@ -200,7 +207,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
 ) -> None:
     whole: Ran = request.getfixturevalue(name)
     folder = halved(whole.job, tmp_path / "run")
-    first = whole.job.config.eval_every
+    first = whole.job.config.watching.eval_every
     assert {line["round"] for line in metrics(folder)} == {first}
     assert not (folder / "result.json").exists()
     # What was written after the last checkpoint, by a process that then died, does not count.
@@ -209,7 +216,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
         file.write(json.dumps(late) + '\n{"round": 4')
     go_on(whole.job, folder)
     assert metrics(folder) == metrics(whole.folder)
-    last = whole.job.config.rounds
+    last = whole.job.config.run.rounds
     chex.assert_trees_all_equal(states(folder, last), states(whole.folder, last))
     again = Ran(folder, whole.job).runs
     assert [run.get("stops") for run in again] == [run.get("stops") for run in whole.runs]
@@ -221,11 +228,14 @@ def test_a_restart_goes_on_with_the_chunks_that_it_began_with(
     folder = halved(trained.job, tmp_path / "run")
     shutil.copy(trained.folder / "chunks.json", folder)
     # Chunks may change how the sums are rounded.
-    chosen = dataclasses.replace(
-        trained.job.config, run_dir=str(folder), client_chunk="0", run_chunk="0"
+    chosen = config.changed(
+        trained.job.config, run_dir=str(folder), client_chunk="auto", run_chunk="measure"
     )
-    with pytest.raises(ValueError, match="--resume"):
+    with pytest.raises(UsageError, match="--resume"):
         train.train(chosen)
+    others = config.changed(chosen, client_chunk="2", resume=True)
+    with pytest.raises(UsageError, match=r"^--client_chunk=2: .* began with 1, and goes on"):
+        train.train(others)
     made, make = [], program.make
 
     def make_and_tell(experiment: program.Experiment, **chunks: Any) -> program.Program:
@@ -234,7 +244,7 @@ def test_a_restart_goes_on_with_the_chunks_that_it_began_with(
 
     monkeypatch.setattr(program, "make", make_and_tell)
     with no_figures():
-        train.train(dataclasses.replace(chosen, resume=True))
+        train.train(config.changed(chosen, resume=True, run_chunk="1"))
     assert made == [(1, 1)]
     assert metrics(folder) == metrics(trained.folder)
 
@@ -246,7 +256,7 @@ def test_one_trace_serves_all_segments_and_held_out_domains(
     assert traced == 1
     assert [job.cell.held_out for job in seen] == ["0", "40", "80"]
     for job in seen:
-        lines = metrics(folder / job.cell.name)
+        lines = metrics(folder / grid.folder_name(job.cell.name))
         assert [line["round"] for line in lines[::12]] == [4, 6]
 
 
@@ -306,16 +316,16 @@ def test_a_sweep_keeps_finished_cells(
     shutil.rmtree(folder / "fedipg-40")
     again = []
 
-    def run_cell(job: loop.Job, place: Path, stop: loop.Stop) -> dict[str, Any]:
+    def run_cell(job: loop.Job, place: Path, stop: Stop) -> dict[str, Any]:
         """Finishes a cell without computing."""
         del stop
-        again.append(job.cell.name)
-        shutil.copytree(before / job.cell.name, place, dirs_exist_ok=True)
+        again.append(grid.folder_name(job.cell.name))
+        shutil.copytree(before / grid.folder_name(job.cell.name), place, dirs_exist_ok=True)
         return json.loads((place / "result.json").read_text())
 
     monkeypatch.setattr(loop, "run_cell", run_cell)
     with no_figures():
-        sweep.sweep(dataclasses.replace(seen[0].config, run_dir=str(folder)))
+        sweep.sweep(config.changed(seen[0].config, run_dir=str(folder)))
     assert again == ["fedipg-40"]
     summary = json.loads((folder / "result.json").read_text())
     assert [cell["cell"]["held_out"] for cell in summary["cells"]] == ["0", "40", "80"]
@@ -343,7 +353,13 @@ def test_dropping_a_diverging_client_leaves_the_network_finite(
     sampled: Ran, tmp_path: Path
 ) -> None:
     folder = go_on(with_rate(sampled.job, 1e30), tmp_path / "run")
-    assert all(line["diverged"] for line in metrics(folder))
+    # The client was left out, so the run is what it was, and is told as any other.
+    for line in metrics(folder):
+        assert not line["diverged"]
+        assert line["dropped"] == line["round"]
+    run = Ran(folder, sampled.job).runs[0]
+    assert not run["diverged"]
+    assert run["selected"]["round"] == 3
     chex.assert_tree_all_finite(states(folder, 6)["state"]["server"])
 
 
@@ -363,7 +379,7 @@ def test_a_bad_checkpoint_is_told_in_one_line(
         first = jax.tree.map(
             lambda leaf: leaf[:1], trained.job.program.init(trained.job.data, trained.job.inputs)
         )
-        with contextlib.closing(loop.Checkpoints(folder / "checkpoints")) as checkpoints:
+        with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
             checkpoints.save(3, first)
     else:
         other = halved(sampled.job, tmp_path / "other")
@@ -396,7 +412,7 @@ def test_an_algorithm_and_a_network_from_anywhere(
 ) -> None:
     (tmp_path / "anywhere.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    chosen = settings(
+    chosen = flags(
         tmp_path / "run",
         algorithm=("anywhere:mine",),
         model="anywhere:network",
@@ -433,13 +449,13 @@ def test_selection_goes_by_validation_and_never_by_test() -> None:
 
 
 def test_labels_name_only_what_differs() -> None:
-    def cell(algorithm: str, **options: str) -> build.Cell:
-        return build.Cell(algorithm, options, "0", ())
+    def cell(algorithm: str, **options: str) -> Cell:
+        return Cell(algorithm, options, "0", ())
 
     both = [cell("fedipg", weighting="size", penalty_on=on) for on in ("all", "classifier")]
     cells = [cell("fedavg", weighting="size"), *both]
     expected = ["fedavg", "fedipg penalty_on=all", "fedipg penalty_on=classifier"]
-    assert build.short_labels(cells) == expected
+    assert grid.short_labels(cells) == expected
     assert len({each.name for each in cells}) == 3
 
 
@@ -455,15 +471,14 @@ def test_leave_one_out_table_has_mean_and_worst_over_domains() -> None:
     assert entries[3:] == ["30.0 ± 14.1", "15.0 ± 7.1", "94.3"]
 
 
-def ready(chosen: config.Config, held_out: str) -> tuple[build.Cell, Any, launch.Prepared]:
-    """The only cell of a config, the examples, and what is to be compiled."""
-    dataset = build.dataset(chosen)
-    (cell,) = build.cells(chosen, [held_out])
-    data, splits = launch.deal(chosen, dataset, [held_out])
-    return cell, data, launch.prepare(chosen, cell, build.model(chosen, dataset), splits[held_out])
+def ready(chosen: Config, held_out: str) -> tuple[Cell, Any, build.Prepared]:
+    """The only cell of some flags, the examples, and what is to be compiled."""
+    made = build.assemble(config.changed(chosen, held_out=held_out))
+    (cell,) = made.cells
+    return cell, made.data, made.prepare(cell)
 
 
-class Pretended(tune.Machine):
+class Pretended(chunks.Machine):
     """A machine with so many bytes: a client of a run takes 100, and 4 clients at once are best."""
 
     def __init__(self, num_bytes: int = 10**6, alone: float = 1.2, is_gpu: bool = False) -> None:
@@ -474,11 +489,11 @@ class Pretended(tune.Machine):
     def is_cpu(self) -> bool:
         return not self.is_gpu
 
-    def fits(self, chunks: tune.Chunks, inputs: program.Inputs, cohort: Any) -> bool:
+    def fits(self, chunks: chunks.Chunks, inputs: program.Inputs, cohort: Any) -> bool:
         self.asked += 1
         return 100 * chunks.clients * chunks.runs <= self.num_bytes
 
-    def seconds(self, chunks: tune.Chunks, inputs: program.Inputs, cohort: Any) -> float:
+    def seconds(self, chunks: chunks.Chunks, inputs: program.Inputs, cohort: Any) -> float:
         # On two batches of each client, and without evaluations.
         assert inputs.train.size.max() == 32
         assert inputs.valid.size.max() == inputs.test.size.max() == 0
@@ -486,16 +501,16 @@ class Pretended(tune.Machine):
         return time * (self.alone if chunks.runs == 1 else 1)
 
 
-def test_auto_picks_the_fastest_chunk_that_fits(
+def test_measuring_picks_the_fastest_chunk_that_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = settings(
-        tmp_path, angles=(0.0, 40.0), clients=20, client_chunk="auto", run_chunk="auto"
+    chosen = flags(
+        tmp_path, angles=(0.0, 40.0), clients=20, client_chunk="measure", run_chunk="measure"
     )
     cell, _, prepared = ready(chosen, "40")
 
-    def choose(machine: Pretended, chosen: config.Config = chosen) -> tune.Chunks:
-        return tune.choose(chosen, cell, prepared.experiment, prepared.inputs, machine)
+    def choose(machine: Pretended, chosen: Config = chosen) -> chunks.Chunks:
+        return chunks.choose(chosen, cell, prepared.experiment, prepared.inputs, machine)
 
     assert choose(Pretended(alone=0.99)) == (4, 1)
     assert "client_chunk=4, run_chunk=1" in capsys.readouterr().err
@@ -507,22 +522,47 @@ def test_auto_picks_the_fastest_chunk_that_fits(
     assert choose(Pretended(150)) == (1, 1)
     for flag, runs in (("0", 2), ("1", 1)):
         fixed, machine = (
-            dataclasses.replace(chosen, client_chunk="7", run_chunk=flag),
+            config.changed(chosen, client_chunk="7", run_chunk=flag),
             Pretended(),
         )
         assert choose(machine, fixed) == (7, runs)
         assert machine.asked == 0
 
 
-def test_auto_measures_the_real_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = settings(tmp_path, angles=(0.0, 40.0), client_chunk="auto", run_chunk="auto")
+@pytest.mark.parametrize(
+    ("num_bytes", "is_gpu", "expected"),
+    [
+        (10**6, False, (1, 1)),
+        (100, False, (1, 1)),
+        (10**6, True, (20, 2)),
+        (2000, True, (20, 1)),
+        (700, True, (5, 1)),
+    ],
+)
+def test_auto_is_a_rule_that_no_stopwatch_bends(
+    tmp_path: Path, num_bytes: int, is_gpu: bool, expected: tuple[int, int]
+) -> None:
+    chosen = flags(tmp_path, angles=(0.0, 40.0), clients=20, client_chunk="auto", run_chunk="auto")
+    cell, _, prepared = ready(chosen, "40")
+
+    class Unmeasured(Pretended):
+        def seconds(self, *arguments: Any) -> float:
+            raise AssertionError("measured")
+
+    machine = Unmeasured(num_bytes, is_gpu=is_gpu)
+    choice = chunks.choose(chosen, cell, prepared.experiment, prepared.inputs, machine)
+    assert choice == expected
+
+
+def test_measuring_takes_the_real_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = flags(tmp_path, angles=(0.0, 40.0), client_chunk="measure", run_chunk="measure")
     cell, data, prepared = ready(chosen, "40")
 
-    def make(chunks: tune.Chunks) -> program.Program:
+    def make(chunks: chunks.Chunks) -> program.Program:
         return program.make(prepared.experiment, client_chunk=chunks.clients, run_chunk=chunks.runs)
 
-    machine = tune.Machine(make, data)
-    assert tune.choose(chosen, cell, prepared.experiment, prepared.inputs, machine) in (
+    machine = chunks.Machine(make, data)
+    assert chunks.choose(chosen, cell, prepared.experiment, prepared.inputs, machine) in (
         *((1, 1), (1, 2)),
     )
     told = capsys.readouterr().err
@@ -532,10 +572,10 @@ def test_auto_measures_the_real_step(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None:
     def temporary_bytes(clients: int) -> int:
-        chosen = settings(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
+        chosen = flags(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
         _, data, (experiment, inputs, *_) = ready(chosen, "40")
         made = program.make(experiment, client_chunk=10, run_chunk=1)
-        segment = tune.compiled(made, data, inputs, build.cohorts(chosen, inputs, 2))
+        segment = chunks.compiled(made, data, inputs, build.cohorts(chosen, inputs, 2))
         analysis = segment.memory_analysis()
         assert analysis is not None
         return analysis.temp_size_in_bytes
@@ -580,11 +620,9 @@ def test_a_stop_tells_what_there_was_in_its_round(
 
 def test_warm_starts() -> None:
     sizes = np.array([5, 129, 64])
-    chosen = dataclasses.replace(TINY, batch_size=64)
     for flag, expected in (("clients", 3), ("batches", 3), ("7", 7), ("0", 0)):
-        assert build.warm_start(dataclasses.replace(chosen, warm_start=flag), sizes) == expected
-    whole = dataclasses.replace(chosen, warm_start="batches", batch_size=0)
-    assert build.warm_start(whole, sizes) == 1
+        assert build.warm_start(config.Watching(warm_start=flag), 64, sizes) == expected
+    assert build.warm_start(config.Watching(warm_start="batches"), 0, sizes) == 1
 
 
 def test_the_warm_start_of_players_in_turns(in_turns: Ran) -> None:
@@ -640,7 +678,7 @@ def test_the_rounds_that_fill_up_a_segment_stop_nothing(ended: Ran, tmp_path: Pa
     assert inputs.watched is not None
     later = inputs.watched._replace(warm_start=jnp.full(3, last + 1, jnp.int32))
     job = ended.job._replace(
-        config=dataclasses.replace(ended.job.config, rounds=last),
+        config=config.changed(ended.job.config, rounds=last),
         inputs=inputs._replace(watched=later),
     )
     folder = go_on(job, tmp_path / "run")
@@ -649,16 +687,65 @@ def test_the_rounds_that_fill_up_a_segment_stop_nothing(ended: Ran, tmp_path: Pa
         assert [stop["round"] for stop in run["stops"]] == [None, None]
 
 
-def test_flags_as_a_list_are_those_of_a_command_line() -> None:
-    assert config.from_arguments([]) == config.Config()
-    chosen = config.from_arguments(
-        ["--preset=colored_mnist_v,games_sequential,games_smooth", "--rounds=77"]
+def test_vectors_of_ones_own_with_domains_of_ones_own(tmp_path: Path) -> None:
+    """Their domains are kept, one that is called as the test split is, too."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 5))
+    np.savez(
+        tmp_path / "mine.npz",
+        x=x,
+        y=(x[:, 0] > 0).astype(int),
+        domain=np.array(["test", "a"])[np.arange(90) % 2],
+        test=np.arange(90) % 5 == 0,
     )
-    assert (chosen.dataset, chosen.cut, chosen.rounds) == ("mnist", 1, 77)
-    assert set(chosen.settings) == {
-        *("learned=true", "body_learning_rate=0.000025", "memory=5", "play=sequential"),
-    }
-    assert config.from_arguments([], nonfinite="mark").nonfinite == "mark"
-    for flags, words in (("--rounds=x", "rounds"), ("--preset=colored_mnis_f", "colored_mnist_f")):
-        with pytest.raises(ValueError, match=words):
-            config.from_arguments([flags])
+    chosen = config.of(
+        dataset=str(tmp_path / "mine.npz"),
+        held_out="none",
+        run_dir=str(tmp_path / "run"),
+        rounds=2,
+        eval_every=1,
+        widths=(4,),
+    )
+    own = ran(chosen)
+    told = json.loads((own.folder / "config.json").read_text())["flags"]
+    assert told["environment"] == "none"
+    assert told["angles"] == [0.0, 15.0, 30.0, 45.0, 60.0, 75.0]  # as if nobody had asked
+    for line in metrics(own.folder):
+        assert list(line["domains"]) == ["a", "test", "test split"]
+        splits = [domain["split"] for domain in line["domains"].values()]
+        assert splits == ["validation", "validation", "test"]
+    assert (own.folder / "partition.png").parent.exists()
+    assert "test split (held out)" in (own.folder / "table.md").read_text()
+
+
+def test_domains_that_would_share_a_folder_do_not(tmp_path: Path) -> None:
+    def names(*domains: str) -> list[str]:
+        cells = [Cell("fedavg", {}, domain, ()) for domain in domains]
+        return list(grid.folder_names(cells).values())
+
+    assert names("75", "art") == ["fedavg-75", "fedavg-art"]
+    for one, two in (("a b", "a-b"), ("a/b", "a:b"), ("sketch", "Sketch")):
+        first, second, third = names(one, two, "c")
+        assert third == "fedavg-c"
+        assert first.casefold() != second.casefold()
+        # Whatever else there is in the grid.
+        assert names("d", two, one)[1:] == [second, first]
+
+
+def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
+    def dealt(**changes: Any) -> dict[int, list[np.ndarray]]:
+        chosen = config.changed(TINY, environment="colored", **changes)
+        made = build.assemble(chosen)
+        (of_seeds,) = made.splits.values()
+        rows = {seed: np.sort(parts_of(split.test)[0]) for seed, split in of_seeds.items()}
+        x, y = made.data.x, np.asarray(made.data.y)
+        return {seed: [np.asarray(x.color)[at], y[at]] for seed, at in rows.items()}
+
+    each, fixed, alone = dealt(), dealt(data_seed="0"), dealt(seeds=(1,))
+    assert not all(map(np.array_equal, each[0], each[1]))
+    assert all(map(np.array_equal, fixed[0], fixed[1]))
+    assert all(map(np.array_equal, each[0], fixed[0]))
+    # A run is what it is alone.
+    assert all(map(np.array_equal, each[1], alone[1]))
+    rows = build.assemble(config.changed(TINY, environment="none")).data.y
+    assert len(rows) == 1797  # not copied where nothing is drawn

@@ -1,6 +1,5 @@
 """LIME masks: what the explainer sees is what the network sees, and it finds what decides."""
 
-import dataclasses
 import json
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from experiments import build, config, explain, sweep
+from experiments import build, command_line, config, explain, sweep
 from fedjax_inv.data import federation
 from fedjax_inv.types import Algorithm, Array, Tree
 from runs import no_figures, ran
@@ -25,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 # is told of it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-TINY = config.Config(
+TINY = config.of(
     environment="colored",
     rounds=4,
     eval_every=2,
@@ -49,14 +48,14 @@ def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of two learning rates, of which the run folder is that of its one cell."""
     folder = tmp_path_factory.mktemp("fedavg")
     with no_figures():
-        sweep.sweep(dataclasses.replace(TINY, run_dir=str(folder), learning_rate=(0.1, 0.3)))
+        sweep.sweep(config.changed(TINY, run_dir=str(folder), learning_rate=(0.1, 0.3)))
     return folder / "fedavg-0.9"
 
 
 @pytest.fixture(scope="module")
 def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A game that ends at its stop, before the last round."""
-    chosen = dataclasses.replace(
+    chosen = config.changed(
         TINY,
         run_dir=str(tmp_path_factory.mktemp("runs") / "games"),
         algorithm=("fl_games",),
@@ -73,7 +72,7 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def grey(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on grey images."""
-    chosen = dataclasses.replace(
+    chosen = config.changed(
         TINY,
         run_dir=str(tmp_path_factory.mktemp("runs") / "grey"),
         environment="rotated",
@@ -122,21 +121,21 @@ def test_the_classifier_is_the_run_that_was_asked_for(
 ) -> None:
     folder = request.getfixturevalue(name)
     one = explain.find(folder, options(folder, seed=seed, run=run))
-    source = explain.source(one)
-    dataset, held_out = source.dataset, one.cell.held_out
+    made = explain.assembled(one)
+    dataset, domain, held_out = made.dataset, explain.held_out(one, made), one.cell.held_out
     assert held_out is not None
-    rows = np.flatnonzero(dataset.domain == dataset.domains.index(held_out))
-    np.testing.assert_array_equal(source.domain.y, dataset.y[rows])
-    images = explain.seen_images(source.domain, dataset.render, range(len(rows)))
-    np.testing.assert_array_equal(images.y, source.domain.y)
-    algorithm, server = explain.restore(one, source)
+    rows = np.sort(federation.parts_of(made.splits[held_out][seed].test)[0])
+    np.testing.assert_array_equal(domain.y, made.data.y[rows])
+    images = explain.seen_images(domain, dataset.render, range(len(rows)))
+    np.testing.assert_array_equal(images.y, domain.y)
+    algorithm, server = explain.restore(one, made)
     classify = explain.classifier(algorithm, server, images.x.shape[-1])
     probabilities = classify(explain.to_rgb(images.x))
     # However many there are, as LIME's last batch may be short.
     np.testing.assert_allclose(classify(explain.to_rgb(images.x[:3])), probabilities[:3], atol=1e-6)
 
     # On the stored test examples, by the network that renders them.
-    network = build.model(one.config, dataset)
+    network = build.model(one.config.model, dataset)
     algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, capacity=1)
 
     @jax.jit
@@ -144,7 +143,7 @@ def test_the_classifier_is_the_run_that_was_asked_for(
         own = algorithm.init_client(server, jnp.int32(0))
         return jax.nn.softmax(algorithm.predict(server, own, x))
 
-    x = jax.tree.map(lambda leaf: leaf[rows], source.data.x)
+    x = jax.tree.map(lambda leaf: leaf[rows], made.data.x)
     np.testing.assert_allclose(probabilities, stored(server, x), atol=1e-6)
 
     # By the loss that training itself has told of this run at its end.
@@ -228,7 +227,7 @@ def test_masks_of_two_runs(fedavg: Path, games: Path, tmp_path: Path) -> None:
         options(fedavg, games, images=(5, 0), seed=1, run=0, samples=60, segment=3, out=str(out))
     )
     assert out.read_bytes().startswith(b"\x89PNG")
-    with np.load(out.with_suffix(".npz")) as arrays:
+    with np.load(out.with_suffix(".weights.npz")) as arrays:
         weights = arrays["weights"]
         assert weights.shape == (2, 2, 8, 8)
         assert set(arrays["images"]) == {5, 0}
@@ -249,7 +248,7 @@ def test_the_masks_of_a_seed_are_the_same_again(fedavg: Path, tmp_path: Path) ->
     def weights(images: tuple[int, ...]) -> np.ndarray:
         out = tmp_path / "masks.png"
         explain.run(options(fedavg, images=images, samples=30, out=str(out)))
-        with np.load(out.with_suffix(".npz")) as arrays:
+        with np.load(out.with_suffix(".weights.npz")) as arrays:
             return arrays["weights"]
 
     # Nor do they depend on what else is explained.
@@ -257,9 +256,11 @@ def test_the_masks_of_a_seed_are_the_same_again(fedavg: Path, tmp_path: Path) ->
 
 
 def test_grey_images(grey: Path, tmp_path: Path) -> None:
-    out = tmp_path / "masks.png"
+    out = tmp_path / "mine.png"
+    (tmp_path / "mine.npz").write_text("my own data")
     assert "| fedavg (grey, after round 2)" in explain.run(options(grey, samples=20, out=str(out)))
     assert out.exists()
+    assert (tmp_path / "mine.npz").read_text() == "my own data"
 
 
 @pytest.mark.parametrize(
@@ -295,10 +296,10 @@ def refused(message: str, *folders: Path) -> None:
 
 def test_a_run_of_many_devices_and_another_data_folder(fedavg: Path, tmp_path: Path) -> None:
     folder = changed(fedavg, tmp_path / "run", devices=64, data_dir="there")
-    assert explain.find(folder, options(folder)).config.data_dir == "there"
+    assert explain.find(folder, options(folder)).config.data.data_dir == "there"
     one = explain.find(folder, options(folder, data_dir="here"))
-    assert one.config.data_dir == "here"
-    explain.restore(one, explain.source(one))
+    assert one.config.data.data_dir == "here"
+    explain.restore(one, explain.assembled(one))
 
 
 def test_folders_that_cannot_be_explained(fedavg: Path, tmp_path: Path) -> None:
@@ -307,7 +308,7 @@ def test_folders_that_cannot_be_explained(fedavg: Path, tmp_path: Path) -> None:
     (unfinished / "result.json").unlink()
     refused("unfinished: must be the folder of a finished run", unfinished)
     older = changed(fedavg, tmp_path / "older", fluffy=1)
-    refused("older: was written by another version .*fluffy", older)
+    refused("older: was written by another version, with fluffy", older)
     diverged = changed(fedavg, tmp_path / "diverged")
     result = json.loads((diverged / "result.json").read_text())
     result["runs"][0]["diverged"] = True
@@ -333,7 +334,7 @@ def test_other_images_are_refused(fedavg: Path, tmp_path: Path) -> None:
 
 def test_every_part_of_the_domain_is_compared(fedavg: Path) -> None:
     one = explain.find(fedavg, options(fedavg))
-    domain = explain.source(one).domain
+    domain = explain.held_out(one, explain.assembled(one))
     for other in (
         domain._replace(y=1 - domain.y),
         domain._replace(classes=("0-4", "others")),
@@ -367,7 +368,8 @@ def test_images_drawn_for_the_test_are_those_of_the_seed(fedavg: Path, tmp_path:
     flags = dict(environment="none", partition="iid", clients=2)
     folder = changed(fedavg, tmp_path / "run", held_out=None, **flags)
     one = explain.find(folder, options(folder, seed=1))
-    dataset, _, splits, domain = explain.source(one)
+    made = explain.assembled(one)
+    dataset, splits, domain = made.dataset, made.splits[None], explain.held_out(one, made)
     rows = [np.sort(federation.parts_of(splits[seed].test)[0]) for seed in (0, 1)]
     assert not np.array_equal(rows[0], rows[1])
     images = explain.seen_images(domain, dataset.render, range(5))
@@ -377,7 +379,7 @@ def test_images_drawn_for_the_test_are_those_of_the_seed(fedavg: Path, tmp_path:
 def parsed(*arguments: str) -> explain.Options:
     values = flags.FlagValues()
     explain.define(values)
-    config.parse(["", *arguments], values)
+    command_line.parse(["", *arguments], values)
     return explain.options(values)
 
 

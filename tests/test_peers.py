@@ -8,8 +8,8 @@ import pytest
 from experiments.benchmarks import peers, round_speed, workloads
 
 TINY = {
-    name: workloads.shrunk(setting, 20)._replace(num_examples=5, batch_size=2)
-    for name, setting in workloads.SETTINGS.items()
+    name: workloads.shrunk(workload, 20)._replace(num_examples=5, batch_size=2)
+    for name, workload in workloads.WORKLOADS.items()
 }
 
 RUNNER = textwrap.dedent("""
@@ -35,37 +35,37 @@ def runner(*arguments: str) -> list[str]:
     return [sys.executable, "-c", RUNNER, *arguments]
 
 
-@pytest.mark.parametrize("name", workloads.SETTINGS)
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
 def test_a_round_takes_the_steps_that_the_setting_names(name: str) -> None:
-    setting = TINY[name]
-    engine = workloads.Engine(setting, workloads.Choice(1, "auto"), workloads.noise(setting))
+    workload = TINY[name]
+    engine = workloads.Engine(workload, workloads.Choice(1, "auto"), workloads.noise(workload))
     timed = engine.round()
-    assert timed.client_steps == setting.client_steps == 3 * setting.cohort
+    assert timed.client_steps == workload.client_steps == 3 * workload.cohort
     assert timed.seconds > 0
 
 
 def test_client_steps_of_the_settings() -> None:
-    steps = {name: setting.client_steps for name, setting in workloads.SETTINGS.items()}
+    steps = {name: workload.client_steps for name, workload in workloads.WORKLOADS.items()}
     assert steps == {"a": 250, "b": 960, "c": 100}
 
 
 def test_networks_have_the_sizes_of_the_peers() -> None:
     # As the runners' networks in PyTorch have them.
     sizes = {}
-    for name, setting in TINY.items():
-        model = workloads.model_of(setting, "auto")
-        x = jax.ShapeDtypeStruct((1, *setting.shape), np.float32)
+    for name, workload in TINY.items():
+        model = workloads.model_of(workload, "auto")
+        x = jax.ShapeDtypeStruct((1, *workload.shape), np.float32)
         variables = jax.eval_shape(model.init, jax.random.key(0), x)
         sizes[name] = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
     assert sizes == {"a": 1626442, "b": 462550, "c": 1663370}
 
 
 def test_a_step_costs_three_products_a_layer() -> None:
-    setting = TINY["b"]
+    workload = TINY["b"]
     sizes = 784 * 390, 390 * 390, 390 * 10
     # Forward, and backward for inputs and weights; the images need no gradient.
-    products = 2 * setting.batch_size * (3 * sum(sizes) - sizes[0])
-    assert 1 <= round_speed.step_flops(setting) / products < 1.5
+    products = 2 * workload.batch_size * (3 * sum(sizes) - sizes[0])
+    assert 1 <= round_speed.step_flops(workload) / products < 1.5
 
 
 def test_ratio_is_of_medians_and_above_one_where_ours_is_faster() -> None:

@@ -1,6 +1,6 @@
 """How many clients to train at once, by which convolution: every fixed choice, and auto's.
 
-python -m experiments.benchmarks.client_axis --settings=a,b,c
+python -m experiments.benchmarks.client_axis --workloads=a,b,c
 
 The choices take turns, so that a machine whose speed drifts is fair to all; medians count.
 """
@@ -8,47 +8,47 @@ The choices take turns, so that a machine whose speed drifts is fair to all; med
 import jax
 from absl import app, flags
 
-from experiments import registry
 from experiments.benchmarks import workloads
+from experiments.flag import check_known
 from fedjax_inv import models
 
 FLAGS = flags.FLAGS
 
 
-def choices(setting: workloads.Setting) -> list[workloads.Choice]:
+def choices(workload: workloads.Workload) -> list[workloads.Choice]:
     """Every fixed choice of --chunks and --convs that differs from the others."""
-    chunks = sorted({0 if size >= setting.cohort else size for size in map(int, FLAGS.chunks)})
-    convs = ["auto"] if setting.network == "mlp" else FLAGS.convs
+    chunks = sorted({0 if size >= workload.cohort else size for size in map(int, FLAGS.chunks)})
+    convs = ["auto"] if workload.network == "mlp" else FLAGS.convs
     return [workloads.Choice(chunk, conv) for conv in convs for chunk in chunks]
 
 
 def main(argv: list[str]) -> None:
     del argv
     rows = []
-    for name in FLAGS.settings:
-        registry.check_known("settings", name, workloads.SETTINGS)
-        setting = workloads.SETTINGS[name]
-        data = workloads.noise(setting)
-        chosen = workloads.auto(setting, data)
+    for name in FLAGS.workloads:
+        check_known("workloads", name, workloads.WORKLOADS)
+        workload = workloads.WORKLOADS[name]
+        data = workloads.noise(workload)
+        chosen = workloads.auto(workload, data)
         engines = {
-            choice.label: workloads.Engine(setting, choice, data) for choice in choices(setting)
+            choice.label: workloads.Engine(workload, choice, data) for choice in choices(workload)
         }
-        engines[f"auto ({chosen.label})"] = workloads.Engine(setting, chosen, data)
-        seconds = workloads.in_turns(engines, 1, FLAGS.rounds, setting.client_steps)
+        engines[f"auto ({chosen.label})"] = workloads.Engine(workload, chosen, data)
+        seconds = workloads.in_turns(engines, 1, FLAGS.rounds, workload.client_steps)
         fastest = min(map(workloads.median, seconds.values()))
         of_setting = [
-            {"setting": name, "clients at once/conv": label}
-            | workloads.figures(times, setting.client_steps)
+            {"workload": name, "clients at once/conv": label}
+            | workloads.figures(times, workload.client_steps)
             | {"over fastest": workloads.median(times) / fastest}
             for label, times in seconds.items()
         ]
-        workloads.show(f"({name}) {setting.title}, {jax.devices()[0].device_kind}", of_setting)
+        workloads.show(f"({name}) {workload.title}, {jax.devices()[0].device_kind}", of_setting)
         rows += of_setting
         workloads.save(FLAGS.json, rows)
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("settings", list(workloads.SETTINGS), "Settings of workloads.py.")
+    flags.DEFINE_list("workloads", list(workloads.WORKLOADS), "Workloads of workloads.py.")
     flags.DEFINE_list("chunks", ["1", "5", "0"], "Clients at once; 0: all.")
     flags.DEFINE_multi_enum(
         "convs",

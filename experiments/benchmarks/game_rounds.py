@@ -12,8 +12,10 @@ from typing import Any
 import jax
 from absl import app, flags
 
-from experiments import build, config, fl_games_tables, launch, registry, tune
+from experiments import build, chunks, command_line, study
 from experiments.benchmarks import workloads
+from experiments.flag import check_known
+from experiments.papers import fl_games
 from fedjax_inv import program
 
 FLAGS = flags.FLAGS
@@ -23,24 +25,21 @@ class Row:
     """A row's program, with or without anything to watch."""
 
     def __init__(self, flags: list[str], watched: bool) -> None:
-        self.settings = settings = config.from_arguments(flags, nonfinite="mark")
-        dataset = build.dataset(settings)
-        (cell,) = build.cells(settings, build.held_out(settings, dataset.domains))
-        self._data, splits = launch.deal(settings, dataset, [cell.held_out])
-        ready = launch.prepare(
-            settings, cell, build.model(settings, dataset), splits[cell.held_out]
-        )
-        self._inputs = tune.without_evaluation(ready.inputs)
+        self.config = config = command_line.of_arguments(flags, nonfinite="mark", may_be_idle=True)
+        made = build.assemble(config)
+        (cell,) = made.cells
+        self._data, ready = made.data, made.prepare(cell)
+        self._inputs = chunks.without_evaluation(ready.inputs)
         if watched:
             self._inputs = self._inputs._replace(watched=ready.inputs.watched)
-        made = program.make(
+        compiled = program.make(
             ready.experiment,
-            client_chunk=int(settings.client_chunk),
-            run_chunk=int(settings.run_chunk),
+            client_chunk=int(config.run.client_chunk),
+            run_chunk=int(config.run.run_chunk),
         )
-        self._segment = made.segment
-        self._cohorts = build.cohorts(settings, ready.inputs, settings.eval_every)
-        self._states = made.init(self._data, ready.inputs)
+        self._segment = compiled.segment
+        self._cohorts = build.cohorts(config, ready.inputs, config.watching.eval_every)
+        self._states = compiled.init(self._data, ready.inputs)
         self.seconds: list[float] = []
 
     def run(self) -> None:
@@ -49,13 +48,13 @@ class Row:
         self._states, _ = jax.block_until_ready(
             self._segment(self._data, self._inputs, self._states, self._cohorts)
         )
-        self.seconds.append((time.perf_counter() - start) / self.settings.eval_every)
+        self.seconds.append((time.perf_counter() - start) / self.config.watching.eval_every)
 
 
 def main(argv: list[str]) -> None:
     del argv
-    registry.check_known("data", FLAGS.data, fl_games_tables.DATA)
-    rows = fl_games_tables.select(fl_games_tables.methods(FLAGS.data), FLAGS.rows)
+    check_known("data", FLAGS.data, fl_games.DATA)
+    rows = study.select(fl_games.methods(FLAGS.data), FLAGS.rows)
     extra = [
         *(f"--client_chunk={FLAGS.client_chunk}", f"--run_chunk={FLAGS.run_chunk}"),
         *(f"--seeds={','.join(FLAGS.seeds)}", f"--eval_every={FLAGS.rounds}"),
@@ -71,7 +70,7 @@ def main(argv: list[str]) -> None:
     table: list[dict[str, Any]] = []
     for label, both in programs.items():
         alone, watched = (workloads.median(one.seconds[1:]) for one in both)
-        num_rounds = both[0].settings.rounds
+        num_rounds = both[0].config.run.rounds
         table.append(
             {
                 "row": label,
@@ -86,7 +85,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("data", "colored_mnist", "Data set, as fl_games_tables names it.")
+    flags.DEFINE_string("data", "colored_mnist", "Data set, as papers/fl_games.py names it.")
     flags.DEFINE_list("rows", [], "Which rows, by their labels; default: all.")
     flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds.")
     flags.DEFINE_integer("client_chunk", 1, "Clients at once, 0: all.", lower_bound=0)

@@ -3,7 +3,7 @@
 experiments/benchmarks/peers/make_venvs.sh FOLDER
 python -m experiments.benchmarks.peers --venvs=FOLDER
 
-FedAvg on noise of the shapes of workloads.SETTINGS: plain SGD, size weights, no evaluation, the
+FedAvg on noise of the shapes of workloads.WORKLOADS: plain SGD, size weights, no evaluation, the
 same number of local steps, which is checked. Peers: a loop of plain PyTorch (pytorch), pfl, FedLab
 and Flower, each in an environment of its own. One peer at a time runs beside our engine, a round of
 the peer and a round of ours in turns, so that a machine whose speed drifts is fair to both. The
@@ -28,8 +28,9 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from experiments import devices, registry
+from experiments import devices
 from experiments.benchmarks import workloads
+from experiments.flag import check_known
 from fedjax_inv import models
 
 FLAGS = flags.FLAGS
@@ -42,9 +43,9 @@ class PeerError(Exception):
     """A peer does not run."""
 
 
-def command(name: str, setting: workloads.Setting, threads: int) -> list[str]:
+def command(name: str, workload: workloads.Workload, threads: int) -> list[str]:
     """What starts a peer."""
-    job = setting._asdict() | {
+    job = workload._asdict() | {
         "num_rounds": FLAGS.warmup + FLAGS.rounds,
         "threads": threads,
         "device": "cuda" if jax.default_backend() == "gpu" else "cpu",
@@ -127,26 +128,26 @@ def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, Any]:
 
 
 def beside(
-    name: str, setting: workloads.Setting, engine: workloads.Engine, threads: int
+    name: str, workload: workloads.Workload, engine: workloads.Engine, threads: int
 ) -> dict[str, Any]:
     """The row of one peer; says why where there is none."""
     row: dict[str, Any] = {"peer": name}
     try:
-        with started(command(name, setting, threads), threads, FLAGS.timeout) as peer:
+        with started(command(name, workload, threads), threads, FLAGS.timeout) as peer:
             row["versions"] = peer.versions
             if peer.num_parameters != engine.num_parameters:
                 raise PeerError(
                     f"{peer.num_parameters} parameters, must be {engine.num_parameters}"
                 )
             parties: dict[str, workloads.Party] = {name: peer, "ours": engine}
-            seconds = workloads.in_turns(parties, FLAGS.warmup, FLAGS.rounds, setting.client_steps)
+            seconds = workloads.in_turns(parties, FLAGS.warmup, FLAGS.rounds, workload.client_steps)
     except (PeerError, workloads.WrongWork) as error:
         return row | {"failed": str(error)}
     theirs, ours = seconds.values()
     return (
         row
-        | workloads.figures(theirs, setting.client_steps, "peer ")
-        | workloads.figures(ours, setting.client_steps, "ours ")
+        | workloads.figures(theirs, workload.client_steps, "peer ")
+        | workloads.figures(ours, workload.client_steps, "ours ")
         | ratio_of(theirs, ours)
         | {"load": os.getloadavg()[0], "seconds": {"peer": theirs, "ours": ours}}
     )
@@ -171,7 +172,7 @@ def machine(threads: int) -> dict[str, Any]:
         "rounds": FLAGS.rounds,
         "shrink": FLAGS.shrink,
         "jax": jax.__version__,
-        "data": "noise of the settings' shapes",
+        "data": "noise of the workloads' shapes",
         "load before": os.getloadavg()[0],
     }
 
@@ -192,31 +193,31 @@ def pin(threads: int, device: str) -> int:
 
 def main(argv: list[str]) -> None:
     del argv
-    for flag, known in (("settings", workloads.SETTINGS), ("peers", PEERS)):
+    for flag, known in (("workloads", workloads.WORKLOADS), ("peers", PEERS)):
         for value in getattr(FLAGS, flag):
-            registry.check_known(flag, value, known)
+            check_known(flag, value, known)
     threads = pin(FLAGS.threads, FLAGS.device)
     if FLAGS.device == "cuda" and jax.default_backend() != "gpu":
         raise ValueError("--device=cuda: JAX finds no GPU")
     fixed = None if FLAGS.ours == "auto" else parse(FLAGS.ours)
     report: dict[str, Any] = {"run": machine(threads), "peers": []}
     print(", ".join(f"{k}: {v}" for k, v in report["run"].items()))
-    for name in FLAGS.settings:
-        setting = workloads.shrunk(workloads.SETTINGS[name], FLAGS.shrink)
-        data = workloads.noise(setting)
-        mesh = devices.mesh(workloads.config_of(setting, FLAGS.devices))
-        chosen = fixed or workloads.auto(setting, data, FLAGS.devices)
-        engine = workloads.Engine(setting, chosen, data, mesh)
+    for name in FLAGS.workloads:
+        workload = workloads.shrunk(workloads.WORKLOADS[name], FLAGS.shrink)
+        data = workloads.noise(workload)
+        mesh = devices.mesh(workloads.config_of(workload, FLAGS.devices).run)
+        chosen = fixed or workloads.auto(workload, data, FLAGS.devices)
+        engine = workloads.Engine(workload, chosen, data, mesh)
         rows = []
         for peer in FLAGS.peers:
-            rows.append(beside(peer, setting, engine, threads))
-            report["peers"].append({"setting": name, "choice": chosen.label} | rows[-1])
+            rows.append(beside(peer, workload, engine, threads))
+            report["peers"].append({"workload": name, "choice": chosen.label} | rows[-1])
             workloads.save(FLAGS.json, report)
-        workloads.show(f"({name}) {setting.title}; ours is {chosen.label}", rows)
+        workloads.show(f"({name}) {workload.title}; ours is {chosen.label}", rows)
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("settings", list(workloads.SETTINGS), "Settings.")
+    flags.DEFINE_list("workloads", list(workloads.WORKLOADS), "Workloads.")
     flags.DEFINE_list("peers", list(PEERS), "Simulators to run beside ours.")
     flags.DEFINE_string("venvs", "", "The folder that make_venvs.sh filled.")
     flags.DEFINE_integer("rounds", 5, "Timed rounds of each.", lower_bound=1)

@@ -1,6 +1,6 @@
 """Rounds and client-steps per second, and how much of the machine's arithmetic they use.
 
-python -m experiments.benchmarks.round_speed --settings=a,b
+python -m experiments.benchmarks.round_speed --workloads=a,b
 
 Achieved FLOP/s count the gradient steps alone (XLA's own count of one step outside of a loop); the
 peak is a large float32 matrix product, measured beside them.
@@ -13,18 +13,18 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
-from experiments import registry
 from experiments.benchmarks import workloads
+from experiments.flag import check_known
 from fedjax_inv import averaging
 from fedjax_inv.types import Batch
 
 FLAGS = flags.FLAGS
 
 
-def step_flops(setting: workloads.Setting) -> float:
+def step_flops(workload: workloads.Workload) -> float:
     """Floating-point operations of one gradient step, with XLA's own convolutions."""
-    model = workloads.model_of(setting, "lax")
-    x = jnp.zeros((setting.batch_size, *setting.shape))
+    model = workloads.model_of(workload, "lax")
+    x = jnp.zeros((workload.batch_size, *workload.shape))
     batch = Batch(x, jnp.zeros(len(x), jnp.int32), jnp.ones(len(x), bool))
     variables = model.init(jax.random.key(0), x)
     step = jax.jit(lambda v: averaging.gradient(model)(v, batch, jax.random.key(0)).grads)
@@ -49,17 +49,17 @@ def main(argv: list[str]) -> None:
     del argv
     peak = peak_flops()
     rows: list[dict[str, Any]] = []
-    for name in FLAGS.settings:
-        registry.check_known("settings", name, workloads.SETTINGS)
-        setting = workloads.SETTINGS[name]
-        data = workloads.noise(setting)
-        choice = workloads.auto(setting, data)
-        engine = workloads.Engine(setting, choice, data)
-        seconds = workloads.in_turns({"": engine}, 1, FLAGS.rounds, setting.client_steps)[""]
-        flops = step_flops(setting) * setting.client_steps
+    for name in FLAGS.workloads:
+        check_known("workloads", name, workloads.WORKLOADS)
+        workload = workloads.WORKLOADS[name]
+        data = workloads.noise(workload)
+        choice = workloads.auto(workload, data)
+        engine = workloads.Engine(workload, choice, data)
+        seconds = workloads.in_turns({"": engine}, 1, FLAGS.rounds, workload.client_steps)[""]
+        flops = step_flops(workload) * workload.client_steps
         rows.append(
-            {"setting": name, "clients at once/conv": choice.label}
-            | workloads.figures(seconds, setting.client_steps)
+            {"workload": name, "clients at once/conv": choice.label}
+            | workloads.figures(seconds, workload.client_steps)
             | {
                 "rounds/s": len(seconds) / sum(seconds),
                 "GFLOP/s": flops / workloads.median(seconds) / 1e9,
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("settings", list(workloads.SETTINGS), "Settings of workloads.py.")
+    flags.DEFINE_list("workloads", list(workloads.WORKLOADS), "Workloads of workloads.py.")
     flags.DEFINE_integer("rounds", 5, "Timed rounds.", lower_bound=1)
     flags.DEFINE_string("json", "", "File for the figures.")
     app.run(main)

@@ -14,10 +14,10 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tabulate import tabulate
 
-from experiments import build, devices, tune
+from experiments import build, chunks, config, devices
 from experiments.benchmarks import lowerings
-from experiments.build import Cell
 from experiments.config import Config
+from experiments.grid import Cell
 from fedjax_inv import clients, local, models, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
@@ -26,7 +26,7 @@ from fedjax_inv.types import Cohort, Federation, Model
 median = statistics.median
 
 
-class Setting(NamedTuple):
+class Workload(NamedTuple):
     """The work of a round: FedAvg with plain SGD and size weights, on noise of some shape."""
 
     network: str
@@ -53,19 +53,19 @@ class Setting(NamedTuple):
         )
 
 
-SETTINGS = {
+WORKLOADS = {
     # CIFAR-10 as in pfl's benchmarks (Granqvist et al. 2024).
-    "a": Setting("pfl_cifar", (32, 32, 3), 1000, 50, 50, 10, 1, 0.1),
-    "b": Setting("mlp", (28, 28, 1), 60, 500, 60, 32, 1, 0.1),
-    "c": Setting("lenet", (28, 28, 1), 10, 300, 10, 32, 1, 0.1),
+    "a": Workload("pfl_cifar", (32, 32, 3), 1000, 50, 50, 10, 1, 0.1),
+    "b": Workload("mlp", (28, 28, 1), 60, 500, 60, 32, 1, 0.1),
+    "c": Workload("lenet", (28, 28, 1), 10, 300, 10, 32, 1, 0.1),
 }
 
 
-def shrunk(setting: Setting, divisor: int) -> Setting:
+def shrunk(workload: Workload, divisor: int) -> Workload:
     """Fewer clients, otherwise the same."""
-    return setting._replace(
-        num_clients=max(1, setting.num_clients // divisor),
-        cohort=max(1, setting.cohort // divisor),
+    return workload._replace(
+        num_clients=max(1, workload.num_clients // divisor),
+        cohort=max(1, workload.cohort // divisor),
     )
 
 
@@ -89,7 +89,7 @@ class Round(NamedTuple):
 
 
 class Party(Protocol):
-    """Whoever does rounds of a setting."""
+    """Whoever does rounds of a workload."""
 
     def round(self) -> Round: ...
 
@@ -98,38 +98,38 @@ class WrongWork(Exception):
     """A party does another number of local steps."""
 
 
-def model_of(setting: Setting, conv: str) -> Model:
-    """The network of a setting."""
-    if setting.network == "mlp":
+def model_of(workload: Workload, conv: str) -> Model:
+    """The network of a workload."""
+    if workload.network == "mlp":
         return models.mlp(10)
-    return lowerings.NETWORKS[setting.network].model(conv)
+    return lowerings.NETWORKS[workload.network].model(conv)
 
 
-def noise(setting: Setting) -> Federation:
+def noise(workload: Workload) -> Federation:
     """Examples in float32, as other simulators hold them."""
     generator = np.random.default_rng(0)
-    num_examples = setting.num_clients * setting.num_examples
-    x = generator.random((num_examples, *setting.shape), np.float32)
+    num_examples = workload.num_clients * workload.num_examples
+    x = generator.random((num_examples, *workload.shape), np.float32)
     y = generator.integers(0, 10, num_examples, np.int32)
-    parts = np.split(np.arange(num_examples), setting.num_clients)
+    parts = np.split(np.arange(num_examples), workload.num_clients)
     return federation.of_parts(federation.examples(x, y), parts)
 
 
 class Engine:
-    """Our engine on a setting's work; the devices of the mesh share the clients."""
+    """Our engine on a workload's work; the devices of the mesh share the clients."""
 
     def __init__(
-        self, setting: Setting, choice: Choice, data: Federation, mesh: Mesh | None = None
+        self, workload: Workload, choice: Choice, data: Federation, mesh: Mesh | None = None
     ) -> None:
-        self._setting = setting
-        model = model_of(setting, choice.conv)
+        self._setting = workload
+        model = model_of(workload, choice.conv)
         work = local.epochs(
-            optax.sgd(setting.learning_rate),
-            batch_size=setting.batch_size,
-            num_epochs=setting.num_epochs,
+            optax.sgd(workload.learning_rate),
+            batch_size=workload.batch_size,
+            num_epochs=workload.num_epochs,
         )
         algorithm = fedavg.fedavg(model, work)
-        axis = clients.chunked(choice.chunk or setting.cohort)
+        axis = clients.chunked(choice.chunk or workload.cohort)
         if mesh is not None:
             axis = clients.sharded(mesh.axis_names[0], axis)
 
@@ -143,7 +143,7 @@ class Engine:
         variables = model.init(jax.random.key(0), data.data.x[:1])
         self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
         state = rounds.init(algorithm, variables, data, jax.random.key(1))
-        schedule = schedules.sampled(jax.random.key(2), setting.num_clients, setting.cohort, 100)
+        schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 100)
         if mesh is not None:
             whole = NamedSharding(mesh, PartitionSpec())
             state, schedule, data = jax.device_put((state, schedule, data), whole)
@@ -164,21 +164,23 @@ class Engine:
         return Round(seconds, int(batches.sum()) * self._setting.num_epochs)
 
 
-def config_of(setting: Setting, num_devices: int) -> Config:
-    """The setting as flags of train and sweep."""
-    return Config(
+def config_of(workload: Workload, num_devices: int) -> Config:
+    """The workload as flags of train and sweep."""
+    return config.of(
+        client_chunk="measure",
+        run_chunk="1",
         devices=num_devices,
-        clients=setting.num_clients,
-        cohort=setting.cohort,
-        batch_size=setting.batch_size,
-        local_epochs=setting.num_epochs,
+        clients=workload.num_clients,
+        cohort=workload.cohort,
+        batch_size=workload.batch_size,
+        local_epochs=workload.num_epochs,
     )
 
 
-def auto(setting: Setting, data: Federation, num_devices: int = 1) -> Choice:
-    """What train and sweep choose by default."""
-    config = config_of(setting, num_devices)
-    hyper = {"learning_rate": setting.learning_rate, "server_learning_rate": 1.0}
+def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
+    """What train and sweep choose by --client_chunk=measure."""
+    flags = config_of(workload, num_devices)
+    hyper = {"learning_rate": workload.learning_rate, "server_learning_rate": 1.0}
     cell = Cell("fedavg", {}, None, (program.Run(0, hyper),))
     held = program.Holdings(*(leaf[None] for leaf in data[1:]))
     inputs = program.Inputs(
@@ -187,19 +189,20 @@ def auto(setting: Setting, data: Federation, num_devices: int = 1) -> Choice:
         held,
         held,
         held,
-        jnp.zeros((1, setting.num_clients), jnp.int32),
+        jnp.zeros((1, workload.num_clients), jnp.int32),
     )
-    experiment = build.experiment(config, cell, model_of(setting, "auto"), 1, capacity=1)
-    mesh = devices.mesh(config)
+    experiment = build.experiment(flags, cell, model_of(workload, "auto"), 1, capacity=1)
+    mesh = devices.mesh(flags.run)
 
-    def make(chunks: tune.Chunks) -> program.Program:
+    def make(chosen: chunks.Chunks) -> program.Program:
         return program.make(
-            experiment, client_chunk=chunks.clients, run_chunk=chunks.runs, mesh=mesh
+            experiment, client_chunk=chosen.clients, run_chunk=chosen.runs, mesh=mesh
         )
 
     inputs, examples = devices.replicated((inputs, data.data), mesh)
-    chunk = tune.choose(config, cell, experiment, inputs, tune.Machine(make, examples)).clients
-    return Choice(0 if chunk >= setting.cohort else chunk, "auto")
+    machine = chunks.Machine(make, examples)
+    chunk = chunks.choose(flags, cell, experiment, inputs, machine).clients
+    return Choice(0 if chunk >= workload.cohort else chunk, "auto")
 
 
 def in_turns(

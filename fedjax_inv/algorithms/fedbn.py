@@ -74,9 +74,9 @@ def fedbn(
 ) -> Algorithm:
     """FedBN (Li et al. 2021, Algorithm 1). A client's `own` are its local variables.
 
-    weighting: as in FedAvg. is_local: which variables stay with their client, by path (see
-    `partition`); where nothing is local, this is FedAvg. The server optimizer acts on shared
-    parameters only.
+    weighting: of clients, as in FedAvg ("size" or "uniform"). is_local: which variables stay with
+    their client, by path (see `partition`); where nothing is local, this is FedAvg. The server
+    optimizer acts on shared parameters only.
     """
     grad_fn = averaging.gradient(model, loss)
 

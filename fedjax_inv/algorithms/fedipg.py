@@ -144,11 +144,12 @@ def fedipg(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
 ) -> Algorithm:
-    """FedIPG (Algorithm 1 without the exit strategy); penalty is the paper's lambda, 0 is FedAvg.
+    """FedIPG (Algorithm 1 without the exit strategy).
 
-    penalty_on: "all" parameters or the "classifier" (the model's head). derivative: the route of
-    `penalised_value_and_grad`. weighting: as in FedAvg. Reports s(w), averaged over local steps, as
-    "invariance". Raises ValueError for values out of range.
+    penalty: the paper's lambda, 0 is FedAvg. penalty_on: "all" parameters or the "classifier" (the
+    model's head). derivative: the route of `penalised_value_and_grad`. weighting: of clients, as in
+    FedAvg ("size" or "uniform"). Reports s(w), averaged over local steps, as "invariance". Raises
+    ValueError for values out of range.
     """
     checks.real("penalty", penalty)
     checks.one_of("derivative", derivative, _ROUTES)

@@ -43,9 +43,10 @@ def fedprox(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
 ) -> Algorithm:
-    """FedProx (Li et al. 2020, Algorithm 2); proximal is the paper's mu, 0 is FedAvg.
+    """FedProx (Li et al. 2020, Algorithm 2).
 
-    weighting: as in FedAvg. Raises ValueError for a negative mu.
+    proximal: the paper's mu, 0 is FedAvg. weighting: of clients, as in FedAvg ("size" or
+    "uniform"). Raises ValueError for a negative mu.
     """
     checks.real("proximal", proximal)
     risk_gradient = averaging.gradient(model, loss)

@@ -132,10 +132,13 @@ def fl_games(
     """FL Games (Algorithm 1); the clients of the federation are the players.
 
     play: all players move in every round ("parallel"), or player after player ("sequential").
-    memory: H of SMOOTH, 0 for none. learned: whether the representation is (V), or stays as it is
-    (F); where it is, each cycle of moves comes after a round that updates it. body_optimizer:
-    learning rate -> phi's server optimizer. fast: phi's gradient is that of all of a client's
-    examples, not of one batch. Raises ValueError for values out of range.
+    memory: H of SMOOTH, 0 for none. memory_mix: how a player weighs its memory
+    (`response_logits`), "per_opponent", "literal" or "normalised". learned: whether the
+    representation is (V), or stays as it is (F); where it is, each cycle of moves comes after a
+    round that updates it. body_optimizer: learning rate -> phi's server optimizer.
+    body_learning_rate: of that optimizer. body_batch_size: examples of each client for a gradient
+    of phi. fast: phi's gradient is that of all of a client's examples, not of one batch. Raises
+    ValueError for values out of range.
     """
     checks.one_of("play", play, PLAYS)
     checks.integer("memory", memory, 0)

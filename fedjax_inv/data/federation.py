@@ -102,6 +102,7 @@ def split(
     seed: int,
     validation: float = 0.1,
     test_fraction: float = 0.2,
+    first_row: int = 0,
 ) -> Split:
     """Holds out a test client, deals the other examples to clients, and holds out some of each.
 
@@ -111,8 +112,9 @@ def split(
     client's examples, and the test's, lie in random order: the first of them are a sample.
 
     dataset: M examples on the host. data: the same on the device, from `examples`; every federation
-    refers to it. partition: deals rows to clients, as one made by `partitioner`. held_out: the name
-    of the domain that only the test client sees, or None. seed: of the partition and of what is
+    refers to it. first_row: where they begin in data that hold more. partition: deals rows to
+    clients, as one made by `partitioner`. held_out: the name of the domain that only the test
+    client sees, or None. seed: of the partition and of what is
     held out at random. validation: the part of each client's n examples that is held out for
     validation, at least one if n >= 2, and never all. test_fraction: the part that is held out for
     the test where it is drawn at random. Raises ValueError if an argument is out of its range, or
@@ -121,6 +123,7 @@ def split(
     check_dataset(dataset)
     checks.number("validation", validation, "at least 0 and below 1", lambda part: 0 <= part < 1)
     checks.fraction("test_fraction", test_fraction)
+    checks.integer("first_row", first_row, 0)
     if held_out is not None:
         checks.one_of("held_out", held_out, dataset.domains)
     rng = np.random.default_rng(seed)
@@ -150,7 +153,7 @@ def split(
     test = [np.random.default_rng(0).permutation(np.flatnonzero(is_test))]
     # One order of all M examples serves the three, so that their shapes are those of every split.
     rest = np.setdiff1d(np.arange(num_examples), np.concatenate([*parts, *test]))
-    order = np.concatenate([*train, *valid, *test, rest])
+    order = first_row + np.concatenate([*train, *valid, *test, rest])
     sizes = np.array([len(rows) for rows in (*train, *valid, *test)])
     ends = np.cumsum(sizes)
 

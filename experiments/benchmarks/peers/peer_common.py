@@ -18,7 +18,7 @@ from torch import nn
 
 
 class Job(NamedTuple):
-    """One setting, in the words of peers.py."""
+    """One workload, in the words of peers.py."""
 
     network: str
     num_clients: int

@@ -1,6 +1,6 @@
 """FedAvg in FedLab: its standalone pipeline, its serial trainer, its server handler.
 
-FedLab averages without weights; all clients of a setting hold equally many examples.
+FedLab averages without weights; all clients of a workload hold equally many examples.
 """
 
 from typing import Any

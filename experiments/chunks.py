@@ -1,4 +1,8 @@
-"""How many clients and how many runs to train at once: what fits, and what is fastest."""
+"""How many clients and how many runs to train at once: by a rule, or by a stopwatch.
+
+The rule is one for each platform, so that a command does the same sums each time: on a CPU one
+client and one run after the other, elsewhere all at once, or as many as fit into memory.
+"""
 
 import math
 import os
@@ -11,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from experiments import build
-from experiments.build import Cell
 from experiments.config import Config
+from experiments.grid import Cell
 from fedjax_inv import program
 from fedjax_inv.types import Examples, Tree, always
 
@@ -22,7 +26,7 @@ _MOST_ROUNDS = 12  # the same, of algorithms that choose who attends: a cycle of
 _STEPS = 2  # of local training per client while measuring
 _SLOTS = 8  # clients measured at least
 _GROWTH = 4  # from one number of clients that is measured to the next
-_FREE_MEMORY = 0.8  # the part of a machine's free memory that a program may take
+_USABLE_MEMORY = 0.7  # the part of a machine's or a device's memory that a program may take
 _WORSE = 1.2  # times the best: larger numbers of clients are not tried then
 _AS_FAST = 1.05  # times the best: as good, and the smaller one is taken
 
@@ -37,6 +41,19 @@ class Chunks(NamedTuple):
 Make = Callable[[Chunks], program.Program]
 
 
+def asked(config: Config, inputs: program.Inputs) -> tuple[int | None, int | None]:
+    """The clients and the runs that the flags name by a number, None where they name a way."""
+    num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
+    named = ((config.run.client_chunk, num_slots), (config.run.run_chunk, num_runs))
+    clients, runs = ((int(f) or most) if f.isdecimal() else None for f, most in named)
+    return clients, runs
+
+
+def _num_slots(config: Config, inputs: program.Inputs) -> int:
+    num_clients = inputs.train.size.shape[1]
+    return min(config.participation.cohort or num_clients, num_clients)
+
+
 def choose(
     config: Config,
     cell: Cell,
@@ -44,30 +61,58 @@ def choose(
     inputs: program.Inputs,
     machine: "Machine",
 ) -> Chunks:
-    """The chunks that the flags ask for; for auto, the fastest that fit into memory.
+    """The chunks that the flags ask for, by number, by rule (auto) or by a stopwatch (measure)."""
+    num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
+    clients, runs = asked(config, inputs)
+    most = Chunks(
+        clients or (1 if machine.is_cpu else num_slots), runs or (1 if machine.is_cpu else num_runs)
+    )
+    if clients and runs:
+        return most
+    flags = (config.run.client_chunk, config.run.run_chunk)
+    if "measure" not in flags and machine.is_cpu:
+        return most
+    cohort = build.cohorts(config, inputs, _num_rounds(experiment, inputs))
+    if "measure" in flags:
+        return _measured(config, cell, inputs, cohort, machine)
+    # First fewer runs, as fewer clients at once make narrower products.
+    while runs is None and most.runs > 1 and not machine.fits(most, inputs, cohort):
+        most = most._replace(runs=-(-most.runs // 2))
+    while clients is None and most.clients > 1 and not machine.fits(most, inputs, cohort):
+        most = most._replace(clients=-(-most.clients // 2))
+    return most
+
+
+def _num_rounds(experiment: program.Experiment, inputs: program.Inputs) -> int:
+    """How many rounds are typical of an algorithm."""
+    algorithm = experiment.algorithm({k: values[0] for k, values in inputs.hyper.items()})
+    if any(exchange.attends is not always for exchange in algorithm.exchanges):
+        return min(inputs.train.size.shape[1] + 1, _MOST_ROUNDS)
+    return _ROUNDS
+
+
+def _measured(
+    config: Config, cell: Cell, inputs: program.Inputs, cohort: Tree, machine: "Machine"
+) -> Chunks:
+    """The fastest chunks that fit into memory; what was measured is told on stderr.
 
     Clients: 1, 4, 16, ... or all, whatever takes the least time on a few steps of the first
     clients. Runs: all at once, or as many as fit; on a CPU one by one, where that is not slower.
-    What was measured is told on stderr.
     """
-    num_runs, num_clients = inputs.train.size.shape
-    num_slots = min(config.cohort or num_clients, num_clients)
-    if config.client_chunk != "auto":
-        sizes = [int(config.client_chunk) or num_slots]
+    num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
+    clients, fixed_runs = asked(config, inputs)
+    runs = fixed_runs or num_runs
+    if clients:
+        sizes = [clients]
+    elif config.run.client_chunk == "auto":
+        sizes = [1 if machine.is_cpu else num_slots]
     else:
         sizes = [n for n in (_GROWTH**i for i in range(20)) if n < num_slots] + [num_slots]
-    runs = num_runs if config.run_chunk == "auto" else int(config.run_chunk) or num_runs
-    if len(sizes) == 1 and (config.run_chunk != "auto" or runs == 1):
-        return Chunks(sizes[0], runs)
-    algorithm = experiment.algorithm({k: values[0] for k, values in inputs.hyper.items()})
-    num_rounds = _ROUNDS
-    if any(exchange.attends is not always for exchange in algorithm.exchanges):
-        num_rounds = min(num_clients + 1, _MOST_ROUNDS)
-    cohort = build.cohorts(config, inputs, num_rounds)
-    if config.run_chunk == "auto":
-        while runs > 1 and not machine.fits(Chunks(sizes[0], runs), inputs, cohort):
-            runs = -(-runs // 2)
-    one_by_one = config.run_chunk == "auto" and runs > 1 and machine.is_cpu
+    if config.run.run_chunk == "auto" and machine.is_cpu:
+        runs = 1
+    while not fixed_runs and runs > 1 and not machine.fits(Chunks(sizes[0], runs), inputs, cohort):
+        runs = -(-runs // 2)
+    one_by_one = config.run.run_chunk == "measure" and runs > 1 and machine.is_cpu
     if len(sizes) == 1 and not one_by_one:
         return Chunks(sizes[0], runs)
 
@@ -76,7 +121,7 @@ def choose(
         part = _light(inputs, config, cohort, max(_SLOTS, chunks.clients))
         if not machine.fits(chunks, *part):
             return math.inf
-        return machine.seconds(chunks, *part) / (num_rounds * part[1].who.shape[-1])
+        return machine.seconds(chunks, *part) / (cohort.who.shape[1] * part[1].who.shape[-1])
 
     measured: dict[Chunks, float] = {}
     for size in sizes:
@@ -90,7 +135,7 @@ def choose(
         alone = Chunks(best.clients, 1)
         measured = {alone: seconds(alone), **measured}
         best = _first_fast({chunks: measured[chunks] for chunks in (alone, best)})
-    steps = config.local_steps or _STEPS * config.local_epochs
+    steps = config.clients.local_steps or _STEPS * config.clients.local_epochs
     told = ", ".join(
         f"{chunks.clients}/{chunks.runs}: {1e3 * seconds / steps:.3g}"
         for chunks, seconds in measured.items()
@@ -142,11 +187,12 @@ class Machine:
 
 
 def available_bytes() -> int:
-    """Memory that a program may take: the device's, or most of what the machine has free."""
+    """Memory that a program may take: most of the device's or of the machine's."""
     stats = jax.devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats["bytes_in_use"]
-    return int(_FREE_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    total = stats.get("bytes_limit", 0) if stats else 0
+    # Not what happens to be free, so that a command is the same each time.
+    total = total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(_USABLE_MEMORY * total)
 
 
 def compiled(made: program.Program, *arguments: Tree) -> jax.stages.Compiled:
@@ -168,7 +214,7 @@ def _light(
 ) -> tuple[program.Inputs, Tree]:
     """The inputs with a few examples per client and nothing to evaluate, and a smaller cohort."""
 
-    most = _STEPS * (config.batch_size or int(inputs.train.size.max()))
+    most = _STEPS * (config.clients.batch_size or int(inputs.train.size.max()))
     few = inputs.train._replace(size=jnp.minimum(inputs.train.size, most))
     light = without_evaluation(inputs._replace(train=few))
     return light, jax.tree.map(lambda leaf: leaf[..., :num_slots], cohort)

@@ -1,0 +1,229 @@
+"""The command line: flags defined and read, presets, and what --help and --describe tell."""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from tabulate import tabulate
+
+from experiments import config, environments, papers, registry
+from experiments.config import Config
+from experiments.flag import check_known, flags_of, name_of, shown
+from fedjax_inv.algorithms import LISTED
+from fedjax_inv.checks import UsageError
+
+PRESETS = Path(__file__).parent / "presets"
+
+# Given flags, by their fields' names.
+Given = frozenset[str]
+
+_FIELDS = {name_of(field): name for name, field in config.FLAGS.items()}
+
+
+def define(values: flags.FlagValues = flags.FLAGS, **defaults: Any) -> None:
+    """Defines the flags, with other defaults for some."""
+    for name, field in config.FLAGS.items():
+        default, kind = defaults.get(name, field.default), field.metadata["kind"]
+        flag, text = name_of(field), _help(field)
+        if flag == "set":
+            flags.DEFINE_multi_string(flag, [], text, values)
+        elif isinstance(default, tuple):
+            flags.DEFINE_list(flag, list(map(shown, default)), text, values)
+        elif kind is bool:
+            flags.DEFINE_bool(flag, default, text, values)
+        elif kind is int:
+            flags.DEFINE_integer(flag, default, text, flag_values=values)
+        elif kind is float:
+            flags.DEFINE_float(flag, default, text, flag_values=values)
+        else:
+            flags.DEFINE_string(flag, default, text, values)
+
+
+def _help(field: Any) -> str:
+    choices = field.metadata["choices"]
+    return field.metadata["help"] + (f" One of: {', '.join(choices)}." if choices else "")
+
+
+def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> Given:
+    """Sets flags as a command line has them, after its first word, with presets expanded.
+
+    Returns those that were given outside of presets. Raises UsageError, in one line, for what is no
+    flag.
+    """
+    try:
+        _, *others = values(_with_presets(argv))
+    except flags.Error as error:
+        raise UsageError(str(error)) from None
+    if others:
+        raise UsageError(f"{others[0]}: not a flag; flags are --name=value")
+    words = [word.lstrip("-").partition("=")[0] for word in argv[1:] if word.startswith("-")]
+    names = (name.removeprefix("no") if name not in _FIELDS else name for name in words)
+    return frozenset(_FIELDS[name] for name in names if name in _FIELDS)
+
+
+def read(
+    values: flags.FlagValues = flags.FLAGS,
+    given: Given = frozenset(),
+    *,
+    may_be_idle: bool = False,
+) -> Config:
+    """The parsed flags; raises UsageError, in one line, as `config.of` does."""
+    parsed = values.flag_values_dict()
+    told = {name: parsed[flag] for flag, name in _FIELDS.items()}
+    typed = {
+        name: _items(name, value) if isinstance(value, list) else value
+        for name, value in told.items()
+    }
+    return config.of(given=given, may_be_idle=may_be_idle, **typed)
+
+
+def of_arguments(arguments: Sequence[str], *, may_be_idle: bool = False, **defaults: Any) -> Config:
+    """The flags of a command line without its first word; raises UsageError, in one line."""
+    values = flags.FlagValues()
+    define(values, **defaults)
+    given = parse(["", *arguments], values)
+    return read(values, given, may_be_idle=may_be_idle)
+
+
+def _items(name: str, texts: list[str]) -> tuple[Any, ...]:
+    kind = config.FLAGS[name].metadata["kind"]
+    try:
+        return tuple(kind(text) for text in texts)
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise UsageError(f"--{name}={','.join(texts)}: must be {what}") from None
+
+
+def presets() -> dict[str, str]:
+    """The presets, by name, and the first line of each, which tells what it is."""
+    files = sorted(PRESETS.glob("*.flags"))
+    return {path.stem: path.read_text().splitlines()[0].lstrip("# ") for path in files}
+
+
+def _with_presets(argv: Sequence[str]) -> list[str]:
+    """Replaces --preset=NAME,NAME by the flag files of those names; later ones win."""
+    expanded = []
+    for argument in argv:
+        flag, _, names = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and flag == "preset":
+            for name in names.split(","):
+                check_known("preset", name, presets())
+                expanded.append(f"--flagfile={PRESETS / name}.flags")
+        else:
+            expanded.append(argument)
+    return expanded
+
+
+_ASK_FOR_HELP = {"help", "helpfull", "helpshort", "h", "?"}
+
+
+def answer(argv: Sequence[str], about: str, values: flags.FlagValues = flags.FLAGS) -> str | None:
+    """What --help or --describe=ALGORITHM asks for, None if there is neither.
+
+    about: what the binary says of itself. Raises UsageError for an unknown algorithm.
+    """
+    for word in argv[1:]:
+        flag, _, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and flag == "describe":
+            return describe(value)
+        if word.startswith("-") and flag in _ASK_FOR_HELP:
+            return _help_text(about, values)
+    return None
+
+
+def _help_text(about: str, values: flags.FlagValues) -> str:
+    own = [name for name in values if name not in _FIELDS and _is_ours(values, name)]
+    parts = [about.strip()]
+    if own:
+        lines = [_line(name, values[name].default, values[name].help) for name in sorted(own)]
+        parts.append("\n".join(["THIS BINARY", *lines]))
+    if set(_FIELDS) <= set(values):
+        for group in config.GROUPS:
+            head = f"{group.upper()}: {(config.GROUPS[group].__doc__ or '').splitlines()[0]}"
+            lines = [
+                _line(name_of(field), values[name_of(field)].default, _help(field))
+                for field in config.fields(group)
+            ]
+            parts.append(
+                "\n".join([head, *lines, *(_environments() if group == "environment" else ())])
+            )
+        lines = [_entry(name, text) for name, text in presets().items()]
+        parts.append("\n".join(["PRESETS: --preset=NAME,NAME; later flags win", *lines]))
+        lines = [_entry(name, _summary(registry.factory(name))) for name in LISTED]
+        parts.append("\n".join(["ALGORITHMS: --describe=NAME tells the settings", *lines]))
+        names = ", ".join(f"experiments.papers.{name}" for name in papers.LISTED)
+        parts.append(f"TABLES OF PAPERS: python -m {names}")
+    return "\n\n".join(parts)
+
+
+def _environments() -> list[str]:
+    """A line for each environment, with its flags."""
+    lines = []
+    for name, kind in environments.LISTED.items():
+        own = [f"--{field.name}" for record in kind.records for field in flags_of(record)]
+        flags_too = f": {', '.join(own)}" if own else ""
+        lines.append(_entry(f"  {name}", f"{kind.text}{flags_too}"))
+    return lines
+
+
+def _is_ours(values: flags.FlagValues, name: str) -> bool:
+    module = values.find_module_defining_flag(name) or ""
+    return not module.startswith("absl") and (
+        "experiments" in module or module.endswith(".py") or module == "__main__"
+    )
+
+
+def _line(name: str, default: Any, text: str) -> str:
+    return _entry(f"--{name}={'' if default is None else shown(default)}", text)
+
+
+def _entry(name: str, text: str) -> str:
+    """A name, and what it is beside or below it."""
+    if len(name) > 28:
+        return f"  {name}\n" + textwrap.indent(textwrap.fill(text, 68), " " * 32)
+    lines = textwrap.wrap(text, 68) or [""]
+    return "\n".join([f"  {name:<30}{lines[0]}", *(" " * 32 + line for line in lines[1:])])
+
+
+def describe(algorithm: str) -> str:
+    """An algorithm's settings: names, defaults and meanings; raises UsageError for an unknown."""
+    registry.check_factory("describe", algorithm, LISTED)
+    factory = registry.factory(algorithm)
+    parameters = inspect.signature(factory).parameters
+    told = meanings(factory)
+    rows = [
+        [f"--set={name}", shown(parameters[name].default), told.get(name, "")]
+        for name, kinds in registry.hyperparameters(algorithm).items()
+        if set(kinds) - {type(None)}  # others can be set in Python only
+    ]
+    if registry.takes(factory, "server_optimizer"):
+        text = "the server's optimizer, with --server_learning_rate and --server_momentum"
+        rows.append(["--server_optimizer", "sgd", text])
+    table = tabulate(
+        rows,
+        ["setting", "default", "meaning"],
+        disable_numparse=True,
+        maxcolwidths=[None, None, 60],
+    )
+    return f"{algorithm}: {_summary(factory)}\n\n{table if rows else 'It has no settings.'}"
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def meanings(factory: Callable[..., Any]) -> dict[str, str]:
+    """What a factory's docstring says of its arguments, in sentences "name, name: meaning."."""
+    words = " ".join((inspect.getdoc(factory) or "").split())
+    names = "|".join(inspect.signature(factory).parameters)
+    head = rf"(?:(?<=[.;] )|^)((?:(?:{names}), )*(?:{names})): "
+    pieces = re.split(head, words)[1:]  # names, text, names, text, ...
+    told = {}
+    for heads, text in zip(pieces[::2], pieces[1::2], strict=True):
+        for name in heads.split(", "):
+            told[name] = re.split(r"(?<=\.) (?:Raises|Reports|Returns) ", text)[0].rstrip(" .;")
+    return told

@@ -1,0 +1,126 @@
+"""The run folder: whose it is, what it holds, and files that are written whole or not at all."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments import config, devices, grid
+from experiments.config import Config
+from experiments.flag import name_of, shown
+from experiments.grid import Cell
+from fedjax_inv.checks import UsageError
+
+_LOCK = ".lock"
+
+# Flags that say where and how, not what; and those that the cell stands for.
+_NOT_COMPARED = {
+    *("run_dir", "data_dir", "resume", "checkpoint_every", "client_chunk", "run_chunk"),
+    *("devices", "coordinator_address", "num_processes", "process_id", "paper", "nonfinite"),
+    *("algorithm", "settings", "held_out", "learning_rate", "server_learning_rate", "seeds"),
+}
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """While entered, no other process can enter. Raises UsageError if one has.
+
+    The kernel holds the lock, so that it goes with its process, however that ends. Where several
+    processes are one program, the leading one asks for all.
+    """
+    file, refused = None, False
+    if devices.leads():
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / _LOCK).open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            refused = True
+    try:
+        if devices.agree(int(refused)):
+            raise UsageError(f"--run_dir={folder}: another process is at work there; wait for it")
+        yield
+    finally:
+        if file is not None:
+            file.close()
+
+
+def finished(config: Config, cell: Cell, folder: Path) -> dict[str, Any] | None:
+    """The result that the folder holds, None if the cell is still to be run or continued.
+
+    Raises UsageError if the folder holds something else, or an unfinished run without --resume.
+    """
+    if not folder.exists() or all(path.name == _LOCK for path in folder.iterdir()):
+        return None
+    where = f"--run_dir={folder}"
+    try:
+        there = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        raise UsageError(f"{where}: is neither empty nor a run; choose another") from None
+    _check_same(where, there, config, cell)
+    if (folder / "result.json").exists():
+        return json.loads((folder / "result.json").read_text())
+    if not config.run.resume:
+        raise UsageError(f"{where}: holds an unfinished run; add --resume to continue it")
+    return None
+
+
+def description(chosen: Config, cell: Cell) -> dict[str, Any]:
+    """All flags and the cell, as json holds them."""
+    return json.loads(json.dumps({"flags": config.to_record(chosen)})) | {"cell": cell.record()}
+
+
+def read(folder: Path) -> tuple[Config, Cell]:
+    """What config.json says. Raises UsageError if there is none, or it is another version's."""
+    record = json.loads((folder / "config.json").read_text())
+    return config.from_record(record["flags"]), grid.of_record(record["cell"])
+
+
+def _check_same(where: str, there: dict[str, Any], chosen: Config, cell: Cell) -> None:
+    try:
+        before = config.from_record(there["flags"])
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}; choose another --run_dir") from None
+    old, new = config.to_record(before), config.to_record(chosen)
+    for name in new:
+        if name not in _NOT_COMPARED and old[name] != new[name]:
+            flag = name_of(config.FLAGS[name])
+            raise UsageError(
+                f"{where}: holds another run, whose {flag} is {_short(old[name])} and not "
+                f"{_short(new[name])}; choose another --run_dir, or --{flag}={shown(old[name])}"
+            )
+    for name, value in cell.record().items():
+        if there["cell"].get(name) != value:
+            raise UsageError(
+                f"{where}: holds another run, whose {name} is {_short(there['cell'].get(name))} "
+                f"and not {_short(value)}; choose another --run_dir"
+            )
+    # What did not stop a run until now did not happen, so it may be treated otherwise from here on.
+    if before.run.nonfinite not in ("stop", chosen.run.nonfinite):
+        raise UsageError(
+            f"{where}: holds another run, whose nonfinite is {before.run.nonfinite} and not "
+            f"{chosen.run.nonfinite}; choose another --run_dir"
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file whole or not at all; only the leading process does."""
+    if not devices.leads():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a json file whole or not at all; only the leading process does."""
+    write(path, json.dumps(value, indent=1) + "\n")

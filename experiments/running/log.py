@@ -1,0 +1,81 @@
+"""metrics.jsonl: a line per evaluation and run, kept in step with the checkpoints."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments import devices
+from experiments.running import folder as folders
+from fedjax_inv.checks import UsageError
+
+_NAME = "metrics.jsonl"
+
+
+def read(folder: Path, done: int | None = None) -> list[dict[str, Any]]:
+    """The lines of a run folder up to round `done`, or all of them.
+
+    Raises UsageError, with the number of the line, if one is damaged or missing before that; but a
+    last line that a machine wrote as it went down does not count.
+    """
+    path = folder / _NAME
+    config, cell = folders.read(folder)
+    expected = _evaluations(config.run.rounds, config.watching.eval_every, len(cell.runs))
+    lines: list[dict[str, Any]] = []
+    texts = path.read_text().splitlines() if path.exists() else []
+    for number, text in enumerate(texts, 1):
+        at = next(expected, (0, 0))
+        if done is not None and (at[0] > done or at[0] == 0):
+            break
+        try:
+            line = json.loads(text)
+            if (line["round"], line["run"]) != at:
+                raise ValueError
+        except (ValueError, TypeError, KeyError):
+            if number == len(texts) and done is None:
+                break
+            raise UsageError(_damaged(path, number, at)) from None
+        lines.append(line)
+    at = next(expected, (0, 0)) if len(lines) == len(texts) else (0, 0)
+    if done is not None and 0 < at[0] <= done:
+        raise UsageError(_damaged(path, len(texts) + 1, at))
+    return lines
+
+
+def _damaged(path: Path, number: int, at: tuple[int, int]) -> str:
+    return (
+        f"{path}: line {number} is damaged or missing, must be of round {at[0]} and run {at[1]}; "
+        f"put a copy in its place, or delete {path.parent} to begin anew"
+    )
+
+
+def _evaluations(rounds: int, every: int, num_runs: int) -> Iterator[tuple[int, int]]:
+    """The (round, run) of each line."""
+    for done in range(every, rounds + every, every):
+        for run in range(num_runs):
+            yield min(done, rounds), run
+
+
+class Log:
+    """The lines of a run that is going on."""
+
+    def __init__(self, folder: Path, done: int) -> None:
+        """Keeps the lines up to round `done`; what was written after the checkpoint goes."""
+        self._path = folder / _NAME
+        self.lines = read(folder, done) if done else []
+        self.seconds = self.lines[-1]["seconds"] if self.lines else 0.0
+        folders.write(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+    def append(self, lines: list[dict[str, Any]]) -> None:
+        """Adds the lines of one evaluation, with what is counted from the beginning."""
+        before = {line["run"]: line for line in self.lines[-len(lines) :]}
+        for line in lines:
+            last = before.get(line["run"], {})
+            line["bytes"] = last.get("bytes", 0) + line.pop("segment_bytes")
+            line["diverged"] |= last.get("diverged", False)
+            if "dropped" in line:
+                line["dropped"] += last.get("dropped", 0)
+        self.lines += lines
+        if devices.leads():
+            with self._path.open("a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)

@@ -1,0 +1,142 @@
+"""Runs a cell segment by segment: progress, metrics, checkpoints, stopping and resuming.
+
+A run folder holds config.json, metrics.jsonl, checkpoints/ and, once finished, result.json.
+"""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from experiments import build, devices
+from experiments.config import Config
+from experiments.grid import Cell
+from experiments.running import folder as folders
+from experiments.running import summary
+from experiments.running.checkpoints import Checkpoints
+from experiments.running.log import Log
+from experiments.running.signals import Stop, Stopped
+from fedjax_inv import stopping
+from fedjax_inv.program import Inputs, Outcome, Program, Training
+from fedjax_inv.types import Examples
+
+
+class Diverged(Exception):
+    """A client's loss became NaN or infinite."""
+
+
+class Job(NamedTuple):
+    """A cell and all that it runs on."""
+
+    config: Config
+    cell: Cell
+    program: Program
+    data: Examples
+    inputs: Inputs
+    groups: list[str]  # names of the validation groups
+
+
+def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
+    """Runs or continues a cell to its end and returns its result, which is also result.json.
+
+    Raises Stopped after a signal, with a checkpoint written; Diverged, with the last good
+    checkpoint kept, if a client's loss is not finite and --nonfinite=stop.
+    """
+    config, cell = job.config, job.cell
+    folders.write_json(folder / "config.json", folders.description(config, cell))
+    with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+        done = checkpoints.latest()
+        log = Log(folder, done)
+        if done:
+            like = jax.eval_shape(job.program.init, job.data, job.inputs)
+            states = checkpoints.restore(done, like)
+            states = devices.replicated(states, devices.mesh(config.run))
+        else:
+            states = job.program.init(job.data, job.inputs)
+        states = _advance(job, states, log, checkpoints, done, stop)
+    runs = summary.summarise(cell, log.lines)
+    thresholds = config.watching.stop_below
+    if thresholds:
+        stops = jax.device_get(states.stops)
+        for index, run in enumerate(runs):
+            run["stops"] = summary.stops(cell, job.groups, thresholds, stops, index)
+    result = {"cell": cell.record(), "runs": runs}
+    folders.write_json(folder / "result.json", result)
+    return result
+
+
+def _advance(
+    job: Job, states: Training, log: Log, checkpoints: Checkpoints, done: int, stop: Stop
+) -> Training:
+    config, cell, program = job.config, job.cell, job.program
+    rounds, every = config.run.rounds, config.watching.eval_every
+    # On the host, where each segment's part is cut out without compiling for it.
+    cohorts = jax.device_get(build.cohorts(config, job.inputs, -(-rounds // every) * every))
+    traffic = program.traffic(job.data, job.inputs)
+    checkpoint_every = config.run.checkpoint_every or every
+    start = time.monotonic() - log.seconds
+    title = f"{cell.label}, held out {cell.held_out or 'test split'}"
+    last = _is_over(config, done, states.stops)
+    with tqdm(
+        total=rounds, initial=done, desc=title, unit="round", disable=not devices.leads()
+    ) as bar:
+        while not last:
+            part = jax.tree.map(lambda a, at=done: a[:, at : at + every], cohorts)
+            states, outcome = program.segment(job.data, job.inputs, states, part)
+            outcome = jax.device_get(outcome)
+            length = min(every, rounds - done)
+            _check_finite(config, cell, outcome, done)
+            done += length
+            lines = summary.lines(
+                cell,
+                job.groups,
+                outcome,
+                traffic,
+                done=done,
+                length=length,
+                seconds=time.monotonic() - start,
+                drops=config.run.nonfinite == "drop",
+            )
+            log.append(lines)
+            bar.update(length)
+            bar.set_postfix(
+                loss=_mean(line["train_loss"] for line in lines),
+                valid=_mean(line["validation_accuracy"] for line in lines),
+                test=_mean(line["test_accuracy"] for line in lines),
+            )
+            last = _is_over(config, done, outcome.stops)
+            stop.signal = devices.agree(stop.signal)
+            if last or done % checkpoint_every == 0 or stop.signal:
+                checkpoints.save(done, states)
+            if stop.signal and not last:
+                raise Stopped(f"stopped after round {done} of {rounds}")
+    return states
+
+
+def _is_over(config: Config, done: int, stops: stopping.Stops) -> bool:
+    """Whether there are no rounds left, or no run has any."""
+    may_end = config.watching.after_stop == "end"
+    ended = may_end and bool((np.asarray(stops.round) > 0).all())
+    return ended or done == config.run.rounds
+
+
+def _mean(values: Any) -> str:
+    finite = [value for value in values if value is not None]
+    return f"{np.mean(finite):.3f}" if finite else "nan"
+
+
+def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int) -> None:
+    if config.run.nonfinite != "stop" or (outcome.broken < 0).all():
+        return
+    run, at = np.argwhere(outcome.broken >= 0)[0]
+    setting = ", ".join(f"{k}={v}" for k, v in cell.runs[run].hyper.items())
+    raise Diverged(
+        f"round {done + at + 1}, client {outcome.broken[run, at]} ({cell.label}, "
+        f"seed={cell.runs[run].seed}, {setting}): its loss or its update is NaN or infinite; "
+        "the last good checkpoint is kept. Lower --learning_rate, or --resume --nonfinite=drop to "
+        "leave such a client out of its round from there on"
+    )

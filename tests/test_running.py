@@ -1,0 +1,203 @@
+"""Run folders: whose they are, what may differ on a restart, and a log without gaps."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import config, grid
+from experiments.config import Config
+from experiments.grid import Cell
+from experiments.running import folder as folders
+from experiments.running import log, summary
+from fedjax_inv.checks import UsageError
+from fedjax_inv.evaluation import Scores
+from fedjax_inv.program import Outcome
+
+CHOSEN = config.of(rounds=7, eval_every=3, seeds=(0, 1), resume=True)
+(CELL,) = grid.cells(CHOSEN, ["75"])
+EVALUATIONS = [(3, 0), (3, 1), (6, 0), (6, 1), (7, 0), (7, 1)]
+
+
+def begun(folder: Path, chosen: Config = CHOSEN) -> Path:
+    """A folder in which the run has begun."""
+    folders.write_json(folder / "config.json", folders.description(chosen, CELL))
+    return folder
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """The folder with other flags in its config.json."""
+    record = json.loads((folder / "config.json").read_text())
+    change(record["flags"])
+    (folder / "config.json").write_text(json.dumps(record))
+    return folder
+
+
+def written(folder: Path, texts: list[str]) -> Path:
+    (begun(folder) / "metrics.jsonl").write_text("\n".join(texts))
+    return folder
+
+
+LINES = [json.dumps({"round": r, "run": i, "seconds": 1.0}) for r, i in EVALUATIONS]
+
+
+def test_a_log_is_read_up_to_a_round(tmp_path: Path) -> None:
+    folder = written(tmp_path, [*LINES, ""])
+    for done, count in ((3, 2), (6, 4), (7, 6), (None, 6)):
+        read = log.read(folder, done)
+        assert [(line["round"], line["run"]) for line in read] == EVALUATIONS[:count]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("damage", ["cut", "blank", "missing", "twice", "no record"])
+def test_a_gap_in_the_middle_of_a_log_is_told(tmp_path: Path, damage: str, at: int) -> None:
+    replaced = {"cut": [LINES[at][:9]], "blank": [""], "missing": [], "no record": ["7"]}
+    replaced["twice"] = [LINES[at], LINES[at]]
+    folder = written(tmp_path, [*LINES[:at], *replaced[damage], *LINES[at + 1 :], ""])
+    first = at + 2 if damage == "twice" else at + 1
+    expected = EVALUATIONS[at + 1 if damage == "twice" else at]
+    for done in (None, 7):
+        with pytest.raises(UsageError, match=f"metrics.jsonl: line {first} is damaged") as error:
+            log.read(folder, done)
+        assert f"round {expected[0]} and run {expected[1]}" in str(error.value)
+        assert "\n" not in str(error.value)
+    # What is before is whole.
+    if at >= 2:
+        assert len(log.read(folder, 3)) == 2
+
+
+def test_a_log_that_does_not_reach_its_checkpoint_is_told(tmp_path: Path) -> None:
+    for count in range(4):
+        folder = written(tmp_path, LINES[:count])
+        with pytest.raises(UsageError, match=f"line {count + 1} is damaged or missing"):
+            log.read(folder, 6)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(UsageError, match="line 1 is damaged or missing"):
+        log.Log(folder, 3)
+
+
+def test_the_last_line_of_a_machine_that_went_down_does_not_count(tmp_path: Path) -> None:
+    folder = written(tmp_path, [*LINES[:4], LINES[4][:9]])
+    assert len(log.read(folder)) == 4
+    going_on = log.Log(folder, 6)
+    going_on.append(
+        [json.loads(line) | {"segment_bytes": 5, "diverged": False} for line in LINES[4:]]
+    )
+    assert [line["bytes"] for line in going_on.lines[4:]] == [5, 5]
+    assert [(line["round"], line["run"]) for line in log.read(folder, 7)] == EVALUATIONS
+
+
+def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with folders.locked(folder):
+        told = f"--run_dir={folder}: another process is"
+        with pytest.raises(UsageError, match=told) as error, folders.locked(folder):
+            raise AssertionError("entered")
+        assert "\n" not in str(error.value)
+    with folders.locked(folder):
+        pass
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    hold = (
+        "import sys, time; from pathlib import Path; from experiments.running import folder\n"
+        "with folder.locked(Path(sys.argv[1])): print('in', flush=True); time.sleep(60)"
+    )
+    root = Path(__file__).parent.parent
+    process = subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)], cwd=root, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in\n"
+    with pytest.raises(UsageError), folders.locked(tmp_path):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with folders.locked(tmp_path):
+        pass
+
+
+def test_a_folder_without_a_flag_that_came_later(tmp_path: Path) -> None:
+    folder = edited(begun(tmp_path), lambda told: [told.pop(n) for n in ("conv", "test_fraction")])
+    assert folders.finished(CHOSEN, CELL, folder) is None
+    other = config.changed(CHOSEN, conv="im2col")
+    with pytest.raises(UsageError, match=r'whose conv is "auto" and not "im2col"; .*--conv=auto'):
+        folders.finished(other, CELL, folder)
+    edited(folder, lambda told: told.update(fluffy=1))
+    with pytest.raises(UsageError, match="was written by another version, with fluffy"):
+        folders.finished(CHOSEN, CELL, folder)
+
+
+def test_a_folder_of_the_first_edition(tmp_path: Path) -> None:
+    """Its environments were drawn once, with a whole number."""
+    folder = edited(begun(tmp_path), lambda told: told.update(data_seed=0))
+    with pytest.raises(UsageError, match=r'whose data_seed is "0" and not "each"; .*--data_seed=0'):
+        folders.finished(CHOSEN, CELL, folder)
+    assert folders.finished(config.changed(CHOSEN, data_seed="0"), CELL, folder) is None
+
+
+def test_a_run_that_was_stopped_by_a_nan_may_drop_it_from_there_on(tmp_path: Path) -> None:
+    drops = config.changed(CHOSEN, nonfinite="drop")
+    assert folders.finished(drops, CELL, begun(tmp_path / "stops")) is None
+    marks = config.changed(CHOSEN, nonfinite="mark")
+    with pytest.raises(UsageError, match="whose nonfinite is mark and not drop"):
+        folders.finished(drops, CELL, begun(tmp_path / "marks", marks))
+
+
+def outcome(metrics: dict[str, list[float]], broken: list[int], loss: float) -> Outcome:
+    """What a segment of one run tells, with a validation group and the test."""
+    scores = Scores(np.full((1, 1), 0.5), np.full((1, 1), loss), np.ones((1, 1)))
+    told: dict[str, Any] = dict(
+        metrics={name: np.array([values]) for name, values in metrics.items()},
+        attended=np.ones((1, len(broken), 1), int),
+        broken=np.array([broken]),
+        watched={},
+        valid=scores,
+        test=scores,
+        stops=None,
+    )
+    return Outcome(**told)
+
+
+def line_of(told: Outcome, length: int, drops: bool = False) -> dict[str, Any]:
+    cell = Cell("fedavg", {}, "75", CELL.runs[:1])
+    (line,) = summary.lines(cell, ["0"], told, [7], done=3, length=length, seconds=0.0, drops=drops)
+    return line
+
+
+def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None:
+    nan = float("nan")
+    metrics = {"loss": [3.0, 2.0, nan], "body": [nan, 4.0, nan], "s": [1.0, 3.0, 8.0]}
+    metrics["never"] = [nan, nan, nan]
+    told = outcome(metrics, [-1, -1, -1], 0.1)
+    line = line_of(told, 3)
+    assert line["train_metrics"] == {"body": 4.0, "s": 4.0, "never": None}
+    assert line["train_loss"] == 2.0
+    # Rounds that fill up a segment do not count.
+    assert line_of(told, 2)["train_metrics"] == {"body": 4.0, "s": 2.0, "never": None}
+    assert line_of(told, 2)["segment_bytes"] == 14
+    assert line_of(outcome(metrics, [-1, -1, 4], 0.1), 3)["train_loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("broken", "loss", "drops", "diverged"),
+    [
+        ([-1, -1], 0.1, False, False),
+        ([-1, 5], 0.1, False, True),
+        ([-1, 5], 0.1, True, False),
+        ([5, 5], float("nan"), True, True),
+    ],
+)
+def test_a_run_diverged_unless_what_is_not_finite_was_dropped(
+    broken: list[int], loss: float, drops: bool, diverged: bool
+) -> None:
+    line = line_of(outcome({"loss": [1.0, 1.0]}, broken, loss), 2, drops)
+    assert line["diverged"] is diverged
+    assert line.get("dropped") == (sum(b >= 0 for b in broken) if drops else None)
