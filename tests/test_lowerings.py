@@ -325,19 +325,33 @@ def test_unknown_lowering(make, conv):
         make(conv)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_max_pool_is_a_loop_over_windows_with_its_gradient(size):
-    x, weights = noise(0, 2, 7, 8, 3), noise(1, 2, 7 // size, 8 // size, 3)  # nowhere a tie
-    expected, expected_slope = np.zeros(weights.shape), np.zeros(x.shape)
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"), [(2, None, 0), (3, None, 0), (3, 2, 1), (2, 1, 1), (3, 4, 0)]
+)
+def test_max_pool_is_a_loop_over_windows_with_its_gradient(size, stride, padding):
+    x, step = noise(0, 2, 7, 8, 3), stride or size  # nowhere a tie
+    rows, columns = ((side + 2 * padding - size) // step + 1 for side in (7, 8))
+    weights = noise(1, 2, rows, columns, 3)
+    sides = (padding, padding)
+    padded = np.pad(x, [(0, 0), sides, sides, (0, 0)], constant_values=-np.inf)
+    expected, slope = np.zeros(weights.shape), np.zeros(padded.shape)
     for image, row, column, channel in np.ndindex(weights.shape):
-        rows, columns = (slice(i * size, (i + 1) * size) for i in (row, column))
-        window = np.asarray(x)[image, rows, columns, channel]
+        windows = (slice(i * step, i * step + size) for i in (row, column))
+        window = padded[image, *windows, channel]
         at = np.unravel_index(window.argmax(), window.shape)
         expected[image, row, column, channel] = window[at]
-        place = image, row * size + at[0], column * size + at[1], channel
-        expected_slope[place] = weights[image, row, column, channel]
-    pooled, pull = jax.vjp(lambda x: lowerings.max_pool(x, size), x)
+        place = image, row * step + at[0], column * step + at[1], channel
+        slope[place] += weights[image, row, column, channel]
+    pooled, pull = jax.vjp(lambda x: lowerings.max_pool(x, size, stride, padding), x)
+    expected_slope = slope[:, padding : padding + 7, padding : padding + 8]
     chex.assert_trees_all_close((pooled, *pull(weights)), (expected, expected_slope))
+
+
+def test_ties_share_the_gradient_of_max_pool():
+    """Its sum is that of the windows, also where all is equal and where padding is near."""
+    slope = jax.grad(lambda x: lowerings.max_pool(x, 3, 2, 1).sum())(jnp.zeros((1, 5, 5, 1)))
+    assert jnp.isfinite(slope).all()
+    np.testing.assert_allclose(slope.sum(), 9)
 
 
 @pytest.mark.parametrize(
@@ -353,3 +367,17 @@ def test_max_pool_is_a_loop_over_windows_with_its_gradient(size):
 def test_impossible_pooling_is_refused(shape, size, error):
     with pytest.raises(ValueError, match=error):
         lowerings.max_pool(jnp.ones(shape), size)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "padding", "error"),
+    [
+        (3, 0, 1, r"^stride=0: must be an integer of at least 1$"),
+        (3, 2, 2, r"^padding=2: must be an integer in 0\.\.1$"),
+        (3, 2, -1, r"^padding=-1: must be an integer of at least 0$"),
+        (10, 2, 1, r"^size=10: must be an integer in 1\.\.9$"),
+    ],
+)
+def test_impossible_windows_are_refused(size, stride, padding, error):
+    with pytest.raises(ValueError, match=error):
+        lowerings.max_pool(jnp.ones((2, 7, 8, 3)), size, stride, padding)

@@ -5,7 +5,7 @@ Axis letters of this file: B images of a batch, C channels, O output channels. I
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -288,17 +288,32 @@ _LOWERINGS: dict[str, Conv] = {
 LOWERINGS = tuple(_LOWERINGS)
 
 
-def max_pool(x: Array, size: int) -> Array:
-    """The largest of each size x size window of x [B, height, width, C], windows side by side.
+def max_pool(x: Array, size: int, stride: int | None = None, padding: int = 0) -> Array:
+    """The largest of each size x size window of x [B, height, width, C], floating point.
 
-    What does not fill a window is left out, as in `flax.linen.max_pool`. Its gradient is a few
-    elementwise operations, against a scatter that is slow on a CPU; ties share it. Raises
-    ValueError for another rank of x, and for a size that is not between 1 and height and width.
+    stride: from a window to the next; by default size, windows side by side. padding: rows and
+    columns of minus infinity on every side. What does not fill a window is left out, as in
+    `flax.linen.max_pool`. Its gradient is a few elementwise operations, against a scatter that is
+    slow on a CPU; ties share it. Raises ValueError for another rank of x, for a size that is not
+    between 1 and the padded height and width, and for a padding of more than half of it.
     """
     if x.ndim != 4:
         raise UsageError(f"{x.shape=}: must be [B, height, width, C]")
     batch, height, width, channels = x.shape
-    checks.integer("size", size, 1, min(height, width))
-    rows, columns = height // size, width // size
-    whole = x[:, : rows * size, : columns * size]
-    return whole.reshape(batch, rows, size, columns, size, channels).max((2, 4))
+    checks.integer("padding", padding, 0)
+    checks.integer("size", size, 1, min(height, width) + 2 * padding)
+    stride = size if stride is None else stride
+    checks.integer("stride", stride)
+    # More, and a window could hold nothing but padding.
+    checks.integer("padding", padding, 0, size // 2)
+    if stride == size and padding == 0:
+        rows, columns = height // size, width // size
+        whole = x[:, : rows * size, : columns * size]
+        return whole.reshape(batch, rows, size, columns, size, channels).max((2, 4))
+    for axis in (1, 2):
+        span = (x.shape[axis] + 2 * padding - size) // stride * stride + 1
+        pads = [(padding, padding, 0) if i == axis else (0, 0, 0) for i in range(4)]
+        padded = lax.pad(x, jnp.array(-jnp.inf, x.dtype), pads)
+        shifted = [lax.slice_in_dim(padded, k, k + span, stride, axis) for k in range(size)]
+        x = reduce(jnp.maximum, shifted)
+    return x
