@@ -498,3 +498,27 @@ def test_images_without_channels_are_refused() -> None:
     message = r"^x\.shape=\(2, 8, 8\): must be \[B, height, width, channels\]"
     with pytest.raises(ValueError, match=message):
         models.cnn(3).init(KEY, images((8, 8)))
+
+
+@pytest.mark.parametrize("eight_bits", [True, False])
+def test_normalised_channels(eight_bits: bool) -> None:
+    seen = models.from_function(lambda key, x: {}, lambda params, x: x)
+    stored = images((4, 5, 3)) if eight_bits else images((4, 5, 3)) / np.float32(255)
+    mean, std = (0.5, 0.25, -1.0), (2.0, 0.5, 4.0)
+    model = models.normalised(seen, mean, std)
+    expected = (np.float64(images((4, 5, 3))) / 255 - mean) / std
+    assert_close(models.predict(model, EMPTY, stored), expected)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ((0.5, 0.5), (1.0,), "std=(1.0,): must be as long as mean, 2"),
+        ((0.5,), (0.0,), "std[0]=0.0: must be a number above 0"),
+        ((np.nan,), (1.0,), "mean[0]=nan: must be a number that is finite"),
+        (0.5, (1.0,), "mean=0.5: must be a list of numbers, at least one"),
+    ],
+)
+def test_impossible_channels_are_refused(mean, std, message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        models.normalised(NORMED, mean, std)

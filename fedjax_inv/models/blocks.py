@@ -4,11 +4,13 @@ Whatever it is made of, a model scales 8-bit images to [0, 1] before it sees the
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.errors import InvalidRngError
 
 from fedjax_inv import checks
@@ -35,6 +37,12 @@ class _Identity(nn.Module):
 def unit_range(x: Array) -> Array:
     """8-bit images scaled to [0, 1] float32; anything else as it is."""
     return x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x
+
+
+def check_images(x: Array) -> None:
+    """Raises ValueError unless x is a batch of images; flax would take three axes for one image."""
+    if x.ndim != 4:
+        raise UsageError(f"{x.shape=}: must be [B, height, width, channels]")
 
 
 def _scaled(model: Model) -> Model:
@@ -195,6 +203,22 @@ def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
         return model.encode(params, stats, render(x), mask, train, key)
 
     return Model(lambda key, x: model.init(key, render(x)), encode, model.decode)
+
+
+def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Model:
+    """The model on inputs [B, ..., C] of which it sees (x - mean [C]) / std [C].
+
+    mean, std: of each channel, where 8-bit images have been scaled to [0, 1]. Raises ValueError for
+    an std that is not above 0 and for other lengths than the mean's.
+    """
+    finite = partial(checks.number, allowed="that is finite", is_allowed=lambda number: True)
+    positive = partial(checks.number, allowed="above 0", is_allowed=lambda number: number > 0)
+    checks.each("mean", mean, finite)
+    checks.each("std", std, positive)
+    if len(mean) != len(std):
+        raise UsageError(f"std={tuple(std)}: must be as long as mean, {len(mean)}")
+    shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    return rendered(model, lambda x: (unit_range(x) - shift) / scale)
 
 
 def apply(

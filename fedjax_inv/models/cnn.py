@@ -7,7 +7,7 @@ import flax.linen as nn
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
-from fedjax_inv.models.blocks import from_blocks
+from fedjax_inv.models.blocks import check_images, from_blocks
 from fedjax_inv.types import Array, Model
 
 _GROUPS = 8  # of channels, that GroupNorm normalises together
@@ -21,8 +21,7 @@ class _Conv(nn.Module):
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         del mask, train
-        if x.ndim != 4:  # flax would take three axes for a single image
-            raise UsageError(f"{x.shape=}: must be [B, height, width, channels]")
+        check_images(x)
         # Padding 1 on every side, as in PyTorch: SAME would be lopsided at stride 2.
         conv = nn.Conv(
             self.features, (3, 3), self.stride, padding=1, conv_general_dilated=self.conv

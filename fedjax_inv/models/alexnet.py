@@ -1,0 +1,107 @@
+"""A small AlexNet (Krizhevsky et al. 2012) for images of 28x28 pixels."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.models import lowerings
+from fedjax_inv.models.blocks import check_images, from_blocks
+from fedjax_inv.types import Array, Model
+
+# Of each convolution: its window, and whether a pooling follows.
+_CONVS = ((5, True), (5, True), (3, False), (3, False), (3, True))
+_NUM_DENSE = 2
+_SMALLEST = 8  # pixels a side, of which the poolings leave one
+
+
+class _Conv(nn.Module):
+    features: int
+    window: int
+    pool: bool
+    smallest: int  # side of the inputs
+    conv: lowerings.Conv
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        check_images(x)
+        if min(x.shape[1:3]) < self.smallest:
+            raise UsageError(f"{x.shape=}: must be at least {self.smallest} pixels a side")
+        x = nn.Conv(
+            self.features,
+            (self.window, self.window),
+            kernel_init=nn.initializers.he_normal(),
+            conv_general_dilated=self.conv,
+        )(x)
+        x = nn.relu(x)
+        return lowerings.max_pool(x, 2) if self.pool else x
+
+
+class _Dense(nn.Module):
+    features: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask
+        x = nn.Dropout(self.dropout, deterministic=not train)(x.reshape(x.shape[0], -1))
+        return nn.relu(nn.Dense(self.features, kernel_init=nn.initializers.he_normal())(x))
+
+
+class _Logits(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        return nn.Dense(self.num_classes)(x)
+
+
+def alexnet(
+    num_classes: int,
+    *,
+    widths: Sequence[int] = (32, 96, 192, 128, 128, 256, 256),
+    cut: int | None = None,
+    conv: str = "auto",
+    dropout: float = 0.0,
+) -> Model:
+    """AlexNet's five convolutions, three poolings and three dense layers, made small: logits [B, K]
+    of images [B, height, width, channels] of at least 8x8 pixels.
+
+    Of 28x28x1, at the default widths:
+
+        5x5 convolution,  32 channels, ReLU, 2x2 max pooling    14x14x32         832 parameters
+        5x5 convolution,  96 channels, ReLU, 2x2 max pooling     7x7x96       76,896
+        3x3 convolution, 192 channels, ReLU                      7x7x192     166,080
+        3x3 convolution, 128 channels, ReLU                      7x7x128     221,312
+        3x3 convolution, 128 channels, ReLU, 2x2 max pooling     3x3x128     147,584
+        dropout, dense, ReLU                                         256     295,168
+        dropout, dense, ReLU                                         256      65,792
+        dense, logits                                                 10       2,570
+                                                                       in all 976,234
+
+    Windows are smaller than the original's and every stride is 1, as the images are; poolings do
+    not overlap; there is no response normalisation; kernels start as in He et al. 2015.
+
+    widths: channels of the five convolutions, then units of the two dense layers. cut: how many of
+    these seven layers are the body; all of them by default. conv: one of `lowerings.LOWERINGS`.
+    dropout: the fraction left out before each hidden dense layer in training mode, below 1; the
+    original's is 0.5. Raises ValueError for an argument that is not allowed, and at initialisation
+    for other inputs.
+    """
+    checks.integer("num_classes", num_classes, 1)
+    checks.integers("widths", widths, 1)
+    if len(widths) != len(_CONVS) + _NUM_DENSE:
+        raise UsageError(
+            f"widths={tuple(widths)}: must be {len(_CONVS)} channels and {_NUM_DENSE} units"
+        )
+    checks.number("dropout", dropout, "in [0, 1)", lambda rate: 0 <= rate < 1)
+    chosen = lowerings.lowering(conv)
+    blocks: list[nn.Module] = [
+        _Conv(width, window, pool, _SMALLEST if i == 0 else 1, chosen)
+        for i, (width, (window, pool)) in enumerate(zip(widths, _CONVS, strict=False))
+    ]
+    blocks += [_Dense(width, dropout) for width in widths[len(_CONVS) :]]
+    return from_blocks([*blocks, _Logits(num_classes)], len(widths) if cut is None else cut)
