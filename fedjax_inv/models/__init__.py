@@ -1,5 +1,6 @@
 """Networks as two halves, with a cut that can move."""
 
+from fedjax_inv.models import weights as weights
 from fedjax_inv.models.alexnet import alexnet as alexnet
 from fedjax_inv.models.blocks import apply as apply
 from fedjax_inv.models.blocks import from_blocks as from_blocks
@@ -13,3 +14,6 @@ from fedjax_inv.models.lowerings import LOWERINGS as LOWERINGS
 from fedjax_inv.models.lowerings import lowering as lowering
 from fedjax_inv.models.mlp import mlp as mlp
 from fedjax_inv.models.norms import BatchNorm as BatchNorm
+from fedjax_inv.models.norms import FrozenBatchNorm as FrozenBatchNorm
+from fedjax_inv.models.norms import GroupNorm as GroupNorm
+from fedjax_inv.models.resnet import resnet18 as resnet18

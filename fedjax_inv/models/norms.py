@@ -41,3 +41,45 @@ class BatchNorm(nn.Module):
         nn.share_scope(self, norm)  # parameters lie under this module's own name
         # Zeros, as a NaN would reach the gradients as 0 x NaN.
         return norm(jnp.where(real, x, 0), mask=real | ~some)
+
+
+class FrozenBatchNorm(nn.Module):
+    """Batch normalisation of which nothing moves, for networks that start from loaded weights.
+
+    Called as `BatchNorm` is, and in both modes what that is in evaluation mode. Nothing of it
+    trains: scale [D] and bias [D] lie beside mean [D] and var [D] in "batch_stats", where neither a
+    gradient nor an optimizer's decay reaches them. They start as 1, 0, 0 and 1.
+    """
+
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+
+        def fixed(name: str, value: float) -> Array:
+            return self.variable("batch_stats", name, jnp.full, x.shape[-1:], value).value
+
+        mean, var, scale, bias = (
+            fixed(name, value)
+            for name, value in (("mean", 0.0), ("var", 1.0), ("scale", 1.0), ("bias", 0.0))
+        )
+        return (x - mean) * (scale / jnp.sqrt(var + self.epsilon)) + bias
+
+
+class GroupNorm(nn.Module):
+    """Group normalisation (Wu & He 2018) of each example by itself, called as `BatchNorm` is.
+
+    groups: of the D channels, that are normalised together; they must divide D. Parameters are
+    scale [D] and bias [D].
+    """
+
+    groups: int = 2
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        norm = nn.GroupNorm(self.groups, epsilon=self.epsilon, use_fast_variance=False)
+        nn.share_scope(self, norm)
+        return norm(x)

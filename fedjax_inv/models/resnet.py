@@ -1,0 +1,154 @@
+"""ResNet-18 (He et al. 2016, "Deep Residual Learning for Image Recognition", arXiv 1512.03385)."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.models import lowerings
+from fedjax_inv.models.blocks import check_images, from_blocks
+from fedjax_inv.models.norms import BatchNorm, FrozenBatchNorm, GroupNorm
+from fedjax_inv.types import Array, Model
+
+# Names of modules are those of PyTorch's network in one's own words: `weights` reads them.
+
+Norm = Callable[..., nn.Module]  # norm(name=...) is called as block(x, mask, train)
+NORMS: dict[str, Norm] = {"batch": BatchNorm, "group": GroupNorm, "frozen": FrozenBatchNorm}
+
+
+class _Stem(NamedTuple):
+    window: int
+    stride: int
+    pool: bool
+
+
+_STEMS = {32: _Stem(3, 1, False), 64: _Stem(7, 2, False), 224: _Stem(7, 2, True)}  # by image size
+_STRIDES = (1, 2, 2, 2)  # of the stages
+_NUM_BLOCKS = len(_STRIDES) + 2  # with the stem and the mean, without the classifier
+
+
+def _conv(features: int, window: int, stride: int, conv: lowerings.Conv, name: str) -> nn.Conv:
+    """A convolution before a norm, initialised as in He et al. 2015 with the outputs' count."""
+    return nn.Conv(
+        features,
+        (window, window),
+        stride,
+        padding=window // 2,  # on every side, as in PyTorch: SAME would be lopsided at stride 2
+        use_bias=False,
+        kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+        conv_general_dilated=conv,
+        name=name,
+    )
+
+
+class _FirstLayer(nn.Module):
+    width: int
+    stem: _Stem
+    norm: Norm
+    conv: lowerings.Conv
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        check_images(x)
+        x = _conv(self.width, self.stem.window, self.stem.stride, self.conv, "conv1")(x)
+        x = nn.relu(self.norm(name="norm1")(x, mask, train))
+        return lowerings.max_pool(x, 3, 2, 1) if self.stem.pool else x
+
+
+class _Residual(nn.Module):
+    """relu(x + f(x)), f two convolutions; where shapes differ, x goes through a 1x1 convolution."""
+
+    width: int
+    stride: int
+    norm: Norm
+    conv: lowerings.Conv
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        hidden = _conv(self.width, 3, self.stride, self.conv, "conv1")(x)
+        hidden = nn.relu(self.norm(name="norm1")(hidden, mask, train))
+        hidden = _conv(self.width, 3, 1, self.conv, "conv2")(hidden)
+        hidden = self.norm(name="norm2")(hidden, mask, train)
+        if self.stride != 1 or x.shape[-1] != self.width:
+            x = _conv(self.width, 1, self.stride, self.conv, "downsample_conv")(x)
+            x = self.norm(name="downsample_norm")(x, mask, train)
+        return nn.relu(x + hidden)
+
+
+class _Stage(nn.Module):
+    number: int  # from 1
+    width: int
+    stride: int
+    norm: Norm
+    conv: lowerings.Conv
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        for i, stride in enumerate((self.stride, 1)):
+            name = f"layer{self.number}_{i}"
+            x = _Residual(self.width, stride, self.norm, self.conv, name=name)(x, mask, train)
+        return x
+
+
+class _SpatialMean(nn.Module):
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        return x.mean((1, 2))
+
+
+class _Classifier(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        return nn.Dense(self.num_classes, name="fc")(x)
+
+
+def resnet18(
+    num_classes: int,
+    *,
+    image_size: int = 32,
+    norm: str = "batch",
+    widths: Sequence[int] = (64, 128, 256, 512),
+    cut: int | None = None,
+    conv: str = "auto",
+) -> Model:
+    """A convolution, four stages of two residual blocks, the spatial mean and a linear classifier:
+    logits [B, K] of images [B, height, width, channels]. A convolution goes before each norm and
+    has no bias; all padding is symmetric, as in PyTorch, whose weights `models.weights` loads.
+
+    image_size: height and width that the first layer is for. 32: a 3x3 convolution. 64: the
+    paper's 7x7 at stride 2, without its pooling, so that both end in 4x4 and the paper's weights
+    fit. 224: the paper's, 7x7 at stride 2, then 3x3 max pooling at stride 2. Images of other sizes
+    pass through. norm: "batch" for `BatchNorm`; "group" for `GroupNorm` with two groups (Hsieh et
+    al. 2020); "frozen" for `FrozenBatchNorm` with loaded weights, whose statistics, scale and bias
+    all stay as loaded. widths: channels of the stages, the first layer's being the first's, even
+    for "group". cut: how much is the body: 0 nothing, 1 the first layer, 2 to 5 up to stage 1 to 4,
+    6 all but the classifier, which then sees features [B, widths[-1]]; 6 by default. conv: one of
+    `lowerings.LOWERINGS`. Raises ValueError for an argument that is not allowed, and at
+    initialisation for inputs of another rank.
+    """
+    checks.integer("num_classes", num_classes, 1)
+    if image_size not in _STEMS:
+        raise UsageError(f"{image_size=}: must be one of {', '.join(map(str, _STEMS))}")
+    checks.one_of("norm", norm, NORMS)
+    checks.integers("widths", widths, 1)
+    if len(widths) != len(_STRIDES):
+        raise UsageError(f"widths={tuple(widths)}: must be {len(_STRIDES)}, one of each stage")
+    if norm == "group" and any(width % GroupNorm.groups for width in widths):
+        raise UsageError(f"widths={tuple(widths)}: must be multiples of {GroupNorm.groups}")
+    make_norm, chosen = NORMS[norm], lowerings.lowering(conv)
+    blocks: list[nn.Module] = [
+        _FirstLayer(widths[0], _STEMS[image_size], make_norm, chosen),
+        *(
+            _Stage(1 + i, width, stride, make_norm, chosen)
+            for i, (width, stride) in enumerate(zip(widths, _STRIDES, strict=True))
+        ),
+        _SpatialMean(),
+        _Classifier(num_classes),
+    ]
+    return from_blocks(blocks, _NUM_BLOCKS if cut is None else cut)

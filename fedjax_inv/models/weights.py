@@ -1,0 +1,194 @@
+"""Weights of a ResNet-18 from a local file in the names and layouts of PyTorch's torchvision."""
+
+import logging
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Array, Model, Tree, Variables
+
+_LOG = logging.getLogger("fedjax_inv")
+
+# What torchvision's weights expect of images in [0, 1], for `models.normalised`.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+Shape = tuple[int, ...]
+
+
+class Report(NamedTuple):
+    """What became of each array, by torchvision's names."""
+
+    taken: dict[str, Shape]  # loaded; shapes of the file, kernels [out, in, height, width]
+    left: dict[str, Shape]  # in the file and not used
+    missing: dict[str, Shape]  # of the network and as it was; shapes that the file's would have
+
+
+# Our modules and variables, and torchvision's.
+_MODULES = {
+    "conv1": "conv1",
+    "conv2": "conv2",
+    "norm1": "bn1",
+    "norm2": "bn2",
+    "downsample_conv": "downsample.0",
+    "downsample_norm": "downsample.1",
+    "fc": "fc",
+} | {f"layer{stage}_{block}": f"layer{stage}.{block}" for stage in range(1, 5) for block in (0, 1)}
+_VARIABLES = {
+    "kernel": "weight",
+    "scale": "weight",
+    "bias": "bias",
+    "mean": "running_mean",
+    "var": "running_var",
+}
+_HEAD = ("fc.weight", "fc.bias")
+_COUNTER = "num_batches_tracked"  # of PyTorch's BatchNorm, which has no use here
+
+
+def load(path: str | Path, variables: Variables) -> tuple[Variables, Report]:
+    """The variables of a `models.resnet18` with the weights of a file, and what was taken.
+
+    path: a .safetensors or .npz file with torchvision's names ("conv1.weight",
+    "layer2.0.downsample.1.running_mean", "fc.bias") and layouts. variables: the network's, cut
+    anywhere; they give shapes and dtypes, and the classifier where the file's has another number of
+    classes or is not there, of which a warning is logged.
+
+    Raises ValueError, in one line, if the file is missing or damaged, lacks an array, holds one
+    that the network has no place for, or one of another shape; ImportError without `safetensors`.
+    """
+    return _placed(str(path), _read(path), variables)
+
+
+def pretrained(model: Model, path: str | Path) -> Model:
+    """The `models.resnet18` that starts from the weights of a file, as `load` reads it, at once.
+
+    The key draws the classifier alone, where the file's does not fit; that it does not, and what
+    else `load` raises of names and shapes, is told at initialisation.
+    """
+    name, arrays = str(path), _read(path)
+
+    def init(key: Array, x: Tree) -> Variables:
+        return _placed(name, arrays, model.init(key, x))[0]
+
+    return model._replace(init=init)
+
+
+def _read(path: str | Path) -> dict[str, np.ndarray]:
+    file, name = Path(path).expanduser(), str(path)
+    if file.suffix not in (".safetensors", ".npz"):
+        raise UsageError(f"path={name}: must be a .safetensors or an .npz file")
+    if not file.is_file():
+        raise UsageError(f"path={name}: must be a file, there is none")
+    try:
+        arrays = _npz(file) if file.suffix == ".npz" else _safetensors(file)
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        told = " ".join(str(error).split())
+        raise UsageError(f"path={name}: must be a whole file of plain arrays: {told}") from None
+    for key, array in arrays.items():
+        if key.endswith(_COUNTER):
+            continue
+        # What is neither a number of NumPy nor of ml_dtypes fails the cast.
+        if array.dtype.kind not in "fV" or not np.isfinite(array.astype(np.float32)).all():
+            raise UsageError(f"path={name}: {key} must be finite floating-point numbers")
+    return arrays
+
+
+def _npz(file: Path) -> dict[str, np.ndarray]:
+    with np.load(file) as archive:
+        return dict(archive)
+
+
+def _safetensors(file: Path) -> dict[str, np.ndarray]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+    except ImportError as error:
+        raise ImportError(f"{error}: pip install 'fedjax_inv[experiments]'") from error
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+
+
+def _placed(
+    name: str, arrays: Mapping[str, np.ndarray], variables: Variables
+) -> tuple[Variables, Report]:
+    """`load`, of the arrays of the file `name`. Shapes alone decide, so leaves may be traced."""
+    needed: dict[str, Shape] = {}
+    jax.tree_util.tree_map_with_path(
+        lambda path, leaf: needed.update({_name_of(path): _their_shape(leaf.shape)}), variables
+    )
+    held = {key: array.shape for key, array in arrays.items()}
+    as_drawn = _HEAD if _is_other_head(held, needed) else ()
+    missing = {key: shape for key, shape in needed.items() if key in as_drawn or key not in held}
+    left = {key: shape for key, shape in held.items() if key in as_drawn or key not in needed}
+    lacking = {key: shape for key, shape in missing.items() if key not in as_drawn}
+    unknown = {k: s for k, s in left.items() if k not in as_drawn and not k.endswith(_COUNTER)}
+    taken = {key: shape for key, shape in held.items() if key not in left}
+    if lacking:
+        raise UsageError(f"path={name}: must hold {_first(lacking)}, as the network does")
+    if unknown:
+        raise UsageError(f"path={name}: holds {_first(unknown)}, which the network does not")
+    for key, shape in taken.items():
+        if shape != needed[key]:
+            raise UsageError(f"path={name}: {key} is {list(shape)}, must be {list(needed[key])}")
+    if as_drawn:
+        theirs = list(held[_HEAD[0]]) if _HEAD[0] in held else "not there"
+        _LOG.warning(
+            "%s: its %s is %s, so the classifier %s stays as it was drawn",
+            name,
+            _HEAD[0],
+            theirs,
+            list(needed[_HEAD[0]]),
+        )
+
+    def placed(path: tuple, leaf: Array) -> Array:
+        key = _name_of(path)
+        return jnp.asarray(_our_layout(arrays[key]), leaf.dtype) if key in taken else leaf
+
+    loaded = jax.tree_util.tree_map_with_path(placed, variables)
+    return loaded, Report(taken, left, missing)
+
+
+def _name_of(path: tuple) -> str:
+    """Torchvision's name of a variable of ours."""
+    ours = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    *modules, variable = ours[3:]  # without params or stats, the half and the block
+    if not modules or variable not in _VARIABLES or not set(modules) <= set(_MODULES):
+        raise UsageError(f"variables: must be those of models.resnet18, they have {'/'.join(ours)}")
+    return ".".join([*(_MODULES[module] for module in modules), _VARIABLES[variable]])
+
+
+def _their_shape(shape: Shape) -> Shape:
+    if len(shape) < 2:
+        return shape
+    *window, inputs, outputs = shape
+    return (outputs, inputs, *window)
+
+
+def _our_layout(array: np.ndarray) -> np.ndarray:
+    """[out, in, ...] as [..., in, out]; vectors as they are."""
+    return np.moveaxis(array, (1, 0), (-2, -1)) if array.ndim > 1 else array
+
+
+def _is_other_head(held: Mapping[str, Shape], needed: Mapping[str, Shape]) -> bool:
+    """Whether the file has no classifier, or a whole one of another number of classes."""
+    if not any(key in held for key in _HEAD):
+        return True
+    if not all(key in held for key in _HEAD):
+        return False
+    (classes, *features), (_, *expected) = held[_HEAD[0]], needed[_HEAD[0]]
+    return features == expected and held[_HEAD[1]] == (classes,) != needed[_HEAD[1]]
+
+
+def _first(shapes: Mapping[str, Shape]) -> str:
+    """The first name and shape, and how many more there are."""
+    key, shape = next(iter(shapes.items()))
+    more = f" and {len(shapes) - 1} more" if len(shapes) > 1 else ""
+    return f"{key} {list(shape)}{more}"
