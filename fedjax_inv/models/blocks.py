@@ -221,6 +221,28 @@ def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Mod
     return rendered(model, lambda x: (unit_range(x) - shift) / scale)
 
 
+def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
+    """The model that trains on augment(x, key) and is otherwise what it was.
+
+    augment: of inputs x [B, ...], 8-bit images scaled to [0, 1], and a key, as `data.augment`'s; it
+    must treat each example by itself, as batches are padded with arbitrary ones. The key is of the
+    body's training mode, each step's own. Training without one raises ValueError.
+    """
+
+    def encode(
+        params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
+    ) -> tuple[Tree, Tree]:
+        if not train:
+            return model.encode(params, stats, x, mask, train, key)
+        if key is None:
+            raise UsageError(f"{key=}: must be given to train a model that augments")
+        augment_key, key = jax.random.split(key)
+        x = augment(jax.tree.map(unit_range, x), augment_key)
+        return model.encode(params, stats, x, mask, train, key)
+
+    return model._replace(encode=encode)
+
+
 def apply(
     model: Model, variables: Variables, x: Tree, mask: Array, train: bool, key: Array | None = None
 ) -> tuple[Array, Halves]:
