@@ -110,7 +110,7 @@ def safetensors(arrays: Arrays) -> bytes:
     """The format by hand: the header's length, the header in JSON, the bytes."""
     header, body = {}, b""
     for name, array in arrays.items():
-        kind = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64"}
+        kind = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
         data = np.ascontiguousarray(array).tobytes()
         header[name] = {
             "dtype": kind[array.dtype.name],
@@ -171,6 +171,7 @@ def test_a_loaded_network_is_the_formula_of_torchvision(
     assert report.taken == {k: a.shape for k, a in arrays.items() if k not in counters}
     assert report.left == dict.fromkeys(counters, ())
     assert report.missing == {}
+    assert len(arrays) == 122  # as torchvision's
 
 
 def leaves_by_path(tree: Tree) -> dict[str, np.ndarray]:
@@ -229,9 +230,10 @@ def test_a_pretrained_model_starts_from_the_file(tmp_path: Path, drawn: Variable
         assert_equal(leaf[0], leaf[1])
 
 
-def test_half_precision_is_widened(tmp_path: Path, drawn: Variables) -> None:
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16])
+def test_half_precision_is_widened(tmp_path: Path, drawn: Variables, dtype) -> None:
     arrays = {
-        name: array.astype(np.float16) if array.dtype == np.float32 else array
+        name: array.astype(dtype) if array.dtype == np.float32 else array
         for name, array in torchvision().items()
     }
     loaded, _ = weights.load(write(tmp_path / "half.safetensors", arrays), drawn)
@@ -266,6 +268,10 @@ def without(name: str) -> Arrays:
         (
             torchvision() | {"fc.weight": np.ones((5, 4), np.float32)},  # whose bias is of 3
             "fc.weight is [5, 4], must be [3, 4]",
+        ),
+        (
+            torchvision() | {"fc.weight": np.ones((), np.float32)},
+            "fc.weight is [], must be [3, 4]",
         ),
         (
             torchvision() | {"fc.bias": np.array([0, np.nan, 0], np.float32)},
@@ -312,6 +318,17 @@ def test_files_that_are_none_are_told_in_one_line(tmp_path: Path, suffix: str) -
         weights.pretrained(tiny(), tmp_path / f"none{suffix}")
     with pytest.raises(ValueError, match=r": must be a \.safetensors or an \.npz file$"):
         weights.pretrained(tiny(), tmp_path / "resnet18.pth")
+
+
+def test_a_damaged_compressed_file_is_told_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "packed.npz"
+    np.savez_compressed(path, **torchvision())
+    content = bytearray(path.read_bytes())
+    for at in range(100, 140):  # inside of the first array
+        content[at] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=": must be a whole file of plain arrays: "):
+        weights.load(path, shapes_of(tiny()))
 
 
 def test_pickled_objects_are_not_loaded(tmp_path: Path) -> None:

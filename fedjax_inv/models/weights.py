@@ -2,6 +2,7 @@
 
 import logging
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,8 @@ _VARIABLES = {
     "var": "running_var",
 }
 _HEAD = ("fc.weight", "fc.bias")
+# What reading a damaged file raises.
+_DAMAGES = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 _COUNTER = "num_batches_tracked"  # of PyTorch's BatchNorm, which has no use here
 
 
@@ -87,16 +90,22 @@ def _read(path: str | Path) -> dict[str, np.ndarray]:
         raise UsageError(f"path={name}: must be a file, there is none")
     try:
         arrays = _npz(file) if file.suffix == ".npz" else _safetensors(file)
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGES as error:
         told = " ".join(str(error).split())
         raise UsageError(f"path={name}: must be a whole file of plain arrays: {told}") from None
     for key, array in arrays.items():
         if key.endswith(_COUNTER):
             continue
-        # What is neither a number of NumPy nor of ml_dtypes fails the cast.
-        if array.dtype.kind not in "fV" or not np.isfinite(array.astype(np.float32)).all():
+        if not _are_finite_floats(array):
             raise UsageError(f"path={name}: {key} must be finite floating-point numbers")
     return arrays
+
+
+def _are_finite_floats(array: np.ndarray) -> bool:
+    if not jnp.issubdtype(array.dtype, jnp.floating):  # bfloat16 is, unlike for NumPy
+        return False
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        return bool(np.isfinite(array.astype(np.float32)).all())
 
 
 def _npz(file: Path) -> dict[str, np.ndarray]:
@@ -120,10 +129,8 @@ def _placed(
     name: str, arrays: Mapping[str, np.ndarray], variables: Variables
 ) -> tuple[Variables, Report]:
     """`load`, of the arrays of the file `name`. Shapes alone decide, so leaves may be traced."""
-    needed: dict[str, Shape] = {}
-    jax.tree_util.tree_map_with_path(
-        lambda path, leaf: needed.update({_name_of(path): _their_shape(leaf.shape)}), variables
-    )
+    ours = jax.tree_util.tree_leaves_with_path(variables)
+    needed = {_name_of(path): _their_shape(leaf.shape) for path, leaf in ours}
     held = {key: array.shape for key, array in arrays.items()}
     as_drawn = _HEAD if _is_other_head(held, needed) else ()
     missing = {key: shape for key, shape in needed.items() if key in as_drawn or key not in held}
@@ -183,8 +190,10 @@ def _is_other_head(held: Mapping[str, Shape], needed: Mapping[str, Shape]) -> bo
         return True
     if not all(key in held for key in _HEAD):
         return False
-    (classes, *features), (_, *expected) = held[_HEAD[0]], needed[_HEAD[0]]
-    return features == expected and held[_HEAD[1]] == (classes,) != needed[_HEAD[1]]
+    weight, bias = (held[key] for key in _HEAD)
+    expected = needed[_HEAD[0]]
+    is_whole = weight[1:] == expected[1:] and bias == weight[:1]
+    return is_whole and weight[:1] != expected[:1]
 
 
 def _first(shapes: Mapping[str, Shape]) -> str:
