@@ -248,12 +248,23 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(
             cnn,
             steps,
-            {"penalty": 0.1, "derivative": "reverse_over_forward", "weighting": "uniform"},
+            {
+                "penalty": 0.1,
+                "warmup_rounds": 2,
+                "warmup_penalty": 0.2,
+                "estimator": "halves",
+                "weighting": "uniform",
+            },
         ),
         Config(
             mlp,
             momentum_epochs,
-            {"penalty": 0.1, "penalty_on": "classifier", "server_optimizer": _MOMENTUM},
+            {
+                "penalty": 2.0,
+                "penalty_on": "classifier",
+                "scale_loss": True,
+                "server_optimizer": _MOMENTUM,
+            },
         ),
     ),
     "fl_games": (

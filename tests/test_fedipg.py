@@ -238,11 +238,11 @@ def one_gradient() -> Work:
 
 
 def gradient_of(
-    algorithm: Algorithm, variables: Variables, shard: Shard
+    algorithm: Algorithm, variables: Variables, shard: Shard, round: Array | int = 0
 ) -> tuple[Halves, Halves, Metrics]:
     """What the client of an algorithm computes from its examples."""
     message = averaging.Message(variables, ())
-    visit = Visit(message, (), shard, jnp.int32(0), jnp.int32(0), jax.random.key(0))
+    visit = Visit(message, (), shard, jnp.int32(round), jnp.int32(0), jax.random.key(0))
     reply = algorithm.exchanges[0].client(visit)
     delta = reply.upload.delta
     return jax.tree.map(jnp.negative, delta.params), delta.stats, reply.metrics
@@ -262,6 +262,16 @@ def point(model: Model) -> Variables:
     return widened(jax.tree.map(lambda leaf: leaf + 0.3 * randomised(leaf), variables))
 
 
+def kept_by(penalty_on: str, params: Halves) -> Array:
+    """P's diagonal."""
+    body = 1.0 if penalty_on == "all" else 0.0
+    kept = Halves(
+        jax.tree.map(lambda leaf: jnp.full(leaf.shape, body), params.body),
+        jax.tree.map(jnp.ones_like, params.head),
+    )
+    return ravel_pytree(kept)[0]
+
+
 @pytest.mark.parametrize("penalty_on", ["all", "classifier"])
 def test_a_client_follows_the_formula_whatever_lies_beside_its_rows(penalty_on: str) -> None:
     """grad R + 2 penalty s (P grad R + H P w), s = <P grad R, w>, over the real examples."""
@@ -278,13 +288,7 @@ def test_a_client_follows_the_formula_whatever_lies_beside_its_rows(penalty_on: 
             logits, _ = models.apply(model, given, x, mask, True)
             return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
-        body = 1.0 if penalty_on == "all" else 0.0
-        kept, _ = ravel_pytree(
-            Halves(
-                jax.tree.map(lambda leaf: jnp.full(leaf.shape, body), variables.params.body),
-                jax.tree.map(jnp.ones_like, variables.params.head),
-            )
-        )
+        kept = kept_by(penalty_on, variables.params)
         s, _, expected = explicit(risk, variables.params, 0.4, kept)
         assert abs(s) > 1e-2
         value = risk(variables.params)
@@ -317,6 +321,220 @@ def test_without_penalty_a_client_with_norms_is_fedavg_bit_for_bit() -> None:
         grads, stats, metrics = client(algorithm)
         assert metrics["invariance"] != 0
         assert_equal((grads, stats, {"loss": metrics["loss"]}), expected)
+
+
+def tanh_layers() -> Model:
+    """A sequence of flax's own layers, cut before the last."""
+    layers = [lambda x: x.reshape(len(x), -1), nn.Dense(5), nn.tanh, nn.Dense(3)]
+    return models.from_flax(nn.Sequential(layers), cut=3)
+
+
+def shard_in_float64(who: int) -> Shard:
+    """A client of `federations.federation`."""
+    held = federations.in_floats(federations.federation())
+    return federations.shard_of(widened(held), who)
+
+
+def real_examples(who: int) -> tuple[Array, Array]:
+    """x and y of a client of `federations.federation`, in its order."""
+    federation = federations.federation()
+    x, y = widened(federations.in_floats(federation)).data
+    rows = federations.rows_of(federation, who)
+    return x[rows], y[rows]
+
+
+def logits_of(model: Model, params: Halves, stats: Halves, x: Array) -> Array:
+    return models.apply(model, Variables(params, stats), x, jnp.ones(len(x), bool), True)[0]
+
+
+def mean_loss(logits: Array, y: Array) -> Array:
+    return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+@pytest.mark.parametrize("network", [federations.mlp, federations.cnn, tanh_layers])
+def test_on_a_linear_classifier_it_is_irm(network: Callable[[], Model]) -> None:
+    """R + penalty (d/dt R(t logits))^2 at t = 1, Arjovsky et al. 2019, whatever the body is."""
+    with jax.enable_x64(True):
+        model, who = network(), 4
+        variables, (x, y) = point(model), real_examples(who)
+        shard = shard_in_float64(who)
+
+        def irm(params: Halves) -> Array:
+            logits = logits_of(model, params, variables.stats, x)
+            slope = jax.grad(lambda t: mean_loss(t * logits, y))(1.0)
+            return mean_loss(logits, y) + 0.7 * slope**2
+
+        arguments = {"penalty": 0.7, "penalty_on": "classifier"}
+        algorithm = fedipg.fedipg(model, one_gradient(), **arguments)
+        got, expected = jax.jit(
+            lambda: (gradient_of(algorithm, variables, shard)[0], jax.grad(irm)(variables.params))
+        )()
+        np.testing.assert_allclose(
+            ravel_pytree(got)[0], ravel_pytree(expected)[0], rtol=1e-8, atol=1e-12
+        )
+        assert np.abs(ravel_pytree(got.body)[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("penalty_on", ["all", "classifier"])
+def test_halves_follow_their_own_objective(penalty_on: str) -> None:
+    """Central differences of R + penalty s_1 s_2; 5 real examples, whose batch statistics they
+    share, in 7 places."""
+    with jax.enable_x64(True):
+        who, step = 4, 1e-5
+        model = models.from_blocks([federations.NormedHidden(2), federations.Linear(3)], 1)
+        variables, (x, y) = point(model), real_examples(who)
+        assert len(y) == 5
+        flat, unravel = ravel_pytree(variables.params)
+
+        def risks(w: Array) -> Array:
+            logits = logits_of(model, unravel(w), variables.stats, x)
+            return jnp.stack([mean_loss(logits[part], y[part]) for part in HALVES])
+
+        kept = kept_by(penalty_on, variables.params)
+
+        def objective(w: Array) -> Array:
+            slopes = jax.jacrev(risks)(w) @ (kept * w)
+            return risks(w) @ jnp.array([3, 2]) / 5 + 0.9 * slopes[0] * slopes[1]
+
+        ends = jax.jit(jax.vmap(objective))(
+            jnp.concatenate([flat + step * np.eye(len(flat)), flat - step * np.eye(len(flat))])
+        )
+        differences = (ends[: len(flat)] - ends[len(flat) :]) / (2 * step)
+        arguments = {"penalty": 0.9, "penalty_on": penalty_on, "estimator": "halves"}
+        algorithm = fedipg.fedipg(model, one_gradient(), **arguments)
+        client = jax.jit(partial(gradient_of, algorithm))
+        s = jax.jit(jax.grad(lambda w: risks(w) @ jnp.array([3, 2]) / 5))(flat) @ (kept * flat)
+        relaid = federations.relaid(federations.federation())
+        for shard in (shard_in_float64(who), federations.shard_of(widened(relaid), who)):
+            grads, _, metrics = client(variables, shard)
+            np.testing.assert_allclose(ravel_pytree(grads)[0], differences, rtol=1e-6, atol=1e-8)
+            np.testing.assert_allclose(metrics["invariance"], s, rtol=1e-9)
+
+
+HALVES = (slice(0, None, 2), slice(1, None, 2))  # of a batch's real examples
+
+
+def on_all_draws(estimator: str, size: int) -> tuple[Array, Array]:
+    """(the mean gradient of all batches that can be drawn from a client, that of its own s^2)."""
+    who, penalty = 0, 2.0
+    model, federation = federations.softmax_regression(), federations.federation()
+    variables, (x, y) = point(model), real_examples(who)
+    held, rows = shard_in_float64(who), federations.rows_of(federation, who)
+    draws = rows[np.stack(np.meshgrid(*[np.arange(len(rows))] * size), -1).reshape(-1, size)]
+    arguments = {"penalty": penalty, "estimator": estimator}
+    algorithm = fedipg.fedipg(model, one_gradient(), **arguments)
+
+    @jax.jit
+    def mean() -> Array:
+        def of(order: Array) -> Array:
+            shard = held._replace(order=order, start=jnp.int32(0), size=jnp.int32(size))
+            return ravel_pytree(gradient_of(algorithm, variables, shard)[0])[0]
+
+        return jax.vmap(of)(jnp.asarray(draws)).mean(0)
+
+    def risk(params: Halves) -> Array:
+        return mean_loss(logits_of(model, params, variables.stats, x), y)
+
+    whole = jax.jit(fedipg.penalised_value_and_grad(risk, penalty))(variables.params)[1]
+    return mean(), ravel_pytree(whole)[0]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_halves_are_unbiased_and_the_square_is_not(size: int) -> None:
+    """Over all batches of 2 and of 3 drawn with replacement from 4 examples."""
+    with jax.enable_x64(True):
+        mean, expected = on_all_draws("halves", size)
+        np.testing.assert_allclose(mean, expected, rtol=1e-9, atol=1e-12)
+        mean, _ = on_all_draws("square", size)
+        assert np.abs(mean - expected).max() > 1e-2
+
+
+def test_a_single_example_is_not_penalised_in_halves() -> None:
+    with jax.enable_x64(True):
+        who = 2
+        model = federations.mlp()
+        variables, (x, y) = point(model), real_examples(who)
+        assert len(y) == 1
+        shard = shard_in_float64(who)
+        algorithm = fedipg.fedipg(model, one_gradient(), penalty=1e4, estimator="halves")
+        grads, _, metrics = jax.jit(partial(gradient_of, algorithm))(variables, shard)
+        expected = jax.jit(
+            jax.grad(lambda params: mean_loss(logits_of(model, params, variables.stats, x), y))
+        )(variables.params)
+        np.testing.assert_allclose(
+            ravel_pytree(grads)[0], ravel_pytree(expected)[0], rtol=1e-9, atol=1e-12
+        )
+        assert metrics["invariance"] != 0
+
+
+@given(mask=st.lists(st.booleans(), min_size=1, max_size=9))
+def test_half_masks_part_the_real_examples(mask: list[bool]) -> None:
+    first, second = map(np.asarray, fedipg.half_masks(jnp.array(mask)))
+    assert not (first & second).any()
+    np.testing.assert_array_equal(first | second, mask)
+    assert first.sum() - second.sum() in (0, 1)
+
+
+def test_halves_take_one_pass() -> None:
+    """As many matrix products as the square takes; this network's convolutions are some."""
+    variables, shard = point(federations.cnn()), federations.shard_of(federations.federation(), 4)
+
+    def products(estimator: str) -> int:
+        algorithm = fedipg.fedipg(federations.cnn(), one_gradient(), estimator=estimator)
+        traced = jax.make_jaxpr(partial(gradient_of, algorithm))(variables, shard)
+        return str(traced).count("dot_general[")
+
+    assert products("halves") == products("square") > 5
+
+
+def decay(round: Array | float) -> Array | float:
+    """A schedule: 8, 4, 2, 1, 1/2, ..."""
+    return 2.0 ** (3 - round)
+
+
+@derivatives
+@pytest.mark.parametrize(
+    ("penalty", "expected"),
+    [(5.0, [0.4, 0.4, 5.0, 5.0, 5.0]), (decay, [0.4, 0.4, 2.0, 1.0, 0.5])],
+)
+def test_penalties_of_rounds_and_the_scale_of_the_loss(
+    derivative: str, penalty: Any, expected: list[float]
+) -> None:
+    """(grad R + 2 penalty s (grad R + H w)) / max(1, penalty), each round with its own penalty."""
+    with jax.enable_x64(True):
+        model, who = federations.softmax_regression(), 3
+        variables, (x, y) = point(model), real_examples(who)
+        shard = shard_in_float64(who)
+
+        def risk(params: Halves) -> Array:
+            return mean_loss(logits_of(model, params, variables.stats, x), y)
+
+        rounds = jnp.arange(5)
+
+        def of_rounds(**arguments: Any) -> Array:
+            def one(round: Array) -> Array:
+                algorithm = fedipg.fedipg(
+                    model, one_gradient(), derivative=derivative, penalty=penalty, **arguments
+                )
+                return ravel_pytree(gradient_of(algorithm, variables, shard, round)[0])[0]
+
+            return jax.jit(jax.vmap(one))(rounds)
+
+        plain, _, steep = (
+            explicit(risk, variables.params, number)[2] for number in (0.0, 0.5, 1.0)
+        )
+        warm = {"warmup_rounds": 2, "warmup_penalty": 0.4}
+        got, scaled = of_rounds(**warm), of_rounds(**warm, scale_loss=True)
+        wanted = plain + np.array(expected)[:, None] * (steep - plain)
+        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
+        scale = np.maximum(1, expected)[:, None]
+        np.testing.assert_allclose(scaled, wanted / scale, rtol=1e-9, atol=1e-12)
+        assert np.abs(steep - plain).max() > 1e-2
+
+
+def test_a_schedule_that_turns_negative_is_told_as_nan() -> None:
+    penalty_at = jax.jit(fedipg.penalty_schedule(lambda round: 1.0 - round, warmup_rounds=1))
+    np.testing.assert_array_equal([penalty_at(t) for t in range(3)], [0.0, 0.0, np.nan])
 
 
 CURVATURES = np.array([[1.0, 3.0], [2.0, 1.0], [1.5, 2.0]])  # of each client's quadratic
@@ -398,6 +616,28 @@ def test_on_quadratics_it_converges_at_fedavgs_rate_to_a_smaller_s() -> None:
         *(
             ({"penalty": penalty}, f"penalty={penalty}: must be a finite number, at least 0")
             for penalty in (-1e-3, float("nan"), float("inf"), "0.1", True)
+        ),
+        (
+            {"penalty": lambda round: -1.0},
+            r"penalty\(0\)=-1.0: must be a finite number, at least 0",
+        ),
+        (
+            {"penalty": lambda round: jnp.ones(2)},
+            r"penalty\(0\)=\[1. 1.\]: must be a finite number, at least 0",
+        ),
+        (
+            {"warmup_rounds": 1.5},
+            "warmup_rounds=1.5: must be an integer of at least 0",
+        ),
+        (
+            {"warmup_penalty": -1.0},
+            "warmup_penalty=-1.0: must be a finite number, at least 0",
+        ),
+        ({"estimator": "thirds"}, "estimator='thirds': must be one of square, halves"),
+        (
+            {"estimator": "halves", "derivative": "forward_over_reverse"},
+            "derivative='forward_over_reverse': must be reverse_over_forward for "
+            "estimator='halves'",
         ),
     ],
 )

@@ -470,6 +470,11 @@ REDUCTIONS = [
         for on in ("all", "classifier")
         for derivative in ("forward_over_reverse", "reverse_over_forward")
     ),
+    (
+        "fedipg",
+        federations.mlp,
+        {"penalty": 9.0, "warmup_rounds": 6, "estimator": "halves", "scale_loss": True},
+    ),
 ]
 
 

@@ -4,8 +4,11 @@
     grad f_i = grad R_i + 2 penalty s (P grad R_i + H_i P w)                              (30, 36)
 
 Hao et al. 2025, "Invariant Federated Learning for Edge Intelligence", arXiv 2503.06158. P keeps all
-parameters, or the classifier's only (`penalty_on`). The paper leaves open, and we chose: R_i is the
-minibatch's risk, as in training; w is every trainable parameter; the server is FedAvg's.
+parameters, or the classifier's only (`penalty_on`); of a linear classifier the penalty is IRMv1's
+(Arjovsky et al. 2019, arXiv 1907.02893), whose code also gave us the warm-up and the scaled loss.
+The paper leaves open, and we chose: R_i is the minibatch's risk, as in training, whose s^2 exceeds
+the client's by a variance on average, unless `estimator` takes s from two halves; w is every
+trainable parameter; the server is FedAvg's.
 """
 
 from collections.abc import Callable
@@ -15,23 +18,36 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, objectives
+from fedjax_inv import averaging, checks, models, objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
     Batch,
+    GradFn,
     Halves,
     Loss,
     Model,
     Step,
     Tree,
     Variables,
+    Visit,
     Work,
 )
 
-Risk = Callable[[Tree], tuple[Array, Tree]]  # params -> (scalar, aux)
+ESTIMATORS = ("square", "halves")
+
+
+class _Risks(NamedTuple):
+    """What the penalty is made of: s(w)^2 is the product of the second's s and the third's."""
+
+    whole: Array  # [] R(w)
+    first: Array  # [] R(w), or that of half of the examples
+    second: Array  # [] R(w), or that of the others
+
+
+Risk = Callable[[Tree], tuple[_Risks, Tree]]  # params -> (risks, aux)
 
 
 class _Parts(NamedTuple):
@@ -81,8 +97,12 @@ def penalised_value_and_grad(
 
     def value_and_grad(params: Tree) -> tuple[Any, Tree]:
         _check_scalar(risk, params, has_aux)
-        with_aux: Risk = risk if has_aux else (lambda w: (risk(w), ()))
-        parts, grads = _ROUTES[derivative](with_aux, penalty, params, _EVERYTHING)
+
+        def risks(params: Tree) -> tuple[_Risks, Tree]:
+            value, aux = risk(params) if has_aux else (risk(params), ())
+            return _Risks(value, value, value), aux
+
+        parts, grads = _ROUTES[derivative](risks, penalty, params, _EVERYTHING)
         value = parts.risk + penalty * parts.invariance**2
         return ((value, parts.aux) if has_aux else value), grads
 
@@ -101,8 +121,12 @@ def _check_scalar(risk: Callable[[Tree], Any], params: Tree, has_aux: bool) -> N
 def _forward_over_reverse(
     risk: Risk, penalty: float | Array, params: Tree, kept: _Part
 ) -> tuple[_Parts, Tree]:
+    def whole(params: Tree) -> tuple[Array, Tree]:
+        risks, aux = risk(params)
+        return risks.whole, aux
+
     def value_and_grad(part: Tree) -> tuple[tuple[Array, Tree], Tree]:
-        (value, aux), grads = jax.value_and_grad(risk, has_aux=True)(kept.put(params, part))
+        (value, aux), grads = jax.value_and_grad(whole, has_aux=True)(kept.put(params, part))
         return (value, grads), aux
 
     part = kept.get(params)
@@ -118,10 +142,10 @@ def _reverse_over_forward(
 ) -> tuple[_Parts, Tree]:
     def objective(params: Tree) -> tuple[Array, _Parts]:
         part = kept.get(params)
-        value, s, aux = jax.jvp(
+        risks, s, aux = jax.jvp(
             lambda part: risk(kept.put(params, part)), (part,), (part,), has_aux=True
         )
-        return value + penalty * s**2, _Parts(value, s, aux)
+        return risks.whole + penalty * s.first * s.second, _Parts(risks.whole, s.whole, aux)
 
     grads, parts = jax.grad(objective, has_aux=True)(params)
     return parts, grads
@@ -133,39 +157,98 @@ _ROUTES = {
 }
 
 
+def penalty_schedule(
+    penalty: float | Array | optax.Schedule,
+    *,
+    warmup_rounds: int = 0,
+    warmup_penalty: float | Array = 0.0,
+) -> optax.Schedule:
+    """The function round [] -> penalty []: `warmup_penalty` at first, after that `penalty`.
+
+    penalty: a number, or a schedule of the round, counted from the first of the run. Raises
+    ValueError for values out of range, of a schedule for its first; a negative one that is found
+    later is NaN, which a run reports.
+    """
+    checks.integer("warmup_rounds", warmup_rounds, 0)
+    checks.real("warmup_penalty", warmup_penalty)
+    after = penalty if callable(penalty) else lambda round: penalty
+    checks.real("penalty(0)" if callable(penalty) else "penalty", after(0))
+
+    def at(round: Array) -> Array:
+        now = jnp.where(round < warmup_rounds, warmup_penalty, after(round))
+        return jnp.where(now >= 0, now, jnp.nan)
+
+    return at
+
+
+def half_masks(mask: Array) -> tuple[Array, Array]:
+    """Two masks [B]: of the real examples under `mask` [B], every other one, and the rest.
+
+    Their numbers differ by one at most; of a single example the second half is empty.
+    """
+    is_even = jnp.cumsum(mask) % 2 == 1
+    return mask & is_even, mask & ~is_even
+
+
 def fedipg(
     model: Model,
     work: Work,
     *,
-    penalty: float | Array = 1e-3,
+    penalty: float | Array | optax.Schedule = 1e-3,
+    warmup_rounds: int = 0,
+    warmup_penalty: float | Array = 0.0,
     penalty_on: str = "all",
+    estimator: str = "square",
+    scale_loss: bool = False,
     derivative: str = "reverse_over_forward",
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
 ) -> Algorithm:
-    """FedIPG (Algorithm 1 without the exit strategy).
+    """FedIPG (Algorithm 1 without the exit strategy); penalty is the paper's lambda, 0 is FedAvg.
 
-    penalty: the paper's lambda, 0 is FedAvg. penalty_on: "all" parameters or the "classifier" (the
-    model's head). derivative: the route of `penalised_value_and_grad`. weighting: of clients, as in
-    FedAvg ("size" or "uniform"). Reports s(w), averaged over local steps, as "invariance". Raises
+    penalty, warmup_rounds, warmup_penalty: as in `penalty_schedule`. penalty_on: "all" parameters
+    or the "classifier" (the model's head). scale_loss: whether f is divided by max(1, penalty).
+    derivative: the route of `penalised_value_and_grad`. weighting: as in FedAvg.
+
+    estimator: of s^2, from a minibatch; "square", or "halves", the product of s on both of its
+    `half_masks`. Where examples are drawn independently, and no norm mixes them, that is unbiased
+    for s^2 of the client; a batch of one real example is not penalised. For "reverse_over_forward".
+
+    Reports R as "loss" and s as "invariance", of whole batches, averaged over local steps. Raises
     ValueError for values out of range.
     """
-    checks.real("penalty", penalty)
+    penalty_at = penalty_schedule(
+        penalty, warmup_rounds=warmup_rounds, warmup_penalty=warmup_penalty
+    )
     checks.one_of("derivative", derivative, _ROUTES)
     checks.one_of("penalty_on", penalty_on, _PENALTY_ON)
+    checks.one_of("estimator", estimator, ESTIMATORS)
+    if estimator == "halves" and derivative != "reverse_over_forward":
+        raise UsageError(f"{derivative=}: must be reverse_over_forward for estimator='halves'")
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-        def risk(params: Halves) -> tuple[Array, Halves]:
-            return averaging.risk(model, loss, params, variables.stats, batch, key)
+    def gradient_from(visit: Visit) -> GradFn:
+        now = penalty_at(visit.round)
 
-        parts, grads = _ROUTES[derivative](risk, penalty, variables.params, _PENALTY_ON[penalty_on])
-        return Step(grads, parts.aux, {"loss": parts.risk, "invariance": parts.invariance})
+        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+            def risks(params: Halves) -> tuple[_Risks, Halves]:
+                given = Variables(params, variables.stats)
+                outputs, stats = models.apply(model, given, batch.x, batch.mask, True, key)
+                whole = loss(outputs, batch.y, batch.mask)
+                if estimator == "square":
+                    return _Risks(whole, whole, whole), stats
+                halves = (loss(outputs, batch.y, mask) for mask in half_masks(batch.mask))
+                return _Risks(whole, *halves), stats
+
+            parts, grads = _ROUTES[derivative](
+                risks, now, variables.params, _PENALTY_ON[penalty_on]
+            )
+            if scale_loss:
+                grads = optax.tree.scale(1 / jnp.maximum(1, now), grads)
+            return Step(grads, parts.aux, {"loss": parts.risk, "invariance": parts.invariance})
+
+        return grad_fn
 
     return averaging.averaging(
-        model,
-        work,
-        lambda visit: grad_fn,
-        server_optimizer=server_optimizer,
-        weighting=weighting,
+        model, work, gradient_from, server_optimizer=server_optimizer, weighting=weighting
     )
