@@ -239,6 +239,13 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(small_normed, epochs),
         Config(small_normed, momentum_epochs, {"server_optimizer": _ADAM, "weighting": "uniform"}),
     ),
+    "fediir": (
+        Config(
+            small_normed,
+            momentum_epochs,
+            {"penalty": 0.5, "decay": 0.6, "gradient_batch_size": 3},
+        ),
+    ),
     "fedipg": (
         Config(
             small_normed,

@@ -442,7 +442,8 @@ class Unfused:
 
         def step(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Tree]:
             axis = clients.vmapped()
-            state, (report,) = rounds.step(algorithm, state, cohort, federation, axis=axis)
+            # Deltas travel in the last exchange.
+            state, (*_, report) = rounds.step(algorithm, state, cohort, federation, axis=axis)
             own = algorithm.init_client(state.server, jnp.int32(0))
             logits = algorithm.predict(state.server, own, federation.data.x)
             server = (state.server.variables, state.server.opt_state)
@@ -465,6 +466,7 @@ def fedavg_unfused(model: Callable[[], Model]) -> Unfused:
 REDUCTIONS = [
     ("fedprox", federations.mlp, {"proximal": 0.0}),
     ("fedbn", federations.normed_body, {"is_local": lambda path: False}),
+    ("fediir", federations.mlp, {"penalty": 0.0, "weighting": "size"}),
     *(
         ("fedipg", federations.mlp, {"penalty": 0.0, "penalty_on": on, "derivative": derivative})
         for on in ("all", "classifier")

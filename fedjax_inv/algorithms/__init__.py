@@ -4,4 +4,4 @@
 (`fedipg.fedipg`). LISTED names the files that hold an algorithm.
 """
 
-LISTED = ("erm", "fedavg", "fedbn", "fedipg", "fedprox", "fl_games", "scaffold")
+LISTED = ("erm", "fedavg", "fedbn", "fediir", "fedipg", "fedprox", "fl_games", "scaffold")

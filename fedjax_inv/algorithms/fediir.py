@@ -1,0 +1,138 @@
+"""FedIIR: FedAvg whose clients align their classifier's gradient with everybody's.
+
+    minimise  R_i(w) + penalty ||grad_head R_i(w) - G||^2
+    G <- decay G + (1 - decay) mean of grad_head R_b(w) over all batches b of the round's clients
+
+Guo et al. 2023, "Out-of-Distribution Generalization of Federated Learning via Implicit Invariant
+Relationships" (ICML), as its official release has it: G starts at 0 and is not corrected for that;
+R_i is the minibatch's risk; clients count alike in the mean of networks, batches in that of
+gradients, the smaller last one of a client too.
+
+A round has two exchanges. As clients keep nothing, both send the network down: in the first one the
+classifier's gradient comes up, in the second G goes down beside the network, and the delta up.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_inv import aggregators, averaging, checks, local, objectives, servers
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    Cohort,
+    Exchange,
+    GradFn,
+    Halves,
+    Loss,
+    Model,
+    Reply,
+    Slots,
+    Step,
+    Tree,
+    Variables,
+    Visit,
+    Work,
+)
+
+
+def alignment(classifier_grads: Tree, mean_grads: Tree) -> Array:
+    """||classifier_grads - mean_grads||^2, over all entries of two trees of the same shapes; [].
+
+    Raises ValueError for trees of other shapes.
+    """
+    checks.same_shapes(classifier_grads=classifier_grads, mean_grads=mean_grads)
+    return optax.tree.norm(optax.tree.sub(classifier_grads, mean_grads), squared=True)
+
+
+def fediir(
+    model: Model,
+    work: Work,
+    *,
+    penalty: float | Array = 1e-2,
+    decay: float | Array = 0.95,
+    gradient_batch_size: int = 64,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+    weighting: str | aggregators.Weight = "uniform",
+) -> Algorithm:
+    """FedIIR; penalty is the paper's gamma, 0 is FedAvg. The classifier is the model's head.
+
+    decay: of G, from round to round. gradient_batch_size: of the batches that G is the mean over;
+    the release's are those of training. weighting: of the networks, as in FedAvg, "uniform" in the
+    release. Reports R as "loss" and the squared distance as "alignment", averaged over local steps.
+    Raises ValueError for values out of range.
+    """
+    checks.real("penalty", penalty)
+    checks.real("decay", decay, 0, 1)
+    checks.integer("gradient_batch_size", gradient_batch_size)
+
+    def with_classifier_grads(
+        params: Halves, stats: Halves, batch: Batch, key: Array
+    ) -> tuple[Array, Halves, Tree]:
+        """(R, changed stats, the gradient of R by the head) on a batch."""
+
+        def risk(head: Tree) -> tuple[Array, Halves]:
+            return averaging.risk(model, loss, params._replace(head=head), stats, batch, key)
+
+        (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(params.head)
+        return value, stats, grads
+
+    def number_of_batches(slots: Slots) -> Array:
+        return (-(-slots.size // gradient_batch_size)).astype(jnp.float32)
+
+    def mean_gradient() -> Exchange:
+        """The first exchange: G moves towards the mean gradient at the network."""
+
+        def client(visit: Visit) -> Reply:
+            params, stats = visit.message
+
+            def of_batch(batch: Batch) -> Tree:
+                # The key of all: what dropout drops differs between clients, not between batches.
+                return with_classifier_grads(params, stats, batch, visit.key)[2]
+
+            total = local.fold(visit.shard, of_batch, batch_size=gradient_batch_size)
+            count = jnp.maximum(-(-visit.shard.size // gradient_batch_size), 1)
+            mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
+            return Reply(visit.own, mean, {})
+
+        def update(server: servers.Server, mean: Tree, cohort: Cohort) -> servers.Server:
+            del cohort
+            return server._replace(
+                beside=jax.tree.map(
+                    lambda g, now: decay * g + (1 - decay) * now, server.beside, mean
+                )
+            )
+
+        return Exchange(
+            lambda server: server.variables, client, aggregators.mean(number_of_batches), update
+        )
+
+    def gradient_from(visit: Visit) -> GradFn:
+        mean_grads = visit.message.beside
+
+        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+            def objective(params: Halves) -> tuple[Array, tuple[Array, Halves, Array]]:
+                value, stats, grads = with_classifier_grads(params, variables.stats, batch, key)
+                distance = alignment(grads, mean_grads)
+                return value + penalty * distance, (value, stats, distance)
+
+            grads, (value, stats, distance) = jax.grad(objective, has_aux=True)(variables.params)
+            return Step(grads, stats, {"loss": value, "alignment": distance})
+
+        return grad_fn
+
+    training = averaging.averaging(
+        model,
+        work,
+        gradient_from,
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+        beside=averaging.NOTHING._replace(
+            init=lambda setup: optax.tree.zeros_like(setup.variables.params.head),
+            send=lambda mean_grads: mean_grads,
+            update=lambda mean_grads, nothing: mean_grads,
+        ),
+    )
+    return training._replace(exchanges=(mean_gradient(), *training.exchanges))
