@@ -7,6 +7,7 @@ from fedjax_inv import algorithms as algorithms
 from fedjax_inv import averaging as averaging
 from fedjax_inv import clients as clients
 from fedjax_inv import data as data
+from fedjax_inv import diagnostics as diagnostics
 from fedjax_inv import evaluation as evaluation
 from fedjax_inv import local as local
 from fedjax_inv import models as models

@@ -1,0 +1,81 @@
+"""How far clients agree about a network: their gradients at one point, for looking at."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_inv import checks, clients, local, models, objectives
+from fedjax_inv.types import Array, Batch, Federation, Halves, Loss, Model, Shard, Tree, Variables
+
+
+class Agreement(NamedTuple):
+    """What the gradients of the risks R_i say; all is 0 for a client without examples."""
+
+    loss: Array  # [C] R_i(w)
+    norm: Array  # [C] ||grad R_i(w)||
+    invariance: Halves  # [C] <grad R_i(w), w> by the body and by the head; s_i(w) is their sum
+    cosine: Array  # [] mean over pairs of clients; 0 unless two have a gradient
+
+
+def agreement(
+    model: Model,
+    variables: Variables,
+    federation: Federation,
+    *,
+    loss: Loss = objectives.cross_entropy,
+    axis: clients.Axis | None = None,
+    batch_size: int = 512,
+) -> Agreement:
+    """How each client's gradient, over all of its examples, lies to w and to the others'.
+
+    R_i is the mean loss in evaluation mode, so that batches do not matter: norms have the given
+    statistics, nothing is dropped. axis: how clients are laid over memory and devices, as in
+    `rounds.step`, by default one after the other; there are as many gradients at a time, and their
+    sum. Raises ValueError for a batch_size below 1, and for rows that are none.
+    """
+    checks.integer("batch_size", batch_size)
+    checks.federation(federation)
+    data, order, start, size = federation
+
+    def total_loss(params: Halves, batch: Batch) -> Array:
+        given = Variables(params, variables.stats)
+        outputs, _ = models.apply(model, given, batch.x, batch.mask, False)
+        return loss(outputs, batch.y, batch.mask) * batch.mask.sum()
+
+    def client(slot: tuple[Array, Array]) -> tuple[Tree, tuple[Array, Array, Halves]]:
+        """The direction of a client's gradient, and what is told of the client."""
+        who, size = slot  # 0 and 0 where the axis has appended a slot
+        shard = Shard(data, order, start[who], size, who)
+
+        def sums(batch: Batch) -> tuple[Array, Halves]:
+            return jax.value_and_grad(total_loss)(variables.params, batch)
+
+        count = jnp.maximum(size, 1)
+        value, grads = jax.tree.map(
+            lambda leaf: leaf / count.astype(leaf.dtype),
+            local.fold(shard, sums, batch_size=batch_size),
+        )
+        norm = optax.tree.norm(grads)
+        direction = optax.tree.scale(1 / jnp.where(norm > 0, norm, 1), grads)
+        invariance = Halves(*map(_inner, grads, variables.params))
+        return direction, (value, norm, invariance)
+
+    def add(total: Tree, directions: Tree, slots: Tree) -> Tree:
+        del slots
+        return jax.tree.map(lambda sum_, each: sum_ + each.sum(0), total, directions)
+
+    everyone = jnp.arange(federation.num_clients, dtype=jnp.int32), size
+    zeros = optax.tree.zeros_like(variables.params)
+    total, (value, norm, invariance) = (axis or clients.chunked(1))(client, add, zeros, everyone)
+    # The square of a sum of m unit vectors is m and the cosines of all pairs, each twice.
+    count = (norm > 0).sum()
+    cosines = optax.tree.norm(total, squared=True) - count
+    cosine = jnp.where(count > 1, cosines / jnp.maximum(count * (count - 1), 1), 0)
+    return Agreement(value, norm, invariance, cosine)
+
+
+def _inner(first: Tree, second: Tree) -> Array:
+    """The inner product of two trees, [], 0 of empty ones."""
+    return jnp.asarray(optax.tree.vdot(first, second))
