@@ -98,8 +98,8 @@ def reference(w: Weights, held: Federation, by_size: bool) -> list[Written]:
     return found
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "size"])
-def test_fediir_is_its_two_exchanges(weighting: str) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"weighting": "size"}], ids=["uniform", "size"])
+def test_fediir_is_its_two_exchanges(arguments: dict[str, Any]) -> None:
     with jax.enable_x64(True):
         federation = held()
         algorithm = fediir.fediir(
@@ -109,7 +109,7 @@ def test_fediir_is_its_two_exchanges(weighting: str) -> None:
             decay=DECAY,
             gradient_batch_size=BATCH,
             server_optimizer=optax.sgd(SERVER_RATE),
-            weighting=weighting,
+            **arguments,
         )
         key = jax.random.key(0)
         variables = jax.jit(MODEL.init)(key, federation.data.x)
@@ -122,9 +122,7 @@ def test_fediir_is_its_two_exchanges(weighting: str) -> None:
             return rounds.step(algorithm, state, cohort, federation, axis=axis)
 
         w = np.asarray(variables.params.body), np.asarray(variables.params.head)
-        for expected, cohort in zip(
-            reference(w, federation, weighting == "size"), ATTEND, strict=True
-        ):
+        for expected, cohort in zip(reference(w, federation, bool(arguments)), ATTEND, strict=True):
             state, reports = step(state, np.isin([3, 0, 4, 2, 1], cohort))
             params, mean = state.server.variables.params, state.server.beside
             np.testing.assert_allclose(mean, expected.mean, rtol=1e-9, atol=1e-12)
