@@ -1,5 +1,6 @@
 """FedIPG's identities, in float64: Eq. 9, 30, 36, 37 and what follows from them."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 import federations
 from federations import assert_equal
-from fedjax_inv import averaging, clients, local, models, objectives, rounds, schedules
+from fedjax_inv import averaging, clients, diagnostics, local, models, objectives, rounds, schedules
 from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.types import (
     Algorithm,
@@ -602,6 +603,73 @@ def test_on_quadratics_it_converges_at_fedavgs_rate_to_a_smaller_s() -> None:
     # It gives up a little risk for s, as the minimum of the mean of R + penalty s^2 must.
     assert (invariances(invariant[-1]) ** 2).mean() < 0.9 * (invariances(minimum) ** 2).mean()
     assert risk(minimum) < risk(invariant[-1]) < risk(minimum) + 0.1
+
+
+def coloured_bits(right: int, wrong: int) -> np.ndarray:
+    """[n, 3] a bit, its colour, the label: the bit tells 3 labels of 4, colours right : wrong."""
+    rows = []
+    for bit, noise, flip in itertools.product((0, 1), repeat=3):
+        label = bit ^ noise
+        count = (1 if noise else 3) * (wrong if flip else right)
+        rows += [(2 * bit - 1, 2 * (label ^ flip) - 1, label)] * count
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("penalty_on", ["all", "classifier"])
+def test_it_leaves_the_colour_for_what_all_clients_agree_on(penalty_on: str) -> None:
+    """Colours tell the label of 80% and 90% of the clients' examples, and of 10% of the test's.
+
+    Clients' gradients at FedAvg's network are opposite: one wants more of the colour, one less.
+    Where the penalty has set in, and the server adapts, they point the same way.
+    """
+    model, parts = models.mlp(2, widths=(8,)), [coloured_bits(4, 1), coloured_bits(9, 1)]
+    rows = np.concatenate(parts)
+    starts = np.array([0, len(parts[0]), len(rows)])
+    federation = Federation(
+        Examples(jnp.asarray(rows[:, :2], jnp.float32), jnp.asarray(rows[:, 2])),
+        jnp.arange(len(rows)),
+        jnp.asarray(starts[:2]),
+        jnp.asarray(np.diff(starts)),
+    )
+    work = local.full_batch(optax.sgd(1.0), capacity=len(parts[1]))
+    optimizer = optax.chain(optax.add_decayed_weights(1e-3), optax.adam(0.03))
+
+    def run(penalty: Array, seed: Array) -> tuple[Array, Array]:
+        """(accuracy [3] of both clients and the test, the cosine of the clients' gradients)."""
+        algorithm = fedipg.fedipg(
+            model,
+            work,
+            penalty=penalty,
+            penalty_on=penalty_on,
+            warmup_rounds=40,
+            scale_loss=True,
+            server_optimizer=optimizer,
+            weighting="uniform",
+        )
+        key = jax.random.key(seed)
+        variables = model.init(key, federation.data.x[:1])
+        state = rounds.init(algorithm, variables, federation, key)
+        schedule = schedules.everyone(2, 300)
+        state, _ = rounds.run(algorithm, state, schedule, federation, axis=clients.vmapped())
+        end = state.server.variables
+
+        def accuracy(part: np.ndarray) -> Array:
+            logits = models.predict(model, end, jnp.asarray(part[:, :2], jnp.float32))
+            return objectives.accuracy(logits, jnp.asarray(part[:, 2]), jnp.ones(len(part), bool))
+
+        scores = jnp.stack([accuracy(part) for part in (*parts, coloured_bits(1, 9))])
+        return scores, diagnostics.agreement(model, end, federation).cosine
+
+    over_seeds = jax.vmap(run, in_axes=(None, 0))
+    scores, cosine = jax.jit(jax.vmap(over_seeds, in_axes=(0, None)))(
+        jnp.array([0.0, 100.0]), jnp.arange(5)
+    )
+    # One seed may need longer than the others to leave the colour.
+    average, invariant = np.median(scores, axis=1)
+    np.testing.assert_allclose(average, [0.8, 0.9, 0.1], atol=1e-6)
+    np.testing.assert_allclose(invariant, [0.75, 0.75, 0.75], atol=1e-6)
+    assert (cosine[0] < -0.9).all()
+    assert (cosine[1] > 0.9).all()
 
 
 @pytest.mark.parametrize(

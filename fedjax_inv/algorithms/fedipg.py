@@ -9,6 +9,9 @@ parameters, or the classifier's only (`penalty_on`); of a linear classifier the 
 The paper leaves open, and we chose: R_i is the minibatch's risk, as in training, whose s^2 exceeds
 the client's by a variance on average, unless `estimator` takes s from two halves; w is every
 trainable parameter; the server is FedAvg's.
+
+The penalty acts when it sets in after a warm-up at 1e2 to 1e4, with the loss scaled, and the
+server adapts (Adam); a client that adapts hides its disagreement. The paper's 1e-2 changes little.
 """
 
 from collections.abc import Callable
@@ -213,7 +216,8 @@ def fedipg(
 
     estimator: of s^2, from a minibatch; "square", or "halves", the product of s on both of its
     `half_masks`. Where examples are drawn independently, and no norm mixes them, that is unbiased
-    for s^2 of the client; a batch of one real example is not penalised. For "reverse_over_forward".
+    for s^2 of the client, but may be negative, without a lower bound: clip local gradients. A batch
+    of one real example is not penalised. For "reverse_over_forward" alone.
 
     Reports R as "loss" and s as "invariance", of whole batches, averaged over local steps. Raises
     ValueError for values out of range.
