@@ -79,8 +79,11 @@ def fediir(
         (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(params.head)
         return value, stats, grads
 
-    def number_of_batches(slots: Slots) -> Array:
-        return (-(-slots.size // gradient_batch_size)).astype(jnp.float32)
+    def num_batches(size: Array) -> Array:
+        return (-(-size // gradient_batch_size)).astype(jnp.float32)
+
+    def by_batches(slots: Slots) -> Array:
+        return num_batches(slots.size)
 
     def mean_gradient() -> Exchange:
         """The first exchange: G moves towards the mean gradient at the network."""
@@ -89,11 +92,11 @@ def fediir(
             params, stats = visit.message
 
             def of_batch(batch: Batch) -> Tree:
-                # The key of all: what dropout drops differs between clients, not between batches.
+                # One key for all batches: a fold knows no number of a batch to fold into it.
                 return with_classifier_grads(params, stats, batch, visit.key)[2]
 
             total = local.fold(visit.shard, of_batch, batch_size=gradient_batch_size)
-            count = jnp.maximum(-(-visit.shard.size // gradient_batch_size), 1)
+            count = jnp.maximum(num_batches(visit.shard.size), 1)
             mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
             return Reply(visit.own, mean, {})
 
@@ -106,7 +109,7 @@ def fediir(
             )
 
         return Exchange(
-            lambda server: server.variables, client, aggregators.mean(number_of_batches), update
+            lambda server: server.variables, client, aggregators.mean(by_batches), update
         )
 
     def gradient_from(visit: Visit) -> GradFn:
