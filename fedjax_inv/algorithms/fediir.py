@@ -57,9 +57,9 @@ def fediir(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "uniform",
 ) -> Algorithm:
-    """FedIIR; penalty is the paper's gamma, 0 is FedAvg. The classifier is the model's head.
+    """FedIIR; the classifier is the model's head.
 
-    decay: of G, from round to round. gradient_batch_size: of the batches that G is the mean over;
+    penalty: the paper's gamma, 0 is FedAvg. decay: of G, from round to round. gradient_batch_size: of the batches that G is the mean over;
     the release's are those of training. weighting: of the networks, as in FedAvg, "uniform" in the
     release. Reports R as "loss" and the squared distance as "alignment", averaged over local steps.
     Raises ValueError for values out of range.

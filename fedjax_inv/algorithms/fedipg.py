@@ -208,11 +208,13 @@ def fedipg(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
 ) -> Algorithm:
-    """FedIPG (Algorithm 1 without the exit strategy); penalty is the paper's lambda, 0 is FedAvg.
+    """FedIPG (Algorithm 1 without the exit strategy).
 
-    penalty, warmup_rounds, warmup_penalty: as in `penalty_schedule`. penalty_on: "all" parameters
-    or the "classifier" (the model's head). scale_loss: whether f is divided by max(1, penalty).
-    derivative: the route of `penalised_value_and_grad`. weighting: as in FedAvg.
+    penalty: the paper's lambda, 0 is FedAvg; in Python also a schedule of the round.
+    warmup_rounds: rounds before it sets in. warmup_penalty: what there is before. penalty_on: "all"
+    parameters or the "classifier" (the model's head). scale_loss: whether f is divided by max(1,
+    penalty). derivative: the route of `penalised_value_and_grad`, "reverse_over_forward" or
+    "forward_over_reverse". weighting: of clients, as in FedAvg ("size" or "uniform").
 
     estimator: of s^2, from a minibatch; "square", or "halves", the product of s on both of its
     `half_masks`. Where examples are drawn independently, and no norm mixes them, that is unbiased
