@@ -59,10 +59,10 @@ def fediir(
 ) -> Algorithm:
     """FedIIR; the classifier is the model's head.
 
-    penalty: the paper's gamma, 0 is FedAvg. decay: of G, from round to round. gradient_batch_size: of the batches that G is the mean over;
-    the release's are those of training. weighting: of the networks, as in FedAvg, "uniform" in the
-    release. Reports R as "loss" and the squared distance as "alignment", averaged over local steps.
-    Raises ValueError for values out of range.
+    penalty: the paper's gamma, 0 is FedAvg. decay: of G, from round to round. gradient_batch_size:
+    of the batches that G is the mean over; the release's are those of training. weighting: of the
+    networks, as in FedAvg, "uniform" in the release. Reports R as "loss" and the squared distance
+    as "alignment", averaged over local steps. Raises ValueError for values out of range.
     """
     checks.real("penalty", penalty)
     checks.real("decay", decay, 0, 1)
