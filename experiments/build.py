@@ -1,11 +1,13 @@
 """From the groups of flags to the parts of an experiment, and from those to what is compiled."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+import optax
 
 from experiments import grid
 from experiments.config import Clients, Config, Data, Environment, Network, Watching
@@ -22,10 +24,10 @@ from experiments.registry import (
 )
 from fedjax_inv import local, models, program, schedules
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import federation, sources
+from fedjax_inv.data import augment, federation, sources
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
-from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Work
+from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Tree, Work
 
 T = TypeVar("T")
 
@@ -57,7 +59,7 @@ def called(
 def source(data: Data) -> Dataset:
     """The data set as it is stored."""
     try:
-        return sources.load(
+        loaded = sources.load(
             data.dataset,
             data_dir=data.data_dir or None,
             image_size=data.image_size or None,
@@ -66,6 +68,16 @@ def source(data: Data) -> Dataset:
     except UsageError as error:
         told = str(error).removeprefix(f"name={data.dataset!r}: ")
         raise UsageError(f"--dataset={data.dataset}: {told}") from None
+    return _strided(loaded, data.stride)
+
+
+def _strided(data: Dataset, stride: int) -> Dataset:
+    """Every so many pixels of images."""
+    if stride == 1:
+        return data
+    if data.render is not None or np.ndim(data.x) != 4:
+        raise UsageError(f"--stride={stride}: must be 1, as the data are no images")
+    return data._replace(x=data.x[:, ::stride, ::stride])
 
 
 def domains(loaded: Dataset, data: Data, environment: Environment, seed: int) -> Dataset:
@@ -90,16 +102,53 @@ def model(chosen: Network, data: Dataset) -> Model:
         "cut": None if chosen.cut < 0 else chosen.cut,
         "norm": None if chosen.norm == "none" else chosen.norm,
     }
+    if takes(make, "image_size"):
+        arguments["image_size"] = _stem(data)
     told = {k: v for k, v in arguments.items() if v is not None and takes(make, k)}
     made = called(f"--model={chosen.model}", Model, make, len(data.classes), **told)
-    return models.rendered(made, data.render) if data.render else made
+    if chosen.weights:
+        try:
+            made = models.weights.pretrained(made, chosen.weights)
+        except UsageError as error:
+            raise UsageError(f"--weights={chosen.weights}: {error}") from None
+        made = models.normalised(made, models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD)
+    if chosen.augment:
+        made = models.augmented(made, augment.augment)
+    if data.render:
+        made = models.rendered(made, data.render)
+    _check_inputs(chosen, made, data)
+    return made
+
+
+def _stem(data: Dataset) -> int:
+    """The size of images that a network's first layers are for, that is nearest to the data's."""
+    shape = jax.eval_shape(data.render or (lambda x: x), _sample(data)).shape
+    side = shape[1] if len(shape) == 4 else 32
+    return min((32, 64, 224), key=lambda size: abs(math.log(size / side)))
+
+
+def _sample(data: Dataset) -> Tree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), data.x)
+
+
+def _check_inputs(chosen: Network, made: Model, data: Dataset) -> None:
+    """Raises UsageError where the network does not take the data, or its weights do not fit it."""
+    try:
+        sample, key = _sample(data), jax.eval_shape(lambda: jax.random.key(0))
+        variables = jax.eval_shape(made.init, key, sample)
+        mask = jax.ShapeDtypeStruct((1,), bool)
+        jax.eval_shape(
+            lambda v, x, m, k: models.apply(made, v, x, m, True, k), variables, sample, mask, key
+        )
+    except UsageError as error:
+        raise UsageError(f"--model={chosen.model}: {error}") from None
 
 
 def work(clients: Clients, learning_rate: float | Array, capacity: int) -> Work:
     """Local training. capacity: the most examples that a client has."""
     make = OPTIMIZERS[clients.optimizer]
     momentum = {"momentum": clients.momentum} if takes(make, "momentum") else {}
-    optimizer = make(learning_rate, **momentum)
+    optimizer = _regular(make(learning_rate, **momentum), clients.weight_decay, clients.clip)
     if clients.batch_size == 0:
         num_steps = clients.local_steps or clients.local_epochs
         return local.full_batch(optimizer, capacity=capacity, num_steps=num_steps)
@@ -107,6 +156,15 @@ def work(clients: Clients, learning_rate: float | Array, capacity: int) -> Work:
     if clients.local_steps:
         return local.steps(optimizer, batch_size=size, num_steps=clients.local_steps)
     return local.epochs(optimizer, batch_size=size, num_epochs=clients.local_epochs)
+
+
+def _regular(
+    optimizer: optax.GradientTransformation, weight_decay: float, clip: float = 0.0
+) -> optax.GradientTransformation:
+    """The optimizer on a gradient that is clipped, and to which the decay is added after that."""
+    before = [optax.clip_by_global_norm(clip)] if clip else []
+    before += [optax.add_decayed_weights(weight_decay)] if weight_decay else []
+    return optax.chain(*before, optimizer) if before else optimizer
 
 
 def algorithm(
@@ -122,7 +180,8 @@ def algorithm(
     if server_rate is not None:
         make = SERVER_OPTIMIZERS[config.server.server_optimizer]
         momentum = {"momentum": config.server.server_momentum} if takes(make, "momentum") else {}
-        arguments["server_optimizer"] = make(server_rate, **momentum)
+        decay = config.server.server_weight_decay
+        arguments["server_optimizer"] = _regular(make(server_rate, **momentum), decay)
     flag = f"--algorithm={cell.algorithm}"
     return called(flag, Algorithm, factory(cell.algorithm), model, local_work, **arguments)
 
@@ -232,7 +291,18 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
         }
         for domain in dict.fromkeys(cell.held_out for cell in cells)
     }
-    return Assembled(config, first, network, cells, data, splits)
+    made = Assembled(config, first, network, cells, data, splits)
+    _check_rule(made)
+    return made
+
+
+def _check_rule(made: Assembled) -> None:
+    """Raises UsageError where training domains are to be compared, and there is one."""
+    some = next(iter(made.splits[made.cells[0].held_out].values()))
+    if made.config.watching.select == "agreement" and len(program.group_names(some)) < 2:
+        raise UsageError(
+            "--select=agreement: needs several training domains, each with clients of its own"
+        )
 
 
 def _draw(environment: Environment, seed: int) -> int:

@@ -27,9 +27,10 @@ from experiments.flag import (
     number_or,
     shown,
 )
+from experiments.selection import RULES
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
-from fedjax_inv.models import lowerings
+from fedjax_inv.models import lowerings, resnet
 from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
 
 _PAPER = Range(lambda value: "=" in value, "algorithm=number")
@@ -65,6 +66,9 @@ class Data:
     data_dir: str = flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
     image_size: int = flag(
         0, "Side in pixels that a folder's images are scaled to; 0: as they are.", at_least(0)
+    )
+    stride: int = flag(
+        1, "Every so many pixels of a row and of a column are kept (2: 14x14 MNIST).", at_least(1)
     )
     num_images: int = flag(
         0, "How many images of --dataset=dsprites are rendered; 0: 20,000.", at_least(0)
@@ -140,6 +144,14 @@ class Clients:
     optimizer: str = flag("sgd", "The clients' optimizer.", choices=registry.OPTIMIZERS)
     learning_rate: tuple[float, ...] = flag((0.1,), "Of the clients; sweep: several.", POSITIVE)
     momentum: float = flag(0.0, "Of the clients' sgd; it starts anew every round.", FRACTION)
+    clip: float = flag(
+        0.0,
+        "The largest norm of a local step's gradient, which is scaled down; 0: any.",
+        at_least(0),
+    )
+    weight_decay: float = flag(
+        0.0, "Times the parameters: added to a local step's gradient (L2).", at_least(0)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +167,9 @@ class Server:
         (1.0,), "Of the server; sweep: several.", POSITIVE
     )
     server_momentum: float = flag(0.0, "Of the server's sgd.", FRACTION)
+    server_weight_decay: float = flag(
+        0.0, "Times the parameters: added to the server's gradient (L2).", at_least(0)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,9 +183,22 @@ class Network:
         (), "Widths of the hidden layers; default: the network's own.", at_least(1), kind=int
     )
     activation: str = flag("relu", "Of the mlp.", choices=ACTIVATIONS)
-    norm: str = flag("none", "In the mlp's hidden layers, before the activation.", choices=NORMS)
+    norm: str = flag(
+        "none",
+        "Normalisation layers; none: as the network has them by default (mlp: none, resnet18: "
+        "batch).",
+        choices=dict.fromkeys((*NORMS, *resnet.NORMS)),
+    )
     cut: int = flag(
         -1, "Hidden layers before the cut; -1: all, the head is the classifier.", at_least(-1)
+    )
+    weights: str = flag(
+        "",
+        "Of the resnet18: a .safetensors or .npz file in torchvision's names, trained on images "
+        "normalised as ImageNet's.",
+    )
+    augment: bool = flag(
+        False, "Whether training images (RGB) are cropped, flipped and coloured at random."
     )
     conv: str = flag(
         "auto",
@@ -213,6 +241,13 @@ class Watching:
         "continue",
         "Whether training goes on when all of --stop_below have been met, or ends with that state.",
         choices=("continue", "end"),
+    )
+    select: str = flag(
+        "validation",
+        "What is selected of a run, and between hyperparameters by the mean over seeds: "
+        + "; ".join(f"{name}, {rule.text}" for name, rule in RULES.items())
+        + ".",
+        choices=RULES,
     )
 
 
@@ -400,6 +435,10 @@ class _Rule(NamedTuple):
     reason: str
 
 
+# What a network that takes the weights of a file has an argument for.
+_ARGUMENT = {"weights": "image_size"}
+
+
 def _without_effect(config: Config) -> dict[str, str]:
     """The flags that have no effect, and why."""
     method, clients, model, run = config.method, config.clients, config.model, config.run
@@ -435,7 +474,9 @@ def _without_effect(config: Config) -> dict[str, str]:
         rules.append(_Rule(("server_momentum",), text))
     network = registry.network(model.model)
     for field in flags_of(Network):
-        if field.name != "model" and not registry.takes(network, field.name):
+        is_for_all = field.name in ("model", "augment")
+        is_taken = registry.takes(network, _ARGUMENT.get(field.name, field.name))
+        if not is_for_all and not is_taken:
             rules.append(_Rule((field.name,), f"--model={model.model} has no {field.name}"))
     if not config.watching.stop_below:
         rules.append(_Rule(("warm_start", "after_stop"), "has no effect without --stop_below"))
@@ -472,7 +513,7 @@ def _check(config: Config) -> None:
     registry.check_factory("model", config.model.model, registry.MODELS)
     for name in method.algorithm:
         registry.check_factory("algorithm", name, LISTED)
-        is_bare = config.model.norm == "none" and config.model.model in registry.MODELS
+        is_bare = config.model.norm == "none" and config.model.model in registry.WITHOUT_NORM
         if registry.facts(name).needs_norm and is_bare:
             raise UsageError(f"--algorithm={name}: needs --norm=batch, to be what it is")
     _check_processes(run)

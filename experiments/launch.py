@@ -203,9 +203,10 @@ def _report(
         for label, cell in zip(grid.short_labels(cells), cells, strict=True)
     ]
     paper = dict(entry.split("=", 1) for entry in config.method.paper)
-    text = report.write(folder, done, title=title, paper=paper)
+    rule = config.watching.select
+    text = report.write(folder, done, title=title, paper=paper, rule=rule)
     if places[cells[0].name] != folder:  # a cell of its own has written its result already
         of_cells = [result for _, _, result in done]
         folders.write_json(folder / "result.json", {"title": title, "cells": of_cells})
     where = f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}."
-    return f"\n{title}\n\n{text}\n\n{report.RULE}\n{where}"
+    return f"\n{title}\n\n{text}\n\n{report.told(rule)}\n{where}"

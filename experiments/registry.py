@@ -14,7 +14,14 @@ from fedjax_inv import algorithms, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Facts, Model
 
-MODELS: dict[str, Callable[..., Model]] = {"mlp": models.mlp, "cnn": models.cnn}
+MODELS: dict[str, Callable[..., Model]] = {
+    "mlp": models.mlp,
+    "cnn": models.cnn,
+    "alexnet": models.alexnet,
+    "resnet18": models.resnet18,
+}
+# Those without a layer that an algorithm of normalisation layers could treat, unless --norm asks.
+WITHOUT_NORM = ("mlp", "alexnet")
 
 # (rate, momentum), or (rate) of those that have no momentum.
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {

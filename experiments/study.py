@@ -155,7 +155,7 @@ def run(row: Row, chosen: Config) -> Done:
     names = grid.folder_names(cells)
     ran = []
     for cell, result in zip(cells, results, strict=True):
-        picked = report.choose(row.label, result)
+        picked = report.choose(row.label, result, chosen.watching.select)
         if picked is None:
             ran.append(Ran(cell.held_out or "test", [], []))
             continue

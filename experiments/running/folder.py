@@ -19,7 +19,15 @@ _LOCK = ".lock"
 # Flags that say where and how, not what; and those that the cell stands for.
 _NOT_COMPARED = {
     *("run_dir", "data_dir", "resume", "checkpoint_every", "client_chunk", "run_chunk"),
-    *("devices", "coordinator_address", "num_processes", "process_id", "paper", "nonfinite"),
+    *(
+        "devices",
+        "coordinator_address",
+        "num_processes",
+        "process_id",
+        "paper",
+        "nonfinite",
+        "select",
+    ),
     *("algorithm", "settings", "held_out", "learning_rate", "server_learning_rate", "seeds"),
 }
 

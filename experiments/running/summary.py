@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from experiments.grid import Cell
+from experiments.selection import RULES
 from fedjax_inv import stopping
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome
@@ -91,6 +92,7 @@ def _by_domain(cell: Cell, groups: list[str], valid: Scores, test: Scores) -> di
         name: {
             "accuracy": float(of.score[index]),
             "loss": _number(of.loss[index]),
+            "examples": int(of.size[index]),
             "split": split,
         }
         for name, split, of, index in scores
@@ -129,7 +131,7 @@ def stops(
 
 
 def summarise(cell: Cell, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per run the evaluation with the best validation accuracy (the first such), and the last.
+    """Per run the evaluation that each rule of selection picks, and the last.
 
     A run that diverged is told as such and its later evaluations do not count.
     """
@@ -137,13 +139,14 @@ def summarise(cell: Cell, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for index, run in enumerate(cell.runs):
         mine = [line for line in lines if line["run"] == index]
         good = [line for line in mine if not line["diverged"]]
-        chosen = max(good, key=lambda line: line["validation_accuracy"], default=None)
+        picked = {name: rule.pick(good) if good else None for name, rule in RULES.items()}
         results.append(
             {
                 "seed": run.seed,
                 "hyper": run.hyper,
                 "diverged": len(good) < len(mine),
-                "selected": chosen,
+                "selected": picked["validation"],
+                "by_rule": picked,
                 "last": mine[-1],
             }
         )
