@@ -134,7 +134,15 @@ def averaging(
         variables = serve(server, own) if serve else server.variables
         return models.predict(model, variables, x)
 
+    def blank(server: servers.Server) -> Upload:
+        return Upload(optax.tree.zeros_like(server.variables), ())
+
     exchange = Exchange(
-        broadcast, client, Upload(aggregators.mean(weight), beside.aggregate), update
+        broadcast,
+        client,
+        Upload(aggregators.mean(weight), beside.aggregate),
+        update,
+        # What travels beside the network may be a change, which counts once.
+        blank=blank if beside is NOTHING else None,
     )
     return Algorithm(init_server, init_client, (exchange,), predict, personal=serve is not None)

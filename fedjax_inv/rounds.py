@@ -127,7 +127,7 @@ def _exchange(
 ) -> tuple[State, Report]:
     """One exchange of a round, the one numbered `index`: (the state after it, its report)."""
     aggregator = combine(exchange.aggregate)
-    message = exchange.broadcast(state.server)
+    message, prompt = exchange.broadcast(state.server), exchange.prompt(state.server)
     heard = state.heard[index]
     history = _history(heard)
     if history > 1:
@@ -147,7 +147,9 @@ def _exchange(
         size = jnp.where(slot.present, slot.size, 0)
         shard = Shard(federation.data, federation.order, federation.start[slot.who], size, slot.who)
         client_key = jax.random.fold_in(key, slot.who)
-        reply = exchange.client(Visit(received, own, shard, state.round, slot.delay, client_key))
+        reply = exchange.client(
+            Visit(received, own, shard, state.round, slot.delay, client_key, prompt)
+        )
         finite = tree.all_finite(reply)
         present = slot.present & (finite | (not drop_nonfinite))
         upload = optax.tree.where(present, reply.upload, optax.tree.zeros_like(reply.upload))

@@ -203,6 +203,7 @@ class Visit(NamedTuple):
     round: Array  # [] int32, from 0
     delay: Array  # [] int32
     key: Array  # of this round, exchange and client
+    prompt: Tree = ()  # what the server sent beside the message, never delayed
 
 
 class Reply(NamedTuple):
@@ -272,6 +273,12 @@ def always(server: Tree, who: Array, round: Array, /) -> bool:
     return True
 
 
+def nothing(server: Tree, /) -> Tree:
+    """A broadcast of an exchange that sends nothing."""
+    del server
+    return ()
+
+
 class Exchange(NamedTuple):
     """One round trip between the server and the clients."""
 
@@ -280,6 +287,9 @@ class Exchange(NamedTuple):
     aggregate: Tree  # an Aggregator, or a tree of them that is a prefix of the upload
     update: Update
     attends: Attends = always
+    prompt: Broadcast = nothing  # what reaches all clients in time, however delayed they are
+    # (server) -> an upload of zeros, where a client's last one may stand in for one that is missing
+    blank: Callable[[Tree], Tree] | None = None
 
 
 class InitServer(Protocol):

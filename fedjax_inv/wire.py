@@ -31,11 +31,11 @@ def traffic(algorithm: Algorithm, state: State, federation: Federation) -> tuple
         shard = Shard(federation.data, federation.order, start, size, state.round)
         pairs = []
         for exchange in algorithm.exchanges:
-            message = exchange.broadcast(state.server)
-            visit = Visit(message, own, shard, state.round, state.round, state.key)
+            message, prompt = exchange.broadcast(state.server), exchange.prompt(state.server)
+            visit = Visit(message, own, shard, state.round, state.round, state.key, prompt)
             reply = exchange.client(visit)
             own = reply.own
-            pairs.append((message, reply.upload))
+            pairs.append(((message, prompt), reply.upload))
         return pairs
 
     return tuple(

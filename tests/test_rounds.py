@@ -218,6 +218,22 @@ def test_a_delayed_client_hears_the_broadcast_of_then(history: int) -> None:
         assert_equal(state.server[1]["cohort"].delay, late.astype(np.int32))
 
 
+def prompted() -> Algorithm:
+    """Clients upload what they hear and what they are prompted with; the server counts rounds."""
+
+    def answer(visit: Visit) -> Reply:
+        reply = client(visit)
+        return reply._replace(upload={**reply.upload, "heard": visit.prompt - visit.message})
+
+    return toy(exchange(client=answer, prompt=lambda server: server[0]))
+
+
+def test_a_prompt_is_never_delayed() -> None:
+    schedule = late(full(), 2)
+    for t, (state, _) in enumerate(steps(prompted, schedule, history=3)):
+        assert {upload["heard"] for upload in received(state).values()} == {min(t, 2)}
+
+
 def test_a_visit_is_of_its_client_and_its_round() -> None:
     schedule = full()
     for t, (state, _) in enumerate(steps(one, schedule)):

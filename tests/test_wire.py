@@ -52,6 +52,7 @@ def test_each_exchange_and_each_type_counts() -> None:
         """All that a visit tells may be looked at."""
         told = visit.shard.size + visit.shard.who + visit.round + visit.delay
         told += jax.random.bits(visit.key).astype(jnp.int32) + visit.own["kept"]
+        told += visit.prompt.sum()
         return Reply(visit.own, told.astype(jnp.int16), {})
 
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
@@ -59,7 +60,13 @@ def test_each_exchange_and_each_type_counts() -> None:
 
     exchanges = (
         Exchange(lambda server: server["codes"], first, aggregators.total(), update),
-        Exchange(lambda server: (), second, aggregators.total(), update),
+        Exchange(
+            lambda server: (),
+            second,
+            aggregators.total(),
+            update,
+            prompt=lambda server: server["codes"][:3],
+        ),
     )
     algorithm = Algorithm(
         lambda setup: setup.variables,
@@ -67,7 +74,7 @@ def test_each_exchange_and_each_type_counts() -> None:
         exchanges,
         lambda server, own, x: x,
     )
-    expected = (wire.Traffic(10, 2 * 3 * 4 + 10), wire.Traffic(0, 2))
+    expected = (wire.Traffic(10, 2 * 3 * 4 + 10), wire.Traffic(3, 2))
     assert traffic(algorithm, {"codes": jnp.zeros(10, jnp.uint8)}) == expected
 
 
