@@ -45,6 +45,7 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
 def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
     """Each client of each round is absent with a probability; a scalar, or one per client [C].
 
+    Where an upload arrives with probability p, that of being absent is 1 - p.
     Raises ValueError for a probability outside [0, 1], or not one for every client named.
     """
     probability = jnp.asarray(probability)
@@ -90,6 +91,40 @@ def every(schedule: Cohort, period: Array) -> Cohort:
     rounds = jnp.arange(schedule.who.shape[0])[:, None]
     due = rounds % (period[schedule.who] if period.ndim else period) == 0
     return schedule._replace(present=schedule.present & due)
+
+
+def slow(schedule: Cohort, rounds_per_update: Array) -> Cohort:
+    """Clients that need m rounds for an update; a scalar, or one per client [C]; 1 is regular.
+
+    An update started in round s, on its broadcast w_s, arrives in round s + m - 1, which makes
+    w_{s + m}: so what makes w_t was computed from w_{t - m}. Round 0 sees all of them, without
+    delay; from round 1 on, every m-th round does. The run must keep max(m) broadcasts. Raises
+    ValueError for m below 1, or not one for every client named.
+    """
+    rounds_per_update = jnp.asarray(rounds_per_update, jnp.int32)
+    if _range(rounds_per_update)[0] < 1:
+        raise UsageError(f"rounds_per_update={rounds_per_update}: must be at least 1")
+    _check_per_client("rounds_per_update", rounds_per_update, schedule)
+    return delayed(every(schedule, rounds_per_update), rounds_per_update - 1)
+
+
+def first_all(schedule: Cohort, num_clients: int) -> Cohort:
+    """Each of the C clients attends once at the beginning, on the newest broadcast.
+
+    The first ceil(C / S) rounds are replaced: all attend round 0 where there is a slot for each.
+    Comes last, after what makes clients absent. Raises ValueError for a schedule that is shorter.
+    """
+    checks.integer("num_clients", num_clients)
+    num_rounds, num_slots = schedule.who.shape
+    needed = -(-num_clients // num_slots)
+    if num_rounds < needed:
+        raise UsageError(
+            f"schedule: has {num_rounds} rounds of {num_slots} slots, must have at least {needed}, "
+            f"so that each of num_clients={num_clients} attends once"
+        )
+    who = jnp.arange(needed * num_slots, dtype=jnp.int32).reshape(needed, num_slots)
+    first = Cohort(who, who < num_clients, jnp.zeros_like(who))
+    return jax.tree.map(lambda leaf, new: leaf.at[:needed].set(new), schedule, first)
 
 
 def _range(values: Array) -> tuple[float, float]:

@@ -127,10 +127,58 @@ def test_delayed_and_every_follow_the_client() -> None:
     assert_equal(all_rare.present, np.tile(np.arange(12)[:, None] % 4 == 0, 3))
 
 
+def test_a_slow_client_sends_what_it_made_of_the_network_that_it_began_with() -> None:
+    """Simulated: it downloads, works for m rounds, uploads, and downloads again."""
+    num_rounds, needed = 13, np.array([1, 2, 3, 5])
+    slow, none, all_slow = compiled(
+        lambda: [
+            schedules.slow(schedule := schedules.everyone(4, num_rounds), needed),
+            schedules.slow(schedule, 1),
+            schedules.slow(schedule, 3),
+        ]
+    )
+    for client, m in enumerate(needed):
+        # Round t makes w_{t + 1} of what arrives; the first counts for all.
+        arrives, begun = {0: 0}, 1
+        while begun + m - 1 < num_rounds:
+            arrives[begun + m - 1] = begun
+            begun += m
+        assert_equal(np.flatnonzero(slow.present[:, client]), np.array(sorted(arrives)))
+        for t, heard in arrives.items():
+            # The engine's oldest broadcast is that of round 0.
+            assert max(t - slow.delay[t, client], 0) == heard
+            assert t == 0 or heard == t + 1 - m
+    assert_equal(none, schedules.everyone(4, num_rounds))
+    assert_equal(all_slow, tree_of(slow, 2))
+
+
+def tree_of(schedule: Cohort, client: int) -> Cohort:
+    """The schedule with everybody as one of its clients is."""
+    like = jax.tree.map(lambda leaf: np.repeat(leaf[:, client, None], 4, 1), schedule)
+    return like._replace(who=schedule.who)
+
+
+@pytest.mark.parametrize(("num_clients", "num_slots"), [(5, 5), (5, 2), (3, 7), (1, 1)])
+def test_first_all_lets_each_attend_once_and_leaves_the_rest(
+    num_clients: int, num_slots: int
+) -> None:
+    rng = np.random.default_rng(0)
+    shape = (6, num_slots)
+    before = Cohort(rng.integers(0, num_clients, shape), rng.random(shape) < 0.3, np.ones(shape))
+    before = before._replace(who=before.who.astype(np.int32), delay=before.delay.astype(np.int32))
+    after = compiled(lambda: schedules.first_all(jax.tree.map(jnp.asarray, before), num_clients))
+    needed = -(-num_clients // num_slots)
+    first = tree.take(after, slice(needed))
+    assert sorted(first.who[first.present]) == list(range(num_clients))
+    assert not first.delay.any()
+    assert_equal(tree.take(after, slice(needed, None)), tree.take(before, slice(needed, None)))
+
+
 PER_CLIENT = [
     lambda schedule, values: schedules.dropout(schedule, KEY, values),
     schedules.delayed,
     schedules.every,
+    schedules.slow,
 ]
 
 
@@ -156,6 +204,13 @@ PER_CLIENT = [
         (lambda: schedules.delayed(FULL, -1), "delay=-1: must be at least 0"),
         (lambda: schedules.delayed(FULL, np.array([0, -2, 3])), "must be at least 0"),
         (lambda: schedules.every(FULL, 0), "period=0: must be at least 1"),
+        (lambda: schedules.slow(FULL, 0), "rounds_per_update=0: must be at least 1"),
+        (lambda: schedules.slow(FULL, np.array([1, 2, -3])), "rounds_per_update=.* at least 1"),
+        (lambda: schedules.first_all(FULL, 0), "num_clients=0: must be an integer of at least 1"),
+        (
+            lambda: schedules.first_all(schedules.everyone(2, 3), 7),
+            "has 3 rounds of 2 slots, must have at least 4, .* num_clients=7 attends once",
+        ),
         *(
             (lambda make=make: make(FULL, np.ones(2)), "has 2 values, must have one for client 2")
             for make in PER_CLIENT
