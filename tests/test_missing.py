@@ -1,0 +1,268 @@
+"""Rules for missing uploads, against a naive loop of FedAvg in NumPy, in float64."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import federations as tiny
+from federations import assert_close, assert_equal, plain
+from fedjax_inv import clients, local, missing, models, objectives, rounds, tree
+from fedjax_inv.algorithms import fedavg, fedbn, fl_games, scaffold
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation as federations
+from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Reply, Slots, Visit
+
+SIZES = (4, 0, 1, 7, 5)
+NUM_CLIENTS, DIMENSION, HISTORY = len(SIZES), 3, 3
+RATE, NUM_STEPS = 0.1, 2
+MODEL = models.from_function(
+    lambda key, x: {"w": jax.random.normal(key, (x.shape[1],))},
+    lambda params, x: x @ params["w"],
+)
+
+
+def squared(outputs: Array, y: Array, mask: Array) -> Array:
+    return objectives.masked_mean((outputs - y) ** 2 / 2, mask)
+
+
+def held() -> Federation:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(sum(SIZES), DIMENSION)), rng.normal(size=sum(SIZES))
+    parts = np.split(np.arange(len(x)), np.cumsum(SIZES)[:-1])
+    return federations.of_parts(federations.examples(x, y), parts)
+
+
+def weight(slots: Slots) -> Array:
+    """Older ones count less, so that it matters which delay a remembered upload has."""
+    return slots.size / (1.0 + slots.delay)
+
+
+def algorithm(rule: str = "reuse", **arguments: Any) -> Algorithm:
+    work = local.full_batch(optax.sgd(RATE), capacity=max(SIZES), num_steps=NUM_STEPS)
+    arguments = {"weighting": weight, **arguments}
+    return missing.with_rule(fedavg.fedavg(MODEL, work, loss=squared, **arguments), rule)
+
+
+def program(made: Algorithm, width: int = 2) -> Any:
+    return jax.jit(
+        lambda state, schedule: rounds.run(
+            made, state, schedule, held(), axis=clients.chunked(width)
+        )
+    )
+
+
+def start(made: Algorithm) -> rounds.State:
+    @jax.jit
+    def begin() -> rounds.State:
+        variables = MODEL.init(jax.random.key(0), held().data.x[:1])
+        return rounds.init(made, variables, held(), jax.random.key(1), history=HISTORY)
+
+    return begin()
+
+
+def weights(state: rounds.State) -> np.ndarray:
+    return np.asarray(state.server.wrapped.variables.params.head["w"])
+
+
+def naive(w: np.ndarray, schedule: Cohort) -> tuple[np.ndarray, dict[int, tuple[Any, ...]]]:
+    """The weights after all rounds, and of each who arrived (upload, weight)."""
+    federation = held()
+    x, y = np.asarray(federation.data.x), np.asarray(federation.data.y)
+    rows = federations.parts_of(federation)
+    begun: list[np.ndarray] = []
+    last: dict[int, tuple[Any, ...]] = {}
+    for t in range(len(schedule.who)):
+        begun.append(w)
+        arrived = False
+        for i, present, delay in zip(*(np.asarray(leaf)[t] for leaf in schedule), strict=True):
+            if not present or not SIZES[i]:
+                continue
+            late = min(int(delay), t)
+            old = new = begun[t - late]
+            for _ in range(NUM_STEPS):
+                a = x[rows[i]]
+                new = new - RATE * a.T @ (a @ new - y[rows[i]]) / len(a)
+            last[int(i)] = (new - old, SIZES[i] / (1 + late))
+            arrived = True
+        if arrived:
+            total = sum(weight for _, weight in last.values())
+            w = w + sum(weight * upload for upload, weight in last.values()) / total
+    return w, last
+
+
+def test_reuse_is_the_naive_loop() -> None:
+    with jax.enable_x64(True):
+        made, schedule = algorithm(), tiny.schedule()
+        before = start(made)
+        for num_rounds in (4, 6):
+            some = tree.take(schedule, slice(num_rounds))
+            after, _ = program(made)(before, some)
+            expected, last = naive(weights(before), some)
+            np.testing.assert_allclose(weights(after), expected, rtol=1e-5)
+            memory = after.server.memories[0]
+            assert set(np.flatnonzero(memory.arrived)) == set(last)
+            for client, (upload, _) in last.items():
+                remembered = memory.upload.delta.params.head["w"][client]
+                np.testing.assert_allclose(remembered, upload, rtol=1e-5, atol=1e-9)
+
+
+def test_who_never_arrived_counts_nothing_and_the_first_rounds_are_those_of_skip() -> None:
+    """Until somebody is missed, the rules are one."""
+    reused, skipped = algorithm(), algorithm("skip")
+    who = np.array([[3, 0], [0, 3], [3, 4]], np.int32)
+    schedule = Cohort(who, np.ones(who.shape, bool), np.zeros_like(who))
+    got, expected = start(reused), start(skipped)
+    steps = program(reused), program(skipped)
+    for t in range(3):
+        one = tree.take(schedule, slice(t, t + 1))
+        (got, _), (expected, _) = steps[0](got, one), steps[1](expected, one)
+        difference = weights(got) - np.asarray(expected.server.variables.params.head["w"])
+        assert (np.abs(difference).max() < 1e-6) == (t < 2)
+    assert_equal(got.server.memories[0].arrived, np.isin(np.arange(NUM_CLIENTS), [0, 3, 4]))
+
+
+@pytest.mark.parametrize("optimizer", [optax.sgd(1.0), optax.adam(0.1)], ids=["sgd", "adam"])
+def test_where_all_arrive_reuse_is_skip(optimizer: optax.GradientTransformation) -> None:
+    schedule = tiny.schedule()
+    schedule = schedule._replace(present=jnp.ones_like(schedule.present))
+    reused, skipped = (algorithm(rule, server_optimizer=optimizer) for rule in ("reuse", "skip"))
+    got, reports = program(reused)(start(reused), schedule)
+    expected, expected_reports = program(skipped)(start(skipped), schedule)
+    assert_close(got.server.wrapped, expected.server)
+    assert_close(reports, expected_reports)
+
+
+def test_chunks_slots_and_resuming_change_nothing() -> None:
+    made, schedule = algorithm(), plain(tiny.schedule())
+    before, run = start(made), program(made)
+    after, _ = run(before, schedule)
+    whole, _ = program(made, NUM_CLIENTS)(before, schedule)
+    assert_close(whole, after)
+
+    half, _ = run(before, tree.take(schedule, slice(3)))
+    resumed, _ = run(
+        half._replace(server=jax.tree.map(jnp.asarray, plain(half.server))),
+        tree.take(schedule, slice(3, None)),
+    )
+    assert_equal(resumed, after)
+
+    # Empty slots that name somebody are nobody's.
+    rng = np.random.default_rng(0)
+    order = rng.permuted(np.tile(np.arange(NUM_CLIENTS + 1), (6, 1)), axis=1)
+    empty = Cohort(*(np.full((6, 1), value, leaf.dtype)
+                     for value, leaf in zip((3, 0, 1), schedule, strict=True)))  # fmt: skip
+    wider = jax.tree.map(
+        lambda a, b: np.take_along_axis(np.concatenate([a, b], 1), order, 1), schedule, empty
+    )
+    assert_close(run(before, wider)[0], after)
+
+
+def test_a_round_in_which_nothing_arrives_is_the_identity() -> None:
+    made, schedule = algorithm(server_optimizer=optax.adam(0.1)), plain(tiny.schedule())
+    warm, _ = program(made)(start(made), schedule)
+    nothing = tree.take(schedule, slice(1))._replace(present=np.zeros((1, NUM_CLIENTS), bool))
+    after, (report,) = program(made)(warm, nothing)
+    assert_equal(after.server, warm.server)
+    assert not report.present.any()
+
+
+def taking_turns() -> Algorithm:
+    """Clients attend every other round, even and odd ones in turn; a second exchange is apart."""
+    made = fedavg.fedavg(MODEL, local.full_batch(optax.sgd(RATE), capacity=7), loss=squared)
+    (exchange,) = made.exchanges
+
+    def echo(visit: Visit) -> Reply:
+        return Reply(visit.own, visit.prompt, {})
+
+    def attends(server: Any, who: Array, round: Array) -> Array:
+        return (who + round) % 2 == 0
+
+    second = exchange._replace(
+        broadcast=lambda server: (),
+        client=echo,
+        aggregate=missing.aggregators.mean(),
+        update=lambda server, mean, cohort: server._replace(beside=mean),
+        prompt=lambda server: server.variables.params.head["w"],
+        blank=None,
+    )
+
+    def init_server(setup: Any) -> Any:
+        return made.init_server(setup)._replace(beside=jnp.zeros(DIMENSION))
+
+    def update(server: Any, mean: Any, cohort: Cohort) -> Any:
+        return exchange.update(server, mean, cohort)._replace(beside=server.beside)
+
+    turns = (exchange._replace(attends=attends, update=update), second)
+    return made._replace(init_server=init_server, exchanges=turns)
+
+
+def test_only_those_stand_in_who_would_attend_in_exchanges_that_allow_it() -> None:
+    alone = taking_turns()
+    made = missing.reuse(alone)
+    who = np.tile(np.arange(NUM_CLIENTS, dtype=np.int32), (4, 1))
+    schedule = Cohort(who, np.ones(who.shape, bool), np.zeros_like(who))
+    got, reports = program(made)(start(made), schedule)
+    expected, expected_reports = program(alone)(start(alone), schedule)
+    # All who would attend do, so nobody stands in.
+    assert_close(got.server.wrapped, expected.server)
+    assert_close(reports, expected_reports)
+    assert got.server.memories[1] == ()
+    assert got.server.memories[0].arrived.sum() == 4
+    # One who is missed does.
+    missed = schedule._replace(
+        present=schedule.present & ~((who == 4) & (np.arange(4) == 2)[:, None])
+    )
+    got, _ = program(made)(start(made), missed)
+    skipped, _ = program(alone)(start(alone), missed)
+    assert optax.tree.norm(optax.tree.sub(got.server.wrapped, skipped.server)) > 1e-3
+
+
+def test_the_wrapper_serves_as_the_algorithm_does() -> None:
+    made = algorithm()
+    state = start(made)
+    x = held().data.x
+    alone = algorithm("skip")
+    assert_equal(made.predict(state.server, (), x), alone.predict(state.server.wrapped, (), x))
+    assert made.personal == alone.personal
+    assert missing.RULES["skip"](alone) is alone
+
+
+def test_what_cannot_stand_in_is_told() -> None:
+    """A change of a control variate, or a move of a game, counts once."""
+    model, work = tiny.normed_body(), tiny.steps(0.1)
+    for made in (
+        scaffold.scaffold(model, work),
+        fedbn.fedbn(model, work),
+        fl_games.fl_games(model, work),
+    ):
+        with pytest.raises(UsageError, match="algorithm: has no exchange whose uploads can stand"):
+            missing.reuse(made)
+    with pytest.raises(UsageError, match="missing='forget': must be one of skip, reuse"):
+        algorithm("forget")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedipg", "erm", "exit_strategy"])
+def test_a_blank_has_the_shapes_of_an_upload(name: str) -> None:
+    config, federation = tiny.TABLE[name][0], tiny.federation()
+    made = tiny.build(name, config)
+
+    def both() -> Any:
+        exchange = made.exchanges[0]
+        variables = tiny.initial(config.model(), jax.random.key(0))
+        state = rounds.init(made, variables, federation, jax.random.key(0))
+        visit = Visit(
+            exchange.broadcast(state.server),
+            tree.take(state.clients, 0),
+            tiny.shard_of(federation, 0),
+            state.round,
+            state.round,
+            state.key,
+        )
+        return exchange.blank(state.server), exchange.client(visit).upload
+
+    chex.assert_trees_all_equal_shapes_and_dtypes(*jax.eval_shape(both))
