@@ -230,6 +230,29 @@ class Config(NamedTuple):
 # Every algorithm of the package must have its configurations here: the file's name -> them.
 TABLE: dict[str, tuple[Config, ...]] = {
     "erm": (Config(small_normed, momentum_epochs),),
+    "exit_strategy": (
+        Config(
+            softmax_regression,
+            steps,
+            {
+                "wrapped": "fedipg",
+                "penalty": 0.1,
+                "step_size": 0.5,
+                "pretraining_rounds": 3,
+                "server_optimizer": _MOMENTUM,
+            },
+        ),
+        Config(
+            normed_body,
+            full_batch,
+            {
+                "smoothness": 0.5,
+                "step_size": 0.5,
+                "pretraining_rounds": 3,
+                "server_optimizer": _ADAM,
+            },
+        ),
+    ),
     "fedavg": (
         Config(mlp, epochs),
         Config(normed, epochs, {"server_optimizer": _MOMENTUM, "weighting": "uniform"}),

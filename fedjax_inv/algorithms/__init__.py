@@ -4,4 +4,14 @@
 (`fedipg.fedipg`). LISTED names the files that hold an algorithm.
 """
 
-LISTED = ("erm", "fedavg", "fedbn", "fediir", "fedipg", "fedprox", "fl_games", "scaffold")
+LISTED = (
+    "erm",
+    "exit_strategy",
+    "fedavg",
+    "fedbn",
+    "fediir",
+    "fedipg",
+    "fedprox",
+    "fl_games",
+    "scaffold",
+)

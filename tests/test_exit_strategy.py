@@ -1,0 +1,569 @@
+"""The exit strategy against closed forms, and against the paper's rule in NumPy, in float64."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import federations as tiny
+from federations import assert_equal, plain
+from fedjax_inv import clients, local, missing, models, objectives, rounds, tree
+from fedjax_inv.algorithms import exit_strategy, fedavg, fedbn, fl_games, scaffold
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation as federations
+from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Tree, Work
+
+# The kernels.
+
+
+def cut(vectors: Array) -> Tree:
+    """Vectors [..., 6] as trees of odd shapes."""
+    return {"a": vectors[..., :5].reshape(*vectors.shape[:-1], 5, 1), "b": vectors[..., 5]}
+
+
+def contribution(
+    global_grad: Any, client_grads: Any, weights: Any, step_size: Any = 1.0, smoothness: Any = 1.0
+) -> np.ndarray:
+    """The kernel's, of gradients [D] and [S, D]."""
+    padded = [np.pad(g, [(0, 0)] * (np.ndim(g) - 1) + [(0, 6 - np.shape(g)[-1])])
+              for g in (np.asarray(global_grad), np.asarray(client_grads))]  # fmt: skip
+    return np.asarray(
+        exit_strategy.contribution(
+            *(cut(jnp.asarray(g)) for g in padded),
+            jnp.asarray(weights),
+            step_size=step_size,
+            smoothness=smoothness,
+        )
+    )
+
+
+@pytest.mark.parametrize("variant", ["with", "without"])
+def test_contribution_is_the_formula(variant: str) -> None:
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True), jax.disable_jit(variant == "without"):
+        for num_clients in (1, 3):
+            g, each = rng.normal(size=6), rng.normal(size=(num_clients, 6))
+            weights = rng.dirichlet(np.ones(num_clients))
+            expected = [
+                0.3 * a * (g @ g_i - 1.7 * 0.3 / 2 * g_i @ g_i) / (g @ g)
+                for a, g_i in zip(weights, each, strict=True)
+            ]
+            got = contribution(g, each, weights, 0.3, 1.7)
+            np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("nu", [0.1, -0.1])
+def test_eq_16_of_two_quadratics_changes_sign_with_the_heterogeneity(nu: float) -> None:
+    """R_i = |w - w_I - e|^2 / 2 beside many of |w - w_I|^2 / 2, at w = kappa w_I + nu e / |e|.
+
+    The smoothness of the paper holds the step size. U and V are 1 where gradients are as long.
+    """
+    kappa, paper_smoothness, step_size, share = 0.4, 0.9, 0.2, 0.05
+    lengths = np.array([1e-3, 0.2, 0.5, 1.0, 3.0, 30.0])
+    invariant, direction = np.eye(6)[1], np.eye(6)[4]
+    w = kappa * invariant + nu * direction
+    others = w - invariant
+    found, whole = [], []
+    with jax.enable_x64(True):
+        for length in lengths:
+            own = w - invariant - length * direction
+            cosine = ((1 - kappa) ** 2 - nu * (length - nu)) / (
+                np.hypot(1 - kappa, nu) * np.hypot(1 - kappa, length - nu)
+            )
+            smoothness = paper_smoothness / step_size
+            ratio = np.linalg.norm(own) / np.linalg.norm(others)
+            got = contribution(
+                others, [others, own / ratio, own], [1 - 2 * share, share, share], step_size,
+                smoothness,
+            )  # fmt: skip
+            np.testing.assert_allclose(
+                got[1], step_size * share * (cosine - paper_smoothness / 2), rtol=1e-9
+            )
+            np.testing.assert_allclose(
+                got[2],
+                step_size * share * (ratio * cosine - paper_smoothness / 2 * ratio**2),
+                rtol=1e-9,
+            )
+            assert got[0] > 0
+            found.append(got[1])
+            whole.append(got[2])
+    for values in (found, whole):
+        signs = np.sign(values)
+        assert signs[0] == 1
+        assert signs[-1] == -1
+        assert (np.diff(signs) != 0).sum() == 1
+    # Whatever the sign of nu, once e dominates, more of it is worse.
+    assert (np.diff(whole[2:]) < 0).all()
+
+
+def test_identical_clients_contribute_by_their_share_and_the_opposite_one_harms() -> None:
+    g, weights = np.arange(1.0, 6.0), np.array([0.2, 0.5, 0.3])
+    got = contribution(g, np.tile(g, (3, 1)), weights, 0.1, 4.0)
+    np.testing.assert_allclose(got, 0.1 * weights * (1 - 4.0 * 0.1 / 2), rtol=1e-6)
+    assert (got > 0).all()
+    opposite = contribution(g, [g, -g, g], weights, 0.1, 4.0)
+    np.testing.assert_allclose(opposite[1], -0.1 * 0.5 * (1 + 4.0 * 0.1 / 2), rtol=1e-6)
+
+
+def test_without_a_global_gradient_nobody_contributes() -> None:
+    assert_equal(contribution(np.zeros(3), np.ones((2, 3)), [0.5, 0.5]), np.zeros(2, np.float32))
+
+
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(seed=st.integers(0, 2**16), num_clients=st.integers(1, 4))
+def test_a_round_decreases_the_risk_by_the_contributions_at_least(
+    seed: int, num_clients: int
+) -> None:
+    """The descent lemma, for whatever clients send; equal where they all send the same."""
+    rng = np.random.default_rng(seed)
+    root, target = rng.normal(size=(6, 6)), rng.normal(size=6)
+    hessian = root @ root.T
+    w, sent = rng.normal(size=6), rng.normal(size=(num_clients, 6))
+    weights, step_size = rng.dirichlet(np.ones(num_clients)), rng.uniform(0.01, 1)
+
+    def risk(w: np.ndarray) -> float:
+        return (w - target) @ hessian @ (w - target) / 2
+
+    g = hessian @ (w - target)
+    top, vector = np.linalg.eigh(hessian)
+    with jax.enable_x64(True):
+        got = contribution(g, sent, weights, step_size, top[-1])
+        decrease = risk(w) - risk(w - step_size * weights @ sent)
+        assert decrease >= g @ g * got.sum() - 1e-9 * abs(decrease)
+        # Along the steepest curvature, all of them alike: nothing is lost.
+        same = np.tile(vector[:, -1], (num_clients, 1))
+        got = contribution(g, same, weights, step_size, top[-1])
+        decrease = risk(w) - risk(w - step_size * vector[:, -1])
+        np.testing.assert_allclose(decrease, g @ g * got.sum(), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"step_size": -0.1}, "step_size=-0.1: must be a finite number, at least 0"),
+        ({"smoothness": np.nan}, "smoothness=nan: must be a finite number"),
+        ({"weights": [0.5, 0.7]}, "weights=.*: must have the sum 1"),
+    ],
+)
+def test_wrong_arguments_of_contribution(arguments: dict[str, Any], words: str) -> None:
+    given = {"weights": [0.5, 0.5], "step_size": 0.1, "smoothness": 1.0, **arguments}
+    with pytest.raises(UsageError, match=words):
+        contribution(np.ones(3), np.ones((2, 3)), **given)
+    with pytest.raises(AssertionError):
+        contribution(np.ones(3), np.ones((3, 3)), [0.5, 0.5])
+
+
+SPECTRA = {
+    "positive": [3.0, 1.0, 0.5, 0.1, 0.0, 0.2],
+    "negative is largest": [1.0, -2.5, 0.3, 0.0, 0.4, 0.5],
+    "a pair": [2.0, -2.0, 0.3, 0.1, 0.4, 0.0],
+    "none": [0.0] * 6,
+}
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA.values(), ids=SPECTRA.keys())
+def test_largest_curvature_of_an_explicit_hessian(spectrum: list[float]) -> None:
+    rng = np.random.default_rng(0)
+    basis, _ = np.linalg.qr(rng.normal(size=(6, 6)))
+    hessian = basis @ np.diag(spectrum) @ basis.T
+
+    def risk(params: Tree) -> Array:
+        flat = jnp.concatenate([params["a"].ravel(), params["b"][None]])
+        return flat @ hessian @ flat / 2 + flat.sum()
+
+    @jax.jit
+    def found(key: Array) -> list[Array]:
+        params = cut(jnp.asarray(rng.normal(size=6)))
+        return [
+            exit_strategy.largest_curvature(risk, params, key, num_iterations=number)
+            for number in (1, 60)
+        ]
+
+    with jax.enable_x64(True):
+        first, last = found(jax.random.key(0))
+    largest = np.abs(spectrum).max()
+    np.testing.assert_allclose(last, largest, rtol=1e-6)
+    assert first <= last  # from below
+    with pytest.raises(UsageError, match="num_iterations=0: must be an integer of at least 1"):
+        exit_strategy.largest_curvature(risk, cut(jnp.ones(6)), jax.random.key(0), num_iterations=0)
+
+
+# The wrapper.
+
+SIZES = (9, 0, 4, 12, 3)
+NUM_CLIENTS, DIMENSION, PHASE = len(SIZES), 3, 3
+RATE, NUM_STEPS, STEP_SIZE = 0.1, 2, 0.2
+MODEL = models.from_function(
+    lambda key, x: {"w": jax.random.normal(key, (x.shape[1],))},
+    lambda params, x: x @ params["w"],
+)
+PLANTED = 4
+# Fusion may take sums in another order when there is something else to fuse them with.
+UNFUSED = {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion"}
+
+
+def squared(outputs: Array, y: Array, mask: Array) -> Array:
+    return objectives.masked_mean((outputs - y) ** 2 / 2, mask)
+
+
+def regression(*, planted: bool) -> Federation:
+    """Clients that look for one vector, but for the planted one, which looks for the opposite."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(sum(SIZES), DIMENSION))
+    y = x @ np.array([2.0, -1.0, 1.5]) + 0.1 * rng.normal(size=len(x))
+    parts = np.split(np.arange(len(x)), np.cumsum(SIZES)[:-1])
+    if planted:
+        y[parts[PLANTED]] *= -1
+    return federations.of_parts(federations.examples(x, y), parts)
+
+
+class Written(NamedTuple):
+    """What the naive loop has found after all rounds."""
+
+    w: np.ndarray
+    contributions: np.ndarray
+    smoothness: float
+    exits: set[int]
+
+
+def naive(
+    held: Federation,
+    start: np.ndarray,
+    direction: np.ndarray,
+    schedule: Cohort,
+    *,
+    smoothness: float | None,
+    threshold: float,
+) -> Written:
+    x, y = np.asarray(held.data.x), np.asarray(held.data.y)
+    rows = federations.parts_of(held)
+
+    def gradient(client: int, w: np.ndarray) -> np.ndarray:
+        a, b = x[rows[client]], y[rows[client]]
+        return a.T @ (a @ w - b) / len(a)
+
+    def hessian(client: int) -> np.ndarray:
+        return x[rows[client]].T @ x[rows[client]] / len(rows[client])
+
+    w, v, size, exited = start, direction, np.array(SIZES), set()
+    begun, ended, measures = [], [], []
+    curvature = 0.0
+    for t in range(len(schedule.who)):
+        sent = [
+            (int(i), min(int(late), t))
+            for i, is_present, late in zip(*(np.asarray(leaf)[t] for leaf in schedule), strict=True)
+            if is_present and SIZES[i]
+        ]
+        begun.append(w)
+        training = [(i, late) for i, late in sent if i not in exited]
+        moved = []
+        for i, late in training:
+            local_w = begun[t - late]
+            for _ in range(NUM_STEPS):
+                local_w = local_w - RATE * gradient(i, local_w)
+            moved.append(size[i] * (local_w - begun[t - late]))
+        if training:
+            w = w + np.sum(moved, 0) / sum(size[i] for i, _ in training)
+        ended.append(w)
+        if t < PHASE and sent:
+            shares = {i: size[i] / sum(size[j] for j, _ in sent) for i, _ in sent}
+            g = sum(share * gradient(i, w) for i, share in shares.items())
+            product = sum(share * hessian(i) for i, share in shares.items()) @ v
+            curvature = np.linalg.norm(product) if smoothness is None else smoothness
+            v = product / np.linalg.norm(product)
+            measures.append((t, g, [(i, shares[i], gradient(i, ended[t - d])) for i, d in sent]))
+        if t == PHASE - 1:
+            table = np.full((PHASE, NUM_CLIENTS), np.nan)
+            for row, g, told in measures:
+                for i, share, g_i in told:
+                    gain = g @ g_i - curvature * STEP_SIZE / 2 * g_i @ g_i
+                    table[row, i] = STEP_SIZE * share * gain / (g @ g)
+            for i in range(NUM_CLIENTS):
+                known = table[:, i][~np.isnan(table[:, i])]
+                if len(known) and known.mean() < threshold:
+                    exited.add(i)
+    return Written(w, table, curvature, exited)
+
+
+def work() -> Any:
+    return local.full_batch(optax.sgd(RATE), capacity=max(SIZES), num_steps=NUM_STEPS)
+
+
+def wrapped_fedavg(**settings: Any) -> Algorithm:
+    return exit_strategy.exit_strategy(
+        MODEL, work(), step_size=STEP_SIZE, pretraining_rounds=PHASE, loss=squared, **settings
+    )
+
+
+def run(
+    algorithm: Algorithm,
+    held: Federation,
+    schedule: Cohort,
+    model: Model = MODEL,
+    options: dict[str, Any] | None = None,
+    history: int = 1,
+) -> tuple[rounds.State, rounds.State, tuple[rounds.Report, ...]]:
+    """(the state before, the state after, reports)."""
+
+    @jax.jit
+    def begin() -> rounds.State:
+        variables = model.init(jax.random.key(0), held.data.x[:1])
+        return rounds.init(algorithm, variables, held, jax.random.key(1), history=history)
+
+    @partial(jax.jit, compiler_options=options)
+    def go_on(state: rounds.State) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
+        return rounds.run(algorithm, state, schedule, held, axis=clients.chunked(2))
+
+    before = begin()
+    return plain((before, *go_on(before)))
+
+
+def full(num_rounds: int, num_clients: int = NUM_CLIENTS) -> Cohort:
+    who = np.tile(np.arange(num_clients, dtype=np.int32), (num_rounds, 1))
+    return Cohort(who, np.ones(who.shape, bool), np.zeros_like(who))
+
+
+def weights(params: Tree) -> np.ndarray:
+    return np.asarray(params.head["w"])
+
+
+CASES = [
+    # One with delays and dropouts whose smoothness is estimated, one with what is given.
+    (tiny.schedule(), True, {"smoothness": None, "threshold": 0.0}),
+    (tiny.schedule(), False, {"smoothness": None, "threshold": 0.03}),
+    (full(6), True, {"smoothness": 1.5, "threshold": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("schedule", "planted", "settings"), CASES, ids=["late", "mild", "given"])
+def test_the_whole_is_the_naive_loop(
+    schedule: Cohort, planted: bool, settings: dict[str, Any]
+) -> None:
+    with jax.enable_x64(True):
+        held = regression(planted=planted)
+        before, after, _ = run(wrapped_fedavg(**settings), held, schedule, history=tiny.HISTORY)
+        start = before.server
+        direction = start.assessment.direction
+        expected = naive(
+            held,
+            weights(start.wrapped.variables.params),
+            weights(direction) if direction else np.ones(DIMENSION),
+            schedule,
+            **settings,
+        )
+        found = exit_strategy.outcome(after.server)
+        np.testing.assert_allclose(found.contributions, expected.contributions, rtol=1e-5)
+        np.testing.assert_allclose(found.smoothness, expected.smoothness, rtol=1e-5)
+        got = weights(after.server.wrapped.variables.params)
+        np.testing.assert_allclose(got, expected.w, rtol=1e-6)
+    assert set(np.flatnonzero(found.exits)) == expected.exits
+    assert_equal(found.stays, ~found.exits)
+    assert 0 < len(expected.exits) < 4
+    known = ~np.isnan(found.mean)
+    assert_equal(known, ~np.isnan(expected.contributions).all(0))
+    assert not known[1]  # without examples
+    np.testing.assert_allclose(
+        found.mean[known], np.nanmean(expected.contributions[:, known], 0), rtol=1e-6
+    )
+
+
+@cache
+def planted_run() -> tuple[rounds.State, rounds.State, tuple[rounds.Report, ...]]:
+    return run(wrapped_fedavg(smoothness=1.5), regression(planted=True), full(9))
+
+
+def test_a_planted_client_exits_and_the_rest_trains_as_if_alone() -> None:
+    _, after, (training, gradient, products) = planted_run()
+    exits = exit_strategy.outcome(after.server).exits
+    assert_equal(np.flatnonzero(exits), np.array([PLANTED]))
+    real = np.array(SIZES) > 0
+    phase = np.arange(9)[:, None] < PHASE
+    assert_equal(training.present, real & (phase | ~exits))
+    for probe in (gradient, products):
+        assert_equal(probe.present, real & phase)
+
+    # FedAvg under a schedule that has the client for the phase only.
+    schedule = full(9)
+    schedule.present[PHASE:, PLANTED] = False
+    algorithm = fedavg.fedavg(MODEL, work(), loss=squared)
+    _, expected, _ = run(algorithm, regression(planted=True), schedule)
+    got = after.server.wrapped.variables
+    tiny.assert_close(got, expected.server.variables, rtol=1e-5, atol=1e-6)
+    exit_strategy.check_someone_stays(after.server)
+
+
+def test_where_nobody_is_left_everything_stays_and_the_host_is_told() -> None:
+    algorithm = wrapped_fedavg(smoothness=1.5, threshold=10.0)
+    held = regression(planted=False)
+    _, short, _ = run(algorithm, held, full(PHASE))
+    before, long, reports = run(algorithm, held, full(PHASE + 2))
+    assert_equal(long.server, short.server)
+    assert not reports[0].present[PHASE:].any()
+    with pytest.raises(UsageError, match="threshold: no client that was measured stays; must be"):
+        exit_strategy.check_someone_stays(long.server)
+    # Of several runs it is enough that one has nobody; before the first round nobody has left.
+    runs = jax.tree.map(lambda *a: np.stack(a), planted_run()[1].server, long.server)
+    with pytest.raises(UsageError, match="no client that was measured stays"):
+        exit_strategy.check_someone_stays(runs)
+    assert exit_strategy.outcome(runs).contributions.shape == (2, PHASE, NUM_CLIENTS)
+    assert_equal(exit_strategy.outcome(runs).exits[0], np.arange(NUM_CLIENTS) == PLANTED)
+    exit_strategy.check_someone_stays(before.server)
+
+
+def game_parameters(game: Any) -> Tree:
+    return game.body.params, game.players.params
+
+
+def scaffolded() -> tuple[Model, Algorithm, dict[str, Any]]:
+    model = tiny.softmax_regression()
+    return model, scaffold.scaffold(model, tiny.steps(0.1)), {}
+
+
+def personal() -> tuple[Model, Algorithm, dict[str, Any]]:
+    model = tiny.normed_head()
+    return model, fedbn.fedbn(model, tiny.steps(0.1)), {"smoothness": 1.0}
+
+
+def game() -> tuple[Model, Algorithm, dict[str, Any]]:
+    model = tiny.normed_body()
+    algorithm = fl_games.fl_games(
+        model, tiny.steps(0.1), play="sequential", memory=1, learned=True, body_learning_rate=0.02
+    )
+    return model, algorithm, {"parameters": game_parameters}
+
+
+Made = Callable[[], tuple[Model, Algorithm, dict[str, Any]]]
+
+
+@pytest.mark.parametrize("make", [scaffolded, personal, game])
+def test_where_nobody_leaves_the_network_is_the_algorithms_bit_for_bit(make: Made) -> None:
+    """Its minibatches are drawn, so its random numbers are as well."""
+    model, algorithm, settings = make()
+    wrapped = exit_strategy.wrap(algorithm, threshold=-np.inf, pretraining_rounds=2, **settings)
+    held = tiny.federation((4, 3, 1, 7, 5))
+    schedule = tree.take(plain(tiny.schedule()), slice(1, 5))
+    run_of = partial(run, held=held, schedule=schedule, model=model, options=UNFUSED, history=3)
+    _, after, reports = run_of(wrapped)
+    _, expected, expected_reports = run_of(algorithm)
+    number = len(algorithm.exchanges)
+    assert_equal(after.server.wrapped, expected.server)
+    assert_equal(after.clients, expected.clients)
+    assert_equal(reports[:number], expected_reports)
+    assert len(reports) == number + 2
+    assert wrapped.personal == algorithm.personal
+    own, x = tree.take(after.clients, 0), held.data.x
+    assert_equal(wrapped.predict(after.server, own, x), algorithm.predict(expected.server, own, x))
+    measured = exit_strategy.outcome(after.server)
+    assert measured.stays.all()
+    assert np.nanmin(np.abs(measured.mean)) > 0
+
+
+def test_who_has_left_attends_no_exchange_and_the_games_turns_stay() -> None:
+    model, algorithm, settings = game()
+    wrapped = exit_strategy.wrap(algorithm, pretraining_rounds=2, **settings)
+    held = tiny.federation((4, 3, 1, 7, 5))
+    stays = jnp.array([True, False, True, True, False])
+
+    @jax.jit
+    def turns() -> tuple[list[Array], list[Array]]:
+        """Of each exchange, with and without the exit strategy, who attends which round [T, C]."""
+        variables = tiny.initial(model, jax.random.key(0))
+        server = rounds.init(wrapped, variables, held, jax.random.key(0)).server
+        server = server._replace(assessment=server.assessment._replace(stays=stays))
+
+        def attending(algorithm: Algorithm, server: Tree) -> list[Array]:
+            def of(round: Array) -> list[Array]:
+                each = [partial(exchange.attends, server) for exchange in algorithm.exchanges]
+                who = jnp.arange(NUM_CLIENTS)
+                return [jax.vmap(attends, (0, None))(who, round) for attends in each]
+
+            return jax.vmap(of)(jnp.arange(14))
+
+        return attending(wrapped, server), attending(algorithm, server.wrapped)
+
+    (*got, gradient, products), alone = plain(turns())
+    phase = np.arange(14)[:, None] < 2
+    assert_equal(got, [turn & (phase | stays) for turn in alone])
+    assert all(turn.any(1).any() and not turn.all(1).all() for turn in got)
+    for probe in (gradient, products):
+        assert_equal(probe, np.broadcast_to(phase, probe.shape))
+
+
+def test_an_exit_goes_inside_of_reuse_and_then_forgets_who_left() -> None:
+    algorithm = missing.reuse(wrapped_fedavg(smoothness=1.5))
+    schedule = full(8)
+    schedule.present[PHASE + 1 :, 0] = False  # whose last upload stands in
+    _, after, _ = run(algorithm, regression(planted=True), schedule)
+    exits = exit_strategy.outcome(after.server.wrapped).exits
+    assert_equal(np.flatnonzero(exits), np.array([PLANTED]))
+    memory = after.server.memories[0]
+    assert memory.arrived[PLANTED]
+
+    # Whatever is remembered of who has left, nothing comes of it; of who is absent, it does.
+    step = jax.jit(partial(rounds.step, algorithm, axis=clients.chunked(2)))
+
+    def after_one_more(doubled: int) -> np.ndarray:
+        factor = 1 + (np.arange(NUM_CLIENTS) == doubled)[:, None]
+        upload = jax.tree.map(lambda leaf: leaf * factor, memory.upload)
+        memories = (memory._replace(upload=upload), *after.server.memories[1:])
+        state = after._replace(
+            server=after.server._replace(memories=memories), key=jax.random.key(0)
+        )
+        state, _ = step(state, tree.take(schedule, -1), regression(planted=True))
+        return weights(state.server.wrapped.wrapped.variables.params)
+
+    expected = after_one_more(NUM_CLIENTS)
+    assert_equal(after_one_more(PLANTED), expected)
+    assert np.abs(after_one_more(0) - expected).max() > 1e-4
+
+
+def test_a_wrapped_factory_may_be_ones_own_and_gets_the_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def own(model: Model, work: Work, **arguments: Any) -> Algorithm:
+        assert (model, work) == (MODEL, given)
+        seen.append(arguments)
+        return fedavg.fedavg(model, work)
+
+    given, optimizer = work(), optax.adam(0.1)
+    settings = {"loss": squared, "server_optimizer": optimizer, "weighting": "uniform"}
+    exit_strategy.exit_strategy(MODEL, given, wrapped=own, **settings)
+    monkeypatch.setitem(exit_strategy.WRAPPED, "fedipg", own)
+    exit_strategy.exit_strategy(MODEL, given, wrapped="fedipg", penalty=0.3, **settings)
+    assert seen == [settings, {**settings, "penalty": 0.3}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"wrapped": "fedavgg"}, "wrapped='fedavgg': must be one of fedavg, fedipg"),
+        ({"penalty": 0.1}, "penalty=0.1: must be None for wrapped='fedavg'"),
+        ({"threshold": np.inf}, "threshold=inf: must be a finite number"),
+        ({"threshold": np.nan}, "threshold=nan: must be a finite number"),
+        ({"step_size": -1.0}, "step_size=-1.0: must be a finite number, at least 0"),
+        ({"smoothness": -1.0}, "smoothness=-1.0: must be a finite number, at least 0"),
+        ({"pretraining_rounds": 0}, "pretraining_rounds=0: must be an integer of at least 1"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        exit_strategy.exit_strategy(MODEL, work(), **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_parameters_that_do_not_fit_are_told() -> None:
+    model, algorithm, _ = game()
+    variables = tiny.initial(model, jax.random.key(0))
+    with pytest.raises(UsageError, match="parameters: do not fit the server"):
+        rounds.init(exit_strategy.wrap(algorithm), variables, tiny.federation(), jax.random.key(0))
+    with pytest.raises(UsageError, match="batch_size=0"):
+        exit_strategy.wrap(algorithm, batch_size=0)
