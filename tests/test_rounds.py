@@ -225,13 +225,14 @@ def prompted() -> Algorithm:
         reply = client(visit)
         return reply._replace(upload={**reply.upload, "heard": visit.prompt - visit.message})
 
-    return toy(exchange(client=answer, prompt=lambda server: server[0]))
+    return toy(exchange(client=answer, prompt=lambda server: 10 * server[0]))
 
 
 def test_a_prompt_is_never_delayed() -> None:
     schedule = late(full(), 2)
     for t, (state, _) in enumerate(steps(prompted, schedule, history=3)):
-        assert {upload["heard"] for upload in received(state).values()} == {min(t, 2)}
+        heard = {upload["heard"] for upload in received(state).values()}
+        assert heard == {10 * t - max(t - 2, 0)}
 
 
 def test_a_visit_is_of_its_client_and_its_round() -> None:
