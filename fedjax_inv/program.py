@@ -413,12 +413,13 @@ def _mean_metrics(reports: tuple[rounds.Report, ...]) -> dict[str, Array]:
     """Every metric's mean over the clients that took part, weighted by size; [T] each, NaN where
     nobody did.
 
-    Of several exchanges, all but the last put their number before the name.
+    Of several exchanges that report any, all but the last put their number before the name.
     """
     means = {}
+    last = max((index for index, report in enumerate(reports) if report.metrics), default=0)
     for index, report in enumerate(reports):
         weights = report.size * report.present
-        prefix = "" if index == len(reports) - 1 else f"{index}."
+        prefix = "" if index == last else f"{index}."
         for name, values in report.metrics.items():
             total = (jnp.where(report.present, values, 0) * weights).sum(1)
             means[prefix + name] = total / weights.sum(1)

@@ -215,6 +215,24 @@ def test_one_run_at_a_time_and_all_clients_at_once() -> None:
         assert_close(outcome, unwatched)
 
 
+def test_metrics_of_several_exchanges_have_their_numbers_but_for_the_last_that_has_any() -> None:
+    present = jnp.array([[True, False, True], [False, False, False]])
+    size = jnp.array([[1, 5, 3]] * 2)
+
+    def report(**metrics: Array) -> rounds.Report:
+        return rounds.Report(metrics, present, present, size)
+
+    told = jnp.array([[2.0, jnp.nan, 6.0]] * 2)
+    expected = np.array([(1 * 2 + 3 * 6) / 4, np.nan], np.float32)
+    for reports, names in (
+        ([report(a=told), report(a=told, b=told)], {"0.a", "a", "b"}),
+        ([report(a=told), report(), report(a=told), report()], {"0.a", "a"}),
+        ([report()], set()),
+    ):
+        means = program._mean_metrics(tuple(reports))
+        assert_equal(means, dict.fromkeys(names, expected))
+
+
 def test_in_chunks_and_ended_at_the_stop() -> None:
     """Two runs at a time, of two clients at a time; the run stays as it was at the stop."""
     experiment = EXPERIMENT._replace(thresholds=(2.0,), end_at_stop=True)
