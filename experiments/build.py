@@ -6,11 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from experiments import grid
-from experiments.config import Clients, Config, Data, Environment, Network, Watching
+from experiments.config import (
+    Clients,
+    Config,
+    Data,
+    Environment,
+    Network,
+    Participation,
+    Watching,
+)
 from experiments.environments.kind import Source
 from experiments.flag import shown
 from experiments.grid import Cell
@@ -22,7 +31,7 @@ from experiments.registry import (
     network,
     takes,
 )
-from fedjax_inv import local, models, program, schedules
+from fedjax_inv import local, missing, models, program, schedules
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import augment, federation, sources
 from fedjax_inv.data.dataset import Dataset
@@ -178,12 +187,18 @@ def algorithm(
     local_work = work(config.clients, arguments.pop("learning_rate"), capacity)
     server_rate = arguments.pop("server_learning_rate", None)
     if server_rate is not None:
-        make = SERVER_OPTIMIZERS[config.server.server_optimizer]
-        momentum = {"momentum": config.server.server_momentum} if takes(make, "momentum") else {}
-        decay = config.server.server_weight_decay
-        arguments["server_optimizer"] = _regular(make(server_rate, **momentum), decay)
+        server = config.server
+        make = SERVER_OPTIMIZERS[server.server_optimizer]
+        told = {"momentum": server.server_momentum, "epsilon": server.server_epsilon}
+        told = {name: value for name, value in told.items() if takes(make, name)}
+        optimizer = make(server_rate, **told)
+        arguments["server_optimizer"] = _regular(optimizer, server.server_weight_decay)
     flag = f"--algorithm={cell.algorithm}"
-    return called(flag, Algorithm, factory(cell.algorithm), model, local_work, **arguments)
+    made = called(flag, Algorithm, factory(cell.algorithm), model, local_work, **arguments)
+    try:
+        return missing.with_rule(made, config.participation.missing)
+    except UsageError as error:
+        raise UsageError(f"--missing={config.participation.missing}: {error}") from None
 
 
 def experiment(
@@ -197,6 +212,7 @@ def experiment(
         thresholds=config.watching.stop_below,
         end_at_stop=config.watching.after_stop == "end",
         drop_nonfinite=config.run.nonfinite == "drop",
+        history=_history(config.participation),
         pooled=facts(cell.algorithm).pooled,
     )
 
@@ -214,17 +230,40 @@ def warm_start(watching: Watching, batch_size: int, sizes: np.ndarray) -> int:
 def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
     """Who attends: [R, T, S], T = num_rounds. Nobody does from round --rounds on."""
     num_clients = inputs.train.size.shape[1]
-    drawn_clients = config.participation.cohort
+    chosen = config.participation
+    rounds_per_update = _of_clients(chosen.slow, num_clients, 1)
+    arrives = _of_clients(chosen.lossy, num_clients, 1.0)
 
     def schedule(key: Array) -> Cohort:
-        if 0 < drawn_clients < num_clients:
-            drawn = schedules.sampled(key, num_clients, drawn_clients, num_rounds)
+        if 0 < chosen.cohort < num_clients:
+            drawn = schedules.sampled(key, num_clients, chosen.cohort, num_rounds)
         else:
             drawn = schedules.everyone(num_clients, num_rounds)
+        if chosen.slow:
+            drawn = schedules.slow(drawn, jnp.asarray(rounds_per_update))
+        if chosen.lossy:
+            drawn = schedules.dropout(drawn, jax.random.fold_in(key, 1), jnp.asarray(1 - arrives))
+        if chosen.first_all:
+            drawn = schedules.first_all(drawn, num_clients)
         real = np.arange(num_rounds)[:, None] < config.run.rounds
         return drawn._replace(present=drawn.present & real)
 
     return program.cohorts(schedule, inputs)
+
+
+def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.ndarray:
+    """[C] the values that are told of clients, as client:value, and the default of the others."""
+    values = np.full(num_clients, default)
+    for entry in entries:
+        client, _, value = entry.partition(":")
+        if int(client) < num_clients:  # a pooled algorithm has one client, which is told of none
+            values[int(client)] = float(value)
+    return values if isinstance(default, float) else values.astype(np.int32)
+
+
+def _history(participation: Participation) -> int:
+    """How many broadcasts must be kept."""
+    return max([1, *(int(entry.partition(":")[2]) for entry in participation.slow)])
 
 
 class Prepared(NamedTuple):
@@ -327,6 +366,13 @@ def _split(
         raise UsageError(
             f"--cohort={config.participation.cohort}: must be at most the {num_clients} clients"
         )
+    for flag, entries in (
+        ("slow", config.participation.slow),
+        ("lossy", config.participation.lossy),
+    ):
+        for entry in entries:
+            if int(entry.partition(":")[0]) >= num_clients:
+                raise UsageError(f"--{flag}={entry}: must be of clients 0..{num_clients - 1}")
     partition = federation.partitioner(
         config.partition.partition, dataset, num_clients, alpha=config.partition.alpha
     )

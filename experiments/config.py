@@ -25,13 +25,23 @@ from experiments.flag import (
     flags_of,
     name_of,
     number_or,
+    pair,
     shown,
 )
 from experiments.selection import RULES
+from fedjax_inv import missing
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings, resnet
 from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
+
+
+def _is_probability(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False
+
 
 _PAPER = Range(lambda value: "=" in value, "algorithm=number")
 _CHUNK = number_or("auto", "measure")
@@ -167,6 +177,9 @@ class Server:
         (1.0,), "Of the server; sweep: several.", POSITIVE
     )
     server_momentum: float = flag(0.0, "Of the server's sgd.", FRACTION)
+    server_epsilon: float = flag(
+        1e-3, "What the server's adam and yogi add to the root of the second moment.", POSITIVE
+    )
     server_weight_decay: float = flag(
         0.0, "Times the parameters: added to the server's gradient (L2).", at_least(0)
     )
@@ -212,6 +225,25 @@ class Participation:
     """Who takes part in a round."""
 
     cohort: int = flag(0, "Clients drawn each round; 0: all.", at_least(0))
+    slow: tuple[str, ...] = flag(
+        (),
+        "Clients that need several rounds for an update, as client:rounds; it then comes from the "
+        "network of so many rounds ago.",
+        pair(lambda value: value.isdecimal() and int(value) >= 1, "a number of rounds above 0"),
+        kind=str,
+    )
+    lossy: tuple[str, ...] = flag(
+        (),
+        "Clients whose updates arrive with a probability, as client:probability.",
+        pair(_is_probability, "a probability"),
+        kind=str,
+    )
+    missing: str = flag(
+        "skip",
+        "What stands in for an update that does not arrive: nothing, or the client's last one.",
+        choices=missing.RULES,
+    )
+    first_all: bool = flag(False, "Whether all clients take part once at the beginning.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -456,7 +488,7 @@ def _without_effect(config: Config) -> dict[str, str]:
     names = ",".join(method.algorithm)
     if all(registry.facts(name).pooled for name in method.algorithm):
         text = f"has no effect with --algorithm={names}, which trains on all examples at once"
-        rules.append(_Rule(("cohort",), text))
+        rules.append(_Rule(tuple(field.name for field in flags_of(Participation)), text))
     if clients.local_steps:
         text = f"has no effect beside --local_steps={clients.local_steps}"
         rules.append(_Rule(("local_epochs",), text))
@@ -469,9 +501,14 @@ def _without_effect(config: Config) -> dict[str, str]:
     ):
         text = f"has no effect with --algorithm={names}, which has no such server"
         rules.append(_Rule(tuple(f.name for f in flags_of(Server)), text))
-    elif not registry.takes(registry.SERVER_OPTIMIZERS[server], "momentum"):
-        text = f"has no effect with --server_optimizer={server}"
-        rules.append(_Rule(("server_momentum",), text))
+    else:
+        make, text = (
+            registry.SERVER_OPTIMIZERS[server],
+            f"has no effect with --server_optimizer={server}",
+        )
+        for name in ("momentum", "epsilon"):
+            if not registry.takes(make, name):
+                rules.append(_Rule((f"server_{name}",), text))
     network = registry.network(model.model)
     for field in flags_of(Network):
         is_for_all = field.name in ("model", "augment")

@@ -37,6 +37,16 @@ def number_or(*words: str, lowest: int = 0) -> Range:
     )
 
 
+def pair(holds: Callable[[str], bool], text: str) -> Range:
+    """A client's number and a value of it, as text "client:value"."""
+
+    def both_hold(entry: str) -> bool:
+        client, colon, value = entry.partition(":")
+        return client.isdecimal() and bool(colon) and holds(value)
+
+    return Range(both_hold, f"client:value, a client's number and {text}")
+
+
 def flag(
     default: Any,
     text: str,

@@ -29,11 +29,11 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "adam": lambda rate: optax.adam(rate),
 }
 
-# The betas and the adaptivity 1e-3 of Reddi et al. 2021, Section 5.
+# (rate, momentum) or (rate, epsilon); the betas of Reddi et al. 2021, Section 5.
 SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
-    "adam": lambda rate: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3),
-    "yogi": lambda rate: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3),
+    "adam": lambda rate, epsilon: optax.adam(rate, b1=0.9, b2=0.99, eps=epsilon),
+    "yogi": lambda rate, epsilon: optax.yogi(rate, b1=0.9, b2=0.99, eps=epsilon),
 }
 
 

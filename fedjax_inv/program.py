@@ -48,6 +48,7 @@ class Experiment(NamedTuple):
     thresholds: tuple[float, ...] = ()  # K, of the stop rule (`stopping`) on the watched score
     end_at_stop: bool = False  # whether a run stays as it is once all thresholds are met
     drop_nonfinite: bool = False  # as in `rounds.step`
+    history: int = 1  # broadcasts that are kept: one more than the longest delay
     pooled: bool = False  # training is on one client, validation on others
     loss: Loss = objectives.cross_entropy  # of evaluations
     score: Loss = objectives.accuracy
@@ -273,6 +274,7 @@ class _Runs(NamedTuple):
             variables,
             Federation(data, *inputs.train),
             jax.random.fold_in(key, 1),
+            history=self.experiment.history,
         )
 
     def start(self, data: Examples, inputs: Inputs) -> Training:

@@ -407,10 +407,14 @@ def exit_strategy(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
 ) -> Algorithm:
-    """`wrap` around "fedavg", "fedipg", or what a factory of one's own makes of these arguments.
+    """`wrap` around FedAvg, FedIPG, or what a factory of one's own makes of these arguments.
 
-    penalty: of a wrapped FedIPG, None for its default. The rest: as in `wrap` and in FedAvg. Raises
-    ValueError for values out of range.
+    wrapped: "fedavg" or "fedipg"; in Python also a factory. penalty: of a wrapped FedIPG, None for
+    its default. step_size: how far a round goes along the gradient: the clients' learning rate
+    times their local steps. smoothness: L, None for an estimate by power iteration. threshold: the
+    least mean contribution of who stays. pretraining_rounds: after which clients may leave.
+    weighting: of clients, as in FedAvg ("size" or "uniform"). Raises ValueError for values out of
+    range.
     """
     factory: Callable[..., Algorithm]
     if callable(wrapped):

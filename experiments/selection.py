@@ -1,0 +1,67 @@
+"""How an evaluation of a run is selected, and the hyperparameters of several runs.
+
+Each rule picks an evaluation of each run, and scores it to compare hyperparameters. Only `oracle`
+looks at the test.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+Line = dict[str, Any]  # of metrics.jsonl
+
+
+class Rule(NamedTuple):
+    """A way to select."""
+
+    text: str  # what it takes
+    pick: Callable[[Sequence[Line]], Line | None]  # of a run's evaluations, at least one
+    score: Callable[[Line], float]  # by which hyperparameters are compared, over seeds
+
+
+def differ_by_chance(domains: Sequence[dict[str, Any]]) -> bool:
+    """Whether accuracies, each on so many examples, differ no more than one accuracy's would.
+
+    The statistic of the chi-square test of homogeneity is at most its expectation, one less than
+    there are domains.
+    """
+    told = [(domain["accuracy"], domain["examples"]) for domain in domains if domain["examples"]]
+    total = sum(count for _, count in told)
+    if len(told) < 2:
+        return False
+    common = sum(accuracy * count for accuracy, count in told) / total
+    squares = sum(count * (accuracy - common) ** 2 for accuracy, count in told)
+    return squares <= (len(told) - 1) * common * (1 - common)
+
+
+def _validation(line: Line) -> float:
+    return line["validation_accuracy"]
+
+
+def _test(line: Line) -> float:
+    return line["test_accuracy"]
+
+
+def _agreeing(lines: Sequence[Line]) -> Line | None:
+    def agree(line: Line) -> bool:
+        domains = line["domains"].values()
+        return differ_by_chance([d for d in domains if d["split"] == "validation"])
+
+    return max(filter(agree, lines), key=_validation, default=None)
+
+
+RULES = {
+    "validation": Rule(
+        "the best validation accuracy on the training domains",
+        lambda lines: max(lines, key=_validation),
+        _validation,
+    ),
+    "agreement": Rule(
+        "the best validation accuracy where the training domains differ no more than by chance",
+        _agreeing,
+        _validation,
+    ),
+    "last": Rule("the last evaluation", lambda lines: lines[-1], _validation),
+    "oracle": Rule(
+        "the best test accuracy, for comparison only", lambda lines: max(lines, key=_test), _test
+    ),
+}
