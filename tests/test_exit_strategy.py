@@ -432,11 +432,6 @@ def scaffolded() -> tuple[Model, Algorithm, dict[str, Any]]:
     return model, scaffold.scaffold(model, tiny.steps(0.1)), {}
 
 
-def personal() -> tuple[Model, Algorithm, dict[str, Any]]:
-    model = tiny.normed_head()
-    return model, fedbn.fedbn(model, tiny.steps(0.1)), {"smoothness": 1.0}
-
-
 def game() -> tuple[Model, Algorithm, dict[str, Any]]:
     model = tiny.normed_body()
     algorithm = fl_games.fl_games(
@@ -448,7 +443,7 @@ def game() -> tuple[Model, Algorithm, dict[str, Any]]:
 Made = Callable[[], tuple[Model, Algorithm, dict[str, Any]]]
 
 
-@pytest.mark.parametrize("make", [scaffolded, personal, game])
+@pytest.mark.parametrize("make", [scaffolded, game])
 def test_where_nobody_leaves_the_network_is_the_algorithms_bit_for_bit(make: Made) -> None:
     """Its minibatches are drawn, so its random numbers are as well."""
     model, algorithm, settings = make()
@@ -469,6 +464,29 @@ def test_where_nobody_leaves_the_network_is_the_algorithms_bit_for_bit(make: Mad
     measured = exit_strategy.outcome(after.server)
     assert measured.stays.all()
     assert np.nanmin(np.abs(measured.mean)) > 0
+
+
+def test_clients_are_served_by_what_they_keep_where_the_algorithm_is_personal() -> None:
+    model, held = tiny.normed_head(), tiny.federation()
+    algorithm = fedbn.fedbn(model, tiny.full_batch(0.1))
+    wrapped = exit_strategy.wrap(algorithm)
+    assert wrapped.personal
+
+    @jax.jit
+    def served() -> list[Array]:
+        variables = tiny.initial(model, jax.random.key(0))
+        state = rounds.init(wrapped, variables, held, jax.random.key(0))
+        kept = tree.take(state.clients, 0)
+        servings = [
+            (serving.predict, server, own)
+            for own in (kept, optax.tree.scale(2.0, kept))
+            for serving, server in ((wrapped, state.server), (algorithm, state.server.wrapped))
+        ]
+        return [predict(server, own, held.data.x) for predict, server, own in servings]
+
+    first, expected, other, other_expected = plain(served())
+    assert_equal((first, other), (expected, other_expected))
+    assert np.abs(first - other).max() > 1e-2
 
 
 def test_who_has_left_attends_no_exchange_and_the_games_turns_stay() -> None:
