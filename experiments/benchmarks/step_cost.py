@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,29 @@ from experiments import registry
 from fedjax_inv import local, rounds
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.data import federation
-from fedjax_inv.types import Shard, Visit
+from fedjax_inv.types import Exchange, Shard, Visit
 
 FLAGS = flags.FLAGS
 
 
-def client_of(name: str, arguments: dict[str, Any], work: Any, network: Any) -> Callable[[], Any]:
-    """A compiled call of one client's local training on MNIST-shaped noise."""
-    num_examples = 4 * FLAGS.batch_size
+_NUM_BATCHES = 4  # that a client holds
+
+
+class Timed(NamedTuple):
+    """A compiled call, and how many steps it is worth."""
+
+    call: Callable[[], Any]
+    num_steps: int
+
+
+def client_of(
+    name: str, arguments: dict[str, Any], work: Any, network: Any, measures: bool = False
+) -> Timed:
+    """One client's local training on MNIST-shaped noise, a step at a time.
+
+    measures: instead, what an exit strategy measures of a client in a round, batch by batch.
+    """
+    num_examples = _NUM_BATCHES * FLAGS.batch_size
     generator = np.random.default_rng(0)
     data = federation.examples(
         generator.integers(0, 256, (num_examples, 28, 28, 1), np.uint8),
@@ -44,11 +59,21 @@ def client_of(name: str, arguments: dict[str, Any], work: Any, network: Any) -> 
     variables = network.init(jax.random.key(0), data.x[:1])
     state = rounds.init(algorithm, variables, clients, jax.random.key(1))
     own = jax.tree.map(lambda leaf: leaf[0], state.clients)
-    exchange = algorithm.exchanges[-1]
-    client = jax.jit(exchange.client)
     zero = jnp.int32(0)
-    visit = Visit(exchange.broadcast(state.server), own, shard, zero, zero, jax.random.key(2))
-    return lambda: jax.block_until_ready(client(visit))
+
+    def visit_of(exchange: Exchange) -> Visit:
+        message, prompt = exchange.broadcast(state.server), exchange.prompt(state.server)
+        return Visit(message, own, shard, zero, zero, jax.random.key(2), prompt)
+
+    visits = [(exchange.client, visit_of(exchange)) for exchange in algorithm.exchanges]
+    # What trains tells its loss.
+    trains = ["loss" in jax.eval_shape(client, visit).metrics for client, visit in visits]
+    chosen = [pair for pair, does in zip(visits, trains, strict=True) if does != measures]
+    calls = [(jax.jit(client), visit) for client, visit in chosen]
+    return Timed(
+        lambda: jax.block_until_ready([client(visit) for client, visit in calls]),
+        _NUM_BATCHES if measures else FLAGS.num_steps,
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -62,19 +87,23 @@ def main(argv: list[str]) -> None:
         for penalty_on in ("all", "classifier"):
             arguments = {"derivative": derivative, "penalty_on": penalty_on}
             variants[f"fedipg {derivative} {penalty_on}"] = ("fedipg", arguments)
+    variants["fedipg halves all"] = ("fedipg", {"estimator": "halves"})
     clients = {
         # A player of FL Games owns the whole network.
         label: client_of(name, arguments, work, whole if name == "fl_games" else network)
         for label, (name, arguments) in variants.items()
     }
+    clients["exit_strategy, a gradient and what it measures"] = client_of(
+        "exit_strategy", {}, work, network, measures=True
+    )
     for client in clients.values():
-        client()
+        client.call()
     seconds: dict[str, list[float]] = {label: [] for label in clients}
     for _ in range(FLAGS.repeats):
         for label, client in clients.items():
             start = time.perf_counter()
-            client()
-            seconds[label].append((time.perf_counter() - start) / FLAGS.num_steps)
+            client.call()
+            seconds[label].append((time.perf_counter() - start) / client.num_steps)
     base = statistics.median(seconds["fedavg"])
     rows = [
         {
