@@ -373,6 +373,9 @@ def _split(
         for entry in entries:
             if int(entry.partition(":")[0]) >= num_clients:
                 raise UsageError(f"--{flag}={entry}: must be of clients 0..{num_clients - 1}")
+    needed = -(-num_clients // (config.participation.cohort or num_clients))
+    if config.participation.first_all and needed > config.run.rounds:
+        raise UsageError(f"--first_all=true: needs {needed} rounds, --rounds={config.run.rounds}")
     partition = federation.partitioner(
         config.partition.partition, dataset, num_clients, alpha=config.partition.alpha
     )

@@ -1,0 +1,131 @@
+"""From flags to parts: optimizers, participation, networks, pixels."""
+
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments import build, config
+from fedjax_inv import models
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Cohort
+from test_weights import WIDTHS, torchvision
+
+
+def first_update(transformation: optax.GradientTransformation, grads: Any, params: Any) -> Any:
+    return transformation.update(grads, transformation.init(params), params)[0]
+
+
+def test_clipping_comes_before_the_decay() -> None:
+    params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
+    made = build._regular(optax.sgd(0.5), weight_decay=0.1, clip=5.0)
+    # Clipped to norm 5: (3, 4); decayed: (3.2, 3.9).
+    chex.assert_trees_all_close(first_update(made, grads, params), {"w": jnp.array([-1.6, -1.95])})
+    plain = optax.sgd(0.5)
+    assert build._regular(plain, 0.0, 0.0) is plain
+
+
+def cohort(num_rounds: int, **changes: Any) -> Cohort:
+    """Of one run of six clients, all rounds."""
+    chosen = config.of(rounds=num_rounds, eval_every=1, **changes)
+    made = build.assemble(chosen)
+    drawn = build.cohorts(chosen, made.prepare(made.cells[0]).inputs, num_rounds)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], drawn)
+
+
+def test_slow_and_lossy_clients_and_a_first_round_of_all() -> None:
+    flags = dict(slow=("1:3",), lossy=("0:0", "4:0.5"), partition="iid", clients=6)
+    drawn = cohort(200, **flags)
+    assert drawn.present[:, 1].tolist() == [t % 3 == 0 for t in range(200)]
+    assert set(drawn.delay[:, 1]) == {2}
+    assert not drawn.present[:, 0].any()
+    assert 70 < drawn.present[:, 4].sum() < 130
+    for regular in (2, 3, 5):
+        assert drawn.present[:, regular].all()
+        assert not drawn.delay[:, regular].any()
+    first = cohort(200, first_all=True, **flags)
+    assert first.present[0].all()
+    assert not first.delay[0].any()
+    chex.assert_trees_all_equal(*(jax.tree.map(lambda leaf: leaf[1:], c) for c in (drawn, first)))
+    made = build.assemble(config.of(**flags))
+    assert made.prepare(made.cells[0]).experiment.history == 3
+
+
+def test_what_stands_in_for_a_missing_update() -> None:
+    made = build.assemble(config.of(missing="reuse", lossy=("0:0.5",)))
+    algorithm = made.prepare(made.cells[0]).experiment.algorithm(made.cells[0].runs[0].hyper)
+    skips = build.assemble(config.of(lossy=("0:0.5",)))
+    plain = skips.prepare(skips.cells[0]).experiment.algorithm(skips.cells[0].runs[0].hyper)
+    assert type(algorithm.exchanges[0].aggregate) is not type(plain.exchanges[0].aggregate) or (
+        algorithm.init_server is not plain.init_server
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(slow=("5:2",)), r"^--slow=5:2: must be of clients 0\.\.4"),
+        (dict(lossy=("7:0.5",)), r"^--lossy=7:0.5: must be of clients 0\.\.4"),
+        (dict(slow=("0:0",)), "^--slow=0:0: must be client:value, .* number of rounds above 0"),
+        (dict(slow=("0",)), "^--slow=0: must be client:value"),
+        (dict(lossy=("0:1.5",)), "^--lossy=0:1.5: must be client:value, .* a probability"),
+        (dict(missing="reuse", algorithm=("scaffold",)), "^--missing=reuse: "),
+        (dict(first_all=True, cohort=2, rounds=2, eval_every=1), "^--first_all=true: .*3 rounds"),
+        (dict(stride=3, dataset="dsprites", num_images=50, environment="none"), None),
+        (dict(weights="nowhere.npz", model="resnet18"), "^--weights=nowhere.npz: .*there is none"),
+        (dict(model="alexnet", stride=2), "^--model=alexnet: .* at least 8 pixels a side"),
+        (dict(augment=True), "^--model=mlp: "),
+        (dict(select="agreement", partition="iid"), "^--select=agreement: needs several training"),
+    ],
+)
+def test_what_does_not_fit_is_told(changes: dict[str, Any], message: str | None) -> None:
+    if message is None:
+        assert build.assemble(config.of(**changes)).dataset.x.shape[1] == 22
+        return
+    with pytest.raises(UsageError, match=message) as error:
+        build.assemble(config.of(**changes))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("side", "stem"), [(8, 32), (28, 32), (64, 64), (96, 64), (224, 224)])
+def test_a_network_is_made_for_the_size_of_the_images(side: int, stem: int, tmp_path: Path) -> None:
+    y = np.arange(12) % 2
+    np.savez(tmp_path / "mine.npz", x=np.zeros((12, side, side, 3), np.uint8), y=y)
+    dataset = build.source(config.of(dataset=str(tmp_path / "mine.npz")).data)
+    assert build._stem(dataset) == stem
+
+
+def test_every_other_pixel() -> None:
+    whole, half = (build.source(config.Data(stride=stride)) for stride in (1, 2))
+    np.testing.assert_array_equal(half.x, whole.x[:, ::2, ::2])
+
+
+def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (12, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "mine.npz", x=images, y=np.arange(12) % 2)
+    chosen = config.of(
+        dataset=str(tmp_path / "mine.npz"), model="resnet18", widths=WIDTHS, norm="frozen"
+    )
+    dataset = build.source(chosen.data)
+    bare = models.resnet18(2, widths=WIDTHS, norm="frozen")
+    arrays = torchvision(classes=2, channels=3)
+    path = tmp_path / "weights.npz"
+    np.savez(path, **arrays)
+    variables, _ = models.weights.load(path, bare.init(jax.random.key(0), images[:1]))
+    made = build.model(config.changed(chosen, weights=str(path)).model, dataset)
+    loaded = made.init(jax.random.key(1), images[:1])
+    chex.assert_trees_all_close(loaded, variables)
+    mean, std = models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD
+    seen = (images / np.float32(255) - np.asarray(mean)) / np.asarray(std)
+    chex.assert_trees_all_close(
+        models.predict(made, loaded, images),
+        models.predict(bare, variables, seen.astype(np.float32)),
+        rtol=1e-4,
+        atol=1e-5,
+    )
