@@ -23,10 +23,11 @@ from fedjax_inv.models.blocks import unit_range
 
 def told(rule: str) -> str:
     """A rule of selection in words."""
-    looks = "looked at" if rule == "oracle" else "never looked at"
+    looks, scored = ("looked at", "test") if rule == "oracle" else ("never looked at", "validation")
     return (
         f"Model selection by {rule}: of each seed {RULES[rule].text}; of the hyperparameters those "
-        f"with the best mean of that accuracy over seeds; the held-out domain is {looks}."
+        f"with the best mean over seeds of the {scored} accuracy there; the held-out domain is "
+        f"{looks}."
     )
 
 

@@ -43,6 +43,7 @@ class Ran(NamedTuple):
     held_out: str
     runs: list[dict[str, Any]]  # of the selected hyperparameters, one per seed; none: all diverged
     logs: list[list[dict[str, Any]]]  # of those runs, the lines of metrics.jsonl
+    result: dict[str, Any]  # of all its runs, as result.json has them
 
 
 class Done(NamedTuple):
@@ -157,11 +158,11 @@ def run(row: Row, chosen: Config) -> Done:
     for cell, result in zip(cells, results, strict=True):
         picked = report.choose(row.label, result, chosen.watching.select)
         if picked is None:
-            ran.append(Ran(cell.held_out or "test", [], []))
+            ran.append(Ran(cell.held_out or "test", [], [], result))
             continue
         lines = log.read(place / names[cell.name], picked.runs[0]["last"]["round"])
         logs = [[line for line in lines if line["run"] == index] for index in picked.indices]
-        ran.append(Ran(picked.held_out, picked.runs, logs))
+        ran.append(Ran(picked.held_out, picked.runs, logs, result))
     return Done(row, chosen, ran)
 
 
