@@ -60,8 +60,8 @@ RULES = {
         _validation,
     ),
     "agreement": Rule(
-        "the first evaluation at which the training domains, which had differed, differ no more than "
-        "by chance",
+        "the first evaluation at which the training domains, which had differed, differ no more "
+        "than by chance",
         _agreeing,
         _validation,
     ),
