@@ -10,7 +10,6 @@ probability of the class that the run predicts; a square's weight says how much 
 """
 
 import contextlib
-import json
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -119,10 +118,10 @@ def find(folder: Path, options: Options) -> Trained:
     where = f"--runs={folder}"
     try:
         chosen, cell = folders.read(folder)
-        result = json.loads((folder / "result.json").read_text())
+        result = folders.read_record(folder / "result.json", "cell", "runs")
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    except (OSError, ValueError):
+    except OSError:
         raise UsageError(
             f"{where}: must be the folder of a finished run; of a sweep, that of one algorithm"
         ) from None

@@ -1,7 +1,6 @@
 """What all binaries do: flags -> parts -> run -> write, errors told in one line."""
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -164,7 +163,8 @@ class _Programs:
         path = folder / "chunks.json"
         if not (self.config.run.resume and path.exists()):
             return None
-        begun = chunks.Chunks(**json.loads(path.read_text()))
+        record = folders.read_record(path, *chunks.Chunks._fields)
+        begun = chunks.Chunks(record["clients"], record["runs"])
         flags = ("client_chunk", "run_chunk")
         asked = chunks.asked(self.config, ready.inputs)
         for flag, wanted, there in zip(flags, asked, begun, strict=True):

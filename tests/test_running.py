@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import config, grid
+from experiments import config, explain, grid
 from experiments.config import Config
 from experiments.grid import Cell
 from experiments.running import folder as folders

@@ -64,16 +64,28 @@ def finished(config: Config, cell: Cell, folder: Path) -> dict[str, Any] | None:
     if not folder.exists() or all(path.name == _LOCK for path in folder.iterdir()):
         return None
     where = f"--run_dir={folder}"
-    try:
-        there = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        raise UsageError(f"{where}: is neither empty nor a run; choose another") from None
+    if not (folder / "config.json").exists():
+        raise UsageError(f"{where}: is neither empty nor a run; choose another")
+    there = read_record(folder / "config.json", "flags", "cell")
     _check_same(where, there, config, cell)
     if (folder / "result.json").exists():
-        return json.loads((folder / "result.json").read_text())
+        again = "delete it and add --resume"  # a log and a checkpoint say what it said
+        return read_record(folder / "result.json", "cell", "runs", remedy=again)
     if not config.run.resume:
         raise UsageError(f"{where}: holds an unfinished run; add --resume to continue it")
     return None
+
+
+def read_record(path: Path, *names: str, remedy: str = "") -> dict[str, Any]:
+    """The record that a file holds, with these names; raises UsageError if it holds none."""
+    try:
+        record = json.loads(path.read_text())
+    except ValueError:
+        record = None
+    if not (isinstance(record, dict) and set(names) <= set(record)):
+        remedy = remedy or f"delete {path.parent} to begin anew"
+        raise UsageError(f"{path}: is damaged; put a copy in its place, or {remedy}")
+    return record
 
 
 def description(chosen: Config, cell: Cell) -> dict[str, Any]:
@@ -82,8 +94,8 @@ def description(chosen: Config, cell: Cell) -> dict[str, Any]:
 
 
 def read(folder: Path) -> tuple[Config, Cell]:
-    """What config.json says. Raises UsageError if there is none, or it is another version's."""
-    record = json.loads((folder / "config.json").read_text())
+    """What config.json says. Raises UsageError if it is damaged, or another version's."""
+    record = read_record(folder / "config.json", "flags", "cell")
     return config.from_record(record["flags"]), grid.of_record(record["cell"])
 
 

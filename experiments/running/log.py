@@ -22,7 +22,7 @@ def read(folder: Path, done: int | None = None) -> list[dict[str, Any]]:
     config, cell = folders.read(folder)
     expected = _evaluations(config.run.rounds, config.watching.eval_every, len(cell.runs))
     lines: list[dict[str, Any]] = []
-    texts = path.read_text().splitlines() if path.exists() else []
+    texts = path.read_text(errors="replace").splitlines() if path.exists() else []
     for number, text in enumerate(texts, 1):
         at = next(expected, (0, 0))
         if done is not None and (at[0] > done or at[0] == 0):
