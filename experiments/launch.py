@@ -111,6 +111,8 @@ def _places(made: build.Assembled, folder: Path, in_folders: bool) -> dict[str, 
     """The folder of each cell, by its name."""
     cells = made.cells
     if in_folders:
+        if (folder / "config.json").exists():
+            raise UsageError(f"--run_dir={folder}: holds a run of its own; choose another")
         return {name: folder / place for name, place in grid.folder_names(cells).items()}
     if len(cells) > 1 or len(cells[0].runs) > len(made.config.run.seeds):
         raise UsageError(

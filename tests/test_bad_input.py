@@ -408,6 +408,13 @@ def test_a_folder_that_is_not_this_run(tmp_path: Path, told: Told) -> None:
 def test_every_preset_parses() -> None:
     presets = sorted(path.stem for path in command_line.PRESETS.glob("*.flags"))
     assert {"rotated_digits", "rotated_mnist_5", "rotated_mnist_50"} <= set(presets)
+def test_a_sweep_does_not_replace_a_run(tmp_path: Path, told: Told) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "result.json").write_text("of the run")
+    line = told(sweep.sweep, config.of(run_dir=str(tmp_path)))
+    assert line == f"--run_dir={tmp_path}: holds a run of its own; choose another"
+
+
     for preset in presets:
         # Ways of playing go with data.
         names = f"colored_mnist_f,{preset}" if preset.startswith("games_") else preset
