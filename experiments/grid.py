@@ -81,8 +81,8 @@ def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
     if asked == "all":
         return list(domains)
     names = (asked or domains[-1]).split(",") if asked not in domains else [asked]
-    for name in names:
-        check_known("held_out", name, [*domains, "all", "none"])
+    for name in names:  # all and none stand alone
+        check_known("held_out", name, domains if len(names) > 1 else [*domains, "all", "none"])
     return list(names)
 
 

@@ -128,6 +128,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     (dict(client_chunk="some"), "--client_chunk=some: must be auto, measure or a number of at"),
     (dict(held_out="90"), "--held_out=90: .*75"),
+    (dict(held_out="none,75"), "--held_out=none: unknown; must be one of 0, 15"),
+    (dict(held_out="75,all"), "--held_out=all: unknown; must be one of 0, 15"),
     (
         dict(environment="none", held_out="all"),
         "--held_out=all: must be none, as there is one domain",
@@ -406,8 +408,6 @@ def test_a_folder_that_is_not_this_run(tmp_path: Path, told: Told) -> None:
 
 
 def test_every_preset_parses() -> None:
-    presets = sorted(path.stem for path in command_line.PRESETS.glob("*.flags"))
-    assert {"rotated_digits", "rotated_mnist_5", "rotated_mnist_50"} <= set(presets)
 def test_a_sweep_does_not_replace_a_run(tmp_path: Path, told: Told) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "result.json").write_text("of the run")
@@ -415,6 +415,8 @@ def test_a_sweep_does_not_replace_a_run(tmp_path: Path, told: Told) -> None:
     assert line == f"--run_dir={tmp_path}: holds a run of its own; choose another"
 
 
+    presets = sorted(path.stem for path in command_line.PRESETS.glob("*.flags"))
+    assert {"rotated_digits", "rotated_mnist_5", "rotated_mnist_50"} <= set(presets)
     for preset in presets:
         # Ways of playing go with data.
         names = f"colored_mnist_f,{preset}" if preset.startswith("games_") else preset
