@@ -444,7 +444,7 @@ def idle(config: Config, values: Mapping[str, Any], given: Collection[str] = ())
     """
     return {
         name: reason
-        for name, reason in _without_effect(config).items()
+        for name, reason in without_effect(config).items()
         if name in values
         and (values[name] != FLAGS[name].default or (name in given and _is_on(values[name])))
     }
@@ -471,7 +471,7 @@ class _Rule(NamedTuple):
 _ARGUMENT = {"weights": "image_size"}
 
 
-def _without_effect(config: Config) -> dict[str, str]:
+def without_effect(config: Config) -> dict[str, str]:
     """The flags that have no effect, and why."""
     method, clients, model, run = config.method, config.clients, config.model, config.run
     environment = config.environment

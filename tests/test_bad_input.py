@@ -209,6 +209,7 @@ def test_a_flag_without_effect_is_told_in_one_line(
         ["--momentum=0", "--optimizer=adam"],
         ["--local_steps=0", "--local_epochs=2"],
         ["--cohort=2", "--algorithm=erm,fedavg"],
+        ["--server_optimizer=adam", "--algorithm=erm,fedavg"],
         # What a preset says and a later flag overrules.
         ["--preset=rotated_mnist_5", "--momentum=0", "--optimizer=adam"],
         ["--preset=rotated_digits", "--environment=colored"],
@@ -407,7 +408,6 @@ def test_a_folder_that_is_not_this_run(tmp_path: Path, told: Told) -> None:
         assert message in line
 
 
-def test_every_preset_parses() -> None:
 def test_a_sweep_does_not_replace_a_run(tmp_path: Path, told: Told) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "result.json").write_text("of the run")
@@ -415,6 +415,7 @@ def test_a_sweep_does_not_replace_a_run(tmp_path: Path, told: Told) -> None:
     assert line == f"--run_dir={tmp_path}: holds a run of its own; choose another"
 
 
+def test_every_preset_parses() -> None:
     presets = sorted(path.stem for path in command_line.PRESETS.glob("*.flags"))
     assert {"rotated_digits", "rotated_mnist_5", "rotated_mnist_50"} <= set(presets)
     for preset in presets:

@@ -125,10 +125,10 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_flag_that_came_later(tmp_path: Path) -> None:
-    folder = edited(begun(tmp_path), lambda told: [told.pop(n) for n in ("conv", "test_fraction")])
+    folder = edited(begun(tmp_path), lambda told: [told.pop(n) for n in ("norm", "conv")])
     assert folders.finished(CHOSEN, CELL, folder) is None
-    other = config.changed(CHOSEN, conv="im2col")
-    with pytest.raises(UsageError, match=r'whose conv is "auto" and not "im2col"; .*--conv=auto'):
+    other = config.changed(CHOSEN, norm="batch")
+    with pytest.raises(UsageError, match=r'whose norm is "none" and not "batch"; .*--norm=none'):
         folders.finished(other, CELL, folder)
     edited(folder, lambda told: told.update(fluffy=1))
     with pytest.raises(UsageError, match="was written by another version, with fluffy"):
@@ -154,6 +154,41 @@ def test_a_run_that_was_stopped_by_a_nan_may_drop_it_from_there_on(tmp_path: Pat
 def outcome(metrics: dict[str, list[float]], broken: list[int], loss: float) -> Outcome:
     """What a segment of one run tells, with a validation group and the test."""
     scores = Scores(np.full((1, 1), 0.5), np.full((1, 1), loss), np.ones((1, 1)))
+def test_what_has_no_effect_makes_no_other_run(tmp_path: Path) -> None:
+    """The first edition kept flags that it ignored; here they could not be given again."""
+    chosen = config.changed(CHOSEN, environment="none", held_out="none", optimizer="adam")
+    (cell,) = grid.cells(chosen, [None])
+    folders.write_json(tmp_path / "config.json", folders.description(chosen, cell))
+    edited(tmp_path, lambda told: told.update(data_seed=0, momentum=0.5, alpha=2.0))
+    assert folders.finished(chosen, cell, tmp_path) is None
+    # It has one with sgd.
+    edited(tmp_path, lambda told: told.update(optimizer="sgd"))
+    with pytest.raises(UsageError, match=r"whose momentum is 0\.5 and not 0\.0"):
+        folders.finished(config.changed(chosen, optimizer="sgd"), cell, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "{}", '{"cell": {}}', "\x00"])
+@pytest.mark.parametrize("name", ["config.json", "result.json"])
+def test_a_damaged_record_is_told(tmp_path: Path, name: str, text: str) -> None:
+    begun(tmp_path)
+    (tmp_path / name).write_text(text)
+    find = explain.Options(runs=(str(tmp_path),))
+    with pytest.raises(UsageError, match=rf"{name}: is damaged; .* or delete"):
+        explain.find(tmp_path, find)
+    with pytest.raises(UsageError, match=rf"{name}: is damaged; .* or delete") as error:
+        folders.finished(CHOSEN, CELL, tmp_path)
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith("--resume" if name == "result.json" else "begin anew")
+
+
+def test_a_log_of_bytes_that_are_no_text_is_damaged(tmp_path: Path) -> None:
+    folder = written(tmp_path, [*LINES, ""])
+    text = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(text[:3] + b"\xff\xfe" + text[5:])
+    with pytest.raises(UsageError, match="line 1 is damaged"):
+        log.read(folder, 7)
+
+
     told: dict[str, Any] = dict(
         metrics={name: np.array([values]) for name, values in metrics.items()},
         attended=np.ones((1, len(broken), 1), int),

@@ -105,8 +105,10 @@ def _check_same(where: str, there: dict[str, Any], chosen: Config, cell: Cell) -
     except UsageError as error:
         raise UsageError(f"{where}: {error}; choose another --run_dir") from None
     old, new = config.to_record(before), config.to_record(chosen)
+    # What has no effect makes no other run; it could not be given again either.
+    compared = set(new) - _NOT_COMPARED - set(config.without_effect(chosen))
     for name in new:
-        if name not in _NOT_COMPARED and old[name] != new[name]:
+        if name in compared and old[name] != new[name]:
             flag = name_of(config.FLAGS[name])
             raise UsageError(
                 f"{where}: holds another run, whose {flag} is {_short(old[name])} and not "
