@@ -52,7 +52,7 @@ def choose(label: str, result: dict[str, Any], rule: str = "validation") -> Chos
     A setting of which a seed diverged, or has nothing to select, does not count; None if all do
     not.
     """
-    held_out = result["cell"]["held_out"] or _test_split(result)
+    held_out = _held_out(result)
     by_hyper: dict[str, list[int]] = {}
     for index, run in enumerate(result["runs"]):
         by_hyper.setdefault(str(run["hyper"]), []).append(index)
@@ -82,8 +82,10 @@ def _selected(run: dict[str, Any], rule: str) -> dict[str, Any]:
     return run | {"selected": run.get("by_rule", {"validation": run["selected"]}).get(rule)}
 
 
-def _test_split(result: dict[str, Any]) -> str:
-    """What the evaluations of a result call the test split."""
+def _held_out(result: dict[str, Any]) -> str:
+    """The held-out domain, or what the evaluations of a result call the test split."""
+    if result["cell"]["held_out"] is not None:
+        return result["cell"]["held_out"]
     domains = result["runs"][0]["last"]["domains"]
     return next(name for name, domain in domains.items() if domain["split"] == "test")
 
@@ -99,11 +101,17 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean} ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else mean
 
 
-def table(chosen: Sequence[Chosen], paper: dict[str, str]) -> str:
-    """Test accuracy per held-out domain, its mean and the worst domain, a row per algorithm."""
-    held_outs = list(dict.fromkeys(one.held_out for one in chosen))
+def table(
+    chosen: Sequence[Chosen], paper: dict[str, str], cells: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Test accuracy per held-out domain, its mean and the worst domain, a row per algorithm.
+
+    cells: the label and the held-out domain of all, those without a run to choose among them.
+    """
+    cells = cells or [(one.label, one.held_out) for one in chosen]
+    held_outs = list(dict.fromkeys(held_out for _, held_out in cells))
     rows = []
-    for label in dict.fromkeys(one.label for one in chosen):
+    for label in dict.fromkeys(label for label, _ in cells):
         mine = {one.held_out: one for one in chosen if one.label == label}
         test = {h: one.over_seeds(lambda e: e["test_accuracy"]) for h, one in mine.items()}
         row = [label, *(percent(test[h]) if h in test else "diverged" for h in held_outs)]
@@ -215,7 +223,7 @@ def write(
         (folder / "table.md").write_text(text + "\n")
         return text
     ones = [one for one, _ in chosen]
-    test = table(ones, paper)
+    test = table(ones, paper, [(label, _held_out(result)) for label, _, result in results])
     parts = [f"# {title}", test]
     if len({one.held_out for one in ones}) == 1:
         parts.append(domains_table(ones))

@@ -471,6 +471,35 @@ def test_leave_one_out_table_has_mean_and_worst_over_domains() -> None:
     assert entries[3:] == ["30.0 ± 14.1", "15.0 ± 7.1", "94.3"]
 
 
+def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> None:
+    """Neither a row nor a column goes, and no mean is over fewer domains than it says."""
+
+    def result(domain: str, diverged: bool) -> dict[str, Any]:
+        domains = {
+            name: {"accuracy": 0.3, "split": "test" if name == domain else "validation"}
+            for name in ("0", "80")
+        }
+        told = {"round": 2, "domains": domains, "validation_accuracy": 0.3, "test_accuracy": 0.3}
+        told |= {"bytes": 1, "worst_accuracy": 0.3}
+        run = {"seed": 0, "hyper": {}, "diverged": diverged, "selected": told, "last": told}
+        return {"cell": {"held_out": domain}, "runs": [run]}
+
+    def rows(*cells: tuple[str, str, bool]) -> list[list[str]]:
+        results = [(label, tmp_path, result(domain, gone)) for label, domain, gone in cells]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(report, "_curves", lambda *arguments: None)
+            text = report.write(tmp_path, results, title="", paper={})
+        lines = [line.strip("|").split("|") for line in text.splitlines()]
+        return [[each.strip() for each in line] for line in lines if len(line) > 1]
+
+    head, _, good, bad = rows(("a", "0", False), ("b", "0", True))
+    assert head[1:] == ["0"]
+    assert [good, bad] == [["a", "30.0"], ["b", "diverged"]]
+    head, _, row = rows(("a", "0", False), ("a", "80", True))
+    assert head[1:] == ["0", "80", "mean", "worst domain"]
+    assert row == ["a", "30.0", "diverged", "", ""]
+
+
 def ready(chosen: Config, held_out: str) -> tuple[Cell, Any, build.Prepared]:
     """The only cell of some flags, the examples, and what is to be compiled."""
     made = build.assemble(config.changed(chosen, held_out=held_out))
