@@ -232,6 +232,16 @@ def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None
 )
 def test_a_run_diverged_unless_what_is_not_finite_was_dropped(
     broken: list[int], loss: float, drops: bool, diverged: bool
+def test_no_domain_is_called_as_the_test_split_is() -> None:
+    cell = Cell("fedavg", {}, None, ())
+    assert summary.test_name(cell, ["a"]) == "test"
+    assert summary.test_name(cell, ["a", "test"]) == "test split"
+    assert summary.test_name(cell, ["test split", "test"]) == "test split 2"
+    names = ["test", "test split", "test split 2"]
+    assert summary.test_name(cell, names) == "test split 3"
+    assert summary.test_name(cell._replace(held_out="test"), names) == "test"
+
+
 ) -> None:
     line = line_of(outcome({"loss": [1.0, 1.0]}, broken, loss), 2, drops)
     assert line["diverged"] is diverged

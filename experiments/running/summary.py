@@ -81,7 +81,9 @@ def test_name(cell: Cell, groups: list[str]) -> str:
     """What the test examples are called: the held-out domain, or their split."""
     if cell.held_out is not None:
         return cell.held_out
-    return "test split" if "test" in groups else "test"
+    more = (f"test split {number}" for number in range(2, 2 + len(groups)))
+    names = ("test", "test split", *more)
+    return next(name for name in names if name not in groups)
 
 
 def _by_domain(cell: Cell, groups: list[str], valid: Scores, test: Scores) -> dict[str, Any]:
