@@ -18,7 +18,7 @@ from tabulate import tabulate
 from experiments import command_line, config, devices, grid, launch, report, sweep
 from experiments.command_line import Given
 from experiments.config import Config
-from experiments.flag import check_known, name_of
+from experiments.flag import check_different, check_known, name_of
 from experiments.running import log
 from fedjax_inv.checks import UsageError
 
@@ -253,6 +253,7 @@ def options(paper: Paper, values: flags.FlagValues = flags.FLAGS) -> Options:
     Raises UsageError, in one line, for a study or data that there are not.
     """
     check_known("study", values.study, paper.studies)
+    check_different("data", values.data)
     for data in values.data:
         check_known("data", data, paper.data)
     known = flags.FlagValues()
