@@ -559,19 +559,21 @@ def test_measuring_picks_the_fastest_chunk_that_fits(
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "is_gpu", "expected"),
+    ("num_bytes", "is_gpu", "run_chunk", "expected"),
     [
-        (10**6, False, (1, 1)),
-        (100, False, (1, 1)),
-        (10**6, True, (20, 2)),
-        (2000, True, (20, 1)),
-        (700, True, (5, 1)),
+        (10**6, False, "auto", (1, 1)),
+        (100, False, "auto", (1, 1)),
+        (10**6, True, "auto", (20, 2)),
+        (2000, True, "auto", (20, 1)),
+        (700, True, "auto", (5, 1)),
+        (700, True, "2", (3, 2)),
     ],
 )
 def test_auto_is_a_rule_that_no_stopwatch_bends(
-    tmp_path: Path, num_bytes: int, is_gpu: bool, expected: tuple[int, int]
+    tmp_path: Path, num_bytes: int, is_gpu: bool, run_chunk: str, expected: tuple[int, int]
 ) -> None:
-    chosen = flags(tmp_path, angles=(0.0, 40.0), clients=20, client_chunk="auto", run_chunk="auto")
+    angles, auto = (0.0, 40.0), "auto"
+    chosen = flags(tmp_path, angles=angles, clients=20, client_chunk=auto, run_chunk=run_chunk)
     cell, _, prepared = ready(chosen, "40")
 
     class Unmeasured(Pretended):

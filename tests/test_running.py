@@ -93,6 +93,17 @@ def test_the_last_line_of_a_machine_that_went_down_does_not_count(tmp_path: Path
     assert [(line["round"], line["run"]) for line in log.read(folder, 7)] == EVALUATIONS
 
 
+def test_what_is_counted_goes_on_where_the_log_ends(tmp_path: Path) -> None:
+    told = {"round": 3, "seconds": 2.5, "bytes": 10, "dropped": 1}
+    lines = [json.dumps(told | {"run": run, "diverged": run == 1}) for run in (0, 1)]
+    going_on = log.Log(written(tmp_path, lines), 3)
+    assert going_on.seconds == 2.5
+    new = {"round": 6, "segment_bytes": 5, "diverged": False, "dropped": 2}
+    going_on.append([new | {"run": run} for run in (0, 1)])
+    for line in log.read(tmp_path)[2:]:
+        assert (line["bytes"], line["dropped"], line["diverged"]) == (15, 3, line["run"] == 1)
+
+
 def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with folders.locked(folder):
@@ -143,17 +154,6 @@ def test_a_folder_of_the_first_edition(tmp_path: Path) -> None:
     assert folders.finished(config.changed(CHOSEN, data_seed="0"), CELL, folder) is None
 
 
-def test_a_run_that_was_stopped_by_a_nan_may_drop_it_from_there_on(tmp_path: Path) -> None:
-    drops = config.changed(CHOSEN, nonfinite="drop")
-    assert folders.finished(drops, CELL, begun(tmp_path / "stops")) is None
-    marks = config.changed(CHOSEN, nonfinite="mark")
-    with pytest.raises(UsageError, match="whose nonfinite is mark and not drop"):
-        folders.finished(drops, CELL, begun(tmp_path / "marks", marks))
-
-
-def outcome(metrics: dict[str, list[float]], broken: list[int], loss: float) -> Outcome:
-    """What a segment of one run tells, with a validation group and the test."""
-    scores = Scores(np.full((1, 1), 0.5), np.full((1, 1), loss), np.ones((1, 1)))
 def test_what_has_no_effect_makes_no_other_run(tmp_path: Path) -> None:
     """The first edition kept flags that it ignored; here they could not be given again."""
     chosen = config.changed(CHOSEN, environment="none", held_out="none", optimizer="adam")
@@ -189,6 +189,17 @@ def test_a_log_of_bytes_that_are_no_text_is_damaged(tmp_path: Path) -> None:
         log.read(folder, 7)
 
 
+def test_a_run_that_was_stopped_by_a_nan_may_drop_it_from_there_on(tmp_path: Path) -> None:
+    drops = config.changed(CHOSEN, nonfinite="drop")
+    assert folders.finished(drops, CELL, begun(tmp_path / "stops")) is None
+    marks = config.changed(CHOSEN, nonfinite="mark")
+    with pytest.raises(UsageError, match="whose nonfinite is mark and not drop"):
+        folders.finished(drops, CELL, begun(tmp_path / "marks", marks))
+
+
+def outcome(metrics: dict[str, list[float]], broken: list[int], loss: float) -> Outcome:
+    """What a segment of one run tells, with a validation group and the test."""
+    scores = Scores(np.full((1, 1), 0.5), np.full((1, 1), loss), np.ones((1, 1)))
     told: dict[str, Any] = dict(
         metrics={name: np.array([values]) for name, values in metrics.items()},
         attended=np.ones((1, len(broken), 1), int),
@@ -221,6 +232,16 @@ def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None
     assert line_of(outcome(metrics, [-1, -1, 4], 0.1), 3)["train_loss"] is None
 
 
+def test_no_domain_is_called_as_the_test_split_is() -> None:
+    cell = Cell("fedavg", {}, None, ())
+    assert summary.test_name(cell, ["a"]) == "test"
+    assert summary.test_name(cell, ["a", "test"]) == "test split"
+    assert summary.test_name(cell, ["test split", "test"]) == "test split 2"
+    names = ["test", "test split", "test split 2"]
+    assert summary.test_name(cell, names) == "test split 3"
+    assert summary.test_name(cell._replace(held_out="test"), names) == "test"
+
+
 @pytest.mark.parametrize(
     ("broken", "loss", "drops", "diverged"),
     [
@@ -232,16 +253,6 @@ def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None
 )
 def test_a_run_diverged_unless_what_is_not_finite_was_dropped(
     broken: list[int], loss: float, drops: bool, diverged: bool
-def test_no_domain_is_called_as_the_test_split_is() -> None:
-    cell = Cell("fedavg", {}, None, ())
-    assert summary.test_name(cell, ["a"]) == "test"
-    assert summary.test_name(cell, ["a", "test"]) == "test split"
-    assert summary.test_name(cell, ["test split", "test"]) == "test split 2"
-    names = ["test", "test split", "test split 2"]
-    assert summary.test_name(cell, names) == "test split 3"
-    assert summary.test_name(cell._replace(held_out="test"), names) == "test"
-
-
 ) -> None:
     line = line_of(outcome({"loss": [1.0, 1.0]}, broken, loss), 2, drops)
     assert line["diverged"] is diverged
