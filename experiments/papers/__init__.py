@@ -1,3 +1,3 @@
 """Papers whose tables can be run: python -m experiments.papers.NAME."""
 
-LISTED = ("fl_games",)
+LISTED = ("fedipg", "fl_games")
