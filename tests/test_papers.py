@@ -32,6 +32,7 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
                 continue
             counted += 1
             assert len({row.label for row in rows}) == len(rows) > 1, study_name
+            assert not any("," in row.label for row in rows)  # --rows takes several with commas
             assert len({row.folder.casefold() for row in rows}) == len(rows)
             configs = study.configs(chosen, rows, tmp_path, [])
             alike = {str(config.flat(c) | {"run_dir": ""}) for c in configs}

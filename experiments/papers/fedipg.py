@@ -45,7 +45,7 @@ def _fedipg(data: str, work: str) -> tuple[str, ...]:
 def _game(data: str, play: str, *flags: str) -> Row:
     """FL Games on the same data and network, told at the stop."""
     preset = f"--preset={data}_f,games_{play},{_colored(data)}"
-    return Row(f"FL Games, F-{play}", (preset, *flags))
+    return Row(f"F-{play}", (preset, *flags))
 
 
 def first_look(data: str) -> list[Row]:
@@ -66,10 +66,10 @@ def first_look(data: str) -> list[Row]:
 def colours(data: str) -> list[Row]:
     """FedAvg, FedIPG with local epochs and with full batches, and FL Games."""
     return [
-        Row("FedAvg, epochs", _adaptive(data, "epochs")),
-        Row("FedIPG, epochs", _fedipg(data, "epochs")),
-        Row("FedAvg, full batch", _adaptive(data, "full_batch")),
-        Row("FedIPG, full batch", _fedipg(data, "full_batch")),
+        Row("FedAvg-epochs", _adaptive(data, "epochs")),
+        Row("FedIPG-epochs", _fedipg(data, "epochs")),
+        Row("FedAvg-full-batch", _adaptive(data, "full_batch")),
+        Row("FedIPG-full-batch", _fedipg(data, "full_batch")),
         _game(data, "sequential"),
         _game(data, "parallel"),
     ]
@@ -100,7 +100,7 @@ def regimes(data: str) -> list[Row]:
                     "--select=last",
                 )
                 series = f"{part}, {estimator}"
-                rows.append(Row(f"{series}, {local}", flags, series, local))
+                rows.append(Row(f"{part}-{estimator}-{local}", flags, series, local))
     return rows
 
 
@@ -113,7 +113,7 @@ def domains(data: str) -> list[Row]:
         "FedAvg": ("--algorithm=fedavg",),
         "FedIIR": ("--algorithm=fediir", "--set=penalty=0.001,0.01"),
         "FedIPG": ("--algorithm=fedipg", "--set=penalty=0.001,0.01"),
-        "FedIPG, large": (
+        "FedIPG-large": (
             "--algorithm=fedipg",
             "--set=penalty=100.0,10000.0",
             "--set=penalty_on=classifier",
