@@ -111,8 +111,7 @@ def _places(made: build.Assembled, folder: Path, in_folders: bool) -> dict[str, 
     """The folder of each cell, by its name."""
     cells = made.cells
     if in_folders:
-        if (folder / "config.json").exists():
-            raise UsageError(f"--run_dir={folder}: holds a run of its own; choose another")
+        folders.check_sweep(folder)
         return {name: folder / place for name, place in grid.folder_names(cells).items()}
     if len(cells) > 1 or len(cells[0].runs) > len(made.config.run.seeds):
         raise UsageError(
@@ -181,6 +180,8 @@ class _Programs:
 def _run_cell(
     programs: _Programs, cell: grid.Cell, ready: build.Prepared, folder: Path, stop: Stop
 ) -> dict[str, Any]:
+    # First of all, so that whatever is in the folder is known to be this run's.
+    folders.write_json(folder / "config.json", folders.description(programs.config, cell))
     made = programs.of(cell, ready, folder)
     job = loop.Job(programs.config, cell, made, programs.data, ready.inputs, ready.groups)
     try:

@@ -413,6 +413,11 @@ def test_a_sweep_does_not_replace_a_run(tmp_path: Path, told: Told) -> None:
     (tmp_path / "result.json").write_text("of the run")
     line = told(sweep.sweep, config.of(run_dir=str(tmp_path)))
     assert line == f"--run_dir={tmp_path}: holds a run of its own; choose another"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    line = told(sweep.sweep, config.of(run_dir=str(tmp_path / "mine")))
+    assert line == f"--run_dir={tmp_path / 'mine'}: is neither empty nor a sweep; choose another"
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
 def test_every_preset_parses() -> None:

@@ -15,6 +15,7 @@ from experiments.grid import Cell
 from fedjax_inv.checks import UsageError
 
 _LOCK = ".lock"
+_OF_SWEEP = (_LOCK, "result.json", "table.md", "curves.png", "partition.png")
 
 # Flags that say where and how, not what; and those that the cell stands for.
 _NOT_COMPARED = {
@@ -54,6 +55,17 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         if file is not None:
             file.close()
+
+
+def check_sweep(folder: Path) -> None:
+    """Raises UsageError if a folder holds anything but the cells and the report of a sweep."""
+    where = f"--run_dir={folder}"
+    if (folder / "config.json").exists():
+        raise UsageError(f"{where}: holds a run of its own; choose another")
+    there = list(folder.iterdir()) if folder.exists() else []
+    strange = [p for p in there if p.name not in _OF_SWEEP and not (p / "config.json").exists()]
+    if strange and len(strange) == len([path for path in there if path.name != _LOCK]):
+        raise UsageError(f"{where}: is neither empty nor a sweep; choose another")
 
 
 def finished(config: Config, cell: Cell, folder: Path) -> dict[str, Any] | None:
