@@ -1,11 +1,13 @@
 """How domains are made of a data set: a file for each family, and the list of their names."""
 
-from experiments.environments import rotated, spurious
+from experiments.environments import rotated, spurious, stained
 from experiments.environments.kind import Kind
 
 LISTED: dict[str, Kind] = {
     "rotated": rotated.ROTATED,
     "colored": spurious.COLORED,
     "patched": spurious.PATCHED,
+    "combinations": stained.COMBINATIONS,
+    "stained": stained.STAINED,
     "none": Kind("the data's own domains", (), lambda data, source: data),
 }

@@ -189,11 +189,7 @@ def colored(
     if an environment is left without examples.
     """
     check_dataset(dataset)
-    _check_images(
-        dataset,
-        "grey images [M, height, width, 1] uint8",
-        lambda x: x.ndim == 4 and x.shape[3] == 1 and x.dtype == np.uint8,
-    )
+    check_grey(dataset)
     if len(dataset.classes) < 2:
         raise UsageError(f"dataset.classes={dataset.classes}: must be at least two")
     if not isinstance(binarise, bool | np.bool_):
@@ -255,7 +251,7 @@ def paint(x: Colored, num_colors: int) -> Array:
     where the values of the colours are unknown, one that is out of range makes a black image.
     """
     checks.integer("num_colors", num_colors, 1)
-    _check_cue("color", x.color, num_colors, x.image)
+    check_cue("color", x.color, num_colors, x.image)
     if x.image.shape[-1] != 1:
         raise UsageError(
             f"image={checks.shown(x.image)}: must be grey, uint8 [B, height, width, 1]"
@@ -271,7 +267,7 @@ def cover(x: Patched, patch_size: int) -> Array:
     patch_size: side of the square in pixels. Raises ValueError as `paint` does, and if the squares
     of the two corners would meet.
     """
-    _check_cue("corner", x.corner, 2, x.image)
+    check_cue("corner", x.corner, 2, x.image)
     _check_patch_size(patch_size, x.image.shape)
     height, width = x.image.shape[-3:-1]
     column = jnp.arange(width)
@@ -286,9 +282,22 @@ def _check_images(dataset: Dataset, needed: str, fits: Callable[[np.ndarray], bo
         raise UsageError(f"dataset.x={found}: must be {needed}")
 
 
-def _check_cue(
+def check_grey(dataset: Dataset) -> None:
+    """Raises ValueError unless a data set holds grey images, x [M, height, width, 1] uint8."""
+    _check_images(
+        dataset,
+        "grey images [M, height, width, 1] uint8",
+        lambda x: x.ndim == 4 and x.shape[3] == 1 and x.dtype == np.uint8,
+    )
+
+
+def check_cue(
     name: str, cue: np.ndarray | Array, num_values: int, image: np.ndarray | Array
 ) -> None:
+    """Raises ValueError unless images are of 8 bits, and each has a cue in 0..num_values-1.
+
+    cue: [B]. image: [B, height, width, channels]. The values of a tracer are not looked at.
+    """
     if image.dtype != np.uint8 or image.ndim < 3:
         raise UsageError(f"image={checks.shown(image)}: must be uint8 [B, height, width, channels]")
     if cue.shape != image.shape[:-3]:
@@ -338,10 +347,7 @@ def _environments(
         raise UsageError(f"shares={list(shares)}: must be one for each of flips={list(flips)}")
     rng = np.random.default_rng(seed)
     num_examples, num_classes = len(dataset.y), len(dataset.classes)
-    test = dataset.test
-    if not test.any():
-        order = rng.permutation(num_examples)
-        test = np.isin(np.arange(num_examples), order[: round(test_fraction * num_examples)])
+    test = test_rows(dataset, test_fraction, rng)
     train = rng.permutation(np.flatnonzero(~test))
     ends = np.rint(np.cumsum(shares) / np.sum(shares) * len(train))
     domain = np.full(num_examples, len(flips), np.int32)
@@ -362,6 +368,18 @@ def _environments(
         test=np.zeros(num_examples, bool),
     )
     return drawn, cue.astype(np.int32)
+
+
+def test_rows(dataset: Dataset, test_fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Which examples are in the test [M] bool: the test split, or a random part if there is none.
+
+    test_fraction: of that part, above 0 and below 1.
+    """
+    if dataset.test.any():
+        return dataset.test
+    num_examples = len(dataset.y)
+    order = rng.permutation(num_examples)
+    return np.isin(np.arange(num_examples), order[: round(test_fraction * num_examples)])
 
 
 def _check_share(name: str, share: float) -> None:

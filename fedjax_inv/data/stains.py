@@ -1,0 +1,245 @@
+"""Coloured strokes and grounds: colours that follow the label by a rule that the test breaks.
+
+Functions from a `Dataset` of grey images to one with other domains, and what renders its images.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import environments
+from fedjax_inv.data.dataset import Dataset, check_dataset
+from fedjax_inv.types import Array
+
+STAINS = ("foreground", "background", "both")
+TEST_RULES = ("reversed", "shifted")
+COLORS = (
+    *("red", "orange", "yellow", "lime", "green"),
+    *("cyan", "blue", "purple", "magenta", "pink"),
+)
+UNSTAINED = len(COLORS)  # the index of what is not stained: white strokes, a black ground
+
+# [len(COLORS) + 1, 3] uint8: red, green, blue. A ground has two fifths of the brightness of its
+# colour, so that any strokes are lighter than any ground and can be seen on it.
+STROKES = np.array(
+    [
+        *((255, 0, 0), (255, 128, 0), (255, 255, 0), (170, 255, 0), (0, 190, 0)),
+        *((0, 255, 255), (0, 80, 255), (150, 0, 255), (255, 0, 255), (255, 150, 180)),
+        (255, 255, 255),
+    ],
+    np.uint8,
+)
+GROUNDS = np.concatenate([STROKES[:-1] // 5 * 2, np.zeros((1, 3), np.uint8)])
+
+_WHITE = 255  # the brightest of 8 bits
+
+
+class Stained(NamedTuple):
+    """Grey images, and the colours of strokes and grounds: indices of COLORS, or UNSTAINED."""
+
+    image: np.ndarray | Array  # [M, height, width, 1] uint8, strokes bright on a dark ground
+    stroke: np.ndarray | Array  # [M] int32
+    ground: np.ndarray | Array  # [M] int32
+
+
+def rule(y: np.ndarray, colors: int, shift: int | np.ndarray = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The colours of strokes and grounds that go with labels, out of the first `colors` ones.
+
+    Of label y, the strokes have colour y + shift, and the ground the one half of the colours away:
+    y + shift + colors // 2, both modulo colors. y: [M] integers. shift: one, or one each [M].
+    """
+    stroke = (y + shift) % colors
+    return stroke, (stroke + colors // 2) % colors
+
+
+def combinations(
+    dataset: Dataset, *, stain: str = "foreground", colors: int = 10, seed: int
+) -> Dataset:
+    """Deals the images to fixed combinations of digits and colours, a domain for each of them.
+
+    Of FedIPG, Fig. 5: ten combinations, of which nine are trained on and the tenth is the test. A
+    combination is a rule for all labels: in domain k label y has the colours `rule(y, colors, k)`,
+    without exception. So every domain holds every class, a client can tell the label by its colour
+    alone, and no two domains agree on what a colour means. A label has each colour in one domain
+    only: in the held-out one, that which the others never showed with it.
+
+    Train and official test images are pooled and dealt in turn after a shuffle, as in
+    `environments.rotated`. x becomes `Stained`, which `tint` renders. The domains are named after
+    k, "0" to "9", and replace those of the data set.
+
+    dataset: grey images, x [M, height, width, 1] uint8, of K classes. stain: one of STAINS, what is
+    coloured. colors: of them, and of combinations; at most K. seed: of the shuffle. Raises
+    ValueError for other arguments, and for fewer examples than combinations.
+    """
+    _check(dataset, stain, colors)
+    checks.integer("seed", seed, 0)
+    num_examples = len(dataset.y)
+    if num_examples < colors:
+        raise UsageError(f"colors={colors}: must be at most {num_examples}, one for each example")
+    domain = np.empty(num_examples, np.int32)
+    domain[np.random.default_rng(seed).permutation(num_examples)] = np.arange(num_examples) % colors
+    stroke, ground = rule(dataset.y, colors, domain)
+    return dataset._replace(
+        x=_stained(dataset.x, stain, stroke, ground),
+        domain=domain,
+        domains=tuple(map(str, range(colors))),
+        test=np.zeros(num_examples, bool),
+        render=tint,
+    )
+
+
+def stained(
+    dataset: Dataset,
+    *,
+    stain: str = "foreground",
+    colors: int = 10,
+    agreements: Sequence[float] = (0.8, 0.9),
+    test_agreement: float = 0.9,
+    test_rule: str = "reversed",
+    label_noise: float = 0.25,
+    domain_size: int | None = None,
+    test_fraction: float = 0.2,
+    seed: int,
+) -> Dataset:
+    """Colours that agree with the label in training, and with another rule in the test.
+
+    Of FedIPG, Table III. With probability label_noise the label is not the class of the image but
+    one of the others, each as likely. In a domain of agreement a, for strokes and grounds apart,
+
+        colour = rule(label) with probability a, else one of the other colours, each as likely.
+
+    In the test domain the colour c of the rule is replaced by colors - 1 - c (reversed) or by
+    c + 1 mod colors (shifted), so that none is right; with two classes and colours, both are
+    Colored MNIST's reversal. x becomes `Stained`, which `tint` renders. The domains are named
+    after their number and agreement, "0 (0.8)", and the last one is "test".
+
+    dataset: grey images, x [M, height, width, 1] uint8, of K >= 2 classes.
+    stain: one of STAINS, what is coloured.
+    colors: how many there are; at most K, and even if the rule is reversed.
+    agreements: a of each training domain; the domains may have one in common.
+    test_agreement: a of the test domain, which holds the test split.
+    test_rule: one of TEST_RULES.
+    label_noise: the probability that the label is not the class of the image.
+    domain_size: examples of each training domain, what is left over is dropped; by default all
+      examples outside the test split are shared, evenly.
+    test_fraction: the part of the examples that makes the test domain, drawn at random, if the data
+      set has no test split.
+    seed: of all draws.
+
+    Raises ValueError for other arguments, and if there are too few examples.
+    """
+    _check(dataset, stain, colors)
+    checks.each("agreements", agreements, checks.probability)
+    checks.probability("test_agreement", test_agreement)
+    checks.one_of("test_rule", test_rule, TEST_RULES)
+    if test_rule == "reversed" and colors % 2:
+        raise UsageError(
+            f"colors={colors}: must be even for test_rule='reversed', or the middle one stays"
+        )
+    checks.probability("label_noise", label_noise)
+    checks.fraction("test_fraction", test_fraction)
+    checks.integer("seed", seed, 0)
+    rng = np.random.default_rng(seed)
+    domain = _deal(dataset, len(agreements), domain_size, test_fraction, rng)
+    kept = np.flatnonzero(domain >= 0)
+    y, domain = dataset.y[kept], domain[kept]
+    y = _mostly(y, 1 - label_noise, len(dataset.classes), rng)
+    agreement = np.array([*agreements, test_agreement])[domain]
+    is_test = domain == len(agreements)
+
+    def drawn(right: np.ndarray) -> np.ndarray:
+        wrong = colors - 1 - right if test_rule == "reversed" else (right + 1) % colors
+        return _mostly(np.where(is_test, wrong, right), agreement, colors, rng)
+
+    stroke, ground = map(drawn, rule(y, colors))
+    return dataset._replace(
+        x=_stained(dataset.x[kept], stain, stroke, ground),
+        y=y,
+        domain=domain,
+        domains=(*(f"{index} ({a:.3g})" for index, a in enumerate(agreements)), "test"),
+        test=np.zeros(len(kept), bool),
+        render=tint,
+    )
+
+
+def tint(x: Stained) -> Array:
+    """Colours strokes and grounds: [B, height, width, 3] float32 in [0, 1], red, green and blue.
+
+    A pixel of brightness b in 0..255 has b / 255 of the stroke's colour and the rest of the
+    ground's. x: image [B, height, width, 1] uint8, stroke and ground [B], indices of COLORS or
+    UNSTAINED. Raises ValueError for images and colours that are not; under a transformation, where
+    the values of the colours are unknown, those that are out of range are taken for the nearest.
+    """
+    environments.check_cue("stroke", x.stroke, UNSTAINED + 1, x.image)
+    environments.check_cue("ground", x.ground, UNSTAINED + 1, x.image)
+    if x.image.shape[-1] != 1:
+        raise UsageError(
+            f"image={checks.shown(x.image)}: must be grey, uint8 [B, height, width, 1]"
+        )
+
+    def of(table: np.ndarray, index: np.ndarray | Array) -> Array:
+        colors = jnp.take(jnp.asarray(table, jnp.int32), index, axis=0, mode="clip")
+        return colors[..., None, None, :]  # of all pixels
+
+    bright = jnp.asarray(x.image, jnp.int32)
+    mixed = of(STROKES, x.stroke) * bright + of(GROUNDS, x.ground) * (_WHITE - bright)
+    return mixed / jnp.float32(_WHITE**2)
+
+
+def _check(dataset: Dataset, stain: str, colors: int) -> None:
+    check_dataset(dataset)
+    environments.check_grey(dataset)
+    num_classes = len(dataset.classes)
+    if num_classes < 2:
+        raise UsageError(f"dataset.classes={dataset.classes}: must be at least two")
+    checks.one_of("stain", stain, STAINS)
+    most = min(len(COLORS), num_classes)
+    meaning = f": there are {len(COLORS)} colours, and {num_classes} classes to go with them"
+    checks.integer("colors", colors, 2, most, meaning)
+
+
+def _stained(image: np.ndarray, stain: str, stroke: np.ndarray, ground: np.ndarray) -> Stained:
+    plain = np.full(len(image), UNSTAINED, np.int32)
+    return Stained(
+        image,
+        plain if stain == "background" else stroke.astype(np.int32),
+        plain if stain == "foreground" else ground.astype(np.int32),
+    )
+
+
+def _mostly(
+    value: np.ndarray, probability: float | np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Each value [M] in 0..count-1 with its probability, else one of the others, each as likely."""
+    other = (value + rng.integers(1, count, len(value))) % count
+    return np.where(rng.random(len(value)) < probability, value, other).astype(np.int32)
+
+
+def _deal(
+    dataset: Dataset,
+    num_domains: int,
+    domain_size: int | None,
+    test_fraction: float,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """The domain of each example [M]: a training domain, num_domains for the test, -1 for none."""
+    test = environments.test_rows(dataset, test_fraction, rng)
+    train = rng.permutation(np.flatnonzero(~test))
+    if domain_size is not None:
+        most = f", as {len(train)} examples are shared by {num_domains} training domains"
+        checks.integer("domain_size", domain_size, 1, len(train) // num_domains, most)
+        train = train[: num_domains * domain_size]
+    if not test.any() or len(train) < num_domains:
+        raise UsageError(
+            f"dataset: must hold an example for the test and for each of {num_domains} training "
+            f"domains, but holds {test.sum()} and {len(train)}"
+        )
+    domain = np.full(len(test), -1, np.int32)
+    domain[test] = num_domains
+    for index, rows in enumerate(np.array_split(train, num_domains)):
+        domain[rows] = index
+    return domain
