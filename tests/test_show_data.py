@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from experiments import build, command_line, config, show_data
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.environments import Colored
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,6 +76,25 @@ def test_the_picture_is_there_and_the_table_is_right(tmp_path: Path) -> None:
                 like = [dataset.y[r] for rs in held[:7] for r in rs if cue[r] == cue[example]]
                 right += np.bincount(like).argmax() == dataset.y[example]
             assert row[column] == f"{100 * right / len(mine):.1f}"
+
+
+def test_a_cue_is_judged_by_what_it_means_in_training() -> None:
+    cue = np.array([0, 0, 1, 1, 0, 0, 0, 1, 1, 1])
+    y = np.array([0, 0, 1, 1, 1, 1, 1, 0, 0, 0])
+    grey = np.zeros((10, 1, 1, 1), np.uint8)
+    dataset = Dataset(
+        Colored(grey, cue), y, ("a", "b"), np.arange(10) // 4, ("d", "e", "f"), y > 1, np.asarray
+    )
+    rows = [np.array([0, 2]), np.array([1, 3]), np.arange(4, 10)]
+    sizes = [(1, 1, 0), (2, 0, 0), (0, 0, 6)]
+    told = cells(show_data.table(dataset, show_data.Held(["0: d", "1: d", "test"], rows, sizes)))
+    assert told[0][4] == "right by color alone, %"
+    assert [row[1:] for row in told[1:]] == [
+        ["1", "1", "", "100.0"],
+        ["2", "", "", "100.0"],
+        ["", "", "6", "0.0"],
+        ["3", "1", "6", ""],
+    ]
 
 
 def test_the_figure_shows_labels_images_and_counts(
