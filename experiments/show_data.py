@@ -149,8 +149,7 @@ def draw(path: Path, dataset: Dataset, holdings: Held, *, title: str, count: int
     left, *others = figure.subplots(1, len(widths), width_ratios=widths)
     _draw_images(left, dataset, drawn, count)
     for axis, (name, (value, names)) in zip(others, counts.items(), strict=True):
-        held = partitions.class_counts(value, holdings.rows, len(names))
-        _draw_counts(axis, held, names)
+        _draw_counts(axis, partitions.class_counts(value, holdings.rows, len(names)), names)
         axis.set_title(f"examples by {name}", fontsize=9)
         axis.set_yticks([])
     others[0].set_ylabel("client: domain", fontsize=8)

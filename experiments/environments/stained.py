@@ -41,7 +41,7 @@ class Agreement:
         0, "Examples of each of them; 0: all that are not for the test, shared.", at_least(0)
     )
     agreements: tuple[float, ...] = flag(
-        (0.8, 0.9),
+        (0.9, 0.98),
         "How often the colour agrees with the label in the training domains: one number for all, "
         "the two ends of a range that they are spread over, or one for each.",
         PROBABILITY,
@@ -56,7 +56,7 @@ class Agreement:
         choices=stains.TEST_RULES,
     )
     mislabelled: float = flag(
-        0.25, "How often the label of a stained image disagrees with the image.", PROBABILITY
+        0.0, "How often the label of a stained image disagrees with the image.", PROBABILITY
     )
 
     @property
