@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: run test check clean
 
 run: $(VENV)/.installed
-	$(BIN)/python -m experiments.sweep --preset=rotated_digits --resume
+	$(BIN)/python -m experiments.papers.fedipg --study=first_look --data=colored_digits,rotated_digits
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --numprocesses=auto --dist=loadscope
