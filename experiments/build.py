@@ -36,7 +36,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import augment, federation, sources
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
-from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Tree, Work
+from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Setup, Tree, Work
 
 T = TypeVar("T")
 
@@ -213,6 +213,7 @@ def experiment(
         end_at_stop=config.watching.after_stop == "end",
         drop_nonfinite=config.run.nonfinite == "drop",
         history=_history(config.participation),
+        watch_gradients=config.watching.watch_gradients,
         pooled=facts(cell.algorithm).pooled,
     )
 
@@ -332,6 +333,9 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
     }
     made = Assembled(config, first, network, cells, data, splits)
     _check_rule(made)
+    if config.watching.watch_gradients:
+        for cell in cells:
+            _check_server(made, cell)
     return made
 
 
@@ -341,6 +345,21 @@ def _check_rule(made: Assembled) -> None:
     if made.config.watching.select == "agreement" and len(program.group_names(some)) < 2:
         raise UsageError(
             "--select=agreement: needs several training domains, each with clients of its own"
+        )
+
+
+def _check_server(made: Assembled, cell: Cell) -> None:
+    """Raises UsageError unless the server of a cell's algorithm holds a network's variables."""
+    of_cell = algorithm(made.config, cell, made.model, cell.runs[0].hyper, capacity=1)
+    sample = _sample(made.dataset)
+
+    def server(key: Array) -> Tree:
+        x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sample)
+        return of_cell.init_server(Setup(made.model.init(key, x), 1, x, key))
+
+    if not hasattr(jax.eval_shape(server, jax.eval_shape(lambda: jax.random.key(0))), "variables"):
+        raise UsageError(
+            f"--watch_gradients=true: --algorithm={cell.algorithm} has no single network to look at"
         )
 
 

@@ -257,6 +257,11 @@ class Watching:
         "round; 0: in no round.",
         at_least(0),
     )
+    watch_gradients: bool = flag(
+        False,
+        "Whether evaluations tell each training client's gradient norm and <grad R(w), w>, and the "
+        "mean cosine between clients; drawn as gradients.png.",
+    )
     stop_below: tuple[float, ...] = flag(
         (),
         "Thresholds: tell what there was when the watched training accuracy first fell below.",

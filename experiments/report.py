@@ -230,6 +230,8 @@ def write(
     if "stops" in ones[0].runs[0]:
         parts.append(stops_table(ones))
     parts += [told(rule), choices_table(ones)]
+    if "gradients" in ones[0].runs[0]["last"]:
+        _gradients(folder / "gradients.png", chosen, title)
     (folder / "table.md").write_text("\n\n".join(parts) + "\n")
     _curves(folder / "curves.png", chosen, title)
     return test
@@ -272,6 +274,38 @@ def _curves(path: Path, chosen: Sequence[tuple[Chosen, Path]], title: str) -> No
     handles, names = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(labels) * 2, frameon=False)
     figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _gradients(path: Path, chosen: Sequence[tuple[Chosen, Path]], title: str) -> None:
+    """What --watch_gradients tells of the first seed: a column per cell, a line per client."""
+    figure, axes = plt.subplots(
+        3,
+        len(chosen),
+        figsize=(4.2 * len(chosen) + 0.6, 6.5),
+        squeeze=False,
+        sharex=True,
+        sharey="row",
+        layout="constrained",
+    )
+    for (one, folder), column in zip(chosen, axes.T, strict=True):
+        lines = [
+            line
+            for line in log.read(folder, one.runs[0]["last"]["round"])
+            if line["run"] == one.indices[0]
+        ]
+        x = [line["round"] for line in lines]
+        for axis, key in zip(column, ("invariance", "norm", "cosine"), strict=True):
+            values = np.array([line["gradients"][key] for line in lines], float)
+            axis.plot(x, values, lw=1)
+            axis.axhline(0, color="0.6", lw=0.8, ls=":")
+        column[0].set_title(f"{one.label}, held out: {one.held_out}", fontsize=9)
+        column[-1].set_xlabel("round")
+    names = ("<grad R(w), w> of each client", "gradient norm of each", "mean cosine of clients")
+    for axis, name in zip(axes[:, 0], names, strict=True):
+        axis.set_ylabel(name, fontsize=9)
+    figure.suptitle(f"{title}; seed {chosen[0][0].runs[0]['seed']}")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

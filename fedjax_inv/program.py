@@ -16,7 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_inv import checks, clients, evaluation, objectives, rounds, stopping, wire
+from fedjax_inv import (
+    checks,
+    clients,
+    diagnostics,
+    evaluation,
+    objectives,
+    rounds,
+    stopping,
+    wire,
+)
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.federation import Split
@@ -49,6 +58,7 @@ class Experiment(NamedTuple):
     end_at_stop: bool = False  # whether a run stays as it is once all thresholds are met
     drop_nonfinite: bool = False  # as in `rounds.step`
     history: int = 1  # broadcasts that are kept: one more than the longest delay
+    watch_gradients: bool = False  # tell how clients' gradients lie at `server.variables`
     pooled: bool = False  # training is on one client, validation on others
     loss: Loss = objectives.cross_entropy  # of evaluations
     score: Loss = objectives.accuracy
@@ -107,6 +117,7 @@ class Outcome(NamedTuple):
     valid: evaluation.Scores  # each [R, groups]
     test: evaluation.Scores  # each [R, 1]
     stops: stopping.Stops
+    gradients: diagnostics.Agreement | None = None  # each [R, C], the cosine [R]
 
 
 class Program(NamedTuple):
@@ -312,7 +323,21 @@ class _Runs(NamedTuple):
             *self.held_out(data, inputs, training.state, True),
             training.stops,
         )
+        if self.experiment.watch_gradients:
+            outcome = outcome._replace(gradients=self.gradients(data, inputs, training.state))
         return training, outcome
+
+    def gradients(
+        self, data: Examples, inputs: Inputs, state: rounds.State
+    ) -> diagnostics.Agreement:
+        """How the training clients' gradients lie at the server's network."""
+        return diagnostics.agreement(
+            self.experiment.model,
+            state.server.variables,
+            Federation(data, *inputs.train),
+            loss=self.experiment.loss,
+            axis=self.axis,
+        )
 
     def watch(
         self, data: Examples, inputs: Inputs, training: Training, cohort: Cohort

@@ -129,3 +129,20 @@ def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> Non
         rtol=1e-4,
         atol=1e-5,
     )
+
+
+def test_training_images_are_augmented_and_others_are_not(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "mine.npz", x=images, y=np.arange(8) % 2)
+    chosen = config.of(dataset=str(tmp_path / "mine.npz"), augment=True, widths=(4,))
+    dataset = build.source(chosen.data)
+    made, plain = (
+        build.model(config.changed(chosen, augment=on).model, dataset) for on in (True, False)
+    )
+    variables = plain.init(jax.random.key(0), images[:1])
+    mask, key = jnp.ones(8, bool), jax.random.key(1)
+    for train in (False, True):
+        ours, theirs = (
+            models.apply(each, variables, images, mask, train, key)[0] for each in (made, plain)
+        )
+        assert np.allclose(ours, theirs, atol=1e-5) != train

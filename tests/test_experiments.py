@@ -22,9 +22,10 @@ from experiments.grid import Cell
 from experiments.running import log, loop
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.signals import Stop
-from fedjax_inv import program, rounds
+from fedjax_inv import diagnostics, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
+from fedjax_inv.types import Federation
 from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
 
 TINY = config.of(
@@ -80,6 +81,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         learning_rate=(0.3,),
         client_chunk="1",
         run_chunk="1",
+        watch_gradients=True,
     )
     with jobs() as seen:
         train.train(chosen)
@@ -157,7 +159,7 @@ def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def test_a_run_folder_is_complete(trained: Ran) -> None:
     assert {path.name for path in trained.folder.iterdir()} == {
         *("config.json", "chunks.json", "metrics.jsonl", "result.json", "checkpoints", ".lock"),
-        *("table.md", "curves.png", "partition.png"),
+        *("table.md", "curves.png", "partition.png", "gradients.png"),
     }
     told = json.loads((trained.folder / "config.json").read_text())["flags"]
     assert set(told) == set(config.FLAGS)
@@ -179,6 +181,29 @@ def test_bytes_are_parameters_times_clients_times_rounds(trained: Ran) -> None:
     parameters = 64 * 8 + 8 + 8 * 10 + 10
     for line in metrics(trained.folder):
         assert line["bytes"] == 2 * 4 * parameters * 2 * line["round"]
+
+
+def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
+    made = build.assemble(trained.job.config)
+    server = states(trained.folder, 6)["state"]["server"]["variables"]
+    last = [line["gradients"] for line in metrics(trained.folder) if line["round"] == 6]
+    inputs = trained.job.inputs
+    for run, told in enumerate(last):
+        params, stats = (
+            jax.tree.map(lambda a, i=run: a[i], server[k]) for k in ("params", "stats")
+        )
+        empty = made.model.init(jax.random.key(0), trained.job.data.x[:1])
+        leaves = jax.tree.leaves((params, stats))
+        variables = jax.tree.unflatten(jax.tree.structure(empty), leaves)
+        held = Federation(trained.job.data, *(leaf[run] for leaf in inputs.train))
+        expected = diagnostics.agreement(made.model, variables, held)
+        s = expected.invariance.body + expected.invariance.head
+        np.testing.assert_allclose(told["invariance"], s, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(told["norm"], expected.norm, rtol=1e-3)
+        np.testing.assert_allclose(told["cosine"], expected.cosine, rtol=1e-3, atol=1e-5)
+    refused = config.of(algorithm=("fl_games",), watch_gradients=True)
+    with pytest.raises(UsageError, match="--watch_gradients=true: --algorithm=fl_games has no"):
+        build.assemble(refused)
 
 
 def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:

@@ -52,6 +52,7 @@ def lines(
                 **({"train_metrics": means} if means else {}),
                 **watched,
                 **_by_domain(cell, groups, valid, test),
+                **_gradients(outcome, index),
                 "segment_bytes": int(outcome.attended[index, :length].sum(0) @ np.array(traffic)),
                 "diverged": bool(not finite if drops else broken.any()),
                 **({"dropped": int(broken.sum())} if drops else {}),
@@ -59,6 +60,20 @@ def lines(
             }
         )
     return records
+
+
+def _gradients(outcome: Outcome, run: int) -> dict[str, Any]:
+    """What --watch_gradients tells, client by client."""
+    if outcome.gradients is None:
+        return {}
+    told = jax.tree.map(lambda leaf: np.asarray(leaf)[run], outcome.gradients)
+    return {
+        "gradients": {
+            "cosine": _number(told.cosine),
+            "norm": [_number(value) for value in told.norm],
+            "invariance": [_number(value) for value in told.invariance.body + told.invariance.head],
+        }
+    }
 
 
 def _number(value: Any) -> float | None:
