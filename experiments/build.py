@@ -11,7 +11,10 @@ import numpy as np
 import optax
 
 from experiments import grid
-from experiments.config import (
+from experiments.environments.kind import Source
+from experiments.flag import shown
+from experiments.grid import Cell
+from experiments.groups import (
     Clients,
     Config,
     Data,
@@ -20,9 +23,6 @@ from experiments.config import (
     Participation,
     Watching,
 )
-from experiments.environments.kind import Source
-from experiments.flag import shown
-from experiments.grid import Cell
 from experiments.registry import (
     OPTIMIZERS,
     SERVER_OPTIMIZERS,

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from experiments import build
-from experiments.config import Config
 from experiments.grid import Cell
+from experiments.groups import Config
 from fedjax_inv import program
 from fedjax_inv.types import Examples, Tree, always
 

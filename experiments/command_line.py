@@ -10,9 +10,9 @@ from typing import Any
 from absl import flags
 from tabulate import tabulate
 
-from experiments import config, environments, papers, registry
-from experiments.config import Config
+from experiments import config, environments, groups, papers, registry
 from experiments.flag import check_known, flags_of, name_of, shown
+from experiments.groups import Config
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
 
@@ -21,12 +21,12 @@ PRESETS = Path(__file__).parent / "presets"
 # Given flags, by their fields' names.
 Given = frozenset[str]
 
-_FIELDS = {name_of(field): name for name, field in config.FLAGS.items()}
+_FIELDS = {name_of(field): name for name, field in groups.FLAGS.items()}
 
 
 def define(values: flags.FlagValues = flags.FLAGS, **defaults: Any) -> None:
     """Defines the flags, with other defaults for some."""
-    for name, field in config.FLAGS.items():
+    for name, field in groups.FLAGS.items():
         default, kind = defaults.get(name, field.default), field.metadata["kind"]
         flag, text = name_of(field), _help(field)
         if flag == "set":
@@ -90,7 +90,7 @@ def of_arguments(arguments: Sequence[str], *, may_be_idle: bool = False, **defau
 
 
 def _items(name: str, texts: list[str]) -> tuple[Any, ...]:
-    kind = config.FLAGS[name].metadata["kind"]
+    kind = groups.FLAGS[name].metadata["kind"]
     try:
         return tuple(kind(text) for text in texts)
     except ValueError:
@@ -142,11 +142,11 @@ def _help_text(about: str, values: flags.FlagValues) -> str:
         lines = [_line(name, values[name].default, values[name].help) for name in sorted(own)]
         parts.append("\n".join(["THIS BINARY", *lines]))
     if set(_FIELDS) <= set(values):
-        for group in config.GROUPS:
-            head = f"{group.upper()}: {(config.GROUPS[group].__doc__ or '').splitlines()[0]}"
+        for group in groups.GROUPS:
+            head = f"{group.upper()}: {(groups.GROUPS[group].__doc__ or '').splitlines()[0]}"
             lines = [
                 _line(name_of(field), values[name_of(field)].default, _help(field))
-                for field in config.fields(group)
+                for field in groups.fields(group)
             ]
             parts.append(
                 "\n".join([head, *lines, *(_environments() if group == "environment" else ())])

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.config import Running
+from experiments.groups import Running
 from fedjax_inv.checks import UsageError
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from tabulate import tabulate
 
 from experiments import build, config, grid, launch
 from experiments.build import Assembled
-from experiments.config import Config
+from experiments.groups import Config
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
 from fedjax_inv import program

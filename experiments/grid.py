@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.config import Config
 from experiments.flag import check_known
+from experiments.groups import Config
 from experiments.registry import factory, hyperparameters, takes
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError

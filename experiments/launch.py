@@ -12,7 +12,7 @@ from absl import app, logging
 
 from experiments import build, chunks, command_line, devices, grid, report
 from experiments.command_line import Given
-from experiments.config import Config
+from experiments.groups import Config
 from experiments.running import folder as folders
 from experiments.running import loop
 from experiments.running.signals import Stop, Stopped

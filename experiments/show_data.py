@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from experiments import build, command_line, launch
-from experiments.config import Config
+from experiments.groups import Config
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset

@@ -15,10 +15,10 @@ from absl import flags
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments import command_line, config, devices, grid, launch, report, sweep
+from experiments import command_line, config, devices, effects, grid, groups, launch, report, sweep
 from experiments.command_line import Given
-from experiments.config import Config
 from experiments.flag import check_different, check_known, name_of
+from experiments.groups import Config
 from experiments.running import log
 from fedjax_inv.checks import UsageError
 
@@ -123,11 +123,11 @@ def configs(
         except UsageError as error:
             raise UsageError(f"{row.label}: {error}") from None
         values = {name: value for name, value in config.flat(chosen).items() if name in asked}
-        without_effect.append(config.idle(chosen, values, asked))
+        without_effect.append(effects.idle(chosen, values, asked))
         result.append(chosen)
     for name in asked:
         if all(name in idle for idle in without_effect):
-            flag = name_of(config.FLAGS[name])
+            flag = name_of(groups.FLAGS[name])
             raise UsageError(f"--{flag}: {without_effect[0][name]}, in all rows")
     return result
 

@@ -8,7 +8,7 @@ Seeds and real hyperparameters train at once in one program; finished parts are 
 from pathlib import Path
 
 from experiments import command_line, grid, launch
-from experiments.config import Config
+from experiments.groups import Config
 
 
 def sweep(config: Config) -> str:

@@ -6,7 +6,7 @@ python -m experiments.train --preset=rotated_digits --algorithm=fedipg --held_ou
 from pathlib import Path
 
 from experiments import command_line, grid, launch
-from experiments.config import Config
+from experiments.groups import Config
 
 
 def train(config: Config) -> str:

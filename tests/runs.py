@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments import train
-from experiments.config import Config
+from experiments.groups import Config
 from experiments.running import log, loop
 from experiments.running.signals import Stop, Stopped
 

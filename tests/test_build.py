@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import build, config
+from experiments import build, config, groups
 from fedjax_inv import models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Cohort
@@ -101,7 +101,7 @@ def test_a_network_is_made_for_the_size_of_the_images(side: int, stem: int, tmp_
 
 
 def test_every_other_pixel() -> None:
-    whole, half = (build.source(config.Data(stride=stride)) for stride in (1, 2))
+    whole, half = (build.source(groups.Data(stride=stride)) for stride in (1, 2))
     np.testing.assert_array_equal(half.x, whole.x[:, ::2, ::2])
 
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import build, chunks, config, grid, report, sweep, train
-from experiments.config import Config
+from experiments import build, chunks, config, grid, groups, report, sweep, train
 from experiments.grid import Cell
+from experiments.groups import Config
 from experiments.running import log, loop
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.signals import Stop
@@ -162,7 +162,7 @@ def test_a_run_folder_is_complete(trained: Ran) -> None:
         *("table.md", "curves.png", "partition.png", "gradients.png"),
     }
     told = json.loads((trained.folder / "config.json").read_text())["flags"]
-    assert set(told) == set(config.FLAGS)
+    assert set(told) == set(groups.FLAGS)
     lines = log.read(trained.folder)
     assert [(line["round"], line["seed"]) for line in lines] == [(3, 0), (3, 1), (6, 0), (6, 1)]
     for line in lines:
@@ -677,8 +677,8 @@ def test_a_stop_tells_what_there_was_in_its_round(
 def test_warm_starts() -> None:
     sizes = np.array([5, 129, 64])
     for flag, expected in (("clients", 3), ("batches", 3), ("7", 7), ("0", 0)):
-        assert build.warm_start(config.Watching(warm_start=flag), 64, sizes) == expected
-    assert build.warm_start(config.Watching(warm_start="batches"), 0, sizes) == 1
+        assert build.warm_start(groups.Watching(warm_start=flag), 64, sizes) == expected
+    assert build.warm_start(groups.Watching(warm_start="batches"), 0, sizes) == 1
 
 
 def test_the_warm_start_of_players_in_turns(in_turns: Ran) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from experiments import config, explain, grid
-from experiments.config import Config
 from experiments.grid import Cell
+from experiments.groups import Config
 from experiments.running import folder as folders
 from experiments.running import log, summary
 from fedjax_inv.checks import UsageError

@@ -16,8 +16,8 @@ from tabulate import tabulate
 
 from experiments import build, chunks, config, devices
 from experiments.benchmarks import lowerings
-from experiments.config import Config
 from experiments.grid import Cell
+from experiments.groups import Config
 from fedjax_inv import clients, local, models, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments import grid, report, study
-from experiments.config import Config
+from experiments.groups import Config
 from experiments.study import Cells, Done, Row, Study
 from fedjax_inv.algorithms.fl_games import MEMORY_MIXES
 from fedjax_inv.checks import UsageError

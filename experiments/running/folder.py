@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments import config, devices, grid
-from experiments.config import Config
+from experiments import config, devices, effects, grid, groups
 from experiments.flag import name_of, shown
 from experiments.grid import Cell
+from experiments.groups import Config
 from fedjax_inv.checks import UsageError
 
 _LOCK = ".lock"
@@ -118,10 +118,10 @@ def _check_same(where: str, there: dict[str, Any], chosen: Config, cell: Cell) -
         raise UsageError(f"{where}: {error}; choose another --run_dir") from None
     old, new = config.to_record(before), config.to_record(chosen)
     # What has no effect makes no other run; it could not be given again either.
-    compared = set(new) - _NOT_COMPARED - set(config.without_effect(chosen))
+    compared = set(new) - _NOT_COMPARED - set(effects.without_effect(chosen))
     for name in new:
         if name in compared and old[name] != new[name]:
-            flag = name_of(config.FLAGS[name])
+            flag = name_of(groups.FLAGS[name])
             raise UsageError(
                 f"{where}: holds another run, whose {flag} is {_short(old[name])} and not "
                 f"{_short(new[name])}; choose another --run_dir, or --{flag}={shown(old[name])}"

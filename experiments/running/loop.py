@@ -13,8 +13,8 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments import build, devices
-from experiments.config import Config
 from experiments.grid import Cell
+from experiments.groups import Config
 from experiments.running import folder as folders
 from experiments.running import summary
 from experiments.running.checkpoints import Checkpoints

@@ -1,0 +1,88 @@
+"""Which flags have no effect beside others, so that nobody sets one in vain."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from experiments import environments, registry
+from experiments.flag import flags_of
+from experiments.groups import FLAGS, Config, Network, Participation, Server
+
+
+def idle(config: Config, values: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, str]:
+    """The flags of `values` that have no effect in this configuration, and why.
+
+    Those at their default do not count, unless they are `given` and mean more than "off".
+    """
+    return {
+        name: reason
+        for name, reason in without_effect(config).items()
+        if name in values
+        and (values[name] != FLAGS[name].default or (name in given and _is_on(values[name])))
+    }
+
+
+def _is_on(value: Any) -> bool:
+    return value not in (0, "", "0", "none", ()) or value is False
+
+
+class _Rule(NamedTuple):
+    """Flags that have no effect."""
+
+    flags: tuple[str, ...]
+    reason: str
+
+
+# What a network that takes the weights of a file has an argument for.
+_ARGUMENT = {"weights": "image_size"}
+
+
+def without_effect(config: Config) -> dict[str, str]:
+    """The flags that have no effect, and why."""
+    method, clients, model, run = config.method, config.clients, config.model, config.run
+    environment = config.environment
+    others = [kind.records for kind in environments.LISTED.values()]
+    idle_records = {r for records in others for r in records} - set(environment.kind.records)
+    of_environments = [field.name for record in idle_records for field in flags_of(record)]
+    with_it = f"has no effect with --environment={environment.name}"
+    rules = [_Rule(tuple(of_environments), with_it)]
+    if not environment.is_drawn:
+        rules.append(_Rule(("data_seed",), with_it))
+    if config.partition.partition != "dirichlet":
+        text = f"has no effect with --partition={config.partition.partition}"
+        rules.append(_Rule(("alpha",), text))
+    names = ",".join(method.algorithm)
+    if all(registry.facts(name).pooled for name in method.algorithm):
+        text = f"has no effect with --algorithm={names}, which trains on all examples at once"
+        rules.append(_Rule(tuple(field.name for field in flags_of(Participation)), text))
+    if clients.local_steps:
+        text = f"has no effect beside --local_steps={clients.local_steps}"
+        rules.append(_Rule(("local_epochs",), text))
+    if not registry.takes(registry.OPTIMIZERS[clients.optimizer], "momentum"):
+        text = f"has no effect with --optimizer={clients.optimizer}"
+        rules.append(_Rule(("momentum",), text))
+    server = config.server.server_optimizer
+    if not any(
+        registry.takes(registry.factory(name), "server_optimizer") for name in method.algorithm
+    ):
+        text = f"has no effect with --algorithm={names}, which has no such server"
+        rules.append(_Rule(tuple(f.name for f in flags_of(Server)), text))
+    else:
+        make, text = (
+            registry.SERVER_OPTIMIZERS[server],
+            f"has no effect with --server_optimizer={server}",
+        )
+        for name in ("momentum", "epsilon"):
+            if not registry.takes(make, name):
+                rules.append(_Rule((f"server_{name}",), text))
+    network = registry.network(model.model)
+    for field in flags_of(Network):
+        is_for_all = field.name in ("model", "augment")
+        is_taken = registry.takes(network, _ARGUMENT.get(field.name, field.name))
+        if not is_for_all and not is_taken:
+            rules.append(_Rule((field.name,), f"--model={model.model} has no {field.name}"))
+    if not config.watching.stop_below:
+        rules.append(_Rule(("warm_start", "after_stop"), "has no effect without --stop_below"))
+    if run.num_processes == 1:
+        text = "has no effect without --num_processes above 1"
+        rules.append(_Rule(("coordinator_address",), text))
+    return {name: rule.reason for rule in rules for name in rule.flags}

@@ -1,0 +1,363 @@
+"""Every flag of the binaries, in groups: one frozen record for each.
+
+`config` makes them of flat flags, `effects` knows which have none, `build` makes parts of them.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from experiments import environments, registry
+from experiments.environments.kind import Kind
+from experiments.flag import (
+    FRACTION,
+    INSIDE,
+    POSITIVE,
+    SEED,
+    Range,
+    at_least,
+    flag,
+    flags_of,
+    number_or,
+    pair,
+)
+from experiments.selection import RULES
+from fedjax_inv import missing
+from fedjax_inv.algorithms import LISTED
+from fedjax_inv.models import lowerings, resnet
+from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
+
+
+def _is_probability(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False
+
+
+_PAPER = Range(lambda value: "=" in value, "algorithm=number")
+_CHUNK = number_or("auto", "measure")
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """What is compared."""
+
+    algorithm: tuple[str, ...] = flag(
+        ("fedavg",), f"Algorithms: {', '.join(LISTED)}, or package.module:factory."
+    )
+    settings: tuple[str, ...] = flag(
+        (),
+        "A setting of the algorithm, name=value or (sweep) name=value,value; repeat the flag for "
+        "several. --describe=ALGORITHM tells the names.",
+        kind=str,
+        name="set",
+    )
+    paper: tuple[str, ...] = flag(
+        (), "Numbers to print beside ours: algorithm=number.", _PAPER, kind=str
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Which examples there are, and which of them only the test sees."""
+
+    dataset: str = flag(
+        "digits", "digits, a TFDS name, the path of an .npz or of a folder of images."
+    )
+    data_dir: str = flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
+    image_size: int = flag(
+        0, "Side in pixels that a folder's images are scaled to; 0: as they are.", at_least(0)
+    )
+    stride: int = flag(
+        1, "Every so many pixels of a row and of a column are kept (2: 14x14 MNIST).", at_least(1)
+    )
+    num_images: int = flag(
+        0, "How many images of --dataset=dsprites are rendered; 0: 20,000.", at_least(0)
+    )
+    held_out: str = flag(
+        "",
+        "The domain that only the test sees; sweep: several with commas, or 'all', each in turn; "
+        "'none': the official test split, or a random part. Default: the last domain, or none "
+        "if there is only one.",
+    )
+    test_fraction: float = flag(
+        0.2,
+        "The part of the examples that is drawn for the test where the data have no test split, "
+        "and no domain of theirs is held out.",
+        INSIDE,
+    )
+
+    @property
+    def stem(self) -> str:
+        """The data set's name without folders and ending, for titles and names of folders."""
+        return Path(self.dataset).stem
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """How domains are made of the data."""
+
+    environment: str = flag(
+        "auto",
+        "How domains are made of the data; auto: none for an .npz or a folder, else rotated.",
+        choices=("auto", *environments.LISTED),
+    )
+    data_seed: str = flag(
+        "each",
+        "Seeds which example goes to which environment, and what is drawn there; each: every seed "
+        "draws its own.",
+        number_or("each"),
+    )
+    name: str = "rotated"  # of the list: what auto stands for
+    records: tuple[Any, ...] = ()  # the flags of that kind
+
+    @property
+    def kind(self) -> Kind:
+        """What the list says of it."""
+        return environments.LISTED[self.name]
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether anything in it is drawn."""
+        return self.name != "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """How clients share the training examples."""
+
+    partition: str = flag(
+        "domain",
+        "How clients share the training examples.",
+        choices=("domain", "iid", "dirichlet"),
+    )
+    alpha: float = flag(0.5, "Concentration of --partition=dirichlet.", POSITIVE)
+    clients: int = flag(0, "Training clients; 0: one per training domain.", at_least(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Clients:
+    """What a client does in a round."""
+
+    local_epochs: int = flag(1, "Passes over a client's examples per round.", at_least(1))
+    local_steps: int = flag(0, "If above 0: steps per round instead of passes.", at_least(0))
+    batch_size: int = flag(32, "Examples per step; 0: all of the client's.", at_least(0))
+    optimizer: str = flag("sgd", "The clients' optimizer.", choices=registry.OPTIMIZERS)
+    learning_rate: tuple[float, ...] = flag((0.1,), "Of the clients; sweep: several.", POSITIVE)
+    momentum: float = flag(0.0, "Of the clients' sgd; it starts anew every round.", FRACTION)
+    clip: float = flag(
+        0.0,
+        "The largest norm of a local step's gradient, which is scaled down; 0: any.",
+        at_least(0),
+    )
+    weight_decay: float = flag(
+        0.0, "Times the parameters: added to a local step's gradient (L2).", at_least(0)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """What the server makes of the clients' updates."""
+
+    server_optimizer: str = flag(
+        "sgd",
+        "sgd: FedAvg, or with --server_momentum FedAvgM; adam: FedAdam; yogi: FedYogi.",
+        choices=registry.SERVER_OPTIMIZERS,
+    )
+    server_learning_rate: tuple[float, ...] = flag(
+        (1.0,), "Of the server; sweep: several.", POSITIVE
+    )
+    server_momentum: float = flag(0.0, "Of the server's sgd.", FRACTION)
+    server_epsilon: float = flag(
+        1e-3, "What the server's adam and yogi add to the root of the second moment.", POSITIVE
+    )
+    server_weight_decay: float = flag(
+        0.0, "Times the parameters: added to the server's gradient (L2).", at_least(0)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """The network."""
+
+    model: str = flag(
+        "mlp", f"The network: {', '.join(registry.MODELS)}, or package.module:factory."
+    )
+    widths: tuple[int, ...] = flag(
+        (), "Widths of the hidden layers; default: the network's own.", at_least(1), kind=int
+    )
+    activation: str = flag("relu", "Of the mlp.", choices=ACTIVATIONS)
+    norm: str = flag(
+        "none",
+        "Normalisation layers; none: as the network has them by default (mlp: none, resnet18: "
+        "batch).",
+        choices=dict.fromkeys((*NORMS, *resnet.NORMS)),
+    )
+    cut: int = flag(
+        -1, "Hidden layers before the cut; -1: all, the head is the classifier.", at_least(-1)
+    )
+    weights: str = flag(
+        "",
+        "Of the resnet18: a .safetensors or .npz file in torchvision's names, trained on images "
+        "normalised as ImageNet's.",
+    )
+    augment: bool = flag(
+        False, "Whether training images (RGB) are cropped, flipped and coloured at random."
+    )
+    conv: str = flag(
+        "auto",
+        "How convolutions are computed; auto: what is fast on this platform.",
+        choices=lowerings.LOWERINGS,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round."""
+
+    cohort: int = flag(0, "Clients drawn each round; 0: all.", at_least(0))
+    slow: tuple[str, ...] = flag(
+        (),
+        "Clients that need several rounds for an update, as client:rounds; it then comes from the "
+        "network of so many rounds ago.",
+        pair(lambda value: value.isdecimal() and int(value) >= 1, "a number of rounds above 0"),
+        kind=str,
+    )
+    lossy: tuple[str, ...] = flag(
+        (),
+        "Clients whose updates arrive with a probability, as client:probability.",
+        pair(_is_probability, "a probability"),
+        kind=str,
+    )
+    missing: str = flag(
+        "skip",
+        "What stands in for an update that does not arrive: nothing, or the client's last one.",
+        choices=missing.RULES,
+    )
+    first_all: bool = flag(False, "Whether all clients take part once at the beginning.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Watching:
+    """When a run is looked at, and when it stops."""
+
+    eval_every: int = flag(5, "Rounds between evaluations.", at_least(1))
+    watch_examples: int = flag(
+        0,
+        "Training (of all clients) and test examples on which the accuracy is taken in every "
+        "round; 0: in no round.",
+        at_least(0),
+    )
+    watch_gradients: bool = flag(
+        False,
+        "Whether evaluations tell each training client's gradient norm and <grad R(w), w>, and the "
+        "mean cosine between clients; drawn as gradients.png.",
+    )
+    stop_below: tuple[float, ...] = flag(
+        (),
+        "Thresholds: tell what there was when the watched training accuracy first fell below.",
+        INSIDE,
+        kind=float,
+    )
+    warm_start: str = flag(
+        "clients",
+        "Rounds before a stop: a number, clients (one for each) or batches (one for each batch of "
+        "the client with most examples).",
+        number_or("clients", "batches"),
+    )
+    after_stop: str = flag(
+        "continue",
+        "Whether training goes on when all of --stop_below have been met, or ends with that state.",
+        choices=("continue", "end"),
+    )
+    select: str = flag(
+        "validation",
+        "What is selected of a run, and between hyperparameters by the mean over seeds: "
+        + "; ".join(f"{name}, {rule.text}" for name, rule in RULES.items())
+        + ".",
+        choices=RULES,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """How long, how often, where and on what."""
+
+    rounds: int = flag(50, "Communication rounds.", at_least(1))
+    seeds: tuple[int, ...] = flag(
+        (0,), "Each seeds network, environments, partition, cohorts and minibatches.", SEED
+    )
+    run_dir: str = flag("", "Where results go; default: runs/ and the run's name.")
+    resume: bool = flag(False, "Continue what --run_dir holds, bit for bit.")
+    checkpoint_every: int = flag(
+        0, "Rounds between checkpoints, a multiple of eval_every; 0: eval_every.", at_least(0)
+    )
+    nonfinite: str = flag(
+        "stop",
+        "When a client's loss becomes NaN or infinite: stop the program; drop the client from that "
+        "round; or mark the run as diverged, never to be selected, and let the others go on.",
+        choices=("stop", "drop", "mark"),
+    )
+    client_chunk: str = flag(
+        "auto",
+        "Clients trained at once on a device; 0: all; auto: 1 on a CPU, else as many as fit; "
+        "measure: the fastest by a stopwatch.",
+        _CHUNK,
+    )
+    run_chunk: str = flag(
+        "auto",
+        "Runs (seeds x hyperparameters) at once; 0: all; auto: 1 on a CPU, else as many as fit; "
+        "measure: the fastest by a stopwatch.",
+        _CHUNK,
+    )
+    devices: int = flag(1, "Devices that share the clients; on a CPU, cores.", at_least(1))
+    coordinator_address: str = flag("", "host:port of process 0, where there are several.")
+    num_processes: int = flag(
+        1, "Processes, on one machine or many, whose devices share the clients.", at_least(1)
+    )
+    process_id: int = flag(0, "Which of the processes this is; 0 writes.", at_least(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """All flags; made by `config.of`."""
+
+    method: Method
+    data: Data
+    environment: Environment
+    partition: Partition
+    clients: Clients
+    server: Server
+    model: Network
+    participation: Participation
+    watching: Watching
+    run: Running
+
+
+GROUPS: dict[str, type[Any]] = {
+    "method": Method,
+    "data": Data,
+    "environment": Environment,
+    "partition": Partition,
+    "clients": Clients,
+    "server": Server,
+    "model": Network,
+    "participation": Participation,
+    "watching": Watching,
+    "run": Running,
+}
+
+
+def fields(group: str) -> list[dataclasses.Field[Any]]:
+    """The flags of a group, those of all environments among them."""
+    own = flags_of(GROUPS[group])
+    if group != "environment":
+        return own
+    kinds = environments.LISTED.values()
+    records = dict.fromkeys(record for kind in kinds for record in kind.records)
+    return own + [field for record in records for field in flags_of(record)]
+
+
+# By their fields' names.
+FLAGS = {field.name: field for group in GROUPS for field in fields(group)}
