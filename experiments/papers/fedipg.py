@@ -182,31 +182,35 @@ def _domains(one: Done) -> Cells:
 
 
 def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
-    """Test accuracy by round and by megabytes sent, a line per seed; returns where they are."""
-    told = [one for one in done if one.cells[0].runs]
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for index, one in enumerate(told):
-        for number, (run, lines) in enumerate(zip(one.only.runs, one.only.logs, strict=True)):
-            label = one.row.label if number == 0 else None
-            test = [100 * line["test_accuracy"] for line in lines]
-            for axis, key, scale in ((left, "round", 1), (right, "bytes", 1e-6)):
+    """Test accuracy by round, a panel per held-out domain, and of a single one by megabytes sent,
+    a line per seed; returns where they are."""
+    held_out = [cell.held_out for cell in done[0].cells]
+    panels = [(place, "round", 1.0) for place in range(len(held_out))]
+    if len(panels) == 1:
+        panels.append((0, "bytes", 1e-6))
+    figure = Figure(figsize=(5.5 * len(panels), 4.4), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (place, key, scale) in zip(axes, panels, strict=True):
+        for index, one in enumerate(done):
+            cell = one.cells[place]
+            for number, (run, lines) in enumerate(zip(cell.runs, cell.logs, strict=True)):
                 x = [scale * line[key] for line in lines]
-                axis.plot(x, test, color=f"C{index}", lw=1, alpha=0.7, label=label)
-            at = _picked(one, run)
-            if at is not None:
-                height = 100 * at["test_accuracy"]
-                left.plot(at["round"], height, "o", color=f"C{index}", ms=5)
-                right.plot(_bytes(run, at), height, "o", color=f"C{index}", ms=5)
-    left.set(xlabel="round", ylabel="test accuracy, %", ylim=(0, 100))
-    right.set(xlabel="MB sent in all", xscale="log")
-    for axis in (left, right):
-        axis.axhline(75, color="0.6", lw=0.8, ls=":")
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=min(6, len(names)), frameon=False
-    )
-    figure.suptitle(f"{data}: a line per seed, a dot where its rule selects; dotted: optimal")
+                y = [100 * line["test_accuracy"] for line in lines]
+                label = one.row.label if number == 0 else None
+                axis.plot(x, y, color=f"C{index}", lw=1, alpha=0.7, label=label)
+                at = _picked(one, run)
+                if at is not None:
+                    x_at = at["round"] if key == "round" else _bytes(run, at)
+                    axis.plot(x_at, 100 * at["test_accuracy"], "o", color=f"C{index}", ms=5)
+        axis.set_xlabel("round" if key == "round" else "MB sent in all")
+        axis.set_title(f"held out: {held_out[place]}", fontsize=10)
+        if key == "bytes":
+            axis.set_xscale("log")
+    axes[0].set(ylabel="test accuracy, %", ylim=(0, 100))
+    handles, names = axes[0].get_legend_handles_labels()
+    columns = min(6, len(names) or 1)
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
+    figure.suptitle(f"{data}: a line per seed, a dot where its rule selects")
     figure.savefig(path, dpi=120)
     return f"Figure: {path}."
 
