@@ -194,10 +194,9 @@ def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
         for index, one in enumerate(done):
             cell = one.cells[place]
             for number, (run, lines) in enumerate(zip(cell.runs, cell.logs, strict=True)):
-                x = [scale * line[key] for line in lines]
-                y = [100 * line["test_accuracy"] for line in lines]
+                x, y = _curve(lines, key)
                 label = one.row.label if number == 0 else None
-                axis.plot(x, y, color=f"C{index}", lw=1, alpha=0.7, label=label)
+                axis.plot(scale * x, 100 * y, color=f"C{index}", lw=1, alpha=0.7, label=label)
                 at = _picked(one, run)
                 if at is not None:
                     x_at = at["round"] if key == "round" else _bytes(run, at)
@@ -213,6 +212,17 @@ def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
     figure.suptitle(f"{data}: a line per seed, a dot where its rule selects")
     figure.savefig(path, dpi=120)
     return f"Figure: {path}."
+
+
+def _curve(lines: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds or bytes, and test accuracy: of every round where it was watched, else evaluations."""
+    if "test_by_round" not in lines[-1]:
+        return np.array([line[key] for line in lines]), np.array(
+            [line["test_accuracy"] for line in lines]
+        )
+    test = np.concatenate([line["test_by_round"] for line in lines])
+    rounds = np.arange(1, len(test) + 1)
+    return rounds * (lines[-1][key] / lines[-1]["round"]), test
 
 
 def _picked(one: Done, run: dict[str, Any]) -> dict[str, Any] | None:
