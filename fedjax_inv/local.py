@@ -107,7 +107,7 @@ def _work(optimizer: optax.GradientTransformation, plan: Plan) -> Work:
         metrics, average = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), sums)
         return Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
 
-    return Work(init, run)
+    return Work(init, run, lambda change: _work(change(optimizer), plan))
 
 
 def epochs(
@@ -173,16 +173,19 @@ def full_batch(
         batch = take_batch(shard, index, index < shard.size)
         return jnp.where(shard.size > 0, num_steps, 0), lambda step: batch
 
-    work = _work(optimizer, plan)
+    def made(optimizer: optax.GradientTransformation) -> Work:
+        work = _work(optimizer, plan)
 
-    def run(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
-        trained = work.run(grad_fn, local, shard, key)
-        fits = shard.size <= capacity
+        def run(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
+            trained = work.run(grad_fn, local, shard, key)
+            fits = shard.size <= capacity
 
-        def poisoned(leaf: Array) -> Array:
-            inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
-            return jnp.where(fits, leaf, jnp.nan) if inexact else leaf
+            def poisoned(leaf: Array) -> Array:
+                inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
+                return jnp.where(fits, leaf, jnp.nan) if inexact else leaf
 
-        return jax.tree.map(poisoned, trained)
+            return jax.tree.map(poisoned, trained)
 
-    return Work(work.init, run)
+        return Work(work.init, run, lambda change: made(change(optimizer)))
+
+    return made(optimizer)

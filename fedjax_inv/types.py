@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import optax
 
 Array = jax.Array
 Tree = Any
@@ -175,11 +176,16 @@ class Train(Protocol):
         """Trains from `local` on the shard; without examples there is no step."""
 
 
+ChangeOptimizer = Callable[[optax.GradientTransformation], optax.GradientTransformation]
+
+
 class Work(NamedTuple):
     """Local training, built once and injected: an algorithm changes the gradient, not the loop."""
 
     init: Callable[[Variables], Local]
     run: Train
+    # (what it makes of an optimizer) -> the same work with another one; None where there is none
+    with_optimizer: Callable[[ChangeOptimizer], "Work"] | None = None
 
 
 # What happens in a round.

@@ -317,6 +317,19 @@ TABLE: dict[str, tuple[Config, ...]] = {
     "fedprox": (
         Config(small_normed, full_batch, {"proximal": 0.3, "server_optimizer": _MOMENTUM}),
     ),
+    "fedpvr": (Config(small_normed, momentum_epochs, {"server_optimizer": _MOMENTUM}),),
+    "qfedavg": (
+        Config(
+            small_normed,
+            epochs,
+            {
+                "q": 1.5,
+                "step_size": 0.2,
+                "loss_batch_size": 3,
+                "server_optimizer": _MOMENTUM,
+            },
+        ),
+    ),
 }
 
 

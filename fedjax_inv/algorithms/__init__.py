@@ -12,6 +12,8 @@ LISTED = (
     "fediir",
     "fedipg",
     "fedprox",
+    "fedpvr",
     "fl_games",
+    "qfedavg",
     "scaffold",
 )

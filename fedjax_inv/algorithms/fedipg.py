@@ -24,6 +24,7 @@ import optax
 from fedjax_inv import averaging, checks, models, objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.checks import UsageError
+from fedjax_inv.parts import EVERYTHING, PARTS, Part
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -57,18 +58,6 @@ class _Parts(NamedTuple):
     risk: Array  # [] R(w)
     invariance: Array  # [] s(w)
     aux: Tree
-
-
-class _Part(NamedTuple):
-    """P: the parameters that the penalty looks at."""
-
-    get: Callable[[Tree], Tree]  # params -> the part
-    put: Callable[[Tree, Tree], Tree]  # (params, part) -> params
-
-
-_EVERYTHING = _Part(lambda params: params, lambda params, part: part)
-_CLASSIFIER = _Part(lambda params: params.head, lambda params, part: params._replace(head=part))
-_PENALTY_ON = {"all": _EVERYTHING, "classifier": _CLASSIFIER}
 
 
 def invariance(risk: Callable[[Tree], Array], params: Tree) -> Array:
@@ -105,7 +94,7 @@ def penalised_value_and_grad(
             value, aux = risk(params) if has_aux else (risk(params), ())
             return _Risks(value, value, value), aux
 
-        parts, grads = _ROUTES[derivative](risks, penalty, params, _EVERYTHING)
+        parts, grads = _ROUTES[derivative](risks, penalty, params, EVERYTHING)
         value = parts.risk + penalty * parts.invariance**2
         return ((value, parts.aux) if has_aux else value), grads
 
@@ -122,7 +111,7 @@ def _check_scalar(risk: Callable[[Tree], Any], params: Tree, has_aux: bool) -> N
 
 
 def _forward_over_reverse(
-    risk: Risk, penalty: float | Array, params: Tree, kept: _Part
+    risk: Risk, penalty: float | Array, params: Tree, kept: Part
 ) -> tuple[_Parts, Tree]:
     def whole(params: Tree) -> tuple[Array, Tree]:
         risks, aux = risk(params)
@@ -141,7 +130,7 @@ def _forward_over_reverse(
 
 
 def _reverse_over_forward(
-    risk: Risk, penalty: float | Array, params: Tree, kept: _Part
+    risk: Risk, penalty: float | Array, params: Tree, kept: Part
 ) -> tuple[_Parts, Tree]:
     def objective(params: Tree) -> tuple[Array, _Parts]:
         part = kept.get(params)
@@ -228,7 +217,7 @@ def fedipg(
         penalty, warmup_rounds=warmup_rounds, warmup_penalty=warmup_penalty
     )
     checks.one_of("derivative", derivative, _ROUTES)
-    checks.one_of("penalty_on", penalty_on, _PENALTY_ON)
+    checks.one_of("penalty_on", penalty_on, PARTS)
     checks.one_of("estimator", estimator, ESTIMATORS)
     if estimator == "halves" and derivative != "reverse_over_forward":
         raise UsageError(f"{derivative=}: must be reverse_over_forward for estimator='halves'")
@@ -246,9 +235,7 @@ def fedipg(
                 halves = (loss(outputs, batch.y, mask) for mask in half_masks(batch.mask))
                 return _Risks(whole, *halves), stats
 
-            parts, grads = _ROUTES[derivative](
-                risks, now, variables.params, _PENALTY_ON[penalty_on]
-            )
+            parts, grads = _ROUTES[derivative](risks, now, variables.params, PARTS[penalty_on])
             if scale_loss:
                 grads = optax.tree.scale(1 / jnp.maximum(1, now), grads)
             return Step(grads, parts.aux, {"loss": parts.risk, "invariance": parts.invariance})

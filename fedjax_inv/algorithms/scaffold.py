@@ -15,12 +15,12 @@ import jax
 import optax
 
 from fedjax_inv import aggregators, averaging, objectives
+from fedjax_inv.parts import EVERYTHING, Part
 from fedjax_inv.types import (
     Algorithm,
     Array,
     Batch,
     GradFn,
-    Halves,
     Loss,
     Model,
     Setup,
@@ -35,7 +35,7 @@ from fedjax_inv.types import (
 class Control(NamedTuple):
     """What the server keeps beside the network."""
 
-    variate: Halves  # c, of the parameters' shapes
+    variate: Tree  # c, of the shapes of the parameters that are corrected
     num_clients: Array  # [], N
 
 
@@ -57,21 +57,42 @@ def scaffold(
     server_optimizer: sgd of the paper's eta_g. weighting: of the networks, "uniform" in the paper;
     the variates are summed over the cohort and divided by N whatever it is.
     """
+    return with_variates(
+        model,
+        work,
+        EVERYTHING,
+        loss=loss,
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+    )
+
+
+def with_variates(
+    model: Model,
+    work: Work,
+    part: Part,
+    *,
+    loss: Loss,
+    server_optimizer: optax.GradientTransformation,
+    weighting: str | aggregators.Weight,
+) -> Algorithm:
+    """SCAFFOLD that corrects one part of the gradient; the rest is FedAvg."""
     risk_gradient = averaging.gradient(model, loss)
 
     def gradient_from(visit: Visit) -> GradFn:
         def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
             step = risk_gradient(variables, batch, key)
-            grads = corrected_gradient(step.grads, visit.own, visit.message.beside)
-            return step._replace(grads=grads, average=step.grads)
+            raw = part.get(step.grads)
+            corrected = corrected_gradient(raw, visit.own, visit.message.beside)
+            return step._replace(grads=part.put(step.grads, corrected), average=raw)
 
         return grad_fn
 
     def init(setup: Setup) -> Control:
-        zeros = optax.tree.zeros_like(setup.variables.params)
+        zeros = optax.tree.zeros_like(part.get(setup.variables.params))
         return Control(zeros, jax.numpy.float32(setup.num_clients))
 
-    def update(control: Control, change: Halves) -> Control:
+    def update(control: Control, change: Tree) -> Control:
         variate = optax.tree.add_scale(control.variate, 1 / control.num_clients, change)
         return control._replace(variate=variate)
 

@@ -1,0 +1,81 @@
+"""FedPVR: SCAFFOLD on the classifier, where clients differ most, and FedAvg on what is below.
+
+    body:       y <- y - rate m,   m <- momentum m + grad R_i(y)
+    classifier: y <- y - rate (grad R_i(y) - c_i + c)
+
+Li et al. 2023, "On the Effectiveness of Partial Variance Reduction in Federated Learning with
+Heterogeneous Data" (CVPR), Algorithm 1; c_i and c, of the classifier alone, are those of `scaffold`
+(option II). The momentum is that of the clients' optimizer, which the classifier never sees.
+"""
+
+import jax
+import optax
+
+from fedjax_inv import checks, objectives
+from fedjax_inv.aggregators import Weight
+from fedjax_inv.algorithms import scaffold
+from fedjax_inv.checks import UsageError
+from fedjax_inv.parts import PARTS, Part
+from fedjax_inv.types import Algorithm, Loss, Model, Tree, Work
+
+
+def without_memory(
+    optimizer: optax.GradientTransformation, part: Part
+) -> optax.GradientTransformation:
+    """The optimizer that starts anew, before each step, for a part of the parameters.
+
+    Of an SGD with momentum that leaves plain SGD for the part. What is not kept parameter by
+    parameter, as a count of steps, stays. Its update must be given the parameters.
+    """
+
+    def update(grads: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
+        if params is None:
+            raise UsageError("params=None: must be given, as they tell the part")
+        nowhere = jax.tree.map(lambda leaf: False, params)
+        everywhere = jax.tree.map(lambda leaf: True, params)
+        forgets = optax.tree.map_params(
+            optimizer,
+            lambda kept, forgets: forgets,
+            state,
+            part.put(nowhere, part.get(everywhere)),
+            transform_non_params=lambda kept: False,
+        )
+        anew = jax.tree.map(
+            lambda forgets, first, kept: first if forgets else kept,
+            forgets,
+            optimizer.init(params),
+            state,
+        )
+        return optimizer.update(grads, anew, params)
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def fedpvr(
+    model: Model,
+    work: Work,
+    *,
+    corrected: str = "classifier",
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+    weighting: str | Weight = "uniform",
+) -> Algorithm:
+    """FedPVR (Li et al. 2023, Algorithm 1); the classifier is the model's head.
+
+    corrected: "classifier", or "all" parameters, which is SCAFFOLD without a momentum. weighting:
+    of the networks, as in FedAvg ("uniform" or "size"). The paper's momentum, 0.9, is to be that
+    of the clients' optimizer. A client's `own` is its control variate. Raises ValueError for
+    another `corrected`, and for local training whose optimizer cannot be changed.
+    """
+    checks.one_of("corrected", corrected, PARTS)
+    if work.with_optimizer is None:
+        raise UsageError("work: its optimizer cannot be changed; must be one of fedjax_inv.local's")
+    part = PARTS[corrected]
+    return scaffold.with_variates(
+        model,
+        work.with_optimizer(lambda optimizer: without_memory(optimizer, part)),
+        part,
+        loss=loss,
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+    )

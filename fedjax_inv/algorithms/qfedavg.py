@@ -1,0 +1,133 @@
+"""q-FedAvg: FedAvg that listens to a client the more, the larger its loss.
+
+    minimise  sum_i F_i(w)^(q + 1) / (q + 1)
+    g_i = (w - w_i) / step_size
+    w <- w - sum_i F_i^q g_i / sum_i (q F_i^(q - 1) ||g_i||^2 + F_i^q / step_size)
+
+over the cohort; F_i is the loss of all of the client's examples at the network that it received, w,
+and w_i is what local training made of it. Li et al. 2020, "Fair Resource Allocation in Federated
+Learning" (arXiv 1905.10497), Algorithm 2. Statistics (BatchNorm), which have no gradient, are
+averaged; the paper has none.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_inv import aggregators, averaging, checks, local, models, objectives, servers
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    Cohort,
+    Exchange,
+    Loss,
+    Model,
+    Reply,
+    Setup,
+    Shard,
+    Tree,
+    Variables,
+    Visit,
+    Work,
+)
+
+_SMALLEST_LOSS = 1e-10  # in place of 0, of which no power below 0 is finite
+
+
+class Upload(NamedTuple):
+    """What a client sends; the sums of the first two make the step."""
+
+    delta: Tree  # of the parameters' shapes
+    curvature: Tree  # [], the paper's h
+    stats: Tree  # how far training moved them
+
+
+def scaled_update(
+    delta: Tree, loss: Array, *, q: float | Array, step_size: float | Array
+) -> tuple[Tree, Array]:
+    """(F^q delta / step_size, h = q F^(q - 1) ||delta / step_size||^2 + F^q / step_size).
+
+    delta: w_i - w, how far local training moved the parameters. loss: F [], at least 0; of a
+    negative one h is NaN. step_size: that of local training, the paper's 1 / L. The paper's
+    Delta is minus the first; h, [], bounds the curvature of F^(q + 1) / (q + 1). Raises ValueError
+    for a negative q, and a step_size that is not above 0.
+    """
+    _check(q, step_size)
+    loss = jnp.where(loss < 0, jnp.nan, jnp.maximum(loss, _SMALLEST_LOSS))
+    gradient = optax.tree.scale(1 / step_size, delta)
+    square = optax.tree.norm(gradient, squared=True)
+    curvature = q * loss ** (q - 1) * square + loss**q / step_size
+    return optax.tree.scale(loss**q, gradient), curvature
+
+
+def _check(q: float | Array, step_size: float | Array) -> None:
+    checks.real("q", q)
+    checks.real("step_size", step_size)
+    if checks.is_concrete(step_size) and step_size == 0:
+        raise UsageError(f"{step_size=}: must be above 0, as updates are divided by it")
+
+
+def qfedavg(
+    model: Model,
+    work: Work,
+    *,
+    q: float | Array = 1.0,
+    step_size: float | Array = 0.01,
+    loss_batch_size: int = 64,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+) -> Algorithm:
+    """q-FedAvg (Li et al. 2020, Algorithm 2); clients count by their losses alone.
+
+    q: how much a large loss counts; 0 is FedAvg with weighting="uniform". step_size: the paper's
+    1 / L, to be the clients' learning rate. loss_batch_size: of the pass that takes F, in
+    evaluation mode; it changes nothing but time and memory. Raises ValueError for values out of
+    range.
+    """
+    _check(q, step_size)
+    checks.integer("loss_batch_size", loss_batch_size)
+    grad_fn = averaging.gradient(model, loss)
+
+    def loss_of(variables: Variables, shard: Shard) -> Array:
+        """F, of all examples of a client."""
+
+        def total(batch: Batch) -> Array:
+            outputs = models.predict(model, variables, batch.x)
+            return loss(outputs, batch.y, batch.mask) * batch.mask.sum()
+
+        return local.fold(shard, total, batch_size=loss_batch_size) / jnp.maximum(shard.size, 1)
+
+    def init_server(setup: Setup) -> servers.Server:
+        return servers.init(server_optimizer, setup.variables)
+
+    def client(visit: Visit) -> Reply:
+        received = visit.message
+        trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
+        moved = optax.tree.sub(trained.local.variables, received)
+        delta, curvature = scaled_update(
+            moved.params, loss_of(received, visit.shard), q=q, step_size=step_size
+        )
+        return Reply(visit.own, Upload(delta, curvature, moved.stats), trained.metrics)
+
+    def update(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
+        del cohort
+        # Where q is so large that all powers of small losses are 0, nothing moves.
+        curvature = jnp.where(total.curvature > 0, total.curvature, 1)
+        step = optax.tree.scale(1 / curvature, total.delta)
+        return servers.update(server_optimizer, server, Variables(step, total.stats))
+
+    exchange = Exchange(
+        lambda server: server.variables,
+        client,
+        Upload(aggregators.total(), aggregators.total(), aggregators.mean(aggregators.uniform)),
+        update,
+    )
+    return Algorithm(
+        init_server,
+        lambda server, who: (),
+        (exchange,),
+        lambda server, own, x: models.predict(model, server.variables, x),
+    )
