@@ -54,3 +54,15 @@ def _check_classes(logits: Array, labels: Array, mask: Array) -> None:
         # Of NumPy, as a trace that these arrays are constants of would trace their indexing.
         real = np.asarray(labels)[np.asarray(mask)]
         checks.integers("labels", real, 0, logits.shape[1] - 1, may_be_empty=True)
+
+
+def soft_cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
+    """Mean softmax cross-entropy in nats of logits [B, K] against labels [B, K] that sum to 1; [].
+
+    Raises ValueError for other shapes.
+    """
+    if logits.ndim != 2 or logits.shape != labels.shape:
+        raise UsageError(
+            f"logits {logits.shape} and labels {labels.shape}: must both be [B, K], of one shape"
+        )
+    return masked_mean(optax.losses.softmax_cross_entropy(logits, labels), mask)

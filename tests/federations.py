@@ -317,6 +317,9 @@ TABLE: dict[str, tuple[Config, ...]] = {
     "fedprox": (
         Config(small_normed, full_batch, {"proximal": 0.3, "server_optimizer": _MOMENTUM}),
     ),
+    "fedmix": (
+        Config(normed_body, steps, {"ratio": 0.3, "rows": 2, "server_optimizer": _MOMENTUM}),
+    ),
     "fedpvr": (Config(small_normed, momentum_epochs, {"server_optimizer": _MOMENTUM}),),
     "qfedavg": (
         Config(

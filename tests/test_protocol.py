@@ -188,15 +188,15 @@ class Case:
         return {name: tree.take((plain(state), together), i) for i, name in enumerate(names)}
 
     def turn(self, exchange: int, who: int) -> rounds.State:
-        """The state after the run, in a round in which a client attends an exchange.
+        """The latest state of the run, in a round in which a client attends an exchange.
 
         The next one, or one of the first rounds where an exchange is theirs.
         """
-        state = self.stops[-1]
-        now = int(state.round)
-        for round in (*range(now, now + 2 * NUM_CLIENTS), *range(now)):
-            if self.attending(state.server, np.int32(round))[exchange][who]:
-                return state._replace(round=np.int32(round))
+        for state in reversed(self.stops):
+            now = int(state.round)
+            for round in (*range(now, now + 2 * NUM_CLIENTS), *range(now)):
+                if self.attending(state.server, np.int32(round))[exchange][who]:
+                    return state._replace(round=np.int32(round))
         raise AssertionError(f"client {who} never attends exchange {exchange}")
 
     def one_step(

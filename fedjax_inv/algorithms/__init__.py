@@ -11,6 +11,7 @@ LISTED = (
     "fedbn",
     "fediir",
     "fedipg",
+    "fedmix",
     "fedprox",
     "fedpvr",
     "fl_games",
