@@ -268,6 +268,42 @@ def folded() -> Callable[[Shard], Tree]:
     return jax.jit(jax.vmap(lambda shard: local.fold(shard, sums, batch_size=FOLDED), (LANES,)))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(local.epochs, batch_size=3),
+        functools.partial(local.steps, batch_size=3, num_steps=2),
+        functools.partial(local.full_batch, capacity=6, num_steps=2),
+    ],
+    ids=["epochs", "steps", "full_batch"],
+)
+def test_with_another_optimizer_it_is_the_same_work(make: Callable[..., Work]) -> None:
+    """Of the optimizer that is made of its own; one client is more than a full batch holds."""
+
+    def slower(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        return optax.chain(optax.scale(0.5), optimizer)
+
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        mean = jnp.where(batch.mask, batch.x, 0).sum() / batch.mask.sum()
+        return Step(variables.params - mean, (), {})
+
+    def trained(work: Work) -> Trained:
+        def of(shard: Shard) -> Trained:
+            start = work.init(Variables(jnp.float32(1), ()))
+            return work.run(grad_fn, start, shard, jax.random.key(0))
+
+        return jax.vmap(of, in_axes=(LANES,))(shards(np.array([0, 1, 5, 7])))
+
+    plain, changed = make(optax.sgd(0.4)), make(optax.sgd(0.2))
+    assert plain.with_optimizer is not None
+    got, expected, other = (
+        np.asarray(trained(work).local.variables.params)
+        for work in (plain.with_optimizer(slower), changed, plain)
+    )
+    np.testing.assert_allclose(got, expected)  # a NaN where there is one
+    assert not np.isclose(other, got)[1:3].any()
+
+
 def test_fold_is_a_loop_over_batches_as_they_lie() -> None:
     b = FOLDED
     sizes = np.array([0, 1, b - 1, b, b + 1, 2 * b, 3 * b + 2, 70])

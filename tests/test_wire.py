@@ -22,6 +22,7 @@ def traffic(algorithm: Algorithm, variables: object) -> tuple[wire.Traffic, ...]
 MLP = 4 * ((36 + 1) * 7 + (7 + 1) * 3)
 # No biases before the norms, which have 2 parameters and 2 statistics for each unit.
 NORMED = 4 * (36 * 5 + 4 * 5 + 5 * 4 + 4 * 4 + (4 + 1) * 3)
+NORMED_HEAD = 4 * (5 * 4 + 2 * 4 + (4 + 1) * 3)
 NORMED_PARAMS, NORMS = NORMED - 4 * 2 * (5 + 4), 4 * 4 * (5 + 4)
 
 
@@ -32,6 +33,10 @@ NORMED_PARAMS, NORMS = NORMED - 4 * 2 * (5 + 4), 4 * 4 * (5 + 4)
         ("fedavg", federations.normed, NORMED, NORMED),
         # The control variate, of the parameters only, comes with the network and goes back with it.
         ("scaffold", federations.normed, NORMED + NORMED_PARAMS, NORMED + NORMED_PARAMS),
+        # That of the head alone.
+        ("fedpvr", federations.normed, NORMED + NORMED_HEAD, NORMED + NORMED_HEAD),
+        # The curvature, a number, goes with it.
+        ("qfedavg", federations.normed, NORMED, NORMED + 4),
         # Norms stay, but for the mean that serves a client never seen.
         ("fedbn", federations.normed, NORMED - NORMS, NORMED),
     ],
