@@ -62,9 +62,9 @@ def fedpvr(
 ) -> Algorithm:
     """FedPVR (Li et al. 2023, Algorithm 1); the classifier is the model's head.
 
-    corrected: "classifier", or "all" parameters, which is SCAFFOLD without a momentum. weighting:
-    of the networks, as in FedAvg ("uniform" or "size"). The paper's momentum, 0.9, is to be that
-    of the clients' optimizer. A client's `own` is its control variate. Raises ValueError for
+    A client's `own` is its control variate. The paper's momentum, 0.9, is to be that of the
+    clients' optimizer. corrected: "classifier", or "all" parameters, which is SCAFFOLD without a
+    momentum. weighting: of the networks, as in FedAvg ("uniform" or "size"). Raises ValueError for
     another `corrected`, and for local training whose optimizer cannot be changed.
     """
     checks.one_of("corrected", corrected, PARTS)

@@ -83,9 +83,9 @@ def qfedavg(
     """q-FedAvg (Li et al. 2020, Algorithm 2); clients count by their losses alone.
 
     q: how much a large loss counts; 0 is FedAvg with weighting="uniform". step_size: the paper's
-    1 / L, to be the clients' learning rate. loss_batch_size: of the pass that takes F, in
-    evaluation mode; it changes nothing but time and memory. Raises ValueError for values out of
-    range.
+    1 / L, to be the clients' learning rate. loss_batch_size: examples at once in the pass that
+    takes F, in evaluation mode; it changes nothing but time and memory. Raises ValueError for
+    values out of range.
     """
     _check(q, step_size)
     checks.integer("loss_batch_size", loss_batch_size)
