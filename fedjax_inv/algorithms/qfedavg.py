@@ -74,18 +74,19 @@ def qfedavg(
     model: Model,
     work: Work,
     *,
-    q: float | Array = 1.0,
-    step_size: float | Array = 0.01,
+    q: float | Array = 0.1,
+    step_size: float | Array = 0.1,
     loss_batch_size: int = 64,
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
 ) -> Algorithm:
     """q-FedAvg (Li et al. 2020, Algorithm 2); clients count by their losses alone.
 
-    q: how much a large loss counts; 0 is FedAvg with weighting="uniform". step_size: the paper's
-    1 / L, to be the clients' learning rate. loss_batch_size: examples at once in the pass that
-    takes F, in evaluation mode; it changes nothing but time and memory. Raises ValueError for
-    values out of range.
+    Local steps that go far, as many with a momentum do, make h large where q > 0, and the server's
+    step small. q: how much a large loss counts; 0 is FedAvg with weighting="uniform". step_size:
+    the paper's 1 / L, to be the clients' learning rate; a larger one damps less. loss_batch_size:
+    examples at once in the pass that takes F, in evaluation mode; it changes nothing but time and
+    memory. Raises ValueError for values out of range.
     """
     _check(q, step_size)
     checks.integer("loss_batch_size", loss_batch_size)
