@@ -262,6 +262,27 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(small_normed, epochs),
         Config(small_normed, momentum_epochs, {"server_optimizer": _ADAM, "weighting": "uniform"}),
     ),
+    "fedcfa": (
+        Config(
+            normed_body,
+            epochs,
+            {
+                "top_k": 1,
+                "positive_weight": 0.5,
+                "negative_weight": 0.8,
+                "decorrelation_weight": 0.1,
+                "detach": False,
+                "combining": "paper",
+                "rows": 2,
+                "chunk": 3,
+            },
+        ),
+        Config(
+            mlp,
+            steps,
+            {"top_k": 3, "positive_weight": 0, "rows": 2, "chunk": 3, "server_optimizer": _ADAM},
+        ),
+    ),
     "fediir": (
         Config(
             small_normed,

@@ -9,6 +9,7 @@ LISTED = (
     "exit_strategy",
     "fedavg",
     "fedbn",
+    "fedcfa",
     "fediir",
     "fedipg",
     "fedmix",
