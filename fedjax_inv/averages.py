@@ -177,7 +177,7 @@ def exchanged(
     clients, so that the order of slots decides nothing. Raises ValueError for an argument that is
     not allowed, and before the first round for inputs that cannot be averaged.
     """
-    checks.one_of("averages", combining, COMBINING)
+    checks.one_of("combining", combining, COMBINING)
     checks.integer("rows", rows)
     checks.integer("chunk", chunk)
     pools = combining == "pool"

@@ -265,7 +265,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
     "fedcfa": (
         Config(
             normed_body,
-            epochs,
+            full_batch,
             {
                 "top_k": 1,
                 "positive_weight": 0.5,

@@ -471,6 +471,16 @@ REDUCTIONS = [
     ("fedprox", federations.mlp, {"proximal": 0.0}),
     ("fedbn", federations.normed_body, {"is_local": lambda path: False}),
     ("fediir", federations.mlp, {"penalty": 0.0, "weighting": "size"}),
+    (
+        "fedcfa",
+        federations.mlp,
+        {
+            "top_k": 3,
+            "positive_weight": 0.0,
+            "negative_weight": 0.0,
+            "decorrelation_weight": 0.0,
+        },
+    ),
     *(
         ("fedipg", federations.mlp, {"penalty": 0.0, "penalty_on": on, "derivative": derivative})
         for on in ("all", "classifier")
@@ -495,6 +505,14 @@ def test_reduces_to_fedavg_bit_for_bit(
 def test_scaffold_is_fedavg_until_its_variates_are_set() -> None:
     expected = fedavg_unfused(federations.mlp)
     got = Unfused("scaffold", federations.mlp(), {"weighting": "size"})
+    assert_equal(got.told[0], expected.told[0])
+    assert largest_difference(got.told[1], expected.told[1]) > 1e-3
+
+
+def test_fedcfa_is_fedavg_until_it_has_averages() -> None:
+    expected = fedavg_unfused(federations.mlp)
+    arguments = {"top_k": 3, "rows": 2, "chunk": 3, "decorrelation_weight": 0.0}
+    got = Unfused("fedcfa", federations.mlp(), arguments)
     assert_equal(got.told[0], expected.told[0])
     assert largest_difference(got.told[1], expected.told[1]) > 1e-3
 

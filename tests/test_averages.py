@@ -1,0 +1,250 @@
+"""Averages: who is in which mean, what the server makes of them, what is drawn from them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import federations
+from fedjax_inv import averages, averaging, clients, local, models, rounds
+from fedjax_inv.averages import Averages
+from fedjax_inv.data import federation as federations_of
+from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Shard
+
+SIZES = (4, 0, 1, 7, 5)
+NUM = sum(SIZES)
+NUM_CLASSES = 3
+MODEL = models.from_function(
+    lambda key, x: {"w": jax.random.normal(key, (x.shape[1], NUM_CLASSES))},
+    lambda params, x: x @ params["w"],
+)
+
+
+def held() -> Federation:
+    """Example i is the i-th unit vector, so that a mean tells of whom it is."""
+    rng = np.random.default_rng(0)
+    x, y = np.eye(NUM, dtype=np.float32), rng.integers(0, NUM_CLASSES, NUM).astype(np.int32)
+    parts = np.split(rng.permutation(NUM), np.cumsum(SIZES)[:-1])
+    return federations_of.of_parts(federations_of.examples(x, y), parts)
+
+
+HELD = held()
+
+
+def check(told: Averages, of: set[int], lengths: list[int]) -> None:
+    """The real rows stand first and are the means of disjoint sets of `of`, of these sizes."""
+    x, y, real = (np.asarray(leaf) for leaf in told)
+    assert real.tolist() == [row < len(lengths) for row in range(len(real))]
+    assert not x[~real].any()
+    assert not y[~real].any()
+    sets = [np.flatnonzero(row) for row in x[real]]
+    assert [len(each) for each in sets] == lengths
+    members = np.concatenate([np.zeros(0, int), *sets])
+    assert len(set(members)) == len(members)
+    assert set(members.tolist()) <= of
+    labels = np.eye(NUM_CLASSES)[np.asarray(HELD.data.y)]
+    for row, mean_x, mean_y in zip(sets, x, y, strict=False):
+        np.testing.assert_allclose(mean_x[row], 1 / len(row), rtol=1e-6)
+        np.testing.assert_allclose(mean_y, labels[row].mean(0), rtol=1e-6)
+
+
+def masked(real: np.ndarray) -> tuple[Array, Array, Array]:
+    x, y = np.array(HELD.data.x), np.eye(NUM_CLASSES)[np.asarray(HELD.data.y)]
+    x[~real], y[~real] = np.nan, np.inf
+    return jnp.asarray(x), jnp.asarray(y, jnp.float32), jnp.asarray(real)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 17])
+@pytest.mark.parametrize("num_real", [0, 12, NUM])
+def test_chunks_hold_every_real_example_once(chunk: int, num_real: int) -> None:
+    real = np.random.default_rng(num_real).permutation(np.arange(NUM) < num_real)
+    told = averages.chunk_means(*masked(real), jax.random.key(0), chunk)
+    assert len(told.real) == -(-NUM // chunk)
+    left = num_real % chunk
+    lengths = [chunk] * (num_real // chunk) + [left] * (left > 0)
+    check(told, set(np.flatnonzero(real).tolist()), lengths)
+    assert sum(lengths) == num_real
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("num_real", [0, 3, NUM])
+def test_rows_of_the_paper_are_means_of_equal_chunks(rows: int, num_real: int) -> None:
+    real = np.random.default_rng(num_real).permutation(np.arange(NUM) < num_real)
+    told = averages.split_means(*masked(real), jax.random.key(0), rows)
+    each = num_real // rows
+    check(told, set(np.flatnonzero(real).tolist()), [each] * rows if each else [])
+
+
+def test_chunks_are_random_and_do_not_depend_on_what_is_masked() -> None:
+    real = np.arange(NUM) < 12
+    x, y, mask = masked(real)
+    means = jax.jit(lambda key: averages.chunk_means(x, y, mask, key, 3).x)
+    drawn = np.asarray(jax.vmap(means)(jax.random.split(jax.random.key(0), 400)))
+    first = (drawn[:, 0] > 0)[:, :12]  # who is in the first row
+    np.testing.assert_allclose(first.mean(0), 3 / 12, atol=5 * np.sqrt(0.25 * 0.75 / 400))
+    beside = first[first[:, 0], 1:].mean(0)  # and who is there with the first example
+    np.testing.assert_allclose(beside, 2 / 11, atol=5 * np.sqrt(2 / 11 * 9 / 11 / 80))
+    # The same examples in other places, with others between them.
+    spread = np.zeros(2 * NUM, bool)
+    places = np.arange(12) * 2
+    spread[places] = True
+    wide = jnp.full((2 * NUM, NUM), jnp.nan).at[places].set(x[:12])
+    wide_y = jnp.full((2 * NUM, NUM_CLASSES), jnp.nan).at[places].set(y[:12])
+    key = jax.random.key(3)
+    got = averages.chunk_means(wide, wide_y, jnp.asarray(spread), key, 3)
+    expected = averages.chunk_means(x, y, mask, key, 3)
+    np.testing.assert_array_equal(got.x[:6], expected.x[:6])
+    assert not got.real[4:].any()
+
+
+def shard_of(who: int) -> Shard:
+    return federations.shard_of(HELD, who)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "lengths"),
+    [
+        (4, 2, {0: [2, 2], 1: [], 2: [1], 3: [2, 2, 2, 1], 4: [2, 2, 1]}),
+        # A client with more examples sends some of them.
+        (2, 2, {0: [2, 2], 1: [], 2: [1], 3: [2, 2], 4: [2, 2]}),
+        # The paper's.
+        (3, None, {0: [1, 1, 1], 1: [], 2: [], 3: [2, 2, 2], 4: [1, 1, 1]}),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [1, 9])
+def test_a_clients_rows_are_means_of_its_own_chunks(
+    rows: int, length: int | None, lengths: dict[int, list[int]], batch_size: int
+) -> None:
+    @jax.jit
+    def of(who: Array) -> Averages:
+        shard = Shard(HELD.data, HELD.order, HELD.start[who], HELD.size[who], who)
+        return averages.of_shard(
+            shard,
+            jax.random.key(1),
+            num_classes=NUM_CLASSES,
+            rows=rows,
+            length=shard.size // rows if length is None else length,
+            batch_size=batch_size,
+        )
+
+    for who, expected in lengths.items():
+        check(of(jnp.int32(who)), set(federations.rows_of(HELD, who).tolist()), expected)
+
+
+def test_draws_are_of_real_rows_and_keep_inputs_with_their_labels() -> None:
+    real = jnp.arange(5) < 3
+    x = jnp.where(real, jnp.arange(1.0, 6), 0)
+    told = Averages(x[:, None], jax.nn.one_hot(jnp.arange(5), 5) * real[:, None], real)
+    drawn_x, drawn_y = averages.draw(told, jax.random.key(0), 3000)
+    assert drawn_x.shape == (3000, 1)
+    np.testing.assert_array_equal(drawn_y.argmax(1) + 1, drawn_x[:, 0])
+    often = np.bincount(np.asarray(drawn_x[:, 0], int), minlength=4)[1:4] / 3000
+    np.testing.assert_allclose(often, 1 / 3, atol=5 * np.sqrt(2 / 9 / 3000))
+    none = jax.tree.map(jnp.zeros_like, told)
+    drawn_x, drawn_y = averages.draw(none, jax.random.key(0), 7)
+    assert not drawn_x.any()
+    assert not drawn_y.any()
+
+
+def algorithm(**arguments: object) -> Algorithm:
+    work = local.full_batch(optax.sgd(0.1), capacity=max(SIZES))
+    gradient = averaging.gradient(MODEL)
+    return averaging.averaging(
+        MODEL,
+        work,
+        lambda visit: gradient,
+        server_optimizer=optax.sgd(1.0),
+        weighting="size",
+        beside=averages.exchanged(MODEL, **arguments),
+    )
+
+
+def kept(attend: list[list[int]], **arguments: object) -> list[Averages]:
+    """What the server keeps after each round of these slots; -1 is an empty one."""
+    made = algorithm(**arguments)
+    variables = MODEL.init(jax.random.key(0), HELD.data.x[:1])
+    state = rounds.init(made, variables, HELD, jax.random.key(0))
+    step = jax.jit(
+        lambda state, cohort: rounds.step(made, state, cohort, HELD, axis=clients.chunked(1))[0]
+    )
+    told = [state.server.beside.averages]
+    for slots in attend:
+        who = np.array(slots, np.int32)
+        cohort = Cohort(np.maximum(who, 0), who >= 0, np.zeros_like(who))
+        state = step(state, cohort)
+        told.append(state.server.beside.averages)
+    return told
+
+
+def test_the_pool_is_the_rows_of_the_rounds_clients_in_their_order() -> None:
+    attend = [[3, 1, 0, -1], [4, 2, -1, -1], [-1, -1, -1, -1]]
+    before, first, second, third = kept(attend, rows=3, chunk=3)
+    assert before.x.shape == (5 * 3, NUM)
+    assert not before.real.any()
+    own = {who: set(federations.rows_of(HELD, who).tolist()) for who in range(5)}
+    check(first, own[0] | own[3], [3, 1, 3, 3, 1])
+    for rows, who in ((first.x[:2], 0), (first.x[2:5], 3)):
+        assert set(np.flatnonzero(np.asarray(rows).any(0)).tolist()) == own[who]
+    check(second, own[2] | own[4], [1, 3, 2])
+    federations.assert_equal(third, second)  # nobody came
+    other = kept([[-1, 0, 1, -1, -1, 3]], rows=3, chunk=3)[1]
+    federations.assert_equal(other, first)
+
+
+def test_the_papers_server_averages_clients_rows_in_equal_chunks() -> None:
+    attend = [[3, 1, 0, 4], [2, -1, -1, -1], [4, 2, 1, -1]]
+    before, first, second, third = kept(attend, combining="paper", rows=2, chunk=3)
+    assert before.x.shape == (2, NUM)
+    assert not before.real.any()
+    # Three clients with two rows each make two rows of three.
+    assert first.real.all()
+    np.testing.assert_allclose(first.x.sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(first.y.sum(1), 1, rtol=1e-6)
+    members = np.asarray(first.x) > 0
+    assert not (members[0] & members[1]).any()
+    # Of 4, 7 and 5 examples, chunks hold 2, 3 and 2; each weighs a third of a row.
+    assert members.sum() == 2 * (2 + 3 + 2)
+    weights = {0: 1 / 6, 3: 1 / 9, 4: 1 / 6}
+    for who, weight in weights.items():
+        rows = federations.rows_of(HELD, who)
+        values = np.asarray(first.x)[:, rows]
+        np.testing.assert_allclose(values[values > 0], weight, rtol=1e-5)
+    assert not second.real.any()  # a client with fewer examples than rows has none
+    check(third, set(federations.rows_of(HELD, 4).tolist()), [2, 2])
+    other = kept([[-1, 0, 4, -1, 1, 3]], combining="paper", rows=2, chunk=3)[1]
+    federations.assert_close(other, first)
+
+
+def test_eight_bit_images_are_averaged_as_the_network_sees_them() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5, 2, 2, 1)).astype(np.uint8)
+    shard = Shard(
+        Examples(jnp.asarray(images), jnp.zeros(5, jnp.int32)),
+        *(jnp.arange(5), jnp.int32(0), jnp.int32(5), jnp.int32(0)),
+    )
+    made = partial(averages.of_shard, num_classes=2, rows=1, length=5, batch_size=2)
+    told = made(shard, jax.random.key(0))
+    np.testing.assert_allclose(told.x[0], images.mean(0) / 255, rtol=1e-6)
+    doubled = made(shard, jax.random.key(0), inputs=lambda x: 2 * averages.as_numbers(x))
+    np.testing.assert_allclose(doubled.x, 2 * told.x, rtol=1e-6)
+
+
+def test_what_has_no_average_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^inputs: are int32; must be 8-bit images or in floating"
+    ):
+        averages.as_numbers(jnp.zeros((2, 3), jnp.int32))
+    with pytest.raises(ValueError, match=r"^inputs: are a tree of arrays; must be one array"):
+        averages.as_numbers({"image": jnp.zeros((2, 3))})
+    x = jnp.zeros((2, 3))
+    for call, words in (
+        (lambda: averages.exchanged(MODEL, combining="pools"), "combining='pools': must be one of"),
+        (lambda: averages.exchanged(MODEL, rows=0), "rows=0: must be an integer of at least 1"),
+        (lambda: averages.exchanged(MODEL, chunk=0), "chunk=0: must be an integer of at least 1"),
+        (lambda: averages.chunk_means(x, x, x[:, 0] > 0, jax.random.key(0), 0), "chunk=0: must"),
+        (lambda: averages.split_means(x, x, x[:, 0] > 0, jax.random.key(0), 0), "rows=0: must"),
+    ):
+        with pytest.raises(ValueError, match=f"^{words}"):
+            call()
