@@ -94,3 +94,16 @@ def test_a_label_that_is_no_class_is_not_passed_over(label: int) -> None:
     value, grads = traced(logits, labels, mask.at[1].set(False))
     assert jnp.isfinite(value)
     assert jnp.isfinite(grads).all()
+
+
+def test_cross_entropy_of_soft_labels_is_the_mean_over_classes() -> None:
+    rng = np.random.default_rng(0)
+    logits, mask = rng.normal(size=(4, 3)).astype(np.float32), np.array([1, 1, 0, 1], bool)
+    labels = rng.dirichlet(np.ones(3), 4).astype(np.float32)
+    log_probability = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    expected = -(labels * log_probability).sum(1)[mask].mean()
+    logits[2] = np.nan
+    got = objectives.soft_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(mask))
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"^logits \(4, 3\) and labels \(4, 2\): must both be"):
+        objectives.soft_cross_entropy(jnp.asarray(logits), jnp.ones((4, 2)), jnp.asarray(mask))

@@ -70,15 +70,14 @@ def split_factors(scores: Array, top_k: int) -> tuple[Array, Array]:
     Exactly top_k of a row are true, and for top_k <= F / 2 none in both: among equal scores, those
     to the left count as lower. Raises ValueError for a top_k outside 0..F.
     """
-    num_factors = scores.shape[-1]
-    checks.integer("top_k", top_k, 0, num_factors, ", as many as there are factors")
-    order = jnp.argsort(scores, axis=-1)  # stable
+    checks.integer("top_k", top_k, 0, scores.shape[1], ", as many as there are factors")
 
-    def at(places: Array) -> Array:
+    def largest(scores: Array) -> Array:
+        _, index = jax.lax.top_k(scores, top_k)  # the leftmost of equals; no sort
         nowhere = jnp.zeros(scores.shape, bool)
-        return jnp.put_along_axis(nowhere, places, True, axis=-1, inplace=False)
+        return jnp.put_along_axis(nowhere, index, True, axis=-1, inplace=False)
 
-    return at(order[..., :top_k]), at(order[..., num_factors - top_k :])
+    return largest(-scores), largest(scores[:, ::-1])[:, ::-1]
 
 
 def replaced(factors: Array, average: Array, which: Array) -> Array:
@@ -110,6 +109,11 @@ def factor_decorrelation(factors: Array, mask: Array) -> Array:
     return jnp.where(count >= 3, pairs, 0)
 
 
+def _is_zero(weight: float | Array) -> bool:
+    """Whether a weight is known to be 0."""
+    return checks.is_concrete(weight) and float(weight) == 0
+
+
 def fedcfa(
     model: Model,
     work: Work,
@@ -134,11 +138,14 @@ def fedcfa(
     computed. detach: whether the counterfactual terms train the head alone, as in the release.
 
     combining: of averages on the server, "pool" (the release's) or "paper". rows: of averages, that
-    a client sends; the paper's B. chunk: examples in a row of a "pool". inputs: what of stored
-    inputs is averaged, if they are neither images nor in floating point; the model must take that
-    too. weighting: of clients, as in FedAvg ("size" or "uniform"). Reports each term, unweighted.
-    Raises ValueError for values out of range, before the first round for a top_k above the number
-    of factors.
+    a client sends, at most; the paper's B. chunk: examples in a row of a "pool". inputs: what of
+    stored inputs is averaged, if they are neither 8-bit images nor in floating point; the model
+    must take that too. See `averages.exchanged` for these four. weighting: of clients, as in FedAvg
+    ("size" or "uniform").
+
+    Reports each term, unweighted, averaged over local steps. Raises ValueError for values out of
+    range; before the first round for a top_k above the number of factors, and for inputs that
+    cannot be averaged.
     """
     checks.integer("top_k", top_k, 0)
     weights = {"positive": positive_weight, "negative": negative_weight}
@@ -179,13 +186,8 @@ def fedcfa(
         scores = factor_scores(true_logit, jax.lax.stop_gradient(factors))
         low, high = split_factors(scores, top_k)
         labels = jax.nn.one_hot(batch.y, average_y.shape[1])
-        kinds = {
-            "positive": (low, labels),
-            "negative": (
-                high,
-                counterfactual_labels(labels, average_y, top_k, scores.shape[1]),
-            ),
-        }
+        mixed = counterfactual_labels(labels, average_y, top_k, scores.shape[1])
+        kinds = {"positive": (low, labels), "negative": (high, mixed)}
         if detach:
             factors, average = jax.lax.stop_gradient((factors, average))
 
@@ -239,8 +241,3 @@ def fedcfa(
         return training.init_server(setup)
 
     return training._replace(init_server=init_server)
-
-
-def _is_zero(weight: float | Array) -> bool:
-    """Whether a weight is known to be 0."""
-    return checks.is_concrete(weight) and float(weight) == 0
