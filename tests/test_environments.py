@@ -115,6 +115,38 @@ def test_images_are_dealt_evenly(num, num_angles, seed):
     assert after.classes == before.classes
 
 
+@given(
+    num=st.integers(1, 80),
+    shares=st.lists(st.sampled_from([0.3, 1.0, 2.5, 7.0]), min_size=1, max_size=5),
+    seed=st.integers(0, 9),
+)
+def test_angles_have_their_shares_of_the_images_and_of_any_first_ones(num, shares, seed):
+    before = dataset(images(2, 2, 1, num=num))
+    after = environments.rotated(before, range(len(shares)), seed, shares)
+    order = np.random.default_rng(seed).permutation(num)
+    for first in (1, num // 2, num):
+        sizes = np.bincount(after.domain[order[:first]], minlength=len(shares))
+        assert np.abs(sizes - first * np.array(shares) / sum(shares)).max() < len(shares)
+    # Equal ones are no shares.
+    equal = environments.rotated(before, range(len(shares)), seed, [0.7] * len(shares))
+    plain = environments.rotated(before, range(len(shares)), seed)
+    np.testing.assert_array_equal(equal.domain, plain.domain)
+    np.testing.assert_array_equal(plain.domain[order], np.arange(num) % len(shares))
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ((1, 1, 1), r"shares=\[1, 1, 1\]: must be one for each of angles=\[0, 90\]"),
+        ((1, 0), r"shares\[1\]=0: must be a number above 0"),
+        (1.0, "shares=1.0: must be a list of numbers"),
+    ],
+)
+def test_unfit_shares_of_angles(shares, words):
+    with pytest.raises(ValueError, match=words):
+        environments.rotated(dataset(images(2, 2, 1)), [0, 90], 0, shares)
+
+
 def test_each_image_is_rotated_by_the_angle_of_its_domain(monkeypatch):
     monkeypatch.setattr(environments, "_CHUNK", 4)  # several chunks for an angle
     before = dataset(images(5, 5, 1, num=50))

@@ -3,7 +3,8 @@
 import dataclasses
 
 from experiments.environments.kind import Kind, Source
-from experiments.flag import flag
+from experiments.flag import INSIDE, flag, shown
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments
 from fedjax_inv.data.dataset import Dataset
 
@@ -15,10 +16,28 @@ class Angles:
     angles: tuple[float, ...] = flag(
         (0.0, 15.0, 30.0, 45.0, 60.0, 75.0), "Degrees of the rotated domains."
     )
+    odd_angles: tuple[float, ...] = flag(
+        (),
+        "Degrees of further, small domains, which come first: with --partition=domain clients 0, 1 "
+        "and so on hold them, one each while there are no more clients than 1 / --odd_share.",
+        kind=float,
+    )
+    odd_share: float = flag(0.05, "The part of the images that each of --odd_angles has.", INSIDE)
 
 
 def _make(data: Dataset, source: Source, chosen: Angles) -> Dataset:
-    return environments.rotated(data, chosen.angles, source.seed)
+    angles, odd, share = chosen.angles, chosen.odd_angles, chosen.odd_share
+    if not odd:
+        if share != Angles.odd_share:
+            raise UsageError(f"--odd_share={shown(share)}: has no effect without --odd_angles")
+        return environments.rotated(data, angles, source.seed)
+    rest = 1 - len(odd) * share
+    if rest <= 0:
+        raise UsageError(
+            f"--odd_share={shown(share)}: leaves no image to --angles, must be below 1 / {len(odd)}"
+        )
+    shares = [*(share for _ in odd), *(rest / len(angles) for _ in angles)]
+    return environments.rotated(data, (*odd, *angles), source.seed, shares)
 
 
 ROTATED = Kind("a domain for each angle", (Angles,), _make)

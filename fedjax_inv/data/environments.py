@@ -55,7 +55,12 @@ class Patched(NamedTuple):
     corner: np.ndarray | Array  # [M] int32
 
 
-def rotated(dataset: Dataset, angles: Sequence[float], seed: int) -> Dataset:
+def rotated(
+    dataset: Dataset,
+    angles: Sequence[float],
+    seed: int,
+    shares: Sequence[float] | None = None,
+) -> Dataset:
     """Deals the images to the angles in turn, after a shuffle, and rotates each by its angle.
 
     Train and official test images are pooled, as in RotatedMNIST (Ghifary et al. 2015, and
@@ -63,8 +68,10 @@ def rotated(dataset: Dataset, angles: Sequence[float], seed: int) -> Dataset:
     named after the angles, as "0" or "22.5", and replace those of the data set.
 
     dataset: x [M, height, width, channels] uint8 or floating. angles: in degrees, counter-clockwise
-    about the image centre; bilinear interpolation. seed: of the shuffle. Raises ValueError if there
-    are no angles, one is not finite or two are equal, and if x are not images.
+    about the image centre; bilinear interpolation. seed: of the shuffle. shares: the relative sizes
+    of the domains, whose turn comes as often; by default all are equal. Raises ValueError if there
+    are no angles, one is not finite or two are equal, if shares are not as many numbers above 0,
+    and if x are not images.
     """
     check_dataset(dataset)
     checks.each("angles", angles, _check_angle)
@@ -72,6 +79,7 @@ def rotated(dataset: Dataset, angles: Sequence[float], seed: int) -> Dataset:
     if domains is None:
         raise UsageError(f"angles={list(angles)}: must all differ, in six digits")
     checks.integer("seed", seed, 0)
+    shares = _shares(shares, "angles", angles)
     _check_images(
         dataset,
         "images [M, height, width, channels] uint8 or floating",
@@ -80,7 +88,9 @@ def rotated(dataset: Dataset, angles: Sequence[float], seed: int) -> Dataset:
     num_examples = len(dataset.y)
     order = np.random.default_rng(seed).permutation(num_examples)
     domain = np.empty(num_examples, np.int32)
-    domain[order] = np.arange(num_examples) % len(domains)
+    # When the domains are due [M, domains], each in steps of one through its share.
+    due = (np.arange(num_examples)[:, None] + 0.5) / shares
+    domain[order] = np.argsort(due, axis=None, kind="stable")[:num_examples] % len(domains)
     x = np.empty_like(dataset.x)
     for index, angle in enumerate(angles):
         rows = np.flatnonzero(domain == index)
@@ -341,10 +351,7 @@ def _environments(
     checks.probability("label_noise", label_noise)
     checks.fraction("test_fraction", test_fraction)
     checks.integer("seed", seed, 0)
-    shares = [1.0] * len(flips) if shares is None else shares
-    checks.each("shares", shares, _check_share)
-    if len(shares) != len(flips):
-        raise UsageError(f"shares={list(shares)}: must be one for each of flips={list(flips)}")
+    shares = _shares(shares, "flips", flips)
     rng = np.random.default_rng(seed)
     num_examples, num_classes = len(dataset.y), len(dataset.classes)
     test = test_rows(dataset, test_fraction, rng)
@@ -380,6 +387,16 @@ def test_rows(dataset: Dataset, test_fraction: float, rng: np.random.Generator) 
     num_examples = len(dataset.y)
     order = rng.permutation(num_examples)
     return np.isin(np.arange(num_examples), order[: round(test_fraction * num_examples)])
+
+
+def _shares(shares: Sequence[float] | None, name: str, values: Sequence[float]) -> Sequence[float]:
+    """The relative sizes of domains, one for each of the values; equal if there are none."""
+    if shares is None:
+        return [1.0] * len(values)
+    checks.each("shares", shares, _check_share)
+    if len(shares) != len(values):
+        raise UsageError(f"shares={list(shares)}: must be one for each of {name}={list(values)}")
+    return shares
 
 
 def _check_share(name: str, share: float) -> None:
