@@ -4,7 +4,8 @@ python -m experiments.papers.fedipg --study=colours --data=colored_mnist
 
 Studies: first_look (what invariance is for), colours (FedIPG where its penalty acts, beside FL
 Games), regimes (where it acts: local work x penalty x its part x how it is estimated), domains
-(Table II). Any flag of `sweep` given here goes to all rows; every seed draws its environments anew.
+(Table II), exit (Fig. 3: one of twenty clients is slow, lossy or rotated, and may leave). Any flag
+of `sweep` given here goes to all rows; every seed draws its environments anew.
 """
 
 from collections.abc import Sequence
@@ -14,11 +15,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import report, study
+from experiments import config, contributions, report, study
 from experiments.study import Cells, Done, Row, Study
 from fedjax_inv.checks import UsageError
 
-DATA = ("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs")
+DATA = ("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs", "cifar10")
 _COLORED = {"colored_mnist": "colored_mnist_14", "colored_digits": "colored_digits_small"}
 
 
@@ -129,10 +130,163 @@ def domains(data: str) -> list[Row]:
     return [Row(name, (*preset, *flags)) for name, flags in tuned.items()]
 
 
+# Fig. 3: how client 0 is aberrant, from little to much, and what a degree is called.
+_ABERRANT = {
+    "slow": (("2", "5", "10", "20", "40"), "rounds per update"),
+    "lossy": (("0.8", "0.4", "0.2", "0.1", "0.05"), "probability of success"),
+    "rotated": (("90", "105", "120", "150", "180"), "degrees, the others have 0 to 75"),
+}
+_STEP = {"rotated_digits": 0.2, "rotated_mnist": 0.2, "cifar10": 0.1}  # rate x local steps
+# Rounds of pre-training: several updates of a slow client.
+_PRETRAINING = {"slow": 80, "lossy": 40, "rotated": 40}
+_LOW_LOSS = {"rotated_digits": 0.8, "rotated_mnist": 0.8, "cifar10": 1.6}
+
+
+def leaving(data: str) -> list[Row]:
+    """Fig. 3: a client is aberrant by degrees: all train, it may leave, or it never came."""
+    if data not in _STEP:
+        raise UsageError(f"--data={data}: must be one of {', '.join(_STEP)} for this study")
+    preset = f"--preset=exit_{data}"
+    # It is never heard of; the others hold what they hold in all other rows.
+    absent = (preset, "--lossy=0:0")
+    rows = [Row("without", absent, "slow+lossy: without it")]
+    kinds = ["slow", "lossy"]
+    if data != "cifar10":
+        kinds.append("rotated")
+        flags = (*absent, *_degree("rotated", "180"))
+        rows.append(Row("without-rotated", flags, "rotated: without it"))
+    for kind in kinds:
+        exits = (
+            "--algorithm=exit_strategy",
+            f"--set=step_size={_STEP[data]}",
+            f"--set=pretraining_rounds={_PRETRAINING[kind]}",
+        )
+        methods = {
+            "FedAvg": ("--algorithm=fedavg",),
+            "FedAvg-exit": (*exits, "--set=wrapped=fedavg"),
+            "FedIPG-exit": (*exits, "--set=wrapped=fedipg", "--set=penalty=0.01"),
+        }
+        for degree in _ABERRANT[kind][0]:
+            flags = (preset, *_degree(kind, degree))
+            rows += [
+                Row(f"{kind}-{degree}-{name}", (*flags, *method), f"{kind}: {name}", degree)
+                for name, method in methods.items()
+            ]
+    return rows
+
+
+def _degree(kind: str, degree: str) -> tuple[str, ...]:
+    """Flags that make client 0 aberrant."""
+    if kind == "rotated":
+        return (f"--odd_angles={degree}",)
+    return (f"--{kind}=0:{degree}", "--first_all")
+
+
+def _regular(one: Done) -> list[list[dict[str, float]]]:
+    """By seed and evaluation: round, and accuracy and loss of the regular clients.
+
+    They are those of validation, of the domains that no odd client has; as means over domains.
+    """
+    odd = {f"{angle:g}" for angle in config.flat(one.config)["odd_angles"]}
+
+    def means(line: dict[str, Any]) -> dict[str, float]:
+        held = [
+            domain
+            for name, domain in line["domains"].items()
+            if domain["split"] == "validation" and name not in odd
+        ]
+        served = ("accuracy", "loss")
+        return {"round": line["round"]} | {k: float(np.mean([d[k] for d in held])) for k in served}
+
+    return [[means(line) for line in lines] for lines in one.only.logs]
+
+
+def _rounds_to(lines: Sequence[dict[str, float]], low: float) -> float:
+    """The first evaluation at which the loss is low, NaN if it never is."""
+    return next((line["round"] for line in lines if line["loss"] < low), np.nan)
+
+
+def _aberrant(one: Done) -> Cells:
+    """A row of Fig. 3: how the regular clients fare, and who has left."""
+    low = _LOW_LOSS[_data_of(one)]
+    by_seed = _regular(one)
+    reached = [_rounds_to(lines, low) for lines in by_seed]
+    odd = [f"{angle:g}" for angle in config.flat(one.config)["odd_angles"]]
+    last = [lines[-1] for lines in one.only.logs]
+    return {
+        "regular clients, %": report.percent([lines[-1]["accuracy"] for lines in by_seed]),
+        "all training examples, %": report.percent([line["train_by_round"][-1] for line in last]),
+        "client 0's angle, %": report.percent(
+            [line["domains"][odd[0]]["accuracy"] for line in last]
+        )
+        if odd
+        else "",
+        f"rounds to loss {low}": "not reached"
+        if np.isnan(reached).any()
+        else report.spread(reached),
+        "client 0 left": "",
+        "others that left": "",
+        **_left(one),
+    }
+
+
+def _kinds(row: Row) -> set[str]:
+    """The sweeps that a row is in."""
+    return set(row.series.partition(": ")[0].split("+"))
+
+
+def _data_of(one: Done) -> str:
+    name = one.config.environment.name
+    return one.config.data.stem if name == "none" else f"{name}_{one.config.data.stem}"
+
+
+def _left(one: Done) -> Cells:
+    """Who has left, by the newest checkpoint."""
+    if one.config.method.algorithm != ("exit_strategy",):
+        return {}
+    (folder,) = (path.parent for path in Path(one.config.run.run_dir).glob("*/config.json"))
+    (phase,) = contributions.find(folder)
+    exits = phase.outcome.exits
+    return {
+        "client 0 left": f"{exits[:, 0].sum()} of {len(exits)} seeds",
+        "others that left": f"{exits[:, 1:].sum() / len(exits):g} of {exits.shape[1] - 1}",
+    }
+
+
+def draw_aberrant(path: Path, data: str, done: Sequence[Done]) -> str:
+    """Fig. 3: a picture for each kind of aberrant client; returns where they are."""
+    told = [one for one in done if all(cell.runs for cell in one.cells)]
+    low = _LOW_LOSS[data]
+    places = []
+    for kind, (degrees, x_label) in _ABERRANT.items():
+        mine = [one for one in told if kind in _kinds(one.row)]
+        if not mine:
+            continue
+        accuracy: dict[str, list[tuple[str, list[float]]]] = {}
+        speed: dict[str, list[tuple[str, list[float]]]] = {}
+        for one in mine:
+            by_seed = _regular(one)
+            name = one.row.series.partition(": ")[2]
+            for degree in [one.row.x] if one.row.x else degrees:  # the benchmark has all
+                accuracy.setdefault(name, []).append(
+                    (degree, [100 * lines[-1]["accuracy"] for lines in by_seed])
+                )
+                speed.setdefault(name, []).append(
+                    (degree, [_rounds_to(lines, low) for lines in by_seed])
+                )
+        place = path.with_name(f"{path.stem}_{kind}.png")
+        quantities = {"accuracy of regular clients, %": accuracy, f"rounds to loss {low}": speed}
+        study.draw_series(place, f"{data}: client 0 is {kind}", x_label, quantities)
+        places.append(str(place))
+    return f"Figures: {', '.join(places)}."
+
+
 def tell(one: Done) -> Cells:
     """Test accuracy where the row's rule selects, at the stop of games, and at the last round."""
     if not all(cell.runs for cell in one.cells):
         return {"selected by": one.config.watching.select, "test, %": "none"}
+    if _kinds(one.row) & set(_ABERRANT):
+        return _aberrant(one)
     if len(one.cells) > 1:
         return _domains(one)
     runs = one.only.runs
@@ -283,6 +437,7 @@ PAPER = study.Paper(
         "colours": Study(colours, {"_by_round": draw_by_round}),
         "regimes": Study(regimes, {"": draw_regimes}),
         "domains": Study(domains, {}),
+        "exit": Study(leaving, {"": draw_aberrant}),
     },
     tell,
     numbers,
@@ -292,7 +447,7 @@ PAPER = study.Paper(
         "than by chance; validation, the best one on the training domains; games, at the stop."
     ),
     last={},
-    check=lambda config: None,
+    check=lambda chosen: None,
 )
 
 
