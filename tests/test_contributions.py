@@ -111,6 +111,11 @@ def test_each_setting_of_a_sweep_has_its_phase(tmp_path: Path) -> None:
     assert len(seen[0].cell.runs) == 4
     # C_i is eta (a - L eta b), which is 0 at L = a / (eta b).
     np.testing.assert_allclose(phases[0].critical, 5 * phases[1].critical, rtol=1e-4)
+    for phase in phases:
+        assert phase.outcome.mean.shape == (2, 5)
+        known = np.isfinite(phase.outcome.mean)
+        above = phase.critical > phase.outcome.smoothness[:, None]
+        np.testing.assert_array_equal((phase.outcome.mean > 0)[known], above[known])
 
 
 def test_a_rule_for_missing_uploads_goes_around_it() -> None:
