@@ -19,7 +19,10 @@ from experiments import config, contributions, report, study
 from experiments.study import Cells, Done, Row, Study
 from fedjax_inv.checks import UsageError
 
-DATA = ("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs", "cifar10")
+DATA = (
+    *("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs"),
+    *("mnist", "digits", "cifar10"),
+)
 _COLORED = {"colored_mnist": "colored_mnist_14", "colored_digits": "colored_digits_small"}
 
 
@@ -136,29 +139,30 @@ _ABERRANT = {
     "lossy": (("0.8", "0.4", "0.2", "0.1", "0.05"), "probability of success"),
     "rotated": (("90", "105", "120", "150", "180"), "degrees, the others have 0 to 75"),
 }
-_STEP = {"rotated_digits": 0.2, "rotated_mnist": 0.2, "cifar10": 0.1}  # rate x local steps
+# The learning rate of the slow and lossy sweeps, and of the rotated one, whose clients differ more.
+_RATES = {"mnist": (0.3, 0.2), "digits": (0.1, 0.1), "cifar10": (0.02, 0.02)}
+_LOCAL_STEPS = {"mnist": 1, "digits": 1, "cifar10": 5}
 # Rounds of pre-training: several updates of a slow client.
-_PRETRAINING = {"slow": 80, "lossy": 40, "rotated": 40}
-_LOW_LOSS = {"rotated_digits": 0.8, "rotated_mnist": 0.8, "cifar10": 1.6}
+_PRETRAINING = {"slow": 100, "lossy": 100, "rotated": 40}
+_LOW_LOSS = {"mnist": 0.6, "digits": 0.8, "cifar10": 1.6}
 
 
 def leaving(data: str) -> list[Row]:
     """Fig. 3: a client is aberrant by degrees: all train, it may leave, or it never came."""
-    if data not in _STEP:
-        raise UsageError(f"--data={data}: must be one of {', '.join(_STEP)} for this study")
-    preset = f"--preset=exit_{data}"
+    if data not in _RATES:
+        raise UsageError(f"--data={data}: must be one of {', '.join(_RATES)} for this study")
     # It is never heard of; the others hold what they hold in all other rows.
-    absent = (preset, "--lossy=0:0")
-    rows = [Row("without", absent, "slow+lossy: without it")]
+    absent = "--lossy=0:0"
+    rows = [Row("without", (*_at(data, "slow"), absent), "slow+lossy: without it")]
     kinds = ["slow", "lossy"]
     if data != "cifar10":
         kinds.append("rotated")
-        flags = (*absent, *_degree("rotated", "180"))
+        flags = (*_at(data, "rotated", "180"), absent)
         rows.append(Row("without-rotated", flags, "rotated: without it"))
     for kind in kinds:
         exits = (
             "--algorithm=exit_strategy",
-            f"--set=step_size={_STEP[data]}",
+            f"--set=step_size={_rate(data, kind) * _LOCAL_STEPS[data]:g}",
             f"--set=pretraining_rounds={_PRETRAINING[kind]}",
         )
         methods = {
@@ -167,7 +171,7 @@ def leaving(data: str) -> list[Row]:
             "FedIPG-exit": (*exits, "--set=wrapped=fedipg", "--set=penalty=0.01"),
         }
         for degree in _ABERRANT[kind][0]:
-            flags = (preset, *_degree(kind, degree))
+            flags = _at(data, kind, degree)
             rows += [
                 Row(f"{kind}-{degree}-{name}", (*flags, *method), f"{kind}: {name}", degree)
                 for name, method in methods.items()
@@ -175,11 +179,16 @@ def leaving(data: str) -> list[Row]:
     return rows
 
 
-def _degree(kind: str, degree: str) -> tuple[str, ...]:
-    """Flags that make client 0 aberrant."""
+def _rate(data: str, kind: str) -> float:
+    return _RATES[data][kind == "rotated"]
+
+
+def _at(data: str, kind: str, degree: str = "") -> tuple[str, ...]:
+    """Flags of a point of a sweep; without a degree, nothing is aberrant."""
+    flags = (f"--preset=exit_{data}", f"--learning_rate={_rate(data, kind)}")
     if kind == "rotated":
-        return (f"--odd_angles={degree}",)
-    return (f"--{kind}=0:{degree}", "--first_all")
+        return (*flags, "--environment=rotated", "--partition=domain", f"--odd_angles={degree}")
+    return (*flags, f"--{kind}=0:{degree}", "--first_all") if degree else flags
 
 
 def _regular(one: Done) -> list[list[dict[str, float]]]:
@@ -208,7 +217,7 @@ def _rounds_to(lines: Sequence[dict[str, float]], low: float) -> float:
 
 def _aberrant(one: Done) -> Cells:
     """A row of Fig. 3: how the regular clients fare, and who has left."""
-    low = _LOW_LOSS[_data_of(one)]
+    low = _LOW_LOSS[one.config.data.stem]
     by_seed = _regular(one)
     reached = [_rounds_to(lines, low) for lines in by_seed]
     odd = [f"{angle:g}" for angle in config.flat(one.config)["odd_angles"]]
@@ -233,11 +242,6 @@ def _aberrant(one: Done) -> Cells:
 def _kinds(row: Row) -> set[str]:
     """The sweeps that a row is in."""
     return set(row.series.partition(": ")[0].split("+"))
-
-
-def _data_of(one: Done) -> str:
-    name = one.config.environment.name
-    return one.config.data.stem if name == "none" else f"{name}_{one.config.data.stem}"
 
 
 def _left(one: Done) -> Cells:
