@@ -204,7 +204,7 @@ def smoothness(phase: Phase) -> str:
 
 def draw(path: Path, phases: Sequence[Phase]) -> None:
     """C_i by round: a panel per phase, a line per client and seed, a cross where it leaves."""
-    figure = Figure(figsize=(6.5, 0.4 + 3.2 * len(phases)), layout="constrained")
+    figure = Figure(figsize=(6.5, 0.4 + 3.8 * len(phases)), layout="constrained")
     axes = figure.subplots(len(phases), 1, squeeze=False)[:, 0]
     for axis, phase in zip(axes, phases, strict=True):
         _draw(axis, phase)
@@ -239,7 +239,7 @@ def _draw(axis: Axes, phase: Phase) -> None:
     axis.plot([], [], color="0.6", lw=0.7, label="a client that stays")
     axis.axhline(0, color="black", lw=0.6, ls=":")
     axis.set(title=phase.title, xlabel="round", ylabel="contribution C_i")
-    axis.legend(fontsize=7, frameon=False)
+    axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.18))
 
 
 def run(options: Options) -> str:
