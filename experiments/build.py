@@ -398,13 +398,15 @@ def _split(
     partition = federation.partitioner(
         config.partition.partition, dataset, num_clients, alpha=config.partition.alpha
     )
+    drawn_with_it = domain is None and _draw(config.environment, seed) == seed
     try:
         return federation.split(
             dataset,
             data,
             partition,
             held_out=domain,
-            seed=seed,
+            # A test that is drawn must not be drawn as the environments were: it would be one.
+            seed=seed + 2**31 if drawn_with_it and config.environment.is_drawn else seed,
             test_fraction=config.data.test_fraction,
             first_row=start,
         )

@@ -13,6 +13,7 @@ import pytest
 from experiments import build, config, groups
 from fedjax_inv import models
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Cohort
 from test_weights import WIDTHS, torchvision
 
@@ -98,6 +99,22 @@ def test_a_network_is_made_for_the_size_of_the_images(side: int, stem: int, tmp_
     np.savez(tmp_path / "mine.npz", x=np.zeros((12, side, side, 3), np.uint8), y=y)
     dataset = build.source(config.of(dataset=str(tmp_path / "mine.npz")).data)
     assert build._stem(dataset) == stem
+
+
+@pytest.mark.parametrize("environment", ["colored", "rotated"])
+@pytest.mark.parametrize("data_seed", ["each", "1"])
+def test_a_drawn_test_holds_a_part_of_every_domain(environment: str, data_seed: str) -> None:
+    made = build.assemble(
+        config.of(environment=environment, data_seed=data_seed, held_out="none", seeds=(1, 2))
+    )
+    for seed, draw in enumerate((1, 2)):
+        rows = parts_of(made.splits[None][draw].test)[0]
+        start = seed * len(made.dataset.y) if data_seed == "each" else 0
+        assert (rows >= start).all()
+        if seed == 0:  # whose domains are at hand
+            domains = made.dataset.domain
+            shares = np.bincount(domains[rows]) / np.bincount(domains)
+            assert (abs(shares - 0.2) < 0.08).all()
 
 
 def test_every_other_pixel() -> None:
