@@ -49,8 +49,8 @@ class Chosen(NamedTuple):
 def choose(label: str, result: dict[str, Any], rule: str = "validation") -> Chosen | None:
     """Selects a cell's hyperparameters, and an evaluation of each seed, by a rule of `selection`.
 
-    A setting of which a seed diverged, or has nothing to select, does not count; None if all do
-    not.
+    A setting in which the rule finds something for more seeds goes first. One of which a seed
+    diverged, or with nothing to select for any, does not count; None if all do not.
     """
     held_out = _held_out(result)
     by_hyper: dict[str, list[int]] = {}
@@ -64,16 +64,19 @@ def choose(label: str, result: dict[str, Any], rule: str = "validation") -> Chos
     }
     count = sum(run["diverged"] for run in result["runs"])
     diverged = f"{count} of {len(result['runs'])}"
-    best, best_accuracy = None, -1.0
+    best, best_rank = None, (0, -1.0)
     for indices in by_hyper.values():
         runs = [_selected(result["runs"][index], rule) for index in indices]
-        if any(run["diverged"] or run["selected"] is None for run in runs):
+        count = sum(run["selected"] is not None for run in runs)
+        if count == 0 or any(run["diverged"] for run in runs):
             continue
-        accuracy = np.mean([RULES[rule].score(run["selected"]) for run in runs])
-        if accuracy > best_accuracy:
+        # A seed with nothing to select is told as it ended.
+        runs = [run | {"selected": run["selected"] or run["last"]} for run in runs]
+        mean = float(np.mean([RULES[rule].score(run["selected"]) for run in runs]))
+        if (count, mean) > best_rank:
             hyper = {k: v for k, v in runs[0]["hyper"].items() if k in varied}
             best = Chosen(label, held_out, hyper, runs, indices, diverged)
-            best_accuracy = float(accuracy)
+            best_rank = (count, mean)
     return best
 
 
@@ -219,7 +222,7 @@ def write(
     if not chosen:
         text = "every run diverged: lower --learning_rate"
         if not all(run["diverged"] for _, _, result in results for run in result["runs"]):
-            text = f"nothing to select by {rule}: some seed of every setting has no such evaluation"
+            text = f"nothing to select by {rule}: no seed of any setting has such an evaluation"
         (folder / "table.md").write_text(text + "\n")
         return text
     ones = [one for one, _ in chosen]

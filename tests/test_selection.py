@@ -97,6 +97,14 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
         assert chosen is not None
         assert chosen.hyper == {"rate": rate}
         assert chosen.runs[0]["selected"]["round"] == round
+    # What agrees for one of two seeds goes before what never does, and tells the other as it ended.
+    for some, agree in ((result["runs"][0], True), (result["runs"][1], False)):
+        ended = {**run(some["hyper"]["rate"], never), "seed": 1, "last": never[-1]}
+        half = {**result, "runs": [some | {"last": LINES[-1]}, ended]}
+        picked = report.choose("fedipg", half, "agreement")
+        assert (picked is not None) == agree
+        if picked is not None:
+            assert [each["selected"]["round"] for each in picked.runs] == [15, 5]
     # Nothing agrees in any setting.
     assert report.choose("fedipg", result | {"runs": [run(0.2, never)]}, "agreement") is None
     # A folder of before the rules.
