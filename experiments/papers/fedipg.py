@@ -355,7 +355,9 @@ def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
             for number, (run, lines) in enumerate(zip(cell.runs, cell.logs, strict=True)):
                 x, y = _curve(lines, key)
                 label = one.row.label if number == 0 else None
-                axis.plot(scale * x, 100 * y, color=f"C{index}", lw=1, alpha=0.7, label=label)
+                # Where every round is told, curves may swing and cover all others.
+                width, alpha = (0.5, 0.35) if len(y) > len(lines) else (1.2, 0.8)
+                axis.plot(scale * x, 100 * y, color=f"C{index}", lw=width, alpha=alpha, label=label)
                 at = _picked(one, run)
                 if at is not None:
                     x_at = at["round"] if key == "round" else _bytes(run, at)
