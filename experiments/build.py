@@ -125,7 +125,6 @@ def model(chosen: Network, data: Dataset) -> Model:
         made = models.augmented(made, augment.augment)
     if data.render:
         made = models.rendered(made, data.render)
-    _check_inputs(chosen, made, data)
     return made
 
 
@@ -317,6 +316,7 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
             draws[draw] = domains(loaded, config.data, config.environment, draw)
     first = next(iter(draws.values()))
     network = model(config.model, first)
+    _check_inputs(config.model, network, first)
     cells = grid.cells(config, grid.held_out(config, first.domains))
     for cell in cells:  # an impossible hyperparameter shows here, at no cost
         for run in cell.runs:

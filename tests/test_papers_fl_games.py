@@ -267,7 +267,7 @@ def test_all_rows_are_looked_at_before_the_first_is_run(
     (foreign / "fl_games-learned=True-play=parallel-0.9").mkdir()
     (foreign / "fl_games-learned=True-play=parallel-0.9" / "notes.txt").write_text("mine")
     options = parsed("--data=colored_digits", f"--run_dir={tmp_path}", "--seeds=0")
-    with pytest.raises(UsageError, match=r"^V-parallel: --run_dir=.*neither empty nor a run"):
+    with pytest.raises(UsageError, match=r"^V-parallel: --run_dir=.*neither empty nor a sweep"):
         study.run_all(fl_games.PAPER, options)
     # What has an effect in some of the rows may be given for all of them; else it is told.
     rows = fl_games.methods("colored_digits")
