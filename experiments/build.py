@@ -257,8 +257,8 @@ def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.
     for entry in entries:
         client, _, value = entry.partition(":")
         if int(client) < num_clients:  # a pooled algorithm has one client, which is told of none
-            values[int(client)] = float(value)
-    return values if isinstance(default, float) else values.astype(np.int32)
+            values[int(client)] = float(value)  # in the default's type
+    return values
 
 
 def _history(participation: Participation) -> int:
@@ -398,15 +398,17 @@ def _split(
     partition = federation.partitioner(
         config.partition.partition, dataset, num_clients, alpha=config.partition.alpha
     )
-    drawn_with_it = domain is None and _draw(config.environment, seed) == seed
+    # A test must not be drawn as the environments were: it would be one of them. What is drawn with
+    # a seed of its own stays as it was, so that older folders go on.
+    environment = config.environment
+    is_redrawn = domain is None and environment.is_drawn and environment.data_seed == "each"
     try:
         return federation.split(
             dataset,
             data,
             partition,
             held_out=domain,
-            # A test that is drawn must not be drawn as the environments were: it would be one.
-            seed=seed + 2**31 if drawn_with_it and config.environment.is_drawn else seed,
+            seed=seed + 2**31 if is_redrawn else seed,
             test_fraction=config.data.test_fraction,
             first_row=start,
         )
