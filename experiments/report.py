@@ -1,6 +1,6 @@
 """Tables and figures of finished cells."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,8 +62,8 @@ def choose(label: str, result: dict[str, Any], rule: str = "validation") -> Chos
         for name, value in run["hyper"].items()
         if value != result["runs"][0]["hyper"][name]
     }
-    count = sum(run["diverged"] for run in result["runs"])
-    diverged = f"{count} of {len(result['runs'])}"
+    num_diverged = sum(run["diverged"] for run in result["runs"])
+    diverged = f"{num_diverged} of {len(result['runs'])}"
     best, best_rank = None, (0, -1.0)
     for indices in by_hyper.values():
         runs = [_selected(result["runs"][index], rule) for index in indices]
@@ -93,6 +93,13 @@ def _held_out(result: dict[str, Any]) -> str:
     return next(name for name, domain in domains.items() if domain["split"] == "test")
 
 
+def _why_none(result: dict[str, Any]) -> str:
+    """What is told of a cell of which nothing could be chosen."""
+    settings = {str(run["hyper"]) for run in result["runs"]}
+    broken = {str(run["hyper"]) for run in result["runs"] if run["diverged"]}
+    return "diverged" if settings == broken else "none"
+
+
 def percent(values: Sequence[float]) -> str:
     """Mean and standard deviation over seeds, in percent."""
     return spread([100 * value for value in values])
@@ -105,19 +112,24 @@ def spread(values: Sequence[float]) -> str:
 
 
 def table(
-    chosen: Sequence[Chosen], paper: dict[str, str], cells: Sequence[tuple[str, str]] = ()
+    chosen: Sequence[Chosen],
+    paper: dict[str, str],
+    cells: Mapping[tuple[str, str], str] | None = None,
 ) -> str:
     """Test accuracy per held-out domain, its mean and the worst domain, a row per algorithm.
 
-    cells: the label and the held-out domain of all, those without a run to choose among them.
+    cells: the label and the held-out domain of all, and what is told of one without a choice.
     """
-    cells = cells or [(one.label, one.held_out) for one in chosen]
+    cells = cells or {(one.label, one.held_out): "" for one in chosen}
     held_outs = list(dict.fromkeys(held_out for _, held_out in cells))
     rows = []
     for label in dict.fromkeys(label for label, _ in cells):
         mine = {one.held_out: one for one in chosen if one.label == label}
         test = {h: one.over_seeds(lambda e: e["test_accuracy"]) for h, one in mine.items()}
-        row = [label, *(percent(test[h]) if h in test else "diverged" for h in held_outs)]
+        row = [
+            label,
+            *(percent(test[h]) if h in test else cells.get((label, h), "") for h in held_outs),
+        ]
         if len(held_outs) > 1:
             complete = len(test) == len(held_outs)
             by_seed = np.array(list(test.values()))
@@ -219,14 +231,17 @@ def write(
     results = list(results)
     picked = [(choose(label, result, rule), path) for label, path, result in results]
     chosen = [(one, path) for one, path in picked if one is not None]
+    missing = {(label, _held_out(result)): _why_none(result) for label, _, result in results}
     if not chosen:
         text = "every run diverged: lower --learning_rate"
         if not all(run["diverged"] for _, _, result in results for run in result["runs"]):
+            text = "a seed of every setting diverged: lower --learning_rate"
+        if "none" in missing.values():
             text = f"nothing to select by {rule}: no seed of any setting has such an evaluation"
         (folder / "table.md").write_text(text + "\n")
         return text
     ones = [one for one, _ in chosen]
-    test = table(ones, paper, [(label, _held_out(result)) for label, _, result in results])
+    test = table(ones, paper, missing)
     parts = [f"# {title}", test]
     if len({one.held_out for one in ones}) == 1:
         parts.append(domains_table(ones))

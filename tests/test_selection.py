@@ -107,6 +107,19 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
             assert [each["selected"]["round"] for each in picked.runs] == [15, 5]
     # Nothing agrees in any setting.
     assert report.choose("fedipg", result | {"runs": [run(0.2, never)]}, "agreement") is None
+    # Why is told: a rule that found nothing is no divergence, nor the other way round.
+    bad = run(0.2, never) | {"diverged": True}
+    for runs, why in (
+        ([run(0.2, never)], "none"),
+        ([bad], "diverged"),
+        ([bad, run(0.2, never) | {"seed": 1}], "diverged"),
+        ([bad, run(0.1, never)], "none"),
+    ):
+        assert report._why_none(result | {"runs": runs}) == why
+    both = report.choose("fedipg", result, "agreement")
+    assert both is not None
+    cells = {("fedipg", "0.9"): "none", ("fedavg", "0.9"): "none"}
+    assert report.table([both], {}, cells).splitlines()[-1].split("|")[2].strip() == "none"
     # A folder of before the rules.
     (first, _) = result["runs"]
     del first["by_rule"]
