@@ -4,8 +4,10 @@ python -m experiments.papers.fedipg --study=colours --data=colored_mnist
 
 Studies: first_look (what invariance is for), colours (FedIPG where its penalty acts, beside FL
 Games), regimes (where it acts: local work x penalty x its part x how it is estimated), domains
-(Table II), exit (Fig. 3: one of twenty clients is slow, lossy or rotated, and may leave). Any flag
-of `sweep` given here goes to all rows; every seed draws its environments anew.
+(Table II), penalties (Fig. 4: FedIPG by its penalty, 50 clients), combinations (Fig. 5: ten rules
+from digit to colour, each held out), stains (Table III, Fig. 7: coloured strokes, grounds or both),
+exit (Fig. 3: one of twenty clients is slow, lossy or rotated, and may leave). Any flag of `sweep`
+given here goes to all rows; every seed draws its environments anew.
 """
 
 from collections.abc import Sequence
@@ -136,6 +138,75 @@ def domains(data: str) -> list[Row]:
         ),
     }
     return [Row(name, (*preset, *flags)) for name, flags in tuned.items()]
+
+
+_SWEPT = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # Fig. 4's range, and what is beyond it
+
+
+def penalties(data: str) -> list[Row]:
+    """Fig. 4: FedIPG by its penalty with 50 clients, five a round, and by what it is on."""
+    if data not in ("rotated_mnist", "pacs", "rotated_digits"):
+        raise UsageError(f"--data={data}: must be rotated_mnist, pacs or rotated_digits")
+    few = data == "rotated_digits"
+    flags = (
+        f"--preset={data}_domains",
+        *(() if few else ("--clients=50", "--cohort=5")),
+        "--algorithm=fedipg",
+        f"--learning_rate={'0.2' if few else '0.05'}",
+        f"--set=penalty={','.join(map(str, _SWEPT))}",
+    )
+    return [
+        Row(f"penalty on {part}", (*flags, f"--set=penalty_on={part}"), part)
+        for part in ("all", "classifier")
+    ]
+
+
+def combinations(data: str) -> list[Row]:
+    """Fig. 5: each of ten rules from digit to colour held out, all methods on one grid."""
+    if data not in ("mnist", "digits"):
+        raise UsageError(f"--data={data}: must be mnist or digits for this study")
+    preset = f"--preset=combinations_{data}"
+    tuned = {
+        "FedAvg": ("--algorithm=fedavg", "--learning_rate=0.01,0.02,0.05,0.1"),
+        "FedIIR": ("--algorithm=fediir", "--set=penalty=0.001,0.01"),
+        "FedIPG": ("--algorithm=fedipg", "--set=penalty=0.001,0.01"),
+    }
+    return [Row(name, (preset, *flags)) for name, flags in tuned.items()]
+
+
+# Table III: what is coloured, clients, and examples of each. Embedded digits have fewer.
+_STAINS = {
+    "mnist": {"foreground": (5, 600), "background": (5, 2000), "both": (20, 2000)},
+    "digits": {"foreground": (5, 100), "background": (5, 250), "both": (20, 70)},
+}
+
+
+def stains(data: str) -> list[Row]:
+    """Table III: the colour goes with the label, and in the test with the opposite one."""
+    if data not in _STAINS:
+        raise UsageError(f"--data={data}: must be one of {', '.join(_STAINS)} for this study")
+    rates = "--learning_rate=0.02,0.05,0.1,0.2"
+    rows = []
+    for stain, (num_clients, size) in _STAINS[data].items():
+        preset = f"--preset=stained_{data}"
+        of_stain = (
+            f"--stain={stain}",
+            f"--training_domains={num_clients}",
+            f"--domain_size={size}",
+        )
+        methods = {
+            "ERM": (preset, "--algorithm=erm", rates),
+            "FedAvg": (preset, "--algorithm=fedavg", rates),
+            "FedIPG": (preset, "--algorithm=fedipg", "--set=penalty=0.001,0.01"),
+            # Where the penalty acts, and FedAvg with the same server.
+            "FedAvg-adaptive": (f"{preset},stained_adaptive", rates),
+            "FedIPG-adaptive": (
+                f"{preset},stained_adaptive,fedipg_acts",
+                "--learning_rate=0.05,0.1",
+            ),
+        }
+        rows += [Row(f"{stain} {name}", (*flags, *of_stain)) for name, flags in methods.items()]
+    return rows
 
 
 # Fig. 3: how client 0 is aberrant, from little to much, and what a degree is called.
@@ -350,12 +421,52 @@ def _domains(one: Done) -> Cells:
         cell.held_out: [run["selected"]["test_accuracy"] for run in cell.runs] for cell in one.cells
     }
     by_seed = np.array(list(tests.values()))
+    if one.row.series:
+        return _swept(one)
+    oracle = [report.choose(one.row.label, cell.result, "oracle") for cell in one.cells]
+    best = [chosen.tests for chosen in oracle if chosen]
     return {
         "selected by": one.config.watching.select,
         **{f"{domain}, %": report.percent(values) for domain, values in tests.items()},
         "mean, %": report.percent(by_seed.mean(0)),
         "worst, %": report.percent(by_seed.min(0)),
+        "mean by oracle, %": report.percent(np.mean(best, 0)),
     }
+
+
+def _by_domain(one: Done, penalty: float) -> np.ndarray | None:
+    """Test accuracies [held-out domains, seeds] at one penalty; None if a run diverged."""
+    runs = [
+        [run for run in cell.result["runs"] if run["hyper"]["penalty"] == penalty]
+        for cell in one.cells
+    ]
+    if any(run["diverged"] for cell in runs for run in cell):
+        return None
+    return np.array([[run["selected"]["test_accuracy"] for run in cell] for cell in runs])
+
+
+def _swept(one: Done) -> Cells:
+    """The mean over held-out domains, for each penalty."""
+    tests = {penalty: _by_domain(one, penalty) for penalty in _SWEPT}
+    return {
+        f"penalty {penalty:g}, %": "diverged" if test is None else report.percent(test.mean(0))
+        for penalty, test in tests.items()
+    }
+
+
+def draw_swept(path: Path, data: str, done: Sequence[Done]) -> str:
+    """Fig. 4: the mean over held-out domains, and the worst of them; returns where it is."""
+    mean: dict[str, list[tuple[str, list[float]]]] = {}
+    worst: dict[str, list[tuple[str, list[float]]]] = {}
+    for one in done:
+        for penalty in _SWEPT:
+            tests = _by_domain(one, penalty)
+            for quantity, over in ((mean, np.mean), (worst, np.min)):
+                values = [] if tests is None else [float(v) for v in 100 * over(tests, axis=0)]
+                quantity.setdefault(one.row.label, []).append((f"{penalty:g}", values))
+    quantities = {"mean of held-out domains, %": mean, "worst held-out domain, %": worst}
+    study.draw_series(path, f"{data}: FedIPG", "penalty", quantities)
+    return f"Figure: {path}."
 
 
 def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
@@ -389,6 +500,33 @@ def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
     columns = min(6, len(names) or 1)
     figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
     figure.suptitle(f"{data}: a line per seed, a dot where its rule selects")
+    figure.savefig(path, dpi=120)
+    return f"Figure: {path}."
+
+
+def draw_stains(path: Path, data: str, done: Sequence[Done]) -> str:
+    """Fig. 7: test accuracy by round, a panel per stain, mean and band of one standard deviation;
+    returns where it is."""
+    stained = list(dict.fromkeys(one.row.label.partition(" ")[0] for one in done))
+    figure = Figure(figsize=(4.4 * len(stained), 3.8), layout="constrained")
+    axes = figure.subplots(1, len(stained), sharey=True, squeeze=False)[0]
+    for axis, stain in zip(axes, stained, strict=True):
+        mine = [one for one in done if one.row.label.startswith(f"{stain} ") and one.only.logs]
+        for one in mine:
+            rounds = [line["round"] for line in one.only.logs[0]]
+            tests = 100 * np.array(
+                [[line["test_accuracy"] for line in lines] for lines in one.only.logs]
+            )
+            mean, std = tests.mean(0), tests.std(0, ddof=len(tests) > 1)
+            (drawn,) = axis.plot(rounds, mean, label=one.row.label.partition(" ")[2])
+            axis.fill_between(rounds, mean - std, mean + std, color=drawn.get_color(), alpha=0.2)
+        axis.set(xlabel="round", title=f"stained: {stain}")
+    axes[0].set(ylabel="test accuracy, %", ylim=(0, 100))
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=max(1, len(names)), frameon=False
+    )
+    figure.suptitle(f"{data}: mean over seeds, bands of one standard deviation")
     figure.savefig(path, dpi=120)
     return f"Figure: {path}."
 
@@ -437,6 +575,19 @@ def draw_regimes(path: Path, data: str, done: Sequence[Done]) -> str:
     return f"Figure: {path}."
 
 
+# Table III: test accuracy.
+STAINED = {
+    "foreground ERM": "55.78±2.61",
+    "background ERM": "52.79±1.31",
+    "both ERM": "66.46±4.07",
+    "foreground FedAvg": "45.73±1.51",
+    "background FedAvg": "49.71±1.23",
+    "both FedAvg": "52.78±4.16",
+    "foreground FedIPG": "63.99±1.48",
+    "background FedIPG": "62.77±1.15",
+    "both FedIPG": "62.08±4.24",
+}
+
 # Table II: held-out accuracy with 5 and with 50 clients.
 NUMBERS = {
     ("FedAvg", "rotated_mnist"): ("94.32±0.09", "90.82±0.57"),
@@ -450,6 +601,8 @@ NUMBERS = {
 
 def numbers(label: str, data: str) -> Cells:
     """The paper's numbers of a row."""
+    if data == "mnist" and label in STAINED:
+        return {"paper: test": STAINED[label]}
     told = NUMBERS.get((label, data))
     return dict(zip(("paper: 5 clients", "paper: 50 clients"), told, strict=True)) if told else {}
 
@@ -462,6 +615,9 @@ PAPER = study.Paper(
         "colours": Study(colours, {"_by_round": draw_by_round}),
         "regimes": Study(regimes, {"": draw_regimes}),
         "domains": Study(domains, {}),
+        "penalties": Study(penalties, {"": draw_swept}),
+        "combinations": Study(combinations, {}),
+        "stains": Study(stains, {"": draw_stains}),
         "exit": Study(leaving, {"": draw_aberrant}),
     },
     tell,
