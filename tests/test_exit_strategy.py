@@ -241,6 +241,7 @@ def naive(
     *,
     smoothness: float | None,
     threshold: float,
+    share: float | None = None,
 ) -> Written:
     x, y = np.asarray(held.data.x), np.asarray(held.data.y)
     rows = federations.parts_of(held)
@@ -282,12 +283,13 @@ def naive(
         if t == PHASE - 1:
             table = np.full((PHASE, NUM_CLIENTS), np.nan)
             for row, g, told in measures:
-                for i, share, g_i in told:
+                for i, part, g_i in told:
                     gain = g @ g_i - curvature * STEP_SIZE / 2 * g_i @ g_i
-                    table[row, i] = STEP_SIZE * share * gain / (g @ g)
-            for i in range(NUM_CLIENTS):
-                known = table[:, i][~np.isnan(table[:, i])]
-                if len(known) and known.mean() < threshold:
+                    table[row, i] = STEP_SIZE * part * gain / (g @ g)
+            sums = {i: np.nansum(c) for i, c in enumerate(table.T) if not np.isnan(c).all()}
+            least = -np.inf if share is None else share * np.median(list(sums.values()))
+            for i, total in sums.items():
+                if np.nanmean(table[:, i]) < threshold or total < least:
                     exited.add(i)
     return Written(w, table, curvature, exited)
 
@@ -345,10 +347,13 @@ CASES = [
     (tiny.schedule(), True, {"smoothness": None, "threshold": 0.0}),
     (tiny.schedule(), False, {"smoothness": None, "threshold": 0.015}),
     (full(6), True, {"smoothness": 1.5, "threshold": 0.0}),
+    (tiny.schedule(), False, {"smoothness": None, "threshold": -np.inf, "share": 0.9}),
 ]
 
 
-@pytest.mark.parametrize(("schedule", "planted", "settings"), CASES, ids=["late", "mild", "given"])
+@pytest.mark.parametrize(
+    ("schedule", "planted", "settings"), CASES, ids=["late", "mild", "given", "share"]
+)
 def test_the_whole_is_the_naive_loop(
     schedule: Cohort, planted: bool, settings: dict[str, Any]
 ) -> None:
@@ -412,7 +417,9 @@ def test_where_nobody_is_left_everything_stays_and_the_host_is_told() -> None:
     before, long, reports = run(algorithm, held, full(PHASE + 2))
     assert_equal(long.server, short.server)
     assert not reports[0].present[PHASE:].any()
-    with pytest.raises(UsageError, match="threshold: no client that was measured stays; must be"):
+    with pytest.raises(
+        UsageError, match="threshold, share: no client that was measured stays; must be"
+    ):
         exit_strategy.check_someone_stays(long.server)
     # Of several runs it is enough that one has nobody; before the first round nobody has left.
     runs = jax.tree.map(lambda *a: np.stack(a), planted_run()[1].server, long.server)
@@ -575,6 +582,7 @@ def test_a_wrapped_factory_may_be_ones_own_and_gets_the_arguments(
         ({"threshold": np.nan}, "threshold=nan: must be a finite number"),
         ({"step_size": -1.0}, "step_size=-1.0: must be a finite number, at least 0"),
         ({"smoothness": -1.0}, "smoothness=-1.0: must be a finite number, at least 0"),
+        ({"share": -0.1}, "share=-0.1: must be a finite number, at least 0"),
         ({"pretraining_rounds": 0}, "pretraining_rounds=0: must be an integer of at least 1"),
     ],
 )

@@ -8,6 +8,10 @@ with g_i = grad R_i at the network that client i trains from, which is older tha
 delayed, a_i = n_i / n, and L the smoothness of R. Hao et al. 2025, "Invariant Federated Learning
 for Edge Intelligence", arXiv 2503.06158, Section IV and Algorithm 1, lines 1 and 7.
 
+A client that rarely arrives contributes like any other when it does, and little over the phase. The
+optional `share` is our rule for it: who also leaves is whose sum of C_i, 0 where it did not arrive,
+is below that part of the median client's.
+
 Eq. 13 is printed with a plus, without the second step size and without 1 / n: the descent lemma
 gives the above. The paper leaves open, and we chose: the phase is rounds of the algorithm itself,
 measured after each of them, so that its exchanges keep their random numbers; n counts the clients
@@ -197,8 +201,8 @@ def check_someone_stays(server: Server) -> None:
     if empty.any():
         highest = np.nanmax(mean[empty], axis=-1).min()
         raise UsageError(
-            "threshold: no client that was measured stays; must be at most the largest mean "
-            f"contribution, {highest:.3g}"
+            "threshold, share: no client that was measured stays; must be at most the largest mean "
+            f"contribution, {highest:.3g}, and 1"
         )
 
 
@@ -208,6 +212,7 @@ def wrap(
     step_size: float | Array = 0.01,
     smoothness: float | Array | None = None,
     threshold: float | Array = 0.0,
+    share: float | Array | None = None,
     pretraining_rounds: int = 5,
     parameters: Callable[[Any], Tree] = lambda server: server.variables.params,
     loss: Loss = objectives.cross_entropy,
@@ -220,7 +225,9 @@ def wrap(
     `algorithm` bit for bit.
 
     step_size: how far a round goes along the gradient: the clients' learning rate times their local
-    steps. smoothness: L, or None for an estimate. pretraining_rounds: P. parameters: server of
+    steps. smoothness: L, or None for an estimate. threshold: the least mean C_i of who stays, over
+    the rounds in which it was measured. share: the least sum of C_i of who stays over that of the
+    median client, None for no such rule. pretraining_rounds: P. parameters: server of
     `algorithm` -> its leaves that are the network's parameters; of FL Games
     `lambda game: (game.body.params, game.players.params)`. loss: whose mean R_i is, of
     `algorithm.predict`. batch_size: examples at a time of a gradient, which is of all examples.
@@ -231,6 +238,8 @@ def wrap(
         checks.real("smoothness", smoothness)
     if not (checks.is_concrete(threshold) and threshold == -np.inf):
         checks.real("threshold", threshold, -np.inf)
+    if share is not None:
+        checks.real("share", share)
     checks.integer("pretraining_rounds", pretraining_rounds)
     checks.integer("batch_size", batch_size)
 
@@ -366,7 +375,10 @@ def wrap(
             )
             count = new.measured.sum(0)
             total = (new.linear - new.smoothness * new.quadratic).sum(0)
-            leaves = (count > 0) & (total / jnp.maximum(count, 1) < threshold)
+            leaves = total / jnp.maximum(count, 1) < threshold
+            if share is not None:
+                leaves |= total < share * jnp.nanmedian(jnp.where(count > 0, total, jnp.nan))
+            leaves &= count > 0
             return server._replace(assessment=new._replace(stays=~leaves))
 
         return Exchange(
@@ -402,6 +414,7 @@ def exit_strategy(
     step_size: float | Array = 0.01,
     smoothness: float | Array | None = None,
     threshold: float | Array = 0.0,
+    share: float | Array | None = None,
     pretraining_rounds: int = 5,
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
@@ -412,9 +425,10 @@ def exit_strategy(
     wrapped: "fedavg" or "fedipg"; in Python also a factory. penalty: of a wrapped FedIPG, None for
     its default. step_size: how far a round goes along the gradient: the clients' learning rate
     times their local steps. smoothness: L, None for an estimate by power iteration. threshold: the
-    least mean contribution of who stays. pretraining_rounds: after which clients may leave.
-    weighting: of clients, as in FedAvg ("size" or "uniform"). Raises ValueError for values out of
-    range.
+    least mean contribution of who stays. share: the least sum of contributions of who stays over
+    the median client's, None for no such rule; it finds who rarely arrives. pretraining_rounds:
+    after which clients may leave. weighting: of clients, as in FedAvg ("size" or "uniform"). Raises
+    ValueError for values out of range.
     """
     factory: Callable[..., Algorithm]
     if callable(wrapped):
@@ -438,6 +452,7 @@ def exit_strategy(
         step_size=step_size,
         smoothness=smoothness,
         threshold=threshold,
+        share=share,
         pretraining_rounds=pretraining_rounds,
         loss=loss,
     )
