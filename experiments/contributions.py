@@ -31,7 +31,8 @@ from fedjax_inv.types import Tree
 
 NOTE = (
     "C_i: mean over the rounds of the phase that heard of the client. 0 at L: the smoothness above "
-    "which this mean is negative, its range over seeds."
+    "which this mean is negative, its range over seeds. With a `share` who stays also depends on "
+    "the sum over those rounds."
 )
 
 
