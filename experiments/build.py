@@ -73,6 +73,8 @@ def source(data: Data) -> Dataset:
             data_dir=data.data_dir or None,
             image_size=data.image_size or None,
             num_images=data.num_images or None,
+            vocabulary=data.vocabulary or None,
+            text_length=data.text_length or None,
         )
     except UsageError as error:
         told = str(error).removeprefix(f"name={data.dataset!r}: ")
@@ -113,6 +115,10 @@ def model(chosen: Network, data: Dataset) -> Model:
     }
     if takes(make, "image_size"):
         arguments["image_size"] = _stem(data)
+    if takes(make, "vocabulary") != bool(data.words):
+        what = "not for texts, the data are" if data.words else "for texts, the data are none"
+        raise UsageError(f"--model={chosen.model}: is {what}")
+    arguments["vocabulary"] = len(data.words)
     told = {k: v for k, v in arguments.items() if v is not None and takes(make, k)}
     made = called(f"--model={chosen.model}", Model, make, len(data.classes), **told)
     if chosen.weights:
@@ -192,8 +198,11 @@ def algorithm(
         told = {name: value for name, value in told.items() if takes(make, name)}
         optimizer = make(server_rate, **told)
         arguments["server_optimizer"] = _regular(optimizer, server.server_weight_decay)
+    method = factory(cell.algorithm)
+    if model.inputs is not None and takes(method, "inputs"):
+        arguments["inputs"] = model.inputs
     flag = f"--algorithm={cell.algorithm}"
-    made = called(flag, Algorithm, factory(cell.algorithm), model, local_work, **arguments)
+    made = called(flag, Algorithm, method, model, local_work, **arguments)
     try:
         return missing.with_rule(made, config.participation.missing)
     except UsageError as error:

@@ -89,9 +89,11 @@ def from_record(record: Mapping[str, Any]) -> Config:
 
 
 def _is_own(dataset: str) -> bool:
-    """Whether a data set is a path: an .npz or a folder."""
+    """Whether a data set is a path: a file or a folder."""
     path = Path(dataset).expanduser()
-    return path.suffix == ".npz" or (dataset not in ("digits", "dsprites") and path.is_dir())
+    return path.suffix in (".npz", ".csv", ".json") or (
+        dataset not in ("digits", "dsprites") and path.is_dir()
+    )
 
 
 def _check(config: Config) -> None:

@@ -63,7 +63,9 @@ class Data:
     """Which examples there are, and which of them only the test sees."""
 
     dataset: str = flag(
-        "digits", "digits, a TFDS name, the path of an .npz or of a folder of images."
+        "digits",
+        "digits, dsprites, a TFDS name, or the path of an .npz, of a folder of images, of "
+        "Tiny-ImageNet, of LEAF's FEMNIST (.json) or of Sentiment140 (.csv).",
     )
     data_dir: str = flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
     image_size: int = flag(
@@ -74,6 +76,14 @@ class Data:
     )
     num_images: int = flag(
         0, "How many images of --dataset=dsprites are rendered; 0: 20,000.", at_least(0)
+    )
+    vocabulary: int = flag(
+        0,
+        "Words of a text that are told apart, the most frequent in training; 0: 10,000.",
+        at_least(0),
+    )
+    text_length: int = flag(
+        0, "Words that a text is cut off at, or filled up to; 0: 30.", at_least(0)
     )
     held_out: str = flag(
         "",
@@ -100,7 +110,7 @@ class Environment:
 
     environment: str = flag(
         "auto",
-        "How domains are made of the data; auto: none for an .npz or a folder, else rotated.",
+        "How domains are made of the data; auto: none for a file or a folder, else rotated.",
         choices=("auto", *environments.LISTED),
     )
     data_seed: str = flag(
@@ -129,8 +139,8 @@ class Partition:
 
     partition: str = flag(
         "domain",
-        "How clients share the training examples.",
-        choices=("domain", "iid", "dirichlet"),
+        "How clients share the training examples; user: each user's go to one client.",
+        choices=("domain", "iid", "dirichlet", "user"),
     )
     alpha: float = flag(0.5, "Concentration of --partition=dirichlet.", POSITIVE)
     clients: int = flag(0, "Training clients; 0: one per training domain.", at_least(0))

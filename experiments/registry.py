@@ -17,11 +17,13 @@ from fedjax_inv.types import Algorithm, Facts, Model
 MODELS: dict[str, Callable[..., Model]] = {
     "mlp": models.mlp,
     "cnn": models.cnn,
+    "leaf_cnn": models.leaf_cnn,
     "alexnet": models.alexnet,
     "resnet18": models.resnet18,
+    "lstm": models.lstm,
 }
 # Those without a layer that an algorithm of normalisation layers could treat, unless --norm asks.
-WITHOUT_NORM = ("mlp", "alexnet")
+WITHOUT_NORM = ("mlp", "alexnet", "leaf_cnn", "lstm")
 
 # (rate, momentum), or (rate) of those that have no momentum.
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {

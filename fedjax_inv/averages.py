@@ -53,7 +53,7 @@ class _Sums(NamedTuple):
 def as_numbers(x: Tree) -> Array:
     """Inputs as they are averaged: 8-bit images in [0, 1], else as they are, in floating point.
 
-    Raises ValueError for others: a mean of tokens, or of what a picture is drawn from, means
+    Raises ValueError for others: a mean of word numbers, or of what a picture is drawn from, means
     nothing to a network.
     """
     if not jax.tree_util.treedef_is_leaf(jax.tree.structure(x)):
@@ -63,7 +63,8 @@ def as_numbers(x: Tree) -> Array:
     numbers = unit_range(x)
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
         raise UsageError(
-            f"inputs: are {numbers.dtype}; must be 8-bit images or in floating point to average"
+            f"inputs: are {numbers.dtype}; must be 8-bit images or in floating point to average, "
+            "or `inputs` must make such of them, as models.word_weights does of words"
         )
     return numbers
 

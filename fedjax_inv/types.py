@@ -122,6 +122,8 @@ class Model(NamedTuple):
     init: Initialise
     encode: Apply
     decode: Apply
+    # Stored inputs as those that it takes and whose means it takes; None where they are so already
+    inputs: Callable[[Tree], Tree] | None = None
 
 
 class Loss(Protocol):

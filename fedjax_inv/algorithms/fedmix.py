@@ -89,6 +89,7 @@ def fedmix(
     *,
     ratio: float | Array = 0.05,
     rows: int = 1,
+    inputs: Callable[[Tree], Tree] = averages.as_numbers,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
 ) -> Algorithm:
@@ -96,16 +97,17 @@ def fedmix(
 
     ratio: how much of a mean is mixed in, the paper's lambda; 0 is FedAvg. rows: means that a
     client sends at most, each of ceil(n / rows) of its n examples, the last one of what is left;
-    1 is the mean of all. weighting: of clients, as in FedAvg ("size" or "uniform"). Reports the
-    mixed loss as "loss". Raises ValueError for values out of range, and before the first round for
-    inputs that have no mean, as tokens.
+    1 is the mean of all. inputs: what of stored inputs is averaged and mixed, if they are neither
+    8-bit images nor in floating point, one array; the model must take that too. weighting: of
+    clients, as in FedAvg ("size" or "uniform"). Reports the mixed loss as "loss". Raises ValueError
+    for values out of range, and before the first round for inputs that have no mean, as words.
     """
     checks.real("ratio", ratio, 0, 1)
     checks.integer("rows", rows)
 
     def init(setup: Setup) -> Averages:
         """Of no client yet; each leaf is [C, rows, ...]."""
-        x = jax.eval_shape(averages.as_numbers, setup.sample)
+        x = jax.eval_shape(inputs, setup.sample)
         outputs = jax.eval_shape(
             lambda variables: models.predict(model, variables, setup.sample), setup.variables
         )
@@ -127,6 +129,7 @@ def fedmix(
                 rows=rows,
                 length=-(-visit.shard.size // rows),
                 batch_size=_BATCH_SIZE,
+                inputs=inputs,
             )
             return Reply(visit.own, means, {})
 
@@ -167,8 +170,7 @@ def fedmix(
                     outputs, stats = models.apply(model, given, x, batch.mask, True, key)
                     return objectives.soft_cross_entropy(outputs, y, batch.mask), stats
 
-                x = averages.as_numbers(batch.x)
-                return mixed_loss(risk, x, y, mean_x, mean_y, ratio=now, has_aux=True)
+                return mixed_loss(risk, inputs(batch.x), y, mean_x, mean_y, ratio=now, has_aux=True)
 
             (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(variables.params)
             return Step(grads, stats, {"loss": value})

@@ -140,6 +140,7 @@ def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
         classes=tuple(groups),
         domain=dataset.domain[keep],
         test=dataset.test[keep],
+        user=None if dataset.user is None else dataset.user[keep],
     )
 
 

@@ -78,9 +78,10 @@ def partitioner(
     alpha: float = 0.5,
     min_size: int | None = None,
 ) -> Partition:
-    """Makes a partition of the examples by name: "domain", "iid" or "dirichlet".
+    """Makes a partition of the examples by name: "domain", "iid", "dirichlet" or "user".
 
-    alpha, min_size: those of `partitions.dirichlet`. Raises ValueError for an unknown name.
+    alpha, min_size: those of `partitions.dirichlet`. Raises ValueError for an unknown name, and for
+    "user" where the data set does not tell users.
     """
     dealers: dict[str, Partition] = {
         "domain": lambda rows, rng: partitions.by_domain(dataset.domain[rows], num_clients, rng),
@@ -89,6 +90,11 @@ def partitioner(
             dataset.y[rows], num_clients, alpha, rng, min_size=min_size
         ),
     }
+    user = dataset.user
+    if user is not None:
+        dealers["user"] = lambda rows, rng: partitions.by_user(user[rows], num_clients, rng)
+    elif name == "user":
+        raise UsageError(f"{name=}: needs data that tell whose each example is, these do not")
     checks.one_of("name", name, dealers)
     return lambda rows, rng: [rows[part] for part in dealers[name](rows, rng)]
 

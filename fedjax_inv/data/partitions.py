@@ -3,6 +3,7 @@
 Rows count the examples that are partitioned, from 0; each goes to exactly one client.
 """
 
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,6 +48,27 @@ def by_domain(domain: np.ndarray, num_clients: int, rng: np.random.Generator) ->
     for value, num_slices in zip(present, clients, strict=True):
         parts += np.array_split(rng.permutation(np.flatnonzero(domain == value)), num_slices)
     return parts
+
+
+def by_user(user: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Deals whole users to clients: the largest first, each to the client with fewest examples.
+
+    user: [M] integers. num_clients: at most the number of users; with as many, each client is a
+    user. rng: of the order among users of a size. Raises ValueError for users that are not
+    integers, and for more clients than users.
+    """
+    user = checks.integers("user", user)
+    present, owner, sizes = np.unique(user, return_inverse=True, return_counts=True)
+    checks.integer("num_clients", num_clients, 1, len(present), ", the number of users")
+    shuffled = rng.permutation(len(present))
+    lightest = [(0, client) for client in range(num_clients)]  # a heap of sizes
+    client_of = np.empty(len(present), int)
+    for each in shuffled[np.argsort(-sizes[shuffled], kind="stable")]:
+        size, client_of[each] = lightest[0]
+        heapq.heapreplace(lightest, (size + int(sizes[each]), int(client_of[each])))
+    client = client_of[owner]
+    rows = np.argsort(client, kind="stable")
+    return np.split(rows, np.searchsorted(client[rows], np.arange(1, num_clients)))
 
 
 def dirichlet(

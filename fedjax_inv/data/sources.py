@@ -1,4 +1,4 @@
-"""Data sets on the host: scikit-learn's digits, TFDS images, `.npz` files, folders of images."""
+"""Data sets on the host: scikit-learn's digits, TFDS images, local files and folders."""
 
 import contextlib
 import difflib
@@ -7,7 +7,7 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import dsprites
+from fedjax_inv.data import dsprites, leaf, text
 from fedjax_inv.data.dataset import Dataset, check_dataset
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ def load(
     data_dir: str | None = None,
     image_size: int | None = None,
     num_images: int | None = None,
+    vocabulary: int | None = None,
+    text_length: int | None = None,
 ) -> Dataset:
     """Loads a data set by name or by path.
 
@@ -49,11 +51,18 @@ def load(
       - the path of an `.npz` file with x [M, ...], y [M] integers and optionally domain [M]
         integers or strings and test [M] bool. Labels are re-indexed to 0..K-1 in increasing order;
         uint8 x [M, height, width] gets a channel axis, other numbers become float32;
-      - the path of a folder of images `domain/class/file` (the layout of PACS and VLCS), of 8 bits
-        a channel. They become RGB unless all are grey.
+      - the path of a `.csv` file of Sentiment140, as in `text.sentiment140`, with users;
+      - the path of LEAF's FEMNIST, as in `leaf.femnist`, with users: a `.json` file or a folder of
+        such files. Those in its folders train and test are the splits, if it has these;
+      - the path of Tiny-ImageNet: a folder of `train/class/images/file`, and of `val/images` with
+        `val/val_annotations.txt`, which are the test split;
+      - the path of a folder of images `domain/class/file` (the layout of PACS and VLCS).
+    Images in folders have 8 bits a channel; they become RGB unless all are grey.
     data_dir: the folder of TFDS; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
     image_size: height and width in pixels to which the images of a folder are resized.
     num_images: how many images of "dsprites" are rendered; by default 20,000.
+    vocabulary: how many words of a text are told apart; by default 10,000.
+    text_length: words that texts are cut off at or filled up to; by default 30.
 
     Raises ValueError if there is no such data set, it is not prepared, or its content does not fit,
     and ImportError if a package is missing that reads it.
@@ -65,19 +74,33 @@ def load(
     prepared = _prepared(name, tfds_dir)
     path = Path(name).expanduser()
     # These go first, or a folder "mnist" in the working directory would hide the data set.
-    is_folder = name not in _NEEDS_NO_FILE and prepared is None and path.is_dir()
-    if image_size is not None and not is_folder:
-        raise UsageError(
-            f"image_size={image_size}: must be None for {name=}, which is no folder of images"
-        )
-    if num_images is not None and name != "dsprites":
-        raise UsageError(
-            f"num_images={num_images}: must be None for {name=}, which is not rendered"
-        )
+    is_path = name not in _NEEDS_NO_FILE and prepared is None
+    is_folder = is_path and path.is_dir()
+    is_file = is_path and path.is_file()
+    is_csv = is_file and path.suffix == ".csv"
+    of_leaf = leaf.files(path) if is_path else []
+    for setting, value, fits, needed in (
+        ("image_size", image_size, is_folder and not of_leaf, "is no folder of images"),
+        ("num_images", num_images, name == "dsprites", "is not rendered"),
+        ("vocabulary", vocabulary, is_csv, "is no text"),
+        ("text_length", text_length, is_csv, "is no text"),
+    ):
+        if value is not None and not fits:
+            raise UsageError(f"{setting}={value}: must be None for {name=}, which {needed}")
+    if is_path and path.suffix in (".npz", ".csv", ".json") and not (is_folder or is_file):
+        raise UsageError(f"{name=}: must be a file, there is none")
     if name == "dsprites":
         return dsprites.load() if num_images is None else dsprites.load(num_images=num_images)
-    if is_folder:
+    if of_leaf:
+        dataset = leaf.femnist(of_leaf)
+    elif is_folder and _is_tiny_imagenet(path):
+        dataset = _tiny_imagenet(path, image_size)
+    elif is_folder:
         dataset = _image_folder(path, image_size)
+    elif is_csv:
+        size = text.VOCABULARY if vocabulary is None else vocabulary
+        length = text.TEXT_LENGTH if text_length is None else text_length
+        dataset = text.sentiment140(path, size, length)
     elif name == "digits":
         dataset = _digits()
     elif prepared is not None:
@@ -148,7 +171,7 @@ def _not_found(name: str, tfds_dir: Path) -> str:
     )
     return (
         f"{name=}: must be a data set, did you mean {near}? "
-        "Or the path of an .npz file or of a folder domain/class/image"
+        "Or the path of an .npz, .csv or .json file or of a folder domain/class/image"
     )
 
 
@@ -218,8 +241,6 @@ def _decode(name: str, folder: Path) -> Dataset:
 
 def _npz(path: Path) -> Dataset:
     name = str(path)
-    if not path.is_file():
-        raise UsageError(f"{name=}: must be a file, there is none")
     try:
         with np.load(path) as archive:
             arrays = {key: archive[key] for key in ("x", "y", "domain", "test") if key in archive}
@@ -265,8 +286,6 @@ def _npz(path: Path) -> Dataset:
 
 def _image_folder(root: Path, image_size: int | None) -> Dataset:
     name = str(root)
-    if image_size is not None:
-        checks.integer("image_size", image_size, 1, meaning=" pixel")
     files = [
         (domain.name, label.name, file)
         for domain in _visible(root)
@@ -275,9 +294,52 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
     ]
     if not files:
         raise UsageError(f"{name=}: must hold images in folders domain/class/, there are none")
+    x = _decoded(name, [file for _, _, file in files], image_size)
+    domains, domain = np.unique([domain for domain, _, _ in files], return_inverse=True)
+    classes, y = np.unique([label for _, label, _ in files], return_inverse=True)
+    return Dataset(
+        x,
+        y.astype(np.int32),
+        tuple(map(str, classes)),
+        domain.astype(np.int32),
+        tuple(map(str, domains)),
+        np.zeros(len(y), bool),
+    )
+
+
+def _is_tiny_imagenet(root: Path) -> bool:
+    return (root / "train").is_dir() and (root / "val" / "val_annotations.txt").is_file()
+
+
+def _tiny_imagenet(root: Path, image_size: int | None) -> Dataset:
+    """The classes are WordNet's numbers, as names occur twice."""
+    name = str(root)
+    folders = [folder for folder in _visible(root / "train") if (folder / "images").is_dir()]
+    files = [(label.name, file) for label in folders for file in _visible(label / "images")]
+    if not files:
+        raise UsageError(f"{name=}: must hold images in folders train/class/images, there are none")
+    num_train, annotations = len(files), root / "val" / "val_annotations.txt"
+    for number, line in enumerate(annotations.read_text().splitlines(), 1):
+        file, _, rest = line.partition("\t")
+        label = rest.partition("\t")[0]
+        if not (root / "train" / label / "images").is_dir() or not label:
+            raise UsageError(
+                f"{annotations}: line {number} must be of an image and a class of train, with a "
+                f"tab between, it is {line[:60]!r}"
+            )
+        files.append((label, root / "val" / "images" / file))
+    x = _decoded(name, [file for _, file in files], image_size)
+    classes, y = np.unique([label for label, _ in files], return_inverse=True)
+    return _one_domain(x, y, map(str, classes), np.arange(len(y)) >= num_train)
+
+
+def _decoded(name: str, files: Sequence[Path], image_size: int | None) -> np.ndarray:
+    """Images [M, height, width, 1 or 3] of a folder `name`."""
+    if image_size is not None:
+        checks.integer("image_size", image_size, 1, meaning=" pixel")
     sizes: dict[tuple[int, int], Path] = {}
     modes: dict[str, Path] = {}
-    for _, _, file in files:
+    for file in files:
         with _image(file) as image:
             sizes.setdefault(image.size, file)
             modes.setdefault(image.mode, file)
@@ -295,20 +357,11 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
 
     mode = "L" if modes.keys() <= {"1", "L"} else "RGB"
     x = np.empty((len(files), height, width, len(mode)), np.uint8)
-    for i, (_, _, file) in enumerate(files):
+    for i, file in enumerate(files):
         with _image(file) as image:
             pixels = image.convert(mode).resize((width, height), Resampling.BILINEAR)
             x[i] = np.asarray(pixels).reshape(x.shape[1:])
-    domains, domain = np.unique([domain for domain, _, _ in files], return_inverse=True)
-    classes, y = np.unique([label for _, label, _ in files], return_inverse=True)
-    return Dataset(
-        x,
-        y.astype(np.int32),
-        tuple(map(str, classes)),
-        domain.astype(np.int32),
-        tuple(map(str, domains)),
-        np.zeros(len(y), bool),
-    )
+    return x
 
 
 def _visible(folder: Path) -> list[Path]:

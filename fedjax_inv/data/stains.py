@@ -166,6 +166,7 @@ def stained(
         domain=domain,
         domains=(*(f"{index} ({a:.3g})" for index, a in enumerate(agreements)), "test"),
         test=np.zeros(len(kept), bool),
+        user=None if dataset.user is None else dataset.user[kept],
         render=tint,
     )
 

@@ -11,8 +11,11 @@ from fedjax_inv.models.blocks import normalised as normalised
 from fedjax_inv.models.blocks import predict as predict
 from fedjax_inv.models.blocks import rendered as rendered
 from fedjax_inv.models.cnn import cnn as cnn
+from fedjax_inv.models.cnn import leaf_cnn as leaf_cnn
 from fedjax_inv.models.lowerings import LOWERINGS as LOWERINGS
 from fedjax_inv.models.lowerings import lowering as lowering
+from fedjax_inv.models.lstm import lstm as lstm
+from fedjax_inv.models.lstm import word_weights as word_weights
 from fedjax_inv.models.mlp import mlp as mlp
 from fedjax_inv.models.norms import BatchNorm as BatchNorm
 from fedjax_inv.models.norms import FrozenBatchNorm as FrozenBatchNorm

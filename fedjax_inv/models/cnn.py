@@ -1,4 +1,4 @@
-"""The convolutional network of DomainBed's RotatedMNIST (Gulrajani & Lopez-Paz 2021, MNIST_CNN)."""
+"""Convolutional networks: of DomainBed's RotatedMNIST, and of LEAF's FEMNIST."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.blocks import check_images, from_blocks
+from fedjax_inv.models.mlp import Logits
 from fedjax_inv.types import Array, Model
 
 _GROUPS = 8  # of channels, that GroupNorm normalises together
@@ -45,8 +46,9 @@ def cnn(
     cut: int | None = None,
     conv: str = "auto",
 ) -> Model:
-    """3x3 convolutions, each -> ReLU -> GroupNorm(8); the second has stride 2; then the spatial
-    mean and a linear classifier: logits [B, K] of images [B, height, width, channels] of any size.
+    """DomainBed's MNIST_CNN (Gulrajani & Lopez-Paz 2021): 3x3 convolutions, each -> ReLU ->
+    GroupNorm(8); the second has stride 2; then the spatial mean and a linear classifier: logits
+    [B, K] of images [B, height, width, channels] of any size.
 
     widths: channels of the convolutions, multiples of 8. cut: how many convolutions are the body;
     all of them by default. conv: one of `lowerings.LOWERINGS`. Raises ValueError for an argument
@@ -61,3 +63,51 @@ def cnn(
         _Conv(width, 2 if i == 1 else 1, chosen) for i, width in enumerate(widths)
     ]
     return from_blocks([*blocks, _PooledLogits(num_classes)], len(widths) if cut is None else cut)
+
+
+class _PooledConv(nn.Module):
+    features: int
+    conv: lowerings.Conv
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        check_images(x)
+        conv = nn.Conv(self.features, (5, 5), padding=2, conv_general_dilated=self.conv)
+        return lowerings.max_pool(nn.relu(conv(x)), 2)
+
+
+class _Dense(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        return nn.relu(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
+
+
+def leaf_cnn(
+    num_classes: int,
+    *,
+    widths: Sequence[int] = (32, 64, 2048),
+    cut: int | None = None,
+    conv: str = "auto",
+) -> Model:
+    """LEAF's network for FEMNIST (Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings").
+
+    5x5 convolutions, each -> ReLU -> 2x2 max pooling; a hidden layer -> ReLU, and a linear
+    classifier: logits [B, K] of images [B, height, width, channels], each side at least 2 for every
+    convolution to halve.
+
+    widths: channels of the convolutions, and last the units of the hidden layer. cut: how many
+    layers are the body, so that a factor is a channel of a convolution or a unit of the hidden
+    layer; all but the classifier by default. conv: one of `lowerings.LOWERINGS`. Raises ValueError
+    for an argument that is not allowed, and at initialisation for inputs that do not fit.
+    """
+    checks.integer("num_classes", num_classes, 1)
+    checks.integers("widths", widths, 1)
+    *channels, units = widths
+    chosen = lowerings.lowering(conv)
+    blocks: list[nn.Module] = [_PooledConv(width, chosen) for width in channels]
+    blocks += [_Dense(units), Logits(num_classes)]
+    return from_blocks(blocks, len(widths) if cut is None else cut)

@@ -27,7 +27,9 @@ class _Hidden(nn.Module):
         return self.activation(x)
 
 
-class _Logits(nn.Module):
+class Logits(nn.Module):
+    """A linear classifier of features [B, D]: logits [B, num_classes]."""
+
     num_classes: int
 
     @nn.compact
@@ -56,4 +58,4 @@ def mlp(
     checks.one_of("activation", activation, ACTIVATIONS)
     checks.one_of("norm", norm, NORMS)
     hidden = [_Hidden(width, ACTIVATIONS[activation], NORMS[norm]) for width in widths]
-    return from_blocks([*hidden, _Logits(num_classes)], len(widths) if cut is None else cut)
+    return from_blocks([*hidden, Logits(num_classes)], len(widths) if cut is None else cut)

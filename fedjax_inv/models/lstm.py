@@ -1,0 +1,128 @@
+"""Long short-term memory (Hochreiter & Schmidhuber 1997) over the words of a text."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.models.blocks import from_blocks
+from fedjax_inv.models.mlp import Logits
+from fedjax_inv.types import Array, Model
+
+PADDING = 0  # the word that stands where there is none
+
+
+def _are_words(x: Array) -> bool:
+    return x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.integer)
+
+
+def word_weights(x: Array, vocabulary: int) -> Array:
+    """Words [B, T], integers in 0..V - 1, as weights of words [B, T, V], float32, V = vocabulary.
+
+    A mean of word numbers means nothing; a mean of their weights does: as embedding is linear, it
+    is embedded as the mean of the words' vectors. Padding weighs nothing. Raises ValueError for
+    what are not words.
+    """
+    if not _are_words(x):
+        raise UsageError(f"inputs: are {x.dtype} {x.shape}; must be words, integers [B, T]")
+    # A row of one_hot is zeros where the index is below 0.
+    return jax.nn.one_hot(jnp.where(x == PADDING, -1, x), vocabulary)
+
+
+class _Layer(nn.Module):
+    """The units of one layer at each time: [T, B, width] of x [T, B, D], where real [T, B]."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: Array, real: Array) -> Array:
+        size = self.width
+
+        def orthogonal(key: Array, shape: tuple[int, int]) -> Array:
+            """Each gate's by itself, as in flax's cells."""
+            draw = nn.initializers.orthogonal()
+            gates = [draw(k, (size, size)) for k in jax.random.split(key, shape[1] // size)]
+            return jnp.concatenate(gates, axis=1)
+
+        # All times in one product: of the four gates (in, forget, candidate, out) side by side.
+        inputs = nn.Dense(4 * size, name="input")(x)
+        recurrent = self.param("recurrent", orthogonal, (size, 4 * size))
+
+        def step(carry: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[tuple, Array]:
+            (hidden, cell), (given, is_real) = carry, now
+            enter, keep, candidate, leave = jnp.split(given + hidden @ recurrent, 4, axis=-1)
+            new = nn.sigmoid(keep) * cell + nn.sigmoid(enter) * jnp.tanh(candidate)
+            out = nn.sigmoid(leave) * jnp.tanh(new)
+            there = is_real[:, None]
+            hidden, cell = jnp.where(there, out, hidden), jnp.where(there, new, cell)
+            return (hidden, cell), hidden
+
+        zeros = jnp.zeros((x.shape[1], size), inputs.dtype)
+        _, hidden = jax.lax.scan(step, (zeros, zeros), (inputs, real))
+        return hidden
+
+
+class _Encoder(nn.Module):
+    """The last layer's units after the last word: [B, widths[-1]] of words."""
+
+    vocabulary: int
+    embedding: int
+    widths: Sequence[int]
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        # Of variance 1, so that a word's vector is of the size that the layers are drawn for.
+        shape = (self.vocabulary, self.embedding)
+        vectors = self.param("embedding", nn.initializers.normal(1.0), shape)
+        if _are_words(x):
+            x = x.T
+            real, out = x != PADDING, vectors[x]
+        elif (
+            x.ndim == 3 and x.shape[2] == self.vocabulary and jnp.issubdtype(x.dtype, jnp.floating)
+        ):
+            x = x.swapaxes(0, 1)
+            x = x.at[..., PADDING].set(0)
+            real, out = (x != 0).any(-1), x @ vectors
+        else:
+            raise UsageError(
+                f"inputs: are {x.dtype} {x.shape}; must be words, integers [B, T], or weights of "
+                f"words, floats [B, T, {self.vocabulary}]"
+            )
+        for i, width in enumerate(self.widths):
+            out = _Layer(width, name=f"layer{i + 1}")(out, real)
+        return out[-1]  # where padding follows the last word, nothing has changed since
+
+
+def lstm(
+    num_classes: int,
+    *,
+    vocabulary: int,
+    embedding: int = 300,
+    widths: Sequence[int] = (256, 256),
+    cut: int | None = None,
+) -> Model:
+    """Vectors of words, LSTM layers, and a linear classifier of the last layer's units after the
+    last word: logits [B, K] of words [B, T], integers, T any number of times.
+
+    Word 0 is padding, wherever it stands: nothing happens at that time, so that outputs and
+    gradients are those of the text without it. The network also takes weights of words, floats
+    [B, T, V], which it embeds as that mixture of their vectors; a time at which no word but padding
+    weighs is padding. The model's `inputs` makes them of words, for who averages or mixes inputs.
+
+    vocabulary: V, words 0..V - 1. embedding: the length of their vectors. widths: units of the
+    layers. cut: 1 makes the layers the body, which puts out the last one's units, so that a factor
+    is a unit; 0 makes all of it the head; 1 by default. Raises ValueError for an argument that is
+    not allowed, and at initialisation for inputs that are no words.
+    """
+    checks.integer("num_classes", num_classes, 1)
+    checks.integer("vocabulary", vocabulary, 2)
+    checks.integer("embedding", embedding, 1)
+    checks.integers("widths", widths, 1)
+    blocks = [_Encoder(vocabulary, embedding, tuple(widths)), Logits(num_classes)]
+    model = from_blocks(blocks, 1 if cut is None else cut)
+    return model._replace(inputs=partial(word_weights, vocabulary=vocabulary))
