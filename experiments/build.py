@@ -116,7 +116,7 @@ def model(chosen: Network, data: Dataset) -> Model:
     if takes(make, "image_size"):
         arguments["image_size"] = _stem(data)
     if takes(make, "vocabulary") != bool(data.words):
-        what = "not for texts, the data are" if data.words else "for texts, the data are none"
+        what = "not for texts, which the data are" if data.words else "for texts, the data are none"
         raise UsageError(f"--model={chosen.model}: is {what}")
     arguments["vocabulary"] = len(data.words)
     told = {k: v for k, v in arguments.items() if v is not None and takes(make, k)}
@@ -404,9 +404,6 @@ def _split(
     needed = -(-num_clients // (config.participation.cohort or num_clients))
     if config.participation.first_all and needed > config.run.rounds:
         raise UsageError(f"--first_all=true: needs {needed} rounds, --rounds={config.run.rounds}")
-    partition = federation.partitioner(
-        config.partition.partition, dataset, num_clients, alpha=config.partition.alpha
-    )
     # A test must not be drawn as the environments were: it would be one of them. What is drawn with
     # a seed of its own stays as it was, so that older folders go on.
     environment = config.environment
@@ -415,7 +412,9 @@ def _split(
         return federation.split(
             dataset,
             data,
-            partition,
+            federation.partitioner(
+                config.partition.partition, dataset, num_clients, alpha=config.partition.alpha
+            ),
             held_out=domain,
             seed=seed + 2**31 if is_redrawn else seed,
             test_fraction=config.data.test_fraction,

@@ -242,6 +242,7 @@ def labelled(num=60, num_classes=10, num_test=10, channels=1, size=(4, 6)) -> Da
 
 def test_grouped_keeps_the_examples_of_the_named_classes():
     before = labelled()
+    before = before._replace(user=np.arange(len(before.y)))
     after = environments.grouped(before, {"vowel": ("e", "a"), "b": ("b",), "rest": ("j", "c")})
     assert after.classes == ("vowel", "b", "rest")
     assert after.y.dtype == np.int32
@@ -250,6 +251,7 @@ def test_grouped_keeps_the_examples_of_the_named_classes():
     np.testing.assert_array_equal(after.x, before.x[kept])
     np.testing.assert_array_equal(after.domain, before.domain[kept])
     np.testing.assert_array_equal(after.test, before.test[kept])
+    np.testing.assert_array_equal(after.user, kept)
     new = {"a": 0, "e": 0, "b": 1, "c": 2, "j": 2}
     assert after.y.tolist() == [new[before.classes[before.y[i]]] for i in kept]
 

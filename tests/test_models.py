@@ -522,3 +522,53 @@ def test_normalised_channels(eight_bits: bool) -> None:
 def test_impossible_channels_are_refused(mean, std, message: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         models.normalised(NORMED, mean, std)
+
+
+def convolved(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """5x5 windows over images [B, H, W, C], zeros around them, one window at a time."""
+    padded = np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    out = np.zeros((*x.shape[:3], kernel.shape[-1]))
+    for i, j in np.ndindex(x.shape[1:3]):
+        out[:, i, j] = np.tensordot(padded[:, i : i + 5, j : j + 5], kernel, 3)
+    return out
+
+
+def test_the_cnn_of_leaf_is_its_formula() -> None:
+    model, x = models.leaf_cnn(4, widths=(2, 3, 5)), images((9, 8, 2))
+    variables = randomised(model, x)
+    body, head = jax.tree.map(np.float64, variables.params)
+    hidden = np.float64(x) / 255
+    for i in range(2):
+        conv = body[f"blocks_{i}"]["Conv_0"]
+        hidden = np.maximum(convolved(hidden, conv["kernel"]) + conv["bias"], 0)
+        rows, columns = hidden.shape[1] // 2, hidden.shape[2] // 2  # a row left over is left out
+        whole = hidden[:, : 2 * rows, : 2 * columns]
+        hidden = whole.reshape(2, rows, 2, columns, 2, -1).max((2, 4))
+    dense = body["blocks_2"]["Dense_0"]
+    hidden = np.maximum(hidden.reshape(2, -1) @ dense["kernel"] + dense["bias"], 0)
+    classifier = head["blocks_0"]["Dense_0"]
+    expected = hidden @ classifier["kernel"] + classifier["bias"]
+    assert_close(predicted(model, variables, x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("cut", "factors"), [(1, (14, 14, 32)), (2, (7, 7, 64)), (None, (2048,))])
+def test_the_cnn_of_leaf_has_its_size_and_factors(
+    cut: int | None, factors: tuple[int, ...]
+) -> None:
+    model, x = models.leaf_cnn(62, cut=cut), images((28, 28, 1))
+    params, stats = jax.eval_shape(model.init, KEY, x)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 6_603_710  # as in McMahan et al.
+    mask = np.ones(2, bool)
+    features, _ = jax.eval_shape(
+        lambda p, s: model.encode(p, s, x, mask, False), params.body, stats.body
+    )
+    assert features.shape == (2, *factors)
+
+
+def test_the_cnn_of_leaf_tells_what_it_cannot_take() -> None:
+    with pytest.raises(ValueError, match=r"must be \[B, height, width, channels"):
+        jax.eval_shape(models.leaf_cnn(2).init, KEY, np.zeros((2, 28, 28)))
+    with pytest.raises(ValueError, match=r"^size=2: must be"):
+        jax.eval_shape(models.leaf_cnn(2).init, KEY, np.zeros((2, 3, 8, 1)))
+    with pytest.raises(ValueError, match=r"^cut=4: must be"):
+        models.leaf_cnn(2, cut=4)

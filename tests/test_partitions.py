@@ -253,3 +253,40 @@ def test_class_counts_errors(kwargs, words):
 def test_class_counts_of_a_client_without_examples():
     counts = partitions.class_counts([1, 1], [np.array([0, 1]), np.zeros(0, int)], num_classes=2)
     np.testing.assert_array_equal(counts, [[0, 2], [0, 0]])
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    fraction=st.floats(0, 1),
+    seed=st.integers(0, 99),
+)
+def test_by_user(sizes, fraction, seed):
+    num_clients = 1 + round(fraction * (len(sizes) - 1))
+    names = np.arange(len(sizes)) * 3 + 1
+    user = rng(seed).permutation(np.repeat(names, sizes))
+    parts = partitions.by_user(user, num_clients, rng(seed))
+    assert_partition(parts, sum(sizes), num_clients)
+    held = [set(user[part]) for part in parts]
+    assert sum(map(len, held)) == len(sizes)  # nobody is with two clients
+    assert all(held)
+    # No client is larger than the smallest by more than one of its users, whichever that is.
+    smallest = min(map(len, parts))
+    for part, users in zip(parts, held, strict=True):
+        least = min((user == name).sum() for name in users)
+        assert len(part) - least <= smallest
+
+
+def test_by_user_deals_as_many_users_as_clients_one_each():
+    user = rng().permutation(np.repeat(np.arange(5), [1, 9, 3, 3, 3]))
+    parts = partitions.by_user(user, 5, rng())
+    assert [len(part) for part in parts] == [9, 3, 3, 3, 1]
+    assert all(len(set(user[part])) == 1 for part in parts)
+    orders = {tuple(user[p][0] for p in partitions.by_user(user, 5, rng(s))) for s in range(9)}
+    assert len(orders) > 1  # among equals, the generator decides
+
+
+def test_by_user_needs_a_user_for_each_client():
+    with pytest.raises(ValueError, match=r"num_clients=4: must .* in 1..3, the number of users"):
+        partitions.by_user(np.array([0, 7, 7, 9]), 4, rng())
+    with pytest.raises(ValueError, match="user=float64"):
+        partitions.by_user(np.zeros(3), 1, rng())

@@ -648,3 +648,53 @@ def test_images_of_more_than_8_bits_are_not_clipped(tmp_path, dtype, mode):
     draw(tmp_path / "d" / "c" / "2.tiff", np.ones((4, 5), dtype))
     message = error_of(tmp_path)
     assert f"2.tiff: must have 8 bits a channel, its mode is {mode}" in message
+
+
+# Tiny-ImageNet
+
+
+def tiny_imagenet(root: Path) -> dict[str, np.ndarray]:
+    """A folder in its layout; the images, by where they lie."""
+    pixels = {
+        f"train/{label}/images/{label}_{i}.png": colours(10 * j + i)
+        for j, label in enumerate(("n2", "n1"))
+        for i in range(2)
+    }
+    pixels |= {f"val/images/val_{i}.png": colours(30 + i) for i in range(3)}
+    for path, image in pixels.items():
+        draw(root / path, image)
+    for label in ("n2", "n1"):
+        (root / "train" / label / f"{label}_boxes.txt").write_text("")
+    lines = [f"val_{i}.png\t{label}\t0\t0\t9\t9" for i, label in ((2, "n1"), (0, "n2"), (1, "n1"))]
+    (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+    (root / "test" / "images").mkdir(parents=True)
+    return pixels
+
+
+def test_tiny_imagenet(tmp_path):
+    pixels = tiny_imagenet(tmp_path)
+    dataset = sources.load(str(tmp_path))
+    assert (dataset.classes, dataset.domains) == (("n1", "n2"), ("all",))
+    paths = [
+        *(f"train/{label}/images/{label}_{i}.png" for label in ("n1", "n2") for i in range(2)),
+        *(f"val/images/val_{i}.png" for i in (2, 0, 1)),
+    ]
+    np.testing.assert_array_equal(dataset.x, [pixels[path] for path in paths])
+    assert dataset.y.tolist() == [0, 0, 1, 1, 0, 1, 0]
+    assert dataset.test.tolist() == [False] * 4 + [True] * 3
+    assert sources.load(str(tmp_path), image_size=3).x.shape == (7, 3, 3, 3)
+
+
+def test_tiny_imagenet_with_a_fault(tmp_path):
+    tiny_imagenet(tmp_path)
+    annotations = tmp_path / "val" / "val_annotations.txt"
+    for line in ("val_0.png n1", "val_0.png\tn3", "val_0.png\t"):
+        annotations.write_text(f"val_1.png\tn1\n{line}\n")
+        told = error_of(tmp_path)
+        assert "line 2 must be of an image and a class of train, with a tab between" in told
+        assert repr(line) in told
+    annotations.write_text("val_9.png\tn1\n")
+    assert "val_9.png: must be an image that can be decoded" in error_of(tmp_path)
+    shutil.rmtree(tmp_path / "train")
+    (tmp_path / "train").mkdir()
+    assert "must hold images in folders train/class/images" in error_of(tmp_path)

@@ -181,9 +181,10 @@ def test_what_is_not_stained_stays_as_it_is(stain: str) -> None:
 def test_domains_have_their_size_and_the_test_split_is_the_last(
     num: int, num_test: int, count: int, size: int | None, seed: int
 ) -> None:
-    before = grey(num, num_test=num_test)
+    before = grey(num, num_test=num_test)._replace(user=np.arange(num))
     after = stains.stained(before, agreements=[0.8] * count, domain_size=size, seed=seed)
     rows = row_of(after)
+    np.testing.assert_array_equal(after.user, rows)
     assert len(set(rows)) == len(rows)
     np.testing.assert_array_equal(after.y, before.y[rows])
     assert set(rows[after.domain == count]) == set(np.flatnonzero(before.test))
