@@ -122,7 +122,7 @@ class Model(NamedTuple):
     init: Initialise
     encode: Apply
     decode: Apply
-    # Stored inputs as those that it takes and whose means it takes; None where they are so already
+    # (stored inputs) -> others that it takes too, and of which means are taken; None: stored ones
     inputs: Callable[[Tree], Tree] | None = None
 
 

@@ -190,6 +190,13 @@ def test_a_data_set_that_fits_is_silent():
         ({"classes": ()}, r"dataset.classes=\(\): must be different names, at least one"),
         ({"classes": ("a", "b", "a")}, r"dataset.classes=\('a', 'b', 'a'\): must be different"),
         ({"domains": ("d", "d")}, r"dataset.domains=\('d', 'd'\): must be different"),
+        ({"user": np.zeros(2, int)}, r"dataset.user=int64 \(2,\): must be integers \[4\]"),
+        ({"user": np.array([0, -1, 0, 0])}, r"dataset.user\[1\]=-1: must be at least 0"),
+        (
+            {"words": ("", "a"), "x": np.array([[0], [2], [1], [1]])},
+            r"dataset.x\[1, 0\]=2: must be in 0..1",
+        ),
+        ({"words": ("", "a"), "x": np.zeros((4, 2))}, "dataset.x=float64 .* must be integers"),
     ],
 )
 def test_a_data_set_that_does_not_fit(changes, words):

@@ -209,6 +209,7 @@ def test_whole_users_are_dealt(path: Path) -> None:
         (dict(clients=8), "^--partition=user --clients=8: .* in 1..7, the number of users"),
         (dict(vocabulary=2), r"^--dataset=.*: vocabulary=2: must be an integer of at least 3"),
         (dict(environment="rotated"), "^--environment=rotated: .*must be"),
+        (dict(augment=True), "^--model=lstm: .*must be"),
     ],
 )
 def test_what_does_not_fit_texts_is_told(changes: dict[str, Any], message: str, path: Path) -> None:

@@ -24,13 +24,12 @@ def word_weights(x: Array, vocabulary: int) -> Array:
     """Words [B, T], integers in 0..V - 1, as weights of words [B, T, V], float32, V = vocabulary.
 
     A mean of word numbers means nothing; a mean of their weights does: as embedding is linear, it
-    is embedded as the mean of the words' vectors. Padding weighs nothing. Raises ValueError for
+    is embedded as the mean of the words' vectors, of which padding has none. Raises ValueError for
     what are not words.
     """
     if not _are_words(x):
         raise UsageError(f"inputs: are {x.dtype} {x.shape}; must be words, integers [B, T]")
-    # A row of one_hot is zeros where the index is below 0.
-    return jax.nn.one_hot(jnp.where(x == PADDING, -1, x), vocabulary)
+    return jax.nn.one_hot(x, vocabulary)
 
 
 class _Layer(nn.Module):
@@ -86,8 +85,9 @@ class _Encoder(nn.Module):
             x.ndim == 3 and x.shape[2] == self.vocabulary and jnp.issubdtype(x.dtype, jnp.floating)
         ):
             x = x.swapaxes(0, 1)
-            x = x.at[..., PADDING].set(0)
-            real, out = (x != 0).any(-1), x @ vectors
+            is_word = jnp.arange(self.vocabulary) != PADDING
+            real = ((x != 0) & is_word).any(-1)
+            out = x @ (vectors * is_word[:, None])  # padding has no vector
         else:
             raise UsageError(
                 f"inputs: are {x.dtype} {x.shape}; must be words, integers [B, T], or weights of "
