@@ -91,9 +91,11 @@ def _strided(data: Dataset, stride: int) -> Dataset:
     return data._replace(x=data.x[:, ::stride, ::stride])
 
 
-def domains(loaded: Dataset, data: Data, environment: Environment, seed: int) -> Dataset:
-    """The data set with its environments, drawn with a seed."""
-    about = Source(data.dataset, data.test_fraction, seed)
+def domains(
+    loaded: Dataset, data: Data, environment: Environment, seed: int, clients: int = 0
+) -> Dataset:
+    """The data set with its environments, drawn with a seed. clients: asked for, 0: any number."""
+    about = Source(data.dataset, data.test_fraction, seed, clients)
     try:
         return environment.kind.make(loaded, about, *environment.records)
     except UsageError as error:
@@ -130,7 +132,7 @@ def model(chosen: Network, data: Dataset) -> Model:
     if chosen.augment:
         made = models.augmented(made, augment.augment)
     if data.render:
-        made = models.rendered(made, data.render)
+        made = models.painted(made, data.render)
     return made
 
 
@@ -322,7 +324,9 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
     of_seed = {seed: _draw(config.environment, seed) for seed in seeds or config.run.seeds}
     for draw in of_seed.values():
         if draw not in draws:
-            draws[draw] = domains(loaded, config.data, config.environment, draw)
+            draws[draw] = domains(
+                loaded, config.data, config.environment, draw, config.partition.clients
+            )
     first = next(iter(draws.values()))
     network = model(config.model, first)
     _check_inputs(config.model, network, first)

@@ -168,10 +168,11 @@ def exchanged(
 ) -> averaging.Beside:
     """The exchange of averages beside the network: a client's message holds `Averages`.
 
-    Before the first round nothing of them is real. model: a classifier; its outputs tell K.
+    Before the first round nothing of them is real. model: a classifier; its outputs tell K, and
+    what it sees of stored inputs, as rendered images, is what is averaged.
     combining: "pool" or "paper". rows: of a client's averages, with "pool" at most so many, with
     "paper" exactly, the paper's B, or none of a client with fewer examples. chunk: with "pool" the
-    examples of a row, else only how many are read at once. inputs: what of stored inputs
+    examples of a row, else only how many are read at once. inputs: what of seen inputs
     [B, ...] is averaged; the model must take that too.
 
     With "pool" the server keeps rows for all C clients, C rows in all; they are in the order of
@@ -183,8 +184,11 @@ def exchanged(
     checks.integer("chunk", chunk)
     pools = combining == "pool"
 
+    def averaged(x: Tree) -> Tree:
+        return inputs(model.see(x))
+
     def init(setup: Setup) -> Kept:
-        x = jax.eval_shape(inputs, setup.sample)
+        x = jax.eval_shape(averaged, setup.sample)
         outputs = jax.eval_shape(
             lambda variables, x: models.predict(model, variables, x), setup.variables, setup.sample
         )
@@ -206,7 +210,7 @@ def exchanged(
             rows=rows,
             length=chunk if pools else visit.shard.size // rows,
             batch_size=chunk,
-            inputs=inputs,
+            inputs=averaged,
         )
 
     def update(kept: Kept, sent: aggregators.Stack) -> Kept:

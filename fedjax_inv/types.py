@@ -116,13 +116,21 @@ class Apply(Protocol):
         """
 
 
+def as_stored(x: Tree, /) -> Tree:
+    """What a network sees that takes inputs as they are stored."""
+    return x
+
+
 class Model(NamedTuple):
     """A network cut in two: decode(encode(x)) are its outputs, logits [B, K] for classifiers."""
 
     init: Initialise
     encode: Apply
     decode: Apply
-    # (stored inputs) -> others that it takes too, and of which means are taken; None: stored ones
+    # stored inputs -> what is made of them before all else, such as rendered images; encode takes
+    # those too, and makes nothing more of them
+    see: Callable[[Tree], Tree] = as_stored
+    # seen inputs -> others that it takes too, and of which means are taken; None: seen ones
     inputs: Callable[[Tree], Tree] | None = None
 
 

@@ -1,5 +1,6 @@
 """Averages: who is in which mean, what the server makes of them, what is drawn from them."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -10,9 +11,11 @@ import pytest
 
 import federations
 from fedjax_inv import averages, averaging, clients, local, models, rounds
+from fedjax_inv.algorithms import fedcfa, fedmix
 from fedjax_inv.averages import Averages
 from fedjax_inv.data import federation as federations_of
-from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Shard
+from fedjax_inv.data.simpson import Shaded, shade
+from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Shard, Tree
 
 SIZES = (4, 0, 1, 7, 5)
 NUM = sum(SIZES)
@@ -248,3 +251,84 @@ def test_what_has_no_average_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"^{words}"):
             call()
+
+
+# Painted images, which are rendered for the network.
+
+
+def painted_and_rendered() -> tuple[Federation, Federation, Callable[[Tree], Array]]:
+    """Ragged clients with images of 3 colours; the same clients with what is seen of them, made
+    beforehand by a loop; and what renders."""
+    rng = np.random.default_rng(0)
+    colors = rng.integers(0, 256, (3, 3)).astype(np.uint8)
+    grey = federations.federation(SIZES)
+    image = np.asarray(grey.data.x)
+    step = rng.integers(0, 3, len(image)).astype(np.int32)
+    seen = np.zeros((*image.shape[:3], 3), np.float32)
+    for i, row, column, channel in np.ndindex(*seen.shape):
+        seen[i, row, column, channel] = image[i, row, column, 0] / 255 * colors[step[i]][channel]
+    seen /= 255
+    painted = Shaded(jnp.asarray(image), jnp.asarray(step))
+
+    def with_inputs(x: Tree) -> Federation:
+        return grey._replace(data=grey.data._replace(x=x))
+
+    render = partial(shade, colors=colors)
+    return with_inputs(painted), with_inputs(jnp.asarray(seen)), render
+
+
+MIXING: dict[str, Callable[..., Algorithm]] = {
+    "fedmix": partial(fedmix.fedmix, ratio=0.3, rows=2),
+    "fedcfa": partial(fedcfa.fedcfa, top_k=2, rows=3, chunk=2),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
+    """All is as if they had been rendered beforehand, after rounds of which clients miss some."""
+    painted, rendered, render = painted_and_rendered()
+    plain = federations.mlp()
+    variables = plain.init(jax.random.key(0), rendered.data.x[:1])
+    who = np.array([[3, 1, 0, 4], [2, 3, 4, 0]], np.int32)
+    present = np.array([[1, 1, 1, 1], [1, 0, 1, 1]], bool)
+    schedule = Cohort(who, present, np.zeros_like(who))
+
+    @partial(jax.jit, static_argnums=0)
+    def ended(is_painted: bool, data: Tree) -> rounds.State:
+        held = painted if is_painted else rendered
+        held = held._replace(data=held.data._replace(x=data))
+        model = models.painted(plain, render) if is_painted else plain
+        made = MIXING[name](model, federations.steps(0.1))
+        state = rounds.init(made, variables, held, jax.random.key(0))
+        return rounds.run(made, state, schedule, held, axis=clients.chunked(2))[0]
+
+    got, expected = (ended(held is painted, held.data.x).server for held in (painted, rendered))
+    federations.assert_close(got, expected)
+    before = variables.params.head["blocks_0"]["Dense_0"]["kernel"]
+    after = got.variables.params.head["blocks_0"]["Dense_0"]["kernel"]
+    assert np.abs(after - before).max() > 1e-3
+    # What the server holds is means of what is seen, and of real examples only.
+    kept = got.beside if name == "fedmix" else got.beside.averages
+    assert kept.x.shape[-3:] == (6, 6, 3)
+    if name == "fedmix":
+        for client, size in enumerate(SIZES):
+            counts = np.array([-(-size // 2), size // 2])
+            total = np.zeros((6, 6, 3))
+            for row in federations.rows_of(painted, client):
+                total += np.asarray(rendered.data.x[row], float)
+            np.testing.assert_allclose(
+                np.tensordot(counts, np.asarray(kept.x[client]), 1), total, atol=1e-4
+            )
+
+
+def test_a_painted_network_takes_images_that_are_rendered() -> None:
+    painted, rendered, render = painted_and_rendered()
+    plain = federations.mlp()
+    model = models.painted(plain, render)
+    federations.assert_close(jax.jit(model.see)(painted.data.x), rendered.data.x)
+    assert model.see(rendered.data.x) is rendered.data.x
+    variables = plain.init(jax.random.key(0), rendered.data.x[:1])
+    predict = jax.jit(lambda x: models.predict(model, variables, x))
+    expected = models.predict(plain, variables, rendered.data.x)
+    for x in (painted.data.x, rendered.data.x):
+        federations.assert_close(predict(x), expected)

@@ -1,6 +1,6 @@
 """How domains are made of a data set: a file for each family, and the list of their names."""
 
-from experiments.environments import rotated, spurious, stained
+from experiments.environments import rotated, simpson, spurious, stained
 from experiments.environments.kind import Kind
 
 LISTED: dict[str, Kind] = {
@@ -9,5 +9,6 @@ LISTED: dict[str, Kind] = {
     "patched": spurious.PATCHED,
     "combinations": stained.COMBINATIONS,
     "stained": stained.STAINED,
+    "simpson": simpson.SIMPSON,
     "none": Kind("the data's own domains", (), lambda data, source: data),
 }

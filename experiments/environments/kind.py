@@ -12,6 +12,7 @@ class Source(NamedTuple):
     dataset: str  # the name of the data set
     test_fraction: float  # what is drawn for the test of data without a test split
     seed: int  # of all draws
+    clients: int = 0  # how many training clients were asked for; 0: as many as domains
 
 
 class Kind(NamedTuple):

@@ -139,7 +139,7 @@ def fedcfa(
 
     combining: of averages on the server, "pool" (the release's) or "paper". rows: of averages, that
     a client sends, at most; the paper's B. chunk: examples in a row of a "pool". inputs: what of
-    stored inputs is averaged, if they are neither 8-bit images nor in floating point; the model
+    seen inputs is averaged, if they are neither 8-bit images nor in floating point; the model
     must take that too. See `averages.exchanged` for these four. weighting: of clients, as in FedAvg
     ("size" or "uniform").
 

@@ -11,7 +11,8 @@ minibatch once more.
 
 The paper exchanges means before training. Here each client sends its own in the first round that it
 attends, in an exchange before that round's training, and no more; the server keeps them. Whoever
-finds none trains as in FedAvg. Inputs are mixed as they are stored, but 8-bit images in [0, 1].
+finds none trains as in FedAvg. Inputs are mixed as the network sees them: 8-bit images in
+[0, 1], and what is rendered once it is.
 """
 
 from collections.abc import Callable
@@ -97,7 +98,7 @@ def fedmix(
 
     ratio: how much of a mean is mixed in, the paper's lambda; 0 is FedAvg. rows: means that a
     client sends at most, each of ceil(n / rows) of its n examples, the last one of what is left;
-    1 is the mean of all. inputs: what of stored inputs is averaged and mixed, if they are neither
+    1 is the mean of all. inputs: what of seen inputs is averaged and mixed, if they are neither
     8-bit images nor in floating point, one array; the model must take that too. weighting: of
     clients, as in FedAvg ("size" or "uniform"). Reports the mixed loss as "loss". Raises ValueError
     for values out of range, and before the first round for inputs that have no mean, as words.
@@ -105,9 +106,12 @@ def fedmix(
     checks.real("ratio", ratio, 0, 1)
     checks.integer("rows", rows)
 
+    def seen(x: Tree) -> Array:
+        return inputs(model.see(x))
+
     def init(setup: Setup) -> Averages:
         """Of no client yet; each leaf is [C, rows, ...]."""
-        x = jax.eval_shape(inputs, setup.sample)
+        x = jax.eval_shape(seen, setup.sample)
         outputs = jax.eval_shape(
             lambda variables: models.predict(model, variables, setup.sample), setup.variables
         )
@@ -129,7 +133,7 @@ def fedmix(
                 rows=rows,
                 length=-(-visit.shard.size // rows),
                 batch_size=_BATCH_SIZE,
-                inputs=inputs,
+                inputs=seen,
             )
             return Reply(visit.own, means, {})
 
@@ -170,7 +174,8 @@ def fedmix(
                     outputs, stats = models.apply(model, given, x, batch.mask, True, key)
                     return objectives.soft_cross_entropy(outputs, y, batch.mask), stats
 
-                return mixed_loss(risk, inputs(batch.x), y, mean_x, mean_y, ratio=now, has_aux=True)
+                x = seen(batch.x)
+                return mixed_loss(risk, x, y, mean_x, mean_y, ratio=now, has_aux=True)
 
             (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(variables.params)
             return Step(grads, stats, {"loss": value})

@@ -32,7 +32,8 @@ def check_dataset(dataset: Dataset) -> None:
     """Looks whether the fields of a data set fit each other; x may hold any numbers, NaN as well.
 
     Raises ValueError if there is no example, a field has not one entry for each label, a label, a
-    domain or a word is outside of its names, or two names are equal.
+    domain or a word is outside of its names, two names are equal, or one array is to be rendered:
+    that is what rendered images are told by.
     """
     for name, names in (("classes", dataset.classes), ("domains", dataset.domains)):
         if not names or len(set(names)) < len(names):
@@ -55,6 +56,8 @@ def check_dataset(dataset: Dataset) -> None:
         )
     if dataset.words:
         checks.integers("dataset.x", dataset.x, 0, len(dataset.words) - 1, ndim=2)
+    if dataset.render is not None and jax.tree_util.all_leaves([dataset.x]):
+        raise UsageError("dataset.x: must be a tree of arrays, as there is render; is one array")
     leaves = jax.tree_util.tree_leaves_with_path(dataset.x)
     if not leaves:
         raise UsageError(f"dataset.x={dataset.x}: must hold an array [{num_examples}, ...]")

@@ -8,6 +8,7 @@ from fedjax_inv.models.blocks import from_blocks as from_blocks
 from fedjax_inv.models.blocks import from_flax as from_flax
 from fedjax_inv.models.blocks import from_function as from_function
 from fedjax_inv.models.blocks import normalised as normalised
+from fedjax_inv.models.blocks import painted as painted
 from fedjax_inv.models.blocks import predict as predict
 from fedjax_inv.models.blocks import rendered as rendered
 from fedjax_inv.models.cnn import cnn as cnn

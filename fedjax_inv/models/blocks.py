@@ -205,6 +205,20 @@ def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
     return Model(lambda key, x: model.init(key, render(x)), encode, model.decode)
 
 
+def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
+    """The model on stored trees, of which `render` makes the images that it takes, and on images.
+
+    One array is taken for images that are rendered already, such as averages of them: `see` leaves
+    it as it is.
+    """
+
+    def see(x: Tree, /) -> Tree:
+        is_rendered = jax.tree_util.treedef_is_leaf(jax.tree.structure(x))
+        return x if is_rendered else render(x)
+
+    return rendered(model, see)._replace(see=see)
+
+
 def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Model:
     """The model on inputs [B, ..., C] of which it sees (x - mean [C]) / std [C].
 
