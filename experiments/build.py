@@ -219,7 +219,8 @@ def experiment(
         model,
         lambda hyper: algorithm(config, cell, model, hyper, capacity),
         num_groups,
-        thresholds=config.watching.stop_below,
+        thresholds=config.watching.thresholds,
+        stop_above=bool(config.watching.stop_above),
         end_at_stop=config.watching.after_stop == "end",
         drop_nonfinite=config.run.nonfinite == "drop",
         history=_history(config.participation),
@@ -230,6 +231,8 @@ def experiment(
 
 def warm_start(watching: Watching, batch_size: int, sizes: np.ndarray) -> int:
     """The rounds before a stop. sizes: [C], of the training clients."""
+    if watching.stop_above:
+        return 0
     if watching.warm_start == "clients":
         return len(sizes)
     if watching.warm_start == "batches":

@@ -103,7 +103,16 @@ def _check(config: Config) -> None:
     check_different("learning_rate", clients.learning_rate)
     check_different("server_learning_rate", config.server.server_learning_rate)
     check_different("seeds", run.seeds)
-    check_different("stop_below", watching.stop_below, may_be_empty=True)
+    for name in ("stop_below", "stop_above"):
+        thresholds = getattr(watching, name)
+        check_different(name, thresholds, may_be_empty=True)
+        if thresholds and not watching.watch_examples:
+            raise UsageError(f"--{name}={shown(thresholds)}: needs --watch_examples above 0")
+    if watching.stop_below and watching.stop_above:
+        raise UsageError(
+            f"--stop_above={shown(watching.stop_above)}: must not stand beside "
+            f"--stop_below={shown(watching.stop_below)}"
+        )
     check_different("held_out", config.data.held_out.split(","))
     cohort, num_clients = config.participation.cohort, config.partition.clients
     if num_clients and cohort > num_clients:
@@ -117,9 +126,6 @@ def _check(config: Config) -> None:
             f"--checkpoint_every={run.checkpoint_every}: must be a multiple of "
             f"--eval_every={watching.eval_every}"
         )
-    if watching.stop_below and not watching.watch_examples:
-        text = shown(watching.stop_below)
-        raise UsageError(f"--stop_below={text}: needs --watch_examples above 0")
     registry.check_factory("model", config.model.model, registry.MODELS)
     for name in method.algorithm:
         registry.check_factory("algorithm", name, LISTED)

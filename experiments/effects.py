@@ -81,7 +81,10 @@ def without_effect(config: Config) -> dict[str, str]:
         if not is_for_all and not is_taken:
             rules.append(_Rule((field.name,), f"--model={model.model} has no {field.name}"))
     if not config.watching.stop_below:
-        rules.append(_Rule(("warm_start", "after_stop"), "has no effect without --stop_below"))
+        rules.append(_Rule(("warm_start",), "has no effect without --stop_below"))
+    if not config.watching.thresholds:
+        text = "has no effect without --stop_below or --stop_above"
+        rules.append(_Rule(("after_stop",), text))
     if run.num_processes == 1:
         text = "has no effect without --num_processes above 1"
         rules.append(_Rule(("coordinator_address",), text))

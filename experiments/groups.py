@@ -270,6 +270,12 @@ class Watching:
         INSIDE,
         kind=float,
     )
+    stop_above: tuple[float, ...] = flag(
+        (),
+        "The same when it was first as high; instead of --stop_below, and without --warm_start.",
+        INSIDE,
+        kind=float,
+    )
     warm_start: str = flag(
         "clients",
         "Rounds before a stop: a number, clients (one for each) or batches (one for each batch of "
@@ -278,7 +284,8 @@ class Watching:
     )
     after_stop: str = flag(
         "continue",
-        "Whether training goes on when all of --stop_below have been met, or ends with that state.",
+        "Whether training goes on when all of --stop_below (or --stop_above) have been met, or "
+        "ends with that state.",
         choices=("continue", "end"),
     )
     select: str = flag(
@@ -288,6 +295,11 @@ class Watching:
         + ".",
         choices=RULES,
     )
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """Of either kind of stop."""
+        return self.stop_below or self.stop_above
 
 
 @dataclasses.dataclass(frozen=True)

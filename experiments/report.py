@@ -159,7 +159,7 @@ def domains_table(chosen: Sequence[Chosen]) -> str:
 
 
 def stops_table(chosen: Sequence[Chosen]) -> str:
-    """Per threshold of --stop_below what there was at the stop, over the seeds that stopped."""
+    """Per threshold of a stop what there was at the stop, over the seeds that stopped."""
     rows = []
     for one in chosen:
         last = percent([run["last"]["test_accuracy"] for run in one.runs])
@@ -182,7 +182,7 @@ def stops_table(chosen: Sequence[Chosen]) -> str:
                 row += ["", "", "", ""]
             rows.append([*row, last])
     headers = [
-        *("at the stop", "held out", "below", "stopped", "round", "training, %"),
+        *("at the stop", "held out", "threshold", "stopped", "round", "training, %"),
         *("by domain, %", "worst domain, %", "held out at the last round, %"),
     ]
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True)

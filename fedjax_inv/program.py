@@ -55,6 +55,7 @@ class Experiment(NamedTuple):
     algorithm: Callable[[Mapping[str, Array]], Algorithm]  # hyperparameters of a run -> its own
     num_groups: int = 1  # of validation clients, whose scores are told together
     thresholds: tuple[float, ...] = ()  # K, of the stop rule (`stopping`) on the watched score
+    stop_above: bool = False  # whether a threshold is met from it on, not below it
     end_at_stop: bool = False  # whether a run stays as it is once all thresholds are met
     drop_nonfinite: bool = False  # as in `rounds.step`
     history: int = 1  # broadcasts that are kept: one more than the longest delay
@@ -359,6 +360,7 @@ class _Runs(NamedTuple):
                 num_rounds=state.round,
                 warm_start=inputs.watched.warm_start,
                 measure=lambda needed: self.scores(data, inputs, state, needed),
+                above=self.experiment.stop_above,
             )
         return Training(state, stops), score
 

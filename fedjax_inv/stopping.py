@@ -1,9 +1,11 @@
-"""When to stop a game: as soon as the ensemble's training accuracy falls below a threshold.
+"""When to stop a run: as soon as its training accuracy falls below a threshold, or reaches it.
 
 The best responses of a game make its accuracy oscillate. FL Games (Gupta et al. 2022, Section D.2)
 and IRM Games (Ahuja et al. 2020) stop in the low state, where the players' ensemble does not follow
 what is spurious, and do not roll back. The rule looks at training examples only, so it may run
 inside a compiled program, for several thresholds at once.
+
+A network that is to be trained up to an accuracy, and no further, stops when it reaches it.
 """
 
 from collections.abc import Callable
@@ -36,6 +38,7 @@ def update(
     num_rounds: Array,
     warm_start: int | Array,
     measure: Callable[[Array], Tree],
+    above: bool = False,
 ) -> Stops:
     """The stops after a round.
 
@@ -43,10 +46,11 @@ def update(
     in the first round after which accuracy < threshold. num_rounds: [] int32, how many have
     been played. warm_start: so many rounds must have been played before a stop. measure: (whether
     a threshold is met []) -> scores of this round; called in every round, it should take no time
-    where none is.
+    where none is. above: a threshold is met where accuracy >= threshold instead.
     """
     # Not a loop of no turn or one around `measure`: XLA moves what does not change out of loops.
-    now = (stops.round == 0) & (accuracy < thresholds) & (num_rounds >= warm_start)
+    is_met = accuracy >= thresholds if above else accuracy < thresholds
+    now = (stops.round == 0) & is_met & (num_rounds >= warm_start)
     scores = measure(now.any())
 
     def put(old: Array, new: Array) -> Array:

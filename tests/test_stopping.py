@@ -13,7 +13,7 @@ from fedjax_inv import stopping
 EIGHTHS = st.integers(0, 8).map(lambda n: n / 8)
 
 
-def played(accuracies, thresholds, warm_start):
+def played(accuracies, thresholds, warm_start, above=False):
     """The stops after a curve of accuracies; the score of a round is twice its accuracy."""
 
     def one(stops, at):
@@ -29,6 +29,7 @@ def played(accuracies, thresholds, warm_start):
             num_rounds=num_rounds,
             warm_start=warm_start,
             measure=measure,
+            above=above,
         )
         return stops, stopping.all_met(stops)
 
@@ -38,7 +39,7 @@ def played(accuracies, thresholds, warm_start):
     return jax.lax.scan(one, start, (rounds, jnp.array(accuracies, jnp.float32)))
 
 
-jitted = jax.jit(played)
+jitted = jax.jit(played, static_argnames="above")
 
 
 @settings(max_examples=25, deadline=None)
@@ -46,29 +47,34 @@ jitted = jax.jit(played)
     accuracies=st.lists(EIGHTHS, min_size=6, max_size=6),
     thresholds=st.lists(EIGHTHS, min_size=3, max_size=3),
     warm_start=st.integers(0, 8),
+    above=st.booleans(),
 )
-def test_each_threshold_stops_in_the_first_round_below_it(accuracies, thresholds, warm_start):
+def test_each_threshold_stops_in_the_first_round_below_it(
+    accuracies, thresholds, warm_start, above
+):
+    """Or in the first round from it on."""
     stops, ended = jax.tree.map(
-        np.asarray, jitted(np.array(accuracies), np.array(thresholds), warm_start)
+        np.asarray, jitted(np.array(accuracies), np.array(thresholds), warm_start, above=above)
     )
     rounds = []
     for index, threshold in enumerate(thresholds):
-        below = [
+        met = [
             t
             for t, accuracy in enumerate(accuracies, 1)
-            if accuracy < threshold and t >= warm_start
+            if (accuracy >= threshold) == above and t >= warm_start
         ]
-        rounds.append(below[0] if below else 0)
+        rounds.append(met[0] if met else 0)
         assert stops.round[index] == rounds[-1]
         assert stops.scores["round"][index] == rounds[-1]
-        expected = 2 * accuracies[below[0] - 1] if below else 0
+        expected = 2 * accuracies[met[0] - 1] if met else 0
         assert stops.scores["score"][index] == expected
     last = max(rounds) if all(rounds) else len(accuracies) + 1
     np.testing.assert_array_equal(ended, np.arange(1, len(accuracies) + 1) >= last)
 
 
-def test_an_accuracy_of_nothing_stops_nothing():
-    stops, ended = played([jnp.nan, jnp.nan], [0.9], 0)
+@pytest.mark.parametrize("above", [False, True])
+def test_an_accuracy_of_nothing_stops_nothing(above):
+    stops, ended = played([jnp.nan, jnp.nan], [0.9], 0, above)
     assert not stops.round.any()
     assert not ended.any()
 

@@ -59,7 +59,7 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
             states = job.program.init(job.data, job.inputs)
         states = _advance(job, states, log, checkpoints, done, stop)
     runs = summary.summarise(cell, log.lines)
-    thresholds = config.watching.stop_below
+    thresholds = config.watching.thresholds
     if thresholds:
         stops = jax.device_get(states.stops)
         for index, run in enumerate(runs):
