@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments import grid
+from experiments import grid, initial
 from experiments.environments.kind import Source
 from experiments.flag import shown
 from experiments.grid import Cell
@@ -36,7 +36,17 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import augment, federation, sources
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
-from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Setup, Tree, Work
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Examples,
+    Model,
+    Setup,
+    Tree,
+    Variables,
+    Work,
+)
 
 T = TypeVar("T")
 
@@ -147,8 +157,11 @@ def _sample(data: Dataset) -> Tree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), data.x)
 
 
-def _check_inputs(chosen: Network, made: Model, data: Dataset) -> None:
-    """Raises UsageError where the network does not take the data, or its weights do not fit it."""
+def _shapes(chosen: Network, made: Model, data: Dataset) -> Variables:
+    """Shapes of what a network is made of.
+
+    Raises UsageError where it does not take the data, or its weights do not fit it.
+    """
     try:
         sample, key = _sample(data), jax.eval_shape(lambda: jax.random.key(0))
         variables = jax.eval_shape(made.init, key, sample)
@@ -158,6 +171,7 @@ def _check_inputs(chosen: Network, made: Model, data: Dataset) -> None:
         )
     except UsageError as error:
         raise UsageError(f"--model={chosen.model}: {error}") from None
+    return variables
 
 
 def work(clients: Clients, learning_rate: float | Array, capacity: int) -> Work:
@@ -298,6 +312,7 @@ class Assembled(NamedTuple):
     cells: list[Cell]
     data: Examples  # on the device; those of all draws, one after the other
     splits: Mapping[str | None, Splits]  # by held-out domain
+    variables: Mapping[int, Variables] | None  # networks to start from, by seed; None: drawn
 
     def prepare(self, cell: Cell) -> Prepared:
         """What is to be compiled and run for a cell."""
@@ -308,6 +323,7 @@ class Assembled(NamedTuple):
             pooled=facts(cell.algorithm).pooled,
             watch_examples=config.watching.watch_examples,
             warm_start=lambda sizes: warm_start(config.watching, config.clients.batch_size, sizes),
+            variables=self.variables,
         )
         groups = program.group_names(splits[cell.runs[0].seed])
         capacity = 8 * -(-int(inputs.train.size.max()) // 8)
@@ -332,7 +348,8 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
             )
     first = next(iter(draws.values()))
     network = model(config.model, first)
-    _check_inputs(config.model, network, first)
+    shapes = _shapes(config.model, network, first)
+    start = initial.variables(config.model, shapes, [*of_seed]) if config.model.init_from else None
     cells = grid.cells(config, grid.held_out(config, first.domains))
     for cell in cells:  # an impossible hyperparameter shows here, at no cost
         for run in cell.runs:
@@ -347,7 +364,7 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
         }
         for domain in dict.fromkeys(cell.held_out for cell in cells)
     }
-    made = Assembled(config, first, network, cells, data, splits)
+    made = Assembled(config, first, network, cells, data, splits, start)
     _check_rule(made)
     if config.watching.watch_gradients:
         for cell in cells:

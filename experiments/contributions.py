@@ -71,7 +71,7 @@ def find(folder: Path, data_dir: str = "") -> list[Phase]:
             f"{where}: must be the folder of a run; of a sweep, that of one algorithm"
         ) from None
     # How a run was spread over devices does not matter to its state.
-    alone: dict[str, Any] = {"devices": 1, "num_processes": 1, "process_id": 0}
+    alone: dict[str, Any] = {"init_from": "", "devices": 1, "num_processes": 1, "process_id": 0}
     alone |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
     chosen = config.changed(chosen, held_out=cell.held_out or "none", **alone)
     made = build.assemble(chosen)

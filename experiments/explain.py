@@ -228,7 +228,9 @@ def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
 
 def assembled(one: Trained) -> Assembled:
     """The data of a run, dealt as they were."""
-    return build.assemble(config.changed(one.config, held_out=one.cell.held_out or "none"))
+    return build.assemble(
+        config.changed(one.config, held_out=one.cell.held_out or "none", init_from="")
+    )
 
 
 def check_same(trained: Sequence[Trained], domains: Sequence[Domain]) -> None:

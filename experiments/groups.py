@@ -212,6 +212,13 @@ class Network:
         "Of the resnet18: a .safetensors or .npz file in torchvision's names, trained on images "
         "normalised as ImageNet's.",
     )
+    init_from: str = flag(
+        "",
+        "A run folder (of a sweep, one of its cells), or a checkpoint in it: training starts from "
+        "the global network of the newest one. A seed starts from the run of the same seed, or, "
+        "where there is none, from the run's first. --weights then tells only how images are "
+        "normalised.",
+    )
     augment: bool = flag(
         False, "Whether training images (RGB) are cropped, flipped and coloured at random."
     )

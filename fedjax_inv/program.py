@@ -38,6 +38,7 @@ from fedjax_inv.types import (
     Loss,
     Model,
     Tree,
+    Variables,
 )
 
 
@@ -91,6 +92,7 @@ class Inputs(NamedTuple):
     test: Holdings
     group: Array  # [R, C] int32, the group that each validation client counts for
     watched: Watched | None = None
+    variables: Variables | None = None  # [R, ...] networks to start from; None: drawn by the seed
 
 
 class Scores(NamedTuple):
@@ -149,13 +151,15 @@ def inputs(
     pooled: bool = False,
     watch_examples: int = 0,
     warm_start: Callable[[np.ndarray], int] = lambda sizes: 0,
+    variables: Mapping[int, Variables] | None = None,
 ) -> Inputs:
     """What R runs work on.
 
     splits: by seed, all of one data set and with one number of clients. pooled: training is on the
     pooled examples. watch_examples: about how many of all clients' training examples, and of the
     test's, are looked at after every round; 0: none, and there is no stop. warm_start: the sizes
-    [C] of the training clients -> rounds before a stop. Raises ValueError for runs whose
+    [C] of the training clients -> rounds before a stop. variables: by seed, networks to start from;
+    by default they are drawn. Raises ValueError for runs whose
     hyperparameters have other names, and for a seed without a split.
     """
     if not runs:
@@ -191,6 +195,10 @@ def inputs(
             _first(test, watch_examples),
             jnp.asarray(rounds_before, jnp.int32),
         )
+    start = None
+    if variables is not None:
+        chosen = (variables[run.seed] for run in runs)
+        start = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *chosen)
     return Inputs(
         hyper={name: jnp.array([run.hyper[name] for run in runs], jnp.float32) for name in names},
         seed=jnp.array([run.seed for run in runs], jnp.int32),
@@ -199,6 +207,7 @@ def inputs(
         test=test,
         group=jnp.asarray(groups(stacked.domain)[which]),
         watched=watched,
+        variables=start,
     )
 
 
@@ -280,7 +289,9 @@ class _Runs(NamedTuple):
         """Before the first round."""
         key = jax.random.key(inputs.seed)
         sample = jax.tree.map(lambda leaf: leaf[:1], data.x)
-        variables = self.experiment.model.init(jax.random.fold_in(key, 0), sample)
+        variables = inputs.variables
+        if variables is None:
+            variables = self.experiment.model.init(jax.random.fold_in(key, 0), sample)
         return rounds.init(
             self.algorithm(inputs),
             variables,

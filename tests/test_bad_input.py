@@ -145,7 +145,20 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(watch_examples=9, stop_below=(1.0,)), "--stop_below=1.0: must be above 0 and below 1"),
     (dict(watch_examples=9, stop_below=(0.5, 0.5)), "--stop_below=0.5,0.5: .*different"),
     (dict(stop_below=(0.6,)), "--stop_below=0.6: needs --watch_examples above 0"),
-    (dict(after_stop="end"), "--after_stop=end: has no effect without --stop_below"),
+    (dict(stop_above=(0.6,)), "--stop_above=0.6: needs --watch_examples above 0"),
+    (
+        dict(watch_examples=9, stop_above=(0.6,), stop_below=(0.5,)),
+        "--stop_above=0.6: must not stand beside --stop_below=0.5",
+    ),
+    (
+        dict(watch_examples=9, stop_above=(0.6,), warm_start="3"),
+        "--warm_start=3: has no effect without --stop_below",
+    ),
+    (
+        dict(after_stop="end"),
+        "--after_stop=end: has no effect without --stop_below or --stop_above",
+    ),
+    (dict(init_from="/nowhere"), "--init_from=/nowhere: must be the folder of a run, or a check"),
     (dict(warm_start="-2"), "--warm_start=-2: must be clients, batches or a number"),
     (dict(algorithm=("fedbn",)), "--algorithm=fedbn: needs --norm=batch"),
     (dict(norm="layer"), "--norm=layer: .*batch"),

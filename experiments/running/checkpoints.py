@@ -1,5 +1,6 @@
 """The states of a cell's runs on disk, by round, through orbax."""
 
+import contextlib
 from pathlib import Path
 
 import jax
@@ -58,6 +59,30 @@ class Checkpoints:
     def close(self) -> None:
         """Waits for what is being written."""
         self._manager.close()
+
+
+def rounds(folder: Path) -> list[int]:
+    """The rounds of the checkpoints that a folder holds, the newest last; nothing is written."""
+    if not folder.is_dir():
+        return []
+    return sorted(ocp.utils.checkpoint_steps(folder.absolute()))
+
+
+def plain(folder: Path, done: int) -> Tree:
+    """A checkpoint of whatever run, as dicts of NumPy arrays [R, ...]; nothing is written.
+
+    Raises UsageError if it cannot be read.
+    """
+    place = folder.absolute() / str(done) / "default"  # where the manager puts what has no name
+    try:
+        with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
+            told = reader.metadata(place).tree
+            # Arrays of NumPy, or orbax asks for the devices that they lay on.
+            target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), told)
+            return reader.restore(place, args=ocp.args.StandardRestore(target))
+    except Exception as error:  # orbax raises many kinds, for one reason
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"{folder / str(done)}: corrupt ({reason[:100]})") from None
 
 
 def _numbers(states: Training) -> Training:

@@ -1,0 +1,100 @@
+"""Networks to start from: the global ones of another run, for --init_from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from experiments.flag import shown
+from experiments.grid import Cell
+from experiments.groups import Network
+from experiments.running import checkpoints
+from experiments.running import folder as folders
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Tree, Variables
+
+# Flags of a network that make it another one of the same shapes.
+_SAME = ("activation", "weights")
+
+
+def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[int, Variables]:
+    """The networks that --init_from names, by seed: of the same seed, else of the run's first.
+
+    like: shapes of what the new run's network is made of. Raises UsageError, in one line, if there
+    is no such checkpoint, it holds several networks of a seed or none, one that is not finite, or
+    another one than `like`.
+    """
+    path = Path(chosen.init_from).expanduser()
+    where = f"--init_from={chosen.init_from}"
+    is_checkpoint = path.name.isdecimal() and path.parent.name == "checkpoints"
+    folder = path.parent.parent if is_checkpoint else path
+    if not (folder / "config.json").is_file():
+        cells = sorted(place.parent.name for place in folder.glob("*/config.json"))
+        one_of = f" of this sweep, one of {', '.join(cells)}" if cells else ""
+        raise UsageError(f"{where}: must be the folder of a run{one_of}, or a checkpoint in it")
+    try:
+        config, cell = folders.read(folder)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    for name in _SAME:
+        there, here = getattr(config.model, name), getattr(chosen, name)
+        if there != here:
+            raise UsageError(
+                f"{where}: is of --{name}={shown(there)}, must be of --{name}={shown(here)}, as "
+                "this run"
+            )
+    rounds = checkpoints.rounds(folder / "checkpoints")
+    if is_checkpoint and int(path.name) not in rounds:
+        raise UsageError(f"{where}: must be one of the checkpoints there, of rounds {rounds}")
+    if not rounds:
+        raise UsageError(f"{where}: has no checkpoint yet; must have one")
+    done = int(path.name) if is_checkpoint else rounds[-1]
+    try:
+        server = checkpoints.plain(folder / "checkpoints", done)["state"]["server"]
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    while "wrapped" in server:  # by a rule for missing uploads
+        server = server["wrapped"]
+    if "variables" not in server:
+        raise UsageError(
+            f"{where}: is of --algorithm={cell.algorithm}, which has no single network to start "
+            "from"
+        )
+    held = _matched(where, server["variables"], like)
+    rows = {seed: _row(where, cell, seed) for seed in seeds}
+    return {seed: jax.tree.map(lambda leaf, at=row: leaf[at], held) for seed, row in rows.items()}
+
+
+def _row(where: str, cell: Cell, seed: int) -> int:
+    """Which of the runs is of a seed; of one that there is not, which is of the first."""
+    seeds = [run.seed for run in cell.runs]
+    taken = seed if seed in seeds else seeds[0]
+    if seeds.count(taken) > 1:
+        raise UsageError(
+            f"{where}: holds {seeds.count(taken)} runs of seed {taken}, must hold one, with one "
+            "value of each hyperparameter"
+        )
+    return seeds.index(taken)
+
+
+def _matched(where: str, held: Tree, like: Variables) -> Variables:
+    """The arrays [R, ...] of a checkpoint in the structure of `like` [...]."""
+    theirs = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(held)}
+    paths, structure = jax.tree_util.tree_flatten_with_path(like)
+    ours = {_name(path): leaf for path, leaf in paths}
+    for name in (*ours, *theirs):
+        here = ours[name].shape if name in ours else "none"
+        there = theirs[name].shape[1:] if name in theirs else "none"
+        if here != there:
+            raise UsageError(
+                f"{where}: is of another network, whose {name} is {there}, must be {here}"
+            )
+        if not np.isfinite(theirs[name]).all():
+            raise UsageError(f"{where}: has a network whose {name} is not finite")
+    leaves = [np.asarray(theirs[name], leaf.dtype) for name, leaf in ours.items()]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _name(path: tuple[jax.tree_util.KeyEntry, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
