@@ -62,8 +62,7 @@ def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[in
             "from"
         )
     held = _matched(where, server["variables"], like)
-    rows = {seed: _row(where, cell, seed) for seed in seeds}
-    return {seed: jax.tree.map(lambda leaf, at=row: leaf[at], held) for seed, row in rows.items()}
+    return {seed: _finite(where, held, _row(where, cell, seed)) for seed in seeds}
 
 
 def _row(where: str, cell: Cell, seed: int) -> int:
@@ -78,6 +77,15 @@ def _row(where: str, cell: Cell, seed: int) -> int:
     return seeds.index(taken)
 
 
+def _finite(where: str, held: Variables, row: int) -> Variables:
+    """One of R networks [R, ...]."""
+    taken = jax.tree.map(lambda leaf: leaf[row], held)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(taken):
+        if not np.isfinite(leaf).all():
+            raise UsageError(f"{where}: has a network whose {_name(path)} is not finite")
+    return taken
+
+
 def _matched(where: str, held: Tree, like: Variables) -> Variables:
     """The arrays [R, ...] of a checkpoint in the structure of `like` [...]."""
     theirs = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(held)}
@@ -90,8 +98,6 @@ def _matched(where: str, held: Tree, like: Variables) -> Variables:
             raise UsageError(
                 f"{where}: is of another network, whose {name} is {there}, must be {here}"
             )
-        if not np.isfinite(theirs[name]).all():
-            raise UsageError(f"{where}: has a network whose {name} is not finite")
     leaves = [np.asarray(theirs[name], leaf.dtype) for name, leaf in ours.items()]
     return jax.tree.unflatten(structure, leaves)
 

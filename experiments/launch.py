@@ -1,6 +1,7 @@
 """What all binaries do: flags -> parts -> run -> write, errors told in one line."""
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -101,8 +102,12 @@ def run(config: Config, folder: Path, *, in_folders: bool) -> str:
 
 
 def check(config: Config, folder: Path, *, in_folders: bool) -> None:
-    """Raises UsageError, without any compute, where `run` would."""
-    made = build.assemble(config, config.run.seeds[:1])
+    """Raises UsageError, without any compute, where `run` would.
+
+    But for --init_from: what it names may be made by a run that comes before.
+    """
+    drawn = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=""))
+    made = build.assemble(drawn, config.run.seeds[:1])._replace(config=config)
     devices.mesh(config.run)
     _finished(made, _places(made, folder, in_folders))
 

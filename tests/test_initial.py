@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import build, config, sweep
+from experiments import build, config, launch, sweep
 from experiments.groups import Config
 from experiments.running import checkpoints
 from fedjax_inv import program
@@ -95,6 +95,14 @@ def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:
             row = rows[seeds.index(run.seed)]
             server = jax.tree.map(lambda leaf, at=index: leaf[at], got.state.server.variables)
             chex.assert_trees_all_equal(as_dicts(server), network(before.folder, row))
+
+
+def test_what_is_to_be_made_first_need_not_be_there_yet(before: Ran, tmp_path: Path) -> None:
+    chosen = following(before, init_from=str(tmp_path / "later"))
+    launch.check(chosen, tmp_path / "run", in_folders=False)
+    with pytest.raises(UsageError, match=r"later: must be the folder of a run, or a checkpoint"):
+        launch.run(chosen, tmp_path / "run", in_folders=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_of_a_run_may_be_named(before: Ran) -> None:
