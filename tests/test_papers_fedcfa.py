@@ -55,6 +55,13 @@ def test_partitions_are_what_they_are_called(data: str) -> None:
     shared = {row.label: row.flags for row in rows if row.x == "Dir60(0.6)"}
     methods = {row.label: row.flags for row in fedcfa.methods(data)}
     assert shared.items() <= methods.items()
+    for name in ("femnist", "sent140"):
+        rows = fedcfa.partitions(name)
+        chosen = [command_line.of_arguments(row.flags, may_be_idle=True) for row in rows]
+        assert [fedcfa.partition_name(one) for one in chosen] == [row.x for row in rows]
+        # Whatever the local copy is called.
+        renamed = config.changed(chosen[0], dataset="copy.json")
+        assert fedcfa.paper_data(renamed) == name
     with pytest.raises(UsageError, match=r"^--data=digits: has too few"):
         fedcfa.partitions("digits")
 
@@ -76,23 +83,28 @@ def test_columns_are_all_that_a_row_compares(data: str) -> None:
         assert row.label == f"hook-{chosen.model.cut}-top_k-{row.x}"
         assert f"top_k={row.x}" in chosen.method.settings
         # As many factors as there are where the hook is.
-        widths = chosen.model.widths or (64, 64, 128, 256)  # of resnet18
+        default = {"resnet18": (64, 64, 128, 256), "leaf_cnn": (32, 64), "lstm": (256,)}
+        widths = chosen.model.widths or default[chosen.model.model]
         assert int(row.x) <= widths[chosen.model.cut - 1]
 
 
 def test_numbers_of_the_paper() -> None:
     numbers = fedcfa.NUMBERS
-    assert numbers["fashion_mnist"]["FedCFA", "Dir60(0.6)"] == "92.86±0.31"
-    assert numbers["fashion_mnist"]["FedPVR", "IID100"] == "92.27±0.08"
-    assert numbers["cifar10"]["SCAFFOLD", "Dir60(0.2)"] == "33.05±5.57"
-    assert numbers["cifar100"]["q-FedAvg", "Dir100(0.6)"] == "40.20±0.10"
+    assert numbers["FedCFA", "fashion_mnist", "Dir60(0.6)"] == "92.86±0.31"
+    assert numbers["FedPVR", "fashion_mnist", "IID100"] == "92.27±0.08"
+    assert numbers["SCAFFOLD", "cifar10", "Dir60(0.2)"] == "33.05±5.57"
+    assert numbers["q-FedAvg", "cifar100", "Dir100(0.6)"] == "40.20±0.10"
+    assert numbers["FedMix", "tiny_imagenet", "IID60"] == "32.45±0.78"
+    assert numbers["FedCFA", "femnist", "Non-IID"] == "83.19±0.54"
+    assert numbers["FedProx", "sent140", "IID60"] == "78.97±0.25"
+    assert len(numbers) == 3 * 42 + 5 * 7
     assert fedcfa.ROUNDS["FedCFA", "Dir100(0.2)"] == "(427,73.61)"
     assert fedcfa.TARGETS["IID60"] == 78.4
-    assert all(len(table) == 42 for table in numbers.values())
     labels = {row.label for row in fedcfa.methods("cifar10")}
-    assert {method for table in numbers.values() for method, _ in table} == labels
+    assert {method for method, _, _ in numbers} == labels
     hooks = {(row.series, row.x) for row in fedcfa.hooks("cifar10_resnet")}
-    assert set(fedcfa.HOOKS) <= hooks
+    assert {(hook, top_k) for hook, top_k, _ in fedcfa.HOOKS} <= hooks
+    assert fedcfa.HOOKS["hook 2", "16", "Dir100(0.6)"] == "78.57"
     assert set(fedcfa.ABLATION) == set(fedcfa._COLUMNS["ablation"])
     assert set(fedcfa.CORRELATION) < set(fedcfa._COLUMNS["correlation"])
 

@@ -29,6 +29,7 @@ class Setting(NamedTuple):
     hook: int  # where FedCFA's factors are: the layers, or stages, before them
     hooks: tuple[int, ...]  # to be compared
     rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)  # from which all methods choose
+    rows: int = 16  # of averages, that a client sends
 
 
 SETTINGS = {
@@ -38,6 +39,9 @@ SETTINGS = {
     "cifar10": Setting("cifar10_dir60", 32, 2, (1, 2, 3)),
     "cifar10_resnet": Setting("cifar10_dir60_resnet", 64, 2, (1, 2, 4)),
     "digits": Setting("digits_dir10", 64, 1, (1, 2), (0.01, 0.03, 0.1, 0.3)),
+    "femnist": Setting("femnist_users", 64, 2, (1, 2)),
+    # Rows of texts hold the weights of all words at each place.
+    "sent140": Setting("sent140_users", 256, 1, (1,), rows=4),
 }
 
 
@@ -52,10 +56,12 @@ def _top_k(data: str, eighths: int = 3) -> int:
 
 def _fedcfa(data: str, *settings: str) -> tuple[str, ...]:
     """Flags of FedCFA with the paper's settings, but for those that are given."""
+    chosen = SETTINGS[data]
     named = {"top_k": str(_top_k(data)), "positive_weight": "5.0", "negative_weight": "5.0"}
+    named |= {"rows": str(chosen.rows)} if chosen.rows != 16 else {}
     named |= dict(setting.split("=") for setting in settings)
     return (
-        *(_preset(data), "--algorithm=fedcfa", f"--cut={SETTINGS[data].hook}"),
+        *(_preset(data), "--algorithm=fedcfa", f"--cut={chosen.hook}"),
         *(f"--set={name}={value}" for name, value in named.items()),
     )
 
@@ -100,14 +106,17 @@ _PARTITIONS = {
 }
 
 
+_BY_USER = {"Non-IID": (), "IID60": _IID, "Dir60(0.6)": ("--partition=dirichlet", "--alpha=0.6")}
+
+
 def partitions(data: str) -> list[Row]:
-    """Three methods on the paper's six partitions; one of those is that of `methods`, whose runs
-    are the same. Raises UsageError for data that are too few for them."""
+    """Three methods on the paper's six partitions, or by user, at random and by label; one of those
+    is that of `methods`, whose runs are the same. Raises UsageError for data that are too few."""
     if data == "digits":
         raise UsageError(f"--data={data}: has too few examples for 60 clients")
     compared = [row for row in methods(data) if row.label in ("FedAvg", "FedMix", "FedCFA")]
     rows = []
-    for name, flags in _PARTITIONS.items():
+    for name, flags in (_BY_USER if data in ("femnist", "sent140") else _PARTITIONS).items():
         for row in compared:
             label = f"{row.label}-{grid.folder_name(name)}" if flags else row.label
             rows.append(Row(label, (*row.flags, *flags), row.label, name))
@@ -213,6 +222,18 @@ def _spread(values: Sequence[float]) -> str:
     return report.spread(values) if values else "diverged"
 
 
+# What the paper's data sets are called here, and in which networks local files are read.
+_PAPER_DATA = ("fashion_mnist", "cifar100", "cifar10", "tiny_imagenet")
+_BY_NETWORK = {"leaf_cnn": "femnist", "lstm": "sent140"}
+
+
+def paper_data(config: Config) -> str:
+    """The paper's data set that a row is on, whatever a local copy is called; "" if none."""
+    stem = config.data.stem.replace("-", "_")
+    named = next((name for name in _PAPER_DATA if stem.startswith(name)), "")
+    return _BY_NETWORK.get(config.model.model, named)
+
+
 def partition_name(config: Config) -> str:
     """The partition as the paper calls it."""
     chosen = config.partition
@@ -227,7 +248,7 @@ _OUR_TARGETS = {"fashion_mnist": 80.0, "mnist": 95.0, "cifar10": 50.0, "digits":
 
 def target(config: Config) -> float | None:
     """The test accuracy, in percent, that is to be reached; None where none is known."""
-    if (config.data.stem, config.model.model) == ("cifar10", "resnet18"):
+    if (paper_data(config), config.model.model) == ("cifar10", "resnet18"):
         return TARGETS.get(partition_name(config))
     return _OUR_TARGETS.get(config.data.stem)
 
@@ -342,7 +363,9 @@ def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
     for axis in axes[:, 0]:
         axis.set_ylabel("test accuracy, %")
     handles, names = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(7, len(names)))
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False
+    )
     figure.suptitle(f"{data}: mean over seeds, and from the worst of them to the best")
     return _save(figure, path)
 
@@ -373,7 +396,7 @@ def draw_by_seed(path: Path, data: str, done: Sequence[Done]) -> str:
     axis.set_xticks(range(len(ticks)), ticks)
     axis.set_ylabel("test accuracy, %")
     if several:
-        figure.legend(loc="outside lower center", ncols=len(names))
+        figure.legend(loc="outside lower center", ncols=len(names), frameon=False)
     axis.set_title(f"{data}: a dot per seed, mean and standard deviation", fontsize=10)
     return _save(figure, path)
 
@@ -480,6 +503,19 @@ FedCFA    91.75±0.05 92.86±0.31 92.86±0.07 91.90±0.05 92.90±0.23 92.32±0.2
 """,
 }
 
+# Table II, likewise; IID is IID60.
+_COLUMNS_OF_TABLE_2 = (
+    *(("tiny_imagenet", partition) for partition in ("Dir60(0.2)", "Dir60(0.6)", "IID60")),
+    *((data, partition) for data in ("femnist", "sent140") for partition in ("Non-IID", "IID60")),
+)
+_TABLE_2 = """
+FedAvg    27.39±0.13 30.90±0.29 33.01±0.57 81.31±0.94 84.82±0.14 68.10±0.48 78.90±0.09
+FedProx   27.34±0.05 30.78±0.16 32.93±0.52 81.63±0.08 85.00±0.13 68.10±0.44 78.97±0.25
+q-FedAvg  26.89±0.07 30.70±0.13 32.75±0.55 81.90±0.58 84.69±0.01 68.04±0.71 78.90±0.09
+FedMix    28.01±0.19 32.43±0.13 32.45±0.78 82.31±0.21 85.29±0.06 67.97±0.39 78.66±0.11
+FedCFA    30.70±0.68 32.86±0.77 33.57±1.09 83.19±0.54 85.19±0.17 69.26±0.37 78.98±0.00
+"""
+
 # Table III, CIFAR-10: (rounds, accuracy then), or (>, the best accuracy within 1000 rounds).
 TARGETS = dict(zip(_COLUMNS_OF_TABLE_1, (75.5, 80.0, 78.4, 73.6, 80.0, 75.6), strict=True))
 _TABLE_3 = """
@@ -492,19 +528,27 @@ FedCFA    (375,75.58) (468,80.01) (453,78.41) (427,73.61) (449,80.03) (408,75.67
 """
 
 
-def _parsed(table: str) -> dict[tuple[str, str], str]:
-    """(method, partition) -> the entry."""
+def _parsed(table: str, columns: Sequence[Any]) -> dict[tuple[str, Any], str]:
+    """(method, column) -> the entry."""
     numbers = {}
     for line in table.strip().splitlines():
         method, *cells = line.split()
-        for partition, cell in zip(_COLUMNS_OF_TABLE_1, cells, strict=True):
-            numbers[method, partition] = cell
+        numbers |= {(method, column): cell for column, cell in zip(columns, cells, strict=True)}
     return numbers
 
 
-# data set -> (method, partition) -> accuracy; and rounds to TARGETS, on CIFAR-10.
-NUMBERS = {data: _parsed(table) for data, table in _TABLE_1.items()}
-ROUNDS = _parsed(_TABLE_3)
+def _all() -> dict[tuple[str, str, str], str]:
+    numbers = {}
+    for data, table in _TABLE_1.items():
+        told = _parsed(table, _COLUMNS_OF_TABLE_1)
+        numbers |= {(method, data, partition): cell for (method, partition), cell in told.items()}
+    told = _parsed(_TABLE_2, _COLUMNS_OF_TABLE_2)
+    return numbers | {(method, *column): cell for (method, column), cell in told.items()}
+
+
+# (method, data set, partition) -> accuracy; (method, partition) -> rounds to TARGETS, on CIFAR-10.
+NUMBERS = _all()
+ROUNDS = _parsed(_TABLE_3, _COLUMNS_OF_TABLE_1)
 
 # CIFAR-10 again. Table 4 and Table IV, on Dir60(0.6): by the columns above. Table 4 looks like runs
 # without decorrelation, Table IV is with it.
@@ -515,36 +559,34 @@ ABLATION = {
     "Cls.+Pos.+Neg.": "80.01",
 }
 CORRELATION = {"0.001": "81.44", "0.01": "81.49", "0.1": "82.85", "1": "80.67"}
-# Table 5: (hook, top_k) on ResNet-18, for 60 and 100 clients.
+# Table 5: (hook, top_k, partition), on ResNet-18.
 HOOKS = {
-    ("hook 1", "24"): ("77.87", "75.96"),
-    ("hook 2", "24"): ("80.01", "80.03"),
-    ("hook 4", "24"): ("75.31", "73.54"),
-    ("hook 2", "8"): ("78.53", "76.51"),
-    ("hook 2", "16"): ("79.62", "78.57"),
-    ("hook 2", "32"): ("78.57", "79.01"),
+    (hook, top_k, partition): number
+    for hook, top_k, numbers in (
+        ("hook 1", "24", ("77.87", "75.96")),
+        ("hook 2", "24", ("80.01", "80.03")),
+        ("hook 4", "24", ("75.31", "73.54")),
+        ("hook 2", "8", ("78.53", "76.51")),
+        ("hook 2", "16", ("79.62", "78.57")),
+        ("hook 2", "32", ("78.57", "79.01")),
+    )
+    for partition, number in zip(("Dir60(0.6)", "Dir100(0.6)"), numbers, strict=True)
 }
 
 
 def _paper_cells(one: Done) -> Cells:
     """The paper's numbers of a method, or of a hook."""
-    data, where = one.config.data.stem, partition_name(one.config)
-    method = one.row.series
-    if method.startswith("hook"):
-        columns = ("Dir60(0.6)", "Dir100(0.6)")
-        told = HOOKS.get((method, one.row.x))
-        if not told or data != "cifar10" or where not in columns:
-            return {}
-        return {"paper, %": told[columns.index(where)]}
-    cells = {"paper, %": NUMBERS.get(data, {}).get((method, where), "")}
+    data, where, method = paper_data(one.config), partition_name(one.config), one.row.series
+    cells = {"paper, %": NUMBERS.get((method, data, where), "")}
     if data == "cifar10":
         cells["paper: rounds, %"] = ROUNDS.get((method, where), "")
+        cells["paper, %"] += HOOKS.get((method, one.row.x, where), "")
     return {name: text for name, text in cells.items() if text}
 
 
 def _paper_columns(one: Done) -> Cells:
     """The paper's numbers of what is compared within a row."""
-    if (one.config.data.stem, partition_name(one.config)) != ("cifar10", "Dir60(0.6)"):
+    if (paper_data(one.config), partition_name(one.config)) != ("cifar10", "Dir60(0.6)"):
         return {}
     told = {"ablation-without-FDC": ABLATION, "correlation-head": CORRELATION}
     return {f"paper: {name}": text for name, text in told.get(one.row.label, {}).items()}
