@@ -9,10 +9,12 @@ import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import command_line, config, grid, study
+from experiments import command_line, config, explain, factors, grid, study
 from experiments.papers import fedcfa
 from experiments.study import Done, Row
+from fedjax_inv import models
 from fedjax_inv.checks import UsageError
+from fedjax_inv.models.blocks import unit_range
 from runs import no_figures
 
 
@@ -225,16 +227,22 @@ def test_curves_and_dots_lie_where_the_runs_were(
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["Dir60(0.2)", "Dir60(0.6)"]
 
 
-def test_a_study_is_told_by_its_columns(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a part of a study, and what it printed."""
+    folder = tmp_path_factory.mktemp("study")
     options = parsed(
         *("--study=correlation", "--data=digits", "--rows=correlation-all", "--seeds=0,1"),
         *("--rounds=2", "--eval_every=1", "--checkpoint_every=2", "--clients=4", "--cohort=2"),
-        *("--widths=8,8", "--set=top_k=3", "--set=decorrelation_weight=0.0,1.0"),
-        *("--client_chunk=1", "--run_chunk=1", f"--run_dir={tmp_path}"),
+        *("--widths=8,6", "--set=top_k=3", "--set=decorrelation_weight=0.0,1.0"),
+        *("--client_chunk=1", "--run_chunk=1", f"--run_dir={folder}"),
     )
     with no_figures():
-        text = study.run_all(fedcfa.PAPER, options)
-    folder = tmp_path / "digits"
+        return folder / "digits", study.run_all(fedcfa.PAPER, options)
+
+
+def test_a_study_is_told_by_its_columns(told: tuple[Path, str]) -> None:
+    folder, text = told
     (path,) = (folder / "correlation-all").glob("*/result.json")
     runs = json.loads(path.read_text())["runs"]
     assert [run["hyper"]["decorrelation_weight"] for run in runs] == [0.0, 0.0, 1.0, 1.0]
@@ -249,6 +257,67 @@ def test_a_study_is_told_by_its_columns(tmp_path: Path) -> None:
         ]
         assert cells[f"{weight}, %"] == f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
     assert "0.1, %" not in cells  # a weight that was not run
+
+
+def test_factors_of_a_run(
+    told: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder,) = (path.parent for path in told[0].glob("*/*/result.json"))
+    drawn: list[factors.Panel] = []
+    draw = factors.draw
+
+    def draw_and_tell(path: Path, panels: list[factors.Panel], seed: int) -> None:
+        drawn.extend(panels)
+        draw(path, panels, seed)
+
+    monkeypatch.setattr(factors, "draw", draw_and_tell)
+    out = tmp_path / "factors.png"
+    options = factors.Options((str(folder),), hook=2, clients=2, examples=20, out=str(out))
+    assert f"Picture: {out}." in factors.run(options)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    (panel,) = drawn
+    assert panel.factors.shape == (60, 6)
+    assert len(set(panel.client)) == 3
+    with pytest.raises(UsageError, match=r"^--clients=0: must be at least 1"):
+        factors.run(options._replace(clients=0))
+    trained = explain.find(folder, explain.Options((), run=1))
+    made = explain.assembled(trained)
+    # Wherever it is cut, it is the same network.
+    x = unit_range(made.data.x[:5])
+    cut = [factors.network(trained, made, hook) for hook in (0, 1, 2)]
+    outputs = [models.predict(model, variables, x) for model, variables in cut]
+    np.testing.assert_allclose(outputs[1:], [outputs[0]] * 2, rtol=1e-5)
+    with pytest.raises(UsageError, match="cut"):
+        factors.network(trained, made, 3)
+    # Counterfactuals have three factors of a mean image, and the other five are the image's.
+    model, variables = cut[1]
+    average = x[:1] * 0 + 0.5
+    told_factors = factors.trained_on(trained, model, variables, x, made.data.y[:5], average)
+    plain, of_average = (np.asarray(factors.encoded(model, variables, v)) for v in (x, average))
+    kept = np.asarray(told_factors) == plain
+    assert (kept.sum(1) >= 5).all()
+    np.testing.assert_allclose(
+        told_factors, np.where(kept, plain, np.broadcast_to(of_average, plain.shape)), rtol=1e-6
+    )
+
+
+def test_what_is_told_of_factors() -> None:
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(40, 3)) * [1.0, 2.0, 0.5]
+    pairs = np.abs(np.corrcoef(values.T))[np.triu_indices(3, 1)]
+    assert factors.correlation(values) == pytest.approx(pairs.mean(), rel=1e-5)
+    client = np.repeat([-1, 4, 7], [20, 12, 8])
+    everyone = values[:20]
+    distances = [np.linalg.norm(values[client == k].mean(0) - everyone.mean(0)) for k in (4, 7)]
+    scale = np.sqrt(sum(column.var() for column in everyone.T))
+    expected = np.sqrt(np.mean(np.square(distances))) / scale
+    assert factors.shift(values, client) == pytest.approx(expected)
+    # The largest clients, each with no more than it holds.
+    parts = [np.arange(3), np.arange(3, 13), np.arange(13, 17)]
+    rows, whose = factors.chosen_rows(parts, 2, 6, 0)
+    assert [int((whose == who).sum()) for who in (-1, 1, 2, 0)] == [6, 6, 4, 0]
+    assert set(rows[whose == 1]) < set(parts[1])
+    assert set(rows[whose == 2]) == set(parts[2])
 
 
 def test_a_row_of_several_programs_cannot_be_told(tmp_path: Path) -> None:
