@@ -30,6 +30,7 @@ class Row(NamedTuple):
     flags: tuple[str, ...]  # of `sweep`
     series: str = ""  # the line of a figure that it is a point of
     x: str = ""  # its place on that line
+    start: str = ""  # whose network it starts from: a row's folder, and in it that of its cell
 
     @property
     def folder(self) -> str:
@@ -111,9 +112,11 @@ def configs(
     without_effect: list[dict[str, str]] = []
     asked = _asked(overrides)
     for row in rows:
+        places = {"run_dir": folder / row.folder}
+        places |= {"init_from": folder / row.start} if row.start else {}
         try:
             chosen = command_line.of_arguments(
-                [*row.flags, *overrides, f"--run_dir={folder / row.folder}", "--resume"],
+                [*row.flags, *overrides, *(f"--{k}={v}" for k, v in places.items()), "--resume"],
                 may_be_idle=True,
                 nonfinite="mark",
             )
@@ -219,9 +222,11 @@ def run_all(paper: Paper, options: Options) -> str:
         for rows in [select(study.rows(data), options.rows)]
     }
     devices.prepare(todo[options.data[0]][0][1].run)
-    for pairs in todo.values():
+    for data, pairs in todo.items():
         for row, chosen in pairs:
-            check(row, chosen)
+            # What starts from a row that is yet to be run is looked at when that is done.
+            if not row.start or (options.folder / data / row.start).exists():
+                check(row, chosen)
     # A part of a study does not overwrite the table of all of it.
     name = f"{options.study}_some" if options.rows else options.study
     texts = []

@@ -324,3 +324,32 @@ def test_a_row_of_several_programs_cannot_be_told(tmp_path: Path) -> None:
     rows = fedcfa.methods("digits")[-1:]
     with pytest.raises(UsageError, match=r"^FedCFA: the flags ask for several cells"):
         study.configs(fedcfa.PAPER, rows, tmp_path, ["--set=top_k=3,5"])
+
+
+def test_methods_start_from_the_row_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = fedcfa.simpson("mnist")
+    first, *others = study.configs(fedcfa.PAPER, rows, tmp_path / "mnist", [])
+    (cell,) = grid.cells(first, ["test"])
+    start = tmp_path / "mnist" / rows[0].folder / grid.folder_name(cell.name)
+    assert [one.model.init_from for one in (first, *others)] == ["", *[str(start)] * 3]
+    # Colours mislead clients only.
+    shadings = [one.environment.records[0].shading for one in (first, *others)]
+    assert shadings == ["random", *["paradox"] * 3]
+    assert first.watching.stop_above == (0.95,)
+    assert len({(one.model.widths, one.model.cut) for one in (first, *others)}) == 1
+
+    # The rows that start from one that is yet to be run are not looked at before it is.
+    seen: list[str] = []
+    monkeypatch.setattr(study, "check", lambda row, chosen: seen.append(row.label))
+    monkeypatch.setattr(study, "run", lambda row, chosen: study.Done(row, chosen, []))
+    monkeypatch.setattr(study, "table", lambda *arguments: "")
+    quiet = fedcfa.PAPER._replace(studies={"simpson": study.Study(fedcfa.simpson, {})})
+    (tmp_path / "mnist").mkdir()
+    options = study.Options("simpson", (), ("mnist",), tmp_path, ("--client_chunk=1",))
+    study.run_all(quiet, options)
+    assert seen == ["simpson-pretrained"]
+    start.mkdir(parents=True)
+    study.run_all(quiet, options)
+    assert seen[1:] == [row.label for row in rows]
+    with pytest.raises(UsageError, match=r"^--data=cifar10: must be mnist or digits"):
+        fedcfa.simpson("cifar10")

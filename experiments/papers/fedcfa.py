@@ -4,8 +4,10 @@ python -m experiments.papers.fedcfa --study=methods --data=fashion_mnist
 
 Studies: methods (Tables 1 to 3, I to III, and Fig. 5, on one partition), partitions (those tables'
 columns, for FedAvg, FedMix and FedCFA), ablation (Table 4), hooks (Table 5), correlation
-(Table IV), loss_grid (Fig. 6). Any flag of `sweep` given here goes to all rows: methods on another
-partition are --alpha=0.2 --run_dir=ELSEWHERE. Fig. I is partition.png in the folder of each row.
+(Table IV), loss_grid (Fig. 6), simpson (Fig. 4). Any flag of `sweep` given here goes to all rows:
+methods on another partition are --alpha=0.2 --run_dir=ELSEWHERE, Table 2 is --data=femnist or
+sent140 with --dataset=PATH, and --data=cifar10_resnet with the PATH of Tiny-ImageNet. Fig. I is
+partition.png in the folder of each row, Fig. III is drawn by experiments.factors.
 """
 
 from collections.abc import Callable, Sequence
@@ -199,6 +201,33 @@ def hooks(data: str) -> list[Row]:
     return rows
 
 
+def simpson(data: str) -> list[Row]:
+    """Fig. 4: from one network, trained on random colours, on clients whose colours mislead. What
+    is told is the last round: validation is misled, too."""
+    if data not in ("mnist", "digits"):
+        raise UsageError(f"--data={data}: must be mnist or digits for this study")
+    flags = (f"{_preset(data)},simpson_five", f"--cut={SETTINGS[data].hook}")
+    pretraining = (
+        *("--algorithm=erm", "--shading=random", "--local_steps=1", "--rounds=200"),
+        *("--checkpoint_every=200", "--stop_above=0.95", "--after_stop=end"),
+        "--watch_examples=2000",
+    )
+    first = Row("simpson-pretrained", (*flags, *pretraining))
+    compared = {
+        "FedAvg": (*flags, "--algorithm=fedavg"),
+        "FedMix": (*flags, "--algorithm=fedmix"),
+        "FedCFA": (*_fedcfa(data), *flags),
+    }
+    start = f"{first.folder}/erm-test"
+    return [
+        first,
+        *(
+            Row(f"simpson-{name}", own, name, "Simpson's paradox", start)
+            for name, own in compared.items()
+        ),
+    ]
+
+
 def _evaluations(one: Done) -> dict[str, list[dict[str, Any]]]:
     """By column of a row that was run, what is selected of each seed; nothing where all diverged.
 
@@ -336,7 +365,7 @@ def _save(figure: Figure, path: Path) -> str:
 def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
     """Test accuracy by round, means over seeds and their range: a panel per partition, a line per
     method; returns where it is."""
-    told = _finished(done)
+    told = [one for one in _finished(done) if one.row.series]
     panels = list(dict.fromkeys(one.row.x for one in told))
     if not panels:
         return "No figure: every row diverged."
@@ -530,7 +559,7 @@ FedCFA    (375,75.58) (468,80.01) (453,78.41) (427,73.61) (449,80.03) (408,75.67
 
 def _parsed(table: str, columns: Sequence[Any]) -> dict[tuple[str, Any], str]:
     """(method, column) -> the entry."""
-    numbers = {}
+    numbers: dict[tuple[str, Any], str] = {}
     for line in table.strip().splitlines():
         method, *cells = line.split()
         numbers |= {(method, column): cell for column, cell in zip(columns, cells, strict=True)}
@@ -538,7 +567,7 @@ def _parsed(table: str, columns: Sequence[Any]) -> dict[tuple[str, Any], str]:
 
 
 def _all() -> dict[tuple[str, str, str], str]:
-    numbers = {}
+    numbers: dict[tuple[str, str, str], str] = {}
     for data, table in _TABLE_1.items():
         told = _parsed(table, _COLUMNS_OF_TABLE_1)
         numbers |= {(method, data, partition): cell for (method, partition), cell in told.items()}
@@ -602,6 +631,7 @@ PAPER = study.Paper(
         "hooks": Study(hooks, {"": draw_hooks}),
         "correlation": Study(correlation, {"": draw_columns("weight of decorrelation")}),
         "loss_grid": Study(loss_grid, {"": draw_grid}),
+        "simpson": Study(simpson, {"_by_round": draw_by_round}),
     },
     tell,
     numbers=lambda label, data: {},  # they depend on the partition, so `tell` has them
