@@ -84,7 +84,7 @@ def methods(data: str) -> list[Row]:
         "FedProx": ("--algorithm=fedprox", two, "--set=proximal=0.01,0.1"),
         "SCAFFOLD": ("--algorithm=scaffold", *plain, "--set=weighting=size"),
         "FedPVR": ("--algorithm=fedpvr", four, "--set=weighting=size"),
-        # A small q hears of the step size in second order only.
+        # One step size for both rates: with a small q it matters little.
         "q-FedAvg": (
             *("--algorithm=qfedavg", two, "--set=q=0.001,0.1"),
             f"--set=step_size={rates[2]:g}",
@@ -313,15 +313,15 @@ def tell(one: Done) -> Cells:
         cells = {f"{name}, %": _spread(_percents(lines)) for name, lines in told.items()}
         return cells | _paper_columns(one)
     picked = [run["selected"] for run in runs]
-    hyper = runs[0]["hyper"]
-    varied = {
-        name
-        for name, value in hyper.items()
-        if any(run["hyper"][name] != value for run in one.only.result["runs"])
-    }
+    others = [run["hyper"] for run in one.only.result["runs"]]
+    varied = [
+        f"{name}={value:g}"
+        for name, value in runs[0]["hyper"].items()
+        if any(other[name] != value for other in others)
+    ]
     return {
         "partition": partition_name(one.config),
-        "selected": ", ".join(f"{name}={hyper[name]:g}" for name in hyper if name in varied),
+        **({"selected": ", ".join(varied)} if varied else {}),
         "validation, %": report.percent([line["validation_accuracy"] for line in picked]),
         "test, %": report.percent([line["test_accuracy"] for line in picked]),
         "test at the last, %": report.percent([run["last"]["test_accuracy"] for run in runs]),
