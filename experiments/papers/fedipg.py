@@ -424,7 +424,7 @@ def _domains(one: Done) -> Cells:
     if one.row.series:
         return _swept(one)
     oracle = [report.choose(one.row.label, cell.result, "oracle") for cell in one.cells]
-    best = [chosen.tests for chosen in oracle if chosen]
+    best = [chosen.over_seeds(lambda line: line["test_accuracy"]) for chosen in oracle if chosen]
     return {
         "selected by": one.config.watching.select,
         **{f"{domain}, %": report.percent(values) for domain, values in tests.items()},
