@@ -11,17 +11,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+LIBRARY = (ROOT / "docs" / "library.md").read_text()
 CHANCE = {"own_arrays": 0.5, "own_network": 0.1, "own_algorithm": 0.1, "load_and_evaluate": 0.1}
 
 
 def test_the_snippets_of_the_readme_run_one_after_the_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    snippets = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    snippets = re.findall(r"```python\n(.*?)```", README + LIBRARY, re.DOTALL)
     assert len(snippets) > 4
     namespace: dict = {"__name__": "readme"}
     for snippet in snippets:
-        exec(compile(snippet, "README.md", "exec"), namespace)
+        exec(compile(snippet, "snippets", "exec"), namespace)
     np.testing.assert_allclose(namespace["s"], 12)  # 2 (w - 1) w, summed
     told = capsys.readouterr().out.splitlines()
     first, *others = (float(re.findall(r"[\d.]+", line)[-1]) for line in told)
