@@ -110,8 +110,34 @@ def averaging(
     shared: which of the variables travel. serve: (server, own) -> the variables that a client is
     served with, for a personal algorithm; by default the server's. beside: what else travels.
     """
-    weight = aggregators.weight_of(weighting)
     begin = start or (lambda visit: work.init(visit.message.variables))
+    return averaging_of(
+        model,
+        lambda visit: work.run(gradient_from(visit), begin(visit), visit.shard, visit.key),
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+        init_client=init_client,
+        remember=remember,
+        shared=shared,
+        serve=serve,
+        beside=beside,
+    )
+
+
+def averaging_of(
+    model: Model,
+    train: Callable[[Visit], Trained],
+    *,
+    server_optimizer: optax.GradientTransformation,
+    weighting: str | aggregators.Weight,
+    init_client: InitClient = lambda server, who: (),
+    remember: Callable[[Visit, Trained], Tree] = lambda visit, trained: visit.own,
+    shared: Callable[[Variables], Variables] = lambda variables: variables,
+    serve: Callable[[servers.Server, Tree], Variables] | None = None,
+    beside: Beside = NOTHING,
+) -> Algorithm:
+    """FedAvg with a local training of one's own; the other arguments are those of `averaging`."""
+    weight = aggregators.weight_of(weighting)
 
     def init_server(setup: Setup) -> servers.Server:
         return servers.init(server_optimizer, shared(setup.variables), beside.init(setup))
@@ -120,7 +146,7 @@ def averaging(
         return Message(server.variables, beside.send(server.beside))
 
     def client(visit: Visit) -> Reply:
-        trained = work.run(gradient_from(visit), begin(visit), visit.shard, visit.key)
+        trained = train(visit)
         delta = optax.tree.sub(shared(trained.local.variables), visit.message.variables)
         upload = Upload(delta, beside.upload(visit, trained))
         return Reply(remember(visit, trained), upload, trained.metrics)

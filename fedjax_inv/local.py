@@ -11,7 +11,22 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_inv import checks, permutation, tree
-from fedjax_inv.types import Array, Batch, GradFn, Local, Shard, Trained, Tree, Variables, Work
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import (
+    Array,
+    Batch,
+    ChangeOptimizer,
+    GradFn,
+    Local,
+    LocalGradFn,
+    Shard,
+    Step,
+    Trained,
+    TrainLocal,
+    Tree,
+    Variables,
+    Work,
+)
 
 
 def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
@@ -84,18 +99,18 @@ def _work(optimizer: optax.GradientTransformation, plan: Plan) -> Work:
     def init(variables: Variables) -> Local:
         return Local(variables, optimizer.init(variables.params))
 
-    def run(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
+    def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
         plan_key, steps_key = jax.random.split(key)
         num_steps, batch_at = plan(shard, plan_key)
 
         def one(index: Array, local: Local) -> tuple[Local, Tree]:
             """(local after the step, what is averaged over the steps)."""
             step_key = jax.random.fold_in(steps_key, index)
-            step = grad_fn(local.variables, batch_at(index), step_key)
+            step = grad_fn(local, batch_at(index), step_key)
             params = local.variables.params
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
             variables = Variables(optax.apply_updates(params, updates), step.stats)
-            return Local(variables, opt_state), (step.metrics, step.average)
+            return Local(variables, opt_state, step.carry), (step.metrics, step.average)
 
         def body(index: Array, carry: tuple[Local, Tree]) -> tuple[Local, Tree]:
             local, told = one(index, carry[0])
@@ -107,7 +122,30 @@ def _work(optimizer: optax.GradientTransformation, plan: Plan) -> Work:
         metrics, average = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), sums)
         return Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
 
-    return Work(init, run, lambda change: _work(change(optimizer), plan))
+    return _made(init, run, lambda change: _work(change(optimizer), plan))
+
+
+def _made(
+    init: Callable[[Variables], Local],
+    run: TrainLocal,
+    with_optimizer: Callable[[ChangeOptimizer], Work],
+) -> Work:
+    """The work of a loop."""
+
+    def plain(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
+        def at(local: Local, batch: Batch, key: Array) -> Step:
+            return grad_fn(local.variables, batch, key)
+
+        return run(at, local, shard, key)
+
+    return Work(init, plain, with_optimizer, run)
+
+
+def seeing_local(work: Work) -> TrainLocal:
+    """`work.run_local`. Raises ValueError for local training without it."""
+    if work.run_local is None:
+        raise UsageError("work: its gradient sees no optimizer; must be one of fedjax_inv.local's")
+    return work.run_local
 
 
 def epochs(
@@ -176,8 +214,8 @@ def full_batch(
     def made(optimizer: optax.GradientTransformation) -> Work:
         work = _work(optimizer, plan)
 
-        def run(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
-            trained = work.run(grad_fn, local, shard, key)
+        def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
+            trained = seeing_local(work)(grad_fn, local, shard, key)
             fits = shard.size <= capacity
 
             def poisoned(leaf: Array) -> Array:
@@ -186,6 +224,6 @@ def full_batch(
 
             return jax.tree.map(poisoned, trained)
 
-        return Work(work.init, run, lambda change: made(change(optimizer)))
+        return _made(work.init, run, lambda change: made(change(optimizer)))
 
     return made(optimizer)

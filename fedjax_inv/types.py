@@ -154,6 +154,7 @@ class Step(NamedTuple):
     stats: Halves  # after the batch
     metrics: Metrics  # of the step, scalars; reported as their mean over the steps
     average: Tree = ()  # what else the method wants the mean over the steps of
+    carry: Tree = ()  # what `Local.carry` becomes
 
 
 class GradFn(Protocol):
@@ -168,6 +169,14 @@ class Local(NamedTuple):
 
     variables: Variables
     opt_state: Tree
+    carry: Tree = ()  # what a method keeps from step to step beside them
+
+
+class LocalGradFn(Protocol):
+    """The direction of a local step that depends on more than where the network is."""
+
+    def __call__(self, local: Local, batch: Batch, key: Array, /) -> Step:
+        """A step from `local` on `batch`, which holds at least one real example."""
 
 
 class Trained(NamedTuple):
@@ -186,6 +195,13 @@ class Train(Protocol):
         """Trains from `local` on the shard; without examples there is no step."""
 
 
+class TrainLocal(Protocol):
+    """The loop of local training whose gradient sees all that it carries."""
+
+    def __call__(self, grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array, /) -> Trained:
+        """As `Train`; each step's `carry` is the next one's, of the shapes of `local.carry`."""
+
+
 ChangeOptimizer = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 
 
@@ -196,6 +212,7 @@ class Work(NamedTuple):
     run: Train
     # (what it makes of an optimizer) -> the same work with another one; None where there is none
     with_optimizer: Callable[[ChangeOptimizer], "Work"] | None = None
+    run_local: TrainLocal | None = None  # the loop of `run`; None where there is no such one
 
 
 # What happens in a round.

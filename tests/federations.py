@@ -229,6 +229,24 @@ class Config(NamedTuple):
 
 # Every algorithm of the package must have its configurations here: the file's name -> them.
 TABLE: dict[str, tuple[Config, ...]] = {
+    "cafe": (
+        Config(
+            normed_body,
+            momentum_epochs,
+            {"alpha": 0.4, "beta": 0.3, "scale": 4.0, "server_optimizer": _MOMENTUM},
+        ),
+        Config(
+            mlp,
+            momentum_epochs,
+            {
+                "alpha": 0.5,
+                "gamma": 0.1,
+                "drift_mode": "feature_ema",
+                "feature_decay": 0.6,
+                "history_gradient": "straight_through",
+            },
+        ),
+    ),
     "erm": (Config(small_normed, momentum_epochs),),
     "exit_strategy": (
         Config(

@@ -5,6 +5,7 @@
 """
 
 LISTED = (
+    "cafe",
     "erm",
     "exit_strategy",
     "fedavg",

@@ -1,0 +1,409 @@
+"""CAFE's kernels against their identities, its rounds against NumPy, in float64."""
+
+from typing import Any, NamedTuple
+
+import chex
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+
+import federations
+from fedjax_inv import clients, local, models, rounds
+from fedjax_inv.algorithms import cafe
+from fedjax_inv.data import federation as federations_of
+from fedjax_inv.types import Array, Federation, Halves, Model, Tree, Variables
+
+SIZES = (4, 0, 1, 7, 5)
+ATTEND = ((0, 2, 3), (1, 2, 4), (0, 1, 3, 4))
+RATE, MOMENTUM, NUM_STEPS, SERVER_RATE, SERVER_MOMENTUM = 0.3, 0.9, 3, 1.3, 0.5
+K, D = 4, 3
+SETTINGS = {"alpha": 0.4, "beta": 0.3, "gamma": 0.1, "scale": 3.0}
+Weights = tuple[np.ndarray, np.ndarray]  # body [5, D], head [D, K]
+
+
+def half(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Any = None, /) -> Any:
+    return x @ params, stats
+
+
+def init(key: Array, x: Array) -> Variables:
+    draws = jax.random.split(key)
+    params = jax.random.normal(draws[0], (5, D)), jax.random.normal(draws[1], (D, K))
+    return Variables(Halves(*params), Halves((), ()))
+
+
+MODEL = Model(init, half, half)
+
+
+def held() -> Federation:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(sum(SIZES), 5)), rng.integers(0, K, sum(SIZES))
+    parts = np.split(rng.permutation(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    return federations_of.of_parts(federations_of.examples(x, y), parts)
+
+
+def normalised(v: np.ndarray) -> np.ndarray:
+    norm = np.sqrt((v**2).sum(-1, keepdims=True))
+    return np.where(norm > 0, v / np.where(norm > 0, norm, 1), 0)
+
+
+def direction(mode: str, source: np.ndarray) -> np.ndarray:
+    if mode == "svd":
+        return np.linalg.svd(source)[2][0] if source.any() else np.zeros(D)
+    return normalised(source.mean(0) if mode == "row_mean" else source)
+
+
+class Chosen(NamedTuple):
+    """The arguments of a test, with their defaults."""
+
+    drift_mode: str = "svd"
+    orthogonal_directions: bool = True
+    feature_calibration: bool = True
+    parameter_calibration: bool = True
+    history_average: bool = True
+    history_gradient: str = "literal"
+    feature_decay: float = 0.7
+
+
+def project(rows: np.ndarray, d: np.ndarray) -> np.ndarray:
+    return (rows * d).sum(-1, keepdims=True) * d
+
+
+def calibrated(w: np.ndarray, d_g: np.ndarray, d_l: np.ndarray, c: Chosen) -> np.ndarray:
+    norm = np.sqrt((w**2).sum(1, keepdims=True) + 1e-12)
+    u = w / (norm + SETTINGS["gamma"]) if c.parameter_calibration else w
+    if not c.feature_calibration:
+        return u
+    return u - SETTINGS["alpha"] * project(u, d_g) - SETTINGS["beta"] * project(u, d_l)
+
+
+def trained(
+    start: Weights, mean: np.ndarray, x: np.ndarray, y: np.ndarray, c: Chosen
+) -> tuple[Weights, np.ndarray]:
+    """A client's network after its steps, and its mean features: the chain rule by hand."""
+    body, w = start[0], start[1].T
+    d_g = direction(c.drift_mode, mean if c.drift_mode == "feature_ema" else w)
+    velocity = [np.zeros_like(body), np.zeros_like(w)]
+    total, mean = np.zeros_like(w), np.zeros(D)
+    for t in range(1, 1 + NUM_STEPS):
+        d_l = direction(c.drift_mode, mean if c.drift_mode == "feature_ema" else velocity[1])
+        if c.orthogonal_directions:
+            d_l = normalised(d_l - project(d_l, d_g))
+        q = calibrated(w, d_g, d_l, c)
+        average = (total + q) / t if c.history_average else q
+        h = x @ body
+        n = np.sqrt((h**2).sum(1, keepdims=True) + 1e-12)
+        z = SETTINGS["scale"] * (h / n) @ average.T
+        p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+        dz = SETTINGS["scale"] * (p - np.eye(K)[y]) / len(y)
+        dq = dz.T @ (h / n)
+        if c.history_average and c.history_gradient == "literal":
+            dq = dq / t
+        if c.feature_calibration:
+            dq = dq - SETTINGS["alpha"] * project(dq, d_g) - SETTINGS["beta"] * project(dq, d_l)
+        if c.parameter_calibration:
+            norm = np.sqrt((w**2).sum(1, keepdims=True) + 1e-12)
+            whole = norm + SETTINGS["gamma"]
+            dq = dq / whole - w * (w * dq).sum(1, keepdims=True) / (norm * whole**2)
+        dh = dz @ average
+        dh = dh / n - h * (h * dh).sum(1, keepdims=True) / n**3
+        velocity = [MOMENTUM * v + g for v, g in zip(velocity, (x.T @ dh, dq), strict=True)]
+        body, w = body - RATE * velocity[0], w - RATE * velocity[1]
+        total = total + q
+        mean = c.feature_decay * mean + (1 - c.feature_decay) * h.mean(0)
+    return (body, w.T), mean
+
+
+class Written(NamedTuple):
+    weights: Weights
+    mean: np.ndarray
+
+
+def reference(w: Weights, held: Federation, c: Chosen) -> list[Written]:
+    """The server after each round."""
+    examples = [
+        (np.asarray(held.data.x)[rows], np.asarray(held.data.y)[rows])
+        for rows in federations_of.parts_of(held)
+    ]
+    velocity, mean, found = [0.0, 0.0], np.zeros(D), []
+    for cohort in ATTEND:
+        present = [client for client in cohort if SIZES[client]]
+        ends = [trained(w, mean, *examples[client], c) for client in present]
+        sizes = [SIZES[client] for client in present]
+        mean = np.average([end[1] for end in ends], 0, sizes)
+        moves = [np.average([end[0][i] - w[i] for end in ends], 0, sizes) for i in range(2)]
+        velocity = [SERVER_MOMENTUM * v + m for v, m in zip(velocity, moves, strict=True)]
+        w = w[0] + SERVER_RATE * velocity[0], w[1] + SERVER_RATE * velocity[1]
+        found.append(Written(w, mean))
+    return found
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Chosen(),
+        Chosen("row_mean", history_gradient="straight_through"),
+        Chosen("classwise", orthogonal_directions=False),
+        Chosen("feature_ema"),
+        Chosen(feature_calibration=False),
+        Chosen(parameter_calibration=False),
+        Chosen("classwise", history_average=False),
+    ],
+    ids=lambda chosen: ",".join(map(str, chosen)),
+)
+def test_cafe_is_its_formula(chosen: Chosen) -> None:
+    with jax.enable_x64(True):
+        federation = held()
+        algorithm = cafe.cafe(
+            MODEL,
+            local.full_batch(optax.sgd(RATE, MOMENTUM), capacity=8, num_steps=NUM_STEPS),
+            server_optimizer=optax.sgd(SERVER_RATE, SERVER_MOMENTUM),
+            **SETTINGS,
+            **chosen._asdict(),
+        )
+        key = jax.random.key(0)
+        variables = jax.jit(MODEL.init)(key, federation.data.x)
+        state = rounds.init(algorithm, variables, federation, key)
+
+        @jax.jit
+        def step(state: rounds.State, present: Array) -> tuple[rounds.State, Tree, Array]:
+            cohort = federations.cohort([3, 0, 4, 2, 1])._replace(present=present)
+            axis = clients.chunked(2)
+            state, reports = rounds.step(algorithm, state, cohort, federation, axis=axis)
+            return state, reports, algorithm.predict(state.server, (), federation.data.x)
+
+        w = np.asarray(variables.params.body), np.asarray(variables.params.head)
+        for expected, cohort in zip(reference(w, federation, chosen), ATTEND, strict=True):
+            state, reports, served = step(state, np.isin([3, 0, 4, 2, 1], cohort))
+            params, mean = state.server.variables.params, state.server.beside
+            for got, wanted in zip(params, expected.weights, strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-11)
+            assert set(reports[0].metrics) == {"loss"}
+            body, w = expected.weights[0], expected.weights[1].T
+            source = w
+            if chosen.drift_mode == "feature_ema":
+                np.testing.assert_allclose(mean, expected.mean, rtol=1e-9, atol=1e-12)
+                source = expected.mean
+            h = np.asarray(federation.data.x) @ body
+            q = calibrated(w, direction(chosen.drift_mode, source), np.zeros(D), chosen)
+            z = SETTINGS["scale"] * h / np.sqrt((h**2).sum(1, keepdims=True) + 1e-12) @ q.T
+            np.testing.assert_allclose(served, z, rtol=1e-9, atol=1e-11)
+
+
+def test_the_leading_direction_is_that_of_the_singular_value_decomposition() -> None:
+    rng = np.random.default_rng(0)
+    leading = jax.jit(cafe.leading_direction)
+    for rows, columns in ((1, 5), (5, 1), (10, 3), (10, 64)):
+        matrix = rng.normal(size=(rows, columns)).astype(np.float32)
+        expected = np.linalg.svd(matrix)[2][0]
+        for factor in (1e-30, 1.0, -1e30):  # squares of the first underflow, of the last overflow
+            got = np.asarray(leading(jnp.asarray(factor * matrix, jnp.float32)))
+            np.testing.assert_allclose(got * np.sign(got @ expected), expected, atol=2e-5)
+    # Rows that sum to 0, as those of a linear softmax's gradient.
+    matrix = rng.normal(size=(10, 64)).astype(np.float32)
+    matrix -= matrix.mean(0)
+    got, expected = leading(jnp.asarray(matrix)), np.linalg.svd(matrix)[2][0]
+    np.testing.assert_allclose(abs(got @ expected), 1, atol=1e-5)
+
+
+def test_nothing_has_no_direction_and_no_bad_gradient() -> None:
+    """Neither a zero momentum, nor zero features, nor zero rows, nor parallel directions."""
+    zeros, some = jnp.zeros((4, 3)), jnp.arange(12.0).reshape(4, 3)
+
+    def value(matrix: Array, classifier: Array, features: Array, same: Array) -> Array:
+        total = jnp.zeros(())
+        for of in (cafe.leading_direction, cafe.unit, lambda m: cafe.unit(m.mean(0))):
+            direction = of(matrix)
+            there = cafe.orthogonal(cafe.unit(same), cafe.unit(same))
+            for d in (direction, jnp.broadcast_to(there, direction.shape)):
+                rows = cafe.calibrate(classifier, d, d, alpha=0.5, beta=0.5, gamma=0.0)
+                total += cafe.logits(features, rows, scale=16.0).sum()
+        return total
+
+    same = jnp.array([0.3, -0.2, 1.0])
+    gradients = jax.jit(jax.value_and_grad(value, (0, 1, 2, 3)))
+    for arguments in (
+        (zeros, some, some, same),
+        (some, zeros, some, same),
+        (some, some, zeros, same),
+        (zeros, zeros, zeros, jnp.zeros(3)),
+        (1e-38 * some, some.at[1].set(0), some.at[2].set(0), same),
+    ):
+        chex.assert_tree_all_finite(gradients(*arguments))
+    assert not cafe.leading_direction(zeros).any()
+    assert not cafe.unit(zeros).any()
+    unit = cafe.unit(same)
+    assert not cafe.orthogonal(unit, -unit).any()
+    turned = cafe.unit(unit + 1e-3 * jnp.array([1.0, 0, 0]))
+    assert abs(cafe.orthogonal(turned, unit) @ unit) < 1e-3
+
+
+class Drawn(NamedTuple):
+    classifier: Array
+    features: Array
+    d_g: Array
+    d_l: Array
+
+
+def drawn(seed: int, *, classwise: bool) -> Drawn:
+    rng = np.random.default_rng(seed)
+    shape = (K, D) if classwise else (D,)
+    d_g, d_l = (cafe.unit(jnp.asarray(rng.normal(size=shape))) for _ in range(2))
+    classifier, features = (
+        jnp.asarray(rng.normal(size=(K, D))),
+        jnp.asarray(rng.normal(size=(6, D))),
+    )
+    return Drawn(classifier, features, d_g, cafe.orthogonal(d_l, d_g))
+
+
+def test_without_parts_it_is_a_cosine_classifier() -> None:
+    with jax.enable_x64(True):
+        one = drawn(0, classwise=False)
+        q = cafe.calibrate(one.classifier, one.d_g, one.d_l, alpha=0.0, beta=0.0, gamma=0.0)
+        got = cafe.logits(one.features, q, scale=7.0)
+        for i, h in enumerate(np.asarray(one.features)):
+            for c, w in enumerate(np.asarray(one.classifier)):
+                cosine = h @ w / np.linalg.norm(h) / np.linalg.norm(w)
+                np.testing.assert_allclose(got[i, c], 7 * cosine, rtol=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    alpha=st.floats(0, 1),
+    beta=st.floats(0, 1),
+    classwise=st.booleans(),
+)
+def test_identities_of_the_calibrated_logits(
+    seed: int, alpha: float, beta: float, classwise: bool
+) -> None:
+    with jax.enable_x64(True):
+        w, h, d_g, d_l = drawn(seed, classwise=classwise)
+
+        def z(h: Array = h, d_g: Array = d_g, d_l: Array = d_l) -> Array:
+            q = cafe.calibrate(w, d_g, d_l, alpha=alpha, beta=beta, gamma=0.1)
+            return cafe.logits(h, q, scale=16.0)
+
+        np.testing.assert_allclose(z(h=2.5 * h), z(), rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(z(d_g=-d_g, d_l=-d_l), z(), rtol=1e-12, atol=1e-12)
+        assert np.abs(z()).max() <= 16
+        q = cafe.calibrate(w, d_g, d_l, alpha=1.0, beta=1.0, gamma=0.1)
+        for d in (d_g, d_l):
+            np.testing.assert_allclose((q * d).sum(-1), 0, atol=1e-12)
+
+
+def test_classwise_serving_never_changes_which_class_is_largest() -> None:
+    one = drawn(3, classwise=True)
+    own = cafe.unit(one.classifier)
+
+    def z(alpha: float) -> Array:
+        q = cafe.calibrate(one.classifier, own, 0 * own, alpha=alpha, beta=0.0, gamma=1 / 32)
+        return cafe.logits(one.features, q, scale=16.0)
+
+    for alpha in (0.2, 0.9):
+        np.testing.assert_allclose(z(alpha), (1 - alpha) * z(0.0), rtol=1e-4, atol=1e-5)
+
+
+WORK = local.full_batch(optax.sgd(RATE, MOMENTUM), capacity=8)
+
+
+def after(rate: float, num_steps: int, seed: int = 0, **arguments: Any) -> Tree:
+    """The server after one round of everybody."""
+    federation = held()
+    work = local.full_batch(optax.sgd(rate, MOMENTUM), capacity=8, num_steps=num_steps)
+    algorithm = cafe.cafe(MODEL, work, **arguments)
+    key = jax.random.key(seed)
+    variables = jax.jit(MODEL.init)(key, federation.data.x)
+    state = rounds.init(algorithm, variables, federation, key)
+    cohort = federations.cohort([0, 1, 2, 3, 4])
+    step = jax.jit(
+        lambda state: rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(1))
+    )
+    return step(state)
+
+
+def test_beta_has_no_effect_on_the_first_batch_of_a_round() -> None:
+    ends = {
+        (steps, beta): after(RATE, steps, beta=beta)[0].server.variables
+        for steps in (1, 2)
+        for beta in (0.0, 0.9)
+    }
+    federations.assert_close(ends[1, 0.0], ends[1, 0.9], rtol=1e-6, atol=1e-7)
+    moved = ends[2, 0.0].params.head - ends[2, 0.9].params.head
+    assert jnp.abs(moved).max() > 1e-3
+
+
+def test_the_mean_of_batches_that_are_alike_is_the_batch() -> None:
+    """The network frozen and no local direction: history changes nothing."""
+    losses = [
+        after(0.0, steps, history_average=on, beta=0.0)[1][0].metrics["loss"]
+        for steps, on in ((1, True), (4, True), (4, False))
+    ]
+    for loss in losses[1:]:
+        np.testing.assert_allclose(loss, losses[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alpha": -0.1}, "^alpha=-0.1: must be a finite number, at least 0$"),
+        ({"beta": -0.1}, "^beta=-0.1: must be a finite number, at least 0$"),
+        ({"gamma": np.nan}, "^gamma=nan: must be a finite number"),
+        ({"scale": -1}, "^scale=-1: must be a finite number"),
+        ({"feature_decay": 1.5}, r"^feature_decay=1.5: must be a finite number, in \[0, 1\]$"),
+        ({"drift_mode": "svt"}, "^drift_mode='svt': must be one of svd, row_mean, classwise, "),
+        ({"history_gradient": "no"}, "^history_gradient='no': must be one of literal, straight"),
+        (
+            {"drift_mode": "row_mean", "parameter_calibration": False},
+            "^drift_mode='row_mean': needs parameter_calibration, as the rows of a linear",
+        ),
+    ],
+)
+def test_impossible_arguments_are_one_line(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        cafe.cafe(MODEL, WORK, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_training_that_does_not_fit_is_one_line() -> None:
+    plain = local.full_batch(optax.sgd(0.1), capacity=8)
+    with pytest.raises(
+        ValueError, match=r"^beta: must be 0 where the clients' optimizer is no sgd"
+    ):
+        cafe.cafe(MODEL, plain)
+    # What needs no momentum.
+    for arguments in ({"beta": 0.0}, {"drift_mode": "feature_ema"}, {"feature_calibration": False}):
+        cafe.cafe(MODEL, plain, **arguments)
+    with pytest.raises(ValueError, match=r"^work: its gradient sees no optimizer"):
+        cafe.cafe(MODEL, WORK._replace(run_local=None))
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_head_that_is_no_linear_classifier_is_one_line(cut: int) -> None:
+    model = models.mlp(3, widths=(4, 4), cut=cut, norm="batch" if cut else "none")
+    algorithm, federation = cafe.cafe(model, WORK), held()
+    variables = model.init(jax.random.key(0), federation.data.x)
+    with pytest.raises(ValueError, match=r"^model: its head holds \[.*\], must be one linear"):
+        rounds.init(algorithm, variables, federation, jax.random.key(0))
+
+
+@pytest.mark.parametrize("model", [federations.cnn, federations.softmax_regression])
+def test_positions_are_averaged_or_flattened_as_the_head_does(model: Any) -> None:
+    """With all parts off, and features at length 1, the logits are those of the network."""
+    federation = federations.in_floats(federations.federation())
+    algorithm = cafe.cafe(
+        model(),
+        WORK,
+        scale=1.0,
+        feature_calibration=False,
+        parameter_calibration=False,
+    )
+    variables = federations.initial(model(), jax.random.key(0))
+    state = rounds.init(algorithm, variables, federation, jax.random.key(0))
+    got = np.asarray(algorithm.predict(state.server, (), federation.data.x))
+    whole = np.asarray(models.predict(model(), variables, federation.data.x))
+    lengths = np.linalg.norm(whole, axis=1) / np.linalg.norm(got, axis=1)
+    np.testing.assert_allclose(got * lengths[:, None], whole, rtol=1e-4, atol=1e-5)
