@@ -76,6 +76,11 @@ def risk(
     return loss(outputs, batch.y, batch.mask), stats
 
 
+def embedding(features: Array) -> Array:
+    """Features [B, ..., D], averaged over the axes between, an image's positions; [B, D]."""
+    return features.mean(tuple(range(1, features.ndim - 1)))
+
+
 def gradient(model: Model, loss: Loss = objectives.cross_entropy) -> GradFn:
     """The gradient of `risk`; reports it as "loss"."""
 

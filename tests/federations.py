@@ -360,6 +360,15 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(normed_body, steps, {"ratio": 0.3, "rows": 2, "server_optimizer": _MOMENTUM}),
     ),
     "fedpvr": (Config(small_normed, momentum_epochs, {"server_optimizer": _MOMENTUM}),),
+    "moon": (
+        Config(small_normed, epochs, {"penalty": 1.0, "projection": 3, "temperature": 1.0}),
+        # Not the tiny cnn: each of its channels is normalised alone, so that the mean of one is 0.
+        Config(mlp, steps, {"penalty": 1.0, "projection": 0, "server_optimizer": _ADAM}),
+    ),
+    "fedproto": (
+        Config(small_normed, epochs, {"penalty": 2.0, "server_optimizer": _MOMENTUM}),
+        Config(small_normed, momentum_epochs, {"penalty": 2.0, "share_weights": False}),
+    ),
     "qfedavg": (
         Config(
             small_normed,

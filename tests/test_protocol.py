@@ -469,6 +469,8 @@ def fedavg_unfused(model: Callable[[], Model]) -> Unfused:
 
 REDUCTIONS = [
     ("fedprox", federations.mlp, {"proximal": 0.0}),
+    ("moon", federations.mlp, {"penalty": 0.0, "projection": 0}),
+    ("fedproto", federations.mlp, {"penalty": 0.0}),
     ("fedbn", federations.normed_body, {"is_local": lambda path: False}),
     ("fediir", federations.mlp, {"penalty": 0.0, "weighting": "size"}),
     (

@@ -14,9 +14,11 @@ LISTED = (
     "fediir",
     "fedipg",
     "fedmix",
+    "fedproto",
     "fedprox",
     "fedpvr",
     "fl_games",
+    "moon",
     "qfedavg",
     "scaffold",
 )

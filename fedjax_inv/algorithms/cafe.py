@@ -182,7 +182,7 @@ def _embedding(features: Array, width: int) -> Array:
     """Features [B, ...] as the classifier takes them [B, D]: flattened, or averaged over
     positions."""
     flat = features.reshape(features.shape[0], -1)
-    return flat if flat.shape[1] == width else features.mean(tuple(range(1, features.ndim - 1)))
+    return flat if flat.shape[1] == width else averaging.embedding(features)
 
 
 def cafe(

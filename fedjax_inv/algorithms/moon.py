@@ -1,0 +1,169 @@
+"""MOON: FedAvg whose clients' features stay near the server's and leave their own last network's.
+
+    minimise  CE(f(x), y) + penalty mean of -log(e^g / (e^g + e^p))
+    g = cos(z, z_received) / temperature,   p = cos(z, z_previous) / temperature,   z = m(e(x))
+
+e is the body and m a projection, two dense layers with a ReLU between, which is trained and
+averaged with the network. z_received and z_previous, constants, are those of the network that was
+received and of the client's own last one; before its first turn that is the initial network.
+
+Li et al. 2021, "Model-Contrastive Federated Learning" (CVPR; arXiv 2103.16257), Algorithm 1. Ours:
+the classifier reads e(x) and not z, so that all methods have one network to serve with; the two
+other networks are in evaluation mode.
+"""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_inv import averaging, checks, objectives, servers
+from fedjax_inv.aggregators import Weight
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    GradFn,
+    Halves,
+    Loss,
+    Model,
+    Setup,
+    Step,
+    Tree,
+    Variables,
+    Visit,
+    Work,
+)
+
+_EPSILON = 1e-12  # added to squared norms under a root
+_NAME = "projection"  # of its parameters, beside those of the head
+
+
+def contrastive(
+    z: Array, z_global: Array, z_previous: Array, *, temperature: float | Array
+) -> Array:
+    """-log(e^g / (e^g + e^p)) of each row, g and p as above; [B].
+
+    z, z_global, z_previous: [B, P]. Raises ValueError unless they are of one shape.
+    """
+    checks.same_shapes(z=z, z_global=z_global, z_previous=z_previous)
+
+    def unit(rows: Array) -> Array:
+        return rows / jnp.sqrt((rows**2).sum(-1, keepdims=True) + _EPSILON)
+
+    def cosine(other: Array) -> Array:
+        return (unit(z) * unit(other)).sum(-1)
+
+    return jax.nn.softplus((cosine(z_previous) - cosine(z_global)) / temperature)
+
+
+class _Extractor(NamedTuple):
+    """What z is made with."""
+
+    body: Tree
+    stats: Tree  # of the body
+    projection: Tree  # () without
+
+
+class _Projection(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, features: Array) -> Array:
+        hidden = nn.relu(nn.Dense(features.shape[-1])(features))
+        return nn.Dense(self.width)(hidden)
+
+
+def moon(
+    model: Model,
+    work: Work,
+    *,
+    penalty: float | Array = 1.0,
+    temperature: float | Array = 0.5,
+    projection: int = 256,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+    weighting: str | Weight = "size",
+) -> Algorithm:
+    """MOON (Li et al. 2021, Algorithm 1). A client's `own` is what its last network makes z with.
+
+    penalty: the paper's mu, of 1 to 10; 0 is FedAvg. temperature: the paper's tau. projection: how
+    many outputs it has; 0: there is none, and z are the body's features, averaged over positions.
+    weighting: of clients, as in FedAvg ("size" or "uniform").
+
+    Reports both terms, the second unweighted as "contrast". Raises ValueError for values out of
+    range; before the first round for a head whose parameters have no names, to set those of the
+    projection beside.
+    """
+    checks.real("penalty", penalty)
+    checks.real("temperature", temperature)
+    if checks.is_concrete(temperature) and float(temperature) == 0:
+        raise UsageError(f"{temperature=}: must be above 0")
+    checks.integer("projection", projection, 0)
+    module = _Projection(projection)
+
+    def extractor(variables: Variables) -> _Extractor:
+        params, stats = variables
+        return _Extractor(params.body, stats.body, params.head[_NAME] if projection else ())
+
+    def projected(taken: Tree, features: Array) -> Array:
+        features = averaging.embedding(features)
+        return jnp.asarray(module.apply({"params": taken}, features)) if projection else features
+
+    def constant(of: _Extractor, batch: Batch) -> Array:
+        """z of a network that is not trained."""
+        features, _ = model.encode(of.body, of.stats, batch.x, batch.mask, False)
+        return projected(of.projection, features)
+
+    def gradient_from(visit: Visit) -> GradFn:
+        received, previous = extractor(visit.message.variables), visit.own
+
+        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+            stats = variables.stats
+            z_received, z_previous = constant(received, batch), constant(previous, batch)
+
+            def objective(params: Halves) -> tuple[Array, tuple[Array, Array, Halves]]:
+                body_key, head_key = jax.random.split(key)  # as `models.apply` does
+                features, body = model.encode(
+                    params.body, stats.body, batch.x, batch.mask, True, body_key
+                )
+                outputs, head = model.decode(
+                    params.head, stats.head, features, batch.mask, True, head_key
+                )
+                value = loss(outputs, batch.y, batch.mask)
+                z = projected(params.head[_NAME] if projection else (), features)
+                losses = contrastive(z, z_received, z_previous, temperature=temperature)
+                contrast = objectives.masked_mean(losses, batch.mask)
+                return value + penalty * contrast, (value, contrast, Halves(body, head))
+
+            grads, (value, contrast, after) = jax.grad(objective, has_aux=True)(variables.params)
+            return Step(grads, after, {"loss": value, "contrast": contrast})
+
+        return grad_fn
+
+    training = averaging.averaging(
+        model,
+        work,
+        gradient_from,
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+        init_client=lambda server, who: extractor(server.variables),
+        remember=lambda visit, trained: extractor(trained.local.variables),
+    )
+
+    def init_server(setup: Setup) -> servers.Server:
+        if not projection:
+            return training.init_server(setup)
+        params, stats = setup.variables
+        if not hasattr(params.head, "keys") or _NAME in params.head:
+            raise UsageError(f"model: its head must be a dict without {_NAME!r}, or projection=0")
+        real = jnp.ones(jax.tree.leaves(setup.sample)[0].shape[0], bool)
+        features, _ = model.encode(params.body, stats.body, setup.sample, real, False)
+        taken = module.init(setup.key, averaging.embedding(features))["params"]
+        variables = Variables(Halves(params.body, {**params.head, _NAME: taken}), stats)
+        return training.init_server(setup._replace(variables=variables))
+
+    return training._replace(init_server=init_server)
