@@ -259,18 +259,32 @@ def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
     """Who attends: [R, T, S], T = num_rounds. Nobody does from round --rounds on."""
     num_clients = inputs.train.size.shape[1]
     chosen = config.participation
+    slots = chosen.slots(num_clients)
     rounds_per_update = _of_clients(chosen.slow, num_clients, 1)
-    arrives = _of_clients(chosen.lossy, num_clients, 1.0)
+    regular = _of_clients(chosen.lossy, num_clients, 1.0)
 
     def schedule(key: Array) -> Cohort:
-        if 0 < chosen.cohort < num_clients:
-            drawn = schedules.sampled(key, num_clients, chosen.cohort, num_rounds)
+        if slots < num_clients:
+            drawn = schedules.sampled(key, num_clients, slots, num_rounds)
         else:
             drawn = schedules.everyone(num_clients, num_rounds)
         if chosen.slow:
             drawn = schedules.slow(drawn, jnp.asarray(rounds_per_update))
-        if chosen.lossy:
-            drawn = schedules.dropout(drawn, jax.random.fold_in(key, 1), jnp.asarray(1 - arrives))
+        if chosen.lossy or chosen.frequency < 1:
+            arrives = jnp.asarray(regular)
+            if chosen.frequency < 1:
+                arrives *= schedules.upload_probabilities(
+                    jax.random.fold_in(key, 2),
+                    num_clients,
+                    sparse=chosen.sparse,
+                    frequency=chosen.frequency,
+                )
+            fails = jax.random.fold_in(key, 1), 1 - arrives
+            if chosen.late == "stale":
+                longest = chosen.longest_delay
+                drawn = schedules.stale(drawn, *fails, num_clients, longest=longest)
+            else:
+                drawn = schedules.dropout(drawn, *fails)
         if chosen.first_all:
             drawn = schedules.first_all(drawn, num_clients)
         real = np.arange(num_rounds)[:, None] < config.run.rounds
@@ -291,6 +305,8 @@ def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.
 
 def _history(participation: Participation) -> int:
     """How many broadcasts must be kept."""
+    if participation.late == "stale":
+        return 1 + participation.longest_delay
     return max([1, *(int(entry.partition(":")[2]) for entry in participation.slow)])
 
 
@@ -425,7 +441,7 @@ def _split(
         for entry in entries:
             if int(entry.partition(":")[0]) >= num_clients:
                 raise UsageError(f"--{flag}={entry}: must be of clients 0..{num_clients - 1}")
-    needed = -(-num_clients // (config.participation.cohort or num_clients))
+    needed = -(-num_clients // config.participation.slots(num_clients))
     if config.participation.first_all and needed > config.run.rounds:
         raise UsageError(f"--first_all=true: needs {needed} rounds, --rounds={config.run.rounds}")
     # A test must not be drawn as the environments were: it would be one of them. What is drawn with

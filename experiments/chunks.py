@@ -51,7 +51,7 @@ def asked(config: Config, inputs: program.Inputs) -> tuple[int | None, int | Non
 
 def _num_slots(config: Config, inputs: program.Inputs) -> int:
     num_clients = inputs.train.size.shape[1]
-    return min(config.participation.cohort or num_clients, num_clients)
+    return config.participation.slots(num_clients)
 
 
 def choose(

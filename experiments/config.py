@@ -117,6 +117,11 @@ def _check(config: Config) -> None:
     cohort, num_clients = config.participation.cohort, config.partition.clients
     if num_clients and cohort > num_clients:
         raise UsageError(f"--cohort={cohort}: must be at most --clients={num_clients}")
+    if config.participation.late == "stale" and config.participation.slow:
+        text = ",".join(config.participation.slow)
+        raise UsageError(
+            f"--slow={text}: must be left out with --late=stale, which sets all delays"
+        )
     if watching.eval_every > run.rounds:
         raise UsageError(
             f"--eval_every={watching.eval_every}: must be at most --rounds={run.rounds}"

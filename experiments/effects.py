@@ -54,6 +54,18 @@ def without_effect(config: Config) -> dict[str, str]:
     if all(registry.facts(name).pooled for name in method.algorithm):
         text = f"has no effect with --algorithm={names}, which trains on all examples at once"
         rules.append(_Rule(tuple(field.name for field in flags_of(Participation)), text))
+    taking_part = config.participation
+    if taking_part.cohort:
+        rules.append(
+            _Rule(("sampling_rate",), f"has no effect beside --cohort={taking_part.cohort}")
+        )
+    if taking_part.frequency == 1:
+        rules.append(_Rule(("sparse",), "has no effect without --frequency below 1"))
+        if not taking_part.lossy:
+            text = "has no effect without --frequency below 1 or --lossy"
+            rules.append(_Rule(("late",), text))
+    if taking_part.late == "drop":
+        rules.append(_Rule(("longest_delay",), "has no effect with --late=drop"))
     if clients.local_steps:
         text = f"has no effect beside --local_steps={clients.local_steps}"
         rules.append(_Rule(("local_epochs",), text))

@@ -13,6 +13,7 @@ from experiments.flag import (
     FRACTION,
     INSIDE,
     POSITIVE,
+    PROBABILITY,
     SEED,
     Range,
     at_least,
@@ -22,8 +23,9 @@ from experiments.flag import (
     pair,
 )
 from experiments.selection import RULES
-from fedjax_inv import missing
+from fedjax_inv import missing, schedules
 from fedjax_inv.algorithms import LISTED
+from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings, resnet
 from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
 
@@ -36,6 +38,7 @@ def _is_probability(text: str) -> bool:
 
 
 _PAPER = Range(lambda value: "=" in value, "algorithm=number")
+_PART = Range(lambda value: 0 < value <= 1, "above 0 and at most 1")
 _CHUNK = number_or("auto", "measure")
 
 
@@ -234,6 +237,9 @@ class Participation:
     """Who takes part in a round."""
 
     cohort: int = flag(0, "Clients drawn each round; 0: all.", at_least(0))
+    sampling_rate: float = flag(
+        1.0, "The part of the clients that is drawn each round, instead of --cohort.", _PART
+    )
     slow: tuple[str, ...] = flag(
         (),
         "Clients that need several rounds for an update, as client:rounds; it then comes from the "
@@ -247,12 +253,38 @@ class Participation:
         pair(_is_probability, "a probability"),
         kind=str,
     )
+    frequency: float = flag(
+        1.0, "With which probability an update of a --sparse client arrives in a round.", _PART
+    )
+    sparse: float = flag(
+        0.5, "The part of the clients, drawn with the seed, that --frequency is for.", PROBABILITY
+    )
+    late: str = flag(
+        "drop",
+        "What becomes of updates that do not arrive in their round: they are dropped; or, stale, "
+        "they arrive when their client is next drawn and does not fail.",
+        choices=("drop", "stale"),
+    )
+    longest_delay: int = flag(
+        10, "Rounds after which a client of --late=stale begins anew.", at_least(1)
+    )
     missing: str = flag(
         "skip",
         "What stands in for an update that does not arrive: nothing, or the client's last one.",
         choices=missing.RULES,
     )
     first_all: bool = flag(False, "Whether all clients take part once at the beginning.")
+
+    def slots(self, num_clients: int) -> int:
+        """How many of the clients are drawn in a round; a single one, which may stand for all data,
+        always is."""
+        if self.cohort or self.sampling_rate == 1 or num_clients == 1:
+            return min(self.cohort or num_clients, num_clients)
+        try:
+            return schedules.cohort_size(num_clients, self.sampling_rate)
+        except UsageError as error:
+            told = str(error).removeprefix(f"rate={self.sampling_rate}: ")
+            raise UsageError(f"--sampling_rate={self.sampling_rate}: {told}") from None
 
 
 @dataclasses.dataclass(frozen=True)

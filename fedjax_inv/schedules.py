@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_inv import checks, permutation
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Array, Cohort
+from fedjax_inv.types import Array, Cohort, Tree
 
 
 def _schedule(who: Array) -> Cohort:
@@ -42,25 +42,94 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
     return _schedule(jax.vmap(draw)(jnp.arange(num_rounds)))
 
 
+def cohort_size(num_clients: int, rate: float) -> int:
+    """How many of C clients a sampling rate selects: rate C, rounded.
+
+    Raises ValueError for a rate outside (0, 1], or one that selects nobody.
+    """
+    checks.integer("num_clients", num_clients)
+    checks.number("rate", rate, "above 0 and at most 1", lambda rate: 0 < rate <= 1)
+    cohort = round(rate * num_clients)
+    if cohort < 1:
+        raise UsageError(f"rate={rate}: selects none of num_clients={num_clients}, must be higher")
+    return cohort
+
+
+def upload_probabilities(key: Array, num_clients: int, *, sparse: float, frequency: float) -> Array:
+    """[C] with which probability an upload of each client arrives: `frequency` for a part of the
+    clients, 1 for the others.
+
+    sparse: how large that part is; drawn uniformly, rounded to whole clients. Raises ValueError for
+    a sparse outside [0, 1] or a frequency outside (0, 1].
+    """
+    checks.integer("num_clients", num_clients)
+    checks.probability("sparse", sparse)
+    checks.number("frequency", frequency, "above 0 and at most 1", lambda f: 0 < f <= 1)
+    is_sparse = jax.random.permutation(key, num_clients) < round(sparse * num_clients)
+    return jnp.where(is_sparse, frequency, 1.0)
+
+
 def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
     """Each client of each round is absent with a probability; a scalar, or one per client [C].
 
     Where an upload arrives with probability p, that of being absent is 1 - p.
     Raises ValueError for a probability outside [0, 1], or not one for every client named.
     """
+    return schedule._replace(present=schedule.present & ~_failed(schedule, key, probability))
+
+
+def stale(
+    schedule: Cohort, key: Array, probability: float | Array, num_clients: int, *, longest: int
+) -> Cohort:
+    """Those whom `dropout` would make absent deliver later what they have begun.
+
+    A client begins in the first round that it is in after its last delivery, on that round's
+    broadcast, and delivers in the first one, of those that it is in, in which it does not fail.
+    What is more than `longest` rounds old is thrown away: it begins anew. Delays that the schedule
+    had are forgotten.
+
+    probability: of failing in a round; a scalar, or one per client [C]. With the same key, those
+    fail whom `dropout` drops. The run must keep 1 + longest broadcasts. Raises ValueError as
+    `dropout` does, and for a longest below 1.
+    """
+    checks.integer("num_clients", num_clients)
+    checks.integer("longest", longest)
+    nothing = -1
+
+    def turn(begun: Array, now: tuple[Array, Array, Array, Array]) -> tuple[Array, Tree]:
+        """begun: [C] the round in which each client began what it is at."""
+        round_index, who, present, fails = now
+        since = begun[who]
+        begins = (since == nothing) | (round_index - since > longest)
+        since = jnp.where(begins, round_index, since)
+        delivers = present & ~fails
+        index = jnp.where(present, who, num_clients)
+        begun = begun.at[index].set(jnp.where(delivers, nothing, since), mode="drop")
+        return begun, (delivers, round_index - since)
+
+    rounds = jnp.arange(schedule.who.shape[0], dtype=jnp.int32)
+    fails = _failed(schedule, key, probability)
+    start = jnp.full(num_clients, nothing, jnp.int32)
+    _, (delivers, delay) = jax.lax.scan(
+        turn, start, (rounds, schedule.who, schedule.present, fails)
+    )
+    return Cohort(schedule.who, delivers, delay)
+
+
+def _failed(schedule: Cohort, key: Array, probability: float | Array) -> Array:
+    """[T, S] bool, drawn for each client of each round with a probability."""
     probability = jnp.asarray(probability)
     lowest, highest = _range(probability)
     if not (lowest >= 0 and highest <= 1):
         raise UsageError(f"probability={probability}: must be between 0 and 1")
     _check_per_client("probability", probability, schedule)
 
-    def lost(round_index: Array, who: Array) -> Array:
+    def fails(round_index: Array, who: Array) -> Array:
         draw = jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, round_index), who))
         return draw < (probability[who] if probability.ndim else probability)
 
     rounds = jnp.arange(schedule.who.shape[0])
-    absent = jax.vmap(jax.vmap(lost, (None, 0)))(rounds, schedule.who)
-    return schedule._replace(present=schedule.present & ~absent)
+    return jax.vmap(jax.vmap(fails, (None, 0)))(rounds, schedule.who)
 
 
 def delayed(schedule: Cohort, delay: Array) -> Cohort:

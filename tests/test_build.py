@@ -57,6 +57,21 @@ def test_slow_and_lossy_clients_and_a_first_round_of_all() -> None:
     assert made.prepare(made.cells[0]).experiment.history == 3
 
 
+def test_clients_that_upload_rarely() -> None:
+    flags = dict(frequency=0.3, sparse=0.5, partition="iid", clients=6)
+    dropped = cohort(200, **flags)
+    share = dropped.present.mean(0)
+    assert ((share == 1).sum(), ((share > 0.1) & (share < 0.5)).sum()) == (3, 3)
+    assert not dropped.delay.any()
+    stale = cohort(200, late="stale", longest_delay=4, **flags)
+    chex.assert_trees_all_equal(stale.present, dropped.present)
+    assert stale.delay[:, share < 1][stale.present[:, share < 1]].max() == 4
+    assert not stale.delay[:, share == 1].any()
+    made = build.assemble(config.of(late="stale", longest_delay=4, **flags))
+    assert made.prepare(made.cells[0]).experiment.history == 5
+    assert cohort(3, sampling_rate=0.5, partition="iid", clients=6).who.shape == (3, 3)
+
+
 def test_what_stands_in_for_a_missing_update() -> None:
     made = build.assemble(config.of(missing="reuse", lossy=("0:0.5",)))
     algorithm = made.prepare(made.cells[0]).experiment.algorithm(made.cells[0].runs[0].hyper)
@@ -77,6 +92,15 @@ def test_what_stands_in_for_a_missing_update() -> None:
         (dict(lossy=("0:1.5",)), "^--lossy=0:1.5: must be client:value, .* a probability"),
         (dict(missing="reuse", algorithm=("scaffold",)), "^--missing=reuse: "),
         (dict(first_all=True, cohort=2, rounds=2, eval_every=1), "^--first_all=true: .*3 rounds"),
+        (dict(sampling_rate=0.01), "^--sampling_rate=0.01: selects none of num_clients=5, must be"),
+        (dict(sampling_rate=0.0), "^--sampling_rate=0.0: must be above 0 and at most 1"),
+        (dict(frequency=0.0), "^--frequency=0.0: must be above 0 and at most 1"),
+        (dict(frequency=1.5), "^--frequency=1.5: must be above 0 and at most 1"),
+        (dict(algorithm=("cafe",)), "^--algorithm=cafe: beta: must be 0 where the clients' opt"),
+        (
+            dict(late="stale", frequency=0.5, slow=("0:2",)),
+            "^--slow=0:2: must be left out with --late=stale",
+        ),
         (dict(stride=3, dataset="dsprites", num_images=50, environment="none"), None),
         (dict(weights="nowhere.npz", model="resnet18"), "^--weights=nowhere.npz: .*there is none"),
         (dict(model="alexnet", stride=2), "^--model=alexnet: .* at least 8 pixels a side"),

@@ -236,3 +236,93 @@ def test_who_is_absent_needs_no_value(make: Callable[..., Cohort]) -> None:
     assert not compiled(lambda: make(named, jnp.ones(3))).present[:, 0].any()
     # Whom a traced schedule names, nobody can look at.
     jax.eval_shape(lambda schedule: make(schedule, np.ones(1)), FULL)
+
+
+def test_sampling_rates_are_rounded_and_select_somebody() -> None:
+    assert [schedules.cohort_size(100, rate) for rate in (0.1, 0.3, 0.5, 1)] == [10, 30, 50, 100]
+    assert schedules.cohort_size(7, 0.5) == 4
+    for rate in (0.0, -0.1, 1.1, np.nan, True):
+        with pytest.raises(ValueError, match=r"^rate=.*: must be a number above 0 and at most 1$"):
+            schedules.cohort_size(100, rate)
+    message = r"^rate=0.01: selects none of num_clients=20, must be higher$"
+    with pytest.raises(ValueError, match=message):
+        schedules.cohort_size(20, 0.01)
+
+
+@pytest.mark.parametrize("sparse", [0.0, 0.3, 1.0])
+def test_a_part_of_the_clients_uploads_rarely(sparse: float) -> None:
+    keys = jax.random.split(KEY, 200)
+    draw = jax.jit(
+        jax.vmap(lambda k: schedules.upload_probabilities(k, 10, sparse=sparse, frequency=0.25))
+    )
+    rare = np.asarray(draw(keys)) == 0.25
+    assert_equal(np.where(rare, 0.25, 1.0).astype(np.float32), draw(keys))
+    assert (rare.sum(1) == round(10 * sparse)).all()
+    # Every client as often as another.
+    np.testing.assert_allclose(rare.mean(0), sparse, atol=6 * np.sqrt(0.25 / 200))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(sparse=1.2, frequency=0.5), r"^sparse=1.2: must be a number between 0 and 1$"),
+        (dict(sparse=0.5, frequency=0.0), r"^frequency=0.0: must be a number above 0 and at most"),
+        (dict(sparse=0.5, frequency=1.5), r"^frequency=1.5: must be a number above 0 and at most"),
+    ],
+)
+def test_impossible_frequencies_are_one_line(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        schedules.upload_probabilities(KEY, 10, **arguments)
+
+
+@pytest.mark.parametrize("longest", [2, 50])
+def test_what_is_late_is_delivered_from_where_it_began(longest: int) -> None:
+    """A loop over each client's rounds."""
+    probability = jnp.array([0.0, 0.6, 0.9, 1.0])
+    drawn, dropped, kept = compiled(
+        lambda: [
+            full := schedules.sampled(KEY, 4, 3, 60),
+            schedules.dropout(full, KEY, probability),
+            schedules.stale(full, KEY, probability, 4, longest=longest),
+        ]
+    )
+    # The same uploads arrive; what they were computed from differs.
+    assert_equal(kept.who, drawn.who)
+    assert_equal(kept.present, dropped.present)
+    delays = []
+    for client in range(4):
+        began = None
+        for t, slot in np.argwhere(drawn.who == client):
+            if began is None or t - began > longest:
+                began = t
+            if kept.present[t, slot]:
+                assert kept.delay[t, slot] == t - began
+                delays.append(t - began)
+                began = None
+    assert max(delays) > (1 if longest == 2 else 5)
+    assert max(delays) <= longest
+    assert not kept.delay[(kept.who == 0) & kept.present].any()
+
+
+def test_a_longer_stale_schedule_starts_with_the_shorter_and_gaps_are_no_work() -> None:
+    def made(length: int) -> Cohort:
+        return schedules.stale(schedules.everyone(3, length), KEY, 0.5, 3, longest=9)
+
+    short, long = compiled(lambda: [made(8), made(12)])
+    assert_equal(jax.tree.map(lambda leaf: leaf[:8], long), short)
+    # A client that is not there begins nothing.
+    absent = schedules.everyone(1, 5)._replace(present=jnp.array([[0], [0], [1], [0], [1]], bool))
+    kept = schedules.stale(absent, KEY, 0.0, 1, longest=9)
+    assert_equal(kept.present, absent.present)
+    assert not np.asarray(kept.delay)[np.asarray(kept.present)].any()
+
+
+def test_impossible_delays_are_one_line() -> None:
+    for arguments, message in (
+        ((0.5, 3, 0), r"^longest=0: must be an integer of at least 1$"),
+        ((1.5, 3, 2), r"^probability=1.5: must be between 0 and 1$"),
+        ((jnp.ones(2), 3, 2), r"^probability: has 2 values, must have one for client 2 too$"),
+    ):
+        probability, num_clients, longest = arguments
+        with pytest.raises(ValueError, match=message):
+            schedules.stale(FULL, KEY, probability, num_clients, longest=longest)
