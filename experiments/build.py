@@ -340,6 +340,7 @@ class Assembled(NamedTuple):
             watch_examples=config.watching.watch_examples,
             warm_start=lambda sizes: warm_start(config.watching, config.clients.batch_size, sizes),
             variables=self.variables,
+            num_classes=len(self.dataset.classes) if config.watching.watch_classes else 0,
         )
         groups = program.group_names(splits[cell.runs[0].seed])
         capacity = 8 * -(-int(inputs.train.size.max()) // 8)
@@ -459,9 +460,12 @@ def _split(
             seed=seed + 2**31 if is_redrawn else seed,
             test_fraction=config.data.test_fraction,
             first_row=start,
+            imbalance=config.partition.imbalance,
         )
     except UsageError as error:
         flags = f"--partition={config.partition.partition} --clients={num_clients}"
+        if config.partition.imbalance != 1:
+            flags += f" --imbalance={shown(config.partition.imbalance)}"
         raise UsageError(f"{flags}: {error}") from None
 
 

@@ -229,7 +229,12 @@ def without_evaluation(inputs: program.Inputs) -> program.Inputs:
     watched = inputs.watched
     if watched is not None:
         watched = watched._replace(train=nothing(watched.train), test=nothing(watched.test))
-    return inputs._replace(valid=nothing(inputs.valid), test=nothing(inputs.test), watched=watched)
+    detailed = inputs.detailed
+    if detailed is not None:
+        detailed = program.Detailed(*map(nothing, detailed))
+    return inputs._replace(
+        valid=nothing(inputs.valid), test=nothing(inputs.test), watched=watched, detailed=detailed
+    )
 
 
 def _seconds(advance: Callable[[Tree], Tree], states: Tree) -> float:

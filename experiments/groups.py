@@ -147,6 +147,12 @@ class Partition:
     )
     alpha: float = flag(0.5, "Concentration of --partition=dirichlet.", POSITIVE)
     clients: int = flag(0, "Training clients; 0: one per training domain.", at_least(0))
+    imbalance: float = flag(
+        1.0,
+        "How many times the training examples of the last class the first one has; the others lie "
+        "on a curve between, and what is too much is left out. 1: the data's own.",
+        Range(lambda value: 1 <= value < float("inf"), "at least 1"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,6 +308,11 @@ class Watching:
         False,
         "Whether evaluations tell each training client's gradient norm and <grad R(w), w>, and the "
         "mean cosine between clients; drawn as gradients.png.",
+    )
+    watch_classes: bool = flag(
+        False,
+        "Whether evaluations tell the mean of the test accuracies of all classes, and of test "
+        "examples in the proportions of each client's classes.",
     )
     stop_below: tuple[float, ...] = flag(
         (),

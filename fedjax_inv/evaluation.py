@@ -155,6 +155,16 @@ def mean(scores: Scores) -> tuple[Array, Array]:
     return (scores.score * weights).sum(), (scores.loss * weights).sum()
 
 
+def balanced(scores: Scores) -> Array:
+    """The mean score over clients that have examples, whatever their sizes; 0 without any.
+
+    Where each "client" is a class (`data.federation.by_class`) and the score is accuracy, this is
+    the class-balanced accuracy, the mean of the classes' recalls.
+    """
+    counts = scores.size > 0
+    return jnp.where(counts, scores.score, 0).sum(-1) / jnp.maximum(counts.sum(-1), 1)
+
+
 def worst(scores: Scores) -> Array:
     """The lowest score of a client that has examples."""
     return jnp.where(scores.size > 0, scores.score, jnp.inf).min()

@@ -82,6 +82,13 @@ class Watched(NamedTuple):
     warm_start: Array  # [R] int32, rounds before a stop
 
 
+class Detailed(NamedTuple):
+    """The test examples, otherwise dealt."""
+
+    by_class: Holdings  # "client" k holds class k
+    shards: Holdings  # client c holds some in the proportions of its training classes
+
+
 class Inputs(NamedTuple):
     """What differs between the R runs of a program."""
 
@@ -93,6 +100,7 @@ class Inputs(NamedTuple):
     group: Array  # [R, C] int32, the group that each validation client counts for
     watched: Watched | None = None
     variables: Variables | None = None  # [R, ...] networks to start from; None: drawn by the seed
+    detailed: Detailed | None = None
 
 
 class Scores(NamedTuple):
@@ -121,6 +129,8 @@ class Outcome(NamedTuple):
     test: evaluation.Scores  # each [R, 1]
     stops: stopping.Stops
     gradients: diagnostics.Agreement | None = None  # each [R, C], the cosine [R]
+    # balanced: the mean over classes of the test score; client: that over clients, of their shards
+    detailed: dict[str, Array] | None = None  # each [R]
 
 
 class Program(NamedTuple):
@@ -152,6 +162,7 @@ def inputs(
     watch_examples: int = 0,
     warm_start: Callable[[np.ndarray], int] = lambda sizes: 0,
     variables: Mapping[int, Variables] | None = None,
+    num_classes: int = 0,
 ) -> Inputs:
     """What R runs work on.
 
@@ -159,7 +170,8 @@ def inputs(
     pooled examples. watch_examples: about how many of all clients' training examples, and of the
     test's, are looked at after every round; 0: none, and there is no stop. warm_start: the sizes
     [C] of the training clients -> rounds before a stop. variables: by seed, networks to start from;
-    by default they are drawn. Raises ValueError for runs whose
+    by default they are drawn. num_classes: if above 0, K of the data, and evaluations tell the
+    test's scores class by class and in each client's proportions. Raises ValueError for runs whose
     hyperparameters have other names, and for a seed without a split.
     """
     if not runs:
@@ -199,6 +211,16 @@ def inputs(
     if variables is not None:
         chosen = (variables[run.seed] for run in runs)
         start = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *chosen)
+    detailed = None
+    if num_classes:
+        dealt = [
+            (
+                federations.by_class(splits[seed].test, num_classes),
+                federations.test_shards(splits[seed], num_classes, seed),
+            )
+            for seed in seeds
+        ]
+        detailed = Detailed(*(held(_stacked(of)) for of in zip(*dealt, strict=True)))
     return Inputs(
         hyper={name: jnp.array([run.hyper[name] for run in runs], jnp.float32) for name in names},
         seed=jnp.array([run.seed for run in runs], jnp.int32),
@@ -208,7 +230,15 @@ def inputs(
         group=jnp.asarray(groups(stacked.domain)[which]),
         watched=watched,
         variables=start,
+        detailed=detailed,
     )
+
+
+def _stacked(of_seeds: Sequence[Federation]) -> list[np.ndarray]:
+    """Their order, start and size, stacked; orders that are shorter end in zeros."""
+    length = max(len(each.order) for each in of_seeds)
+    orders = [np.pad(each.order, (0, length - len(each.order))) for each in of_seeds]
+    return [np.stack(leaves) for leaves in (orders, *zip(*(f[2:] for f in of_seeds), strict=True))]
 
 
 def _first(held: Holdings, count: int) -> Holdings:
@@ -335,9 +365,23 @@ class _Runs(NamedTuple):
             *self.held_out(data, inputs, training.state, True),
             training.stops,
         )
+        if inputs.detailed is not None:
+            outcome = outcome._replace(detailed=self.detailed(data, inputs, training.state))
         if self.experiment.watch_gradients:
             outcome = outcome._replace(gradients=self.gradients(data, inputs, training.state))
         return training, outcome
+
+    def detailed(self, data: Examples, inputs: Inputs, state: rounds.State) -> dict[str, Array]:
+        """What `Outcome.detailed` tells."""
+        assert inputs.detailed is not None
+        by_class, shards = inputs.detailed
+        classes = self.evaluate(data, inputs, state, by_class, False)
+        # Of a personal algorithm each client is served by what it keeps.
+        clients = self.evaluate(data, inputs, state, shards, not self.experiment.pooled)
+        return {
+            "balanced": evaluation.balanced(classes),
+            "client": evaluation.balanced(clients),
+        }
 
     def gradients(
         self, data: Examples, inputs: Inputs, state: rounds.State

@@ -274,3 +274,18 @@ def test_an_infinite_loss_stays_in_its_group() -> None:
     np.testing.assert_allclose(loss, [np.inf, 0.2, 2.0], rtol=1e-6)
     loss = by_group(scores, np.array([-1, 1, 1, 2]), 3).loss
     np.testing.assert_allclose(loss, [0, 0.2, 2.0], rtol=1e-6)
+
+
+def test_balanced_is_the_mean_of_the_recalls_of_classes_that_occur() -> None:
+    by_class = built.by_class(built.pooled(FEDERATION), 5)
+    assert not by_class.size[3:].any()  # of three classes
+    score = jax.jit(
+        lambda: evaluation.balanced(
+            evaluation.evaluate(algorithm(False), state(), by_class, batch_size=BATCH)
+        )
+    )
+    scores = expected(by_class, np.full(5, UNSEEN))
+    assert len(set(scores.score[:3])) == 3
+    assert_close(score(), np.float32(np.mean(scores.score[:3])))
+    nobody = scores._replace(size=np.zeros(5, np.int32))
+    assert evaluation.balanced(jax.tree.map(jnp.asarray, nobody)) == 0

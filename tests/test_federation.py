@@ -338,3 +338,34 @@ def test_stack_errors():
     ]
     with pytest.raises(ValueError, match=r"one number of clients, not \[2, 3\]"):
         federation.stack(splits)
+
+
+def test_an_imbalance_leaves_examples_with_nobody_and_is_drawn_anew():
+    dataset = make_dataset(480, num_test=80)
+    plain, long, again, other = (
+        split(dataset, imbalance=imbalance, seed=seed)
+        for imbalance, seed in ((1.0, 0), (10.0, 0), (10.0, 0), (10.0, 1))
+    )
+    assert_same = np.testing.assert_array_equal
+    for name in ("order", "start", "size"):
+        assert_same(getattr(long.train, name), getattr(again.train, name))
+    held = [np.concatenate([all_rows(of.train), all_rows(of.valid)]) for of in (long, other)]
+    assert set(held[0]) != set(held[1])
+    assert np.bincount(dataset.y[held[0]]).tolist() == [100, 46, 21, 10]
+    assert_same(all_rows(long.test), all_rows(plain.test))
+    assert len(long.train.order) == len(plain.train.order)
+    with pytest.raises(ValueError, match=r"^imbalance=0.5: must be a number of at least 1$"):
+        split(dataset, imbalance=0.5)
+
+
+def test_classes_and_shards_of_the_test_are_made_of_its_rows():
+    dataset = make_dataset(480, num_test=80)
+    made = split(dataset, "dirichlet", imbalance=5.0)
+    classes = federation.parts_of(federation.by_class(made.test, 4))
+    assert [set(dataset.y[rows]) for rows in classes] == [{0}, {1}, {2}, {3}]
+    assert set(np.concatenate(classes)) == set(all_rows(made.test))
+    shards = federation.parts_of(federation.test_shards(made, 4, seed=0))
+    assert set(np.concatenate(shards)) <= set(all_rows(made.test))
+    for rows, mine in zip(shards, federation.parts_of(made.train), strict=True):
+        counts, own = (np.bincount(dataset.y[part], minlength=4) for part in (rows, mine))
+        assert (np.abs(counts - own * len(rows) / len(mine)) <= 1).all()

@@ -290,3 +290,61 @@ def test_by_user_needs_a_user_for_each_client():
         partitions.by_user(np.array([0, 7, 7, 9]), 4, rng())
     with pytest.raises(ValueError, match="user=float64"):
         partitions.by_user(np.zeros(3), 1, rng())
+
+
+@given(
+    num_classes=st.integers(1, 12),
+    most=st.integers(1, 60),
+    imbalance=st.sampled_from([1, 1.7, 10, 50, 100]),
+    seed=st.integers(0, 99),
+)
+def test_a_long_tail_is_its_profile(num_classes, most, imbalance, seed):
+    labels = rng(seed).permutation(np.repeat(np.arange(num_classes), most))
+    rows = partitions.long_tail(labels, num_classes, imbalance, rng(seed))
+    assert (np.diff(rows) > 0).all()
+    counts = np.bincount(labels[rows], minlength=num_classes)
+    for label, count in enumerate(counts):
+        exact = most * imbalance ** (-label / max(num_classes - 1, 1))
+        assert count == max(1, int(exact + 1e-9))
+
+
+def test_a_long_tail_of_classes_of_other_sizes_is_drawn():
+    labels = np.repeat([0, 1, 2, 3], [8, 100, 0, 40])
+    kept = [partitions.long_tail(labels, 4, 8, rng(seed)) for seed in (0, 0, 1)]
+    assert np.bincount(labels[kept[0]], minlength=4).tolist() == [8, 50, 0, 12]
+    np.testing.assert_array_equal(kept[0], kept[1])
+    assert set(kept[0]) != set(kept[2])
+    np.testing.assert_array_equal(partitions.long_tail(np.arange(5), 5, 1.0, rng()), np.arange(5))
+
+
+@pytest.mark.parametrize("imbalance", [0.5, 0, -1, np.nan, np.inf, "9"])
+def test_an_imbalance_below_1_is_one_line(imbalance):
+    with pytest.raises(ValueError, match=r"^imbalance=.*: must be a number of at least 1$"):
+        partitions.long_tail(np.arange(3), 3, imbalance, rng())
+
+
+@given(
+    counts=st.lists(st.lists(st.integers(0, 200), min_size=4, max_size=4), min_size=1, max_size=6),
+    each=st.integers(1, 40),
+    seed=st.integers(0, 99),
+)
+def test_shards_have_the_proportions_of_clients(counts, each, seed):
+    labels = rng(seed).permutation(np.repeat(np.arange(4), each))
+    parts = partitions.shards_like(labels, np.array(counts), rng(seed))
+    assert len(parts) == len(counts)
+    for mine, rows in zip(np.array(counts), parts, strict=True):
+        assert len(set(rows)) == len(rows)
+        got = np.bincount(labels[rows], minlength=4)
+        if not mine.any():
+            assert not got.any()
+            continue
+        assert got.sum() >= 1
+        # No class is more than one example from its share of what was drawn.
+        total = min(len(labels) / np.sum(counts), np.min(each / mine[mine > 0]))
+        assert (np.abs(got - total * mine) <= 1).all()
+        assert abs(got.sum() - max(total * mine.sum(), 1)) <= 1
+
+
+def test_shards_of_classes_that_the_test_lacks_are_one_line():
+    with pytest.raises(ValueError, match=r"^labels: have no example of class 2$"):
+        partitions.shards_like(np.array([0, 1, 1]), np.array([[1, 0, 0], [0, 1, 3]]), rng())

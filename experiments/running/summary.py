@@ -52,6 +52,10 @@ def lines(
                 **({"train_metrics": means} if means else {}),
                 **watched,
                 **_by_domain(cell, groups, valid, test),
+                **{
+                    f"{name}_accuracy": float(values[index])
+                    for name, values in (outcome.detailed or {}).items()
+                },
                 **_gradients(outcome, index),
                 "segment_bytes": int(outcome.attended[index, :length].sum(0) @ np.array(traffic)),
                 "diverged": bool(not finite if drops else broken.any()),

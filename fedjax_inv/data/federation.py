@@ -109,6 +109,7 @@ def split(
     validation: float = 0.1,
     test_fraction: float = 0.2,
     first_row: int = 0,
+    imbalance: float = 1.0,
 ) -> Split:
     """Holds out a test client, deals the other examples to clients, and holds out some of each.
 
@@ -123,8 +124,10 @@ def split(
     client sees, or None. seed: of the partition and of what is
     held out at random. validation: the part of each client's n examples that is held out for
     validation, at least one if n >= 2, and never all. test_fraction: the part that is held out for
-    the test where it is drawn at random. Raises ValueError if an argument is out of its range, or
-    the partition cannot be made or deals an example twice.
+    the test where it is drawn at random. imbalance: if above 1, a part of the examples to deal is
+    drawn in which classes have a long tail (`partitions.long_tail`), and nobody holds the others.
+    Raises ValueError if an argument is out of its range, or the partition cannot be made or deals
+    an example twice.
     """
     check_dataset(dataset)
     checks.number("validation", validation, "at least 0 and below 1", lambda part: 0 <= part < 1)
@@ -145,6 +148,9 @@ def split(
     to_deal = np.flatnonzero(~is_test & ~dataset.test)
     if len(to_deal) == 0:
         raise UsageError(f"held_out={held_out!r}: leaves no examples to train on")
+    if imbalance != 1:
+        labels, num_classes = dataset.y[to_deal], len(dataset.classes)
+        to_deal = to_deal[partitions.long_tail(labels, num_classes, imbalance, rng)]
     parts = partition(to_deal, rng)
     _check_disjoint(parts, to_deal)
     train, valid, domain = [], [], []
@@ -192,6 +198,31 @@ def _validation_size(size: int, validation: float) -> int:
     if validation == 0 or size < 2:
         return 0
     return min(max(1, round(validation * size)), size - 1)
+
+
+def by_class(federation: Federation, num_classes: int) -> Federation:
+    """The federation in which "client" k holds all examples of class k, in 0..K-1.
+
+    Raises ValueError for labels that are none of these.
+    """
+    rows = np.concatenate(parts_of(federation))
+    labels = np.asarray(federation.data.y)[rows]
+    labels = checks.integers("labels", labels, 0, num_classes - 1, may_be_empty=True)
+    return of_parts(federation.data, [rows[labels == label] for label in range(num_classes)])
+
+
+def test_shards(split: Split, num_classes: int, seed: int) -> Federation:
+    """Test examples for each training client, in the proportions of its classes.
+
+    As `partitions.shards_like` draws them, with a seed; it says what it raises.
+    """
+    data, rng = split.test.data, np.random.default_rng(seed)
+    labels = np.asarray(data.y)
+    counts = partitions.class_counts(labels, parts_of(split.train), num_classes)
+    rows = np.concatenate(parts_of(split.test))
+    return of_parts(
+        data, [rows[part] for part in partitions.shards_like(labels[rows], counts, rng)]
+    )
 
 
 def pooled(federation: Federation) -> Federation:

@@ -140,6 +140,65 @@ def _dirichlet_counts(
     return counts
 
 
+def long_tail(
+    labels: np.ndarray, num_classes: int, imbalance: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Rows of a part of the examples in which class k has n_max imbalance^(-k / (K - 1)), in order.
+
+    n_max: the examples of the largest class; a class keeps what it has where that is less, and at
+    least one. Which are kept is drawn. So the first class has `imbalance` times the last one's, the
+    profile of Cui et al. 2019 ("Class-Balanced Loss Based on Effective Number of Samples").
+
+    labels: [M] integers in 0..num_classes-1. imbalance: at least 1, which keeps all of classes of
+    one size. Raises ValueError for other labels, and for an imbalance below 1.
+    """
+    checks.integer("num_classes", num_classes, 1)
+    checks.number("imbalance", imbalance, "of at least 1", lambda factor: factor >= 1)
+    labels = checks.integers("labels", labels, 0, num_classes - 1)
+    sizes = np.bincount(labels, minlength=num_classes)
+    exponent = np.arange(num_classes) / max(num_classes - 1, 1)
+    profile = sizes.max() / float(imbalance) ** exponent
+    # Rounded down, but not what only a floating point number is below.
+    kept = np.minimum(sizes, np.maximum(np.floor(profile * (1 + 1e-12)), 1)).astype(int)
+    rows = [
+        rng.permutation(np.flatnonzero(labels == label))[:count] for label, count in enumerate(kept)
+    ]
+    return np.sort(np.concatenate(rows))
+
+
+def shards_like(
+    labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """For each client, rows whose classes have the proportions of its own; clients may share rows.
+
+    A client of n examples gets n M / N of the M rows, N the examples of all clients, or as many as
+    its proportions allow, at least one, and none if n is 0. Its rows are drawn without replacement.
+
+    labels: [M] integers in 0..K-1. counts: [C, K] how many examples of each class a client has.
+    Raises ValueError for other labels or counts, and for a class of a client's that has no row.
+    """
+    counts = checks.integers("counts", counts, 0, ndim=2)
+    num_classes = counts.shape[1]
+    labels = checks.integers("labels", labels, 0, num_classes - 1)
+    of_class = [np.flatnonzero(labels == label) for label in range(num_classes)]
+    available = np.array([len(rows) for rows in of_class])
+    lacking = (counts > 0).any(0) & (available == 0)
+    if lacking.any():
+        raise UsageError(f"labels: have no example of class {np.flatnonzero(lacking)[0]}")
+    share = len(labels) / max(counts.sum(), 1)
+    parts = []
+    for mine in counts:
+        held = mine > 0
+        quota = mine * min(share, np.min(available[held] / mine[held], initial=np.inf))
+        size = np.floor(quota).astype(int)
+        # The largest remainders make up for what is rounded down.
+        missing = max(round(quota.sum()), int(held.any())) - size.sum()
+        size[np.argsort(size - quota, kind="stable")[:missing]] += 1
+        drawn = [rng.permutation(rows)[:count] for rows, count in zip(of_class, size, strict=True)]
+        parts.append(rng.permutation(np.concatenate(drawn)))
+    return parts
+
+
 def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
     """Counts the examples of each class that each client holds: [C, K].
 
