@@ -447,25 +447,29 @@ def _split(
         raise UsageError(f"--first_all=true: needs {needed} rounds, --rounds={config.run.rounds}")
     # A test must not be drawn as the environments were: it would be one of them. What is drawn with
     # a seed of its own stays as it was, so that older folders go on.
-    environment = config.environment
+    environment, dealt = config.environment, config.partition
     is_redrawn = domain is None and environment.is_drawn and environment.data_seed == "each"
     try:
         return federation.split(
             dataset,
             data,
             federation.partitioner(
-                config.partition.partition, dataset, num_clients, alpha=config.partition.alpha
+                dealt.partition,
+                dataset,
+                num_clients,
+                alpha=dealt.alpha,
+                min_size=None if dealt.min_size < 0 else dealt.min_size,
             ),
             held_out=domain,
             seed=seed + 2**31 if is_redrawn else seed,
             test_fraction=config.data.test_fraction,
             first_row=start,
-            imbalance=config.partition.imbalance,
+            imbalance=dealt.imbalance,
         )
     except UsageError as error:
-        flags = f"--partition={config.partition.partition} --clients={num_clients}"
-        if config.partition.imbalance != 1:
-            flags += f" --imbalance={shown(config.partition.imbalance)}"
+        flags = f"--partition={dealt.partition} --clients={num_clients}"
+        if dealt.imbalance != 1:
+            flags += f" --imbalance={shown(dealt.imbalance)}"
         raise UsageError(f"{flags}: {error}") from None
 
 

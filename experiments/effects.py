@@ -49,7 +49,7 @@ def without_effect(config: Config) -> dict[str, str]:
         rules.append(_Rule(("data_seed",), with_it))
     if config.partition.partition != "dirichlet":
         text = f"has no effect with --partition={config.partition.partition}"
-        rules.append(_Rule(("alpha",), text))
+        rules.append(_Rule(("alpha", "min_size"), text))
     names = ",".join(method.algorithm)
     if all(registry.facts(name).pooled for name in method.algorithm):
         text = f"has no effect with --algorithm={names}, which trains on all examples at once"

@@ -146,6 +146,11 @@ class Partition:
         choices=("domain", "iid", "dirichlet", "user"),
     )
     alpha: float = flag(0.5, "Concentration of --partition=dirichlet.", POSITIVE)
+    min_size: int = flag(
+        -1,
+        "The fewest examples of a client of --partition=dirichlet; -1: as many as classes.",
+        at_least(-1),
+    )
     clients: int = flag(0, "Training clients; 0: one per training domain.", at_least(0))
     imbalance: float = flag(
         1.0,

@@ -19,11 +19,12 @@ MODELS: dict[str, Callable[..., Model]] = {
     "cnn": models.cnn,
     "leaf_cnn": models.leaf_cnn,
     "alexnet": models.alexnet,
+    "lenet": models.lenet,
     "resnet18": models.resnet18,
     "lstm": models.lstm,
 }
 # Those without a layer that an algorithm of normalisation layers could treat, unless --norm asks.
-WITHOUT_NORM = ("mlp", "alexnet", "leaf_cnn", "lstm")
+WITHOUT_NORM = ("mlp", "alexnet", "leaf_cnn", "lenet", "lstm")
 
 # (rate, momentum), or (rate) of those that have no momentum.
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {

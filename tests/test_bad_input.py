@@ -179,6 +179,7 @@ IDLE: list[tuple[list[str], str]] = [
     (["--angles=0,5", "--environment=colored"], "--angles=0,5: has no effect with --env"),
     (["--data_seed=3", "--environment=none"], "--data_seed=3: has no effect with --environment"),
     (["--alpha=0.1"], "--alpha=0.1: has no effect with --partition=domain"),
+    (["--min_size=1"], "--min_size=1: has no effect with --partition=domain"),
     (["--activation=elu", "--model=cnn"], "--activation=elu: --model=cnn has no activation"),
     (["--conv=im2col"], "--conv=im2col: --model=mlp has no conv"),
     (["--momentum=0.5", "--optimizer=adam"], "--momentum=0.5: has no effect with --optimizer=adam"),

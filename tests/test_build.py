@@ -57,6 +57,19 @@ def test_slow_and_lossy_clients_and_a_first_round_of_all() -> None:
     assert made.prepare(made.cells[0]).experiment.history == 3
 
 
+def test_classes_with_a_long_tail() -> None:
+    """Of handwritten digits, of which there are about as many of each."""
+    flags = dict(imbalance=10.0, partition="dirichlet", environment="none", clients=20, min_size=1)
+    made = build.assemble(config.of(held_out="none", **flags))
+    split = made.splits[None][0]
+    rows = np.concatenate([*parts_of(split.train), *parts_of(split.valid)])
+    counts = np.bincount(made.dataset.y[rows])
+    assert 9 < counts[0] / counts[9] < 11
+    assert (np.diff(counts) < 3).all()
+    test = parts_of(split.test)[0]
+    assert np.bincount(made.dataset.y[test]).min() > 20
+
+
 def test_clients_that_upload_rarely() -> None:
     flags = dict(frequency=0.3, sparse=0.5, partition="iid", clients=6)
     dropped = cohort(200, **flags)
@@ -92,6 +105,11 @@ def test_what_stands_in_for_a_missing_update() -> None:
         (dict(lossy=("0:1.5",)), "^--lossy=0:1.5: must be client:value, .* a probability"),
         (dict(missing="reuse", algorithm=("scaffold",)), "^--missing=reuse: "),
         (dict(first_all=True, cohort=2, rounds=2, eval_every=1), "^--first_all=true: .*3 rounds"),
+        (
+            dict(imbalance=100.0, partition="dirichlet", clients=50, environment="none"),
+            "^--partition=dirichlet --clients=50 --imbalance=100: ",
+        ),
+        (dict(imbalance=0.5), "^--imbalance=0.5: must be at least 1"),
         (dict(sampling_rate=0.01), "^--sampling_rate=0.01: selects none of num_clients=5, must be"),
         (dict(sampling_rate=0.0), "^--sampling_rate=0.0: must be above 0 and at most 1"),
         (dict(frequency=0.0), "^--frequency=0.0: must be above 0 and at most 1"),

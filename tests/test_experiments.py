@@ -123,6 +123,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         momentum=0.5,
         server_optimizer="adam",
         nonfinite="drop",
+        watch_classes=True,
     )
     return ran(chosen)
 
@@ -204,6 +205,14 @@ def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
     refused = config.of(algorithm=("fl_games",), watch_gradients=True)
     with pytest.raises(UsageError, match="--watch_gradients=true: --algorithm=fl_games has no"):
         build.assemble(refused)
+
+
+def test_evaluations_tell_classes_and_clients_alike(sampled: Ran) -> None:
+    lines = metrics(sampled.folder)
+    for name in ("balanced_accuracy", "client_accuracy"):
+        told = [line[name] for line in lines]
+        assert all(0 <= accuracy <= 1 for accuracy in told)
+        assert len(set(told)) > 1
 
 
 def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:

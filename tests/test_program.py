@@ -81,7 +81,11 @@ EXPERIMENT = program.Experiment(MODEL, algorithm, num_groups=2, thresholds=(2.0,
 def inputs() -> program.Inputs:
     """Everything is looked at after each round; the first threshold is met in round T."""
     return program.inputs(
-        RUNS, world()[1], watch_examples=1000, warm_start=lambda sizes: T + 0 * sizes.sum()
+        RUNS,
+        world()[1],
+        watch_examples=1000,
+        warm_start=lambda sizes: T + 0 * sizes.sum(),
+        num_classes=K,
     )
 
 
@@ -182,6 +186,18 @@ def test_every_run_is_what_it_is_alone() -> None:
         mean = (train.score * train.size).sum() / train.size.sum()
         np.testing.assert_allclose(outcome.watched["train"][-1], mean, rtol=1e-4)
         np.testing.assert_allclose(outcome.watched["test"][-1], test.score[0], rtol=1e-4)
+        y = np.asarray(data.y)
+        logits = np.asarray(data.x) @ np.asarray(state.server.variables.params.head["w"])
+        hits = logits.argmax(1) == y
+        of_test = federation.parts_of(split.test)[0]
+        recalls = [hits[of_test[y[of_test] == label]].mean() for label in range(K)]
+        shards = federation.parts_of(federation.test_shards(split, K, run.seed))
+        assert set(np.concatenate(shards)) <= set(of_test)
+        expected = {
+            "balanced": np.mean(recalls),
+            "client": np.mean([hits[rows].mean() for rows in shards]),
+        }
+        assert_close(outcome.detailed, jax.tree.map(np.float32, expected))
 
 
 def test_runs_differ_by_their_seed_and_their_numbers() -> None:

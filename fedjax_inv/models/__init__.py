@@ -13,6 +13,7 @@ from fedjax_inv.models.blocks import predict as predict
 from fedjax_inv.models.blocks import rendered as rendered
 from fedjax_inv.models.cnn import cnn as cnn
 from fedjax_inv.models.cnn import leaf_cnn as leaf_cnn
+from fedjax_inv.models.lenet import lenet as lenet
 from fedjax_inv.models.lowerings import LOWERINGS as LOWERINGS
 from fedjax_inv.models.lowerings import lowering as lowering
 from fedjax_inv.models.lstm import lstm as lstm

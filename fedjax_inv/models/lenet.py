@@ -1,0 +1,80 @@
+"""Two convolutions and dense layers, in the manner of LeNet-5 (LeCun et al. 1998)."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.models import lowerings
+from fedjax_inv.models.blocks import check_images, from_blocks
+from fedjax_inv.types import Array, Model
+
+_NUM_CONVS = 2
+_SMALLEST = 2**_NUM_CONVS  # pixels a side, of which the poolings leave one
+
+
+class _Conv(nn.Module):
+    """A 5x5 convolution, ReLU and 2x2 max pooling."""
+
+    features: int
+    smallest: int  # side of the inputs
+    conv: lowerings.Conv
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        check_images(x)
+        if min(x.shape[1:3]) < self.smallest:
+            raise UsageError(f"{x.shape=}: must be at least {self.smallest} pixels a side")
+        init = nn.initializers.he_normal()
+        x = nn.Conv(self.features, (5, 5), kernel_init=init, conv_general_dilated=self.conv)(x)
+        return lowerings.max_pool(nn.relu(x), 2)
+
+
+class _Dense(nn.Module):
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        dense = nn.Dense(self.features, kernel_init=nn.initializers.he_normal())
+        return nn.relu(dense(x.reshape(x.shape[0], -1)))
+
+
+class _Logits(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        return nn.Dense(self.num_classes)(x)
+
+
+def lenet(
+    num_classes: int,
+    *,
+    widths: Sequence[int] = (32, 32, 512, 384, 192),
+    cut: int | None = None,
+    conv: str = "auto",
+) -> Model:
+    """Two 5x5 convolutions, each with ReLU and 2x2 max pooling, then dense layers with ReLU and a
+    linear classifier: logits [B, K] of images [B, height, width, channels] of at least 4x4 pixels.
+
+    Convolutions keep the size of an image; kernels start as in He et al. 2015.
+
+    widths: channels of the two convolutions, then units of the dense layers, one at least. cut: how
+    many of these layers are the body; all of them by default. conv: one of `lowerings.LOWERINGS`.
+    Raises ValueError for an argument that is not allowed, and at initialisation for other inputs.
+    """
+    checks.integer("num_classes", num_classes, 1)
+    checks.integers("widths", widths, 1)
+    if len(widths) <= _NUM_CONVS:
+        raise UsageError(f"widths={tuple(widths)}: must be {_NUM_CONVS} channels, then units")
+    chosen = lowerings.lowering(conv)
+    blocks: list[nn.Module] = [
+        _Conv(width, _SMALLEST if i == 0 else 1, chosen)
+        for i, width in enumerate(widths[:_NUM_CONVS])
+    ]
+    blocks += [_Dense(width) for width in widths[_NUM_CONVS:]]
+    return from_blocks([*blocks, _Logits(num_classes)], len(widths) if cut is None else cut)

@@ -1,0 +1,77 @@
+"""The network of two convolutions against its formula in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_inv import models
+from fedjax_inv.types import Tree
+
+WIDTHS = (3, 2, 5, 4)
+
+
+def convolved(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Of the size of x [B, H, W, C], by a loop over the window's pixels."""
+    padded = np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    height, width = x.shape[1:3]
+    out = np.zeros((*x.shape[:3], kernel.shape[3]))
+    for i in range(5):
+        for j in range(5):
+            out += padded[:, i : i + height, j : j + width] @ kernel[i, j]
+    return out + bias
+
+
+def pooled(x: np.ndarray) -> np.ndarray:
+    """Odd rows and columns at the end are left out."""
+    height, width = (side // 2 for side in x.shape[1:3])
+    cut = x[:, : 2 * height, : 2 * width]
+    return cut.reshape(len(x), height, 2, width, 2, -1).max((2, 4))
+
+
+def reference(params: Tree, x: np.ndarray) -> np.ndarray:
+    """params: of the blocks in order."""
+    for block in params[:2]:
+        x = pooled(np.maximum(convolved(x, **block["Conv_0"]), 0))
+    x = x.reshape(len(x), -1)
+    for block in params[2:]:
+        x = x @ block["Dense_0"]["kernel"] + block["Dense_0"]["bias"]
+        x = np.maximum(x, 0) if block is not params[-1] else x
+    return x
+
+
+@pytest.mark.parametrize("cut", [None, 1])
+def test_is_its_formula(cut: int | None) -> None:
+    model = models.lenet(3, widths=WIDTHS, cut=cut)
+    x = np.random.default_rng(0).integers(0, 256, (2, 9, 6, 2), np.uint8)
+    variables = jax.jit(model.init)(jax.random.key(0), x)
+    body, head = variables.params
+    blocks = [half[f"blocks_{i}"] for half in (body, head) for i in range(len(half))]
+    assert len(body) == (4 if cut is None else cut)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.1, blocks)  # and biases
+    shifted = jax.tree.map(lambda leaf: leaf + 0.1, variables)
+    got = jax.jit(lambda v: models.predict(model, v, x))(shifted)
+    np.testing.assert_allclose(got, reference(params, x / 255), rtol=1e-4, atol=1e-4)
+
+
+def test_has_the_parameters_of_its_layers() -> None:
+    model = models.lenet(10)
+    variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
+    sizes = (25 * 32 + 32, 25 * 32 * 32 + 32, 49 * 32 * 512 + 512, 512 * 384 + 384)
+    sizes += (384 * 192 + 192, 192 * 10 + 10)
+    leaves = jax.tree.leaves(variables.params)
+    assert sum(leaf.size for leaf in leaves) == sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("widths", "shape", "message"),
+    [
+        ((3, 2), (1, 8, 8, 1), r"^widths=\(3, 2\): must be 2 channels, then units$"),
+        ((3, 2, 0), (1, 8, 8, 1), r"^widths\[2\]=0: must be at least 1$"),
+        (WIDTHS, (1, 8, 3, 1), r"^x.shape=\(1, 8, 3, 1\): must be at least 4 pixels a side"),
+        (WIDTHS, (1, 8, 8), r"^x.shape=\(1, 8, 8\): must be \[B, height, width, channels\]"),
+    ],
+)
+def test_impossible_networks_and_images_are_one_line(widths, shape, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        models.lenet(3, widths=widths).init(jax.random.key(0), jnp.zeros(shape))
