@@ -117,7 +117,7 @@ def test_the_loss_is_an_argument() -> None:
         assert_close(state.server.variables.params.head, {"w": np.float32(w), "b": np.float32(b)})
 
 
-FOR_CLASSIFIERS = {"fedcfa", "fedmix"}  # which mix labels
+FOR_CLASSIFIERS = {"fedcfa", "fedmix", "cafe", "fedproto"}  # which mix labels, or look at classes
 
 
 @pytest.mark.parametrize("name", sorted({*algorithms.LISTED} - FOR_CLASSIFIERS))

@@ -79,7 +79,8 @@ def client_of(
 def main(argv: list[str]) -> None:
     del argv
     network, whole = registry.MODELS[FLAGS.model](10), registry.MODELS[FLAGS.model](10, cut=0)
-    work = local.steps(optax.sgd(0.01), batch_size=FLAGS.batch_size, num_steps=FLAGS.num_steps)
+    # With the momentum that CAFE needs.
+    work = local.steps(optax.sgd(0.01, 0.9), batch_size=FLAGS.batch_size, num_steps=FLAGS.num_steps)
     variants: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in LISTED}
     variants["fl_games, memory 5"] = ("fl_games", {"memory": 5})
     del variants["fedipg"]
@@ -88,14 +89,18 @@ def main(argv: list[str]) -> None:
             arguments = {"derivative": derivative, "penalty_on": penalty_on}
             variants[f"fedipg {derivative} {penalty_on}"] = ("fedipg", arguments)
     variants["fedipg halves all"] = ("fedipg", {"estimator": "halves"})
+    if FLAGS.algorithms:
+        wanted = ("fedavg", *FLAGS.algorithms)
+        variants = {label: each for label, each in variants.items() if each[0] in wanted}
     clients = {
         # A player of FL Games owns the whole network.
         label: client_of(name, arguments, work, whole if name == "fl_games" else network)
         for label, (name, arguments) in variants.items()
     }
-    clients["exit_strategy, a gradient and what it measures"] = client_of(
-        "exit_strategy", {}, work, network, measures=True
-    )
+    if "exit_strategy" in variants:
+        clients["exit_strategy, a gradient and what it measures"] = client_of(
+            "exit_strategy", {}, work, network, measures=True
+        )
     for client in clients.values():
         client.call()
     seconds: dict[str, list[float]] = {label: [] for label in clients}
@@ -125,5 +130,6 @@ if __name__ == "__main__":
     flags.DEFINE_integer("batch_size", 256, "Examples per step.", lower_bound=1)
     flags.DEFINE_integer("num_steps", 10, "Steps per timed call.", lower_bound=1)
     flags.DEFINE_integer("repeats", 15, "Timed calls of each algorithm.", lower_bound=1)
+    flags.DEFINE_list("algorithms", [], "Those to compare with fedavg; default: all.")
     flags.DEFINE_string("json", "", "File for the figures.")
     app.run(main)
