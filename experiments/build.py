@@ -333,15 +333,22 @@ class Assembled(NamedTuple):
     def prepare(self, cell: Cell) -> Prepared:
         """What is to be compiled and run for a cell."""
         config, splits = self.config, self.splits[cell.held_out]
-        inputs = program.inputs(
-            cell.runs,
-            splits,
-            pooled=facts(cell.algorithm).pooled,
-            watch_examples=config.watching.watch_examples,
-            warm_start=lambda sizes: warm_start(config.watching, config.clients.batch_size, sizes),
-            variables=self.variables,
-            num_classes=len(self.dataset.classes) if config.watching.watch_classes else 0,
-        )
+        watching = config.watching
+        try:
+            inputs = program.inputs(
+                cell.runs,
+                splits,
+                pooled=facts(cell.algorithm).pooled,
+                watch_examples=watching.watch_examples,
+                warm_start=lambda sizes: warm_start(watching, config.clients.batch_size, sizes),
+                variables=self.variables,
+                num_classes=len(self.dataset.classes) if watching.watch_classes else 0,
+            )
+        except UsageError as error:
+            if not watching.watch_classes:
+                raise
+            # A client has a class that the test lacks.
+            raise UsageError(f"--watch_classes=true: {error}") from None
         groups = program.group_names(splits[cell.runs[0].seed])
         capacity = 8 * -(-int(inputs.train.size.max()) // 8)
         made = experiment(config, cell, self.model, len(groups), capacity)

@@ -380,3 +380,35 @@ def test_take_batch_repeats_a_real_example_where_there_is_none() -> None:
 def test_counts_must_be_positive(make: Callable[[], object], argument: str) -> None:
     with pytest.raises(ValueError, match=f"{argument}: must be an integer of at least 1"):
         make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(local.epochs, batch_size=4, num_epochs=2),
+        functools.partial(local.steps, batch_size=4, num_steps=3),
+        functools.partial(local.full_batch, capacity=9, num_steps=3),
+    ],
+    ids=["epochs", "steps", "full_batch"],
+)
+def test_a_step_may_see_the_momentum_and_carry_something_on(make: Callable[..., Work]) -> None:
+    """It adds up the real examples, and what the optimizer's momentum was before each step."""
+    work = make(optax.sgd(0.1, 0.5))
+    start = work.init(Variables(Halves(jnp.zeros(()), ()), Halves((), ())))
+    start = start._replace(carry=(jnp.int32(0), jnp.zeros(())))
+
+    def grad_fn(at: Local, batch: Batch, key: Array) -> Step:
+        seen, total = at.carry
+        trace = optax.tree.get(at.opt_state, "trace").body
+        carry = seen + batch.mask.sum(), total + trace
+        return Step(Halves(jnp.ones(()), ()), at.variables.stats, {}, carry=carry)
+
+    run = jax.vmap(lambda shard, key: work.run_local(grad_fn, start, shard, key), (LANES, 0))
+    sizes = np.array([0, 1, 5, 9])
+    trained = trained_with(jax.jit(run), sizes)
+    seen, total = trained.local.carry
+    expected = {"epochs": 2 * sizes, "steps": 12 * (sizes > 0), "full_batch": 3 * sizes}
+    assert_equal(seen, expected[make.func.__name__].astype(np.int32))
+    # Before step t the momentum is 1 + 1/2 + ... of t - 1 terms.
+    before = [sum(2 - 2 * 0.5**t for t in range(count)) for count in trained.num_steps]
+    assert_close(total, np.float32(before))

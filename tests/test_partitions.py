@@ -342,6 +342,9 @@ def test_shards_have_the_proportions_of_clients(counts, each, seed):
         # No class is more than one example from its share of what was drawn.
         total = min(len(labels) / np.sum(counts), np.min(each / mine[mine > 0]))
         assert (np.abs(got - total * mine) <= 1).all()
+        # Those are rounded up that lose most by being rounded down.
+        rest, is_up = total * mine % 1, got > total * mine
+        assert np.min(rest[is_up], initial=1) >= np.max(rest[~is_up], initial=0) - 1e-9
         assert abs(got.sum() - max(total * mine.sum(), 1)) <= 1
 
 

@@ -208,15 +208,18 @@ def cafe(
 
     The clients' optimizer must be sgd with momentum, unless beta is 0 or drift_mode "feature_ema";
     the paper has 0.9, anew in each round, and momentum on the server (`server_optimizer`) too.
-    alpha, beta: how much of the global and of the local direction is removed. gamma: of the norms.
-    scale: of the logits. drift_mode: how a direction is made of a matrix: "svd", its leading
-    right-singular vector; "row_mean", of its rows; "classwise", each class has the direction of its
-    own row; or "feature_ema", of no matrix but of a moving average of features, which decays by
-    feature_decay a batch and travels beside the network. orthogonal_directions: whether d_L is made
-    orthogonal to d_G. feature_calibration, parameter_calibration, history_average: the three parts
-    of the method, of which False removes one. history_gradient: "literal", 1/t of the present
-    batch's, or "straight_through", all of it. weighting: of clients, as in FedAvg ("size" or
-    "uniform").
+
+    alpha: how much of the global direction is removed. beta: how much of the local one. gamma: what
+    is added to the classifier's norms. scale: of the logits, which lie within it for alpha and beta
+    of at most 1. drift_mode: how a direction is made of a matrix: "svd", its leading right-singular
+    vector; "row_mean", the mean of its rows; "classwise", each class has that of its own row, which
+    when serving only scales the logits; or "feature_ema", of no matrix but of a moving average of
+    features, which travels beside the network. feature_decay: of that average, a batch.
+    orthogonal_directions: whether the local direction is made orthogonal to the global one.
+    feature_calibration: False leaves both directions in. parameter_calibration: False leaves the
+    classifier's norms in. history_average: False takes the present batch's classifier alone.
+    history_gradient: "literal", 1/t of the present batch's, or "straight_through", all of it.
+    weighting: of clients, as in FedAvg ("size" or "uniform").
 
     Raises ValueError for values out of range, for "row_mean" without parameter_calibration, as the
     rows of a linear softmax's gradient sum to 0, and for local training that cannot be looked into
