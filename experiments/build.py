@@ -261,7 +261,8 @@ def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
     chosen = config.participation
     slots = chosen.slots(num_clients)
     rounds_per_update = _of_clients(chosen.slow, num_clients, 1)
-    regular = _of_clients(chosen.lossy, num_clients, 1.0)
+    arrives = _of_clients(chosen.lossy, num_clients, 1.0)
+    is_rare = chosen.frequency < 1 and num_clients > 1  # a single one may stand for all data
 
     def schedule(key: Array) -> Cohort:
         if slots < num_clients:
@@ -270,21 +271,22 @@ def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
             drawn = schedules.everyone(num_clients, num_rounds)
         if chosen.slow:
             drawn = schedules.slow(drawn, jnp.asarray(rounds_per_update))
-        if chosen.lossy or chosen.frequency < 1:
-            arrives = jnp.asarray(regular)
-            if chosen.frequency < 1:
-                arrives *= schedules.upload_probabilities(
-                    jax.random.fold_in(key, 2),
-                    num_clients,
-                    sparse=chosen.sparse,
-                    frequency=chosen.frequency,
-                )
-            fails = jax.random.fold_in(key, 1), 1 - arrives
+        fails = jnp.asarray(1 - arrives)
+        if is_rare:
+            probabilities = schedules.upload_probabilities(
+                jax.random.fold_in(key, 2),
+                num_clients,
+                sparse=chosen.sparse,
+                frequency=chosen.frequency,
+            )
+            fails = 1 - jnp.asarray(arrives) * probabilities
+        if chosen.lossy or is_rare:
+            draw_key = jax.random.fold_in(key, 1)
             if chosen.late == "stale":
                 longest = chosen.longest_delay
-                drawn = schedules.stale(drawn, *fails, num_clients, longest=longest)
+                drawn = schedules.stale(drawn, draw_key, fails, num_clients, longest=longest)
             else:
-                drawn = schedules.dropout(drawn, *fails)
+                drawn = schedules.dropout(drawn, draw_key, fails)
         if chosen.first_all:
             drawn = schedules.first_all(drawn, num_clients)
         real = np.arange(num_rounds)[:, None] < config.run.rounds
