@@ -87,7 +87,7 @@ DIRECTIONS: dict[str, Callable[[Array], Array]] = {
     "svd": leading_direction,
     "row_mean": lambda matrix: unit(matrix.mean(0)),
     "classwise": unit,
-    "feature_ema": lambda mean: unit(mean),  # of a mean of features [D]
+    "feature_ema": unit,  # of a mean of features [D]
 }
 
 
