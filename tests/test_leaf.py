@@ -69,6 +69,7 @@ def test_the_splits_of_a_folder(tmp_path: Path) -> None:
     [
         ("", "must be LEAF's json"),
         ("[]", "must be LEAF's json"),
+        ("[" * 100_000, "must be LEAF's json"),
         ('{"users": ["anna"]}', "must be LEAF's json.*user_data"),
         ('{"users": ["anna"], "user_data": {}}', "must be LEAF's json.*anna"),
         ('{"users": [], "user_data": {}}', "must hold at least one example"),
@@ -77,6 +78,8 @@ def test_the_splits_of_a_folder(tmp_path: Path) -> None:
             for held in (
                 {"x": [[0.5] * 784]},
                 {"x": [], "y": []},
+                {"x": [[0.5] * 784], "y": 3},
+                {"x": [[10**400] * 784], "y": [0]},
                 {"x": [["a tweet"]], "y": [0]},
                 {"x": [[0.5] * 783], "y": [0]},
                 {"x": [[0.5] * 784], "y": [0, 1]},

@@ -59,7 +59,7 @@ def _read(file: Path) -> dict[str, Any]:
         record = json.loads(file.read_bytes())
         users, data = record["users"], record["user_data"]
         return {user: data[user] for user in users}
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(
             f"name='{file}': must be LEAF's json, with users and user_data of each of them; "
             f"{type(error).__name__}: {error}"
@@ -70,11 +70,11 @@ def _arrays(file: Path, user: str, held: Any) -> tuple[np.ndarray, np.ndarray]:
     """Images [n, 28, 28, 1] and labels [n] of a user."""
     try:
         pixels, labels = np.asarray(held["x"], np.float32), np.asarray(held["y"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         pixels, labels = np.empty(0, np.float32), np.empty(0)
     fits = (
-        pixels.shape == (len(labels), _SIDE**2)
-        and labels.shape == (len(pixels),)
+        labels.ndim == 1
+        and pixels.shape == (len(labels), _SIDE**2)
         and labels.dtype.kind in "iu"
         and (pixels >= 0).all()
         and (pixels <= 1).all()
