@@ -152,8 +152,11 @@ def test_a_ramp_goes_evenly_from_one_end_to_the_other() -> None:
         (dict(darker="e"), "darker='e': must be one of a, b, c, d"),
         (dict(lighter="7"), "lighter='7': must be one of a, b, c, d"),
         (dict(lighter="d"), "lighter='d': must be another class than darker='d'"),
-        (dict(colors=simpson.ramp(4)[::-1]), "colors=.*: must each be darker than the one before"),
-        (dict(colors=simpson.ramp(4)[[0, 1, 1]]), "colors=.*: must each be darker"),
+        (
+            dict(colors=simpson.ramp(4)[::-1]),
+            r"colors\[1\]=.*: must be darker than the one before, \[",
+        ),
+        (dict(colors=simpson.ramp(4)[[0, 1, 1]]), r"colors\[2\]=.*: must be darker than"),
         (dict(colors=simpson.ramp(4)[:1]), "colors=.*: must be two at least"),
         (dict(colors=simpson.ramp(4) / 255), r"colors=.*: must be uint8 \[S, 3\]"),
         (dict(colors=[[3, 2, 1]]), r"colors=.*: must be uint8 \[S, 3\]"),
@@ -232,7 +235,15 @@ def test_the_flags_reach_the_data() -> None:
         (dict(darker="one"), "--environment=simpson: darker='one': must be one of 0, 1"),
         (dict(ramp=("ffffff",)), "--ramp=ffffff: must be the two ends of a range, or 6 colours"),
         (dict(ramp=("ffffff", "red")), "--ramp=red: must be a colour, as rrggbb"),
-        (dict(ramp=("000000", "ffffff")), "--environment=simpson: colors=.*: must each be darker"),
+        (
+            dict(ramp=("000000", "ffffff")),
+            r"--ramp=000000,ffffff: of its 6 colours, colors\[1\]=\[51, 51, 51\]: must be darker "
+            r"than the one before, \[0, 0, 0\]$",
+        ),
+        (
+            dict(clients=400),
+            r"--ramp=fff0c8,664800: of its 401 colours, colors\[\d+\]=.*: must be darker",
+        ),
         (dict(shading="no"), "--shading=no: unknown"),
         (dict(flips=(0.3,)), "--flips=0.3: has no effect with --environment=simpson"),
     ],

@@ -53,11 +53,16 @@ def _make(data: Dataset, source: Source, chosen: Shades) -> Dataset:
             f"--ramp={shown(chosen.ramp)}: must be the two ends of a range, or {steps} colours, "
             "one more than there are clients"
         )
+    painted = simpson.ramp(steps, colors) if len(colors) == 2 else np.array(colors, np.uint8)
+    try:
+        simpson.check_ramp(painted)
+    except UsageError as error:
+        raise UsageError(f"--ramp={shown(chosen.ramp)}: of its {steps} colours, {error}") from None
     return simpson.simpson(
         data,
         darker=chosen.darker,
         lighter=chosen.lighter,
-        colors=simpson.ramp(steps, colors) if len(colors) == 2 else np.array(colors, np.uint8),
+        colors=painted,
         shading=chosen.shading,
         test_fraction=source.test_fraction,
         seed=source.seed,

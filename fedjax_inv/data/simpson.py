@@ -88,7 +88,7 @@ def simpson(
     if darker == lighter:
         raise UsageError(f"lighter={lighter!r}: must be another class than darker={darker!r}")
     colors = ramp(6) if colors is None else colors
-    _check_ramp(colors)
+    check_ramp(colors)
     checks.one_of("shading", shading, SHADINGS)
     checks.fraction("test_fraction", test_fraction)
     checks.integer("seed", seed, 0)
@@ -133,10 +133,16 @@ def shade(x: Shaded, colors: np.ndarray) -> Array:
     return x.image / jnp.float32(_WHITE) * color[..., None, None, :]
 
 
-def _check_ramp(colors: np.ndarray) -> None:
+def check_ramp(colors: np.ndarray) -> None:
+    """Raises ValueError unless colors are uint8 [S, 3], S > 1, each darker than the one before."""
     if not hasattr(colors, "dtype") or colors.dtype != np.uint8 or colors.shape[1:] != (3,):
         raise UsageError(f"colors={checks.shown(colors)}: must be uint8 [S, 3]")
     if len(colors) < 2:
         raise UsageError(f"colors={colors.tolist()}: must be two at least")
-    if (np.diff(colors @ _LUMA) >= 0).any():
-        raise UsageError(f"colors={colors.tolist()}: must each be darker than the one before")
+    is_wrong = np.diff(colors @ _LUMA) >= 0
+    if is_wrong.any():
+        at = int(is_wrong.argmax())
+        raise UsageError(
+            f"colors[{at + 1}]={colors[at + 1].tolist()}: must be darker than the one before, "
+            f"{colors[at].tolist()}"
+        )

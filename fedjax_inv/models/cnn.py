@@ -73,6 +73,11 @@ class _PooledConv(nn.Module):
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         del mask, train
         check_images(x)
+        if min(x.shape[1:3]) < 2:
+            raise UsageError(
+                f"inputs: are {x.shape} before a convolution, must be images [B, height, width, "
+                "channels] whose sides are at least 2 there, to be halved; leave out a convolution"
+            )
         conv = nn.Conv(self.features, (5, 5), padding=2, conv_general_dilated=self.conv)
         return lowerings.max_pool(nn.relu(conv(x)), 2)
 
