@@ -143,6 +143,16 @@ def check(row: Row, chosen: Config) -> None:
         raise UsageError(f"{row.label}: {error}") from None
 
 
+def _check_start(row: Row, before: Sequence[str], folder: Path) -> None:
+    """Raises UsageError where what a row starts from is neither finished nor before it."""
+    first = row.start.partition("/")[0]
+    if first and first not in before and not (folder / row.start / "result.json").exists():
+        raise UsageError(
+            f"--rows={row.label}: starts from the network of {first}, which is not finished; must "
+            "stand beside that"
+        )
+
+
 def _asked(overrides: Sequence[str]) -> Given:
     """The flags that are overridden."""
     values = flags.FlagValues()
@@ -223,10 +233,10 @@ def run_all(paper: Paper, options: Options) -> str:
     }
     devices.prepare(todo[options.data[0]][0][1].run)
     for data, pairs in todo.items():
-        for row, chosen in pairs:
-            # What starts from a row that is yet to be run is looked at when that is done.
-            if not row.start or (options.folder / data / row.start).exists():
-                check(row, chosen)
+        for index, (row, chosen) in enumerate(pairs):
+            before = [earlier.folder for earlier, _ in pairs[:index]]
+            _check_start(row, before, options.folder / data)
+            check(row, chosen)
     # A part of a study does not overwrite the table of all of it.
     name = f"{options.study}_some" if options.rows else options.study
     texts = []

@@ -338,7 +338,7 @@ def test_methods_start_from_the_row_before(tmp_path: Path, monkeypatch: pytest.M
     assert first.watching.stop_above == (0.95,)
     assert len({(one.model.widths, one.model.cut) for one in (first, *others)}) == 1
 
-    # The rows that start from one that is yet to be run are not looked at before it is.
+    # All rows are looked at before the first is run, which the others need.
     seen: list[str] = []
     monkeypatch.setattr(study, "check", lambda row, chosen: seen.append(row.label))
     monkeypatch.setattr(study, "run", lambda row, chosen: study.Done(row, chosen, []))
@@ -347,9 +347,13 @@ def test_methods_start_from_the_row_before(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "mnist").mkdir()
     options = study.Options("simpson", (), ("mnist",), tmp_path, ("--client_chunk=1",))
     study.run_all(quiet, options)
-    assert seen == ["simpson-pretrained"]
+    assert seen == [row.label for row in rows]
+    alone = options._replace(rows=("simpson-FedMix",))
+    with pytest.raises(UsageError, match=r"^--rows=simpson-FedMix: starts from the network of "):
+        study.run_all(quiet, alone)
     start.mkdir(parents=True)
-    study.run_all(quiet, options)
-    assert seen[1:] == [row.label for row in rows]
+    (start / "result.json").write_text("{}")
+    study.run_all(quiet, alone)
+    assert seen[-1] == "simpson-FedMix"
     with pytest.raises(UsageError, match=r"^--data=cifar10: must be mnist or digits"):
         fedcfa.simpson("cifar10")
