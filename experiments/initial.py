@@ -1,6 +1,7 @@
 """Networks to start from: the global ones of another run, for --init_from."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ from fedjax_inv.types import Tree, Variables
 
 # Flags of a network that make it another one of the same shapes.
 _SAME = ("activation", "weights")
+_BEGUN = "start.json"  # in a run folder: what its runs started from
 
 
 def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[int, Variables]:
@@ -63,6 +65,36 @@ def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[in
         )
     held = _matched(where, server["variables"], like)
     return {seed: _finite(where, held, _row(where, cell, seed)) for seed in seeds}
+
+
+def record(folder: Path, networks: Mapping[int, Variables]) -> None:
+    """Notes in a run folder what its runs start from."""
+    folders.write_json(folder / _BEGUN, {"networks": _checksum(networks)})
+
+
+def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables]) -> None:
+    """Raises UsageError where the runs of a folder have started from other networks.
+
+    What --init_from names may have been trained on, or made anew, since then.
+    """
+    path = folder / _BEGUN
+    if not path.exists():
+        return
+    if folders.read_record(path, "networks")["networks"] != _checksum(networks):
+        raise UsageError(
+            f"--init_from={chosen.init_from}: has other networks by now than those that the run in "
+            f"{folder} started from; choose another --run_dir, or delete that run"
+        )
+
+
+def _checksum(networks: Mapping[int, Variables]) -> str:
+    """Of networks by seed: of all their bits."""
+    digest = hashlib.sha256()
+    for seed, variables in networks.items():
+        digest.update(f"{seed}".encode())
+        for leaf in jax.tree.leaves(variables):
+            digest.update(np.ascontiguousarray(leaf))
+    return digest.hexdigest()
 
 
 def _row(where: str, cell: Cell, seed: int) -> int:

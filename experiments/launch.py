@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import jax
 from absl import app, logging
 
-from experiments import build, chunks, command_line, devices, grid, report
+from experiments import build, chunks, command_line, devices, grid, initial, report
 from experiments.command_line import Given
 from experiments.groups import Config
 from experiments.running import folder as folders
@@ -97,7 +97,8 @@ def run(config: Config, folder: Path, *, in_folders: bool) -> str:
                 if results[cell.name] is None:
                     ready = made.prepare(cell)
                     ready = ready._replace(inputs=devices.replicated(ready.inputs, mesh))
-                    results[cell.name] = _run_cell(programs, cell, ready, places[cell.name], stop)
+                    place = places[cell.name]
+                    results[cell.name] = _run_cell(made, programs, cell, ready, place, stop)
         return _report(made, folder, places, results) if devices.leads() else ""
 
 
@@ -128,9 +129,13 @@ def _places(made: build.Assembled, folder: Path, in_folders: bool) -> dict[str, 
 
 def _finished(made: build.Assembled, places: Mapping[str, Path]) -> dict[str, Any]:
     """The results that are there already, None for the others; by the cells' names."""
-    return {
+    results = {
         cell.name: folders.finished(made.config, cell, places[cell.name]) for cell in made.cells
     }
+    if made.variables is not None:
+        for place in places.values():
+            initial.check_same(made.config.model, place, made.variables)
+    return results
 
 
 class _Programs:
@@ -183,12 +188,19 @@ class _Programs:
 
 
 def _run_cell(
-    programs: _Programs, cell: grid.Cell, ready: build.Prepared, folder: Path, stop: Stop
+    made: build.Assembled,
+    programs: _Programs,
+    cell: grid.Cell,
+    ready: build.Prepared,
+    folder: Path,
+    stop: Stop,
 ) -> dict[str, Any]:
     # First of all, so that whatever is in the folder is known to be this run's.
-    folders.write_json(folder / "config.json", folders.description(programs.config, cell))
-    made = programs.of(cell, ready, folder)
-    job = loop.Job(programs.config, cell, made, programs.data, ready.inputs, ready.groups)
+    folders.write_json(folder / "config.json", folders.description(made.config, cell))
+    if made.variables is not None:
+        initial.record(folder, made.variables)
+    compiled = programs.of(cell, ready, folder)
+    job = loop.Job(made.config, cell, compiled, programs.data, ready.inputs, ready.groups)
     try:
         return loop.run_cell(job, folder, stop)
     except Stopped as stopped:

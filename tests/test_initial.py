@@ -1,6 +1,7 @@
 """--init_from: where a run starts, what it may start from, and Simpson's paradox end to end."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,7 @@ BEFORE: dict[str, Any] = dict(
     shading="random",
     local_steps=2,
     rounds=30,
-    eval_every=10,
+    eval_every=1,  # so that there is more than one checkpoint
     watch_examples=10_000,
     stop_above=(0.9,),
     after_stop="end",
@@ -109,6 +110,7 @@ def test_a_checkpoint_of_a_run_may_be_named(before: Ran) -> None:
     rounds = sorted(int(place.name) for place in (before.folder / "checkpoints").iterdir())
     made = build.assemble(following(before, init_from=f"{before.folder}/checkpoints/{rounds[0]}"))
     assert made.variables is not None
+    assert rounds[0] < rounds[-1]
     told = states(before.folder, rounds[0])["state"]["server"]["variables"]["params"]
     expected = jax.tree.map(lambda leaf: np.asarray(leaf)[1], told)
     chex.assert_trees_all_equal(as_dicts(made.variables[1]), expected)
@@ -121,6 +123,27 @@ def test_what_started_from_a_run_resumes_bit_for_bit(after: Ran, tmp_path: Path)
     go_on(after.job, folder)
     assert metrics(folder) == metrics(after.folder)
     chex.assert_trees_all_equal(states(folder, 2), states(after.folder, 2))
+
+
+def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
+    before: Ran, tmp_path: Path
+) -> None:
+    """Where the run at --init_from has gone on, or is another one of the same name by now."""
+    source, folder = tmp_path / "source", tmp_path / "sweep"
+    shutil.copytree(before.folder, source)
+    chosen = following(before, init_from=str(source))
+    with jobs() as seen, no_figures():
+        text = launch.run(chosen, folder, in_folders=True)
+        assert launch.run(chosen, folder, in_folders=True) == text
+        newest = max(map(int, os.listdir(source / "checkpoints")))
+        shutil.rmtree(source / "checkpoints" / str(newest))
+        (cell,) = folder.glob("*/start.json")
+        for remove in ((), ("result.json", "metrics.jsonl")):
+            for name in remove:
+                (cell.parent / name).unlink()
+            with pytest.raises(UsageError, match=r"^--init_from=.*: has other networks by now"):
+                launch.run(config.changed(chosen, resume=True), folder, in_folders=True)
+    assert len(seen) == 1
 
 
 def test_the_three_algorithms_of_the_paradox(before: Ran, tmp_path: Path) -> None:
