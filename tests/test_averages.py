@@ -11,11 +11,12 @@ import pytest
 
 import federations
 from fedjax_inv import averages, averaging, clients, local, models, rounds
+from fedjax_inv.aggregators import Stack
 from fedjax_inv.algorithms import fedcfa, fedmix
 from fedjax_inv.averages import Averages
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.data.simpson import Shaded, shade
-from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Shard, Tree
+from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Setup, Shard, Tree
 
 SIZES = (4, 0, 1, 7, 5)
 NUM = sum(SIZES)
@@ -183,8 +184,8 @@ def kept(attend: list[list[int]], **arguments: object) -> list[Averages]:
 
 
 def test_the_pool_is_the_rows_of_the_rounds_clients_in_their_order() -> None:
-    attend = [[3, 1, 0, -1], [4, 2, -1, -1], [-1, -1, -1, -1]]
-    before, first, second, third = kept(attend, rows=3, chunk=3)
+    attend = [[3, 1, 0, -1], [4, 2, -1, -1], [-1, -1, -1, -1], *[[3, 1, 0, -1]] * 3]
+    before, first, second, third, *again = kept(attend, rows=3, chunk=3)
     assert before.x.shape == (5 * 3, NUM)
     assert not before.real.any()
     own = {who: set(federations.rows_of(HELD, who).tolist()) for who in range(5)}
@@ -193,6 +194,9 @@ def test_the_pool_is_the_rows_of_the_rounds_clients_in_their_order() -> None:
         assert set(np.flatnonzero(np.asarray(rows).any(0)).tolist()) == own[who]
     check(second, own[2] | own[4], [1, 3, 2])
     federations.assert_equal(third, second)  # nobody came
+    for told in again:
+        check(told, own[0] | own[3], [3, 1, 3, 3, 1])
+    assert any((told.x != first.x).any() for told in again)  # clients draw anew in every round
     other = kept([[-1, 0, 1, -1, -1, 3]], rows=3, chunk=3)[1]
     federations.assert_equal(other, first)
 
@@ -219,6 +223,27 @@ def test_the_papers_server_averages_clients_rows_in_equal_chunks() -> None:
     check(third, set(federations.rows_of(HELD, 4).tolist()), [2, 2])
     other = kept([[-1, 0, 4, -1, 1, 3]], combining="paper", rows=2, chunk=3)[1]
     federations.assert_close(other, first)
+
+
+def test_the_papers_server_draws_anew_in_every_round() -> None:
+    """Of the same rows of the same clients."""
+    beside = averages.exchanged(MODEL, combining="paper", rows=2)
+    x, y = jnp.eye(10).reshape(5, 2, 10), jnp.ones((5, 2, NUM_CLASSES)) / NUM_CLASSES
+    key = jax.random.key(0)
+    sample = jnp.zeros((1, 10))
+    start = beside.init(Setup(MODEL.init(key, sample), 5, sample, key))
+    everyone, sizes = jnp.ones(5, bool), jnp.full(5, 4, jnp.int32)
+    sent = Stack(Averages(x, y, jnp.ones((5, 2), bool)), everyone, jnp.arange(5), sizes)
+
+    def after(kept: averages.Kept, _: None) -> tuple[averages.Kept, Array]:
+        kept = beside.update(kept, sent)
+        return kept, kept.averages.x
+
+    _, drawn = jax.lax.scan(after, start, length=50)
+    # Each client's row is in the server's first one in about half of the rounds.
+    first = np.asarray(drawn)[:, 0] > 0
+    assert (first.sum(1) == 5).all()
+    np.testing.assert_allclose(first.mean(0), 0.5, atol=5 * 0.5 / np.sqrt(50))
 
 
 def test_eight_bit_images_are_averaged_as_the_network_sees_them() -> None:
