@@ -152,11 +152,12 @@ def network(one: Trained, made: Assembled, hook: int) -> tuple[Model, Variables]
     Raises UsageError where it cannot be cut there, and for what is not one network on images.
     """
     where = f"--runs={one.folder}"
+    is_stored = made.dataset.render is None and isinstance(made.data.x, jax.Array)
+    if not is_stored or made.dataset.words:
+        raise UsageError(f"{where}: must be on images that are stored as such")
     _, server = explain.restore(one, made)
     if not hasattr(server, "variables"):
         raise UsageError(f"{where}: is of --algorithm={one.cell.algorithm}, has no single network")
-    if made.dataset.render is not None or not isinstance(made.data.x, jax.Array):
-        raise UsageError(f"{where}: must be on images that are stored as such")
     if hook < 0:
         return made.model, server.variables
     model = build.model(config.changed(one.config, cut=hook).model, made.dataset)

@@ -47,6 +47,14 @@ def test_a_file(tmp_path: Path) -> None:
     assert dataset.domains == ("all",)
 
 
+def test_levels_of_grey_are_those_that_were_written(tmp_path: Path) -> None:
+    """Also where their decimals were cut off."""
+    levels = np.arange(256)
+    x = np.tile((levels / 255).round(4), 4)[:784][None].tolist()
+    dataset = sources.load(str(written(tmp_path / "some.json", {"anna": (x, [0])})))
+    np.testing.assert_array_equal(dataset.x.ravel(), np.tile(levels, 4)[:784])
+
+
 def test_a_folder_of_files(tmp_path: Path) -> None:
     written(tmp_path / "all_data_0.json", {"bert": BERT})
     written(tmp_path / "all_data_1.json", {"anna": ANNA})

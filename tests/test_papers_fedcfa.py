@@ -289,6 +289,9 @@ def test_factors_of_a_run(
     np.testing.assert_allclose(outputs[1:], [outputs[0]] * 2, rtol=1e-5)
     with pytest.raises(UsageError, match="cut"):
         factors.network(trained, made, 3)
+    of_texts = made._replace(dataset=made.dataset._replace(words=("", "a")))
+    with pytest.raises(UsageError, match=r"^--runs=.*: must be on images"):
+        factors.network(trained, of_texts, 2)
     # Counterfactuals have three factors of a mean image, and the other five are the image's.
     model, variables = cut[1]
     average = x[:1] * 0 + 0.5
