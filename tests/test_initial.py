@@ -84,6 +84,15 @@ def test_a_run_ends_as_soon_as_it_is_good_enough(before: Ran) -> None:
     assert max(run["stops"][0]["round"] for run in before.runs) > 1
 
 
+def test_what_is_good_enough_at_once_ends_at_once() -> None:
+    """Only games have to be played for some rounds before a threshold counts."""
+    sizes = np.array([5, 7, 2])
+    chosen = config.changed(SIMPSON, **BEFORE)
+    assert build.warm_start(chosen.watching, 32, sizes) == 0
+    game = config.changed(chosen, stop_above=(), stop_below=(0.9,))
+    assert build.warm_start(game.watching, 32, sizes) == 3
+
+
 def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:
     """And where that is not there, from the first."""
     for seeds, rows in (((1, 0), (1, 0)), ((1, 5), (1, 0))):
@@ -112,8 +121,9 @@ def test_a_checkpoint_of_a_run_may_be_named(before: Ran) -> None:
     assert made.variables is not None
     assert rounds[0] < rounds[-1]
     told = states(before.folder, rounds[0])["state"]["server"]["variables"]["params"]
-    expected = jax.tree.map(lambda leaf: np.asarray(leaf)[1], told)
-    chex.assert_trees_all_equal(as_dicts(made.variables[1]), expected)
+    for seed in (0, 1):  # one of them, at least, was trained on after that
+        expected = jax.tree.map(lambda leaf, at=seed: np.asarray(leaf)[at], told)
+        chex.assert_trees_all_equal(as_dicts(made.variables[seed]), expected)
 
 
 def test_what_started_from_a_run_resumes_bit_for_bit(after: Ran, tmp_path: Path) -> None:
