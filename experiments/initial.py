@@ -93,7 +93,7 @@ def _checksum(networks: Mapping[int, Variables]) -> str:
     for seed, variables in networks.items():
         digest.update(f"{seed}".encode())
         for leaf in jax.tree.leaves(variables):
-            digest.update(np.ascontiguousarray(leaf))
+            digest.update(np.asarray(leaf).tobytes())
     return digest.hexdigest()
 
 
