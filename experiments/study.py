@@ -204,11 +204,13 @@ def draw_series(
     figure = Figure(figsize=(5 * len(points), 3.6), layout="constrained")
     axes = figure.subplots(1, len(points), squeeze=False)[0]
     for axis, (quantity, series) in zip(axes, points.items(), strict=True):
-        for name, line in series.items():
+        for number, (name, line) in enumerate(series.items()):
+            # Lines that coincide can still be told apart.
+            style = {"ls": ("-", "--", ":", "-.")[number % 4], "marker": "osv^D"[number % 5]}
             values = [list(each) or [np.nan] for _, each in line]
             stds = [np.std(each, ddof=len(each) > 1) for each in values]
             means = [np.mean(each) for each in values]
-            axis.errorbar([x for x, _ in line], means, stds, label=name, capsize=3)
+            axis.errorbar([x for x, _ in line], means, stds, label=name, capsize=3, ms=4, **style)
         axis.set(xlabel=x_label, ylabel=quantity)
         if quantity.endswith("%"):
             axis.set_ylim(0, 100)
