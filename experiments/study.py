@@ -153,6 +153,21 @@ def _check_start(row: Row, before: Sequence[str], folder: Path) -> None:
         )
 
 
+def _check_reached(row: Row, folder: Path) -> None:
+    """Raises UsageError where what a row starts from has not come as far as it was to."""
+    if not row.start:
+        return
+    runs = json.loads((folder / row.start / "result.json").read_text())["runs"]
+    missed = [
+        run["seed"] for run in runs if any(not stop["round"] for stop in run.get("stops", ()))
+    ]
+    if missed:
+        raise UsageError(
+            f"{row.label}: starts from the network of {row.start}, which has not reached its "
+            f"--stop_above with seeds {missed}; must have more --rounds"
+        )
+
+
 def _asked(overrides: Sequence[str]) -> Given:
     """The flags that are overridden."""
     values = flags.FlagValues()
@@ -243,7 +258,10 @@ def run_all(paper: Paper, options: Options) -> str:
     name = f"{options.study}_some" if options.rows else options.study
     texts = []
     for data in options.data:
-        done = [run(row, chosen) for row, chosen in todo[data]]
+        done = []
+        for row, chosen in todo[data]:
+            _check_reached(row, options.folder / data)
+            done.append(run(row, chosen))
         text = table(paper, data, done)
         folder = options.folder / data
         (folder / f"{name}.md").write_text(f"{text}\n\n{paper.caption}\n")

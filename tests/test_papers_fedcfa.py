@@ -341,22 +341,34 @@ def test_methods_start_from_the_row_before(tmp_path: Path, monkeypatch: pytest.M
     assert first.watching.stop_above == (0.95,)
     assert len({(one.model.widths, one.model.cut) for one in (first, *others)}) == 1
 
+    def leave(reached: int | None) -> None:
+        start.mkdir(parents=True, exist_ok=True)
+        runs = [{"seed": 0, "stops": [{"round": 3}]}, {"seed": 7, "stops": [{"round": reached}]}]
+        (start / "result.json").write_text(json.dumps({"runs": runs}))
+
     # All rows are looked at before the first is run, which the others need.
     seen: list[str] = []
     monkeypatch.setattr(study, "check", lambda row, chosen: seen.append(row.label))
-    monkeypatch.setattr(study, "run", lambda row, chosen: study.Done(row, chosen, []))
+
+    def run(row: Row, chosen: config.Config) -> Done:
+        if not row.start:
+            leave(5)
+        return Done(row, chosen, [])
+
+    monkeypatch.setattr(study, "run", run)
     monkeypatch.setattr(study, "table", lambda *arguments: "")
     quiet = fedcfa.PAPER._replace(studies={"simpson": study.Study(fedcfa.simpson, {})})
     (tmp_path / "mnist").mkdir()
     options = study.Options("simpson", (), ("mnist",), tmp_path, ("--client_chunk=1",))
-    study.run_all(quiet, options)
-    assert seen == [row.label for row in rows]
     alone = options._replace(rows=("simpson-FedMix",))
     with pytest.raises(UsageError, match=r"^--rows=simpson-FedMix: starts from the network of "):
         study.run_all(quiet, alone)
-    start.mkdir(parents=True)
-    (start / "result.json").write_text("{}")
+    study.run_all(quiet, options)
+    assert seen == [row.label for row in rows]
     study.run_all(quiet, alone)
     assert seen[-1] == "simpson-FedMix"
+    leave(None)
+    with pytest.raises(UsageError, match=r"^simpson-FedMix: .* has not reached .* seeds \[7\]"):
+        study.run_all(quiet, alone)
     with pytest.raises(UsageError, match=r"^--data=cifar10: must be mnist or digits"):
         fedcfa.simpson("cifar10")
