@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments import grid, report, study
 from experiments.groups import Config
@@ -386,6 +387,7 @@ def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
         unused.set_visible(False)
     for axis in axes[-1]:
         axis.set_xlabel("round")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axis in axes[:, 0]:
         axis.set_ylabel("test accuracy, %")
     handles, names = axes.flat[0].get_legend_handles_labels()
