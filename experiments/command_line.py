@@ -155,8 +155,8 @@ def _help_text(about: str, values: flags.FlagValues) -> str:
         parts.append("\n".join(["PRESETS: --preset=NAME,NAME; later flags win", *lines]))
         lines = [_entry(name, _summary(registry.factory(name))) for name in LISTED]
         parts.append("\n".join(["ALGORITHMS: --describe=NAME tells the settings", *lines]))
-        names = ", ".join(f"experiments.papers.{name}" for name in papers.LISTED)
-        parts.append(f"TABLES OF PAPERS: python -m {names}")
+        names = ", ".join(papers.LISTED)
+        parts.append(f"TABLES OF PAPERS: python -m experiments.papers.NAME, of {names}")
     return "\n\n".join(parts)
 
 
