@@ -23,6 +23,7 @@ from tabulate import tabulate
 from experiments import build, config, explain, launch
 from experiments.build import Assembled
 from experiments.explain import Trained
+from fedjax_inv import averaging
 from fedjax_inv.algorithms import fedcfa
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
@@ -110,10 +111,6 @@ def chosen_rows(
     return np.concatenate(rows), np.repeat(list(groups), [len(each) for each in rows])
 
 
-def _over_positions(factors: Array) -> Array:
-    return factors.mean(tuple(range(1, factors.ndim - 1)))
-
-
 def encoded(model: Model, variables: Variables, x: Tree) -> Array:
     """What the body puts out, in evaluation mode: [N, ..., F]."""
     mask = jnp.ones(len(jax.tree.leaves(x)[0]), bool)
@@ -129,10 +126,12 @@ def trained_on(
     """
     if one.cell.algorithm == "fedmix":
         ratio = one.run.hyper.get("ratio", 0.05)
-        return _over_positions(encoded(model, variables, (1 - ratio) * x + ratio * average.mean(0)))
+        return averaging.embedding(
+            encoded(model, variables, (1 - ratio) * x + ratio * average.mean(0))
+        )
     factors = encoded(model, variables, x)
     if one.cell.algorithm != "fedcfa":
-        return _over_positions(factors)
+        return averaging.embedding(factors)
     mask = jnp.ones(len(x), bool)
 
     def true_logit(factors: Array) -> Array:
@@ -143,7 +142,7 @@ def trained_on(
     scores = fedcfa.factor_scores(true_logit, factors)
     low, _ = fedcfa.split_factors(scores, min(one.cell.settings.get("top_k", 24), scores.shape[1]))
     others = encoded(model, variables, average)[jnp.arange(len(x)) % len(average)]
-    return _over_positions(fedcfa.replaced(factors, others, low))
+    return averaging.embedding(fedcfa.replaced(factors, others, low))
 
 
 def network(one: Trained, made: Assembled, hook: int) -> tuple[Model, Variables]:
@@ -181,7 +180,7 @@ def panel(one: Trained, options: Options) -> Panel:
         return unit_range(made.data.x[rows])
 
     average = jnp.stack([images(part[:_CHUNK]).mean(0) for part in parts])
-    plain = np.asarray(_over_positions(encoded(model, variables, images(rows))))
+    plain = np.asarray(averaging.embedding(encoded(model, variables, images(rows))))
     factors = trained_on(one, model, variables, images(rows), made.data.y[rows], average)
     return Panel(
         one.label,

@@ -49,11 +49,6 @@ from fedjax_inv.types import (
 _EPSILON = 1e-8
 
 
-def _over_positions(factors: Array) -> Array:
-    """The mean of factors [B, ..., F] over the axes between; [B, F]."""
-    return factors.mean(tuple(range(1, factors.ndim - 1)))
-
-
 def factor_scores(decode_true_logit: Callable[[Array], Array], factors: Array) -> Array:
     """The gradient of the true class's logit by each factor, a mean over positions; [B, F].
 
@@ -61,7 +56,7 @@ def factor_scores(decode_true_logit: Callable[[Array], Array], factors: Array) -
     release.
     """
     gradient = jax.grad(lambda factors: decode_true_logit(factors).sum())(factors)
-    return _over_positions(gradient)
+    return averaging.embedding(gradient)
 
 
 def split_factors(scores: Array, top_k: int) -> tuple[Array, Array]:
@@ -217,7 +212,7 @@ def fedcfa(
                     total += sum(swaps[name] * losses[name] for name in swaps)
                     told |= {f"{name}_loss": value for name, value in losses.items()}
                 if not _is_zero(decorrelation_weight):
-                    correlation = factor_decorrelation(_over_positions(factors), mask)
+                    correlation = factor_decorrelation(averaging.embedding(factors), mask)
                     total += decorrelation_weight * correlation
                     told["correlation"] = correlation
                 return total, (Halves(body, head), told)
