@@ -273,13 +273,8 @@ def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
             drawn = schedules.slow(drawn, jnp.asarray(rounds_per_update))
         fails = jnp.asarray(1 - arrives)
         if is_rare:
-            probabilities = schedules.upload_probabilities(
-                jax.random.fold_in(key, 2),
-                num_clients,
-                sparse=chosen.sparse,
-                frequency=chosen.frequency,
-            )
-            fails = 1 - jnp.asarray(arrives) * probabilities
+            rare = _upload_probabilities(key, num_clients, chosen.sparse, chosen.frequency)
+            fails = 1 - jnp.asarray(arrives) * rare
         if chosen.lossy or is_rare:
             draw_key = jax.random.fold_in(key, 1)
             if chosen.late == "stale":
@@ -293,6 +288,20 @@ def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
         return drawn._replace(present=drawn.present & real)
 
     return program.cohorts(schedule, inputs)
+
+
+def _upload_probabilities(key: Array, num_clients: int, sparse: float, frequency: float) -> Array:
+    """[C]. key: of the schedule."""
+    drawn_with = jax.random.fold_in(key, 2)
+    return schedules.upload_probabilities(
+        drawn_with, num_clients, sparse=sparse, frequency=frequency
+    )
+
+
+def is_sparse(participation: Participation, num_clients: int, seed: int) -> np.ndarray:
+    """[C] bool, which clients of a run --frequency is for, or would be if it were below 1."""
+    key = program.schedule_key(seed)
+    return np.asarray(_upload_probabilities(key, num_clients, participation.sparse, 0.5)) < 1
 
 
 def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.ndarray:

@@ -316,8 +316,8 @@ class Watching:
     )
     watch_classes: bool = flag(
         False,
-        "Whether evaluations tell the mean of the test accuracies of all classes, and of test "
-        "examples in the proportions of each client's classes.",
+        "Whether evaluations tell the test accuracy of each class, that of test examples in the "
+        "proportions of each client's classes, and the means of both.",
     )
     stop_below: tuple[float, ...] = flag(
         (),

@@ -111,6 +111,13 @@ class Scores(NamedTuple):
     test: evaluation.Scores  # each [1]
 
 
+class DetailedScores(NamedTuple):
+    """How a state serves the test examples, dealt as in `Detailed`."""
+
+    by_class: evaluation.Scores  # each [K]
+    shards: evaluation.Scores  # each [C]
+
+
 class Training(NamedTuple):
     """All that a run carries from segment to segment."""
 
@@ -129,8 +136,7 @@ class Outcome(NamedTuple):
     test: evaluation.Scores  # each [R, 1]
     stops: stopping.Stops
     gradients: diagnostics.Agreement | None = None  # each [R, C], the cosine [R]
-    # balanced: the mean over classes of the test score; client: that over clients, of their shards
-    detailed: dict[str, Array] | None = None  # each [R]
+    detailed: DetailedScores | None = None
 
 
 class Program(NamedTuple):
@@ -263,11 +269,14 @@ def group_names(split: Split) -> list[str]:
     return [split.domains[index] for index in np.unique(split.domain)]
 
 
+def schedule_key(seed: int | Array) -> Array:
+    """What draws who attends, of a run's seed."""
+    return jax.random.fold_in(jax.random.key(seed), 2)
+
+
 def cohorts(schedule: Callable[[Array], Cohort], inputs: Inputs) -> Cohort:
     """Who attends: [R, T, S]. schedule: a key -> [T, S]; each run has a key of its own."""
-    return jax.jit(jax.vmap(lambda seed: schedule(jax.random.fold_in(jax.random.key(seed), 2))))(
-        inputs.seed
-    )
+    return jax.jit(jax.vmap(lambda seed: schedule(schedule_key(seed))))(inputs.seed)
 
 
 def make(
@@ -371,17 +380,14 @@ class _Runs(NamedTuple):
             outcome = outcome._replace(gradients=self.gradients(data, inputs, training.state))
         return training, outcome
 
-    def detailed(self, data: Examples, inputs: Inputs, state: rounds.State) -> dict[str, Array]:
-        """What `Outcome.detailed` tells."""
+    def detailed(self, data: Examples, inputs: Inputs, state: rounds.State) -> DetailedScores:
         assert inputs.detailed is not None
         by_class, shards = inputs.detailed
-        classes = self.evaluate(data, inputs, state, by_class, False)
-        # Of a personal algorithm each client is served by what it keeps.
-        clients = self.evaluate(data, inputs, state, shards, not self.experiment.pooled)
-        return {
-            "balanced": evaluation.balanced(classes),
-            "client": evaluation.balanced(clients),
-        }
+        return DetailedScores(
+            self.evaluate(data, inputs, state, by_class, False),
+            # Of a personal algorithm each client is served by what it keeps.
+            self.evaluate(data, inputs, state, shards, not self.experiment.pooled),
+        )
 
     def gradients(
         self, data: Examples, inputs: Inputs, state: rounds.State

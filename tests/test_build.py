@@ -75,6 +75,11 @@ def test_clients_that_upload_rarely() -> None:
     dropped = cohort(200, **flags)
     share = dropped.present.mean(0)
     assert ((share == 1).sum(), ((share > 0.1) & (share < 0.5)).sum()) == (3, 3)
+    # Who they are does not depend on how rarely they do.
+    always = config.of(**flags | dict(frequency=1.0)).participation
+    np.testing.assert_array_equal(build.is_sparse(always, 6, seed=0), share < 1)
+    of_seeds = {tuple(build.is_sparse(always, 6, seed)) for seed in range(8)}
+    assert len(of_seeds) > 1
     assert not dropped.delay.any()
     stale = cohort(200, late="stale", longest_delay=4, **flags)
     chex.assert_trees_all_equal(stale.present, dropped.present)

@@ -209,10 +209,13 @@ def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
 
 def test_evaluations_tell_classes_and_clients_alike(sampled: Ran) -> None:
     lines = metrics(sampled.folder)
-    for name in ("balanced_accuracy", "client_accuracy"):
-        told = [line[name] for line in lines]
-        assert all(0 <= accuracy <= 1 for accuracy in told)
-        assert len(set(told)) > 1
+    for mean, of, count in (("balanced", "class", 10), ("client", "client", 2)):
+        for line in lines:
+            parts = line[f"accuracy_by_{of}"]
+            assert len(parts) == count
+            assert all(0 <= accuracy <= 1 for accuracy in parts)
+            assert line[f"{mean}_accuracy"] == pytest.approx(np.mean(parts), abs=1e-5)
+        assert len({line[f"{mean}_accuracy"] for line in lines}) > 1
 
 
 def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:

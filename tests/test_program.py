@@ -190,14 +190,12 @@ def test_every_run_is_what_it_is_alone() -> None:
         logits = np.asarray(data.x) @ np.asarray(state.server.variables.params.head["w"])
         hits = logits.argmax(1) == y
         of_test = federation.parts_of(split.test)[0]
-        recalls = [hits[of_test[y[of_test] == label]].mean() for label in range(K)]
+        classes = [of_test[y[of_test] == label] for label in range(K)]
         shards = federation.parts_of(federation.test_shards(split, K, run.seed))
         assert set(np.concatenate(shards)) <= set(of_test)
-        expected = {
-            "balanced": np.mean(recalls),
-            "client": np.mean([hits[rows].mean() for rows in shards]),
-        }
-        assert_close(outcome.detailed, jax.tree.map(np.float32, expected))
+        for told, parts in zip(outcome.detailed, (classes, shards), strict=True):
+            assert told.size.tolist() == [len(rows) for rows in parts]
+            np.testing.assert_allclose(told.score, [hits[rows].mean() for rows in parts], rtol=1e-5)
 
 
 def test_runs_differ_by_their_seed_and_their_numbers() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.grid import Cell
 from experiments.selection import RULES
-from fedjax_inv import stopping
+from fedjax_inv import evaluation, stopping
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome
 
@@ -52,10 +52,7 @@ def lines(
                 **({"train_metrics": means} if means else {}),
                 **watched,
                 **_by_domain(cell, groups, valid, test),
-                **{
-                    f"{name}_accuracy": float(values[index])
-                    for name, values in (outcome.detailed or {}).items()
-                },
+                **_detailed(outcome, index),
                 **_gradients(outcome, index),
                 "segment_bytes": int(outcome.attended[index, :length].sum(0) @ np.array(traffic)),
                 "diverged": bool(not finite if drops else broken.any()),
@@ -64,6 +61,23 @@ def lines(
             }
         )
     return records
+
+
+def _detailed(outcome: Outcome, run: int) -> dict[str, Any]:
+    """What --watch_classes tells: of each class and of each client's shard, None where the test
+    has no example, and the means over those that it has some of."""
+    if outcome.detailed is None:
+        return {}
+    told: dict[str, Any] = {}
+    names = (("balanced", "class"), ("client", "client"))
+    for (mean, of), scores in zip(names, outcome.detailed, strict=True):
+        mine = jax.tree.map(lambda leaf: np.asarray(leaf)[run], scores)
+        told[f"{mean}_accuracy"] = float(evaluation.balanced(mine))
+        told[f"accuracy_by_{of}"] = [
+            round(float(score), 5) if size else None
+            for score, size in zip(mine.score, mine.size, strict=True)
+        ]
+    return told
 
 
 def _gradients(outcome: Outcome, run: int) -> dict[str, Any]:
