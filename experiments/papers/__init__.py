@@ -1,3 +1,3 @@
 """Papers whose tables can be run: python -m experiments.papers.NAME."""
 
-LISTED = ("fedcfa", "fedipg", "fl_games")
+LISTED = ("cafe", "fedcfa", "fedipg", "fl_games")
