@@ -39,7 +39,7 @@ SETTINGS = {
     "cifar10": Setting("cifar10_cafe", "0.1"),
     "cifar10_lenet": Setting("cifar10_cafe_lenet", "0.1"),
     "cifar100": Setting("cifar100_cafe"),
-    "digits": Setting("digits_cafe", rates=(0.01, 0.03, 0.1, 0.3)),
+    "digits": Setting("digits_cafe", rates=(0.003, 0.01, 0.03, 0.1)),
 }
 
 
