@@ -8,6 +8,7 @@ from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.blocks import check_images, from_blocks
+from fedjax_inv.models.mlp import Logits
 from fedjax_inv.types import Array, Model
 
 # Of each convolution: its window, and whether a pooling follows.
@@ -48,15 +49,6 @@ class _Dense(nn.Module):
         del mask
         x = nn.Dropout(self.dropout, deterministic=not train)(x.reshape(x.shape[0], -1))
         return nn.relu(nn.Dense(self.features, kernel_init=nn.initializers.he_normal())(x))
-
-
-class _Logits(nn.Module):
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        del mask, train
-        return nn.Dense(self.num_classes)(x)
 
 
 def alexnet(
@@ -104,4 +96,4 @@ def alexnet(
         for i, (width, (window, pool)) in enumerate(zip(widths, _CONVS, strict=False))
     ]
     blocks += [_Dense(width, dropout) for width in widths[len(_CONVS) :]]
-    return from_blocks([*blocks, _Logits(num_classes)], len(widths) if cut is None else cut)
+    return from_blocks([*blocks, Logits(num_classes)], len(widths) if cut is None else cut)

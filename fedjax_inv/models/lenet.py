@@ -8,6 +8,7 @@ from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.blocks import check_images, from_blocks
+from fedjax_inv.models.mlp import Logits
 from fedjax_inv.types import Array, Model
 
 _NUM_CONVS = 2
@@ -42,15 +43,6 @@ class _Dense(nn.Module):
         return nn.relu(dense(x.reshape(x.shape[0], -1)))
 
 
-class _Logits(nn.Module):
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        del mask, train
-        return nn.Dense(self.num_classes)(x)
-
-
 def lenet(
     num_classes: int,
     *,
@@ -77,4 +69,4 @@ def lenet(
         for i, width in enumerate(widths[:_NUM_CONVS])
     ]
     blocks += [_Dense(width) for width in widths[_NUM_CONVS:]]
-    return from_blocks([*blocks, _Logits(num_classes)], len(widths) if cut is None else cut)
+    return from_blocks([*blocks, Logits(num_classes)], len(widths) if cut is None else cut)
