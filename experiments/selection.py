@@ -1,7 +1,7 @@
 """How an evaluation of a run is selected, and the hyperparameters of several runs.
 
-Each rule picks an evaluation of each run, and scores it to compare hyperparameters. Only `oracle`
-looks at the test.
+Each rule picks an evaluation of each run, and scores it to compare hyperparameters. Of evaluations
+that are equally good the later one is picked. Only `oracle` looks at the test.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,6 +41,11 @@ def _test(line: Line) -> float:
     return line["test_accuracy"]
 
 
+def _best(score: Callable[[Line], float]) -> Callable[[Sequence[Line]], Line]:
+    """Picks the highest score, of equal ones the last."""
+    return lambda lines: max(reversed(lines), key=score)
+
+
 def _agreeing(lines: Sequence[Line]) -> Line | None:
     """Not the best of them: among several, that is the one that luck, or a cue, has lifted most."""
     have_differed = False
@@ -56,7 +61,7 @@ def _agreeing(lines: Sequence[Line]) -> Line | None:
 RULES = {
     "validation": Rule(
         "the best validation accuracy on the training domains",
-        lambda lines: max(lines, key=_validation),
+        _best(_validation),
         _validation,
     ),
     "agreement": Rule(
@@ -66,7 +71,5 @@ RULES = {
         _validation,
     ),
     "last": Rule("the last evaluation", lambda lines: lines[-1], _validation),
-    "oracle": Rule(
-        "the best test accuracy, for comparison only", lambda lines: max(lines, key=_test), _test
-    ),
+    "oracle": Rule("the best test accuracy, for comparison only", _best(_test), _test),
 }

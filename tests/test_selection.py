@@ -42,6 +42,14 @@ def test_rules(rule: str, round: int) -> None:
     assert picked["round"] == round
 
 
+@pytest.mark.parametrize("rule", ["validation", "oracle"])
+def test_of_equally_good_evaluations_the_later_is_picked(rule: str) -> None:
+    again = [line(30, (0.8, 0.9), 0.7), line(35, (0.8, 0.9), 0.7), line(40, (0.8, 0.8), 0.6)]
+    picked = RULES[rule].pick([*LINES, *again])
+    assert picked is not None
+    assert picked["round"] == 35
+
+
 def test_only_the_oracle_looks_at_the_test() -> None:
     others = [line(each["round"], accuracies(each), 0.0) for each in LINES]
     for name, rule in RULES.items():
