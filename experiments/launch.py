@@ -200,7 +200,9 @@ def _run_cell(
     if made.variables is not None:
         initial.record(folder, made.variables)
     compiled = programs.of(cell, ready, folder)
-    job = loop.Job(made.config, cell, compiled, programs.data, ready.inputs, ready.groups)
+    network, hyper = ready.experiment.model, cell.runs[0].hyper
+    personal = build.algorithm(made.config, cell, network, hyper, ready.capacity).personal
+    job = loop.Job(made.config, cell, compiled, programs.data, ready.inputs, ready.groups, personal)
     try:
         return loop.run_cell(job, folder, stop)
     except Stopped as stopped:

@@ -88,7 +88,9 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
-def states(folder: Path, step: int) -> dict[str, Any]:
-    """A checkpoint, as orbax reads it."""
-    with ocp.CheckpointManager((folder / "checkpoints").absolute()) as manager:
-        return manager.restore(step, args=ocp.args.StandardRestore())
+def states(folder: Path, step: int, item: str = "default") -> dict[str, Any]:
+    """What a checkpoint holds, as orbax reads it: the states after its round, or what was kept."""
+    place = (folder / "checkpoints").absolute()
+    with ocp.CheckpointManager(place, item_names=(item,)) as manager:
+        asked = ocp.args.Composite(**{item: ocp.args.StandardRestore()})
+        return manager.restore(step, args=asked)[item]

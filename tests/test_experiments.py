@@ -19,7 +19,7 @@ import pytest
 from experiments import build, chunks, config, grid, groups, report, sweep, train
 from experiments.grid import Cell
 from experiments.groups import Config
-from experiments.running import log, loop
+from experiments.running import kept, log, loop
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.signals import Stop
 from fedjax_inv import diagnostics, program, rounds
@@ -254,7 +254,8 @@ def test_a_stopped_run_resumes_bit_for_bit(
     go_on(whole.job, folder)
     assert metrics(folder) == metrics(whole.folder)
     last = whole.job.config.run.rounds
-    chex.assert_trees_all_equal(states(folder, last), states(whole.folder, last))
+    for item in ("default", "kept"):
+        chex.assert_trees_all_equal(states(folder, last, item), states(whole.folder, last, item))
     again = Ran(folder, whole.job).runs
     assert [run.get("stops") for run in again] == [run.get("stops") for run in whole.runs]
 
@@ -417,7 +418,7 @@ def test_a_bad_checkpoint_is_told_in_one_line(
             lambda leaf: leaf[:1], trained.job.program.init(trained.job.data, trained.job.inputs)
         )
         with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
-            checkpoints.save(3, first)
+            checkpoints.save(3, first, kept.of(first, personal=False))
     else:
         other = halved(sampled.job, tmp_path / "other")
         shutil.rmtree(folder / "checkpoints")

@@ -1,6 +1,7 @@
 """Runs a cell segment by segment: progress, metrics, checkpoints, stopping and resuming.
 
-A run folder holds config.json, metrics.jsonl, checkpoints/ and, once finished, result.json.
+A run folder holds config.json, metrics.jsonl, checkpoints/ and, once finished, result.json. Of the
+checkpoints a finished run keeps the last, which holds the state that is selected, too.
 """
 
 import contextlib
@@ -16,10 +17,12 @@ from experiments import build, devices
 from experiments.grid import Cell
 from experiments.groups import Config
 from experiments.running import folder as folders
-from experiments.running import summary
+from experiments.running import kept, summary
 from experiments.running.checkpoints import Checkpoints
+from experiments.running.kept import Kept
 from experiments.running.log import Log
 from experiments.running.signals import Stop, Stopped
+from experiments.selection import RULES
 from fedjax_inv import stopping
 from fedjax_inv.program import Inputs, Outcome, Program, Training
 from fedjax_inv.types import Examples
@@ -38,6 +41,7 @@ class Job(NamedTuple):
     data: Examples
     inputs: Inputs
     groups: list[str]  # names of the validation groups
+    personal: bool  # whether clients are served by what they keep
 
 
 def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
@@ -51,13 +55,17 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
     with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         done = checkpoints.latest()
         log = Log(folder, done)
+        like = jax.eval_shape(job.program.init, job.data, job.inputs)
+        shapes = kept.of(like, job.personal)
         if done:
-            like = jax.eval_shape(job.program.init, job.data, job.inputs)
             states = checkpoints.restore(done, like)
             states = devices.replicated(states, devices.mesh(config.run))
+            served = checkpoints.kept(done, shapes)
         else:
-            states = job.program.init(job.data, job.inputs)
-        states = _advance(job, states, log, checkpoints, done, stop)
+            states, served = job.program.init(job.data, job.inputs), kept.none(shapes)
+        keeper = Kept(RULES[config.watching.select], log.lines, served)
+        states = _advance(job, states, log, keeper, checkpoints, done, stop)
+        checkpoints.finish()
     runs = summary.summarise(cell, log.lines)
     thresholds = config.watching.thresholds
     if thresholds:
@@ -70,7 +78,13 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
 
 
 def _advance(
-    job: Job, states: Training, log: Log, checkpoints: Checkpoints, done: int, stop: Stop
+    job: Job,
+    states: Training,
+    log: Log,
+    keeper: Kept,
+    checkpoints: Checkpoints,
+    done: int,
+    stop: Stop,
 ) -> Training:
     config, cell, program = job.config, job.cell, job.program
     rounds, every = config.run.rounds, config.watching.eval_every
@@ -102,6 +116,7 @@ def _advance(
                 drops=config.run.nonfinite == "drop",
             )
             log.append(lines)
+            keeper.look(lines, states, job.personal)
             bar.update(length)
             bar.set_postfix(
                 loss=_mean(line["train_loss"] for line in lines),
@@ -111,7 +126,7 @@ def _advance(
             last = _is_over(config, done, outcome.stops)
             stop.signal = devices.agree(stop.signal)
             if last or done % checkpoint_every == 0 or stop.signal:
-                checkpoints.save(done, states)
+                checkpoints.save(done, states, keeper.served)
             if stop.signal and not last:
                 raise Stopped(f"stopped after round {done} of {rounds}")
     return states
