@@ -15,7 +15,7 @@ from experiments import build, chunks, command_line, devices, grid, initial, rep
 from experiments.command_line import Given
 from experiments.groups import Config
 from experiments.running import folder as folders
-from experiments.running import loop
+from experiments.running import loop, provenance
 from experiments.running.signals import Stop, Stopped
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -143,6 +143,7 @@ class _Programs:
 
     def __init__(self, config: Config, data: Examples) -> None:
         self.config, self.data = config, data
+        self.start = provenance.record(data)
         self._chosen: dict[str, chunks.Chunks] = {}
         self._made: dict[tuple[str, int, chunks.Chunks], program.Program] = {}
 
@@ -196,7 +197,7 @@ def _run_cell(
     stop: Stop,
 ) -> dict[str, Any]:
     # First of all, so that whatever is in the folder is known to be this run's.
-    folders.write_json(folder / "config.json", folders.description(made.config, cell))
+    folders.begin(folder, made.config, cell, programs.start)
     if made.variables is not None:
         initial.record(folder, made.variables)
     compiled = programs.of(cell, ready, folder)

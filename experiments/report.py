@@ -15,7 +15,7 @@ import numpy as np
 from tabulate import tabulate
 
 from experiments.running import log
-from experiments.selection import RULES
+from experiments.selection import RULES, picked
 from fedjax_inv.data import federation, partitions
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.models.blocks import unit_range
@@ -66,7 +66,8 @@ def choose(label: str, result: dict[str, Any], rule: str = "validation") -> Chos
     diverged = f"{num_diverged} of {len(result['runs'])}"
     best, best_rank = None, (0, -1.0)
     for indices in by_hyper.values():
-        runs = [_selected(result["runs"][index], rule) for index in indices]
+        runs = [result["runs"][index] for index in indices]
+        runs = [run | {"selected": picked(run, rule)} for run in runs]
         count = sum(run["selected"] is not None for run in runs)
         if count == 0 or any(run["diverged"] for run in runs):
             continue
@@ -78,11 +79,6 @@ def choose(label: str, result: dict[str, Any], rule: str = "validation") -> Chos
             best = Chosen(label, held_out, hyper, runs, indices, diverged)
             best_rank = (count, mean)
     return best
-
-
-def _selected(run: dict[str, Any], rule: str) -> dict[str, Any]:
-    """The run with what the rule selects; a folder of before this version knows one rule."""
-    return run | {"selected": run.get("by_rule", {"validation": run["selected"]}).get(rule)}
 
 
 def _held_out(result: dict[str, Any]) -> str:
@@ -118,6 +114,7 @@ def table(
 ) -> str:
     """Test accuracy per held-out domain, its mean and the worst domain, a row per algorithm.
 
+    Of all held-out domains, the mean round that is selected, and of the accuracy at the last round.
     cells: the label and the held-out domain of all, and what is told of one without a choice.
     """
     cells = cells or {(one.label, one.held_out): "" for one in chosen}
@@ -130,14 +127,24 @@ def table(
             label,
             *(percent(test[h]) if h in test else cells.get((label, h), "") for h in held_outs),
         ]
+        complete = len(test) == len(held_outs)
         if len(held_outs) > 1:
-            complete = len(test) == len(held_outs)
             by_seed = np.array(list(test.values()))
             row += [percent(by_seed.mean(0)), percent(by_seed.min(0))] if complete else ["", ""]
+        row += _in_time(list(mine.values())) if complete else ["", ""]
         rows.append([*row, paper.get(label.split()[0], "")] if paper else row)
     summary = ["mean", "worst domain"] if len(held_outs) > 1 else []
+    summary += ["at round", "at the last round"]
     headers = ["held-out accuracy, %", *held_outs, *summary, *(["paper"] if paper else [])]
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+
+
+def _in_time(chosen: Sequence[Chosen]) -> list[str]:
+    """The selected round and the test accuracy at the last one, each a mean over held-out domains
+    first."""
+    rounds = [one.over_seeds(lambda e: e["round"]) for one in chosen]
+    last = [[run["last"]["test_accuracy"] for run in one.runs] for one in chosen]
+    return [spread(np.mean(rounds, 0)), percent(np.mean(last, 0))]
 
 
 def domains_table(chosen: Sequence[Chosen]) -> str:
@@ -198,6 +205,8 @@ def choices_table(chosen: Sequence[Chosen]) -> str:
             ", ".join(f"{name}={value:g}" for name, value in one.hyper.items()),
             ", ".join(str(run["selected"]["round"]) for run in one.runs),
             percent(one.over_seeds(lambda e: e["validation_accuracy"])),
+            percent(one.over_seeds(lambda e: e["test_accuracy"])),
+            percent([run["last"]["test_accuracy"] for run in one.runs]),
             f"{np.mean([run['last']['bytes'] for run in one.runs]) / 1e6:.1f}",
             one.diverged,
             *([_dropped(one)] if drops else []),
@@ -205,8 +214,8 @@ def choices_table(chosen: Sequence[Chosen]) -> str:
         for one in chosen
     ]
     headers = [
-        *("algorithm", "held out", "selected", "at round", "validation, %", "MB sent in all"),
-        "runs diverged",
+        *("algorithm", "held out", "selected", "at round", "validation, %", "held out, %"),
+        *("held out at the last round, %", "MB sent in all", "runs diverged"),
         *(["rounds with a client dropped"] if drops else []),
     ]
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True)

@@ -73,3 +73,11 @@ RULES = {
     "last": Rule("the last evaluation", lambda lines: lines[-1], _validation),
     "oracle": Rule("the best test accuracy, for comparison only", _best(_test), _test),
 }
+
+
+def picked(run: dict[str, Any], rule: str) -> Line | None:
+    """What a rule has picked of a run, as result.json tells it.
+
+    A folder of before there were rules knows one.
+    """
+    return run.get("by_rule", {"validation": run["selected"]}).get(rule)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments import train
 from experiments.groups import Config
+from experiments.running import folder as folders
 from experiments.running import log, loop
 from experiments.running.signals import Stop, Stopped
 
@@ -70,6 +71,7 @@ def ran(config: Config) -> Ran:
 
 def halved(job: loop.Job, folder: Path) -> Path:
     """A folder in which the job was stopped after its first segment."""
+    folders.begin(folder, job.config, job.cell, {})
     with StopAfterOne() as stop, pytest.raises(Stopped):
         loop.run_cell(job, folder, stop)
     return folder
@@ -77,6 +79,7 @@ def halved(job: loop.Job, folder: Path) -> Path:
 
 def go_on(job: loop.Job, folder: Path) -> Path:
     """Runs a job in a folder, from its newest checkpoint on, to the end."""
+    folders.begin(folder, job.config, job.cell, {})
     with Stop() as stop:
         loop.run_cell(job, folder, stop)
     return folder

@@ -499,14 +499,18 @@ def test_labels_name_only_what_differs() -> None:
 
 def test_leave_one_out_table_has_mean_and_worst_over_domains() -> None:
     def cell(domain: str, accuracies: list[float]) -> report.Chosen:
-        runs = [{"selected": {"test_accuracy": a}} for a in accuracies]
+        runs = [
+            {"selected": {"test_accuracy": a, "round": 10 * a}, "last": {"test_accuracy": a / 2}}
+            for a in accuracies
+        ]
         return report.Chosen("fedavg", domain, {}, runs, [0, 1], "0 of 2")
 
     table = report.table([cell("0", [0.1, 0.6]), cell("80", [0.3, 0.2])], {"fedavg": "94.3"})
     *_, row = table.splitlines()
     entries = [entry.strip() for entry in row.strip("|").split("|")]
     # Seeds: mean (0.2, 0.4), worst (0.1, 0.2).
-    assert entries[3:] == ["30.0 ± 14.1", "15.0 ± 7.1", "94.3"]
+    at, last = "3.0 ± 1.4", "15.0 ± 7.1"
+    assert entries[3:] == ["30.0 ± 14.1", "15.0 ± 7.1", at, last, "94.3"]
 
 
 def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> None:
@@ -531,11 +535,11 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
         return [[each.strip() for each in line] for line in lines if len(line) > 1]
 
     head, _, good, bad = rows(("a", "0", False), ("b", "0", True))
-    assert head[1:] == ["0"]
-    assert [good, bad] == [["a", "30.0"], ["b", "diverged"]]
+    assert head[1:] == ["0", "at round", "at the last round"]
+    assert [good, bad] == [["a", "30.0", "2.0", "30.0"], ["b", "diverged", "", ""]]
     head, _, row = rows(("a", "0", False), ("a", "80", True))
-    assert head[1:] == ["0", "80", "mean", "worst domain"]
-    assert row == ["a", "30.0", "diverged", "", ""]
+    assert head[1:] == ["0", "80", "mean", "worst domain", "at round", "at the last round"]
+    assert row == ["a", "30.0", "diverged", "", "", "", ""]
 
 
 def ready(chosen: Config, held_out: str) -> tuple[Cell, Any, build.Prepared]:

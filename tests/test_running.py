@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from experiments import config, explain, grid
 from experiments.grid import Cell
 from experiments.groups import Config
 from experiments.running import folder as folders
-from experiments.running import log, summary
+from experiments.running import log, provenance, summary
 from fedjax_inv.checks import UsageError
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome
@@ -257,3 +258,55 @@ def test_a_run_diverged_unless_what_is_not_finite_was_dropped(
     line = line_of(outcome({"loss": [1.0, 1.0]}, broken, loss), 2, drops)
     assert line["diverged"] is diverged
     assert line.get("dropped") == (sum(b >= 0 for b in broken) if drops else None)
+
+
+def test_every_start_is_told_and_none_makes_another_run(tmp_path: Path) -> None:
+    """A folder of before, without any, goes on as well."""
+    begun(tmp_path)
+    assert folders.finished(CHOSEN, CELL, tmp_path) is None
+    for number in (1, 2):
+        folders.begin(tmp_path, CHOSEN, CELL, {"date": number})
+        assert folders.finished(CHOSEN, CELL, tmp_path) is None
+        assert folders.read(tmp_path) == (CHOSEN, CELL)
+    told = json.loads((tmp_path / "config.json").read_text())
+    assert told["starts"] == [{"date": 1}, {"date": 2}]
+
+
+def test_a_start_tells_versions_commit_date_and_data(tmp_path: Path) -> None:
+    told = provenance.record({"x": np.zeros((2, 3))})
+    assert json.loads(json.dumps(told)) == told
+    assert told["versions"]["jax"] == jax.__version__
+    assert told["date"].endswith("+00:00")
+    assert provenance.commit(tmp_path) is None
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=n", "-c", "user.email=e")
+        command = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    assert provenance.commit(tmp_path) is None
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-qm", "a")
+    git("tag", "-am", "t", "v1")
+    assert provenance.commit(tmp_path) == git("rev-parse", "HEAD")
+    (tmp_path / "a").write_text("2")
+    assert provenance.commit(tmp_path) == git("rev-parse", "HEAD") + "-dirty"
+    # What lies in somebody's repository is not of it.
+    (tmp_path / "below").mkdir()
+    assert provenance.commit(tmp_path / "below") is None
+
+
+def test_a_fingerprint_is_of_all_that_arrays_are() -> None:
+    arrays = {"x": np.arange(6, dtype=np.int32).reshape(2, 3), "y": np.zeros(0, np.int32)}
+    others: list[Any] = [
+        arrays | {"x": arrays["x"].reshape(3, 2)},
+        arrays | {"x": arrays["x"].view(np.float32)},
+        arrays | {"x": arrays["x"] + (np.arange(6).reshape(2, 3) == 5)},
+        {"x": arrays["x"], "z": arrays["y"]},
+        {"x": arrays["x"]},
+    ]
+    same = {"y": jax.numpy.asarray(arrays["y"]), "x": np.asfortranarray(arrays["x"])}
+    assert provenance.fingerprint(same) == provenance.fingerprint(arrays)
+    assert len({provenance.fingerprint(each) for each in (arrays, *others)}) == 6

@@ -95,6 +95,7 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
             "diverged": False,
             "selected": picked["validation"],
             "by_rule": picked,
+            "last": lines[-1],
         }
 
     never = [line(5, (0.8, 0.95), 0.05)]

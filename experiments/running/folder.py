@@ -105,6 +105,13 @@ def description(chosen: Config, cell: Cell) -> dict[str, Any]:
     return json.loads(json.dumps({"flags": config.to_record(chosen)})) | {"cell": cell.record()}
 
 
+def begin(folder: Path, chosen: Config, cell: Cell, start: dict[str, Any]) -> None:
+    """Writes config.json: the flags, the cell, and what is told of each start, of this one last."""
+    path = folder / "config.json"
+    before = read_record(path, "flags", "cell").get("starts", []) if path.exists() else []
+    write_json(path, description(chosen, cell) | {"starts": [*before, start]})
+
+
 def read(folder: Path) -> tuple[Config, Cell]:
     """What config.json says. Raises UsageError if it is damaged, or another version's."""
     record = read_record(folder / "config.json", "flags", "cell")

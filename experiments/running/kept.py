@@ -15,7 +15,7 @@ class Served(NamedTuple):
 
     server: Tree  # [R, ...]
     clients: Tree  # [R, C, ...]; () unless the algorithm is personal
-    round: Array  # [R] int32, 0: of this run there is none
+    round: Array  # [R] int32, of the evaluation after which it was so; 0: there was none
 
 
 def of(states: Training, personal: bool) -> Served:
@@ -48,7 +48,9 @@ class Kept:
         picked = np.array([self._is_picked(line) for line in lines])
         if not picked.any():
             return
-        now = jax.device_get(of(states, personal))
+        # Not the state's own round, which counts those that fill up the last segment, too.
+        done = np.array([line["round"] for line in lines], np.int32)
+        now = jax.device_get(of(states, personal))._replace(round=done)
 
         def chosen(new: np.ndarray, old: np.ndarray) -> np.ndarray:
             # New arrays: the old ones may still be on their way to the disk.

@@ -47,11 +47,11 @@ class Job(NamedTuple):
 def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
     """Runs or continues a cell to its end and returns its result, which is also result.json.
 
-    Raises Stopped after a signal, with a checkpoint written; Diverged, with the last good
-    checkpoint kept, if a client's loss is not finite and --nonfinite=stop.
+    folder: in which `folders.begin` has said what is run. Raises Stopped after a signal, with a
+    checkpoint written; Diverged, with the last good checkpoint kept, if a client's loss is not
+    finite and --nonfinite=stop.
     """
     config, cell = job.config, job.cell
-    folders.write_json(folder / "config.json", folders.description(config, cell))
     with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         done = checkpoints.latest()
         log = Log(folder, done)
