@@ -112,13 +112,11 @@ def domains(
         raise UsageError(f"--environment={environment.name}: {error}") from None
 
 
-def model(chosen: Network, data: Dataset) -> Model:
-    """The network, for a data set.
-
-    A factory is called as factory(num_classes), with those of the flags that it has arguments for.
-    """
+def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:
+    """What a network's factory is called with, for a data set: num_classes, by its place, and those
+    of the flags that it has arguments for."""
     make = network(chosen.model)
-    arguments: dict[str, Any] = {
+    told: dict[str, Any] = {
         "activation": chosen.activation,
         "conv": chosen.conv,
         "widths": chosen.widths or None,
@@ -126,13 +124,21 @@ def model(chosen: Network, data: Dataset) -> Model:
         "norm": None if chosen.norm == "none" else chosen.norm,
     }
     if takes(make, "image_size"):
-        arguments["image_size"] = _stem(data)
+        told["image_size"] = _stem(data)
     if takes(make, "vocabulary") != bool(data.words):
         what = "not for texts, which the data are" if data.words else "for texts, the data are none"
         raise UsageError(f"--model={chosen.model}: is {what}")
-    arguments["vocabulary"] = len(data.words)
-    told = {k: v for k, v in arguments.items() if v is not None and takes(make, k)}
-    made = called(f"--model={chosen.model}", Model, make, len(data.classes), **told)
+    told["vocabulary"] = len(data.words)
+    told = {k: v for k, v in told.items() if v is not None and takes(make, k)}
+    return {"num_classes": len(data.classes), **told}
+
+
+def model(chosen: Network, data: Dataset) -> Model:
+    """The network, for a data set."""
+    told = arguments(chosen, data)
+    num_classes = told.pop("num_classes")
+    what = f"--model={chosen.model}"
+    made = called(what, Model, network(chosen.model), num_classes, **told)
     if chosen.weights:
         try:
             made = models.weights.pretrained(made, chosen.weights)

@@ -2,18 +2,18 @@
 
 python -m experiments.explain --runs=runs/fedavg,runs/games --images=0,3,8 --out=masks.png
 
-A run is explained as it is in its newest checkpoint. The state that a game is judged by is the one
-at its stop: train it with --stop_below=0.6 --watch_examples=500 --after_stop=end.
+A run is explained as it is at its end, or (--state=best) where it was selected. The state that a
+game is judged by is the one at its stop: train it with --stop_below=0.6 --watch_examples=500
+--after_stop=end.
 
 LIME (Ribeiro et al. 2016) blackens random squares of an image and fits a linear model to the
 probability of the class that the run predicts; a square's weight says how much it speaks for it.
 """
 
-import contextlib
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments import build, config, grid, launch
+from experiments import build, config, grid, launch, trained
 from experiments.build import Assembled
 from experiments.groups import Config
-from experiments.running import folder as folders
-from experiments.running.checkpoints import Checkpoints
+from experiments.trained import Finished
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
@@ -59,16 +58,30 @@ class Options(NamedTuple):
     segment: int = 0
     out: str = "masks.png"
     data_dir: str = ""
+    state: str = "last"
 
 
 class Trained(NamedTuple):
     """A run of a finished run folder."""
 
-    folder: Path
-    config: Config
-    cell: grid.Cell
+    finished: Finished
     which: int  # of the cell's runs
     state: str  # which of its states is explained
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self.finished.folder
+
+    @property
+    def config(self) -> Config:
+        """Its flags."""
+        return self.finished.config
+
+    @property
+    def cell(self) -> grid.Cell:
+        """Its cell."""
+        return self.finished.cell
 
     @property
     def run(self) -> program.Run:
@@ -78,12 +91,19 @@ class Trained(NamedTuple):
     @property
     def label(self) -> str:
         """The algorithm, its settings and what varies of its hyperparameters; folder and state."""
-        varied = [
-            f"{name}={value:g}"
-            for name, value in self.run.hyper.items()
-            if any(other.hyper[name] != value for other in self.cell.runs)
-        ]
-        return f"{' '.join([self.cell.label, *varied])} ({self.folder.name}, {self.state})"
+        names = [self.cell.label, *self.finished.varied(self.which)]
+        return f"{' '.join(names)} ({self.folder.name}, {self._when()})"
+
+    def _when(self) -> str:
+        """Of when the state is."""
+        run = self.finished.result["runs"][self.which]
+        stops = [stop["round"] for stop in run.get("stops", [])]
+        ends = self.config.watching.after_stop == "end" and stops and all(stops)
+        if self.state == "last" and ends:
+            return f"at its stop in round {max(stops)}"
+        told = self.finished.told(self.which, self.state)
+        assert told is not None  # by `find`
+        return f"after round {told['round']}"
 
 
 class Domain(NamedTuple):
@@ -113,45 +133,23 @@ class Masks(NamedTuple):
 def find(folder: Path, options: Options) -> Trained:
     """The run of a finished folder that the options ask for.
 
-    Raises UsageError if there is none, or it diverged.
+    Raises UsageError if there is none, or it has no such state, as one that diverged.
     """
-    where = f"--runs={folder}"
-    try:
-        chosen, cell = folders.read(folder)
-        result = folders.read_record(folder / "result.json", "cell", "runs")
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
-    except OSError:
-        raise UsageError(
-            f"{where}: must be the folder of a finished run; of a sweep, that of one algorithm"
-        ) from None
-    # How a run was spread over devices does not matter to its state.
-    alone: dict[str, Any] = {"devices": 1, "num_processes": 1, "process_id": 0}
-    alone |= {"coordinator_address": "", "data_dir": options.data_dir or chosen.data.data_dir}
-    chosen = config.changed(chosen, **alone)
-    runs = cell.runs
-    if options.seed not in chosen.run.seeds:
-        seeds = ", ".join(map(str, chosen.run.seeds))
-        raise UsageError(f"--seed={options.seed}: must be one of {seeds}, those of {folder}")
-    indices = [index for index, each in enumerate(runs) if each.seed == options.seed]
+    trained.check_state(options.state)
+    one = trained.find("runs", folder, options.data_dir)
+    seeds = one.config.run.seeds
+    if options.seed not in seeds:
+        told = ", ".join(map(str, seeds))
+        raise UsageError(f"--seed={options.seed}: must be one of {told}, those of {folder}")
+    indices = [index for index, each in enumerate(one.cell.runs) if each.seed == options.seed]
     if not 0 <= options.run < len(indices):
         raise UsageError(
             f"--run={options.run}: must be in 0..{len(indices) - 1}, the runs of "
             f"--seed={options.seed} in {folder}"
         )
     which = indices[options.run]
-    told = result["runs"][which]
-    if told["diverged"]:
-        raise UsageError(f"--runs={folder}: its run {options.run} of that seed has diverged")
-    return Trained(folder, chosen, cell, which, _state(chosen, told))
-
-
-def _state(chosen: Config, told: dict[str, Any]) -> str:
-    """Which state a run's newest checkpoint holds. told: of the run, from result.json."""
-    stops = [stop["round"] for stop in told.get("stops", [])]
-    if chosen.watching.after_stop == "end" and stops and all(stops):
-        return f"at its stop in round {max(stops)}"
-    return f"after round {told['last']['round']}"
+    trained.check_told(one, which, options.state)
+    return Trained(one, which, options.state)
 
 
 def held_out(one: Trained, made: Assembled) -> Domain:
@@ -193,18 +191,16 @@ def from_rgb(rgb: np.ndarray, channels: int) -> np.ndarray:
 
 
 def restore(one: Trained, made: Assembled) -> tuple[Algorithm, Tree]:
-    """A run's algorithm, on rendered inputs, and its server in the newest checkpoint.
+    """A run's algorithm, on rendered inputs, and its server in the state that is asked for.
 
-    Raises UsageError if the checkpoint is not one of this run.
+    Raises UsageError if it was not kept, or the checkpoint is not one of this run.
     """
-    ready = made.prepare(one.cell)
-    like = jax.eval_shape(program.make(ready.experiment).init, made.data, ready.inputs)
-    with contextlib.closing(Checkpoints(one.folder / "checkpoints")) as checkpoints:
-        states = checkpoints.restore(checkpoints.latest(), like)
-    server = jax.tree.map(lambda leaf: leaf[one.which], states.state.server)
+    held = trained.served(one.finished, made, one.state)
+    trained.check_kept(one.finished, held, one.which, one.state)
+    server = jax.tree.map(lambda leaf: leaf[one.which], held.server)
     # LIME changes what the network sees, so this one takes inputs as they are after rendering.
     network = build.model(one.config.model, made.dataset._replace(render=None))
-    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, ready.capacity)
+    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, 1)
     return algorithm, server
 
 
@@ -228,24 +224,20 @@ def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
 
 def assembled(one: Trained) -> Assembled:
     """The data of a run, dealt as they were."""
-    return build.assemble(
-        config.changed(one.config, held_out=one.cell.held_out or "none", init_from="")
-    )
+    return trained.assembled(one.config, one.cell)
 
 
-def check_same(trained: Sequence[Trained], domains: Sequence[Domain]) -> None:
+def check_same(runs: Sequence[Trained], domains: Sequence[Domain]) -> None:
     """Raises UsageError if the test domains of two runs differ. domains: one per run."""
 
     leaves = jax.tree.leaves(domains[0])
-    for one, domain in zip(trained, domains, strict=True):
+    for one, domain in zip(runs, domains, strict=True):
         others = jax.tree.leaves(domain)
         if len(others) != len(leaves) or not all(map(np.array_equal, others, leaves)):
-            old, new = (
-                {**config.to_record(t.config), **t.cell._asdict()} for t in (trained[0], one)
-            )
+            old, new = ({**config.to_record(t.config), **t.cell._asdict()} for t in (runs[0], one))
             differ = ", ".join(name for name in old if old[name] != new[name])
             raise UsageError(
-                f"--runs={trained[0].folder},{one.folder}: must have the same test images; these "
+                f"--runs={runs[0].folder},{one.folder}: must have the same test images; these "
                 f"runs differ in {differ}"
             )
 
@@ -399,10 +391,10 @@ def run(options: Options) -> str:
     out = Path(options.out)
     if out.suffix != ".png":
         raise UsageError(f"--out={out}: must end in .png")
-    trained = [find(Path(folder), options) for folder in options.runs]
-    sources = [assembled(one) for one in trained]
-    domains = [held_out(one, made) for one, made in zip(trained, sources, strict=True)]
-    check_same(trained, domains)
+    runs = [find(Path(folder), options) for folder in options.runs]
+    sources = [assembled(one) for one in runs]
+    domains = [held_out(one, made) for one, made in zip(runs, sources, strict=True)]
+    check_same(runs, domains)
     images = seen_images(domains[0], sources[0].dataset.render, options.images)
     largest = min(images.x.shape[1:3])
     side = options.segment or max(1, largest // _SQUARES)
@@ -410,8 +402,7 @@ def run(options: Options) -> str:
         raise UsageError(f"--segment={side}: must be in 0..{largest}, the side of the images")
     channels = images.x.shape[-1]
     classifiers = [
-        classifier(*restore(one, each), channels)
-        for one, each in zip(trained, sources, strict=True)
+        classifier(*restore(one, each), channels) for one, each in zip(runs, sources, strict=True)
     ]
     masks = explain_all(
         images,
@@ -421,8 +412,8 @@ def run(options: Options) -> str:
         seed=options.seed,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    labels = [one.label for one in trained]
-    draw(out, images, masks, title=_title(trained[0]), labels=labels, indices=options.images)
+    labels = [one.label for one in runs]
+    draw(out, images, masks, title=_title(runs[0]), labels=labels, indices=options.images)
     arrays = out.with_suffix(".weights.npz")  # not the name of somebody's data
     np.savez(arrays, **masks._asdict(), images=options.images, runs=options.runs)
     return f"\n{shares(images, masks, labels)}\n\n{NOTE}\nMasks: {out}. Weights: {arrays}."
@@ -452,6 +443,7 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
     for name, text in (
         ("out", "The picture; the weights go beside it, as .weights.npz."),
         ("data_dir", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own."),
+        ("state", trained.STATE_HELP),
     ):
         flags.DEFINE_string(name, Options._field_defaults[name], text, values)
 

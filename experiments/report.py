@@ -14,8 +14,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from tabulate import tabulate
 
+from experiments import selection
 from experiments.running import log
-from experiments.selection import RULES, picked
+from experiments.selection import RULES
 from fedjax_inv.data import federation, partitions
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.models.blocks import unit_range
@@ -67,7 +68,7 @@ def choose(label: str, result: dict[str, Any], rule: str = "validation") -> Chos
     best, best_rank = None, (0, -1.0)
     for indices in by_hyper.values():
         runs = [result["runs"][index] for index in indices]
-        runs = [run | {"selected": picked(run, rule)} for run in runs]
+        runs = [run | {"selected": selection.picked(run, rule)} for run in runs]
         count = sum(run["selected"] is not None for run in runs)
         if count == 0 or any(run["diverged"] for run in runs):
             continue

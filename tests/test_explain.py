@@ -313,7 +313,7 @@ def test_folders_that_cannot_be_explained(fedavg: Path, tmp_path: Path) -> None:
     result = json.loads((diverged / "result.json").read_text())
     result["runs"][0]["diverged"] = True
     (diverged / "result.json").write_text(json.dumps(result))
-    refused("diverged: its run 0 of that seed has diverged", diverged)
+    refused(r"diverged: its run seed=0 learning_rate=0\.1 has diverged", diverged)
     foreign = changed(fedavg, tmp_path / "foreign", widths=[9])
     refused("corrupt, or not a checkpoint of this run", foreign)
 
@@ -386,8 +386,8 @@ def parsed(*arguments: str) -> explain.Options:
 def test_the_flags() -> None:
     assert parsed() == explain.Options(())
     arguments = ("--runs=a,b", "--images=1,2", "--seed=3", "--run=4", "--samples=20")
-    several = parsed(*arguments, "--segment=5", "--out=x.png", "--data_dir=d")
-    assert several == explain.Options(("a", "b"), (1, 2), 3, 4, 20, 5, "x.png", "d")
+    several = parsed(*arguments, "--segment=5", "--out=x.png", "--data_dir=d", "--state=best")
+    assert several == explain.Options(("a", "b"), (1, 2), 3, 4, 20, 5, "x.png", "d", "best")
     with pytest.raises(ValueError, match="--images=1,x: must be whole numbers"):
         parsed("--images=1,x")
 

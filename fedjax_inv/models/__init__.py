@@ -1,5 +1,6 @@
 """Networks as two halves, with a cut that can move."""
 
+from fedjax_inv.models import saved as saved
 from fedjax_inv.models import weights as weights
 from fedjax_inv.models.alexnet import alexnet as alexnet
 from fedjax_inv.models.blocks import apply as apply

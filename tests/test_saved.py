@@ -1,0 +1,67 @@
+"""Files of arrays by names of our own: what is written comes back, and nothing else does."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_inv.models import saved
+from fedjax_inv.types import Halves, Variables
+
+
+def tree(**changes: Any) -> Variables:
+    """With what is seldom: a scalar, an array without elements, other types, a part of another."""
+    rng = np.random.default_rng(0)
+    body = {"w": rng.normal(size=(5, 2, 3)).astype(np.float32)[:, 1], "scale": np.float32(2)}
+    head = {"b": jnp.arange(3, dtype=jnp.bfloat16), "none": np.zeros((0, 4), np.float32)}
+    return Variables(Halves(body | changes, head), Halves({"count": np.int32(7)}, {}))
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    shapes = saved.save(path, tree())
+    assert shapes["params/body/w"] == [5, 3]
+    assert shapes["params/body/scale"] == []
+    assert shapes["stats/body/count"] == []
+    for like in (tree(), jax.eval_shape(lambda: jax.tree.map(jnp.asarray, tree()))):
+        got = saved.load(path, like)
+        chex.assert_trees_all_equal(got, tree())
+        chex.assert_trees_all_equal_dtypes(got, tree())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(w=np.zeros((3, 5))), "params/body/w is [5, 3], must be [3, 5]"),
+        (dict(v=np.zeros(2)), "lacks params/body/v [2], which the network has"),
+        (dict(v=np.zeros(2), a=np.zeros(4)), "lacks params/body/a [4], which the network has (and"),
+        (None, "holds params/body/w [5, 3], which the network has not (and 2 more)"),
+    ],
+)
+def test_another_network_is_told(
+    tmp_path: Path, changes: dict[str, Any] | None, words: str
+) -> None:
+    path = tmp_path / "a.safetensors"
+    saved.save(path, tree())
+    like = tree(**(changes or {}))
+    if changes is None:
+        like = like._replace(params=Halves({"scale": np.float32(0)}, {"b": jnp.zeros(3)}))
+        words = words.replace("2 more", "1 more")
+    with pytest.raises(ValueError, match=re.escape(f"path={path}: {words}")) as error:
+        saved.load(path, like)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b'\x08\0\0\0\0\0\0\0{"a": 1}'])
+def test_what_is_no_such_file_is_told(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "a.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"must be a (whole )?\.safetensors file") as error:
+        saved.load(path, tree())
+    assert "\n" not in str(error.value)
