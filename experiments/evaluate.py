@@ -4,9 +4,9 @@ python -m experiments.evaluate --run=runs/fedipg-digits-75
 python -m experiments.evaluate --run=runs/fedipg-digits-75 --dataset=new.npz --state=last
 
 Of each seed the run with the selected hyperparameters. On its own data clients are told on their
-validation examples, each served as the algorithm serves it, and classes on the test's. Other data
-are somebody's who was never seen; with a personal algorithm, each client's own network is told on
-all of them, too.
+validation examples, each served as the algorithm serves it, and classes on the test's. Other data,
+whatever their domains and splits, are somebody's who was never seen; with a personal algorithm
+each client's own network is told on all of them, too.
 """
 
 import dataclasses
@@ -189,10 +189,14 @@ def recalls(run: dict[str, Any]) -> list[float | None]:
 
 
 def chosen(one: Finished) -> list[int]:
-    """The runs with the selected hyperparameters, one of each seed."""
-    picked = report.choose("", one.result, one.config.watching.select)
+    """The runs with the selected hyperparameters, one of each seed.
+
+    Those by validation where --select finds nothing. Raises UsageError if a seed of all diverged.
+    """
+    rule = one.config.watching.select
+    picked = report.choose("", one.result, rule) or report.choose("", one.result)
     if picked is None:
-        raise UsageError(f"{one.where}: every run diverged, or has nothing that is selected")
+        raise UsageError(f"{one.where}: a seed of every setting diverged")
     return picked.indices
 
 

@@ -5,7 +5,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -167,27 +167,26 @@ def test_a_checkpoint_of_before_goes_on(
 
 
 @pytest.fixture(scope="module")
-def test_images(whole: tuple[Ran, dict[int, Served]]) -> tuple[np.ndarray, np.ndarray]:
-    """The images and the labels of the held-out domain."""
+def test_images(whole: tuple[Ran, dict[int, Served]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The images and the labels of the held-out domain, which each seed draws anew."""
     data = whole[0].job.data
     one = trained.find("run", whole[0].folder)
     made = trained.assembled(one.config, one.cell)
-    (rows,) = parts_of(made.splits["80"][0].test)
-    return np.asarray(data.x)[rows], np.asarray(data.y)[rows]
+    rows = [parts_of(made.splits["80"][seed].test)[0] for seed in (0, 1)]
+    return [(np.asarray(data.x)[each], np.asarray(data.y)[each]) for each in rows]
 
 
 @pytest.mark.parametrize("state", ["best", "last"])
 def test_a_network_that_was_taken_along_does_as_it_did(
     whole: tuple[Ran, dict[int, Served]],
-    test_images: tuple[np.ndarray, np.ndarray],
+    test_images: list[tuple[np.ndarray, np.ndarray]],
     tmp_path: Path,
     state: str,
 ) -> None:
     run, seen = whole
     text = export.run(export.Options(str(run.folder), state, str(tmp_path)))
-    x, y = test_images
     for index, (seed, told) in enumerate(zip((0, 1), run.runs, strict=True)):
-        place = tmp_path / f"seed={seed}"
+        (x, y), place = test_images[index], tmp_path / f"seed={seed}"
         assert str(place) in text
         about = json.loads((place / "model.json").read_text())
         line = told["selected" if state == "best" else "last"]
@@ -204,6 +203,24 @@ def test_a_network_that_was_taken_along_does_as_it_did(
         # And what its clients keep.
         mine = jax.tree.map(lambda a, i=index: a[i], seen[line["round"]].clients)
         chex.assert_trees_all_equal(saved.load(place / "clients.safetensors", mine), mine)
+
+
+class Holder(NamedTuple):
+    variables: Any
+
+
+class Wrapper(NamedTuple):
+    wrapped: Any
+
+
+def test_what_is_taken_along_of_a_server() -> None:
+    """Of several wrapped in each other the network, with what a client keeps in place."""
+    whole = Wrapper(Wrapper(Holder({"a": 1, "b": 2})))
+    assert export.network(whole, ()) == ("network", {"a": 1, "b": 2})
+    assert export.network(whole, {"b": 3, "c": 4}) == ("network", {"a": 1, "b": 3, "c": 4})
+    players = {"players": {"w": 1}, "moves": 2}
+    expected = {"players/w": 1, "moves": 2}
+    assert export.network(players, ()) == ("server", expected)
 
 
 @pytest.mark.parametrize("state", ["best", "last"])
@@ -235,11 +252,11 @@ def test_an_evaluation_on_its_own_data_tells_what_training_told(
 
 def test_an_evaluation_on_other_data(
     whole: tuple[Ran, dict[int, Served]],
-    test_images: tuple[np.ndarray, np.ndarray],
+    test_images: list[tuple[np.ndarray, np.ndarray]],
     tmp_path: Path,
 ) -> None:
     run, _ = whole
-    x, y = test_images
+    x, y = test_images[0]
     some = y > 4  # classes are known by their names
     domain = np.where(np.arange(some.sum()) < 9, "a", "b")
 
