@@ -167,7 +167,7 @@ def test_a_checkpoint_of_before_goes_on(
 
 
 @pytest.fixture(scope="module")
-def test_images(whole: tuple[Ran, dict[int, Served]]) -> list[tuple[np.ndarray, np.ndarray]]:
+def held_out_images(whole: tuple[Ran, dict[int, Served]]) -> list[tuple[np.ndarray, np.ndarray]]:
     """The images and the labels of the held-out domain, which each seed draws anew."""
     data = whole[0].job.data
     one = trained.find("run", whole[0].folder)
@@ -179,14 +179,14 @@ def test_images(whole: tuple[Ran, dict[int, Served]]) -> list[tuple[np.ndarray, 
 @pytest.mark.parametrize("state", ["best", "last"])
 def test_a_network_that_was_taken_along_does_as_it_did(
     whole: tuple[Ran, dict[int, Served]],
-    test_images: list[tuple[np.ndarray, np.ndarray]],
+    held_out_images: list[tuple[np.ndarray, np.ndarray]],
     tmp_path: Path,
     state: str,
 ) -> None:
     run, seen = whole
     text = export.run(export.Options(str(run.folder), state, str(tmp_path)))
     for index, (seed, told) in enumerate(zip((0, 1), run.runs, strict=True)):
-        (x, y), place = test_images[index], tmp_path / f"seed={seed}"
+        (x, y), place = held_out_images[index], tmp_path / f"seed={seed}"
         assert str(place) in text
         about = json.loads((place / "model.json").read_text())
         line = told["selected" if state == "best" else "last"]
@@ -252,11 +252,11 @@ def test_an_evaluation_on_its_own_data_tells_what_training_told(
 
 def test_an_evaluation_on_other_data(
     whole: tuple[Ran, dict[int, Served]],
-    test_images: list[tuple[np.ndarray, np.ndarray]],
+    held_out_images: list[tuple[np.ndarray, np.ndarray]],
     tmp_path: Path,
 ) -> None:
     run, _ = whole
-    x, y = test_images[0]
+    x, y = held_out_images[0]
     some = y > 4  # classes are known by their names
     domain = np.where(np.arange(some.sum()) < 9, "a", "b")
 
