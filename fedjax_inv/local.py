@@ -1,16 +1,20 @@
 """Local training: minibatch loops over one client's examples.
 
 The number of steps is the client's own: there is no batch without a real example, and under `vmap`
-a client that has finished waits unchanged for the longest one.
+a client that has finished waits unchanged for the longest one. Where all clients have as many
+steps, that is told when the program is traced: an accelerator need not ask after each step whether
+there is another one, nor keep what a waiting client has.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import checks, permutation, tree
+from fedjax_inv import checks, permutation, platforms, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Array,
@@ -30,11 +34,11 @@ from fedjax_inv.types import (
 
 
 def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
-    """The examples at `positions` [B], in 0..size-1, of the shard; `mask` [B] says which are real.
+    """The examples at `positions` [B] of the shard; `mask` [B] says which are real.
 
-    The others repeat a real one: a NaN elsewhere would reach gradients as 0 x NaN.
+    A position outside 0..size-1 is taken as the nearest one inside, so that what is not real
+    repeats a real example: a NaN elsewhere would reach gradients as 0 x NaN.
     """
-    positions = jnp.where(mask, positions, positions[jnp.argmax(mask)])
     rows = shard.order[shard.start + jnp.clip(positions, 0, jnp.maximum(shard.size - 1, 0))]
     examples = tree.take(shard.data, rows)
     return Batch(examples.x, examples.y, mask)
@@ -89,8 +93,15 @@ def _zeros(shapes: Tree) -> Tree:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-# (shard, key) -> (number of steps [], step [] -> its batch)
-Plan = Callable[[Shard, Array], tuple[Array, Callable[[Array], Batch]]]
+class _Steps(NamedTuple):
+    """The steps of a client's visit."""
+
+    num_steps: Array  # []
+    batch_at: Callable[[Array], Batch]  # of a step []
+    known: int | None = None  # how many there are for every client that has examples; None: differs
+
+
+Plan = Callable[[Shard, Array], _Steps]
 
 
 def _work(optimizer: optax.GradientTransformation, plan: Plan) -> Work:
@@ -101,7 +112,7 @@ def _work(optimizer: optax.GradientTransformation, plan: Plan) -> Work:
 
     def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
         plan_key, steps_key = jax.random.split(key)
-        num_steps, batch_at = plan(shard, plan_key)
+        num_steps, batch_at, known = plan(shard, plan_key)
 
         def one(index: Array, local: Local) -> tuple[Local, Tree]:
             """(local after the step, what is averaged over the steps)."""
@@ -117,7 +128,13 @@ def _work(optimizer: optax.GradientTransformation, plan: Plan) -> Work:
             return local, jax.tree.map(jnp.add, carry[1], told)
 
         zeros = _zeros(jax.eval_shape(lambda: one(jnp.int32(0), local)[1]))
-        local, sums = jax.lax.fori_loop(0, num_steps, body, (local, zeros))
+        # On a CPU a client without examples costs nothing if its loop does not turn.
+        turns = num_steps if known is None or platforms.on_cpu() else known
+        with jax.named_scope("local_steps"):
+            ended = jax.lax.fori_loop(0, turns, body, (local, zeros))
+        if turns is known:
+            ended = optax.tree.where(num_steps > 0, ended, (local, zeros))
+        local, sums = ended
         count = jnp.maximum(num_steps, 1)
         metrics, average = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), sums)
         return Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
@@ -149,28 +166,56 @@ def seeing_local(work: Work) -> TrainLocal:
 
 
 def epochs(
-    optimizer: optax.GradientTransformation, *, batch_size: int, num_epochs: int = 1
+    optimizer: optax.GradientTransformation,
+    *,
+    batch_size: int,
+    num_epochs: int = 1,
+    size: int | None = None,
 ) -> Work:
     """Passes over the client's examples in a new order each, the last batch of a pass smaller.
 
-    Raises ValueError for counts below 1.
+    size: how many examples each client has that has any, where all have as many. A client of
+    another size then trains to NaN, which every run reports. Raises ValueError for counts below 1.
     """
     checks.integer("batch_size", batch_size)
     checks.integer("num_epochs", num_epochs)
+    if size is not None:
+        checks.integer("size", size)
 
-    def plan(shard: Shard, key: Array) -> tuple[Array, Callable[[Array], Batch]]:
-        batches = -(-shard.size // batch_size)  # of one epoch
-        orders = jax.vmap(lambda epoch: permutation.draw(jax.random.fold_in(key, epoch)))(
+    def orders(key: Array) -> permutation.Permutation:
+        return jax.vmap(lambda epoch: permutation.draw(jax.random.fold_in(key, epoch)))(
             jnp.arange(num_epochs)
         )
 
+    def plan(shard: Shard, key: Array) -> _Steps:
+        batches = -(-shard.size // batch_size)  # of one epoch
+        drawn = orders(key)
+
         def batch_at(step: Array) -> Batch:
             epoch, number = step // jnp.maximum(batches, 1), step % jnp.maximum(batches, 1)
-            return _batch_of_pass(shard, tree.take(orders, epoch), number, batch_size)
+            return _batch_of_pass(shard, tree.take(drawn, epoch), number, batch_size)
 
-        return num_epochs * batches, batch_at
+        return _Steps(num_epochs * batches, batch_at)
 
-    return _work(optimizer, plan)
+    def plan_of_size(size: int, shard: Shard, key: Array) -> _Steps:
+        batches = -(-size // batch_size)
+        index = jnp.arange(batches * batch_size, dtype=jnp.int32)
+        in_batch = index[:batch_size]
+        # All orders at once, before the first step.
+        drawn = jax.vmap(lambda order: permutation.at(order, index, shard.size))(orders(key))
+        positions = drawn.reshape(num_epochs * batches, batch_size)
+
+        def batch_at(step: Array) -> Batch:
+            first = step % batches * batch_size
+            return take_batch(shard, positions[step], first + in_batch < shard.size)
+
+        known = num_epochs * batches
+        return _Steps(jnp.where(shard.size > 0, known, 0), batch_at, known)
+
+    if size is None:
+        return _work(optimizer, plan)
+    work = _work(optimizer, partial(plan_of_size, size))
+    return _only_if(work, lambda shard: (shard.size == size) | (shard.size == 0))
 
 
 def steps(optimizer: optax.GradientTransformation, *, batch_size: int, num_steps: int) -> Work:
@@ -181,14 +226,14 @@ def steps(optimizer: optax.GradientTransformation, *, batch_size: int, num_steps
     checks.integer("batch_size", batch_size)
     checks.integer("num_steps", num_steps)
 
-    def plan(shard: Shard, key: Array) -> tuple[Array, Callable[[Array], Batch]]:
+    def plan(shard: Shard, key: Array) -> _Steps:
         def batch_at(step: Array) -> Batch:
             step_key = jax.random.fold_in(key, step)
             most = jnp.maximum(shard.size, 1)
             positions = jax.random.randint(step_key, (batch_size,), 0, most)
             return take_batch(shard, positions, jnp.ones(batch_size, bool))
 
-        return jnp.where(shard.size > 0, num_steps, 0), batch_at
+        return _Steps(jnp.where(shard.size > 0, num_steps, 0), batch_at, num_steps)
 
     return _work(optimizer, plan)
 
@@ -205,25 +250,30 @@ def full_batch(
     checks.integer("capacity", capacity)
     checks.integer("num_steps", num_steps)
 
-    def plan(shard: Shard, key: Array) -> tuple[Array, Callable[[Array], Batch]]:
+    def plan(shard: Shard, key: Array) -> _Steps:
         del key
         index = jnp.arange(capacity, dtype=jnp.int32)
         batch = take_batch(shard, index, index < shard.size)
-        return jnp.where(shard.size > 0, num_steps, 0), lambda step: batch
+        return _Steps(jnp.where(shard.size > 0, num_steps, 0), lambda step: batch, num_steps)
 
-    def made(optimizer: optax.GradientTransformation) -> Work:
-        work = _work(optimizer, plan)
+    return _only_if(_work(optimizer, plan), lambda shard: shard.size <= capacity)
 
-        def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
-            trained = seeing_local(work)(grad_fn, local, shard, key)
-            fits = shard.size <= capacity
 
-            def poisoned(leaf: Array) -> Array:
-                inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
-                return jnp.where(fits, leaf, jnp.nan) if inexact else leaf
+def _only_if(work: Work, fits: Callable[[Shard], Array]) -> Work:
+    """The work, that leaves NaN of everything unless the shard fits."""
 
-            return jax.tree.map(poisoned, trained)
+    def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
+        trained = seeing_local(work)(grad_fn, local, shard, key)
+        is_fit = fits(shard)
 
-        return _made(work.init, run, lambda change: made(change(optimizer)))
+        def poisoned(leaf: Array) -> Array:
+            inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
+            return jnp.where(is_fit, leaf, jnp.nan) if inexact else leaf
 
-    return made(optimizer)
+        return jax.tree.map(poisoned, trained)
+
+    def with_optimizer(change: ChangeOptimizer) -> Work:
+        assert work.with_optimizer
+        return _only_if(work.with_optimizer(change), fits)
+
+    return _made(work.init, run, with_optimizer)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_inv import platforms
 from fedjax_inv.types import Array
 
 # With ideal rounds and n <= 7, the chi-square distance of the distribution of all n! orders from
@@ -53,6 +54,6 @@ def at(permutation: Permutation, position: Array, size: Array) -> Array:
     reduced = permutation._replace(shift=permutation.shift % size)
     # A loop on a CPU, where XLA fuses unrolled rounds into the gather that reads the examples and
     # runs them again for every feature. On accelerators each turn of a loop would be a launch.
-    unroll = jax.default_backend() != "cpu"
+    unroll = not platforms.on_cpu()
     image, _ = jax.lax.scan(swap_or_not, position, reduced, unroll=unroll)
     return image.astype(jnp.int32)

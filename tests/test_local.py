@@ -9,7 +9,7 @@ import pytest
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import local, tree
+from fedjax_inv import local, platforms, tree
 from fedjax_inv.data import federation
 from fedjax_inv.types import (
     Array,
@@ -351,13 +351,64 @@ def test_fold_sample_draws_all_pairs_equally_often() -> None:
     assert_uniform(np.asarray(xs), 5 * 4)
 
 
-def test_take_batch_repeats_a_real_example_where_there_is_none() -> None:
+def test_take_batch_takes_the_nearest_example_of_the_client_for_a_position_outside() -> None:
     mask = jnp.array([False, True, True, False])
     shard = federations.shard_of(FEDERATION, 9)
-    batch = local.take_batch(shard, jnp.array([8, 3, 5, 7]), mask)
-    mine = rows_of(9)
-    np.testing.assert_array_equal(batch.x, mine[[3, 3, 5, 3]])
+    batch = local.take_batch(shard, jnp.array([-2, 3, 5, 12]), mask)
+    np.testing.assert_array_equal(batch.x, rows_of(9)[[0, 3, 5, 8]])
     np.testing.assert_array_equal(batch.mask, mask)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize(("size", "batch_size"), [(7, 3), (8, 4), (2, 5)])
+def test_epochs_of_one_size_do_the_steps_that_they_do_without_knowing_it(
+    platform: str, size: int, batch_size: int
+) -> None:
+    sizes, most = np.array([size, 0, size]), 2 * -(-size // batch_size)
+    arguments = dict(batch_size=batch_size, num_epochs=2)
+    expected = trained_with(program(local.epochs, batch_size, most, **arguments), sizes)
+    make = functools.partial(local.epochs, size=size)  # another function, so another program
+    with platforms.traced_for(platform):
+        trained = trained_with(program(make, batch_size, most, **arguments), sizes)
+    assert_close(trained, expected)
+    assert trained.num_steps.tolist() == [most, 0, most]
+
+
+@pytest.mark.parametrize("make", [local.epochs, local.steps, local.full_batch])
+def test_on_an_accelerator_a_loop_of_known_length_leaves_what_one_of_unknown_length_does(
+    make: Callable[..., Work],
+) -> None:
+    arguments = {
+        local.epochs: dict(size=6, batch_size=4),
+        local.steps: dict(num_steps=3, batch_size=4),
+        local.full_batch: dict(capacity=7, num_steps=2),
+    }[make]
+    work = make(optax.sgd(0.1, 0.9), **arguments)
+    start = work.init(Variables(Halves(jnp.ones(3), ()), Halves((), ())))
+
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        grads = variables.params.body * jnp.where(batch.mask, batch.x, 0).mean()
+        return Step(Halves(grads, ()), variables.stats, {"sum": batch.mask.sum().astype(float)})
+
+    def run(shard: Shard, key: Array) -> Trained:
+        return work.run(grad_fn, start, shard, key)
+
+    def loops(platform: str) -> tuple[Trained, str]:
+        fresh = jax.jit(jax.vmap(lambda *both: run(*both), (LANES, 0)))
+        with platforms.traced_for(platform):
+            arguments = shards(np.array([6, 0, 6])), jax.random.split(jax.random.key(0), 3)
+            return federations.plain(fresh(*arguments)), str(jax.make_jaxpr(fresh)(*arguments))
+
+    (trained, known), (expected, unknown) = loops("gpu"), loops("cpu")
+    assert_close(trained, expected)
+    assert expected.num_steps[1] == 0
+    assert unknown.count("while[") == known.count("while[") + 1  # the other one is a scan
+
+
+def test_a_client_of_another_size_than_all_are_said_to_have_trains_to_nan() -> None:
+    run = program(functools.partial(local.epochs, size=4), 2, 4, batch_size=2)
+    params = trained_with(run, np.array([4, 3, 0, 5])).local.variables.params
+    assert np.isfinite(params.body).all(1).tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -365,6 +416,7 @@ def test_take_batch_repeats_a_real_example_where_there_is_none() -> None:
     [
         (lambda: local.epochs(optax.sgd(1.0), batch_size=0), "batch_size=0"),
         (lambda: local.epochs(optax.sgd(1.0), batch_size=1, num_epochs=0), "num_epochs=0"),
+        (lambda: local.epochs(optax.sgd(1.0), batch_size=1, size=0), "size=0"),
         (lambda: local.steps(optax.sgd(1.0), batch_size=0, num_steps=1), "batch_size=0"),
         (lambda: local.steps(optax.sgd(1.0), batch_size=1, num_steps=-1), "num_steps=-1"),
         (lambda: local.full_batch(optax.sgd(1.0), capacity=0), "capacity=0"),

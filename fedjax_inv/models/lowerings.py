@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fedjax_inv import checks
+from fedjax_inv import checks, platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array
 
@@ -272,7 +272,7 @@ _WINOGRAD_CHANNELS = 32  # the transforms of fewer cost more than what they save
 
 
 def _auto(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
-    if jax.default_backend() != "cpu":
+    if not platforms.on_cpu():
         return _im2col(inputs, kernel, geometry)
     conv = _winograd if min(kernel.shape[-2:]) >= _WINOGRAD_CHANNELS else _canonical
     return conv(inputs, kernel, geometry)

@@ -1,0 +1,282 @@
+"""What programs become on GPUs and TPUs, read from what the compiler makes, without a device.
+
+python -m experiments.benchmarks.accelerators --targets=h100,v5e --programs=a,b,rotated_digits
+
+Needs the extra `accelerators` (TPUs: libtpu; GPUs: jax's CUDA plugin, jax[cuda13]). A program is a
+round of a workload (a, b, c: `workloads`), or the segment of a preset, with its evaluation and one
+run, on all its clients at once; with several devices they share the clients. Nothing is run, so the
+roofline is an estimate: the time of the arithmetic at the peak, or of the bytes that the kernels
+read and write at the memory's bandwidth, whichever is longer. A loop of unknown length counts one
+turn.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# Before JAX starts: the tuning of kernels runs them, and plugins ask for their devices.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
+
+import jax
+import optax
+from absl import app, flags
+from jax.experimental import topologies
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from experiments import build, command_line
+from experiments.benchmarks import hlo, workloads
+from experiments.flag import check_known
+from experiments.launch import errors_in_one_line
+from fedjax_inv import clients, local, platforms, program, rounds, schedules
+from fedjax_inv.algorithms import fedavg
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Tree
+
+FLAGS = flags.FLAGS
+
+
+class Target(NamedTuple):
+    """A machine, by its maker's data sheet."""
+
+    platform: str  # "gpu" or "tpu"
+    memory: float  # bytes of a device
+    bandwidth: float  # bytes a second
+    peak: float  # float32 operations a second as products are computed by default
+    describe: Callable[[], Any]  # its devices, for the compiler
+
+
+def _gpu(name: str, cores: int, capability: int, memory: float, bandwidth: float) -> Any:
+    """A GPU as its compiler wants it described."""
+    shared = {8: 164, 9: 228}[capability]  # KiB of an SM
+    features = " feature_extension: ACCELERATED_FEATURES" if capability == 9 else ""
+    text = f"""
+        gpu_device_info {{
+          threads_per_block_limit: 1024 threads_per_warp: 32
+          shared_memory_per_block: 49152 shared_memory_per_core: {shared * 1024}
+          shared_memory_per_block_optin: {(shared - 1) * 1024}
+          threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: {64 * (capability - 7)}
+          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+          thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+          memory_bandwidth: {bandwidth:.0f} device_memory_size: {memory:.0f}
+          l2_cache_size: {40 + 10 * (capability - 8)}000000 clock_rate_ghz: 1.5
+          cuda_compute_capability {{ major: {capability} minor: 0{features} }}
+          registers_per_core_limit: 65536 registers_per_block_limit: 65536
+          device_vendor: "NVIDIA Corporation" name: "{name}" dnn_version: "9.10.0"
+          runtime_version: "13.0.0" driver_version: "13.0.0" compile_time_toolkit_version: "13.0.0"
+        }}
+        platform_name: "CUDA" device_description_str: "{name}"
+        dnn_version_info {{ major: 9 minor: 10 patch: 0 }}"""
+    return topologies.get_topology_desc("", "cuda", target_config=text, topology="1x1x1")
+
+
+def _tpu(kind: str, accelerator: str, shape: str) -> Any:
+    os.environ["TPU_ACCELERATOR_TYPE"] = accelerator
+    return topologies.get_topology_desc(f"{kind}:{shape}", platform="tpu")
+
+
+# NVIDIA's data sheets (dense TF32 for products in float32) and Google Cloud's pages on TPUs (the
+# peak in bfloat16, in which products of float32 are computed by default).
+TARGETS = {
+    "a100": Target("gpu", 80e9, 2.04e12, 156e12, lambda: _gpu("A100", 108, 8, 80e9, 2.04e12)),
+    "h100": Target("gpu", 80e9, 3.35e12, 494e12, lambda: _gpu("H100", 132, 9, 80e9, 3.35e12)),
+    "h200": Target("gpu", 141e9, 4.8e12, 494e12, lambda: _gpu("H200", 132, 9, 141e9, 4.8e12)),
+    "v5e": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-1", "1x1")),
+    "v5e-4": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-4", "2x2")),
+    "v5e-256": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-256", "16x16")),
+    "v6e": Target("tpu", 32e9, 1.64e12, 918e12, lambda: _tpu("v6e", "v6e-1", "1x1")),
+    "v5p": Target("tpu", 95e9, 2.77e12, 459e12, lambda: _tpu("v5p", "v5p-8", "2x2x1")),
+}
+
+
+class Traced(NamedTuple):
+    """A program before it is compiled: a function, and the shapes of what it is called with."""
+
+    function: jax.stages.Wrapped
+    arguments: tuple[Tree, ...]
+
+
+Make = Callable[[Mesh | None], Traced]  # the devices that share the clients
+
+
+def of_workload(name: str) -> Make:
+    """A round of a workload, all clients at once."""
+    workload = workloads.WORKLOADS[name]
+
+    def make(mesh: Mesh | None) -> Traced:
+        model = workloads.model_of(workload, "auto")
+        work = local.epochs(
+            optax.sgd(workload.learning_rate),
+            batch_size=workload.batch_size,
+            num_epochs=workload.num_epochs,
+            size=workload.num_examples,
+        )
+        algorithm = fedavg.fedavg(model, work)
+        axis = clients.vmapped()
+        if mesh is not None:
+            axis = clients.sharded(mesh.axis_names[0])
+
+        def advance(state: Tree, cohort: Tree, data: Tree) -> Tree:
+            return rounds.run(algorithm, state, cohort, data, axis=axis)
+
+        def start(data: Tree) -> Tree:
+            variables = model.init(jax.random.key(0), data.data.x[:1])
+            return rounds.init(algorithm, variables, data, jax.random.key(1))
+
+        data = workloads.noise(workload)
+        schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 10)
+        on_all = advance if mesh is None else clients.over(mesh, advance)
+        jitted = jax.jit(on_all, donate_argnums=0)
+        return Traced(jitted, (jax.eval_shape(start, data), schedule, data))
+
+    return make
+
+
+def of_preset(name: str) -> Make:
+    """The segment of the first cell of a preset, with its first seed and hyperparameters.
+
+    Raises UsageError where its data are not here.
+    """
+    config = command_line.of_arguments([f"--preset={name}"], may_be_idle=True)
+    made = build.assemble(config, config.run.seeds[:1])
+    cell = made.cells[0]
+    ready = made.prepare(cell._replace(runs=cell.runs[:1]))
+
+    def make(mesh: Mesh | None) -> Traced:
+        compiled = program.make(ready.experiment, client_chunk=0, run_chunk=0, mesh=mesh)
+        training = jax.eval_shape(compiled.init, made.data, ready.inputs)
+        cohort = build.cohorts(config, ready.inputs, config.watching.eval_every)
+        return Traced(compiled.segment, (made.data, ready.inputs, training, cohort))
+
+    return make
+
+
+class Compiled(NamedTuple):
+    """A program for a target."""
+
+    program: jax.stages.Compiled
+    flops: float  # of each device
+    devices: int
+    seconds: float  # that compiling took
+
+
+def compiled_for(target: Target, make: Make) -> Compiled:
+    """Compiles a program."""
+    described = target.describe()
+    count = len(described.devices)
+    mesh: Mesh | None = None
+    place: Sharding = SingleDeviceSharding(described.devices[0])
+    if count > 1:
+        mesh = topologies.make_mesh(described, (count,), ("clients",))
+        mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,))
+        place = NamedSharding(mesh, PartitionSpec())
+
+    def shaped(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    with platforms.traced_for(target.platform):
+        traced = make(mesh)
+        began = time.perf_counter()
+        known = traced.function.trace(*jax.tree.map(shaped, traced.arguments))
+        platform = "cuda" if target.platform == "gpu" else "tpu"
+        lowered = known.lower(lowering_platforms=(platform,))
+        compiled = lowered.compile()
+    seconds = time.perf_counter() - began
+    return Compiled(compiled, hlo.flops(hlo.Program(lowered.as_text("hlo"))), count, seconds)
+
+
+def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
+    """What a compiled program does, as a row of the table."""
+    read = hlo.Program(compiled.program.as_text() or "")
+    memory: Any = compiled.program.memory_analysis()
+    step, loops = read.local_step(), read.loops()
+    looped = [one for loop in loops for one in read.everything(loop.body)]
+
+    def count(*opcodes: str) -> int:
+        return sum(one.opcode in opcodes for one in {one.name: one for one in looped}.values())
+
+    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    moved = hlo.bytes_moved(read)
+    return {
+        "devices": compiled.devices,
+        "seconds": compiled.seconds,
+        "arguments MB": memory.argument_size_in_bytes / 1e6,
+        "temporaries MB": memory.temp_size_in_bytes / 1e6,
+        "of memory %": 100 * needed / target.memory,
+        "kernels a step": len(read.launches(step.body)) if step else None,
+        "steps known": bool(step and step.turns is not None),
+        "loops": len(loops),
+        "of unknown length": sum(loop.turns is None for loop in loops),
+        "grouped convolutions": len(hlo.grouped_convolutions(read)),
+        "sorts": count("sort"),
+        "scatters": count("scatter"),
+        "gathers": count("gather"),
+        "host transfers": len(hlo.host_transfers(read)),
+        "all-gathers": sum("all-gather" in one.opcode for one in hlo.collectives(read)),
+        "collectives": len(hlo.collectives(read)),
+        "collectives MB": sum(one.num_bytes for one in hlo.collectives(read)) / 1e6,
+        "GFLOP": compiled.flops / 1e9,
+        "GB moved": moved / 1e9,
+        "roofline ms": 1e3 * max(compiled.flops / target.peak, moved / target.bandwidth),
+    }
+
+
+def measure(names: Sequence[str], targets: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each program on each target; what does not compile says why."""
+    rows = []
+    for name in names:
+        try:
+            make = of_workload(name) if name in workloads.WORKLOADS else of_preset(name)
+        except UsageError as error:
+            rows.append({"program": name, "target": "", "compiles": str(error)})
+            continue
+        for target in targets:
+            row: dict[str, Any] = {"program": name, "target": target}
+            try:
+                compiled = compiled_for(TARGETS[target], make)
+            except Exception as error:  # compilers raise many kinds
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                rows.append(row | {"compiles": f"no: {reason[:150]}"})
+                continue
+            rows.append(row | {"compiles": "yes"} | figures(TARGETS[target], compiled))
+            if FLAGS.texts:
+                place = Path(FLAGS.texts).expanduser()
+                place.mkdir(parents=True, exist_ok=True)
+                (place / f"{name}_{target}.txt").write_text(compiled.program.as_text() or "")
+            print({key: value for key, value in rows[-1].items() if value}, flush=True)
+    return rows
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    with errors_in_one_line():
+        for target in FLAGS.targets:
+            check_known("targets", target, TARGETS)
+        names = FLAGS.programs
+        presets = command_line.presets()
+        for name in names:
+            check_known("programs", name, [*workloads.WORKLOADS, *presets])
+        rows = measure(names, FLAGS.targets)
+        workloads.show("Programs that were compiled, not run; the roofline is an estimate", rows)
+        workloads.save(FLAGS.json, rows)
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list("targets", ["h100", "v5e"], f"Of {', '.join(TARGETS)}.")
+    flags.DEFINE_list("programs", ["a", "b", "c"], "Workloads (a, b, c) and presets.")
+    flags.DEFINE_string("json", "", "A file for all figures.")
+    flags.DEFINE_string("texts", "", "A folder for the compiled programs' texts.")
+    app.run(main)

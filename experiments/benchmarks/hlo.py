@@ -1,0 +1,251 @@
+"""What a compiled program does, read from its text: launches, loops, memory traffic, collectives.
+
+The text is XLA's after all its passes, as `compiled.as_text()` tells it. Nothing is run.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+# What names or regroups buffers, and launches nothing.
+_FREE = {
+    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
+    *("partition-id", "replica-id", "opt-barrier"),
+    *("copy-done", "all-reduce-done", "async-done", "async-update"),
+    *("while", "conditional", "call"),  # what they hold is counted
+}
+_COLLECTIVES = (
+    *("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute"),
+)
+_HOST = ("infeed", "outfeed", "send", "recv")
+_BYTES = {
+    **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2"), 1),
+    **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
+    **dict.fromkeys(("s32", "u32", "f32"), 4),
+    **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
+}
+
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_LINE = re.compile(r"^  (?:ROOT )?%?([\w.\-]+) = (.*)$")
+_OPCODE = re.compile(r"^(\(.*?\)|[\w\[\],{}:()*]+) ([\w\-]+)\(")
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+
+
+class Instruction(NamedTuple):
+    """A line of a computation."""
+
+    name: str
+    opcode: str
+    shape: str  # of the result, as the text has it
+    text: str  # from the operands on
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it runs."""
+        names = re.findall(r"(?:calls|body|to_apply)=%?([\w.\-]+)", self.text)
+        for several in re.findall(r"branch_computations=\{([^}]*)\}", self.text):
+            names += [name.strip().lstrip("%") for name in several.split(",")]
+        return names + re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", self.text)
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of its operands."""
+        told = re.sub(r"/\*.*?\*/", "", self.text.partition(")")[0])
+        return [name.strip().lstrip("%") for name in told.split(",")]
+
+    @property
+    def scope(self) -> str:
+        """The names that the program gave to what it belongs to."""
+        found = re.search(r'op_name="([^"]*)"', self.text)
+        return found.group(1) if found else ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the result."""
+        return num_bytes(self.shape)
+
+
+class Loop(NamedTuple):
+    """A while of a program."""
+
+    body: str
+    turns: int | None  # None: known only when it runs
+    scope: str
+
+
+def num_bytes(shape: str) -> int:
+    """Bytes of a shape, or of all shapes of a tuple."""
+    total = 0
+    for kind, sizes in _SHAPE.findall(shape):
+        count = 1
+        for size in filter(None, sizes.split(",")):
+            count *= int(size)
+        total += count * _BYTES.get(kind, 0)
+    return total
+
+
+class Program:
+    """The computations of a compiled program, by their names."""
+
+    def __init__(self, text: str) -> None:
+        self.computations: dict[str, list[Instruction]] = {}
+        current: list[Instruction] = []
+        for line in text.splitlines():
+            if head := _HEAD.match(line):
+                current = self.computations.setdefault(head.group(2), [])
+                if head.group(1):
+                    self.entry = head.group(2)
+            elif (told := _LINE.match(line)) and (what := _OPCODE.match(told.group(2))):
+                rest = told.group(2)[what.end() :]
+                current.append(Instruction(told.group(1), what.group(2), what.group(1), rest))
+
+    def loops(self, within: str = "") -> list[Loop]:
+        """The loops that a computation turns, those inside of them behind them; all by default."""
+        found = []
+        for one in self.computations[within or self.entry]:
+            if one.opcode == "while":
+                (body,) = re.findall(r"body=%?([\w.\-]+)", one.text)
+                found.append(Loop(body, self.turns(one), one.scope))
+                found += self.loops(body)
+            elif one.opcode in ("call", "conditional"):
+                for name in one.called:
+                    found += self.loops(name)
+        return found
+
+    def turns(self, loop: Instruction) -> int | None:
+        """How often a while turns, where that is told: a GPU's compiler tells it, a TPU's leaves a
+        condition that compares the turn, from 0 on, with a constant."""
+        if told := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.text):
+            return int(told.group(1))
+        (name,) = re.findall(r"condition=%?([\w.\-]+)", loop.text)
+        condition = self.computations[name]
+        constants = {
+            one.name: int(value)
+            for one in condition
+            if one.opcode == "constant" and (value := one.text.partition(")")[0]).isdecimal()
+        }
+        last = condition[-1]
+        if last.opcode == "compare" and "direction=LT" in last.text:
+            return constants.get(last.operands[-1])
+        return None
+
+    def launches(self, computation: str) -> list[Instruction]:
+        """What a computation launches by itself: kernels, calls of libraries and copies, one for
+        each instruction that is not free; of the loops in it one turn each."""
+        result = []
+        for one in self.computations[computation]:
+            if one.opcode in ("while", "call", "conditional"):
+                for name in one.called:
+                    result += self.launches(name)
+            elif one.opcode not in _FREE and not _is_free_fusion(one):
+                result.append(one)
+        return result
+
+    def everything(self, computation: str = "") -> Iterator[Instruction]:
+        """All instructions that a computation runs, those inside of fusions too."""
+        for one in self.computations[computation or self.entry]:
+            yield one
+            for name in one.called:
+                if name in self.computations:
+                    yield from self.everything(name)
+
+    def local_step(self) -> Loop | None:
+        """The loop of local training: the innermost whose scope says so, None if there is none."""
+        named = [loop for loop in self.loops() if "local_steps" in loop.scope]
+        return named[0] if named else None
+
+    def of(self, computation: str, *opcodes: str) -> list[Instruction]:
+        """Its instructions of some kinds, those inside of fusions and loops too."""
+        return [one for one in self.everything(computation) if one.opcode in opcodes]
+
+
+def collectives(program: Program) -> list[Instruction]:
+    """What crosses devices."""
+    kinds = {f"{name}{ending}" for name in _COLLECTIVES for ending in ("", "-start")}
+    return program.of("", *kinds)
+
+
+def host_transfers(program: Program) -> list[Instruction]:
+    """What asks the host, or tells it."""
+    return program.of("", *_HOST)
+
+
+def grouped_convolutions(program: Program) -> list[Instruction]:
+    """Convolutions in groups, of features or of examples."""
+    pattern = re.compile(r"(?:feature|batch)_group_count=(?!1\b)\d+")
+    return [one for one in program.everything() if pattern.search(one.text)]
+
+
+def flops(program: Program) -> float:
+    """Operations of all products and convolutions; of a loop of unknown length one turn's.
+
+    For a program before XLA's passes, in which a product is a product on every platform.
+    """
+    return _total(program, program.entry, lambda one, shapes: _flops(one, shapes))
+
+
+def bytes_moved(program: Program) -> float:
+    """What all launches of a compiled program read and write; of a loop of unknown length in one
+    turn."""
+
+    def of(one: Instruction, shapes: dict[str, str]) -> float:
+        return 0.0 if one.opcode in _FREE else one.num_bytes + _bytes_read(program, one, shapes)
+
+    return _total(program, program.entry, of)
+
+
+def _total(
+    program: Program, computation: str, of: Callable[[Instruction, dict[str, str]], float]
+) -> float:
+    """The sum of of(instruction, shapes of its computation) over what a computation launches."""
+    instructions = program.computations[computation]
+    shapes = {one.name: one.shape for one in instructions}
+    total = 0.0
+    for one in instructions:
+        total += of(one, shapes)
+        if one.opcode in ("while", "call", "conditional"):
+            turns = program.turns(one) or 1 if one.opcode == "while" else 1
+            total += turns * sum(_total(program, name, of) for name in one.called)
+    return total
+
+
+def _bytes_read(program: Program, one: Instruction, shapes: dict[str, str]) -> int:
+    """What a launch reads: its operands, of which rows are taken only the rows."""
+    if one.opcode in ("gather", "dynamic-slice"):
+        return one.num_bytes
+    read = [num_bytes(shapes.get(name, "")) for name in one.operands]
+    inside = program.computations.get(one.called[0], []) if one.opcode == "fusion" else []
+    for parameter in (i for i in inside if i.opcode == "parameter"):
+        users = [i for i in inside if parameter.name in i.operands]
+        index = int(parameter.text.partition(")")[0])
+        taken = [i for i in users if i.opcode in ("gather", "dynamic-slice")]
+        if users and len(taken) == len(users) and index < len(read):
+            read[index] = min(read[index], sum(i.num_bytes for i in taken))
+    return sum(read)
+
+
+def _flops(one: Instruction, shapes: dict[str, str]) -> float:
+    """Operations of a product or of a convolution: two for each term of each sum."""
+    if one.opcode not in ("dot", "convolution"):
+        return 0.0
+    result = _sizes(one.shape)
+    sizes = [_sizes(shapes.get(name, "")) for name in one.operands[:2]]
+    if one.opcode == "dot":
+        found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", one.text)
+        axes = [int(axis) for axis in found.group(1).split(",") if axis] if found else []
+        return 2.0 * math.prod(result) * math.prod(sizes[0][axis] for axis in axes)
+    labels = re.search(r"dim_labels=\w+_(\w+)->", one.text)
+    if not labels or len(sizes) < 2 or not sizes[1]:
+        return 0.0
+    kernel = zip(labels.group(1), sizes[1], strict=True)
+    return 2.0 * math.prod(result) * math.prod(size for label, size in kernel if label != "o")
+
+
+def _sizes(shape: str) -> list[int]:
+    found = _SHAPE.search(shape)
+    return [int(size) for size in found.group(2).split(",") if size] if found else []
+
+
+def _is_free_fusion(one: Instruction) -> bool:
+    return one.opcode == "fusion" and not one.num_bytes
