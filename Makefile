@@ -27,6 +27,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	# For programs that are compiled for TPUs, in a folder of its own: JAX would look for one at every
+	# start. There is none for other machines than those of Linux.
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+		--target=$(VENV)/accelerators libtpu
 	touch $@
 
 clean:

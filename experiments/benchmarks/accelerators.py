@@ -1,10 +1,11 @@
 """What programs become on GPUs and TPUs, read from what the compiler makes, without a device.
 
-python -m experiments.benchmarks.accelerators --targets=h100,v5e --programs=a,b,rotated_digits
+python -m experiments.benchmarks.accelerators --targets=h100,v5e --programs=a,rotated_mnist_5:fedipg
 
-Needs the extra `accelerators` (TPUs: libtpu; GPUs: jax's CUDA plugin, jax[cuda13]). A program is a
-round of a workload (a, b, c: `workloads`), or the segment of a preset, with its evaluation and one
-run, on all its clients at once; with several devices they share the clients. Nothing is run, so the
+Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is ten rounds of a
+workload (a, b, c: `workloads`), or the segment of presets joined by +, with its evaluation, of one
+run, and with the algorithm after the colon; all clients train at once, several devices share them.
+--programs=all is every algorithm at the size of its paper. Nothing is run, so the
 roofline is an estimate: the time of the arithmetic at the peak, or of the bytes that the kernels
 read and write at the memory's bandwidth, whichever is longer. A loop of unknown length counts one
 turn.
@@ -144,12 +145,30 @@ def of_workload(name: str) -> Make:
     return make
 
 
-def of_preset(name: str) -> Make:
-    """The segment of the first cell of a preset, with its first seed and hyperparameters.
+# Every algorithm, in the sizes of its paper.
+EVERY = (
+    *(f"rotated_mnist_5:{name}" for name in ("fedipg", "fediir", "erm")),
+    "exit_mnist:exit_strategy",
+    *("colored_mnist_f+games_parallel", "colored_mnist_v+games_sequential"),
+    *("colored_mnist_f+games_fedbn", "colored_mnist_f+games_fedprox"),
+    *(
+        f"cifar10_dir60:{name}"
+        for name in ("fedavg", "scaffold", "fedpvr", "qfedavg", "fedmix", "fedcfa")
+    ),
+    *(f"cafe_paper+fashion_mnist_cafe:{name}" for name in ("cafe", "moon", "fedproto")),
+)
 
-    Raises UsageError where its data are not here.
+
+def of_presets(name: str) -> Make:
+    """The segment of the first cell of presets "name+name:algorithm", with its first seed and
+    hyperparameters.
+
+    Raises UsageError where there are no such presets, or their data are not here.
     """
-    config = command_line.of_arguments([f"--preset={name}"], may_be_idle=True)
+    names, _, algorithm = name.partition(":")
+    asked = [f"--preset={names.replace('+', ',')}"]
+    asked += [f"--algorithm={algorithm}"] if algorithm else []
+    config = command_line.of_arguments(asked, may_be_idle=True)
     made = build.assemble(config, config.run.seeds[:1])
     cell = made.cells[0]
     ready = made.prepare(cell._replace(runs=cell.runs[:1]))
@@ -239,7 +258,7 @@ def measure(names: Sequence[str], targets: Sequence[str]) -> list[dict[str, Any]
     rows = []
     for name in names:
         try:
-            make = of_workload(name) if name in workloads.WORKLOADS else of_preset(name)
+            make = of_workload(name) if name in workloads.WORKLOADS else of_presets(name)
         except UsageError as error:
             rows.append({"program": name, "target": "", "compiles": str(error)})
             continue
@@ -265,10 +284,7 @@ def main(argv: list[str]) -> None:
     with errors_in_one_line():
         for target in FLAGS.targets:
             check_known("targets", target, TARGETS)
-        names = FLAGS.programs
-        presets = command_line.presets()
-        for name in names:
-            check_known("programs", name, [*workloads.WORKLOADS, *presets])
+        names = EVERY if FLAGS.programs == ["all"] else FLAGS.programs
         rows = measure(names, FLAGS.targets)
         workloads.show("Programs that were compiled, not run; the roofline is an estimate", rows)
         workloads.save(FLAGS.json, rows)
@@ -276,7 +292,7 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_list("targets", ["h100", "v5e"], f"Of {', '.join(TARGETS)}.")
-    flags.DEFINE_list("programs", ["a", "b", "c"], "Workloads (a, b, c) and presets.")
+    flags.DEFINE_list("programs", ["a", "b", "c"], "Workloads (a, b, c), presets; or all.")
     flags.DEFINE_string("json", "", "A file for all figures.")
     flags.DEFINE_string("texts", "", "A folder for the compiled programs' texts.")
     app.run(main)

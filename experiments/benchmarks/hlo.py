@@ -26,7 +26,7 @@ _BYTES = {
     **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
 }
 
-_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
 _LINE = re.compile(r"^  (?:ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"^(\(.*?\)|[\w\[\],{}:()*]+) ([\w\-]+)\(")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")

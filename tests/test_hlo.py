@@ -1,0 +1,115 @@
+"""What the benchmark of accelerators reads from programs, on programs of which it is known."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.benchmarks import hlo
+
+ROOT = Path(__file__).parent.parent
+TPU = ROOT / ".venv" / "accelerators"  # where `make test` puts libtpu, away from all other programs
+
+STATE = "(s32[], f32[1000,8]{1,0}, s32[4,1]{1,0}, /*index=3*/f32[8,2]{1,0})"
+TEXT = f"""HloModule jit_run, is_scheduled=true
+
+%gemm (p0: f32[4,8], p1: f32[8,2]) -> f32[4,2] {{
+  %p0 = f32[4,8]{{1,0}} parameter(0)
+  %p1 = f32[8,2]{{1,0}} parameter(1)
+  ROOT %dot.1 = f32[4,2]{{1,0}} dot(%p0, %p1), lhs_contracting_dims={{1}}
+}}
+
+%rows (p0.1: f32[1000,8], p1.1: s32[4,1]) -> f32[4,8] {{
+  %p0.1 = f32[1000,8]{{1,0}} parameter(0)
+  %p1.1 = s32[4,1]{{1,0}} parameter(1)
+  ROOT %gather.1 = f32[4,8]{{1,0}} gather(%p0.1, %p1.1), slice_sizes={{1,8}}
+}}
+
+%body (arg: {STATE}) -> {STATE} {{
+  %arg = {STATE} parameter(0)
+  %turn = s32[] get-tuple-element(%arg), index=0
+  %all = f32[1000,8]{{1,0}} get-tuple-element(%arg), index=1
+  %index = s32[4,1]{{1,0}} get-tuple-element(%arg), index=2
+  %w = f32[8,2]{{1,0}} get-tuple-element(%arg), index=3
+  %x = f32[4,8]{{1,0}} fusion(%all, %index), kind=kLoop, calls=%rows
+  %product = f32[4,2]{{1,0}} fusion(%x, %w), kind=kCustom, calls=%gemm
+  %call = f32[4,2]{{1,0}} custom-call(%product), custom_call_target="library"
+  ROOT %tuple = {STATE} tuple(%turn, %all, %index, /*index=3*/%w)
+}}
+
+%condition (arg.1: {STATE}) -> pred[] {{
+  %arg.1 = {STATE} parameter(0)
+  %turn.1 = s32[]{{:T(128)}} get-tuple-element(%arg.1), index=0
+  %last = s32[]{{:T(128)}} constant(5)
+  ROOT %lt = pred[]{{:T(512)}} compare(%turn.1, %last), direction=LT
+}}
+
+ENTRY %main (start: {STATE}) -> {STATE} {{
+  %start = {STATE} parameter(0)
+  ROOT %w.1 = {STATE} while(%start), condition=%condition, body=%body, metadata={{op_name="LOCAL"}}
+}}
+""".replace("LOCAL", "jit(run)/vmap(local_steps)/while")
+
+
+def test_a_text_is_read_as_launches_loops_and_bytes() -> None:
+    read = hlo.Program(TEXT)
+    (loop,) = read.loops()
+    assert loop == read.local_step() == hlo.Loop("body", 5, "jit(run)/vmap(local_steps)/while")
+    assert [one.name for one in read.launches("body")] == ["x", "product", "call"]
+    # Rows that are gathered, not all that could be: read and written, with their numbers.
+    x, product, call = 2 * 4 * 8 * 4 + 4 * 4, (4 * 8 + 8 * 2 + 4 * 2) * 4, 2 * 4 * 2 * 4
+    assert hlo.bytes_moved(read) == 5 * (x + product + call)
+    assert [len(read.of("body", kind)) for kind in ("gather", "dot", "sort")] == [1, 1, 0]
+    assert not hlo.collectives(read) + hlo.host_transfers(read) + hlo.grouped_convolutions(read)
+
+
+def test_a_loop_whose_end_is_an_argument_is_of_unknown_length() -> None:
+    read = hlo.Program(TEXT.replace("constant(5)", "get-tuple-element(%arg.1), index=0"))
+    assert [loop.turns for loop in read.loops()] == [None]
+
+
+def test_operations_of_products_and_convolutions_are_counted_turn_by_turn() -> None:
+    def run(x: jax.Array, w: jax.Array, images: jax.Array, kernel: jax.Array) -> jax.Array:
+        def turn(_: int, x: jax.Array) -> jax.Array:
+            return jnp.tanh(jnp.einsum("bij,bjk->bik", x, w))
+
+        made = jax.lax.conv_general_dilated(
+            images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jax.lax.fori_loop(0, 7, turn, x).sum() + made.sum()
+
+    shapes = ((3, 4, 5), (3, 5, 5), (2, 6, 6, 3), (3, 3, 3, 8))
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    read = hlo.Program(jax.jit(run).lower(*arguments).as_text("hlo"))
+    products, convolution = 7 * 2 * 3 * 4 * 5 * 5, 2 * (2 * 4 * 4 * 8) * (3 * 3 * 3)
+    assert hlo.flops(read) == products + convolution
+
+
+@pytest.mark.skipif(not (TPU / "libtpu").exists(), reason="libtpu is not installed")
+def test_algorithms_compile_for_tpus_that_are_not_there() -> None:
+    programs = [f"rotated_digits_small:{name}" for name in ("fedavg", "fedipg", "scaffold")]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "experiments.benchmarks.accelerators"),
+            *("--targets=v5e-4", f"--programs={','.join(programs)}"),
+        ],
+        cwd=ROOT,
+        env=os.environ
+        | {"PYTHONPATH": str(TPU), "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    table = [[cell.strip() for cell in line.split("|")] for line in done.stdout.splitlines()]
+    table = [row for row in table if len(row) > 5]
+    told = [dict(zip(table[0], row, strict=True)) for row in table[2:]]
+    assert [one["program"] for one in told] == programs
+    for one in told:
+        assert one["compiles"] == "yes"
+        for name in ("sorts", "host transfers", "all-gathers", "grouped convolutions"):
+            assert float(one[name]) == 0, (one["program"], name)
+        assert float(one["collectives"]) > 0
