@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments import grid, initial
+from experiments import grid, initial, optimizers
 from experiments.environments.kind import Source
 from experiments.flag import shown
 from experiments.grid import Cell
@@ -23,14 +23,7 @@ from experiments.groups import (
     Participation,
     Watching,
 )
-from experiments.registry import (
-    OPTIMIZERS,
-    SERVER_OPTIMIZERS,
-    factory,
-    facts,
-    network,
-    takes,
-)
+from experiments.registry import factory, facts, network, takes
 from fedjax_inv import local, missing, models, program, schedules
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import augment, federation, sources
@@ -182,9 +175,8 @@ def _shapes(chosen: Network, made: Model, data: Dataset) -> Variables:
 
 def work(clients: Clients, learning_rate: float | Array, capacity: int) -> Work:
     """Local training. capacity: the most examples that a client has."""
-    make = OPTIMIZERS[clients.optimizer]
-    momentum = {"momentum": clients.momentum} if takes(make, "momentum") else {}
-    optimizer = _regular(make(learning_rate, **momentum), clients.weight_decay, clients.clip)
+    made = optimizers.made(clients, "optimizer", learning_rate)
+    optimizer = _regular(made, clients.weight_decay, clients.clip)
     if clients.batch_size == 0:
         num_steps = clients.local_steps or clients.local_epochs
         return local.full_batch(optimizer, capacity=capacity, num_steps=num_steps)
@@ -195,7 +187,7 @@ def work(clients: Clients, learning_rate: float | Array, capacity: int) -> Work:
 
 
 def _regular(
-    optimizer: optax.GradientTransformation, weight_decay: float, clip: float = 0.0
+    optimizer: optax.GradientTransformation, weight_decay: float, clip: float
 ) -> optax.GradientTransformation:
     """The optimizer on a gradient that is clipped, and to which the decay is added after that."""
     before = [optax.clip_by_global_norm(clip)] if clip else []
@@ -215,11 +207,10 @@ def algorithm(
     server_rate = arguments.pop("server_learning_rate", None)
     if server_rate is not None:
         server = config.server
-        make = SERVER_OPTIMIZERS[server.server_optimizer]
-        told = {"momentum": server.server_momentum, "epsilon": server.server_epsilon}
-        told = {name: value for name, value in told.items() if takes(make, name)}
-        optimizer = make(server_rate, **told)
-        arguments["server_optimizer"] = _regular(optimizer, server.server_weight_decay)
+        optimizer = optimizers.made(server, "server_optimizer", server_rate)
+        arguments["server_optimizer"] = _regular(
+            optimizer, server.server_weight_decay, server.server_clip
+        )
     method = factory(cell.algorithm)
     if model.inputs is not None and takes(method, "inputs"):
         arguments["inputs"] = model.inputs
@@ -229,6 +220,25 @@ def algorithm(
         return missing.with_rule(made, config.participation.missing)
     except UsageError as error:
         raise UsageError(f"--missing={config.participation.missing}: {error}") from None
+
+
+def schedules_of_rates(config: Config) -> dict[str, optax.Schedule]:
+    """By the hyperparameter's name, for those learning rates that go with the rounds."""
+    clients, server, end = config.clients, config.server, config.schedules_end
+    told = {
+        "learning_rate": (
+            *(clients.schedule, clients.warmup_rounds, clients.decay, clients.final_rate),
+        ),
+        "server_learning_rate": (
+            *(server.server_schedule, server.server_warmup_rounds),
+            *(server.server_decay, server.server_final_rate),
+        ),
+    }
+    return {
+        name: optimizers.schedule(kind, warmup, decay=decay, final_rate=final_rate, end=end)
+        for name, (kind, warmup, decay, final_rate) in told.items()
+        if kind != "constant" or warmup
+    }
 
 
 def experiment(
@@ -246,6 +256,11 @@ def experiment(
         history=_history(config.participation),
         watch_gradients=config.watching.watch_gradients,
         pooled=facts(cell.algorithm).pooled,
+        schedules={
+            name: factor
+            for name, factor in schedules_of_rates(config).items()
+            if name in cell.runs[0].hyper
+        },
     )
 
 
@@ -267,8 +282,11 @@ def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
     chosen = config.participation
     slots = chosen.slots(num_clients)
     rounds_per_update = _of_clients(chosen.slow, num_clients, 1)
-    arrives = _of_clients(chosen.lossy, num_clients, 1.0)
-    is_rare = chosen.frequency < 1 and num_clients > 1  # a single one may stand for all data
+    several = num_clients > 1  # a single one may stand for all data
+    drops = several and chosen.dropout > 0
+    arrives = _of_clients(chosen.lossy, num_clients, 1.0) * (1 - chosen.dropout * drops)
+    is_rare = several and chosen.frequency < 1
+    upload_every = _upload_every(chosen.upload_every, num_clients) if several else np.ones(1, int)
 
     def schedule(key: Array) -> Cohort:
         if slots < num_clients:
@@ -277,11 +295,15 @@ def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
             drawn = schedules.everyone(num_clients, num_rounds)
         if chosen.slow:
             drawn = schedules.slow(drawn, jnp.asarray(rounds_per_update))
+        if (upload_every > 1).any():
+            drawn = schedules.every(drawn, jnp.asarray(upload_every))
+        if several:
+            drawn = _delayed(drawn, key, chosen)
         fails = jnp.asarray(1 - arrives)
         if is_rare:
             rare = _upload_probabilities(key, num_clients, chosen.sparse, chosen.frequency)
             fails = 1 - jnp.asarray(arrives) * rare
-        if chosen.lossy or is_rare:
+        if chosen.lossy or drops or is_rare:
             draw_key = jax.random.fold_in(key, 1)
             if chosen.late == "stale":
                 longest = chosen.longest_delay
@@ -320,10 +342,27 @@ def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.
     return values
 
 
+def _upload_every(entries: Sequence[str], num_clients: int) -> np.ndarray:
+    """[C] rounds from an upload of each client to its next."""
+    of_all = [int(entry) for entry in entries if ":" not in entry]
+    return _of_clients([e for e in entries if ":" in e], num_clients, max([1, *of_all]))
+
+
+def _delayed(drawn: Cohort, key: Array, participation: Participation) -> Cohort:
+    """As --delay says. key: of the schedule."""
+    kind, _, value = participation.delay.rpartition(":")
+    if kind:
+        longest, draw_key = participation.longest_delay, jax.random.fold_in(key, 3)
+        return schedules.randomly_delayed(drawn, draw_key, float(value), longest=longest)
+    return schedules.delayed(drawn, int(value)) if int(value) else drawn
+
+
 def _history(participation: Participation) -> int:
     """How many broadcasts must be kept."""
-    if participation.late == "stale":
+    if participation.late == "stale" or ":" in participation.delay:
         return 1 + participation.longest_delay
+    if int(participation.delay):
+        return 1 + int(participation.delay)
     return max([1, *(int(entry.partition(":")[2]) for entry in participation.slow)])
 
 
@@ -462,9 +501,10 @@ def _split(
     for flag, entries in (
         ("slow", config.participation.slow),
         ("lossy", config.participation.lossy),
+        ("upload_every", config.participation.upload_every),
     ):
         for entry in entries:
-            if int(entry.partition(":")[0]) >= num_clients:
+            if ":" in entry and int(entry.partition(":")[0]) >= num_clients:
                 raise UsageError(f"--{flag}={entry}: must be of clients 0..{num_clients - 1}")
     needed = -(-num_clients // config.participation.slots(num_clients))
     if config.participation.first_all and needed > config.run.rounds:
@@ -483,6 +523,7 @@ def _split(
                 num_clients,
                 alpha=dealt.alpha,
                 min_size=None if dealt.min_size < 0 else dealt.min_size,
+                shards_per_client=dealt.classes_per_client,
             ),
             held_out=domain,
             seed=seed + 2**31 if is_redrawn else seed,
@@ -492,6 +533,8 @@ def _split(
         )
     except UsageError as error:
         flags = f"--partition={dealt.partition} --clients={num_clients}"
+        if dealt.partition == "shards":
+            flags += f" --classes_per_client={dealt.classes_per_client}"
         if dealt.imbalance != 1:
             flags += f" --imbalance={shown(dealt.imbalance)}"
         raise UsageError(f"{flags}: {error}") from None

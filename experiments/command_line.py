@@ -3,9 +3,9 @@
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 from tabulate import tabulate
@@ -23,13 +23,16 @@ Given = frozenset[str]
 
 _FIELDS = {name_of(field): name for name, field in groups.FLAGS.items()}
 
+# Flags that are repeated, each time for another setting name=value.
+_SETTINGS = ("set", "optimizer_set", "server_optimizer_set")
+
 
 def define(values: flags.FlagValues = flags.FLAGS, **defaults: Any) -> None:
     """Defines the flags, with other defaults for some."""
     for name, field in groups.FLAGS.items():
         default, kind = defaults.get(name, field.default), field.metadata["kind"]
         flag, text = name_of(field), _help(field)
-        if flag == "set":
+        if flag in _SETTINGS:
             flags.DEFINE_multi_string(flag, [], text, values)
         elif isinstance(default, tuple):
             flags.DEFINE_list(flag, list(map(shown, default)), text, values)
@@ -48,21 +51,62 @@ def _help(field: Any) -> str:
     return field.metadata["help"] + (f" One of: {', '.join(choices)}." if choices else "")
 
 
-def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> Given:
+def parse(
+    argv: Sequence[str], values: flags.FlagValues = flags.FLAGS, base: Sequence[str] = ()
+) -> Given:
     """Sets flags as a command line has them, after its first word, with presets expanded.
 
-    Returns those that were given outside of presets. Raises UsageError, in one line, for what is no
-    flag.
+    base: flags before those, which may set again what they set, as if they were a preset's. Returns
+    the flags that were given outside of presets. Raises UsageError, in one line, for what is no
+    flag, and for a setting that is given twice outside of presets.
     """
-    try:
-        _, *others = values(_with_presets(argv))
-    except flags.Error as error:
-        raise UsageError(str(error)) from None
-    if others:
-        raise UsageError(f"{others[0]}: not a flag; flags are --name=value")
-    words = [word.lstrip("-").partition("=")[0] for word in argv[1:] if word.startswith("-")]
-    names = (name.removeprefix("no") if name not in _FIELDS else name for name in words)
+    # Not every binary has them.
+    merged: dict[str, dict[str, _Setting]] = {flag: {} for flag in _SETTINGS if flag in values}
+    parts = [(words, True) for words, _ in _with_presets(base)] + [*_with_presets(argv[1:])]
+    for words, is_preset in parts:
+        before = {flag: len(_entries(values, flag)) for flag in merged}
+        try:
+            _, *others = values([argv[0], *words])
+        except flags.Error as error:
+            raise UsageError(str(error)) from None
+        if others:
+            raise UsageError(f"{others[0]}: not a flag; flags are --name=value")
+        for flag, count in before.items():
+            for entry in _entries(values, flag)[count:]:
+                _merge(flag, merged[flag], _Setting(entry, is_preset))
+    for flag, kept in merged.items():
+        values[flag].value = [setting.entry for setting in kept.values()]
+    words = [word for word in (*base, *argv[1:]) if word.startswith("-")]
+    names = (word.lstrip("-").partition("=")[0] for word in words)
+    names = (name.removeprefix("no") if name not in _FIELDS else name for name in names)
     return frozenset(_FIELDS[name] for name in names if name in _FIELDS)
+
+
+def _entries(values: flags.FlagValues, flag: str) -> list[str]:
+    return values[flag].value or []
+
+
+class _Setting(NamedTuple):
+    entry: str  # name=value; without a value it takes the name back, and without a name all
+    is_preset: bool
+
+    @property
+    def is_value(self) -> bool:
+        return bool(self.entry) and not self.entry.endswith("=")
+
+
+def _merge(flag: str, kept: dict[str, _Setting], new: _Setting) -> None:
+    """Adds a setting to those before it, by their names. What is taken back stays known to be, as
+    there may be others before all of them."""
+    name = new.entry.partition("=")[0]
+    old = kept.get(name)
+    if not new.entry:
+        kept.clear()
+    elif old and old.is_value and new.is_value and not (old.is_preset or new.is_preset):
+        raise UsageError(
+            f"--{flag}={new.entry}: stands beside --{flag}={old.entry}; must be given once"
+        )
+    kept[name] = new
 
 
 def read(
@@ -74,6 +118,9 @@ def read(
     """The parsed flags; raises UsageError, in one line, as `config.of` does."""
     parsed = values.flag_values_dict()
     told = {name: parsed[flag] for flag, name in _FIELDS.items()}
+    for flag in _SETTINGS:
+        entries = (_Setting(entry, True) for entry in parsed[flag])
+        told[_FIELDS[flag]] = [setting.entry for setting in entries if setting.is_value]
     typed = {
         name: _items(name, value) if isinstance(value, list) else value
         for name, value in told.items()
@@ -81,11 +128,20 @@ def read(
     return config.of(given=given, may_be_idle=may_be_idle, **typed)
 
 
-def of_arguments(arguments: Sequence[str], *, may_be_idle: bool = False, **defaults: Any) -> Config:
-    """The flags of a command line without its first word; raises UsageError, in one line."""
+def of_arguments(
+    arguments: Sequence[str],
+    base: Sequence[str] = (),
+    *,
+    may_be_idle: bool = False,
+    **defaults: Any,
+) -> Config:
+    """The flags of a command line without its first word; raises UsageError, in one line.
+
+    base: flags before those, which may set again what they set.
+    """
     values = flags.FlagValues()
     define(values, **defaults)
-    given = parse(["", *arguments], values)
+    given = parse(["", *arguments], values, base)
     return read(values, given, may_be_idle=may_be_idle)
 
 
@@ -104,18 +160,21 @@ def presets() -> dict[str, str]:
     return {path.stem: path.read_text().splitlines()[0].lstrip("# ") for path in files}
 
 
-def _with_presets(argv: Sequence[str]) -> list[str]:
-    """Replaces --preset=NAME,NAME by the flag files of those names; later ones win."""
-    expanded = []
-    for argument in argv:
-        flag, _, names = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and flag == "preset":
-            for name in names.split(","):
-                check_known("preset", name, presets())
-                expanded.append(f"--flagfile={PRESETS / name}.flags")
-        else:
-            expanded.append(argument)
-    return expanded
+def _with_presets(words: Sequence[str]) -> Iterator[tuple[list[str], bool]]:
+    """The words in order, --preset=NAME,NAME replaced by the flag files of those names; later ones
+    win. In parts, each with whether it is a preset's."""
+    plain: list[str] = []
+    for word in words:
+        flag, _, names = word.lstrip("-").partition("=")
+        if not (word.startswith("-") and flag == "preset"):
+            plain.append(word)
+            continue
+        yield plain, False
+        plain = []
+        for name in names.split(","):
+            check_known("preset", name, presets())
+            yield [f"--flagfile={PRESETS / name}.flags"], True
+    yield plain, False
 
 
 _ASK_FOR_HELP = {"help", "helpfull", "helpshort", "h", "?"}

@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import environments, registry
+from experiments import environments, optimizers, registry
 from experiments.effects import idle
 from experiments.flag import check, check_different, check_known, flags_of, name_of, shown
-from experiments.groups import FLAGS, GROUPS, Config, Environment, Running
+from experiments.groups import FLAGS, GROUPS, Config, Environment, Participation, Running
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
 
@@ -117,11 +117,8 @@ def _check(config: Config) -> None:
     cohort, num_clients = config.participation.cohort, config.partition.clients
     if num_clients and cohort > num_clients:
         raise UsageError(f"--cohort={cohort}: must be at most --clients={num_clients}")
-    if config.participation.late == "stale" and config.participation.slow:
-        text = ",".join(config.participation.slow)
-        raise UsageError(
-            f"--slow={text}: must be left out with --late=stale, which sets all delays"
-        )
+    _check_participation(config.participation)
+    _check_rates(config)
     if watching.eval_every > run.rounds:
         raise UsageError(
             f"--eval_every={watching.eval_every}: must be at most --rounds={run.rounds}"
@@ -138,6 +135,41 @@ def _check(config: Config) -> None:
         if registry.facts(name).needs_norm and is_bare:
             raise UsageError(f"--algorithm={name}: needs --norm=batch, to be what it is")
     _check_processes(run)
+
+
+def _check_participation(chosen: Participation) -> None:
+    delay, slow = chosen.delay, ",".join(chosen.slow)
+    is_delayed = ":" in delay or int(delay) > 0
+    if chosen.late == "stale":
+        told = "must be left out with --late=stale, which sets all delays"
+        if slow:
+            raise UsageError(f"--slow={slow}: {told}")
+        if is_delayed:
+            raise UsageError(f"--delay={delay}: {told}")
+    if slow:
+        told = f"must be left out with --slow={slow}, which says when and how late clients upload"
+        if is_delayed:
+            raise UsageError(f"--delay={delay}: {told}")
+        if chosen.upload_every:
+            raise UsageError(f"--upload_every={','.join(chosen.upload_every)}: {told}")
+    for name in ("slow", "lossy", "upload_every"):
+        entries = getattr(chosen, name)
+        who = [entry.rpartition(":")[0] for entry in entries]
+        if len(set(who)) < len(who):
+            raise UsageError(f"--{name}={','.join(entries)}: must tell each client one value")
+
+
+def _check_rates(config: Config) -> None:
+    clients, server, end = config.clients, config.server, config.schedules_end
+    optimizers.arguments(clients, "optimizer")
+    optimizers.arguments(server, "server_optimizer")
+    for flag, kind, rounds in (
+        ("warmup_rounds", clients.schedule, clients.warmup_rounds),
+        ("server_warmup_rounds", server.server_schedule, server.server_warmup_rounds),
+    ):
+        if kind == "cosine" and rounds >= end:
+            of = "schedule_rounds" if clients.schedule_rounds else "rounds"
+            raise UsageError(f"--{flag}={rounds}: must be below --{of}={end}, the cosine's end")
 
 
 def _check_processes(run: Running) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from experiments import environments, registry
+from experiments import environments, optimizers, registry
 from experiments.flag import flags_of
 from experiments.groups import FLAGS, Config, Network, Participation, Server
 
@@ -47,9 +47,11 @@ def without_effect(config: Config) -> dict[str, str]:
     rules = [_Rule(tuple(of_environments), with_it)]
     if not environment.is_drawn:
         rules.append(_Rule(("data_seed",), with_it))
-    if config.partition.partition != "dirichlet":
-        text = f"has no effect with --partition={config.partition.partition}"
+    text = f"has no effect with --partition={config.partition.partition}"
+    if config.partition.partition not in ("dirichlet", "quantity"):
         rules.append(_Rule(("alpha", "min_size"), text))
+    if config.partition.partition != "shards":
+        rules.append(_Rule(("classes_per_client",), text))
     names = ",".join(method.algorithm)
     if all(registry.facts(name).pooled for name in method.algorithm):
         text = f"has no effect with --algorithm={names}, which trains on all examples at once"
@@ -61,31 +63,43 @@ def without_effect(config: Config) -> dict[str, str]:
         )
     if taking_part.frequency == 1:
         rules.append(_Rule(("sparse",), "has no effect without --frequency below 1"))
-        if not taking_part.lossy:
-            text = "has no effect without --frequency below 1 or --lossy"
+        if not taking_part.lossy and not taking_part.dropout:
+            text = "has no effect without --frequency below 1 or --lossy or --dropout"
             rules.append(_Rule(("late",), text))
-    if taking_part.late == "drop":
-        rules.append(_Rule(("longest_delay",), "has no effect with --late=drop"))
+    if taking_part.late == "drop" and ":" not in taking_part.delay:
+        text = "has no effect with --late=drop, unless with --delay=geometric:p"
+        rules.append(_Rule(("longest_delay",), text))
     if clients.local_steps:
         text = f"has no effect beside --local_steps={clients.local_steps}"
         rules.append(_Rule(("local_epochs",), text))
-    if not registry.takes(registry.OPTIMIZERS[clients.optimizer], "momentum"):
-        text = f"has no effect with --optimizer={clients.optimizer}"
-        rules.append(_Rule(("momentum",), text))
-    server = config.server.server_optimizer
+    server = config.server
+    for flag, name, fields in (
+        ("optimizer", clients.optimizer, ("momentum",)),
+        ("server_optimizer", server.server_optimizer, ("server_momentum", "server_epsilon")),
+    ):
+        own = optimizers.fields(flag, name).values()
+        text = f"has no effect with --{flag}={name}"
+        rules.append(_Rule(tuple({*fields} - {*own}), text))
+    for flag, kind, prefix in (
+        ("schedule", clients.schedule, ""),
+        ("server_schedule", server.server_schedule, "server_"),
+    ):
+        text = f"has no effect with --{flag}={kind}"
+        if kind != "exponential":
+            rules.append(_Rule((f"{prefix}decay",), text))
+        if kind != "cosine":
+            rules.append(_Rule((f"{prefix}final_rate",), text))
+    if not config.schedules_end:
+        text = "has no effect without --schedule=cosine or --server_schedule=cosine"
+        rules.append(_Rule(("schedule_rounds",), text))
+    if server.server_optimizer == "rprop":
+        text = "has no effect with --server_optimizer=rprop, whose rate is that of its first step"
+        rules.append(_Rule(("server_schedule", "server_warmup_rounds"), text))
     if not any(
         registry.takes(registry.factory(name), "server_optimizer") for name in method.algorithm
     ):
         text = f"has no effect with --algorithm={names}, which has no such server"
         rules.append(_Rule(tuple(f.name for f in flags_of(Server)), text))
-    else:
-        make, text = (
-            registry.SERVER_OPTIMIZERS[server],
-            f"has no effect with --server_optimizer={server}",
-        )
-        for name in ("momentum", "epsilon"):
-            if not registry.takes(make, name):
-                rules.append(_Rule((f"server_{name}",), text))
     network = registry.network(model.model)
     for field in flags_of(Network):
         is_for_all = field.name in ("model", "init_from", "augment")

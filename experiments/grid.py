@@ -1,7 +1,5 @@
 """The grid of runs that flags ask for: cells, each of them one compiled program."""
 
-import contextlib
-import difflib
 import itertools
 import json
 import zlib
@@ -10,7 +8,7 @@ from typing import Any, NamedTuple
 
 from experiments.flag import check_known
 from experiments.groups import Config
-from experiments.registry import factory, hyperparameters, takes
+from experiments.registry import factory, hyperparameters, no_setting, parsed, takes
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Run
@@ -120,37 +118,15 @@ def settings(config: Config) -> dict[str, dict[str, tuple[Any, ...]]]:
         if not equals or not text:
             raise UsageError(f"--set={entry}: must be name=value, or name=value,value")
         if not any(name in kinds_of for kinds_of in known.values()):
-            raise UsageError(f"--set={entry}: {_no_setting(name, known)}")
+            # Those are left out that text cannot set.
+            every = itertools.chain.from_iterable(kinds_of.items() for kinds_of in known.values())
+            names = sorted({each for each, kinds in every if set(kinds) - {type(None)}})
+            raise UsageError(f"--set={entry}: {no_setting(', '.join(known), name, names)}")
         for algorithm, kinds_of in known.items():
             if name in kinds_of:
-                chosen[algorithm][name] = tuple(
-                    _parse(entry, value, kinds_of[name]) for value in text.split(",")
-                )
+                kinds = kinds_of[name]
+                values = tuple(parsed("set", entry, value, kinds) for value in text.split(","))
+                if len(set(values)) < len(values):
+                    raise UsageError(f"--set={entry}: must be one or several different values")
+                chosen[algorithm][name] = values
     return chosen
-
-
-def _no_setting(name: str, known: Mapping[str, Mapping[str, tuple[type, ...]]]) -> str:
-    """What is said of a setting that no algorithm has; those are left out that text cannot set."""
-    every = itertools.chain.from_iterable(kinds_of.items() for kinds_of in known.values())
-    names = sorted({each for each, kinds in every if set(kinds) - {type(None)}})
-    if not names:
-        return f"{', '.join(known)} takes no settings"
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean {near[0]}? All: " if near else "must be one of "
-    return f"{', '.join(known)} has no {name}; {hint}{', '.join(names)}"
-
-
-def _parse(entry: str, text: str, kinds: tuple[type, ...]) -> Any:
-    """The value that `text` is, in the first of the types that it can be; its factory checks it."""
-    if type(None) in kinds and text.lower() == "none":
-        return None
-    if bool in kinds and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float, str):
-        if kind in kinds:
-            with contextlib.suppress(ValueError):
-                return kind(text)
-    if set(kinds) <= {type(None)}:
-        raise UsageError(f"--set={entry}: can be set in Python only, as it takes no number or text")
-    names = {type(None): "none", bool: "true or false", int: "a whole number", float: "a number"}
-    raise UsageError(f"--set={entry}: must be {' or '.join(names[kind] for kind in kinds)}")

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from experiments import environments, registry
+from experiments import environments, optimizers, registry
 from experiments.environments.kind import Kind
 from experiments.flag import (
     FRACTION,
@@ -41,6 +41,30 @@ _PAPER = Range(lambda value: "=" in value, "algorithm=number")
 _PART = Range(lambda value: 0 < value <= 1, "above 0 and at most 1")
 _CHUNK = number_or("auto", "measure")
 
+_OF_OPTAX = ", or another of optax that needs a learning rate only"
+_SETTING = (
+    "An argument of that optimizer, name=value, instead of optax's default; repeat the flag for "
+    "several."
+)
+_DECAY = "Of an exponential schedule: what the rate is multiplied by in each round."
+_FINAL_RATE = "Of a cosine schedule: the rate at its end, as a part of the learning rate."
+_WARMUP = "Rounds in which the rate rises linearly, before the schedule begins."
+
+
+def _is_delay(text: str) -> bool:
+    if text.isdecimal():
+        return True
+    kind, _, value = text.partition(":")
+    try:
+        return kind == "geometric" and 0 < float(value) <= 1
+    except ValueError:
+        return False
+
+
+def _is_period(text: str) -> bool:
+    client, colon, period = text.rpartition(":")
+    return period.isdecimal() and int(period) >= 1 and (not colon or client.isdecimal())
+
 
 @dataclasses.dataclass(frozen=True)
 class Method:
@@ -52,7 +76,8 @@ class Method:
     settings: tuple[str, ...] = flag(
         (),
         "A setting of the algorithm, name=value or (sweep) name=value,value; repeat the flag for "
-        "several. --describe=ALGORITHM tells the names.",
+        "several. --describe=ALGORITHM tells the names. A later value replaces that of a preset; "
+        "--set=name= takes it back, and --set= all that stand before.",
         kind=str,
         name="set",
     )
@@ -142,14 +167,24 @@ class Partition:
 
     partition: str = flag(
         "domain",
-        "How clients share the training examples; user: each user's go to one client.",
-        choices=("domain", "iid", "dirichlet", "user"),
+        "How clients share the training examples; dirichlet: each class in shares that are drawn; "
+        "quantity: all in sizes that are drawn; shards: pieces of them, sorted by label; user: "
+        "each user's go to one client.",
+        choices=("domain", "iid", "dirichlet", "quantity", "shards", "user"),
     )
-    alpha: float = flag(0.5, "Concentration of --partition=dirichlet.", POSITIVE)
+    alpha: float = flag(
+        0.5, "Concentration of --partition=dirichlet and --partition=quantity.", POSITIVE
+    )
     min_size: int = flag(
         -1,
-        "The fewest examples of a client of --partition=dirichlet; -1: as many as classes.",
+        "The fewest examples of a client of those two partitions; -1: as many as classes.",
         at_least(-1),
+    )
+    classes_per_client: int = flag(
+        2,
+        "How many shards of one size a client of --partition=shards gets; one holds a class, or "
+        "the end of one and the beginning of the next.",
+        at_least(1),
     )
     clients: int = flag(0, "Training clients; 0: one per training domain.", at_least(0))
     imbalance: float = flag(
@@ -167,9 +202,28 @@ class Clients:
     local_epochs: int = flag(1, "Passes over a client's examples per round.", at_least(1))
     local_steps: int = flag(0, "If above 0: steps per round instead of passes.", at_least(0))
     batch_size: int = flag(32, "Examples per step; 0: all of the client's.", at_least(0))
-    optimizer: str = flag("sgd", "The clients' optimizer.", choices=registry.OPTIMIZERS)
+    optimizer: str = flag(
+        "sgd",
+        f"The clients' optimizer: sgd, adam, adamw, rmsprop, lion{_OF_OPTAX}. It starts anew every "
+        "round.",
+    )
+    optimizer_settings: tuple[str, ...] = flag((), _SETTING, kind=str, name="optimizer_set")
     learning_rate: tuple[float, ...] = flag((0.1,), "Of the clients; sweep: several.", POSITIVE)
-    momentum: float = flag(0.0, "Of the clients' sgd; it starts anew every round.", FRACTION)
+    schedule: str = flag(
+        "constant",
+        "How the clients' learning rate goes with the rounds.",
+        choices=optimizers.SCHEDULES,
+    )
+    decay: float = flag(0.99, _DECAY, _PART)
+    final_rate: float = flag(0.0, _FINAL_RATE, PROBABILITY)
+    warmup_rounds: int = flag(0, _WARMUP, at_least(0))
+    schedule_rounds: int = flag(
+        0,
+        "Rounds from the first to the end of a cosine schedule, the clients' or the server's; 0: "
+        "--rounds, which then cannot grow.",
+        at_least(0),
+    )
+    momentum: float = flag(0.0, "Of the clients' sgd.", FRACTION)
     clip: float = flag(
         0.0,
         "The largest norm of a local step's gradient, which is scaled down; 0: any.",
@@ -186,15 +240,31 @@ class Server:
 
     server_optimizer: str = flag(
         "sgd",
-        "sgd: FedAvg, or with --server_momentum FedAvgM; adam: FedAdam; yogi: FedYogi.",
-        choices=registry.SERVER_OPTIMIZERS,
+        "sgd: FedAvg, or with --server_momentum FedAvgM; adam: FedAdam; yogi: FedYogi, both with "
+        f"b2=0.99{_OF_OPTAX}.",
+    )
+    server_optimizer_settings: tuple[str, ...] = flag(
+        (), _SETTING, kind=str, name="server_optimizer_set"
     )
     server_learning_rate: tuple[float, ...] = flag(
         (1.0,), "Of the server; sweep: several.", POSITIVE
     )
+    server_schedule: str = flag(
+        "constant",
+        "How the server's learning rate goes with the rounds.",
+        choices=optimizers.SCHEDULES,
+    )
+    server_decay: float = flag(0.99, _DECAY, _PART)
+    server_final_rate: float = flag(0.0, _FINAL_RATE, PROBABILITY)
+    server_warmup_rounds: int = flag(0, _WARMUP, at_least(0))
     server_momentum: float = flag(0.0, "Of the server's sgd.", FRACTION)
     server_epsilon: float = flag(
         1e-3, "What the server's adam and yogi add to the root of the second moment.", POSITIVE
+    )
+    server_clip: float = flag(
+        0.0,
+        "The largest norm of the server's gradient, which is scaled down; 0: any.",
+        at_least(0),
     )
     server_weight_decay: float = flag(
         0.0, "Times the parameters: added to the server's gradient (L2).", at_least(0)
@@ -264,6 +334,24 @@ class Participation:
         pair(_is_probability, "a probability"),
         kind=str,
     )
+    dropout: float = flag(
+        0.0,
+        "With which probability the update of a client that is drawn does not arrive.",
+        FRACTION,
+    )
+    delay: str = flag(
+        "0",
+        "How many rounds ago the network was sent that an update is computed from: a number; or "
+        "geometric:p, each update's own, d with probability p (1 - p)^d, at most --longest_delay.",
+        Range(_is_delay, "a number of rounds, or geometric:p with p above 0 and at most 1"),
+    )
+    upload_every: tuple[str, ...] = flag(
+        (),
+        "Clients take part in every so many rounds only, from the first on: a number for all, or "
+        "client:rounds for some.",
+        Range(_is_period, "a number of rounds above 0, or client:rounds"),
+        kind=str,
+    )
     frequency: float = flag(
         1.0, "With which probability an update of a --sparse client arrives in a round.", _PART
     )
@@ -277,7 +365,10 @@ class Participation:
         choices=("drop", "stale"),
     )
     longest_delay: int = flag(
-        10, "Rounds after which a client of --late=stale begins anew.", at_least(1)
+        10,
+        "Rounds after which a client of --late=stale begins anew, and the most that "
+        "--delay=geometric:p draws.",
+        at_least(1),
     )
     missing: str = flag(
         "skip",
@@ -361,11 +452,15 @@ class Watching:
 class Running:
     """How long, how often, where and on what."""
 
-    rounds: int = flag(50, "Communication rounds.", at_least(1))
+    rounds: int = flag(
+        50, "Communication rounds; with --resume a run may be given more of them.", at_least(1)
+    )
     seeds: tuple[int, ...] = flag(
         (0,), "Each seeds network, environments, partition, cohorts and minibatches.", SEED
     )
-    run_dir: str = flag("", "Where results go; default: runs/ and the run's name.")
+    run_dir: str = flag(
+        "", "Where results go; default: runs/, the run's name, and what differs from the defaults."
+    )
     resume: bool = flag(False, "Continue what --run_dir holds, bit for bit.")
     checkpoint_every: int = flag(
         0, "Rounds between checkpoints, a multiple of eval_every; 0: eval_every.", at_least(0)
@@ -410,6 +505,12 @@ class Config:
     participation: Participation
     watching: Watching
     run: Running
+
+    @property
+    def schedules_end(self) -> int:
+        """The round in which schedules of learning rates come to their end; 0: they have none."""
+        kinds = (self.clients.schedule, self.server.server_schedule)
+        return (self.clients.schedule_rounds or self.run.rounds) if "cosine" in kinds else 0
 
 
 GROUPS: dict[str, type[Any]] = {

@@ -1,13 +1,13 @@
 """Names that flags can take, and what they stand for; an unknown name is a one-line error."""
 
+import contextlib
+import difflib
 import importlib
 import inspect
 import types
 import typing
 from collections.abc import Callable, Collection
 from typing import Any
-
-import optax
 
 from experiments.flag import check_known
 from fedjax_inv import algorithms, models
@@ -25,19 +25,6 @@ MODELS: dict[str, Callable[..., Model]] = {
 }
 # Those without a layer that an algorithm of normalisation layers could treat, unless --norm asks.
 WITHOUT_NORM = ("mlp", "alexnet", "leaf_cnn", "lenet", "lstm")
-
-# (rate, momentum), or (rate) of those that have no momentum.
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
-    "adam": lambda rate: optax.adam(rate),
-}
-
-# (rate, momentum) or (rate, epsilon); the betas of Reddi et al. 2021, Section 5.
-SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
-    "adam": lambda rate, epsilon: optax.adam(rate, b1=0.9, b2=0.99, eps=epsilon),
-    "yogi": lambda rate, epsilon: optax.yogi(rate, b1=0.9, b2=0.99, eps=epsilon),
-}
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
@@ -110,3 +97,32 @@ def _plain_types(hint: Any) -> tuple[type, ...]:
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     parts = typing.get_args(hint) if is_union else (hint,)
     return tuple(kind for kind in (type(None), bool, int, float, str) if kind in parts)
+
+
+def parsed(flag: str, entry: str, text: str, kinds: Collection[type]) -> Any:
+    """The value that `text` is, in the first of the types that it can be; who takes it checks it.
+
+    Raises UsageError, as of --flag=entry, where it can be none of them.
+    """
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    if bool in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float, str):
+        if kind in kinds:
+            with contextlib.suppress(ValueError):
+                return kind(text)
+    if set(kinds) <= {type(None)}:
+        told = "can be set in Python only, as it takes no number or text"
+        raise UsageError(f"--{flag}={entry}: {told}")
+    names = {type(None): "none", bool: "true or false", int: "a whole number", float: "a number"}
+    raise UsageError(f"--{flag}={entry}: must be {' or '.join(names[kind] for kind in kinds)}")
+
+
+def no_setting(whose: str, name: str, names: Collection[str]) -> str:
+    """What is said of a setting that there is not. names: those that there are."""
+    if not names:
+        return f"{whose} takes no settings"
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]}? All: " if near else "must be one of "
+    return f"{whose} has no {name}; {hint}{', '.join(names)}"

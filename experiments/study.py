@@ -116,7 +116,8 @@ def configs(
         places |= {"init_from": folder / row.start} if row.start else {}
         try:
             chosen = command_line.of_arguments(
-                [*row.flags, *overrides, *(f"--{k}={v}" for k, v in places.items()), "--resume"],
+                [*overrides, *(f"--{k}={v}" for k, v in places.items()), "--resume"],
+                row.flags,
                 may_be_idle=True,
                 nonfinite="mark",
             )

@@ -7,15 +7,20 @@ Seeds and real hyperparameters train at once in one program; finished parts are 
 
 from pathlib import Path
 
-from experiments import command_line, grid, launch
+from experiments import command_line, launch
 from experiments.groups import Config
+from experiments.running import folder as folders
+
+
+def folder(config: Config) -> Path:
+    """Where the results go."""
+    name = f"sweep-{config.data.stem}-{'-'.join(config.method.algorithm)}"
+    return Path(config.run.run_dir or folders.default(config, name, ("algorithm",)))
 
 
 def sweep(config: Config) -> str:
     """Runs the grid of the flags, each cell in a folder of the run folder; returns the table."""
-    name = f"sweep-{config.data.stem}-{'-'.join(config.method.algorithm)}"
-    folder = Path(config.run.run_dir or f"runs/{grid.folder_name(name)}")
-    return launch.run(config, folder, in_folders=True)
+    return launch.run(config, folder(config), in_folders=True)
 
 
 if __name__ == "__main__":

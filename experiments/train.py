@@ -1,12 +1,20 @@
-"""One experiment: one algorithm, one held-out domain, all seeds in one program.
+r"""One experiment: one algorithm, one held-out domain, all seeds in one program.
 
-python -m experiments.train --preset=rotated_digits --algorithm=fedipg --held_out=75
+python -m experiments.train --preset=rotated_digits --algorithm=fedipg --held_out=75 \
+    --learning_rate=0.5 --set=penalty=0.01 --run_dir=runs/fedipg-digits-75
 """
 
 from pathlib import Path
 
-from experiments import command_line, grid, launch
+from experiments import command_line, launch
 from experiments.groups import Config
+from experiments.running import folder as folders
+
+
+def folder(config: Config) -> Path:
+    """Where the results go."""
+    name = f"{config.method.algorithm[0]}-{config.data.stem}-{config.data.held_out or 'default'}"
+    return Path(config.run.run_dir or folders.default(config, name, ("algorithm", "held_out")))
 
 
 def train(config: Config) -> str:
@@ -14,9 +22,7 @@ def train(config: Config) -> str:
 
     Raises UsageError where they ask for several runs.
     """
-    name = f"{config.method.algorithm[0]}-{config.data.stem}-{config.data.held_out or 'default'}"
-    folder = Path(config.run.run_dir or f"runs/{grid.folder_name(name)}")
-    return launch.run(config, folder, in_folders=False)
+    return launch.run(config, folder(config), in_folders=False)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ class Experiment(NamedTuple):
     history: int = 1  # broadcasts that are kept: one more than the longest delay
     watch_gradients: bool = False  # tell how clients' gradients lie at `server.variables`
     pooled: bool = False  # training is on one client, validation on others
+    # hyperparameter -> (round [], from 0) -> what it is multiplied by in that round
+    schedules: Mapping[str, Callable[[Array], Array]] = {}
     loss: Loss = objectives.cross_entropy  # of evaluations
     score: Loss = objectives.accuracy
 
@@ -321,8 +323,13 @@ class _Runs(NamedTuple):
     axis: clients.Axis
     parts: clients.Axis  # the devices alone: a common batch is large enough for one
 
-    def algorithm(self, inputs: Inputs) -> Algorithm:
-        return self.experiment.algorithm(inputs.hyper)
+    def algorithm(self, inputs: Inputs, round: Array | None = None) -> Algorithm:
+        """With the hyperparameters of a round; without one, with those that schedules multiply."""
+        hyper = dict(inputs.hyper)
+        if round is not None:
+            for name, factor in self.experiment.schedules.items():
+                hyper[name] = hyper[name] * factor(round)
+        return self.experiment.algorithm(hyper)
 
     def state(self, data: Examples, inputs: Inputs) -> rounds.State:
         """Before the first round."""
@@ -355,7 +362,7 @@ class _Runs(NamedTuple):
             if self.experiment.end_at_stop:
                 cohort = cohort._replace(present=cohort.present & ~stopping.all_met(stops))
             state, reports = rounds.step(
-                self.algorithm(inputs),
+                self.algorithm(inputs, state.round),
                 state,
                 cohort,
                 Federation(data, *inputs.train),

@@ -132,7 +132,7 @@ def _failed(schedule: Cohort, key: Array, probability: float | Array) -> Array:
     return jax.vmap(jax.vmap(fails, (None, 0)))(rounds, schedule.who)
 
 
-def delayed(schedule: Cohort, delay: Array) -> Cohort:
+def delayed(schedule: Cohort, delay: int | Array) -> Cohort:
     """Clients that work on the broadcast of `delay` rounds ago; a scalar, or one per client [C].
 
     In the first rounds: on the first broadcast. The run must keep 1 + max(delay) broadcasts
@@ -145,6 +145,28 @@ def delayed(schedule: Cohort, delay: Array) -> Cohort:
     _check_per_client("delay", delay, schedule)
     per_slot = delay[schedule.who] if delay.ndim else jnp.full(schedule.who.shape, delay)
     return schedule._replace(delay=per_slot)
+
+
+def randomly_delayed(
+    schedule: Cohort, key: Array, probability: float | Array, *, longest: int
+) -> Cohort:
+    """`delayed` by d rounds with probability p (1 - p)^d, drawn for each client of each round.
+
+    What is above `longest` is `longest`. probability: p, so that 1 / p - 1 is the mean of what is
+    drawn. The run must keep 1 + longest broadcasts. Raises ValueError for a probability outside
+    (0, 1], and for a longest below 1.
+    """
+    checks.integer("longest", longest)
+    if checks.is_concrete(probability):
+        checks.number("probability", probability, "above 0 and at most 1", lambda p: 0 < p <= 1)
+
+    def draw(round_index: Array, who: Array) -> Array:
+        of_client = jax.random.fold_in(jax.random.fold_in(key, round_index), who)
+        trials = jax.random.geometric(of_client, probability, dtype=jnp.int32)
+        return jnp.minimum(trials - 1, longest)
+
+    rounds = jnp.arange(schedule.who.shape[0])
+    return schedule._replace(delay=jax.vmap(jax.vmap(draw, (None, 0)))(rounds, schedule.who))
 
 
 def every(schedule: Cohort, period: Array) -> Cohort:

@@ -2,11 +2,12 @@
 
 import inspect
 import json
+import re
 
 import pytest
 from absl import flags
 
-from experiments import command_line, config, environments, groups, registry
+from experiments import command_line, config, environments, grid, groups, registry, sweep, train
 from experiments.flag import name_of
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
@@ -112,3 +113,117 @@ def test_describe_tells_every_setting_and_its_meaning(algorithm: str) -> None:
 def test_describe_of_an_unknown_algorithm() -> None:
     with pytest.raises(UsageError, match="--describe=fedpig: unknown; did you mean fedipg"):
         helped("--describe=fedpig")
+
+
+PRESET = "--preset=rotated_digits"  # says --set=penalty=0.001,0.01
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ([PRESET], ("penalty=0.001,0.01",)),
+        ([PRESET, "--set=penalty=3"], ("penalty=3",)),
+        ([PRESET, "--set", "penalty=3"], ("penalty=3",)),
+        ([PRESET, "--set=weighting=uniform"], ("penalty=0.001,0.01", "weighting=uniform")),
+        ([PRESET, "--set=penalty="], ()),
+        ([PRESET, "--set="], ()),
+        ([PRESET, "--set=", "--set=penalty=3"], ("penalty=3",)),
+        ([PRESET, "--set=penalty=", "--set=penalty=3"], ("penalty=3",)),
+        # Of presets the later one wins, as of all flags.
+        (["--preset=fedipg_acts,rotated_digits", "--set=penalty_on="], None),
+        (["--set=penalty=3", PRESET], ("penalty=0.001,0.01",)),
+    ],
+)
+def test_settings_of_presets_are_replaced_and_taken_back(
+    arguments: list[str], settings: tuple[str, ...] | None
+) -> None:
+    told = command_line.of_arguments(arguments).method.settings
+    if settings is None:
+        settings = ("scale_loss=true", "warmup_rounds=20", "penalty=0.001,0.01")
+        assert set(told) == set(settings)
+    else:
+        assert told == settings
+
+
+def test_flags_over_a_base_replace_its_settings() -> None:
+    base = ["--algorithm=fedipg", "--set=penalty=1", "--set=penalty=2"]
+    for arguments, settings in (
+        ([], ("penalty=2",)),
+        (["--set=penalty=3"], ("penalty=3",)),
+        (["--set="], ()),
+        (["--set=penalty="], ()),
+    ):
+        assert command_line.of_arguments(arguments, base).method.settings == settings
+
+
+def test_what_is_taken_back_reaches_the_rows_of_a_study() -> None:
+    """Whose binary passes its flags on."""
+    values = flags.FlagValues()
+    command_line.define(values)
+    command_line.parse(["", "--set=", "--set=penalty="], values)
+    passed = values["set"].serialize().splitlines()
+    chosen = command_line.of_arguments(passed, ["--algorithm=fedipg", "--set=weighting=uniform"])
+    assert chosen.method.settings == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--set=penalty=1", "--rounds=9", "--set=penalty=2"],
+            "--set=penalty=2: stands beside --set=penalty=1; must be given once",
+        ),
+        (
+            ["--optimizer_set=b1=0.1", "--optimizer=adam", "--optimizer_set=b1=0.2"],
+            "--optimizer_set=b1=0.2: stands beside --optimizer_set=b1=0.1; must be given once",
+        ),
+    ],
+)
+def test_a_setting_given_twice_is_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        command_line.of_arguments(["--algorithm=fedipg", *arguments])
+
+
+def test_a_value_given_twice_is_one_line() -> None:
+    for entry in ("penalty=0.1,0.1", "penalty=0.1,0.10", "weighting=size,size"):
+        chosen = config.of(algorithm=("fedipg",), settings=(entry,))
+        with pytest.raises(UsageError, match=f"^--set={entry}: must be one or several different"):
+            grid.settings(chosen)
+
+
+def folder(*arguments: str) -> str:
+    """Where `train` goes by default."""
+    return train.folder(command_line.of_arguments(arguments)).as_posix()
+
+
+def test_a_default_folder_tells_what_differs() -> None:
+    assert folder() == "runs/fedavg-digits-default"
+    assert (
+        folder("--held_out=75", "--learning_rate=0.2") == "runs/fedavg-digits-75-learning_rate=0.2"
+    )
+    assert folder("--seeds=0,1") == "runs/fedavg-digits-default-seeds=0-1"
+    assert folder("--algorithm=fedipg", "--set=penalty=0.1").endswith("-default-set=penalty=0.1")
+    # What is long, and what a file system may not take, is told by a checksum.
+    for arguments in (["--preset=rotated_digits_small"], ["--dataset=a/b.npz"]):
+        assert re.fullmatch(r"runs/fedavg-\w+-[\d-]*\w*-[\da-f]{8}", folder(*arguments)), arguments
+    several = sweep.folder(command_line.of_arguments([PRESET])).as_posix()
+    assert re.fullmatch(r"runs/sweep-digits-fedavg-fedipg-[\da-f]{8}", several)
+
+
+def test_a_default_folder_is_that_of_the_run() -> None:
+    """The same for the same run, and another for another."""
+    some = ["--learning_rate=0.2", "--clients=7"]
+    assert folder(*some) == folder(*reversed(some))
+    # With these a run goes on.
+    for more in (
+        *("--rounds=60", "--resume", "--checkpoint_every=10", "--client_chunk=1", "--devices=1"),
+        *("--nonfinite=drop", "--select=last"),
+    ):
+        assert folder(*some, more) == folder(*some)
+    many = [folder(*some, f"--set=weighting={w}") for w in ("size", "uniform")]
+    rates = [folder("--learning_rate=0.1000001"), folder("--learning_rate=0.1000002")]
+    data = [folder(f"--dataset={place}/mine.npz") for place in ("a", "b")]
+    presets = [folder(f"--preset={name}") for name in ("stained_mnist", "rotated_digits_small")]
+    more = [folder("--preset=stained_mnist", f"--clients={count}") for count in (10, 11)]
+    every = [*many, *rates, *data, *presets, *more, folder(*some)]
+    assert len(set(every)) == len(every)

@@ -232,7 +232,7 @@ def test_split_follows_its_seed():
         ({"test_fraction": 0.0}, "test_fraction=0.0: must be"),
         ({"test_fraction": 1.0}, "test_fraction=1.0: must be a number above 0 and below 1"),
         ({"num_clients": 97}, r"num_clients=97: must be an integer in 1\.\.96"),
-        ({"name": "shards"}, "name='shards': must be one of domain, iid, dirichlet"),
+        ({"name": "halves"}, "name='halves': must be one of domain, iid, dirichlet"),
     ],
 )
 def test_split_errors(kwargs, words):

@@ -351,3 +351,94 @@ def test_shards_have_the_proportions_of_clients(counts, each, seed):
 def test_shards_of_classes_that_the_test_lacks_are_one_line():
     with pytest.raises(ValueError, match=r"^labels: have no example of class 2$"):
         partitions.shards_like(np.array([0, 1, 1]), np.array([[1, 0, 0], [0, 1, 3]]), rng())
+
+
+@pytest.mark.parametrize("alpha", [0.3, 5.0])
+@pytest.mark.parametrize("min_size", [0, 3])
+def test_quantity_deals_every_row_once_in_sizes_that_are_drawn(alpha, min_size):
+    parts = partitions.quantity(200, 6, alpha, np.random.default_rng(1), min_size=min_size)
+    sizes = [len(part) for part in parts]
+    assert sorted(np.concatenate(parts)) == list(range(200))
+    assert len(parts) == 6
+    assert min(sizes) >= min_size
+    again = partitions.quantity(200, 6, alpha, np.random.default_rng(1), min_size=min_size)
+    assert all((one == other).all() for one, other in zip(parts, again, strict=True))
+
+
+def test_quantity_has_the_moments_of_the_distribution():
+    """Var(q_c) = (1/C) (1 - 1/C) / (C alpha + 1)."""
+    rng, alpha = np.random.default_rng(0), 0.7
+    drawn = [
+        [len(part) for part in partitions.quantity(1000, 4, alpha, rng, min_size=0)]
+        for _ in range(2000)
+    ]
+    shares = np.array(drawn) / 1000
+    np.testing.assert_allclose(shares.mean(0), 0.25, atol=0.02)
+    np.testing.assert_allclose(shares.var(0), 0.25 * 0.75 / (4 * alpha + 1), rtol=0.1)
+
+
+def test_quantity_is_shuffled():
+    first = partitions.quantity(100, 2, 100.0, np.random.default_rng(0))[0]
+    assert sorted(first) != list(range(len(first)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((10, 4, 0.0, {}), "alpha=0.0: must be a number above 0"),
+        ((10, 4, 1.0, {"min_size": 3}), r"min_size=3: must be an integer in 0\.\.2: 10 examples"),
+        ((10, 11, 1.0, {}), r"num_clients=11: must be an integer in 1\.\.10"),
+        ((0, 1, 1.0, {}), "num_examples=0: must be"),
+        ((40, 20, 0.001, {"min_size": 2}), "alpha=0.001: must be higher, or min_size=2"),
+    ],
+)
+def test_quantity_errors(arguments, words):
+    *numbers, options = arguments
+    with pytest.raises(ValueError, match=words) as error:
+        partitions.quantity(*numbers, np.random.default_rng(0), max_tries=20, **options)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("num_clients", "each"), [(5, 2), (7, 3), (1, 4), (60, 1)])
+def test_shards_deal_every_row_once_in_pieces_of_sorted_labels(num_clients, each):
+    labels = np.random.default_rng(3).integers(0, 4, 61) - 1
+    parts = partitions.shards(labels, num_clients, each, np.random.default_rng(0))
+    assert sorted(np.concatenate(parts)) == list(range(61))
+    # A naive cut of the sorted labels: each client holds the labels of `each` of the pieces.
+    pieces = [list(piece) for piece in np.array_split(np.sort(labels), num_clients * each)]
+    assert {len(piece) for piece in pieces} <= {61 // len(pieces), 61 // len(pieces) + 1}
+    for part in parts:
+        held = list(labels[part])
+        while held:
+            piece = next(piece for piece in pieces if held[: len(piece)] == piece)
+            pieces.remove(piece)
+            held = held[len(piece) :]
+    assert not pieces
+
+
+def test_shards_of_even_classes_give_a_client_so_many():
+    """As of McMahan et al.: shards that divide classes hold one each."""
+    labels = np.repeat(np.arange(10), 20)
+    parts = partitions.shards(labels, 20, 2, np.random.default_rng(0))
+    assert {len(part) for part in parts} == {10}
+    counts = [len(set(labels[part])) for part in parts]
+    assert max(counts) <= 2
+    assert sum(counts) > 30  # two shards of a client are seldom of one class
+    # Which rows of a class a shard holds is drawn, and which client gets it.
+    other = partitions.shards(labels, 20, 2, np.random.default_rng(1))
+    assert set(map(frozenset, parts)).isdisjoint(map(frozenset, other))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((np.zeros(10, int), 4, 3), r"shards_per_client=3: must be an integer in 1\.\.2: 10 exam"),
+        ((np.zeros(10, int), 4, 0), "shards_per_client=0: must be"),
+        ((np.zeros(10), 4, 1), "labels=.*: must be integers"),
+        ((np.zeros(10, int), 11, 1), "num_clients=11: must be"),
+    ],
+)
+def test_shards_errors(arguments, words):
+    with pytest.raises(ValueError, match=words) as error:
+        partitions.shards(*arguments, np.random.default_rng(0))
+    assert "\n" not in str(error.value)

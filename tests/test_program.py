@@ -229,6 +229,51 @@ def test_one_run_at_a_time_and_all_clients_at_once() -> None:
         assert_close(outcome, unwatched)
 
 
+def halving(round: Array) -> Array:
+    """A rate's factor in a round."""
+    return 0.5 ** round.astype(jnp.float32)
+
+
+def test_a_scheduled_rate_is_that_of_its_round() -> None:
+    """As of rounds run one by one, each with its rate as an input; runs and segments go on."""
+    data, given = world()[0], inputs()._replace(watched=None, detailed=None)
+    bare = EXPERIMENT._replace(thresholds=())
+    scheduled = program.make(bare._replace(schedules={"learning_rate": halving}))
+    whole = trained(scheduled, given)[-1][0].state.server
+    made = program.make(bare)
+    training = made.init(data, given)
+    for t in range(2 * T):
+        rates = given.hyper["learning_rate"] * 0.5**t
+        at_t = given._replace(hyper=given.hyper | {"learning_rate": rates})
+        cohort = jax.tree.map(lambda a, t=t: a[:, t : t + 1], cohorts())
+        training, _ = made.segment(data, at_t, training, cohort)
+    assert_equal(whole, plain(training.state.server))
+    (moved,) = jax.tree.leaves(whole.variables.params)
+    (constant,) = jax.tree.leaves(result()[-1][0].state.server.variables.params)
+    assert not np.allclose(moved, constant, atol=1e-3)
+
+
+def test_a_schedule_of_clients_of_one_step_is_one_of_the_server() -> None:
+    """Of FedAvg with sgd, whose update is the product of both rates and of the gradient."""
+
+    def averaged(hyper: Any) -> Algorithm:
+        client, server = hyper["learning_rate"], hyper["server_learning_rate"]
+        work = local.steps(optax.sgd(client), batch_size=4, num_steps=1)
+        return fedavg(MODEL, work, server_optimizer=optax.sgd(server))
+
+    runs = program.grid(SEEDS[:2], learning_rate=(0.3,), server_learning_rate=(0.7,))
+    given = program.inputs(runs, world()[1])
+    drawn = jax.tree.map(lambda a: a[:2], cohorts())
+    ends = []
+    for name in ("learning_rate", "server_learning_rate"):
+        made = program.make(
+            program.Experiment(MODEL, averaged, num_groups=2, schedules={name: halving})
+        )
+        training, _ = made.segment(world()[0], given, made.init(world()[0], given), drawn)
+        ends.append(plain(training.state.server.variables))
+    assert_close(*ends)
+
+
 def test_metrics_of_several_exchanges_have_their_numbers_but_for_the_last_that_has_any() -> None:
     present = jnp.array([[True, False, True], [False, False, False]])
     size = jnp.array([[1, 5, 3]] * 2)

@@ -326,3 +326,41 @@ def test_impossible_delays_are_one_line() -> None:
         probability, num_clients, longest = arguments
         with pytest.raises(ValueError, match=message):
             schedules.stale(FULL, KEY, probability, num_clients, longest=longest)
+
+
+def test_random_delays_are_geometric_and_keyed_by_round_and_client() -> None:
+    """P(d) = p (1 - p)^d, and all of the tail at the longest."""
+    p, longest, num_rounds = 0.4, 3, 4000
+    whole = schedules.randomly_delayed(
+        schedules.everyone(3, num_rounds), jax.random.key(0), p, longest=longest
+    )
+    delay = np.asarray(whole.delay)
+    assert whole.delay.dtype == jnp.int32
+    share = np.bincount(delay.ravel(), minlength=longest + 1) / delay.size
+    expected = [p, p * (1 - p), p * (1 - p) ** 2, (1 - p) ** 3]
+    np.testing.assert_allclose(share, expected, atol=0.02)
+    # Who else is there, in which slot, and how many rounds follow: nothing of it matters.
+    few = schedules.sampled(jax.random.key(1), 3, 2, 50)
+    drawn = schedules.randomly_delayed(few, jax.random.key(0), p, longest=longest)
+    np.testing.assert_array_equal(
+        drawn.delay, np.take_along_axis(delay[:50], np.asarray(few.who), axis=1)
+    )
+    prompt = schedules.randomly_delayed(few, jax.random.key(0), 1.0, longest=longest)
+    assert not prompt.delay.any()
+
+
+@pytest.mark.parametrize(
+    ("probability", "longest", "words"),
+    [
+        (0.0, 3, "probability=0.0: must be a number above 0 and at most 1"),
+        (1.5, 3, "probability=1.5: must be"),
+        (0.5, 0, "longest=0: must be"),
+    ],
+)
+def test_impossible_random_delays_are_one_line(
+    probability: float, longest: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        schedules.randomly_delayed(
+            schedules.everyone(2, 3), jax.random.key(0), probability, longest=longest
+        )

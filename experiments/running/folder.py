@@ -4,7 +4,8 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ from experiments import config, devices, effects, grid, groups
 from experiments.flag import name_of, shown
 from experiments.grid import Cell
 from experiments.groups import Config
+from experiments.running import checkpoints
 from fedjax_inv.checks import UsageError
 
 _LOCK = ".lock"
+_GONE_ON = "gone_on"  # in result.json: the run has been continued since, with more rounds
 _OF_SWEEP = (_LOCK, "result.json", "table.md", "curves.png", "partition.png")
 
-# Flags that say where and how, not what; and those that the cell stands for.
-_NOT_COMPARED = {
-    *("run_dir", "data_dir", "resume", "checkpoint_every", "client_chunk", "run_chunk"),
+_LONGEST = 60  # of what a default folder's name tells of flags
+
+# Flags that say where, how and how long, not what.
+_HOW = {
+    *("rounds", "run_dir", "data_dir", "resume", "checkpoint_every", "client_chunk", "run_chunk"),
     *(
         "devices",
         "coordinator_address",
@@ -29,8 +34,32 @@ _NOT_COMPARED = {
         "nonfinite",
         "select",
     ),
+}
+# And those that the cell stands for.
+_NOT_COMPARED = {
+    *_HOW,
     *("algorithm", "settings", "held_out", "learning_rate", "server_learning_rate", "seeds"),
 }
+
+
+def default(chosen: Config, name: str, told: Collection[str]) -> Path:
+    """Where a run goes that is told no folder: its name, and what differs from the defaults.
+
+    The same for the same flags, so that a run can go on there; what is long is told by a checksum.
+    told: flags that the name tells.
+    """
+    left_out = {*_HOW, *told}
+    if chosen.data.dataset == chosen.data.stem:
+        left_out.add("dataset")  # whose stem is in every name
+    changed = {
+        name_of(groups.FLAGS[flag]): value if isinstance(value, tuple) else (value,)
+        for flag, value in config.flat(chosen).items()
+        if flag not in left_out and value != groups.FLAGS[flag].default
+    }
+    text = "-".join(f"{flag}={'-'.join(map(str, value))}" for flag, value in changed.items())
+    if len(text) > _LONGEST or text != grid.folder_name(text):
+        text = f"{zlib.crc32(repr(changed).encode()):08x}"
+    return Path("runs", "-".join([grid.folder_name(name), *filter(None, [text])]))
 
 
 @contextlib.contextmanager
@@ -79,13 +108,42 @@ def finished(config: Config, cell: Cell, folder: Path) -> dict[str, Any] | None:
     if not (folder / "config.json").exists():
         raise UsageError(f"{where}: is neither empty nor a run; choose another")
     there = read_record(folder / "config.json", "flags", "cell")
-    _check_same(where, there, config, cell)
+    before = _check_same(where, there, config, cell).run.rounds
+    _check_rounds(folder, before, config)
     if (folder / "result.json").exists():
         again = "delete it and add --resume"  # a log and a checkpoint say what it said
-        return read_record(folder / "result.json", "cell", "runs", remedy=again)
+        result = read_record(folder / "result.json", "cell", "runs", remedy=again)
+        if before == config.run.rounds and _GONE_ON not in result:
+            return result
+    if before != config.run.rounds and not config.run.resume:
+        raise UsageError(
+            f"{where}: holds a run whose rounds is {before} and not {config.run.rounds}; add "
+            "--resume to go on with it, or choose another"
+        )
     if not config.run.resume:
         raise UsageError(f"{where}: holds an unfinished run; add --resume to continue it")
     return None
+
+
+def _check_rounds(folder: Path, before: int, chosen: Config) -> None:
+    """Raises UsageError where a run cannot go on with another --rounds than `before`."""
+    asked, every = chosen.run.rounds, chosen.watching.eval_every
+    if asked == before:
+        return
+    done = max(checkpoints.rounds(folder / "checkpoints"), default=0)
+    told = f"--rounds={asked}: the run in {folder}"
+    if asked < done:
+        raise UsageError(f"{told} has done {done}; must be at least as many, or another --run_dir")
+    if chosen.schedules_end and not chosen.clients.schedule_rounds:
+        raise UsageError(
+            f"{told} has a cosine schedule over its --rounds={before}; must be as many, as it had "
+            "no --schedule_rounds of its own"
+        )
+    if done % every and asked > done:
+        raise UsageError(
+            f"{told} ended after {done}, between two evaluations of --eval_every={every}; must be "
+            "as many, or another --run_dir"
+        )
 
 
 def read_record(path: Path, *names: str, remedy: str = "") -> dict[str, Any]:
@@ -106,9 +164,14 @@ def description(chosen: Config, cell: Cell) -> dict[str, Any]:
 
 
 def begin(folder: Path, chosen: Config, cell: Cell, start: dict[str, Any]) -> None:
-    """Writes config.json: the flags, the cell, and what is told of each start, of this one last."""
-    path = folder / "config.json"
+    """Writes config.json: the flags, the cell, and what is told of each start, of this one last.
+
+    A result that is there already stays until there is another, marked as that of fewer rounds.
+    """
+    path, result = folder / "config.json", folder / "result.json"
     before = read_record(path, "flags", "cell").get("starts", []) if path.exists() else []
+    if result.exists():
+        write_json(result, read_record(result, "cell", "runs") | {_GONE_ON: True})
     write_json(path, description(chosen, cell) | {"starts": [*before, start]})
 
 
@@ -118,7 +181,8 @@ def read(folder: Path) -> tuple[Config, Cell]:
     return config.from_record(record["flags"]), grid.of_record(record["cell"])
 
 
-def _check_same(where: str, there: dict[str, Any], chosen: Config, cell: Cell) -> None:
+def _check_same(where: str, there: dict[str, Any], chosen: Config, cell: Cell) -> Config:
+    """The flags that a folder's run was begun with; raises UsageError if they are of another."""
     try:
         before = config.from_record(there["flags"])
     except UsageError as error:
@@ -145,6 +209,7 @@ def _check_same(where: str, there: dict[str, Any], chosen: Config, cell: Cell) -
             f"{where}: holds another run, whose nonfinite is {before.run.nonfinite} and not "
             f"{chosen.run.nonfinite}; choose another --run_dir"
         )
+    return before
 
 
 def _short(value: Any) -> str:

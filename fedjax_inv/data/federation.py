@@ -77,17 +77,30 @@ def partitioner(
     *,
     alpha: float = 0.5,
     min_size: int | None = None,
+    shards_per_client: int = 2,
 ) -> Partition:
-    """Makes a partition of the examples by name: "domain", "iid", "dirichlet" or "user".
+    """Makes a partition of the examples by name: "domain", "iid", "dirichlet", "quantity", "shards"
+    or "user".
 
-    alpha, min_size: those of `partitions.dirichlet`. Raises ValueError for an unknown name, and for
-    "user" where the data set does not tell users.
+    alpha, min_size: those of `partitions.dirichlet`, and of "quantity", whose min_size is by
+    default the number of classes, too. shards_per_client: of "shards". Raises ValueError for an
+    unknown name, and for "user" where the data set does not tell users.
     """
     dealers: dict[str, Partition] = {
         "domain": lambda rows, rng: partitions.by_domain(dataset.domain[rows], num_clients, rng),
         "iid": lambda rows, rng: partitions.iid(len(rows), num_clients, rng),
         "dirichlet": lambda rows, rng: partitions.dirichlet(
             dataset.y[rows], num_clients, alpha, rng, min_size=min_size
+        ),
+        "quantity": lambda rows, rng: partitions.quantity(
+            len(rows),
+            num_clients,
+            alpha,
+            rng,
+            min_size=len(np.unique(dataset.y[rows])) if min_size is None else min_size,
+        ),
+        "shards": lambda rows, rng: partitions.shards(
+            dataset.y[rows], num_clients, shards_per_client, rng
         ),
     }
     user = dataset.user

@@ -98,24 +98,16 @@ def dirichlet(
     labels = checks.integers("labels", labels, 0)
     num_examples = len(labels)
     _check_num_clients(num_clients, num_examples)
-    checks.number(
-        "alpha", alpha, f"above 0 and at most {_LARGEST_ALPHA}", lambda a: 0 < a <= _LARGEST_ALPHA
-    )
-    checks.integer("max_tries", max_tries, 1)
     class_sizes = np.unique(labels, return_counts=True)[1]
     min_size = len(class_sizes) if min_size is None else min_size
-    shared = f": {num_examples} examples are shared by {num_clients} clients"
-    checks.integer("min_size", min_size, 0, num_examples // num_clients, shared)
+    _check_drawn(num_examples, num_clients, alpha, min_size, max_tries)
     for _ in range(max_tries):
         counts = _dirichlet_counts(class_sizes, num_clients, alpha, rng)
         sizes = counts.sum(axis=0)
         if sizes.min() >= min_size:
             break
     else:
-        raise UsageError(
-            f"alpha={alpha}: must be higher, or min_size={min_size} or num_clients={num_clients} "
-            f"lower: max_tries={max_tries} left a client with fewer examples"
-        )
+        raise _gave_up(num_clients, alpha, min_size, max_tries)
     # Shuffled, then sorted by label: the rows of a class stand together in random order.
     rows = rng.permutation(num_examples)
     rows = rows[np.argsort(labels[rows], kind="stable")]
@@ -138,6 +130,60 @@ def _dirichlet_counts(
         row[open_clients] = np.diff(cuts, prepend=0, append=size)
         sizes += row
     return counts
+
+
+def quantity(
+    num_examples: int,
+    num_clients: int,
+    alpha: float,
+    rng: np.random.Generator,
+    *,
+    min_size: int = 1,
+    max_tries: int = 1000,
+) -> list[np.ndarray]:
+    """Deals shuffled examples to clients whose sizes are in proportions drawn from Dir(alpha).
+
+    The quantity skew of NIID-Bench (Li et al. 2022): the proportions are drawn until every client
+    holds `min_size` examples.
+
+    num_clients: at most num_examples / min_size. alpha: concentration; small is a few large
+    clients, large is equal sizes. rng: of the proportions and the shuffle. max_tries: how often the
+    proportions are drawn before giving up. Raises ValueError for arguments out of range, and if no
+    try gave every client enough examples.
+    """
+    checks.integer("num_examples", num_examples, 1)
+    _check_num_clients(num_clients, num_examples)
+    _check_drawn(num_examples, num_clients, alpha, min_size, max_tries)
+    for _ in range(max_tries):
+        shares = rng.dirichlet(np.full(num_clients, alpha))
+        cuts = (np.cumsum(shares[:-1]) * num_examples).astype(int)
+        if np.diff(cuts, prepend=0, append=num_examples).min() >= min_size:
+            return np.split(rng.permutation(num_examples), cuts)
+    raise _gave_up(num_clients, alpha, min_size, max_tries)
+
+
+def shards(
+    labels: np.ndarray, num_clients: int, shards_per_client: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Sorts examples by label, cuts them into shards of one size, and deals so many to each client.
+
+    As McMahan et al. 2017, Section 3, who deal two. The sizes of shards differ by at most one. A
+    shard holds one class, or several where their ends fall into it.
+
+    labels: [M] integers. rng: shuffles the examples of a class, and deals the shards. Raises
+    ValueError for labels that are not integers, and for less than an example for each shard.
+    """
+    labels = checks.integers("labels", labels)
+    num_examples = len(labels)
+    _check_num_clients(num_clients, num_examples)
+    most = num_examples // num_clients
+    shared = f": {num_examples} examples are shared by {num_clients} clients"
+    checks.integer("shards_per_client", shards_per_client, 1, most, shared)
+    rows = rng.permutation(num_examples)
+    rows = rows[np.argsort(labels[rows], kind="stable")]
+    pieces = np.array_split(rows, num_clients * shards_per_client)
+    dealt = rng.permutation(len(pieces)).reshape(num_clients, shards_per_client)
+    return [np.concatenate([pieces[index] for index in mine]) for mine in dealt]
 
 
 def long_tail(
@@ -219,3 +265,21 @@ def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: i
 
 def _check_num_clients(num_clients: int, num_examples: int) -> None:
     checks.integer("num_clients", num_clients, 1, num_examples, ", the number of examples")
+
+
+def _check_drawn(
+    num_examples: int, num_clients: int, alpha: float, min_size: int, max_tries: int
+) -> None:
+    checks.number(
+        "alpha", alpha, f"above 0 and at most {_LARGEST_ALPHA}", lambda a: 0 < a <= _LARGEST_ALPHA
+    )
+    checks.integer("max_tries", max_tries, 1)
+    shared = f": {num_examples} examples are shared by {num_clients} clients"
+    checks.integer("min_size", min_size, 0, num_examples // num_clients, shared)
+
+
+def _gave_up(num_clients: int, alpha: float, min_size: int, max_tries: int) -> UsageError:
+    return UsageError(
+        f"alpha={alpha}: must be higher, or min_size={min_size} or num_clients={num_clients} "
+        f"lower: max_tries={max_tries} left a client with fewer examples"
+    )
