@@ -19,6 +19,7 @@ import pytest
 from experiments import build, chunks, config, grid, groups, report, sweep, train
 from experiments.grid import Cell
 from experiments.groups import Config
+from experiments.running import folder as folders
 from experiments.running import kept, log, loop
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.signals import Stop
@@ -258,6 +259,31 @@ def test_a_stopped_run_resumes_bit_for_bit(
         chex.assert_trees_all_equal(states(folder, last, item), states(whole.folder, last, item))
     again = Ran(folder, whole.job).runs
     assert [run.get("stops") for run in again] == [run.get("stops") for run in whole.runs]
+
+
+@pytest.mark.parametrize("name", ["trained", "sampled", "pooled", "in_turns"])
+def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
+    request: pytest.FixtureRequest, tmp_path: Path, name: str
+) -> None:
+    whole: Ran = request.getfixturevalue(name)
+    chosen = config.changed(whole.job.config, resume=True)
+    half = chosen.watching.eval_every
+    shorter = config.changed(chosen, rounds=half)
+    folder = go_on(whole.job._replace(config=shorter), tmp_path / "run")
+    before = Ran(folder, whole.job).runs
+    assert {run["last"]["round"] for run in before} == {half}
+    # Killed before it is over, it has the result that it had.
+    folders.begin(folder, chosen, whole.job.cell, {})
+    assert Ran(folder, whole.job).runs == before
+    assert folders.finished(chosen, whole.job.cell, folder) is None
+    go_on(whole.job, folder)
+    assert metrics(folder) == metrics(whole.folder)
+    last = chosen.run.rounds
+    for item in ("default", "kept"):
+        chex.assert_trees_all_equal(states(folder, last, item), states(whole.folder, last, item))
+    after = Ran(folder, whole.job).runs
+    assert [run["last"]["round"] for run in after] == [run["last"]["round"] for run in whole.runs]
+    assert folders.finished(chosen, whole.job.cell, folder) is not None
 
 
 def test_a_restart_goes_on_with_the_chunks_that_it_began_with(

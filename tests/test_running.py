@@ -310,3 +310,69 @@ def test_a_fingerprint_is_of_all_that_arrays_are() -> None:
     same = {"y": jax.numpy.asarray(arrays["y"]), "x": np.asfortranarray(arrays["x"])}
     assert provenance.fingerprint(same) == provenance.fingerprint(arrays)
     assert len({provenance.fingerprint(each) for each in (arrays, *others)}) == 6
+
+
+LONGER = config.changed(CHOSEN, rounds=9)
+
+
+def finished_run(folder: Path, chosen: Config = CHOSEN, done: int = 6) -> Path:
+    """A run that is over after `done` rounds, with what `finished` looks at."""
+    begun(folder, chosen)
+    (folder / "checkpoints" / str(done)).mkdir(parents=True)
+    (folder / "result.json").write_text('{"cell": {}, "runs": ["mine"]}')
+    return folder
+
+
+def six(**changes: Any) -> Config:
+    return config.changed(CHOSEN, rounds=6, **changes)
+
+
+def test_a_finished_run_may_have_more_rounds(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, six())
+    assert folders.finished(six(), CELL, folder) == {"cell": {}, "runs": ["mine"]}
+    assert folders.finished(LONGER, CELL, folder) is None
+    with pytest.raises(UsageError, match="whose rounds is 6 and not 9; add --resume to go on"):
+        folders.finished(config.changed(LONGER, resume=False), CELL, folder)
+    # However the continuation ends, what there was is there until there is more.
+    for chosen in (six(), LONGER):
+        folders.begin(folder, chosen, CELL, {})
+        told = json.loads((folder / "result.json").read_text())
+        assert told["runs"] == ["mine"]
+        assert folders.finished(LONGER, CELL, folder) is None
+        with pytest.raises(UsageError, match="add --resume"):
+            folders.finished(config.changed(LONGER, resume=False), CELL, folder)
+
+
+@pytest.mark.parametrize("rounds", [3, 5])
+def test_fewer_rounds_than_are_done_are_one_line(tmp_path: Path, rounds: int) -> None:
+    folder = finished_run(tmp_path, six())
+    fewer = config.changed(CHOSEN, rounds=rounds)
+    with pytest.raises(UsageError, match=f"^--rounds={rounds}: the run in .* has done 6; must be"):
+        folders.finished(fewer, CELL, folder)
+
+
+def test_an_unfinished_run_may_have_fewer_rounds_than_it_was_to(tmp_path: Path) -> None:
+    begun(tmp_path, LONGER)
+    (tmp_path / "checkpoints" / "6").mkdir(parents=True)
+    assert folders.finished(six(), CELL, tmp_path) is None
+
+
+def test_a_run_goes_on_from_an_evaluation_only(tmp_path: Path) -> None:
+    """The last of its rounds was filled up to a segment, which is no round of a longer run."""
+    folder = finished_run(tmp_path, CHOSEN, done=7)
+    with pytest.raises(UsageError, match=r"^--rounds=9: .* ended after 7, between two evaluations"):
+        folders.finished(LONGER, CELL, folder)
+
+
+def test_a_cosine_over_all_rounds_cannot_be_longer(tmp_path: Path) -> None:
+    for name in ("schedule", "server_schedule"):
+        cosine = {name: "cosine"}
+        folder = finished_run(tmp_path / name, six(**cosine))
+        assert folders.finished(six(**cosine), CELL, folder) is not None
+        with pytest.raises(
+            UsageError, match=r"^--rounds=9: .* has a cosine schedule over its --rou"
+        ):
+            folders.finished(config.changed(LONGER, **cosine), CELL, folder)
+        own = dict(cosine, schedule_rounds=6)
+        folder = finished_run(tmp_path / f"own {name}", six(**own))
+        assert folders.finished(config.changed(LONGER, **own), CELL, folder) is None

@@ -1,0 +1,76 @@
+"""The commands that --help and the README show are commands: they pass all checks, uncomputed."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from absl import flags
+
+from experiments import command_line, launch, papers, study, sweep, train
+
+ROOT = Path(__file__).parent.parent
+BINARIES = ("train", "sweep", "show_data", "evaluate", "export", "explain", "contributions")
+MODULES = [*BINARIES, "factors", *(f"papers.{name}" for name in papers.LISTED)]
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """The binaries that are called in a text, without experiments., and their arguments."""
+    lines = re.sub(r"\\\n", " ", text).splitlines()
+    found = (re.search(r"python -m experiments\.([\w.]+)( [^#]*)?", line) for line in lines)
+    return [(match[1], shlex.split(match[2] or "")) for match in found if match]
+
+
+def test_commands_are_found_where_they_stand() -> None:
+    text = (
+        "Run\n\n    .venv/bin/python -m experiments.train --a=1 \\\n  --b=2  # so\n\nand not this."
+    )
+    assert commands(text) == [("train", ["--a=1", "--b=2"])]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_help_parse(name: str, tmp_path: Path) -> None:
+    module = importlib.import_module(f"experiments.{name}")
+    examples = commands(module.__doc__ or "")
+    assert {binary for binary, _ in examples} == {name}
+    for _, arguments in examples:
+        values = flags.FlagValues()
+        if name.startswith("papers."):
+            study.define(module.PAPER, values)
+            command_line.parse(["", *arguments], values)
+            told = study.options(module.PAPER, values)
+            for data in told.data:
+                rows = module.PAPER.studies[told.study].rows(data)
+                assert study.configs(module.PAPER, rows, tmp_path, told.overrides)
+        elif name in ("train", "sweep"):
+            command_line.of_arguments(arguments)
+        else:
+            module.define(values)
+            given = command_line.parse(["", *arguments], values)
+            assert module.read(given, values) if name == "show_data" else module.options(values)
+
+
+@pytest.mark.parametrize("binary", [train, sweep])
+def test_the_example_of_train_and_sweep_could_be_run(
+    binary: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ((_, arguments),) = commands(binary.__doc__ or "")
+    chosen = command_line.of_arguments(arguments)
+    folder = binary.folder(chosen)
+    launch.check(chosen, folder, in_folders=binary is sweep)
+    assert not folder.exists()
+
+
+def test_the_commands_of_the_readme_parse() -> None:
+    found = [
+        (binary, arguments)
+        for binary, arguments in commands((ROOT / "README.md").read_text())
+        if binary in ("train", "sweep")
+    ]
+    assert {binary for binary, _ in found} == {"train", "sweep"}
+    for _, arguments in found:
+        if not any("..." in argument for argument in arguments):
+            command_line.of_arguments(arguments)
