@@ -24,7 +24,7 @@ from experiments.groups import (
     Watching,
 )
 from experiments.registry import factory, facts, network, takes
-from fedjax_inv import local, missing, models, program, schedules
+from fedjax_inv import local, missing, models, platforms, program, schedules
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import augment, federation, sources
 from fedjax_inv.data.dataset import Dataset
@@ -173,17 +173,39 @@ def _shapes(chosen: Network, made: Model, data: Dataset) -> Variables:
     return variables
 
 
-def work(clients: Clients, learning_rate: float | Array, capacity: int) -> Work:
-    """Local training. capacity: the most examples that a client has."""
+class Sizes(NamedTuple):
+    """What local training is written for; close data share a program."""
+
+    capacity: int = 1  # the most examples that a client has, rounded up
+    num_batches: int | None = None  # of a pass, where that is told and is the same for all
+
+
+def sizes(clients: Clients, of_clients: np.ndarray) -> Sizes:
+    """Of the numbers of examples [R, C] of the training clients."""
+    capacity = 8 * -(-int(of_clients.max()) // 8)
+    # On a CPU a loop of known length gains nothing.
+    if platforms.on_cpu() or not clients.batch_size:
+        return Sizes(capacity)
+    batches = np.unique(-(-of_clients[of_clients > 0] // clients.batch_size))
+    return Sizes(capacity, int(batches[0]) if len(batches) == 1 else None)
+
+
+def work(clients: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
+    """Local training."""
     made = optimizers.made(clients, "optimizer", learning_rate)
     optimizer = _regular(made, clients.weight_decay, clients.clip)
     if clients.batch_size == 0:
         num_steps = clients.local_steps or clients.local_epochs
-        return local.full_batch(optimizer, capacity=capacity, num_steps=num_steps)
+        return local.full_batch(optimizer, capacity=sizes.capacity, num_steps=num_steps)
     size = clients.batch_size
     if clients.local_steps:
         return local.steps(optimizer, batch_size=size, num_steps=clients.local_steps)
-    return local.epochs(optimizer, batch_size=size, num_epochs=clients.local_epochs)
+    return local.epochs(
+        optimizer,
+        batch_size=size,
+        num_epochs=clients.local_epochs,
+        num_batches=sizes.num_batches,
+    )
 
 
 def _regular(
@@ -196,14 +218,14 @@ def _regular(
 
 
 def algorithm(
-    config: Config, cell: Cell, model: Model, hyper: Mapping[str, float | Array], capacity: int
+    config: Config, cell: Cell, model: Model, hyper: Mapping[str, float | Array], sizes: Sizes
 ) -> Algorithm:
     """The algorithm of a cell with the hyperparameters of one run, which may be tracers.
 
-    capacity: the most examples that a client has. Raises UsageError for a value out of range.
+    Raises UsageError for a value out of range.
     """
     arguments = {**cell.settings, **hyper}
-    local_work = work(config.clients, arguments.pop("learning_rate"), capacity)
+    local_work = work(config.clients, arguments.pop("learning_rate"), sizes)
     server_rate = arguments.pop("server_learning_rate", None)
     if server_rate is not None:
         server = config.server
@@ -242,12 +264,12 @@ def schedules_of_rates(config: Config) -> dict[str, optax.Schedule]:
 
 
 def experiment(
-    config: Config, cell: Cell, model: Model, num_groups: int, capacity: int
+    config: Config, cell: Cell, model: Model, num_groups: int, sizes: Sizes
 ) -> program.Experiment:
     """What the runs of a cell have in common."""
     return program.Experiment(
         model,
-        lambda hyper: algorithm(config, cell, model, hyper, capacity),
+        lambda hyper: algorithm(config, cell, model, hyper, sizes),
         num_groups,
         thresholds=config.watching.thresholds,
         stop_above=bool(config.watching.stop_above),
@@ -372,7 +394,7 @@ class Prepared(NamedTuple):
     experiment: program.Experiment  # what its runs have in common
     inputs: program.Inputs  # what they work on
     groups: list[str]  # names of the validation groups
-    capacity: int  # the most examples that a client has, rounded up: close data share a program
+    sizes: Sizes
 
 
 class Assembled(NamedTuple):
@@ -406,9 +428,9 @@ class Assembled(NamedTuple):
             # A client has a class that the test lacks.
             raise UsageError(f"--watch_classes=true: {error}") from None
         groups = program.group_names(splits[cell.runs[0].seed])
-        capacity = 8 * -(-int(inputs.train.size.max()) // 8)
-        made = experiment(config, cell, self.model, len(groups), capacity)
-        return Prepared(made, inputs, groups, capacity)
+        told = sizes(config.clients, np.asarray(inputs.train.size))
+        made = experiment(config, cell, self.model, len(groups), told)
+        return Prepared(made, inputs, groups, told)
 
 
 def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
@@ -433,7 +455,7 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
     cells = grid.cells(config, grid.held_out(config, first.domains))
     for cell in cells:  # an impossible hyperparameter shows here, at no cost
         for run in cell.runs:
-            algorithm(config, cell, network, run.hyper, capacity=1)
+            algorithm(config, cell, network, run.hyper, Sizes())
     _check_test_fraction(config, loaded, first, cells)
     data = _examples(list(draws.values()))
     starts = {draw: index * len(first.y) for index, draw in enumerate(draws)}
@@ -463,7 +485,7 @@ def _check_rule(made: Assembled) -> None:
 
 def _check_server(made: Assembled, cell: Cell) -> None:
     """Raises UsageError unless the server of a cell's algorithm holds a network's variables."""
-    of_cell = algorithm(made.config, cell, made.model, cell.runs[0].hyper, capacity=1)
+    of_cell = algorithm(made.config, cell, made.model, cell.runs[0].hyper, Sizes())
     sample = _sample(made.dataset)
 
     def server(key: Array) -> Tree:

@@ -200,7 +200,7 @@ def restore(one: Trained, made: Assembled) -> tuple[Algorithm, Tree]:
     server = jax.tree.map(lambda leaf: leaf[one.which], held.server)
     # LIME changes what the network sees, so this one takes inputs as they are after rendering.
     network = build.model(one.config.model, made.dataset._replace(render=None))
-    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, 1)
+    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, build.Sizes())
     return algorithm, server
 
 

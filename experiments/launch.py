@@ -145,7 +145,7 @@ class _Programs:
         self.config, self.data = config, data
         self.start = provenance.record(data)
         self._chosen: dict[str, chunks.Chunks] = {}
-        self._made: dict[tuple[str, int, chunks.Chunks], program.Program] = {}
+        self._made: dict[tuple[str, build.Sizes, chunks.Chunks], program.Program] = {}
 
     def of(self, cell: grid.Cell, ready: build.Prepared, folder: Path) -> program.Program:
         """The program of a cell, whose chunks are those that its folder's run began with."""
@@ -165,7 +165,7 @@ class _Programs:
                 )
             chosen = self._chosen[cell.label]
             folders.write_json(folder / "chunks.json", chosen._asdict())
-        key = (cell.label, ready.capacity, chosen)
+        key = (cell.label, ready.sizes, chosen)
         if key not in self._made:
             self._made[key] = make(chosen)
         return self._made[key]
@@ -202,7 +202,7 @@ def _run_cell(
         initial.record(folder, made.variables)
     compiled = programs.of(cell, ready, folder)
     network, hyper = ready.experiment.model, cell.runs[0].hyper
-    personal = build.algorithm(made.config, cell, network, hyper, ready.capacity).personal
+    personal = build.algorithm(made.config, cell, network, hyper, ready.sizes).personal
     job = loop.Job(made.config, cell, compiled, programs.data, ready.inputs, ready.groups, personal)
     try:
         return loop.run_cell(job, folder, stop)

@@ -105,7 +105,9 @@ def assembled(chosen: Config, cell: Cell) -> Assembled:
 
 def algorithm(one: Finished, made: Assembled, which: int) -> Algorithm:
     """The algorithm of a run; its local work is another, which does not matter to how it serves."""
-    return build.algorithm(one.config, one.cell, made.model, one.cell.runs[which].hyper, 1)
+    return build.algorithm(
+        one.config, one.cell, made.model, one.cell.runs[which].hyper, build.Sizes()
+    )
 
 
 def served(one: Finished, made: Assembled, state: str) -> Served:

@@ -170,25 +170,29 @@ def epochs(
     *,
     batch_size: int,
     num_epochs: int = 1,
-    size: int | None = None,
+    num_batches: int | None = None,
 ) -> Work:
     """Passes over the client's examples in a new order each, the last batch of a pass smaller.
 
-    size: how many examples each client has that has any, where all have as many. A client of
-    another size then trains to NaN, which every run reports. Raises ValueError for counts below 1.
+    num_batches: of a pass of each client that has examples, where all have as many. A client that
+    has another number trains to NaN then, which every run reports. Raises ValueError for counts
+    below 1.
     """
     checks.integer("batch_size", batch_size)
     checks.integer("num_epochs", num_epochs)
-    if size is not None:
-        checks.integer("size", size)
+    if num_batches is not None:
+        checks.integer("num_batches", num_batches)
 
     def orders(key: Array) -> permutation.Permutation:
         return jax.vmap(lambda epoch: permutation.draw(jax.random.fold_in(key, epoch)))(
             jnp.arange(num_epochs)
         )
 
+    def batches_of(shard: Shard) -> Array:
+        return -(-shard.size // batch_size)
+
     def plan(shard: Shard, key: Array) -> _Steps:
-        batches = -(-shard.size // batch_size)  # of one epoch
+        batches = batches_of(shard)
         drawn = orders(key)
 
         def batch_at(step: Array) -> Batch:
@@ -197,13 +201,12 @@ def epochs(
 
         return _Steps(num_epochs * batches, batch_at)
 
-    def plan_of_size(size: int, shard: Shard, key: Array) -> _Steps:
-        batches = -(-size // batch_size)
+    def plan_of(batches: int, shard: Shard, key: Array) -> _Steps:
         index = jnp.arange(batches * batch_size, dtype=jnp.int32)
-        in_batch = index[:batch_size]
         # All orders at once, before the first step.
         drawn = jax.vmap(lambda order: permutation.at(order, index, shard.size))(orders(key))
         positions = drawn.reshape(num_epochs * batches, batch_size)
+        in_batch = index[:batch_size]
 
         def batch_at(step: Array) -> Batch:
             first = step % batches * batch_size
@@ -212,10 +215,13 @@ def epochs(
         known = num_epochs * batches
         return _Steps(jnp.where(shard.size > 0, known, 0), batch_at, known)
 
-    if size is None:
+    if num_batches is None:
         return _work(optimizer, plan)
-    work = _work(optimizer, partial(plan_of_size, size))
-    return _only_if(work, lambda shard: (shard.size == size) | (shard.size == 0))
+
+    def fits(shard: Shard) -> Array:
+        return (batches_of(shard) == num_batches) | (shard.size == 0)
+
+    return _only_if(_work(optimizer, partial(plan_of, num_batches)), fits)
 
 
 def steps(optimizer: optax.GradientTransformation, *, batch_size: int, num_steps: int) -> Work:

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from experiments import build, config, groups
-from fedjax_inv import models
+from fedjax_inv import models, platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Cohort
@@ -301,3 +301,20 @@ def test_training_images_are_augmented_and_others_are_not(tmp_path: Path) -> Non
             models.apply(each, variables, images, mask, train, key)[0] for each in (made, plain)
         )
         assert np.allclose(ours, theirs, atol=1e-5) != train
+
+
+@pytest.mark.parametrize(
+    ("platform", "batch_size", "of_clients", "known"),
+    [
+        ("gpu", 32, [[63, 64, 0], [40, 33, 64]], 2),  # of a pass each, or none
+        ("gpu", 32, [[63, 65]], None),
+        ("gpu", 0, [[64, 64]], None),  # a full batch is one
+        ("cpu", 32, [[64, 64]], None),
+    ],
+)
+def test_accelerators_are_told_how_many_batches_all_clients_have(
+    platform: str, batch_size: int, of_clients: list[list[int]], known: int | None
+) -> None:
+    with platforms.traced_for(platform):
+        told = build.sizes(groups.Clients(batch_size=batch_size), np.array(of_clients))
+    assert told == build.Sizes(capacity=8 * -(-np.max(of_clients) // 8), num_batches=known)

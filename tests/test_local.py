@@ -361,13 +361,16 @@ def test_take_batch_takes_the_nearest_example_of_the_client_for_a_position_outsi
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize(("size", "batch_size"), [(7, 3), (8, 4), (2, 5)])
-def test_epochs_of_one_size_do_the_steps_that_they_do_without_knowing_it(
+def test_epochs_of_as_many_batches_do_the_steps_that_they_do_without_knowing_it(
     platform: str, size: int, batch_size: int
 ) -> None:
-    sizes, most = np.array([size, 0, size]), 2 * -(-size // batch_size)
+    most = 2 * -(-size // batch_size)
+    sizes = np.array([size, 0, size if size % batch_size == 1 else size - 1])
     arguments = dict(batch_size=batch_size, num_epochs=2)
     expected = trained_with(program(local.epochs, batch_size, most, **arguments), sizes)
-    make = functools.partial(local.epochs, size=size)  # another function, so another program
+    make = functools.partial(
+        local.epochs, num_batches=-(-size // batch_size)
+    )  # another function, so another program
     with platforms.traced_for(platform):
         trained = trained_with(program(make, batch_size, most, **arguments), sizes)
     assert_close(trained, expected)
@@ -379,7 +382,7 @@ def test_on_an_accelerator_a_loop_of_known_length_leaves_what_one_of_unknown_len
     make: Callable[..., Work],
 ) -> None:
     arguments = {
-        local.epochs: dict(size=6, batch_size=4),
+        local.epochs: dict(num_batches=2, batch_size=4),
         local.steps: dict(num_steps=3, batch_size=4),
         local.full_batch: dict(capacity=7, num_steps=2),
     }[make]
@@ -405,10 +408,10 @@ def test_on_an_accelerator_a_loop_of_known_length_leaves_what_one_of_unknown_len
     assert unknown.count("while[") == known.count("while[") + 1  # the other one is a scan
 
 
-def test_a_client_of_another_size_than_all_are_said_to_have_trains_to_nan() -> None:
-    run = program(functools.partial(local.epochs, size=4), 2, 4, batch_size=2)
-    params = trained_with(run, np.array([4, 3, 0, 5])).local.variables.params
-    assert np.isfinite(params.body).all(1).tolist() == [True, False, True, False]
+def test_a_client_of_more_or_fewer_batches_than_all_are_said_to_have_trains_to_nan() -> None:
+    run = program(functools.partial(local.epochs, num_batches=2), 2, 4, batch_size=2)
+    params = trained_with(run, np.array([4, 3, 0, 5, 2])).local.variables.params
+    assert np.isfinite(params.body).all(1).tolist() == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -416,7 +419,7 @@ def test_a_client_of_another_size_than_all_are_said_to_have_trains_to_nan() -> N
     [
         (lambda: local.epochs(optax.sgd(1.0), batch_size=0), "batch_size=0"),
         (lambda: local.epochs(optax.sgd(1.0), batch_size=1, num_epochs=0), "num_epochs=0"),
-        (lambda: local.epochs(optax.sgd(1.0), batch_size=1, size=0), "size=0"),
+        (lambda: local.epochs(optax.sgd(1.0), batch_size=1, num_batches=0), "num_batches=0"),
         (lambda: local.steps(optax.sgd(1.0), batch_size=0, num_steps=1), "batch_size=0"),
         (lambda: local.steps(optax.sgd(1.0), batch_size=1, num_steps=-1), "num_steps=-1"),
         (lambda: local.full_batch(optax.sgd(1.0), capacity=0), "capacity=0"),

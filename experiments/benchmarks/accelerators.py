@@ -122,7 +122,7 @@ def of_workload(name: str) -> Make:
             optax.sgd(workload.learning_rate),
             batch_size=workload.batch_size,
             num_epochs=workload.num_epochs,
-            size=workload.num_examples,
+            num_batches=-(-workload.num_examples // workload.batch_size),
         )
         algorithm = fedavg.fedavg(model, work)
         axis = clients.vmapped()

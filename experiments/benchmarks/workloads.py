@@ -191,7 +191,7 @@ def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
         held,
         jnp.zeros((1, workload.num_clients), jnp.int32),
     )
-    experiment = build.experiment(flags, cell, model_of(workload, "auto"), 1, capacity=1)
+    experiment = build.experiment(flags, cell, model_of(workload, "auto"), 1, build.Sizes())
     mesh = devices.mesh(flags.run)
 
     def make(chosen: chunks.Chunks) -> program.Program:
