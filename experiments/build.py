@@ -132,6 +132,8 @@ def model(chosen: Network, data: Dataset) -> Model:
     num_classes = told.pop("num_classes")
     what = f"--model={chosen.model}"
     made = called(what, Model, network(chosen.model), num_classes, **told)
+    if chosen.dtype != "float32":
+        made = models.computed_in(made, chosen.dtype)
     if chosen.weights:
         try:
             made = models.weights.pretrained(made, chosen.weights)

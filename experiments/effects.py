@@ -102,7 +102,7 @@ def without_effect(config: Config) -> dict[str, str]:
         rules.append(_Rule(tuple(f.name for f in flags_of(Server)), text))
     network = registry.network(model.model)
     for field in flags_of(Network):
-        is_for_all = field.name in ("model", "init_from", "augment")
+        is_for_all = field.name in ("model", "init_from", "augment", "dtype")
         is_taken = registry.takes(network, _ARGUMENT.get(field.name, field.name))
         if not is_for_all and not is_taken:
             rules.append(_Rule((field.name,), f"--model={model.model} has no {field.name}"))

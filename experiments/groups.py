@@ -306,6 +306,11 @@ class Network:
     augment: bool = flag(
         False, "Whether training images (RGB) are cropped, flipped and coloured at random."
     )
+    dtype: str = flag(
+        "float32",
+        "What the network computes in; parameters, losses and the server's sums are float32.",
+        choices=("float32", "bfloat16"),
+    )
     conv: str = flag(
         "auto",
         "How convolutions are computed; auto: what is fast on this platform.",

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+import runs
 from experiments import build, config, groups
 from fedjax_inv import models, platforms
 from fedjax_inv.checks import UsageError
@@ -318,3 +319,17 @@ def test_accelerators_are_told_how_many_batches_all_clients_have(
     with platforms.traced_for(platform):
         told = build.sizes(groups.Clients(batch_size=batch_size), np.array(of_clients))
     assert told == build.Sizes(capacity=8 * -(-np.max(of_clients) // 8), num_batches=known)
+
+
+def test_sixteen_bits_cost_little_accuracy_on_colored_digits(tmp_path: Path) -> None:
+    """One run each way, with the same draws; the accuracies are of a thousand images."""
+    flags = dict(environment="colored", flips=(0.2, 0.1), widths=(64,), rounds=15, eval_every=15)
+    last = [
+        runs.ran(config.of(run_dir=str(tmp_path / dtype), dtype=dtype, **flags)).runs[0]["last"]
+        for dtype in ("float32", "bfloat16")
+    ]
+    exact, rounded = last
+    assert exact["validation_accuracy"] > 0.75  # it has learned the cue
+    for name in ("validation_accuracy", "test_accuracy"):
+        assert abs(exact[name] - rounded[name]) < 0.04
+    assert rounded["train_loss"] != exact["train_loss"]

@@ -14,7 +14,7 @@ from flax.errors import InvalidRngError
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import models
+from fedjax_inv import models, objectives
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
 KEY = jax.random.key(0)
@@ -572,3 +572,42 @@ def test_the_cnn_of_leaf_tells_what_it_cannot_take() -> None:
         jax.eval_shape(models.leaf_cnn(2).init, KEY, np.zeros((2, 3, 8, 1)))
     with pytest.raises(ValueError, match=r"^cut=4: must be"):
         models.leaf_cnn(2, cut=4)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (models.mlp(3, widths=(16,)), (6, 5, 5, 1)),
+        (models.mlp(3, widths=(16,), norm="batch"), (6, 5, 5, 1)),
+        (models.lenet(3, widths=(4, 8, 16), conv="im2col"), (6, 14, 14, 1)),
+    ],
+    ids=["mlp", "batch", "lenet"],
+)
+def test_a_network_computes_in_sixteen_bits_and_keeps_all_else(model: Model, shape: tuple) -> None:
+    rounded = models.computed_in(model, "bfloat16")
+    x = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    mask, labels = jnp.arange(6) < 5, jnp.array([0, 1, 2, 0, 1, 2])
+    variables = model.init(jax.random.key(0), x[:1])
+    assert_equal(rounded.init(jax.random.key(0), x[:1]), variables)
+
+    @partial(jax.jit, static_argnums=0)
+    def told(model: Model) -> tuple[Tree, ...]:
+        def loss(params: Tree) -> tuple[Array, Tree]:
+            kept = variables._replace(params=params)
+            outputs, stats = models.apply(model, kept, x, mask, True)
+            return objectives.cross_entropy(outputs, labels, mask), (outputs, stats)
+
+        return jax.value_and_grad(loss, has_aux=True)(variables.params)
+
+    got, exact = told(rounded), told(model)
+    for ours, full in zip(jax.tree.leaves(got), jax.tree.leaves(exact), strict=True):
+        assert ours.dtype == full.dtype
+        scale = np.abs(full).max()
+        np.testing.assert_allclose(ours, full, rtol=0, atol=0.12 * scale + 1e-6)
+    # It is not the same network after all: eight bits of a mantissa round.
+    assert not np.array_equal(got[0][1][0], exact[0][1][0])
+
+
+def test_another_type_than_a_floating_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="dtype='int8': must be one of"):
+        models.computed_in(models.mlp(3), "int8")

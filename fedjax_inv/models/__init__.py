@@ -5,6 +5,7 @@ from fedjax_inv.models import weights as weights
 from fedjax_inv.models.alexnet import alexnet as alexnet
 from fedjax_inv.models.blocks import apply as apply
 from fedjax_inv.models.blocks import augmented as augmented
+from fedjax_inv.models.blocks import computed_in as computed_in
 from fedjax_inv.models.blocks import from_blocks as from_blocks
 from fedjax_inv.models.blocks import from_flax as from_flax
 from fedjax_inv.models.blocks import from_function as from_function

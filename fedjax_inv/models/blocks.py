@@ -15,7 +15,7 @@ from flax.errors import InvalidRngError
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Array, Halves, Model, Tree, Variables
+from fedjax_inv.types import Apply, Array, Halves, Model, Tree, Variables
 
 
 class _Blocks(nn.Module):
@@ -233,6 +233,40 @@ def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Mod
         raise UsageError(f"std={tuple(std)}: must be as long as mean, {len(mean)}")
     shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
     return rendered(model, lambda x: (unit_range(x) - shift) / scale)
+
+
+def computed_in(model: Model, dtype: str) -> Model:
+    """The model that computes in another floating type, "bfloat16" or "float16", as matrix units
+    are fast in.
+
+    Parameters, statistics, the features at the cut and the outputs are float32 as before, and so
+    are losses, gradients and optimizers. Normalisation layers take their means in float32. Raises
+    ValueError for another type.
+    """
+    checks.one_of("dtype", dtype, ("float32", "bfloat16", "float16"))
+
+    def cast(tree: Tree, to: str) -> Tree:
+        def leaf(value: Array) -> Array:
+            return value.astype(to) if jnp.issubdtype(value.dtype, jnp.floating) else value
+
+        return jax.tree.map(leaf, tree)
+
+    def half(run: Apply) -> Apply:
+        def apply(
+            params: Tree,
+            stats: Tree,
+            x: Tree,
+            mask: Array,
+            train: bool,
+            key: Array | None = None,
+            /,
+        ) -> tuple[Tree, Tree]:
+            x = cast(jax.tree.map(unit_range, x), dtype)
+            return cast(run(cast(params, dtype), stats, x, mask, train, key), "float32")
+
+        return apply
+
+    return model._replace(encode=half(model.encode), decode=half(model.decode))
 
 
 def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
