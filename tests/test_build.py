@@ -140,7 +140,11 @@ def test_uploads_in_every_so_many_rounds() -> None:
 
 def test_a_pooled_algorithm_beside_others_takes_part_in_every_round() -> None:
     chosen = config.of(
-        algorithm=("erm", "fedavg"), dropout=0.5, delay="geometric:0.5", upload_every=("2",)
+        algorithm=("erm", "fedavg"),
+        dropout=0.5,
+        lossy=("1:0.5",),
+        delay="geometric:0.5",
+        upload_every=("2",),
     )
     made = build.assemble(chosen)
     pooled, averaged = (build.cohorts(chosen, made.prepare(cell).inputs, 10) for cell in made.cells)

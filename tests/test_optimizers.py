@@ -81,7 +81,9 @@ def test_names_are_those_of_optax() -> None:
 def test_an_optimizer_is_what_its_flags_say(
     group: Any, field: str, expected: optax.GradientTransformation
 ) -> None:
-    chex.assert_trees_all_equal(updates(optimizers.made(group, field, 0.2)), updates(expected))
+    made = optimizers.made(group, field, 0.2)
+    chex.assert_trees_all_equal(made.init(PARAMS), expected.init(PARAMS))
+    chex.assert_trees_all_equal(updates(made), updates(expected))
 
 
 @pytest.mark.parametrize(

@@ -425,8 +425,10 @@ def test_shards_of_even_classes_give_a_client_so_many():
     assert max(counts) <= 2
     assert sum(counts) > 30  # two shards of a client are seldom of one class
     # Which rows of a class a shard holds is drawn, and which client gets it.
-    other = partitions.shards(labels, 20, 2, np.random.default_rng(1))
-    assert set(map(frozenset, parts)).isdisjoint(map(frozenset, other))
+    of_seeds = [partitions.shards(labels, 20, 1, np.random.default_rng(seed)) for seed in (0, 1)]
+    first, other = (set(map(frozenset, parts)) for parts in of_seeds)
+    assert first.isdisjoint(other)
+    assert [labels[part[0]] for part in of_seeds[0]] != [labels[part[0]] for part in of_seeds[1]]
 
 
 @pytest.mark.parametrize(
