@@ -249,18 +249,14 @@ def algorithm(
 def schedules_of_rates(config: Config) -> dict[str, optax.Schedule]:
     """By the hyperparameter's name, for those learning rates that go with the rounds."""
     clients, server, end = config.clients, config.server, config.schedules_end
-    told = {
-        "learning_rate": (
-            *(clients.schedule, clients.warmup_rounds, clients.decay, clients.final_rate),
-        ),
-        "server_learning_rate": (
-            *(server.server_schedule, server.server_warmup_rounds),
-            *(server.server_decay, server.server_final_rate),
-        ),
-    }
+    of_clients = (clients.warmup_rounds, clients.decay, clients.final_rate)
+    of_server = (server.server_warmup_rounds, server.server_decay, server.server_final_rate)
     return {
         name: optimizers.schedule(kind, warmup, decay=decay, final_rate=final_rate, end=end)
-        for name, (kind, warmup, decay, final_rate) in told.items()
+        for name, kind, (warmup, decay, final_rate) in (
+            ("learning_rate", clients.schedule, of_clients),
+            ("server_learning_rate", server.server_schedule, of_server),
+        )
         if kind != "constant" or warmup
     }
 

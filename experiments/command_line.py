@@ -92,7 +92,8 @@ class _Setting(NamedTuple):
 
     @property
     def is_value(self) -> bool:
-        return bool(self.entry) and not self.entry.endswith("=")
+        _, equals, value = self.entry.partition("=")
+        return bool(value or (self.entry and not equals))
 
 
 def _merge(flag: str, kept: dict[str, _Setting], new: _Setting) -> None:

@@ -53,7 +53,7 @@ _WARMUP = "Rounds in which the rate rises linearly, before the schedule begins."
 
 def _is_delay(text: str) -> bool:
     if text.isdecimal():
-        return True
+        return int(text) < 2**31
     kind, _, value = text.partition(":")
     try:
         return kind == "geometric" and 0 < float(value) <= 1
@@ -63,7 +63,8 @@ def _is_delay(text: str) -> bool:
 
 def _is_period(text: str) -> bool:
     client, colon, period = text.rpartition(":")
-    return period.isdecimal() and int(period) >= 1 and (not colon or client.isdecimal())
+    is_period = period.isdecimal() and 1 <= int(period) < 2**31
+    return is_period and (not colon or client.isdecimal())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,21 @@ def test_clipping_comes_before_the_decay() -> None:
     assert build._regular(plain, 0.0, 0.0) is plain
 
 
+def test_the_server_steps_along_what_it_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    called = build.called
+
+    def called_and_told(*arguments: Any, **settings: Any) -> Any:
+        seen.update(settings)
+        return called(*arguments, **settings)
+
+    monkeypatch.setattr(build, "called", called_and_told)
+    build.assemble(config.of(server_clip=5.0, server_weight_decay=0.1, server_learning_rate=(0.5,)))
+    params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
+    update = first_update(seen["server_optimizer"], grads, params)
+    chex.assert_trees_all_close(update, {"w": jnp.array([-1.6, -1.95])})
+
+
 def cohort(num_rounds: int, **changes: Any) -> Cohort:
     """Of one run of six clients, all rounds."""
     chosen = config.of(rounds=num_rounds, eval_every=1, **changes)

@@ -132,6 +132,7 @@ PRESET = "--preset=rotated_digits"  # says --set=penalty=0.001,0.01
         # Of presets the later one wins, as of all flags.
         (["--preset=fedipg_acts,rotated_digits", "--set=penalty_on="], None),
         (["--set=penalty=3", PRESET], ("penalty=0.001,0.01",)),
+        (["--set=penalty=a="], ("penalty=a=",)),
     ],
 )
 def test_settings_of_presets_are_replaced_and_taken_back(
