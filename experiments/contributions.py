@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments import build, config, launch
+from experiments import build, config, figures, launch
 from experiments.build import Assembled
 from experiments.config import Config
 from experiments.grid import Cell
@@ -209,7 +209,7 @@ def draw(path: Path, phases: Sequence[Phase]) -> None:
     axes = figure.subplots(len(phases), 1, squeeze=False)[:, 0]
     for axis, phase in zip(axes, phases, strict=True):
         _draw(axis, phase)
-    figure.savefig(path, dpi=120)
+    figures.save(figure, path)
 
 
 def _draw(axis: Axes, phase: Phase) -> None:
@@ -234,12 +234,12 @@ def _draw(axis: Axes, phase: Phase) -> None:
         text = ", ".join(filter(None, [phase.domains[client], phase.aberrant[client]]))
         count = told.exits[:, client].sum()
         label = f"client {client} ({text}) leaves in {count} of {number} seeds"
-        axis.plot([], [], color=color[client], label=label)
+        axis.plot([], [], color=color[client], label=figures.literal(label))
     if len(leaving) > 10:
         axis.plot([], [], " ", label=f"and {len(leaving) - 10} others")
     axis.plot([], [], color="0.6", lw=0.7, label="a client that stays")
     axis.axhline(0, color="black", lw=0.6, ls=":")
-    axis.set(title=phase.title, xlabel="round", ylabel="contribution C_i")
+    axis.set(title=figures.wrapped(phase.title, 6), xlabel="round", ylabel="contribution C_i")
     axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.18))
 
 

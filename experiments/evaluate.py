@@ -21,7 +21,7 @@ from absl import flags
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments import build, config, launch, report, trained
+from experiments import build, config, figures, launch, report, run_figures, trained
 from experiments.build import Assembled
 from experiments.running import folder as folders
 from experiments.running import provenance, summary
@@ -293,7 +293,8 @@ def _confusion(told: dict[str, Any]) -> np.ndarray:
 
 
 def draw(path: Path, told: dict[str, Any], title: str) -> None:
-    """The confusions, and the accuracies by domain, class and client, a dot for each seed."""
+    """The confusions, and the accuracies by domain, class and client: bars of their means, a dot
+    for each seed; of many clients a line through all."""
     domains = dict.fromkeys(name for run in told["runs"] for name in run["domains"])
     by_class = np.array([recalls(run) for run in told["runs"]], float).T
     clients = _over_runs(told, "clients")
@@ -315,31 +316,35 @@ def draw(path: Path, told: dict[str, Any], title: str) -> None:
     grid = figure.add_gridspec(len(groups), 2)
     for row, (what, names, values) in enumerate(groups):
         axis = figure.add_subplot(grid[row, 1])
-        at = np.arange(len(names))
-        axis.bar(
-            at, [100 * np.mean([v for v in of if v == v] or [0]) for of in values], color="0.8"
-        )
-        for x, of in zip(at, values, strict=True):
-            axis.plot([x] * len(of), 100 * np.array(of), "o", ms=3, color="C0")
-        step = -(-len(names) // 24)
-        axis.set_xticks(at[::step], names[::step], rotation=30 * (max(map(len, names)) > 3))
-        axis.set(ylim=(0, 100), xlabel=what, ylabel="accuracy, %")
+        if what == "client" and len(names) > run_figures.MOST_DOTS:
+            served = [{e["client"]: e["accuracy"] for e in run["clients"]} for run in told["runs"]]
+            of_seeds = [[run.get(int(name), np.nan) for name in names] for run in served]
+            run_figures.draw_quantiles(axis, 100 * np.array(of_seeds), 0)
+            what = "clients, the worst first, %"
+        else:
+            at = np.arange(len(names))
+            means = [100 * np.mean([v for v in of if v == v] or [0]) for of in values]
+            axis.bar(at, means, color="0.8")
+            for x, of in zip(at, values, strict=True):
+                axis.plot([x] * len(of), 100 * np.array(of), "o", ms=3, color="C0")
+            figures.name_x(axis, names, 5.2)
+        axis.set(ylim=(0, 102), xlabel=what, ylabel="accuracy, %")
     counts = _confusion(told)
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axis = figure.add_subplot(grid[:, 0])
     picture = axis.imshow(share, cmap="Blues", vmin=0, vmax=100)
     figure.colorbar(picture, ax=axis, label="of the class, %", shrink=0.8)
-    names, at = list(told["classes"]), np.arange(len(counts))
-    step = -(-len(names) // 24)
-    axis.set_xticks(at[::step], names[::step], rotation=30 * (max(map(len, names)) > 3))
-    axis.set_yticks(at[::step], names[::step])
+    figures.name_x(axis, told["classes"], 4.0)
+    figures.name_y(axis, told["classes"], 4.0)
     axis.set(xlabel="taken for", ylabel="is")
     if len(counts) <= _MOST_LINES:
         for is_, as_ in np.argwhere(counts):
             color = "white" if share[is_, as_] > 60 else "black"
             axis.text(as_, is_, str(counts[is_, as_]), ha="center", va="center", size=8, c=color)
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=120, bbox_inches="tight", pad_inches=0.1)
+    if len(told["runs"]) > 1:
+        title += f"\nmeans over {len(told['runs'])} seeds, with a dot or a band for how they differ"
+    figures.entitle(figure, title)
+    figures.save(figure, path)
 
 
 def run(options: Options) -> str:

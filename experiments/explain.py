@@ -10,7 +10,6 @@ LIME (Ribeiro et al. 2016) blackens random squares of an image and fits a linear
 probability of the class that the run predicts; a square's weight says how much it speaks for it.
 """
 
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments import build, config, grid, launch, trained
+from experiments import build, config, figures, grid, launch, trained
 from experiments.build import Assembled
 from experiments.groups import Config
 from experiments.trained import Finished
@@ -337,12 +336,12 @@ def draw(
     lines, columns = masks.predicted.shape
     drawing = Figure(figsize=(2.2 + 2.7 * columns, 1.1 + 2.4 * lines), layout="constrained")
     axes = drawing.subplots(lines, columns + 1, squeeze=False)
-    drawing.suptitle(title, fontsize=10)
+    figures.entitle(drawing, title, 10)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
     for axis, head in zip(axes[0], ("test image", *labels), strict=True):
         axis.annotate(
-            textwrap.fill(head, 32),
+            figures.wrapped(head, 2.4, 9),
             (0.5, 1),
             xytext=(0, 24),
             xycoords="axes fraction",
@@ -353,16 +352,20 @@ def draw(
         )
     for i in range(lines):
         axes[i, 0].imshow(to_rgb(images.x[i]).clip(0, 1))
-        axes[i, 0].set_title(f"{indices[i]}: label {images.classes[images.y[i]]}", fontsize=9)
+        axes[i, 0].set_title(
+            figures.literal(f"{indices[i]}: label {images.classes[images.y[i]]}"), fontsize=9
+        )
         for run in range(columns):
             axis, label = axes[i, run + 1], masks.predicted[i, run]
             _draw_mask(axis, masks.weights[i, run], figure_of(images.x[i]))
             axis.set_title(
-                f"predicts {images.classes[label]}, p = {masks.probability[i, run]:.2f}",
+                figures.literal(
+                    f"predicts {images.classes[label]}, p = {masks.probability[i, run]:.2f}"
+                ),
                 fontsize=9,
                 color="C2" if label == images.y[i] else "C3",
             )
-    drawing.savefig(path, dpi=150)
+    figures.save(drawing, path, dpi=150)
 
 
 def _draw_mask(axis: Axes, weights: np.ndarray, figure: np.ndarray) -> None:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from tabulate import tabulate
 
-from experiments import build, config, explain, launch
+from experiments import build, config, explain, figures, launch
 from experiments.build import Assembled
 from experiments.explain import Trained
 from fedjax_inv import averaging
@@ -208,12 +208,12 @@ def draw(path: Path, panels: Sequence[Panel], seed: int) -> None:
             color = "0.8" if who < 0 else f"C{index - 1}"
             axis.plot(*placed[one.client == who].T, "o", ms=3, color=color, label=name)
         title = f"{one.label}\nmean |r| {one.correlation:.2f}, shift {one.shift:.2f}"
-        axis.set_title(title, fontsize=8, wrap=True)
+        axis.set_title(figures.wrapped(title, 4.0, 8), fontsize=8)
         axis.set(xticks=[], yticks=[])
         axis.legend(fontsize=7, frameon=False)
     for unused in axes.flat[len(panels) :]:
         unused.set_visible(False)
-    figure.savefig(path, dpi=120)
+    figures.save(figure, path)
 
 
 def run(options: Options) -> str:

@@ -440,6 +440,11 @@ class Watching:
         "ends with that state.",
         choices=("continue", "end"),
     )
+    tensorboard: bool = flag(
+        False,
+        "Whether evaluations are also written as TensorBoard events, to tensorboard/ in the folder "
+        "of a run; needs the package tensorboardX.",
+    )
     select: str = flag(
         "validation",
         "What is selected of a run, and between hyperparameters by the mean over seeds: "

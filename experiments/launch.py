@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import jax
 from absl import app, logging
 
-from experiments import build, chunks, command_line, devices, grid, initial, report
+from experiments import build, chunks, command_line, devices, grid, initial, report, run_figures
 from experiments.command_line import Given
 from experiments.groups import Config
+from experiments.running import events, loop, provenance
 from experiments.running import folder as folders
-from experiments.running import loop, provenance
 from experiments.running.signals import Stop, Stopped
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -84,6 +84,7 @@ def run(config: Config, folder: Path, *, in_folders: bool) -> str:
     one run per seed, which has the run folder. Raises UsageError, before any compute, where the
     flags do not fit the data or the folders.
     """
+    events.check(config.watching.tensorboard)
     devices.connect(config.run)
     made = build.assemble(config)
     places = _places(made, folder, in_folders)
@@ -107,6 +108,7 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
 
     But for --init_from: what it names may be made by a run that comes before.
     """
+    events.check(config.watching.tensorboard)
     drawn = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=""))
     made = build.assemble(drawn, config.run.seeds[:1])._replace(config=config)
     devices.mesh(config.run)
@@ -147,8 +149,13 @@ class _Programs:
         self._chosen: dict[str, chunks.Chunks] = {}
         self._made: dict[tuple[str, build.Sizes, chunks.Chunks], program.Program] = {}
 
-    def of(self, cell: grid.Cell, ready: build.Prepared, folder: Path) -> program.Program:
-        """The program of a cell, whose chunks are those that its folder's run began with."""
+    def of(
+        self, cell: grid.Cell, ready: build.Prepared, folder: Path
+    ) -> tuple[program.Program, bool]:
+        """The program of a cell, and whether it has been asked for before.
+
+        Its chunks are those that its folder's run began with.
+        """
         mesh = devices.mesh(self.config.run)
 
         def make(chosen: chunks.Chunks) -> program.Program:
@@ -166,9 +173,10 @@ class _Programs:
             chosen = self._chosen[cell.label]
             folders.write_json(folder / "chunks.json", chosen._asdict())
         key = (cell.label, ready.sizes, chosen)
-        if key not in self._made:
+        is_old = key in self._made
+        if not is_old:
             self._made[key] = make(chosen)
-        return self._made[key]
+        return self._made[key], is_old
 
     def _begun(self, ready: build.Prepared, folder: Path) -> chunks.Chunks | None:
         """The chunks that a folder's run began with; raises UsageError if others are asked for."""
@@ -200,10 +208,12 @@ def _run_cell(
     folders.begin(folder, made.config, cell, programs.start)
     if made.variables is not None:
         initial.record(folder, made.variables)
-    compiled = programs.of(cell, ready, folder)
+    made_of, is_old = programs.of(cell, ready, folder)
     network, hyper = ready.experiment.model, cell.runs[0].hyper
     personal = build.algorithm(made.config, cell, network, hyper, ready.sizes).personal
-    job = loop.Job(made.config, cell, compiled, programs.data, ready.inputs, ready.groups, personal)
+    job = loop.Job(
+        made.config, cell, made_of, programs.data, ready.inputs, ready.groups, personal, is_old
+    )
     try:
         return loop.run_cell(job, folder, stop)
     except Stopped as stopped:
@@ -216,7 +226,7 @@ def _report(
 ) -> str:
     config, cells = made.config, made.cells
     split = made.splits[cells[0].held_out][config.run.seeds[0]]
-    report.draw_partition(folder / "partition.png", made.dataset, split)
+    run_figures.draw_partition(folder / "partition.png", made.dataset, split)
     title = (
         f"{config.data.dataset}, {config.environment.name} domains, {config.model.model}, "
         f"{config.run.rounds} rounds, {len(config.run.seeds)} seeds"
@@ -227,7 +237,9 @@ def _report(
     ]
     paper = dict(entry.split("=", 1) for entry in config.method.paper)
     rule = config.watching.select
-    text = report.write(folder, done, title=title, paper=paper, rule=rule)
+    told = [(label, result) for label, _, result in done]
+    text = report.write(folder, told, title=title, paper=paper, rule=rule)
+    run_figures.write(folder, done, title=title, rule=rule)
     if places[cells[0].name] != folder:  # a cell of its own has written its result already
         of_cells = [result for _, _, result in done]
         folders.write_json(folder / "result.json", {"title": title, "cells": of_cells})

@@ -1,25 +1,14 @@
-"""Tables and figures of finished cells."""
+"""Tables of finished cells."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
-
-matplotlib.use("Agg")  # figures go to files; no display is needed
-
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 from tabulate import tabulate
 
 from experiments import selection
-from experiments.running import log
 from experiments.selection import RULES
-from fedjax_inv.data import federation, partitions
-from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.models.blocks import unit_range
 
 
 def told(rule: str) -> str:
@@ -228,29 +217,28 @@ def _dropped(one: Chosen) -> str:
 
 def write(
     folder: Path,
-    results: Iterable[tuple[str, Path, dict[str, Any]]],
+    results: Iterable[tuple[str, dict[str, Any]]],
     *,
     title: str,
     paper: dict[str, str],
     rule: str = "validation",
 ) -> str:
-    """Writes table.md and curves.png, and returns the table.
+    """Writes table.md, and returns the table.
 
-    results: (label, cell's folder, result) of each cell. rule: of selection.
+    results: (label, result) of each cell. rule: of selection.
     """
     results = list(results)
-    picked = [(choose(label, result, rule), path) for label, path, result in results]
-    chosen = [(one, path) for one, path in picked if one is not None]
-    missing = {(label, _held_out(result)): _why_none(result) for label, _, result in results}
-    if not chosen:
+    picked = [choose(label, result, rule) for label, result in results]
+    ones = [one for one in picked if one is not None]
+    missing = {(label, _held_out(result)): _why_none(result) for label, result in results}
+    if not ones:
         text = "every run diverged: lower --learning_rate"
-        if not all(run["diverged"] for _, _, result in results for run in result["runs"]):
+        if not all(run["diverged"] for _, result in results for run in result["runs"]):
             text = "a seed of every setting diverged: lower --learning_rate"
         if "none" in missing.values():
             text = f"nothing to select by {rule}: no seed of any setting has such an evaluation"
         (folder / "table.md").write_text(text + "\n")
         return text
-    ones = [one for one, _ in chosen]
     test = table(ones, paper, missing)
     parts = [f"# {title}", test]
     if len({one.held_out for one in ones}) == 1:
@@ -258,123 +246,5 @@ def write(
     if "stops" in ones[0].runs[0]:
         parts.append(stops_table(ones))
     parts += [told(rule), choices_table(ones)]
-    if "gradients" in ones[0].runs[0]["last"]:
-        _gradients(folder / "gradients.png", chosen, title)
     (folder / "table.md").write_text("\n\n".join(parts) + "\n")
-    _curves(folder / "curves.png", chosen, title)
     return test
-
-
-def _curves(path: Path, chosen: Sequence[tuple[Chosen, Path]], title: str) -> None:
-    """Accuracy against rounds: a panel per held-out domain, a colour per algorithm."""
-    held_outs = list(dict.fromkeys(one.held_out for one, _ in chosen))
-    labels = list(dict.fromkeys(one.label for one, _ in chosen))
-    columns = min(3, len(held_outs))
-    lines = -(-len(held_outs) // columns)
-    size = (4.2 * columns + 0.6, 3.2 * lines + 0.8)
-    figure, axes = plt.subplots(
-        lines, columns, figsize=size, squeeze=False, sharex=True, sharey=True, layout="constrained"
-    )
-    panels = dict(zip(held_outs, axes.flat, strict=False))
-    for unused in axes.flat[len(held_outs) :]:
-        unused.set_visible(False)
-    for one, folder in chosen:
-        lines_of = log.read(folder, one.runs[0]["last"]["round"])
-        color = f"C{labels.index(one.label)}"
-        axis = panels[one.held_out]
-        for key, style in (("test", "-"), ("validation", ":")):
-            by_seed = np.array(
-                [
-                    [line[f"{key}_accuracy"] for line in lines_of if line["run"] == index]
-                    for index in one.indices
-                ]
-            )
-            rounds = [line["round"] for line in lines_of if line["run"] == one.indices[0]]
-            mean, std = 100 * by_seed.mean(0), 100 * by_seed.std(0, ddof=len(by_seed) > 1)
-            kind = "held out" if key == "test" else "validation"
-            axis.plot(rounds, mean, style, color=color, label=f"{one.label}, {kind}")
-            axis.fill_between(rounds, mean - std, mean + std, color=color, alpha=0.15, lw=0)
-        axis.set_title(f"held out: {one.held_out}", fontsize=10)
-    for axis in axes[-1]:
-        axis.set_xlabel("round")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("accuracy, %")
-    handles, names = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(labels) * 2, frameon=False)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def _gradients(path: Path, chosen: Sequence[tuple[Chosen, Path]], title: str) -> None:
-    """What --watch_gradients tells of the first seed: a column per cell, a line per client."""
-    figure, axes = plt.subplots(
-        3,
-        len(chosen),
-        figsize=(4.2 * len(chosen) + 0.6, 6.5),
-        squeeze=False,
-        sharex=True,
-        sharey="row",
-        layout="constrained",
-    )
-    for (one, folder), column in zip(chosen, axes.T, strict=True):
-        lines = [
-            line
-            for line in log.read(folder, one.runs[0]["last"]["round"])
-            if line["run"] == one.indices[0]
-        ]
-        x = [line["round"] for line in lines]
-        for axis, key in zip(column, ("invariance", "norm", "cosine"), strict=True):
-            values = np.array([line["gradients"][key] for line in lines], float)
-            axis.plot(x, values, lw=1)
-            axis.axhline(0, color="0.6", lw=0.8, ls=":")
-        column[0].set_title(f"{one.label}, held out: {one.held_out}", fontsize=9)
-        column[-1].set_xlabel("round")
-    names = ("<grad R(w), w> of each client", "gradient norm of each", "mean cosine of clients")
-    for axis, name in zip(axes[:, 0], names, strict=True):
-        axis.set_ylabel(name, fontsize=9)
-    figure.suptitle(f"{title}; seed {chosen[0][0].runs[0]['seed']}")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def draw_partition(path: Path, dataset: Dataset, split: federation.Split) -> None:
-    """Draws what each client holds: its class counts, and examples of every domain."""
-    rows = federation.parts_of(split.train)
-    counts = partitions.class_counts(dataset.y, rows, len(dataset.classes))
-    height = max(2.4, min(8.0, 0.3 * len(rows) + 1.2))
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(10, height), width_ratios=(3, 2), layout="constrained"
-    )
-    picture = left.imshow(counts, aspect="auto", cmap="Blues", vmin=0)
-    figure.colorbar(picture, ax=left, label="training examples")
-    left.set(xlabel="class", ylabel="client", title="What each client trains on")
-    left.set_xticks(range(len(dataset.classes)), dataset.classes, rotation=45, fontsize=8)
-    if len(rows) <= 30:
-        names = [dataset.domains[d] if d >= 0 else "mixed" for d in split.domain]
-        left.set_yticks(range(len(rows)), [f"{i}: {n}" for i, n in enumerate(names)], fontsize=8)
-    right.axis("off")
-    shown = _examples(dataset)
-    if shown is not None:
-        right.imshow(shown, cmap="gray", vmin=0, vmax=1)
-        right.set_title(f"Domains, from the top: {', '.join(dataset.domains)}", fontsize=9)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _examples(dataset: Dataset, count: int = 6) -> np.ndarray | None:
-    """One picture with a line of `count` images per domain; None if the data are not images."""
-    lines = []
-    for domain in range(len(dataset.domains)):
-        first = np.flatnonzero(dataset.domain == domain)[:count]
-        x = jax.tree.map(lambda leaf, first=first: leaf[first], dataset.x)
-        images = np.asarray(dataset.render(x) if dataset.render else unit_range(jnp.asarray(x)))
-        if images.ndim != 4:
-            return None
-        if images.shape[-1] == 2:  # the two colours of Colored MNIST: red and green
-            images = np.concatenate([images, np.zeros_like(images[..., :1])], -1)
-        elif images.shape[-1] not in (1, 3):
-            images = images.max(-1, keepdims=True)
-        if len(images) == count:
-            lines.append(np.concatenate(list(images), axis=1))
-    return np.concatenate(lines) if lines else None

@@ -1,7 +1,8 @@
 """How an evaluation of a run is selected, and the hyperparameters of several runs.
 
 Each rule picks an evaluation of each run, and scores it to compare hyperparameters. Of evaluations
-that are equally good the later one is picked. Only `oracle` looks at the test.
+that are equally good the later one is picked. Only `oracle` looks at the test. What a run starts
+from is evaluated, as round 0, but it is never picked: `trained`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +15,18 @@ class Rule(NamedTuple):
     """A way to select."""
 
     text: str  # what it takes
-    pick: Callable[[Sequence[Line]], Line | None]  # of a run's evaluations, at least one
+    pick: Callable[[Sequence[Line]], Line | None]  # of a run's `candidates`, at least one
     score: Callable[[Line], float]  # by which hyperparameters are compared, over seeds
+
+
+def trained(lines: Sequence[Line]) -> list[Line]:
+    """The evaluations after some rounds: all but that of round 0."""
+    return [line for line in lines if line["round"] > 0]
+
+
+def candidates(lines: Sequence[Line]) -> list[Line]:
+    """Those that a rule may pick of a run: after some rounds, and before it diverged."""
+    return [line for line in trained(lines) if not line["diverged"]]
 
 
 def differ_by_chance(domains: Sequence[dict[str, Any]]) -> bool:

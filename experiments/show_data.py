@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments import build, command_line, launch
+from experiments import build, command_line, figures, launch
 from experiments.groups import Config
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions, stains
@@ -28,6 +28,7 @@ from fedjax_inv.models.blocks import unit_range
 # What the values of a cue are called, where they are not just numbers.
 _NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}
 _STEP = 1.3  # between the lines of images, of which each is 1 high
+_LONGEST = 12.0  # inches of a picture of counts
 _MOST_WRITTEN = 20  # columns of a picture of counts in which each count is written
 
 
@@ -143,19 +144,21 @@ def draw(path: Path, dataset: Dataset, holdings: Held, *, title: str, count: int
         counts[name] = (cue, _NAMES.get(name, tuple(map(str, range(cue.max() + 1)))))
     counts = {name: (value, names[: value.max() + 1]) for name, (value, names) in counts.items()}
     widths = [0.62 * (count + 1.6 * len(drawn)) + 1]
-    widths += [max(1.6, 0.3 * len(names)) + 0.2 for _, names in counts.values()]
-    height = max(0.62 * _STEP * num_lines, 0.2 * num_holders, 2) + 1.3
-    figure = Figure(figsize=(sum(widths) + 1, height), layout="constrained")
+    lengths = [min(_LONGEST, max(1.6, 0.3 * len(names))) for _, names in counts.values()]
+    widths += [length + 0.2 for length in lengths]
+    height = max(0.62 * _STEP * num_lines, min(_LONGEST, 0.2 * num_holders), 2)
+    figure = Figure(figsize=(sum(widths) + 1, height + 1.3), layout="constrained")
     left, *others = figure.subplots(1, len(widths), width_ratios=widths)
     _draw_images(left, dataset, drawn, count)
-    for axis, (name, (value, names)) in zip(others, counts.items(), strict=True):
-        _draw_counts(axis, partitions.class_counts(value, holdings.rows, len(names)), names)
+    for axis, (name, (value, names)), length in zip(others, counts.items(), lengths, strict=True):
+        _draw_counts(axis, partitions.class_counts(value, holdings.rows, len(names)), height)
+        figures.name_x(axis, names, length, 7)
         axis.set_title(f"examples by {name}", fontsize=9)
         axis.set_yticks([])
     others[0].set_ylabel("client: domain", fontsize=8)
-    others[0].set_yticks(range(num_holders), holdings.names, fontsize=7)
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=130)
+    figures.name_y(others[0], holdings.names, height, 7)
+    figures.entitle(figure, title, 10)
+    figures.save(figure, path, dpi=130)
 
 
 def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], count: int) -> None:
@@ -167,7 +170,8 @@ def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], cou
             place = (column, column + 0.94, top + 0.94, top)
             axis.imshow(picture, extent=place, interpolation="nearest")
             label = dataset.classes[dataset.y[row]]
-            axis.text(column + 0.47, top - 0.04, label[:9], fontsize=7, ha="center", va="bottom")
+            text = figures.literal(label[:9])
+            axis.text(column + 0.47, top - 0.04, text, fontsize=7, ha="center", va="bottom")
         here = dataset.domain == line
         for index, (name, cue) in enumerate(drawn.items()):
             joint = np.zeros((len(dataset.classes), cue.max() + 1))
@@ -188,15 +192,15 @@ def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], cou
     axis.set_title("domains, with labels", fontsize=9)
 
 
-def _draw_counts(axis: Axes, counts: np.ndarray, names: tuple[str, ...]) -> None:
-    """Counts [N, values], shaded by their share of the holder's examples."""
+def _draw_counts(axis: Axes, counts: np.ndarray, height: float) -> None:
+    """Counts [N, values], shaded by their share of the holder's examples, so many inches high."""
+    num_holders, num_values = counts.shape
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    most = max(share.max(), min(1.0, 3 / len(names)))  # even shares are of a light shade
+    most = max(share.max(), min(1.0, 3 / num_values))  # even shares are of a light shade
     axis.imshow(share, aspect="auto", cmap="Blues", vmin=0, vmax=most)
-    axis.set_xticks(range(len(names)), [name[:12] for name in names], fontsize=7, rotation=90)
     axis.tick_params(length=0)
     axis.axhline(len(counts) - 1.5, color="black", lw=0.8)  # below it, the test
-    if len(names) <= _MOST_WRITTEN:
+    if num_values <= _MOST_WRITTEN and height / num_holders > 0.1:
         for (row, column), number in np.ndenumerate(counts):
             color = "white" if share[row, column] > 0.6 * most else "black"
             axis.text(

@@ -15,7 +15,18 @@ from absl import flags
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments import command_line, config, devices, effects, grid, groups, launch, report, sweep
+from experiments import (
+    command_line,
+    config,
+    devices,
+    effects,
+    figures,
+    grid,
+    groups,
+    launch,
+    report,
+    sweep,
+)
 from experiments.command_line import Given
 from experiments.flag import check_different, check_known, name_of
 from experiments.groups import Config
@@ -43,7 +54,7 @@ class Ran(NamedTuple):
 
     held_out: str
     runs: list[dict[str, Any]]  # of the selected hyperparameters, one per seed; none: all diverged
-    logs: list[list[dict[str, Any]]]  # of those runs, the lines of metrics.jsonl
+    logs: list[list[dict[str, Any]]]  # of those runs, the lines of metrics.jsonl, from round 0 on
     result: dict[str, Any]  # of all its runs, as result.json has them
 
 
@@ -221,19 +232,20 @@ def draw_series(
     axes = figure.subplots(1, len(points), squeeze=False)[0]
     for axis, (quantity, series) in zip(axes, points.items(), strict=True):
         for number, (name, line) in enumerate(series.items()):
-            # Lines that coincide can still be told apart.
-            style = {"ls": ("-", "--", ":", "-.")[number % 4], "marker": "osv^D"[number % 5]}
+            style = figures.style(number)
             values = [list(each) or [np.nan] for _, each in line]
             stds = [np.std(each, ddof=len(each) > 1) for each in values]
             means = [np.mean(each) for each in values]
-            axis.errorbar([x for x, _ in line], means, stds, label=name, capsize=3, ms=4, **style)
+            places = [figures.literal(x) for x, _ in line]
+            axis.errorbar(places, means, stds, label=name, capsize=3, **style)
         axis.set(xlabel=x_label, ylabel=quantity)
         if quantity.endswith("%"):
             axis.set_ylim(0, 100)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    lines = [line for series in points.values() for line in series.values()]
+    num_seeds = max((len(values) for line in lines for _, values in line), default=0)
+    figures.entitle(figure, f"{title}\n{figures.over_seeds(num_seeds)}")
+    figures.legend_of(figure, axes)
+    figures.save(figure, path)
 
 
 def run_all(paper: Paper, options: Options) -> str:

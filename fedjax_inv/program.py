@@ -2,6 +2,7 @@
 
     made = make(experiment)
     training = made.init(data, inputs)
+    outcome = made.evaluate(data, inputs, training)                         # before the first round
     training, outcome = made.segment(data, inputs, training, cohorts)       # again and again
 
 Nothing here knows of flags, files or the screen; axis letter R: runs.
@@ -148,6 +149,8 @@ class Program(NamedTuple):
     # jitted: (data, inputs, training [R], cohorts [R, T, S]) -> (training, outcome); the training
     # that is passed is donated
     segment: jax.stages.Wrapped
+    # jitted: (data, inputs, training [R]) -> outcome, of no rounds: T is 0, without metrics
+    evaluate: jax.stages.Wrapped
     # (data, inputs) -> bytes down and up of one client in each exchange of a round
     traffic: Callable[[Examples, Inputs], list[int]]
 
@@ -308,12 +311,17 @@ def make(
             lambda *one: runs.advance(data, *one), run_chunk, inputs, training, cohorts
         )
 
+    def evaluate(data: Examples, inputs: Inputs, training: Training) -> Outcome:
+        return _over_runs(lambda *one: runs.look(data, *one), run_chunk, inputs, training)
+
     def traffic(data: Examples, inputs: Inputs) -> list[int]:
         return runs.traffic(data, jax.tree.map(lambda leaf: np.asarray(leaf)[0], inputs))
 
     if mesh is not None:
         init, segment = clients.over(mesh, init), clients.over(mesh, segment)
-    return Program(jax.jit(init), jax.jit(segment, donate_argnums=2), traffic)
+        evaluate = clients.over(mesh, evaluate)
+    segments = jax.jit(segment, donate_argnums=2)
+    return Program(jax.jit(init), segments, jax.jit(evaluate), traffic)
 
 
 class _Runs(NamedTuple):
@@ -373,11 +381,21 @@ class _Runs(NamedTuple):
             return training, (reports, watched)
 
         training, (reports, watched) = jax.lax.scan(one, training, cohorts)
+        return training, self.look(data, inputs, training)._replace(
+            metrics=_mean_metrics(reports),
+            attended=jnp.stack([report.present.sum(1) for report in reports], axis=-1),
+            broken=jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
+            watched=watched,
+        )
+
+    def look(self, data: Examples, inputs: Inputs, training: Training) -> Outcome:
+        """An evaluation, as the outcome of no rounds."""
+        exchanges = len(self.algorithm(inputs).exchanges)
         outcome = Outcome(
-            _mean_metrics(reports),
-            jnp.stack([report.present.sum(1) for report in reports], axis=-1),
-            jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
-            watched,
+            {},
+            jnp.zeros((0, exchanges), jnp.int32),
+            jnp.zeros(0, jnp.int32),
+            {} if inputs.watched is None else {kind: jnp.zeros(0) for kind in ("train", "test")},
             *self.held_out(data, inputs, training.state, True),
             training.stops,
         )
@@ -385,7 +403,7 @@ class _Runs(NamedTuple):
             outcome = outcome._replace(detailed=self.detailed(data, inputs, training.state))
         if self.experiment.watch_gradients:
             outcome = outcome._replace(gradients=self.gradients(data, inputs, training.state))
-        return training, outcome
+        return outcome
 
     def detailed(self, data: Examples, inputs: Inputs, state: rounds.State) -> DetailedScores:
         assert inputs.detailed is not None

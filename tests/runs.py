@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
 import pytest
-from matplotlib.figure import Figure
 
-from experiments import train
+from experiments import figures, train
 from experiments.groups import Config
 from experiments.running import folder as folders
 from experiments.running import log, loop
@@ -42,7 +41,7 @@ class StopAfterOne(Stop):
 def no_figures() -> Iterator[None]:
     """Where nobody looks at figures, they are not drawn."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", lambda figure, path, **options: None)
+        patch.setattr(figures, "save", lambda figure, path, **options: None)
         yield
 
 

@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import command_line, config, contributions, sweep
+from experiments import command_line, config, contributions, figures, sweep
 from experiments.contributions import Options, Phase
 from fedjax_inv import missing
 from fedjax_inv.algorithms.exit_strategy import Outcome
@@ -141,12 +141,12 @@ def phase(contributions_of: np.ndarray, stays: np.ndarray) -> Phase:
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, path: Path, *phases: Phase) -> Figure:
-    figures: list[Figure] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda f, *a, **k: (figures.append(f), save(f, *a, **k)))
+    seen: list[Figure] = []
+    save = figures.save
+    monkeypatch.setattr(figures, "save", lambda f, *a, **k: (seen.append(f), save(f, *a, **k)))
     contributions.draw(path, phases)
     assert path.read_bytes().startswith(b"\x89PNG")
-    (figure,) = figures
+    (figure,) = seen
     return figure
 
 

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import build, chunks, config, grid, groups, report, sweep, train
+from experiments import build, chunks, config, grid, groups, report, run_figures, sweep, train
 from experiments.grid import Cell
 from experiments.groups import Config
 from experiments.running import folder as folders
 from experiments.running import kept, log, loop
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.signals import Stop
-from fedjax_inv import diagnostics, program, rounds
+from fedjax_inv import diagnostics, models, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Federation
@@ -161,20 +161,27 @@ def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def test_a_run_folder_is_complete(trained: Ran) -> None:
     assert {path.name for path in trained.folder.iterdir()} == {
         *("config.json", "chunks.json", "metrics.jsonl", "result.json", "checkpoints", ".lock"),
-        *("table.md", "curves.png", "partition.png", "gradients.png"),
+        "table.md",
+        *(
+            f"{name}{ending}"
+            for name in ("curves", "domains", "partition", "gradients")
+            for ending in (".png", ".pdf")
+        ),
     }
     told = json.loads((trained.folder / "config.json").read_text())["flags"]
     assert set(told) == set(groups.FLAGS)
     lines = log.read(trained.folder)
-    assert [(line["round"], line["seed"]) for line in lines] == [(3, 0), (3, 1), (6, 0), (6, 1)]
+    expected = [(round, seed) for round in (0, 3, 6) for seed in (0, 1)]
+    assert [(line["round"], line["seed"]) for line in lines] == expected
     for line in lines:
         assert set(line["domains"]) == {"0", "40", "80"}
         assert line["domains"]["80"]["split"] == "test"
         assert line["worst_accuracy"] == min(d["accuracy"] for d in line["domains"].values())
         assert line["domains"][line["worst_domain"]]["accuracy"] == line["worst_accuracy"]
         assert line["test_accuracy"] == line["domains"]["80"]["accuracy"]
-        assert line["train_loss"] > 0
-        assert "invariance" in line["train_metrics"]
+        if line["round"]:
+            assert line["train_loss"] > 0
+            assert "invariance" in line["train_metrics"]
     for image in ("curves.png", "partition.png"):
         assert (trained.folder / image).read_bytes().startswith(b"\x89PNG")
 
@@ -219,6 +226,31 @@ def test_evaluations_tell_classes_and_clients_alike(sampled: Ran) -> None:
         assert len({line[f"{mean}_accuracy"] for line in lines}) > 1
 
 
+def test_round_0_is_of_the_network_that_training_starts_from(
+    trained: Ran, sampled: Ran, game: Ran
+) -> None:
+    for own in (trained, sampled, game):
+        config, (data, inputs) = own.job.config, (own.job.data, own.job.inputs)
+        made = build.assemble(config)
+        for line in metrics(own.folder)[: len(own.job.cell.runs)]:
+            assert line["round"] == line["bytes"] == line.get("dropped", 0) == 0
+            assert line["train_loss"] is None
+            assert "train_metrics" not in line
+            assert not line["diverged"]
+            assert all(line[f"{kind}_by_round"] == [] for kind in ("train", "test") if own is game)
+            assert ("gradients" in line) == config.watching.watch_gradients
+            assert ("accuracy_by_client" in line) == config.watching.watch_classes
+            if own is game:
+                continue  # its players are several networks
+            key = jax.random.fold_in(jax.random.key(line["seed"]), 0)
+            network = made.model.init(key, data.x[:1])
+            order, start, size = (np.asarray(leaf[line["run"]]) for leaf in inputs.test)
+            rows = order[start[0] : start[0] + size[0]]
+            outputs = models.predict(made.model, network, data.x[rows])
+            accuracy = (np.argmax(outputs, 1) == np.asarray(data.y)[rows]).mean()
+            assert line["test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+
+
 def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:
     for index, run in enumerate(trained.runs):
         lines = log.read(trained.folder)
@@ -234,8 +266,10 @@ def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:
 
 def test_training_learns(trained: Ran) -> None:
     for index in range(2):
-        first, last = (line for line in metrics(trained.folder) if line["run"] == index)
+        start, first, last = (line for line in metrics(trained.folder) if line["run"] == index)
         assert last["train_loss"] < first["train_loss"]
+        for name in start["domains"]:
+            assert last["domains"][name]["loss"] < start["domains"][name]["loss"]
         assert last["validation_accuracy"] > 0.5
 
 
@@ -246,7 +280,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
     whole: Ran = request.getfixturevalue(name)
     folder = halved(whole.job, tmp_path / "run")
     first = whole.job.config.watching.eval_every
-    assert {line["round"] for line in metrics(folder)} == {first}
+    assert {line["round"] for line in metrics(folder)} == {0, first}
     assert not (folder / "result.json").exists()
     # What was written after the last checkpoint, by a process that then died, does not count.
     with (folder / "metrics.jsonl").open("a") as file:
@@ -321,7 +355,7 @@ def test_one_trace_serves_all_segments_and_held_out_domains(
     assert [job.cell.held_out for job in seen] == ["0", "40", "80"]
     for job in seen:
         lines = metrics(folder / grid.folder_name(job.cell.name))
-        assert [line["round"] for line in lines[::12]] == [4, 6]
+        assert [line["round"] for line in lines[::12]] == [0, 4, 6]
 
 
 def test_every_seed_deals_anew(swept: tuple[Path, list[loop.Job], int]) -> None:
@@ -366,9 +400,11 @@ def test_a_marked_run_is_never_selected(
     assert chosen.hyper["learning_rate"] in (0.1, 0.3)
     assert chosen.diverged == "4 of 12"
     result["runs"] = [run for run in result["runs"] if run["diverged"]]
-    cells = [("fedipg", folder / "fedipg-80", result)]
-    assert "every run diverged" in report.write(tmp_path, cells, title="", paper={})
+    told = report.write(tmp_path, [("fedipg", result)], title="", paper={})
+    assert "every run diverged" in told
     assert "every run diverged" in (tmp_path / "table.md").read_text()
+    run_figures.write(tmp_path, [("fedipg", folder / "fedipg-80", result)], title="")
+    assert [path.name for path in tmp_path.iterdir()] == ["table.md"]
 
 
 def test_a_sweep_keeps_finished_cells(
@@ -553,10 +589,8 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
         return {"cell": {"held_out": domain}, "runs": [run]}
 
     def rows(*cells: tuple[str, str, bool]) -> list[list[str]]:
-        results = [(label, tmp_path, result(domain, gone)) for label, domain, gone in cells]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(report, "_curves", lambda *arguments: None)
-            text = report.write(tmp_path, results, title="", paper={})
+        results = [(label, result(domain, gone)) for label, domain, gone in cells]
+        text = report.write(tmp_path, results, title="", paper={})
         lines = [line.strip("|").split("|") for line in text.splitlines()]
         return [[each.strip() for each in line] for line in lines if len(line) > 1]
 
@@ -708,7 +742,7 @@ def test_a_stop_tells_what_there_was_in_its_round(
         assert run["stops"][3] == {"threshold": 0.01, "round": None}
         for stop in run["stops"][:3]:
             assert stop["round"] == stop_by_hand(mine, stop["threshold"], warm_start)
-            line = mine[stop["round"] - 1]
+            line = mine[stop["round"]]
             for key in ("domains", "validation_accuracy", "test_accuracy", "worst_accuracy"):
                 assert stop[key] == line[key]
             for kind in ("train", "test"):

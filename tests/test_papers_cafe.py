@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import build, command_line, config, grid, study
+from experiments import build, command_line, config, figures, grid, study
 from experiments.papers import cafe
 from experiments.study import Done, Row
 from fedjax_inv.checks import UsageError
@@ -168,7 +168,7 @@ def test_a_table_tells_groups_and_the_papers_numbers() -> None:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are drawn."""
     seen: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: seen.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, *a, **k: seen.append(figure))
     return seen
 
 

@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import command_line, config, explain, factors, grid, study
+from experiments import command_line, config, explain, factors, figures, grid, study
 from experiments.papers import fedcfa
 from experiments.study import Done, Row
 from fedjax_inv import models
@@ -179,7 +179,7 @@ def test_a_map_has_positives_from_left_to_right(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: drawn.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, *a, **k: drawn.append(figure))
     rows = fedcfa.loss_grid("digits")
     values = {
         name: (10 * hyper["positive_weight"] + hyper["negative_weight"]) / 200
@@ -204,7 +204,7 @@ def test_curves_and_dots_lie_where_the_runs_were(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: drawn.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, *a, **k: drawn.append(figure))
     rows = [row for row in fedcfa.partitions("fashion_mnist") if row.x.startswith("Dir60")]
     done = [made_up(row, [[0.1 * i, 0.5], [0.1 * i, 0.7]]) for i, row in enumerate(rows, start=1)]
     done[0] = done[0]._replace(cells=[done[0].only._replace(runs=[])])  # diverged
@@ -221,7 +221,7 @@ def test_curves_and_dots_lie_where_the_runs_were(
             first = 100 * one.only.logs[0][0]["test_accuracy"]
             np.testing.assert_allclose(line.get_xydata(), [[10, first], [20, 60]])
     (axis,) = seeds.axes
-    dots = [line.get_ydata() for line in axis.get_lines() if line.get_marker() == "o"]
+    dots = [line.get_ydata() for line in axis.get_lines() if len(line.get_ydata()) == 2]
     assert len(dots) == 5
     np.testing.assert_allclose(dots, [[50, 70]] * 5)
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["Dir60(0.2)", "Dir60(0.6)"]

@@ -161,7 +161,7 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
     assert [game.row.label, baseline.row.label] == ["F-parallel-SMOOTH", "FedAvg"]
     for one in (game, baseline):
         for run, lines in zip(one.only.runs, one.only.logs, strict=True):
-            assert [line["round"] for line in lines] == [2, 4]
+            assert [line["round"] for line in lines] == [0, 2, 4]
             assert {line["seed"] for line in lines} == {run["seed"]}
 
     def of(one: study.Done, runs: list[dict[str, Any]]) -> study.Done:

@@ -123,6 +123,23 @@ def federation_of(holdings: program.Holdings, run: int) -> Federation:
     return Federation(world()[0], *(leaf[run] for leaf in holdings))
 
 
+def test_an_evaluation_is_an_outcome_of_no_rounds() -> None:
+    """Of a state it tells what the segment did that ended with it, and leaves it as it is."""
+    data = world()[0]
+    training, outcome = made().segment(data, inputs(), made().init(data, inputs()), segment(0))
+    expected, before = plain(outcome), plain(training)
+    told = plain(made().evaluate(data, inputs(), training))
+    assert told.metrics == {}
+    assert told.attended.shape == (R, 0, expected.attended.shape[-1])
+    assert told.broken.shape == (R, 0)
+    assert {name: leaf.shape for name, leaf in told.watched.items()} == {
+        name: (R, 0) for name in expected.watched
+    }
+    for name in ("valid", "test", "stops", "gradients", "detailed"):
+        chex.assert_trees_all_close(getattr(told, name), getattr(expected, name), rtol=1e-5)
+    chex.assert_trees_all_equal(plain(training), before)
+
+
 def test_a_grid_goes_seed_by_seed_through_every_combination() -> None:
     runs = program.grid((5, 6), a=(1.0, 2.0), b=(3.0,))
     assert runs == [program.Run(seed, {"a": a, "b": 3.0}) for a in (1.0, 2.0) for seed in (5, 6)]

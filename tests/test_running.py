@@ -16,10 +16,12 @@ from experiments import config, explain, grid
 from experiments.grid import Cell
 from experiments.groups import Config
 from experiments.running import folder as folders
-from experiments.running import log, provenance, summary
+from experiments.running import kept, log, provenance, summary
+from experiments.selection import RULES
 from fedjax_inv.checks import UsageError
 from fedjax_inv.evaluation import Scores
-from fedjax_inv.program import Outcome
+from fedjax_inv.program import Outcome, Training
+from fedjax_inv.rounds import State
 
 CHOSEN = config.of(rounds=7, eval_every=3, seeds=(0, 1), resume=True)
 (CELL,) = grid.cells(CHOSEN, ["75"])
@@ -40,6 +42,13 @@ def edited(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
     return folder
 
 
+def told(round: int, run: int, accuracy: float, **others: Any) -> dict[str, Any]:
+    """A line of an evaluation, as far as rules and progress look at it."""
+    line = {"round": round, "run": run, "diverged": False, "domains": {}, "seconds": 1.0}
+    line |= {"validation_accuracy": accuracy, "test_accuracy": accuracy, "train_loss": None}
+    return line | others
+
+
 def written(folder: Path, texts: list[str]) -> Path:
     (begun(folder) / "metrics.jsonl").write_text("\n".join(texts))
     return folder
@@ -53,6 +62,38 @@ def test_a_log_is_read_up_to_a_round(tmp_path: Path) -> None:
     for done, count in ((3, 2), (6, 4), (7, 6), (None, 6)):
         read = log.read(folder, done)
         assert [(line["round"], line["run"]) for line in read] == EVALUATIONS[:count]
+
+
+def test_a_log_begins_with_round_0(tmp_path: Path) -> None:
+    """But not one of an earlier version."""
+    start = [json.dumps({"round": 0, "run": run, "seconds": 0.5}) for run in (0, 1)]
+    folder = written(tmp_path, [*start, *LINES, ""])
+    for done, count in ((0, 2), (3, 4), (6, 6), (7, 8), (None, 8)):
+        assert len(log.read(folder, done)) == count
+    for damaged in ([start[0], *LINES], [start[1], *LINES], ["{", *start[1:], *LINES]):
+        with pytest.raises(UsageError, match=r"line [12] is damaged .* of round 0 and run [01]"):
+            log.read(written(folder, damaged), 7)
+
+
+def test_round_0_is_never_selected() -> None:
+    """Even where it is best by every rule, nor is its state kept."""
+    one = Cell("fedavg", {}, "75", CELL.runs[:1])
+    agreeing = {str(k): {"accuracy": 0.9, "examples": 9, "split": "validation"} for k in (0, 1)}
+    lines = [told(0, 0, 0.9, domains=agreeing), told(3, 0, 0.2), told(6, 0, 0.1)]
+    (run,) = summary.summarise(one, lines)
+    picked = {rule: line and line["round"] for rule, line in run["by_rule"].items()}
+    assert picked == {"validation": 3, "agreement": None, "last": 6, "oracle": 3}
+    state: Any = State({"w": np.zeros((1, 2))}, (), (), np.zeros(1, np.int32), None)
+    stops: Any = None
+    for rule, rounds in (("validation", [0, 3, 3]), ("last", [0, 3, 6])):
+        keeper = kept.Kept(RULES[rule], [], kept.of(Training(state, stops), False))
+        for line, expected in zip(lines, rounds, strict=True):
+            keeper.look([line], Training(state, stops), False)
+            assert keeper.served.round == [expected]
+    # Not even of a run that diverged at once.
+    (run,) = summary.summarise(one, [lines[0], told(3, 0, 0.5, diverged=True)])
+    assert run["diverged"]
+    assert set(run["by_rule"].values()) == {None}
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])

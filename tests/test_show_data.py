@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import build, command_line, config, show_data
+from experiments import build, command_line, config, figures, show_data
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.environments import Colored
@@ -31,10 +31,10 @@ def cells(table: str) -> list[list[str]]:
 
 def shown(monkeypatch: pytest.MonkeyPatch, chosen: show_data.Options) -> tuple[str, Figure]:
     """What is printed, and the figure that is not written."""
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **other: figures.append(figure))
+    seen: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path, **other: seen.append(figure))
     text = show_data.show(chosen)
-    (figure,) = figures
+    (figure,) = seen
     return text, figure
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import build, grid, report, study
+from experiments import build, figures, grid, report, study
 from experiments.groups import Config
 from experiments.study import Cells, Done, Row, Study
 from fedjax_inv.checks import UsageError
@@ -213,12 +213,6 @@ def _finished(done: Sequence[Done]) -> list[Done]:
     return [one for one in done if one.only.runs]
 
 
-def _legend(figure: Figure) -> None:
-    handles, names = figure.axes[0].get_legend_handles_labels()
-    columns = min(6, len(names))
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
-
-
 def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
     """Fig. 5 and 6: test accuracy and test loss by round, means over seeds and their range; returns
     where they are."""
@@ -239,14 +233,15 @@ def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
         for index, one in enumerate(told):
             by_seed = np.array([[value(line) for line in lines] for lines in one.only.logs])
             rounds = [line["round"] for line in one.only.logs[0]]
-            color = f"C{index}"
-            axis.plot(rounds, by_seed.mean(0), color=color, lw=1.4, label=one.row.label)
-            axis.fill_between(rounds, by_seed.min(0), by_seed.max(0), color=color, alpha=0.12, lw=0)
+            style = figures.style(index) | {"markevery": figures.spaced(len(rounds), index)}
+            color, low, high = style["color"], by_seed.min(0), by_seed.max(0)
+            axis.plot(rounds, by_seed.mean(0), **style, lw=1.4, label=one.row.label)
+            axis.fill_between(rounds, low, high, color=color, alpha=0.12, lw=0)
         axis.set(xlabel="round", ylabel=name)
     figure.axes[1].set_yscale("log")
-    _legend(figure)
-    figure.suptitle(f"{data}: mean over seeds, and from the worst of them to the best")
-    figure.savefig(path, dpi=120)
+    figures.entitle(figure, f"{data}: mean over seeds, and from the worst of them to the best")
+    figures.legend_of(figure, figure.axes)
+    figures.save(figure, path)
     return f"Figure: {path}."
 
 
@@ -264,8 +259,7 @@ def draw_against(x_label: str) -> study.Draw:
             for name, values in ({"test": of_all} | _groups_of(one)).items():
                 series = points.setdefault(f"{name}, accuracy in percent", {})
                 series.setdefault(one.row.series, []).append((one.row.x, values))
-        title = f"{data}: mean and standard deviation over seeds"
-        study.draw_series(path, title, x_label, points)
+        study.draw_series(path, data, x_label, points)
         return f"Figure: {path}."
 
     return draw
@@ -284,28 +278,29 @@ def draw_groups(path: Path, data: str, done: Sequence[Done]) -> str:
     figure = Figure(figsize=(3.1 * len(names) + 0.6, 4.0), layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axis, name in zip(panels, names, strict=True):
-        for series, color in zip(_TOLD_BY_GROUP, ("0.35", "C3"), strict=True):
+        for number, series in enumerate(_TOLD_BY_GROUP):
+            style = figures.style(number)
             values = {one.row.x: of[name] for one, of in of_rows if one.row.series == series}
             x = [index for index, place in enumerate(places) if place in values]
             mean, low, high = (
                 [over(values[places[index]]) for index in x] for over in (np.mean, np.min, np.max)
             )
-            axis.plot(x, mean, "o-", color=color, lw=1.8, ms=4, label=series)
-            axis.fill_between(x, low, high, color=color, alpha=0.18, lw=0)
+            axis.plot(x, mean, **style, lw=1.8, label=series)
+            axis.fill_between(x, low, high, color=style["color"], alpha=0.18, lw=0)
         axis.set_xticks(range(len(places)), ["always" if x == "1" else x for x in places])
         axis.set_xlim(-0.25, len(places) - 0.75)
         axis.set_xlabel("how often sparse clients upload")
         axis.set_title(titles[name], fontsize=9)
         axis.grid(axis="y", color="0.92")
     panels[0].set_ylabel("test accuracy, %")
-    _legend(figure)
-    figure.suptitle(
+    figures.entitle(
+        figure,
         f"{data}: whom it costs when {told[0].config.participation.sparse:.0%} of the clients "
         "upload more and more rarely\n"
         "mean over seeds, and from the worst of them to the best",
-        fontsize=11,
     )
-    figure.savefig(path, dpi=120)
+    figures.legend_of(figure, figure.axes)
+    figures.save(figure, path)
     return f"Figure: {path}."
 
 

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from experiments import grid, report, study
+from experiments import figures, grid, report, selection, study
 from experiments.groups import Config
 from experiments.study import Cells, Done, Row, Study
 from fedjax_inv.checks import UsageError
@@ -282,7 +281,8 @@ def target(config: Config) -> float | None:
 
 def rounds_to(lines: Sequence[dict[str, Any]], percent: float) -> float:
     """The first evaluation at which the test accuracy is as high, NaN if it never is."""
-    reached = (line["round"] for line in lines if 100 * line["test_accuracy"] >= percent)
+    told = selection.trained(lines)
+    reached = (line["round"] for line in told if 100 * line["test_accuracy"] >= percent)
     return next(reached, np.nan)
 
 
@@ -294,7 +294,8 @@ def _speed(one: Done) -> Cells:
     rounds = [rounds_to(lines, percent) for lines in one.only.logs]
     text = report.spread(rounds)
     if np.isnan(rounds).any():
-        best = report.spread([max(_percents(lines)) for lines in one.only.logs])
+        told = map(selection.trained, one.only.logs)
+        best = report.spread([max(_percents(lines)) for lines in told])
         text = f"> {one.config.run.rounds}, best {best}"
     return {f"rounds to {percent:g}%": text}
 
@@ -356,7 +357,7 @@ def _finished(done: Sequence[Done]) -> list[Done]:
 
 
 def _save(figure: Figure, path: Path) -> str:
-    figure.savefig(path, dpi=120)
+    figures.save(figure, path)
     return f"Figure: {path}."
 
 
@@ -367,34 +368,24 @@ def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
     panels = list(dict.fromkeys(one.row.x for one in told))
     if not panels:
         return "No figure: every row diverged."
-    columns = min(3, len(panels))
-    lines = -(-len(panels) // columns)
-    size = (max(7.0, 4.4 * columns), 3.4 * lines + 1.0)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
-    colors = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(o.row.series for o in told))}
-    for axis, panel in zip(axes.flat, panels, strict=False):
+    size = (max(4.4, 7.0 / len(panels)), 3.4)
+    figure, axes = figures.panels(len(panels), size, x_label="round", y_label="test accuracy, %")
+    series = list(dict.fromkeys(one.row.series for one in told))
+    for axis, panel in zip(axes, panels, strict=True):
         for one in told:
             if one.row.x != panel:
                 continue
             by_seed = np.array([_percents(log) for log in one.only.logs])
             rounds = [line["round"] for line in one.only.logs[0]]
-            color = colors[one.row.series]
-            axis.plot(rounds, by_seed.mean(0), color=color, lw=1.4, label=one.row.series)
-            axis.fill_between(rounds, by_seed.min(0), by_seed.max(0), color=color, alpha=0.12, lw=0)
+            number = series.index(one.row.series)
+            style = figures.style(number) | {"markevery": figures.spaced(len(rounds), number)}
+            color, low, high = style["color"], by_seed.min(0), by_seed.max(0)
+            axis.plot(rounds, by_seed.mean(0), **style, lw=1.4, label=one.row.series)
+            axis.fill_between(rounds, low, high, color=color, alpha=0.12, lw=0)
         axis.set_title(panel or partition_name(told[0].config), fontsize=10)
-    for unused in axes.flat[len(panels) :]:
-        unused.set_visible(False)
-    for axis in axes[-1]:
-        axis.set_xlabel("round")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axis in axes[:, 0]:
-        axis.set_ylabel("test accuracy, %")
-    handles, names = axes.flat[0].get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False
-    )
-    figure.suptitle(f"{data}: mean over seeds, and from the worst of them to the best")
+        figures.whole_numbers(axis)
+    figures.entitle(figure, f"{data}: mean over seeds, and from the worst of them to the best")
+    figures.legend_of(figure, axes)
     return _save(figure, path)
 
 
@@ -418,14 +409,15 @@ def draw_by_seed(path: Path, data: str, done: Sequence[Done]) -> str:
             place = partitions_told.index(one.row.x) + shift
         tests = _percents([run["selected"] for run in one.only.runs])
         std = np.std(tests, ddof=len(tests) > 1)
-        color, label = f"C{index}", one.row.series if one.row.x == partitions_told[0] else None
-        axis.errorbar(place, np.mean(tests), std, fmt="_", color=color, capsize=4, label=label)
-        axis.plot([place + 0.08] * len(tests), tests, "o", color=color, ms=3, alpha=0.6)
+        style, label = figures.style(index), one.row.series
+        color, marker = style["color"], style["marker"]
+        axis.errorbar(place, np.mean(tests), std, **style, capsize=4, label=label)
+        axis.plot([place + 0.08] * len(tests), tests, marker, color=color, ms=2, alpha=0.6)
     axis.set_xticks(range(len(ticks)), ticks)
     axis.set_ylabel("test accuracy, %")
+    figures.entitle(figure, f"{data}: a dot per seed, mean and standard deviation")
     if several:
-        figure.legend(loc="outside lower center", ncols=len(names), frameon=False)
-    axis.set_title(f"{data}: a dot per seed, mean and standard deviation", fontsize=10)
+        figures.legend_of(figure, [axis])
     return _save(figure, path)
 
 
@@ -452,7 +444,7 @@ def draw_columns(x_label: str) -> study.Draw:
                 lambda line: line["train_metrics"]["correlation"]
             ),
         }
-        title = f"{data}, {partition_name(done[0].config)}: mean and standard deviation over seeds"
+        title = f"{data}, {partition_name(done[0].config)}"
         study.draw_series(path, title, x_label, quantities)
         return f"Figure: {path}."
 
@@ -495,7 +487,7 @@ def draw_grid(path: Path, data: str, done: Sequence[Done]) -> str:
         axis.set_yticks(range(len(_R)), [f"{value:g}" for value in _R])
         axis.set(title=name, xlabel="weight of positives", ylabel="weight of negatives")
     figure.colorbar(picture, ax=list(axes), label="test accuracy, %")
-    figure.suptitle(f"{data}, {partition_name(done[0].config)}")
+    figures.entitle(figure, f"{data}, {partition_name(done[0].config)}")
     return _save(figure, path)
 
 

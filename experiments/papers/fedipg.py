@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import config, contributions, report, study
+from experiments import config, contributions, figures, report, selection, study
 from experiments.study import Cells, Done, Row, Study
 from fedjax_inv.checks import UsageError
 
@@ -284,7 +284,7 @@ def _regular(one: Done) -> list[list[dict[str, float]]]:
         served = ("accuracy", "loss")
         return {"round": line["round"]} | {k: float(np.mean([d[k] for d in held])) for k in served}
 
-    return [[means(line) for line in lines] for lines in one.only.logs]
+    return [[means(line) for line in selection.trained(lines)] for lines in one.only.logs]
 
 
 def _rounds_to(lines: Sequence[dict[str, float]], low: float) -> float:
@@ -486,21 +486,20 @@ def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
                 label = one.row.label if number == 0 else None
                 # Where every round is told, curves may swing and cover all others.
                 width, alpha = (0.5, 0.35) if len(y) > len(lines) else (1.2, 0.8)
-                axis.plot(scale * x, 100 * y, color=f"C{index}", lw=width, alpha=alpha, label=label)
+                style = figures.style(index) | {"markevery": figures.spaced(len(y), index)}
+                axis.plot(scale * x, 100 * y, **style, lw=width, alpha=alpha, label=label)
                 at = _picked(one, run)
                 if at is not None:
                     x_at = at["round"] if key == "round" else _bytes(run, at)
-                    axis.plot(x_at, 100 * at["test_accuracy"], "o", color=f"C{index}", ms=5)
+                    axis.plot(x_at, 100 * at["test_accuracy"], "o", color=f"C{index}", ms=7)
         axis.set_xlabel("round" if key == "round" else "MB sent in all")
-        axis.set_title(f"held out: {held_out[place]}", fontsize=10)
+        axis.set_title(figures.wrapped(f"held out: {held_out[place]}", 5), fontsize=10)
         if key == "bytes":
             axis.set_xscale("log")
     axes[0].set(ylabel="test accuracy, %", ylim=(0, 100))
-    handles, names = axes[0].get_legend_handles_labels()
-    columns = min(6, len(names) or 1)
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
-    figure.suptitle(f"{data}: a line per seed, a dot where its rule selects")
-    figure.savefig(path, dpi=120)
+    figures.entitle(figure, f"{data}: a line per seed, a large dot where its rule selects")
+    figures.legend_of(figure, axes)
+    figures.save(figure, path)
     return f"Figure: {path}."
 
 
@@ -512,28 +511,28 @@ def draw_stains(path: Path, data: str, done: Sequence[Done]) -> str:
     axes = figure.subplots(1, len(stained), sharey=True, squeeze=False)[0]
     for axis, stain in zip(axes, stained, strict=True):
         mine = [one for one in done if one.row.label.startswith(f"{stain} ") and one.only.logs]
-        for one in mine:
+        for number, one in enumerate(mine):
             rounds = [line["round"] for line in one.only.logs[0]]
             tests = 100 * np.array(
                 [[line["test_accuracy"] for line in lines] for lines in one.only.logs]
             )
             mean, std = tests.mean(0), tests.std(0, ddof=len(tests) > 1)
-            (drawn,) = axis.plot(rounds, mean, label=one.row.label.partition(" ")[2])
-            axis.fill_between(rounds, mean - std, mean + std, color=drawn.get_color(), alpha=0.2)
+            style = figures.style(number) | {"markevery": figures.spaced(len(rounds), number)}
+            axis.plot(rounds, mean, **style, label=one.row.label.partition(" ")[2])
+            axis.fill_between(rounds, mean - std, mean + std, color=style["color"], alpha=0.2)
         axis.set(xlabel="round", title=f"stained: {stain}")
     axes[0].set(ylabel="test accuracy, %", ylim=(0, 100))
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=max(1, len(names)), frameon=False
-    )
-    figure.suptitle(f"{data}: mean over seeds, bands of one standard deviation")
-    figure.savefig(path, dpi=120)
+    figures.entitle(figure, f"{data}: mean over seeds, bands of one standard deviation")
+    figures.legend_of(figure, axes)
+    figures.save(figure, path)
     return f"Figure: {path}."
 
 
 def _curve(lines: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Rounds or bytes, and test accuracy: of every round where it was watched, else evaluations."""
     if "test_by_round" not in lines[-1]:
+        if key == "bytes":  # on a logarithmic axis, which has no 0
+            lines = selection.trained(lines)
         return np.array([line[key] for line in lines]), np.array(
             [line["test_accuracy"] for line in lines]
         )
@@ -570,8 +569,8 @@ def draw_regimes(path: Path, data: str, done: Sequence[Done]) -> str:
         axis.set_yticks(range(len(rows)), [one.row.x for one in rows])
         axis.set(title=name, xlabel="penalty", ylabel="local steps" if axis is axes[0] else "")
     figure.colorbar(picture, ax=list(axes), label="test accuracy, %")
-    figure.suptitle(f"{data}: the held-out domain at the last round, mean over seeds")
-    figure.savefig(path, dpi=120)
+    figures.entitle(figure, f"{data}: the held-out domain at the last round, mean over seeds")
+    figures.save(figure, path)
     return f"Figure: {path}."
 
 

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from experiments import grid, report, study
+from experiments import figures, grid, report, study
 from experiments.groups import Config
 from experiments.study import Cells, Done, Row, Study
 from fedjax_inv.algorithms.fl_games import MEMORY_MIXES
@@ -154,24 +153,16 @@ def draw_oscillation(path: Path, data: str, done: Sequence[Done]) -> str:
     games = [one for one in done if one.only.runs and one.config.watching.stop_below]
     if not games:
         return "No figure: no game is left."
-    columns = min(2, len(games))
-    lines = -(-len(games) // columns)
-    figure = Figure(figsize=(5.6 * columns, 2.3 * lines + 0.6), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
-    for one, axis in zip(games, axes.flat, strict=False):
+    figure, axes = figures.panels(
+        len(games), (5.6, 2.3), x_label="round", y_label="accuracy, %", columns=2
+    )
+    for one, axis in zip(games, axes, strict=True):
         _curves(axis, one)
         threshold = 100 * one.config.watching.stop_below[0]
         axis.set_title(f"{one.row.label}, stop below {threshold:g}%", fontsize=10)
-    for unused in axes.flat[len(games) :]:
-        unused.set_visible(False)
-    for axis in axes[-1]:
-        axis.set_xlabel("round")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("accuracy, %")
-    handles, names = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
-    figure.suptitle(f"{data}, seed {games[0].only.runs[0]['seed']}")
-    figure.savefig(path, dpi=120)
+    figures.entitle(figure, f"{data}, seed {games[0].only.runs[0]['seed']}")
+    figures.legend_of(figure, axes)
+    figures.save(figure, path)
     return f"Figure: {path}."
 
 
@@ -186,9 +177,10 @@ def _curves(axis: Axes, one: Done) -> None:
     for kind, color in (("train", "C0"), ("test", "C1")):
         accuracy = 100 * np.array(curves[kind][:length])
         name = "training clients" if kind == "train" else "test client"
-        axis.plot(np.arange(1, length + 1), accuracy, color, lw=1, label=name)
+        line = "-" if kind == "train" else "--"
+        axis.plot(np.arange(1, length + 1), accuracy, line, color=color, lw=1, label=name)
     axis.axhline(100 * stop["threshold"], color="0.6", lw=0.8, ls=":", label="threshold")
-    axis.axvline(stop["round"] or np.nan, color="C3", lw=1, ls="--", label="the stop")
+    axis.axvline(stop["round"] or np.nan, color="C3", lw=1, ls="-.", label="the stop")
     axis.set_ylim(0, 100)
 
 

@@ -18,7 +18,13 @@ from fedjax_inv.checks import UsageError
 
 _LOCK = ".lock"
 _GONE_ON = "gone_on"  # in result.json: the run has been continued since, with more rounds
-_OF_SWEEP = (_LOCK, "result.json", "table.md", "curves.png", "partition.png")
+_FIGURES = ("curves", "domains", "clients", "gradients", "partition")
+_OF_SWEEP = (
+    _LOCK,
+    "result.json",
+    "table.md",
+    *(f"{n}{e}" for n in _FIGURES for e in (".png", ".pdf")),
+)
 
 _LONGEST = 60  # of what a default folder's name tells of flags
 
@@ -33,6 +39,7 @@ _HOW = {
         "paper",
         "nonfinite",
         "select",
+        "tensorboard",
     ),
 }
 # And those that the cell stands for.

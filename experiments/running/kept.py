@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from experiments import selection
 from experiments.selection import Rule
 from fedjax_inv.program import Training
 from fedjax_inv.types import Array, Tree
@@ -59,10 +60,9 @@ class Kept:
         self.served = jax.tree.map(chosen, now, self.served)
 
     def _add(self, line: dict[str, Any]) -> list[dict[str, Any]]:
-        """The lines of its run, of which those after it diverged do not count."""
+        """The lines of its run that may be picked."""
         mine = self._lines.setdefault(line["run"], [])
-        if not line["diverged"]:
-            mine.append(line)
+        mine += selection.candidates([line])
         return mine
 
     def _is_picked(self, line: dict[str, Any]) -> bool:

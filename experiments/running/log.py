@@ -1,4 +1,7 @@
-"""metrics.jsonl: a line per evaluation and run, kept in step with the checkpoints."""
+"""metrics.jsonl: a line per evaluation and run, kept in step with the checkpoints.
+
+The first evaluation is of round 0, before any training; logs of earlier versions have none.
+"""
 
 import json
 from collections.abc import Iterator
@@ -20,26 +23,36 @@ def read(folder: Path, done: int | None = None) -> list[dict[str, Any]]:
     """
     path = folder / _NAME
     config, cell = folders.read(folder)
-    expected = _evaluations(config.run.rounds, config.watching.eval_every, len(cell.runs))
     lines: list[dict[str, Any]] = []
     texts = path.read_text(errors="replace").splitlines() if path.exists() else []
+    first = _parsed(texts[0]) if texts else None
+    begins_at = 0 if first is None or first["round"] == 0 else config.watching.eval_every
+    expected = _evaluations(
+        begins_at, config.run.rounds, config.watching.eval_every, len(cell.runs)
+    )
     for number, text in enumerate(texts, 1):
-        at = next(expected, (0, 0))
-        if done is not None and (at[0] > done or at[0] == 0):
+        at = next(expected, None)
+        if done is not None and (at is None or at[0] > done):
             break
-        try:
-            line = json.loads(text)
-            if (line["round"], line["run"]) != at:
-                raise ValueError
-        except (ValueError, TypeError, KeyError):
+        line = _parsed(text)
+        if line is None or (line["round"], line["run"]) != at:
             if number == len(texts) and done is None:
                 break
-            raise UsageError(_damaged(path, number, at)) from None
+            raise UsageError(_damaged(path, number, at or (0, 0)))
         lines.append(line)
-    at = next(expected, (0, 0)) if len(lines) == len(texts) else (0, 0)
-    if done is not None and 0 < at[0] <= done:
+    at = next(expected, None) if len(lines) == len(texts) else None
+    if done is not None and at is not None and at[0] <= done:
         raise UsageError(_damaged(path, len(texts) + 1, at))
     return lines
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    """The record of a line; None if it is none."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and {"round", "run"} <= set(line) else None
 
 
 def _damaged(path: Path, number: int, at: tuple[int, int]) -> str:
@@ -49,9 +62,11 @@ def _damaged(path: Path, number: int, at: tuple[int, int]) -> str:
     )
 
 
-def _evaluations(rounds: int, every: int, num_runs: int) -> Iterator[tuple[int, int]]:
+def _evaluations(
+    begins_at: int, rounds: int, every: int, num_runs: int
+) -> Iterator[tuple[int, int]]:
     """The (round, run) of each line."""
-    for done in range(every, rounds + every, every):
+    for done in range(begins_at, rounds + every, every):
         for run in range(num_runs):
             yield min(done, rounds), run
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from experiments import build, devices
 from experiments.grid import Cell
@@ -19,8 +18,10 @@ from experiments.groups import Config
 from experiments.running import folder as folders
 from experiments.running import kept, summary
 from experiments.running.checkpoints import Checkpoints
+from experiments.running.events import Events
 from experiments.running.kept import Kept
 from experiments.running.log import Log
+from experiments.running.progress import Progress
 from experiments.running.signals import Stop, Stopped
 from experiments.selection import RULES
 from fedjax_inv import stopping
@@ -42,6 +43,7 @@ class Job(NamedTuple):
     inputs: Inputs
     groups: list[str]  # names of the validation groups
     personal: bool  # whether clients are served by what they keep
+    is_compiled: bool = False  # whether the program has been run before
 
 
 def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
@@ -52,9 +54,12 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
     finite and --nonfinite=stop.
     """
     config, cell = job.config, job.cell
-    with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+    with contextlib.ExitStack() as opened:
+        checkpoints = opened.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
         done = checkpoints.latest()
         log = Log(folder, done)
+        events = Events(folder, cell, log.lines, config.watching.tensorboard)
+        opened.enter_context(contextlib.closing(events))
         like = jax.eval_shape(job.program.init, job.data, job.inputs)
         shapes = kept.of(like, job.personal)
         if done:
@@ -64,7 +69,7 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
         else:
             states, served = job.program.init(job.data, job.inputs), kept.none(shapes)
         keeper = Kept(RULES[config.watching.select], log.lines, served)
-        states = _advance(job, states, log, keeper, checkpoints, done, stop)
+        states = _advance(job, states, log, events, keeper, checkpoints, done, stop)
         checkpoints.finish()
     runs = summary.summarise(cell, log.lines)
     thresholds = config.watching.thresholds
@@ -81,6 +86,7 @@ def _advance(
     job: Job,
     states: Training,
     log: Log,
+    events: Events,
     keeper: Kept,
     checkpoints: Checkpoints,
     done: int,
@@ -94,35 +100,41 @@ def _advance(
     checkpoint_every = config.run.checkpoint_every or every
     start = time.monotonic() - log.seconds
     title = f"{cell.label}, held out {cell.held_out or 'test split'}"
+
+    def told(outcome: Outcome, done: int, length: int) -> list[dict[str, Any]]:
+        """The lines of an evaluation, once they are written."""
+        lines = summary.lines(
+            cell,
+            job.groups,
+            outcome,
+            traffic,
+            done=done,
+            length=length,
+            seconds=time.monotonic() - start,
+            drops=config.run.nonfinite == "drop",
+        )
+        log.append(lines)
+        events.add(lines)  # after the log, which is what a restart goes by
+        progress.evaluated(done, lines)
+        return lines
+
     last = _is_over(config, done, states.stops)
-    with tqdm(
-        total=rounds, initial=done, desc=title, unit="round", disable=not devices.leads()
-    ) as bar:
+    with contextlib.closing(Progress(title, rounds, done)) as progress:
+        if done == 0:
+            with progress.compiling("an evaluation", likely=not job.is_compiled):
+                outcome = program.evaluate(job.data, job.inputs, states)
+            told(jax.device_get(outcome), 0, 0)
+        likely = not (job.is_compiled or last)
         while not last:
             part = jax.tree.map(lambda a, at=done: a[:, at : at + every], cohorts)
-            states, outcome = program.segment(job.data, job.inputs, states, part)
-            outcome = jax.device_get(outcome)
+            with progress.compiling(f"{every} rounds", likely):
+                states, outcome = program.segment(job.data, job.inputs, states, part)
+            progress.start()
+            outcome, likely = jax.device_get(outcome), False
             length = min(every, rounds - done)
             _check_finite(config, cell, outcome, done)
             done += length
-            lines = summary.lines(
-                cell,
-                job.groups,
-                outcome,
-                traffic,
-                done=done,
-                length=length,
-                seconds=time.monotonic() - start,
-                drops=config.run.nonfinite == "drop",
-            )
-            log.append(lines)
-            keeper.look(lines, states, job.personal)
-            bar.update(length)
-            bar.set_postfix(
-                loss=_mean(line["train_loss"] for line in lines),
-                valid=_mean(line["validation_accuracy"] for line in lines),
-                test=_mean(line["test_accuracy"] for line in lines),
-            )
+            keeper.look(told(outcome, done, length), states, job.personal)
             last = _is_over(config, done, outcome.stops)
             stop.signal = devices.agree(stop.signal)
             if last or done % checkpoint_every == 0 or stop.signal:
@@ -137,11 +149,6 @@ def _is_over(config: Config, done: int, stops: stopping.Stops) -> bool:
     may_end = config.watching.after_stop == "end"
     ended = may_end and bool((np.asarray(stops.round) > 0).all())
     return ended or done == config.run.rounds
-
-
-def _mean(values: Any) -> str:
-    finite = [value for value in values if value is not None]
-    return f"{np.mean(finite):.3f}" if finite else "nan"
 
 
 def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int) -> None:

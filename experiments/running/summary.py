@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments import selection
 from experiments.grid import Cell
 from experiments.selection import RULES
 from fedjax_inv import evaluation, stopping
@@ -24,16 +25,17 @@ def lines(
     seconds: float,
     drops: bool,
 ) -> list[dict[str, Any]]:
-    """One record per run: what metrics.jsonl says after a segment.
+    """One record per run: what metrics.jsonl says after a segment, or before the first.
 
     groups: the names of the validation groups. traffic: bytes of a client in each exchange. done:
-    rounds from the beginning. length: those of this segment. drops: whether a client that is not
+    rounds from the beginning. length: those of this segment, 0 before the first: then there is no
+    train_loss. drops: whether a client that is not
     finite is left out, which leaves its run what it is.
     """
     records = []
     for index, run in enumerate(cell.runs):
         metrics = {k: np.asarray(v)[index, :length] for k, v in outcome.metrics.items()}
-        loss = metrics.pop("loss")
+        loss = metrics.pop("loss", np.zeros(0))
         means = {name: _mean(values) for name, values in metrics.items()}
         watched = {
             f"{name}_by_round": [round(float(value), 5) for value in values[index, :length]]
@@ -173,13 +175,13 @@ def summarise(cell: Cell, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     results = []
     for index, run in enumerate(cell.runs):
         mine = [line for line in lines if line["run"] == index]
-        good = [line for line in mine if not line["diverged"]]
+        good = selection.candidates(mine)
         picked = {name: rule.pick(good) if good else None for name, rule in RULES.items()}
         results.append(
             {
                 "seed": run.seed,
                 "hyper": run.hyper,
-                "diverged": len(good) < len(mine),
+                "diverged": any(line["diverged"] for line in mine),
                 "selected": picked["validation"],
                 "by_rule": picked,
                 "last": mine[-1],

@@ -1,0 +1,150 @@
+"""How every figure is drawn: names as they are, lines that grey print tells apart, files."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+_LINES = ("-", "--", ":", "-.", (0, (8, 2)))
+_MARKERS = "osv^D<>PX*d"  # as many as share no factor with the lines: 55 pairs
+_CHARACTER = 0.62  # the width of most, of the size of the font
+_LINE = 1.5  # the height of a line of text, of the same
+_LONGEST = 24  # characters of a name at an axis
+
+
+def literal(text: str) -> str:
+    """A text that is drawn as it is: matplotlib takes what is between two $ for mathematics."""
+    return text.replace("$", r"\$")
+
+
+def wrapped(text: str, inches: float, size: float = 10) -> str:
+    """A text, to be drawn as it is, in lines that are no wider than so many inches."""
+    characters = max(8, int(inches * 72 / (_CHARACTER * size)))
+    lines = [textwrap.wrap(line, characters) or [""] for line in text.splitlines()]
+    return literal("\n".join(line for part in lines for line in part))
+
+
+def style(index: int) -> dict[str, Any]:
+    """The colour, line and marker of the line number `index`: all pairs of the last two differ."""
+    return {
+        "color": f"C{index % 10}",
+        "ls": _LINES[index % len(_LINES)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "ms": 4,
+    }
+
+
+def over_seeds(count: int) -> str:
+    """What a mean and its bars or band are of."""
+    return "one seed" if count == 1 else f"mean and standard deviation over {count} seeds"
+
+
+def spaced(count: int, index: int = 0) -> tuple[int, int]:
+    """`markevery` of a line of `count` points: few markers, not those of its neighbours."""
+    step = max(1, count // 8)
+    return (index % step, step)
+
+
+def whole_numbers(axis: Axes) -> None:
+    """Ticks of an x axis of rounds."""
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def panels(
+    count: int, size: tuple[float, float], *, x_label: str = "", y_label: str = "", columns: int = 3
+) -> tuple[Figure, list[Axes]]:
+    """A figure of some panels that share their axes, each so many inches wide and high.
+
+    What stands on the x axis is told under every column, on the y axis beside every line.
+    """
+    columns = min(columns, count)
+    lines = -(-count // columns)
+    figure = Figure(figsize=(size[0] * columns + 0.6, size[1] * lines), layout="constrained")
+    axes = list(figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flat)
+    for unused in axes[count:]:
+        unused.remove()
+    axes = axes[:count]
+    for axis in axes[-columns:]:  # the lowest of its column
+        axis.set_xlabel(x_label)
+        axis.xaxis.set_tick_params(labelbottom=True)
+    for axis in axes[::columns]:
+        axis.set_ylabel(y_label)
+    return figure, axes
+
+
+def entitle(figure: Figure, text: str, size: float = 10) -> None:
+    """A title over all panels, no wider than the figure, which grows by its height."""
+    width, height = figure.get_size_inches()
+    told = wrapped(text, width - 0.2, size)
+    figure.suptitle(told, fontsize=size)
+    figure.set_size_inches(width, height + _LINE * size / 72 * (told.count("\n") + 1))
+
+
+def legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
+    """A legend under the panels, in as many columns as the figure's width has room for; the figure
+    grows by its height."""
+    if not names:
+        return
+    width, height = figure.get_size_inches()
+    texts = [wrapped(name, width - 1, 9) for name in names]
+    for columns in range(min(len(texts), 8), 0, -1):
+        made = figure.legend(
+            handles,
+            texts,
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize=9,
+            handlelength=4,  # enough for the longest dashes
+        )
+        box = made.get_window_extent()
+        if box.width <= 0.98 * figure.bbox.width or columns == 1:
+            break
+        made.remove()
+    figure.set_size_inches(width, height + box.height / figure.dpi)
+
+
+def legend_of(figure: Figure, axes: Sequence[Axes]) -> None:
+    """The legend of all that has a name in any of the panels."""
+    told: dict[str, Artist] = {}
+    for axis in axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            told.setdefault(name, handle)
+    legend(figure, list(told.values()), list(told))
+
+
+def name_x(axis: Axes, names: Sequence[str], inches: float, size: float = 8) -> None:
+    """Names at 0, 1, ... of an x axis so many inches long; upright where they would overlap."""
+    high = _LINE * size / 72
+    wide = _CHARACTER * size / 72 * max(map(len, _cut(names)), default=0) + high / 2
+    fits = wide * len(names) <= inches
+    places, told = _thinned(names, wide if fits else high, inches)
+    axis.set_xticks(places, told, fontsize=size, rotation=0 if fits else 90)
+
+
+def name_y(axis: Axes, names: Sequence[str], inches: float, size: float = 8) -> None:
+    """Names at 0, 1, ... of a y axis so many inches long."""
+    places, told = _thinned(names, _LINE * size / 72, inches)
+    axis.set_yticks(places, told, fontsize=size)
+
+
+def _cut(names: Sequence[str]) -> list[str]:
+    return [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in names]
+
+
+def _thinned(names: Sequence[str], each: float, inches: float) -> tuple[range, list[str]]:
+    """As many of the names, evenly, as have room, and their places; long ones are cut."""
+    step = max(1, math.ceil(each * len(names) / inches))
+    return range(0, len(names), step), [literal(name) for name in _cut(names)[::step]]
+
+
+def save(figure: Figure, path: Path, dpi: int = 120) -> None:
+    """Writes a figure as PNG, and beside it as PDF; the same figure makes the same bytes."""
+    figure.savefig(path, dpi=dpi)
+    figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})

@@ -1,0 +1,84 @@
+"""Metrics as TensorBoard events, through tensorboardX: a folder of tensorboard/ for each run.
+
+They are of lines that metrics.jsonl already holds, and at each start are written anew from it: so
+a run that goes on has no step twice, and has all its steps if it is only then that it is asked for.
+"""
+
+import importlib.util
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import devices
+from experiments.grid import Cell
+from fedjax_inv.checks import UsageError
+
+_NAME = "tensorboard"
+
+
+def check(asked: bool) -> None:
+    """Raises UsageError if events are asked for and the package is not there."""
+    if asked and importlib.util.find_spec("tensorboardX") is None:
+        raise UsageError("--tensorboard=true: needs a package: pip install tensorboardX")
+
+
+class Events:
+    """The events of a cell's runs."""
+
+    def __init__(
+        self, folder: Path, cell: Cell, lines: Sequence[dict[str, Any]], asked: bool
+    ) -> None:
+        """folder: of the cell. lines: of its log until now. asked: if not, nothing is written."""
+        self._writers: list[Any] = []
+        if not (asked and devices.leads()):
+            return
+        import tensorboardX  # slow, and not everybody's
+
+        shutil.rmtree(folder / _NAME, ignore_errors=True)
+        places = (str(folder / _NAME / name) for name in run_names(cell))
+        self._writers = [tensorboardX.SummaryWriter(place) for place in places]
+        self.add(lines)
+
+    def add(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Writes what lines of the log say."""
+        if not self._writers:
+            return
+        for line in lines:
+            for name, value in scalars(line):
+                self._writers[line["run"]].add_scalar(name, value, line["round"])
+        for writer in self._writers:
+            writer.flush()
+
+    def close(self) -> None:
+        """Closes the files."""
+        for writer in self._writers:
+            writer.close()
+
+
+def run_names(cell: Cell) -> list[str]:
+    """What the runs are called: their seed, and the hyperparameters that not all have alike."""
+    varied = [
+        name
+        for name, value in cell.runs[0].hyper.items()
+        if any(run.hyper[name] != value for run in cell.runs)
+    ]
+    return [
+        " ".join([f"seed={run.seed}", *(f"{name}={run.hyper[name]}" for name in varied)])
+        for run in cell.runs
+    ]
+
+
+def scalars(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """(name, value) of what a line of the log tells; what is not finite is left out."""
+    told = {
+        "training/loss": line["train_loss"],
+        "accuracy/validation": line["validation_accuracy"],
+        "accuracy/test": line["test_accuracy"],
+        "accuracy/worst domain": line["worst_accuracy"],
+        "megabytes sent": line["bytes"] / 1e6,
+    }
+    for name, domain in line["domains"].items():
+        told[f"accuracy by domain/{name}"] = domain["accuracy"]
+        told[f"loss by domain/{name}"] = domain["loss"]
+    yield from ((name, value) for name, value in told.items() if value is not None)
