@@ -51,7 +51,7 @@ def write(
             drawn,
             title,
             by_client,
-            "client, on the test in its proportions",
+            "client",
         )
     if "gradients" in first["last"]:
         _gradients(folder / "gradients.png", drawn, title)
@@ -190,7 +190,8 @@ def draw_quantiles(axis: Axes, values: np.ndarray, number: int) -> None:
 
 def _gradients(path: Path, drawn: Drawn, title: str) -> None:
     """What --watch_gradients tells of the first seed: a column per cell, a line per client."""
-    figure = Figure(figsize=(4.2 * len(drawn) + 0.6, 6.5), layout="constrained")
+    width = min(4.2, 100 / len(drawn))  # or there may be more pixels than matplotlib can count
+    figure = Figure(figsize=(width * len(drawn) + 0.6, 6.5), layout="constrained")
     axes = figure.subplots(3, len(drawn), squeeze=False, sharex=True, sharey="row")
     for (one, folder), column in zip(drawn, axes.T, strict=True):
         lines = [
@@ -203,7 +204,7 @@ def _gradients(path: Path, drawn: Drawn, title: str) -> None:
             values = np.array([line["gradients"][key] for line in lines], float)
             axis.plot(x, values, lw=1)
             axis.axhline(0, color="0.6", lw=0.8, ls=":")
-        text = figures.wrapped(f"{one.label}, held out: {one.held_out}", 4, 9)
+        text = figures.wrapped(f"{one.label}, held out: {one.held_out}", width - 0.2, 9)
         column[0].set_title(text, fontsize=9)
         column[-1].set_xlabel("round")
     names = ("<grad R(w), w> of each client", "gradient norm of each", "mean cosine of clients")

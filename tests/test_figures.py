@@ -146,10 +146,12 @@ def test_one_panel(
         drawn = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
         assert drawn == [figures.literal(label) for label in labels]
         assert "mean and standard deviation over 2 seeds" in figure.get_suptitle()
+    expected = "client" if clients <= 6 else "clients, the worst first, %"
+    assert saved["clients.png"].axes[0].get_xlabel() == expected
     (axis,) = saved["curves.png"].axes
     held_out, validation = axis.lines[:2]
-    expected = [100 * ((num_domains - 1) * 10 + round + 0.5) / 100 for round in (0, 5, 10)]
-    np.testing.assert_allclose(held_out.get_xydata(), np.transpose([[0, 5, 10], expected]))
+    heights = [(num_domains - 1) * 10 + round + 0.5 for round in (0, 5, 10)]
+    np.testing.assert_allclose(held_out.get_xydata(), np.transpose([[0, 5, 10], heights]))
     np.testing.assert_allclose(validation.get_ydata(), 50)
     assert len({(line.get_linestyle(), line.get_marker()) for line in axis.lines}) == len(labels)
 

@@ -136,8 +136,8 @@ def test_an_evaluation_is_an_outcome_of_no_rounds() -> None:
         name: (R, 0) for name in expected.watched
     }
     for name in ("valid", "test", "stops", "gradients", "detailed"):
-        chex.assert_trees_all_close(getattr(told, name), getattr(expected, name), rtol=1e-5)
-    chex.assert_trees_all_equal(plain(training), before)
+        assert_close(getattr(told, name), getattr(expected, name), rtol=1e-5)
+    assert_equal(plain(training), before)
 
 
 def test_a_grid_goes_seed_by_seed_through_every_combination() -> None:

@@ -75,10 +75,10 @@ def scalars(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
         "training/loss": line["train_loss"],
         "accuracy/validation": line["validation_accuracy"],
         "accuracy/test": line["test_accuracy"],
-        "accuracy/worst domain": line["worst_accuracy"],
-        "megabytes sent": line["bytes"] / 1e6,
+        "accuracy/worst_domain": line["worst_accuracy"],
+        "megabytes_sent": line["bytes"] / 1e6,
     }
     for name, domain in line["domains"].items():
-        told[f"accuracy by domain/{name}"] = domain["accuracy"]
-        told[f"loss by domain/{name}"] = domain["loss"]
+        told[f"accuracy_by_domain/{name}"] = domain["accuracy"]
+        told[f"loss_by_domain/{name}"] = domain["loss"]
     yield from ((name, value) for name, value in told.items() if value is not None)
