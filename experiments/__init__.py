@@ -1,0 +1,18 @@
+"""Experiments, their binaries, and what those share."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del frame
+    os.write(2, b"\ninterrupted\n")
+    os._exit(128 + number)
+
+
+# Before the imports of `python -m experiments.NAME`, which take seconds. Who imports this from
+# elsewhere is not ours to interrupt.
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _interrupt)

@@ -179,8 +179,11 @@ def _check_processes(run: Running) -> None:
         )
     if run.num_processes == 1:
         return
-    if not run.coordinator_address:
-        raise UsageError("--coordinator_address=: must be host:port of process 0")
+    host, _, port = run.coordinator_address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise UsageError(
+            f"--coordinator_address={run.coordinator_address}: must be host:port of process 0"
+        )
     for name in ("client_chunk", "run_chunk"):
         if not getattr(run, name).isdecimal():
             raise UsageError(

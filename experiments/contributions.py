@@ -73,9 +73,8 @@ def find(folder: Path, data_dir: str = "") -> list[Phase]:
     # How a run was spread over devices does not matter to its state.
     alone: dict[str, Any] = {"init_from": "", "devices": 1, "num_processes": 1, "process_id": 0}
     alone |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
-    chosen = config.changed(chosen, held_out=cell.held_out or "none", **alone)
-    made = build.assemble(chosen)
-    done, server = _restore(where, folder, made, cell)
+    made = build.assemble(config.changed(chosen, held_out=cell.held_out or "none", **alone))
+    done, server = _restore(where, folder, made, chosen, cell)
     told = exit_strategy.outcome(server)
     settings = [tuple(run.hyper.items()) for run in cell.runs]
     result = []
@@ -100,7 +99,9 @@ def find(folder: Path, data_dir: str = "") -> list[Phase]:
     return result
 
 
-def _restore(where: str, folder: Path, made: Assembled, cell: Cell) -> tuple[int, Any]:
+def _restore(
+    where: str, folder: Path, made: Assembled, chosen: Config, cell: Cell
+) -> tuple[int, Any]:
     """(rounds done, the exit strategy's server of all runs) of the newest checkpoint."""
     ready = made.prepare(cell)
     like = jax.eval_shape(program.make(ready.experiment).init, made.data, ready.inputs)
@@ -109,7 +110,7 @@ def _restore(where: str, folder: Path, made: Assembled, cell: Cell) -> tuple[int
     states = folder / "checkpoints"
     done = 0
     if states.is_dir():
-        with contextlib.closing(Checkpoints(states)) as checkpoints:
+        with contextlib.closing(Checkpoints(states, chosen, cell, reads=True)) as checkpoints:
             done = checkpoints.latest()
             if done:
                 server = _assessing(checkpoints.restore(done, like).state.server)
@@ -253,6 +254,7 @@ def run(options: Options) -> str:
     out = Path(options.out)
     if out.suffix != ".png":
         raise UsageError(f"--out={out}: must end in .png")
+    folders.check_place("out", out)
     phases = [phase for name in options.runs for phase in find(Path(name), options.data_dir)]
     out.parent.mkdir(parents=True, exist_ok=True)
     draw(out, phases)

@@ -24,7 +24,7 @@ from tabulate import tabulate
 from experiments import build, config, figures, launch, report, run_figures, trained
 from experiments.build import Assembled
 from experiments.running import folder as folders
-from experiments.running import provenance, summary
+from experiments.running import summary
 from experiments.trained import Finished
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -203,6 +203,8 @@ def chosen(one: Finished) -> list[int]:
 def evaluate(one: Finished, options: Options) -> dict[str, Any]:
     """What is told of a run folder, as json holds it."""
     made = trained.assembled(one.config, one.cell)
+    if not options.dataset:
+        trained.check_data(one, made)
     held = trained.served(one, made, options.state)
     classes, which = made.dataset.classes, chosen(one)
     new: list[Part] | None = None
@@ -225,14 +227,10 @@ def evaluate(one: Finished, options: Options) -> dict[str, Any]:
         parts = own_parts(one, made, seed) if new is None else new
         record = of_run(algorithm, server, clients, parts, len(classes))
         runs.append({"seed": seed, "round": told["round"], **record})
-    trained_on = one.starts[-1].get("data") if one.starts else None
     return {
         "run": str(one.folder),
         "state": options.state,
         "dataset": options.dataset or one.config.data.dataset,
-        "same_data": None
-        if options.dataset or not trained_on
-        else trained_on == provenance.fingerprint(made.data),
         "classes": classes,
         "hyper": one.cell.runs[which[0]].hyper,
         "runs": runs,
@@ -360,6 +358,7 @@ def run(options: Options) -> str:
     out = Path(options.out or one.folder / name)
     if out.suffix != ".png":
         raise UsageError(f"--out={out}: must end in .png")
+    folders.check_place("out", out)
     told = evaluate(one, options)
     rounds = ", ".join(str(run["round"]) for run in told["runs"])
     title = f"{one.cell.label}, held out: {one.cell.held_out or 'test split'}, after round {rounds}"
@@ -367,11 +366,8 @@ def run(options: Options) -> str:
     out.parent.mkdir(parents=True, exist_ok=True)
     draw(out, told, title)
     folders.write_json(out.with_suffix(".json"), told)
-    note = ""
-    if told["same_data"] is False:
-        note = "\nThe data are no longer, to the last bit, those that it was trained on."
     where = f"Picture: {out}. Numbers: {out.with_suffix('.json')}."
-    return f"\n{title}\n\n{tables(told)}\n{note}\n{where}"
+    return f"\n{title}\n\n{tables(told)}\n\n{where}"
 
 
 def define(values: flags.FlagValues = flags.FLAGS) -> None:

@@ -26,6 +26,7 @@ from tabulate import tabulate
 from experiments import build, config, figures, grid, launch, trained
 from experiments.build import Assembled
 from experiments.groups import Config
+from experiments.running import folder as folders
 from experiments.trained import Finished
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -222,8 +223,10 @@ def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
 
 
 def assembled(one: Trained) -> Assembled:
-    """The data of a run, dealt as they were."""
-    return trained.assembled(one.config, one.cell)
+    """The data of a run, dealt as they were; raises UsageError if they are others by now."""
+    made = trained.assembled(one.config, one.cell)
+    trained.check_data(one.finished, made)
+    return made
 
 
 def check_same(runs: Sequence[Trained], domains: Sequence[Domain]) -> None:
@@ -394,6 +397,7 @@ def run(options: Options) -> str:
     out = Path(options.out)
     if out.suffix != ".png":
         raise UsageError(f"--out={out}: must end in .png")
+    folders.check_place("out", out)
     runs = [find(Path(folder), options) for folder in options.runs]
     sources = [assembled(one) for one in runs]
     domains = [held_out(one, made) for one, made in zip(runs, sources, strict=True)]

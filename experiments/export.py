@@ -94,10 +94,11 @@ def run(options: Options) -> str:
     """
     trained.check_state(options.state)
     one = trained.find("run", Path(options.run), options.data_dir)
+    out = Path(options.out or one.folder / "export")
+    folders.check_place("out", out, is_folder=True)
     made = trained.assembled(one.config, one.cell)
     held = trained.served(one, made, options.state)
     algorithm = trained.algorithm(one, made, 0)
-    out = Path(options.out or one.folder / "export")
     rows: list[list[str]] = []
     lacking: list[UsageError] = []
     for which in range(len(one.cell.runs)):

@@ -23,6 +23,7 @@ from tabulate import tabulate
 from experiments import build, config, explain, figures, launch
 from experiments.build import Assembled
 from experiments.explain import Trained
+from experiments.running import folder as folders
 from fedjax_inv import averaging
 from fedjax_inv.algorithms import fedcfa
 from fedjax_inv.checks import UsageError
@@ -229,6 +230,7 @@ def run(options: Options) -> str:
     out = Path(options.out)
     if out.suffix != ".png":
         raise UsageError(f"--out={out}: must end in .png")
+    folders.check_place("out", out)
     of_run = explain.Options((), seed=options.seed, run=options.run, data_dir=options.data_dir)
     panels = [panel(explain.find(Path(folder), of_run), options) for folder in options.runs]
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.flag import shown
 from experiments.grid import Cell
 from experiments.groups import Network
-from experiments.running import checkpoints
+from experiments.running import checkpoints, records
 from experiments.running import folder as folders
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree, Variables
@@ -27,10 +27,8 @@ def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[in
     is no such checkpoint, it holds several networks of a seed or none, one that is not finite, or
     another one than `like`.
     """
-    path = Path(chosen.init_from).expanduser()
     where = f"--init_from={chosen.init_from}"
-    is_checkpoint = path.name.isdecimal() and path.parent.name == "checkpoints"
-    folder = path.parent.parent if is_checkpoint else path
+    folder, checkpoint = _place(chosen)
     if not (folder / "config.json").is_file():
         cells = sorted(place.parent.name for place in folder.glob("*/config.json"))
         one_of = f" of this sweep, one of {', '.join(cells)}" if cells else ""
@@ -47,13 +45,14 @@ def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[in
                 "this run"
             )
     rounds = checkpoints.rounds(folder / "checkpoints")
-    if is_checkpoint and int(path.name) not in rounds:
+    if checkpoint is not None and checkpoint not in rounds:
         raise UsageError(f"{where}: must be one of the checkpoints there, of rounds {rounds}")
     if not rounds:
         raise UsageError(f"{where}: has no checkpoint yet; must have one")
-    done = int(path.name) if is_checkpoint else rounds[-1]
+    done = rounds[-1] if checkpoint is None else checkpoint
     try:
-        server = checkpoints.plain(folder / "checkpoints", done)["state"]["server"]
+        place = folder / "checkpoints"
+        server = checkpoints.plain(place, done, config, cell)["state"]["server"]
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     while "wrapped" in server:  # by a rule for missing uploads
@@ -65,6 +64,19 @@ def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[in
         )
     held = _matched(where, server["variables"], like)
     return {seed: _finite(where, held, _row(where, cell, seed)) for seed in seeds}
+
+
+def is_gone(chosen: Network) -> bool:
+    """Whether what --init_from names is no run any more."""
+    return bool(chosen.init_from) and not (_place(chosen)[0] / "config.json").is_file()
+
+
+def _place(chosen: Network) -> tuple[Path, int | None]:
+    """The folder of the run that --init_from names, and the round of the checkpoint if it does."""
+    path = Path(chosen.init_from).expanduser()
+    if path.name.isdecimal() and path.parent.name == "checkpoints":
+        return path.parent.parent, int(path.name)
+    return path, None
 
 
 def record(folder: Path, networks: Mapping[int, Variables]) -> None:
@@ -80,7 +92,8 @@ def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables])
     path = folder / _BEGUN
     if not path.exists():
         return
-    if folders.read_record(path, "networks")["networks"] != _checksum(networks):
+    remedy = "delete it if --init_from is what it was"
+    if records.read(path, records.START, remedy)["networks"] != _checksum(networks):
         raise UsageError(
             f"--init_from={chosen.init_from}: has other networks by now than those that the run in "
             f"{folder} started from; choose another --run_dir, or delete that run"

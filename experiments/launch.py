@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ from absl import app, logging
 from experiments import build, chunks, command_line, devices, grid, initial, report, run_figures
 from experiments.command_line import Given
 from experiments.groups import Config
-from experiments.running import events, loop, provenance
+from experiments.running import checkpoints, events, loop, provenance, records
 from experiments.running import folder as folders
 from experiments.running.signals import Stop, Stopped
 from fedjax_inv import program
@@ -42,7 +43,8 @@ def main(binary: Callable[[Any], str], about: str, read: Callable[[Given], Any] 
 
     def run(argv: list[str]) -> None:
         del argv
-        logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
+        # Orbax tells of every file it writes, and of what it cannot write, which is told here.
+        logging.set_verbosity(logging.FATAL)
         with errors_in_one_line():
             print(binary(read(*given)))
 
@@ -62,14 +64,28 @@ def main(binary: Callable[[Any], str], about: str, read: Callable[[Given], Any] 
 def errors_in_one_line() -> Iterator[None]:
     """Ends the process with a line on stderr: bad input with status 2, a run that diverged with 3.
 
-    Any other error is a defect, which needs its traceback.
+    What the system refuses, as a full disk does, is bad input. Any other error is a defect, which
+    needs its traceback.
     """
     try:
         yield
     except UsageError as error:
         _fail(str(error), 2)
+    except OSError as error:
+        if error.errno is None:  # not of the system
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        remedy = _REMEDIES.get(error.errno, "mend that and start again")
+        _fail(f"{where}{error.strerror}; {remedy}, what was done until then is kept", 2)
     except loop.Diverged as error:
         _fail(str(error), 3)
+
+
+_REMEDIES = {
+    errno.ENOSPC: "make room on the disk and add --resume",
+    errno.EDQUOT: "make room on the disk and add --resume",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
 
 
 def _fail(message: str, status: int) -> NoReturn:
@@ -85,13 +101,20 @@ def run(config: Config, folder: Path, *, in_folders: bool) -> str:
     flags do not fit the data or the folders.
     """
     events.check(config.watching.tensorboard)
+    folders.check_place("run_dir", folder, is_folder=True)
     devices.connect(config.run)
-    made = build.assemble(config)
+    is_gone = initial.is_gone(config.model)
+    made = _without_start(config, config.run.seeds) if is_gone else build.assemble(config)
     places = _places(made, folder, in_folders)
+    if is_gone:
+        _check_started(config, places.values())
     mesh = devices.mesh(config.run)
     with folders.locked(folder):
         results = _finished(made, places)
         programs = _Programs(config, devices.replicated(made.data, mesh))
+        for name, result in results.items():
+            if result is None:
+                folders.check_data(places[name], programs.start["data"])
         devices.agree(0)  # nobody writes before all have looked
         with Stop() as stop:
             for cell in made.cells:
@@ -109,10 +132,24 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     But for --init_from: what it names may be made by a run that comes before.
     """
     events.check(config.watching.tensorboard)
-    drawn = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=""))
-    made = build.assemble(drawn, config.run.seeds[:1])._replace(config=config)
+    folders.check_place("run_dir", folder, is_folder=True)
+    made = _without_start(config, config.run.seeds[:1])
     devices.mesh(config.run)
     _finished(made, _places(made, folder, in_folders))
+
+
+def _without_start(config: Config, seeds: Sequence[int]) -> build.Assembled:
+    """What does not need what --init_from names: all but the networks that runs start from."""
+    drawn = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=""))
+    return build.assemble(drawn, seeds)._replace(config=config)
+
+
+def _check_started(config: Config, places: Iterable[Path]) -> None:
+    """Raises UsageError unless runs whose start is gone are all past it."""
+    for place in places:
+        is_past = config.run.resume and checkpoints.rounds(place / "checkpoints")
+        if not (is_past or (place / "result.json").exists()):
+            build.assemble(config)  # which tells what is missing
 
 
 def _places(made: build.Assembled, folder: Path, in_folders: bool) -> dict[str, Path]:
@@ -183,7 +220,8 @@ class _Programs:
         path = folder / "chunks.json"
         if not (self.config.run.resume and path.exists()):
             return None
-        record = folders.read_record(path, *chunks.Chunks._fields)
+        kind = dict.fromkeys(chunks.Chunks._fields, int)
+        record = records.read(path, kind, "delete it to have them chosen anew")
         begun = chunks.Chunks(record["clients"], record["runs"])
         flags = ("client_chunk", "run_chunk")
         asked = chunks.asked(self.config, ready.inputs)

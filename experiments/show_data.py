@@ -19,6 +19,7 @@ from tabulate import tabulate
 
 from experiments import build, command_line, figures, launch
 from experiments.groups import Config
+from experiments.running import folder as folders
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
@@ -216,6 +217,7 @@ def show(options: Options) -> str:
     out, config = Path(options.out), options.config
     if out.suffix != ".png":
         raise UsageError(f"--out={out}: must end in .png")
+    folders.check_place("out", out)
     if options.images < 1:
         raise UsageError(f"--images={options.images}: must be at least 1")
     made = build.assemble(config, config.run.seeds[:1])

@@ -30,8 +30,12 @@ from experiments import (
 from experiments.command_line import Given
 from experiments.flag import check_different, check_known, name_of
 from experiments.groups import Config
-from experiments.running import log
+from experiments.running import folder as folders
+from experiments.running import log, records
 from fedjax_inv.checks import UsageError
+
+# What result.json says of runs that end at a stop.
+_STOPPED = {"runs": [{"seed": int, "stops?": [{"round": (int, None)}]}]}
 
 
 class Row(NamedTuple):
@@ -169,7 +173,7 @@ def _check_reached(row: Row, folder: Path) -> None:
     """Raises UsageError where what a row starts from has not come as far as it was to."""
     if not row.start:
         return
-    runs = json.loads((folder / row.start / "result.json").read_text())["runs"]
+    runs = records.read(folder / row.start / "result.json", _STOPPED)["runs"]
     missed = [
         run["seed"] for run in runs if any(not stop["round"] for stop in run.get("stops", ()))
     ]
@@ -277,7 +281,7 @@ def run_all(paper: Paper, options: Options) -> str:
             done.append(run(row, chosen))
         text = table(paper, data, done)
         folder = options.folder / data
-        (folder / f"{name}.md").write_text(f"{text}\n\n{paper.caption}\n")
+        folders.write(folder / f"{name}.md", f"{text}\n\n{paper.caption}\n")
         texts.append(text)
         for ending, draw in study.figures.items():
             texts.append(draw(folder / f"{name}{ending}.png", data, done))

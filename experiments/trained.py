@@ -11,7 +11,7 @@ from experiments import build, config, selection
 from experiments.build import Assembled
 from experiments.grid import Cell
 from experiments.groups import Config
-from experiments.running import checkpoints, kept
+from experiments.running import checkpoints, kept, provenance
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.kept import Served
@@ -62,8 +62,8 @@ def find(flag: str, folder: Path, data_dir: str = "") -> Finished:
     where = f"--{flag}={folder}"
     try:
         chosen, cell = folders.read(folder)
-        starts = folders.read_record(folder / "config.json").get("starts", [])
-        result = folders.read_record(folder / "result.json", "cell", "runs")
+        starts = folders.starts(folder)
+        result = folders.result(folder, cell.record())
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     except OSError:
@@ -103,6 +103,15 @@ def assembled(chosen: Config, cell: Cell) -> Assembled:
     return build.assemble(config.changed(chosen, held_out=cell.held_out or "none", init_from=""))
 
 
+def check_data(one: Finished, made: Assembled) -> None:
+    """Raises UsageError unless a run's data are still those that it was trained on."""
+    if one.starts and one.starts[-1].get("data") not in (None, provenance.fingerprint(made.data)):
+        raise UsageError(
+            f"{one.where}: was trained on other data than --dataset={one.config.data.dataset} has "
+            "by now; must have those, to the last bit"
+        )
+
+
 def algorithm(one: Finished, made: Assembled, which: int) -> Algorithm:
     """The algorithm of a run; its local work is another, which does not matter to how it serves."""
     return build.algorithm(
@@ -116,12 +125,13 @@ def served(one: Finished, made: Assembled, state: str) -> Served:
     Raises UsageError if it cannot be read, or the checkpoint is another run's. Of a run whose best
     state was not kept the round is another than is told.
     """
-    if not checkpoints.rounds(one.folder / "checkpoints"):
+    place = one.folder / "checkpoints"
+    if not checkpoints.rounds(place):
         raise UsageError(f"{one.where}: has no checkpoint any more; must have one")
     ready = made.prepare(one.cell)
     like = jax.eval_shape(program.make(ready.experiment).init, made.data, ready.inputs)
     personal = algorithm(one, made, 0).personal
-    with contextlib.closing(Checkpoints(one.folder / "checkpoints")) as reader:
+    with contextlib.closing(Checkpoints(place, one.config, one.cell, reads=True)) as reader:
         done = reader.latest()
         if state == "best":
             return reader.kept(done, kept.of(like, personal))

@@ -17,7 +17,6 @@ import pytest
 from experiments import build, command_line, config, grid, launch, registry, sweep, train
 from experiments.running import folder as folders
 from experiments.running import log, loop
-from experiments.running.signals import Stop
 from fedjax_inv import algorithms, models
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
@@ -470,18 +469,6 @@ def test_the_command_line_ends_with_one_line_and_status_2(tmp_path: Path) -> Non
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: --cohort=9: ")
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_asks_and_a_second_one_interrupts(number: int) -> None:
-    before = signal.getsignal(number)
-    with Stop() as stop:
-        assert stop.signal == 0
-        signal.raise_signal(number)
-        assert stop.signal == number
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(number)
-    assert signal.getsignal(number) == before
 
 
 def test_a_signal_writes_a_checkpoint_and_the_run_can_go_on(tmp_path: Path) -> None:

@@ -479,7 +479,8 @@ def test_a_bad_checkpoint_is_told_in_one_line(
         first = jax.tree.map(
             lambda leaf: leaf[:1], trained.job.program.init(trained.job.data, trained.job.inputs)
         )
-        with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+        place, job = folder / "checkpoints", trained.job
+        with contextlib.closing(Checkpoints(place, job.config, job.cell)) as checkpoints:
             checkpoints.save(3, first, kept.of(first, personal=False))
     else:
         other = halved(sampled.job, tmp_path / "other")

@@ -209,6 +209,9 @@ def damaged(folder: Path, before: Ran, how: str) -> Path:
         shutil.rmtree(folder / "checkpoints")
     elif how == "seeds":
         record["cell"]["runs"][1]["seed"] = 0
+        for about in folder.glob("checkpoints/*/about/metadata"):
+            told = json.loads(about.read_text())
+            about.write_text(json.dumps(told | {"cell": record["cell"]}))
     elif how == "config":
         (folder / "config.json").write_text("{")
         return folder
@@ -249,8 +252,8 @@ def test_servers_of_other_kinds(before: Ran, monkeypatch: pytest.MonkeyPatch) ->
     plain = checkpoints.plain
 
     def changed(change: Callable[[dict[str, Any]], Any]) -> None:
-        def read(folder: Path, done: int) -> Any:
-            return {"state": {"server": change(plain(folder, done)["state"]["server"])}}
+        def read(*arguments: Any) -> Any:
+            return {"state": {"server": change(plain(*arguments)["state"]["server"])}}
 
         monkeypatch.setattr(checkpoints, "plain", read)
 

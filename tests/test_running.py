@@ -54,7 +54,15 @@ def written(folder: Path, texts: list[str]) -> Path:
     return folder
 
 
-LINES = [json.dumps({"round": r, "run": i, "seconds": 1.0}) for r, i in EVALUATIONS]
+LINE: dict[str, Any] = dict(
+    seconds=1.0,
+    bytes=0,
+    diverged=False,
+    validation_accuracy=0.5,
+    test_accuracy=0.25,
+    domains={"75": {"accuracy": 0.25, "loss": None, "examples": 4, "split": "test"}},
+)
+LINES = [json.dumps(LINE | {"round": r, "run": i}) for r, i in EVALUATIONS]
 
 
 def test_a_log_is_read_up_to_a_round(tmp_path: Path) -> None:
@@ -66,7 +74,7 @@ def test_a_log_is_read_up_to_a_round(tmp_path: Path) -> None:
 
 def test_a_log_begins_with_round_0(tmp_path: Path) -> None:
     """But not one of an earlier version."""
-    start = [json.dumps({"round": 0, "run": run, "seconds": 0.5}) for run in (0, 1)]
+    start = [json.dumps(LINE | {"round": 0, "run": run}) for run in (0, 1)]
     folder = written(tmp_path, [*start, *LINES, ""])
     for done, count in ((0, 2), (3, 4), (6, 6), (7, 8), (None, 8)):
         assert len(log.read(folder, done)) == count
@@ -97,10 +105,14 @@ def test_round_0_is_never_selected() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-@pytest.mark.parametrize("damage", ["cut", "blank", "missing", "twice", "no record"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "blank", "missing", "twice", "no record", "types", "lacks"]
+)
 def test_a_gap_in_the_middle_of_a_log_is_told(tmp_path: Path, damage: str, at: int) -> None:
     replaced = {"cut": [LINES[at][:9]], "blank": [""], "missing": [], "no record": ["7"]}
     replaced["twice"] = [LINES[at], LINES[at]]
+    replaced["types"] = [LINES[at].replace("0.5", '"0.5"')]
+    replaced["lacks"] = [LINES[at].replace("diverged", "converged")]
     folder = written(tmp_path, [*LINES[:at], *replaced[damage], *LINES[at + 1 :], ""])
     first = at + 2 if damage == "twice" else at + 1
     expected = EVALUATIONS[at + 1 if damage == "twice" else at]
@@ -136,11 +148,11 @@ def test_the_last_line_of_a_machine_that_went_down_does_not_count(tmp_path: Path
 
 
 def test_what_is_counted_goes_on_where_the_log_ends(tmp_path: Path) -> None:
-    told = {"round": 3, "seconds": 2.5, "bytes": 10, "dropped": 1}
+    told = LINE | {"round": 3, "seconds": 2.5, "bytes": 10, "dropped": 1}
     lines = [json.dumps(told | {"run": run, "diverged": run == 1}) for run in (0, 1)]
     going_on = log.Log(written(tmp_path, lines), 3)
     assert going_on.seconds == 2.5
-    new = {"round": 6, "segment_bytes": 5, "diverged": False, "dropped": 2}
+    new = LINE | {"round": 6, "segment_bytes": 5, "dropped": 2}
     going_on.append([new | {"run": run} for run in (0, 1)])
     for line in log.read(tmp_path)[2:]:
         assert (line["bytes"], line["dropped"], line["diverged"]) == (15, 3, line["run"] == 1)
@@ -360,7 +372,12 @@ def finished_run(folder: Path, chosen: Config = CHOSEN, done: int = 6) -> Path:
     """A run that is over after `done` rounds, with what `finished` looks at."""
     begun(folder, chosen)
     (folder / "checkpoints" / str(done)).mkdir(parents=True)
-    (folder / "result.json").write_text('{"cell": {}, "runs": ["mine"]}')
+    line = {name: LINE[name] for name in ("validation_accuracy", "test_accuracy", "domains")}
+    last = line | {"round": done}
+    runs = [
+        run | {"diverged": False, "selected": last, "last": last} for run in CELL.record()["runs"]
+    ]
+    (folder / "result.json").write_text(json.dumps({"cell": CELL.record(), "runs": runs}))
     return folder
 
 
@@ -370,7 +387,8 @@ def six(**changes: Any) -> Config:
 
 def test_a_finished_run_may_have_more_rounds(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, six())
-    assert folders.finished(six(), CELL, folder) == {"cell": {}, "runs": ["mine"]}
+    mine = json.loads((folder / "result.json").read_text())
+    assert folders.finished(six(), CELL, folder) == mine
     assert folders.finished(LONGER, CELL, folder) is None
     with pytest.raises(UsageError, match="whose rounds is 6 and not 9; add --resume to go on"):
         folders.finished(config.changed(LONGER, resume=False), CELL, folder)
@@ -378,7 +396,7 @@ def test_a_finished_run_may_have_more_rounds(tmp_path: Path) -> None:
     for chosen in (six(), LONGER):
         folders.begin(folder, chosen, CELL, {})
         told = json.loads((folder / "result.json").read_text())
-        assert told["runs"] == ["mine"]
+        assert told["runs"] == mine["runs"]
         assert folders.finished(LONGER, CELL, folder) is None
         with pytest.raises(UsageError, match="add --resume"):
             folders.finished(config.changed(LONGER, resume=False), CELL, folder)

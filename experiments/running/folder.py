@@ -4,27 +4,29 @@ import contextlib
 import fcntl
 import json
 import os
+import tempfile
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 from experiments import config, devices, effects, grid, groups
 from experiments.flag import name_of, shown
 from experiments.grid import Cell
 from experiments.groups import Config
-from experiments.running import checkpoints
+from experiments.running import records
 from fedjax_inv.checks import UsageError
 
 _LOCK = ".lock"
 _GONE_ON = "gone_on"  # in result.json: the run has been continued since, with more rounds
 _FIGURES = ("curves", "domains", "clients", "gradients", "partition")
 _OF_SWEEP = (
-    _LOCK,
     "result.json",
     "table.md",
-    *(f"{n}{e}" for n in _FIGURES for e in (".png", ".pdf")),
+    *(f"{n}{e}" for n in _FIGURES for e in (".png", ".pdf") if n != "partition"),
 )
+# What a process leaves that dies before it has begun.
+_LEFT_OVER = (_LOCK, "start.json", "chunks.json", "partition.png", "partition.pdf")
 
 _LONGEST = 60  # of what a default folder's name tells of flags
 
@@ -98,9 +100,10 @@ def check_sweep(folder: Path) -> None:
     where = f"--run_dir={folder}"
     if (folder / "config.json").exists():
         raise UsageError(f"{where}: holds a run of its own; choose another")
-    there = list(folder.iterdir()) if folder.exists() else []
-    strange = [p for p in there if p.name not in _OF_SWEEP and not (p / "config.json").exists()]
-    if strange and len(strange) == len([path for path in there if path.name != _LOCK]):
+    there = [path for path in _listed(folder) if not _is_left_over(path)]
+    ours = [p for p in there if p.name in _OF_SWEEP or (p / "config.json").exists()]
+    begun = [path for path in there if path.is_file() or not all(map(_is_left_over, _listed(path)))]
+    if begun and not ours:
         raise UsageError(f"{where}: is neither empty nor a sweep; choose another")
 
 
@@ -109,19 +112,18 @@ def finished(config: Config, cell: Cell, folder: Path) -> dict[str, Any] | None:
 
     Raises UsageError if the folder holds something else, or an unfinished run without --resume.
     """
-    if not folder.exists() or all(path.name == _LOCK for path in folder.iterdir()):
+    if all(map(_is_left_over, _listed(folder))):
         return None
     where = f"--run_dir={folder}"
     if not (folder / "config.json").exists():
         raise UsageError(f"{where}: is neither empty nor a run; choose another")
-    there = read_record(folder / "config.json", "flags", "cell")
+    there = _record(folder)
     before = _check_same(where, there, config, cell).run.rounds
     _check_rounds(folder, before, config)
     if (folder / "result.json").exists():
-        again = "delete it and add --resume"  # a log and a checkpoint say what it said
-        result = read_record(folder / "result.json", "cell", "runs", remedy=again)
-        if before == config.run.rounds and _GONE_ON not in result:
-            return result
+        told = result(folder, there["cell"])
+        if before == config.run.rounds and _GONE_ON not in told:
+            return told
     if before != config.run.rounds and not config.run.resume:
         raise UsageError(
             f"{where}: holds a run whose rounds is {before} and not {config.run.rounds}; add "
@@ -137,7 +139,8 @@ def _check_rounds(folder: Path, before: int, chosen: Config) -> None:
     asked, every = chosen.run.rounds, chosen.watching.eval_every
     if asked == before:
         return
-    done = max(checkpoints.rounds(folder / "checkpoints"), default=0)
+    names = [path.name for path in _listed(folder / "checkpoints")]
+    done = max([0, *(int(name) for name in names if name.isdecimal())])
     told = f"--rounds={asked}: the run in {folder}"
     if asked < done:
         raise UsageError(f"{told} has done {done}; must be at least as many, or another --run_dir")
@@ -153,16 +156,25 @@ def _check_rounds(folder: Path, before: int, chosen: Config) -> None:
         )
 
 
-def read_record(path: Path, *names: str, remedy: str = "") -> dict[str, Any]:
-    """The record that a file holds, with these names; raises UsageError if it holds none."""
-    try:
-        record = json.loads(path.read_text())
-    except ValueError:
-        record = None
-    if not (isinstance(record, dict) and set(names) <= set(record)):
-        remedy = remedy or f"delete {path.parent} to begin anew"
-        raise UsageError(f"{path}: is damaged; put a copy in its place, or {remedy}")
-    return record
+def result(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
+    """What result.json says of a cell; raises UsageError if it is damaged, or another cell's."""
+    path, again = folder / "result.json", "delete it and add --resume"
+    # A log and a checkpoint say what it said.
+    told = records.read(path, records.RESULT, again)
+    if told["cell"] != cell or len(told["runs"]) != len(cell["runs"]):
+        raise UsageError(f"{path}: is another run's; put a copy of this one's in place, or {again}")
+    return told
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What a folder holds; nothing if there is none."""
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+def _is_left_over(path: Path) -> bool:
+    if path.name == "checkpoints" and path.is_dir():
+        return not _listed(path)
+    return path.name in _LEFT_OVER or path.suffix == ".tmp"
 
 
 def description(chosen: Config, cell: Cell) -> dict[str, Any]:
@@ -175,48 +187,98 @@ def begin(folder: Path, chosen: Config, cell: Cell, start: dict[str, Any]) -> No
 
     A result that is there already stays until there is another, marked as that of fewer rounds.
     """
-    path, result = folder / "config.json", folder / "result.json"
-    before = read_record(path, "flags", "cell").get("starts", []) if path.exists() else []
-    if result.exists():
-        write_json(result, read_record(result, "cell", "runs") | {_GONE_ON: True})
-    write_json(path, description(chosen, cell) | {"starts": [*before, start]})
+    before = starts(folder)
+    if (folder / "result.json").exists():
+        there = result(folder, _record(folder)["cell"])
+        write_json(folder / "result.json", there | {_GONE_ON: True})
+    told = description(chosen, cell) | {"starts": [*before, start]}
+    write_json(folder / "config.json", told)
+
+
+def starts(folder: Path) -> list[dict[str, Any]]:
+    """What config.json says of each start; nothing of a run that has not begun, or of one by an
+    earlier version. Raises UsageError if it is damaged."""
+    return _record(folder).get("starts", []) if (folder / "config.json").exists() else []
+
+
+def check_data(folder: Path, fingerprint: str) -> None:
+    """Raises UsageError where a run has begun on other data than those of a fingerprint."""
+    before = [start["data"] for start in starts(folder) if "data" in start]
+    if before and before[-1] != fingerprint:
+        raise UsageError(
+            f"--run_dir={folder}: has begun on other data than --dataset has by now; put those in "
+            "their place, or choose another --run_dir"
+        )
 
 
 def read(folder: Path) -> tuple[Config, Cell]:
     """What config.json says. Raises UsageError if it is damaged, or another version's."""
-    record = read_record(folder / "config.json", "flags", "cell")
+    record = _record(folder)
     return config.from_record(record["flags"]), grid.of_record(record["cell"])
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """What config.json holds; raises UsageError if it is damaged."""
+    path = folder / "config.json"
+    record = records.read(path, records.CONFIG)
+    flags = {name: value for name, value in record["flags"].items() if name in groups.FLAGS}
+    are_lists = {name: isinstance(groups.FLAGS[name].default, tuple) for name in flags}
+    fits = all(isinstance(flags[name], list) == is_list for name, is_list in are_lists.items())
+    try:
+        config.from_record(record["flags"] if fits else {})
+        grid.of_record(record["cell"])
+    except UsageError:
+        pass  # another version's, which is told where it matters
+    except (TypeError, ValueError):
+        fits = False
+    if not (fits and record["cell"]["runs"]):
+        raise records.damaged(path)
+    return record
 
 
 def _check_same(where: str, there: dict[str, Any], chosen: Config, cell: Cell) -> Config:
     """The flags that a folder's run was begun with; raises UsageError if they are of another."""
     try:
-        before = config.from_record(there["flags"])
+        differs = difference(there, chosen, cell)
     except UsageError as error:
         raise UsageError(f"{where}: {error}; choose another --run_dir") from None
+    if differs is not None:
+        raise UsageError(
+            f"{where}: holds another run, whose {differs.what}; choose another --run_dir"
+            f"{differs.remedy}"
+        )
+    return config.from_record(there["flags"])
+
+
+class Difference(NamedTuple):
+    """In what two runs differ."""
+
+    what: str
+    remedy: str = ""  # how to ask for the first
+
+
+def difference(there: dict[str, Any], chosen: Config, cell: Cell) -> Difference | None:
+    """In what a run differs from the one that is asked for; None if they are the same.
+
+    there: flags and cell as `description` has them. Raises UsageError for those of another version.
+    """
+    before = config.from_record(there["flags"])
     old, new = config.to_record(before), config.to_record(chosen)
     # What has no effect makes no other run; it could not be given again either.
     compared = set(new) - _NOT_COMPARED - set(effects.without_effect(chosen))
     for name in new:
         if name in compared and old[name] != new[name]:
             flag = name_of(groups.FLAGS[name])
-            raise UsageError(
-                f"{where}: holds another run, whose {flag} is {_short(old[name])} and not "
-                f"{_short(new[name])}; choose another --run_dir, or --{flag}={shown(old[name])}"
-            )
+            what = f"{flag} is {_short(old[name])} and not {_short(new[name])}"
+            return Difference(what, f", or --{flag}={shown(old[name])}")
     for name, value in cell.record().items():
         if there["cell"].get(name) != value:
-            raise UsageError(
-                f"{where}: holds another run, whose {name} is {_short(there['cell'].get(name))} "
-                f"and not {_short(value)}; choose another --run_dir"
-            )
+            was = _short(there["cell"].get(name))
+            return Difference(f"{name} is {was} and not {_short(value)}")
     # What did not stop a run until now did not happen, so it may be treated otherwise from here on.
     if before.run.nonfinite not in ("stop", chosen.run.nonfinite):
-        raise UsageError(
-            f"{where}: holds another run, whose nonfinite is {before.run.nonfinite} and not "
-            f"{chosen.run.nonfinite}; choose another --run_dir"
-        )
-    return before
+        return Difference(f"nonfinite is {before.run.nonfinite} and not {chosen.run.nonfinite}")
+    return None
 
 
 def _short(value: Any) -> str:
@@ -230,8 +292,33 @@ def write(path: Path, text: str) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(text)
+    with temporary.open("w") as file:
+        file.write(text)
+        flushed(file)
     os.replace(temporary, path)
+
+
+def flushed(file: IO[str]) -> None:
+    """Waits until what was written is on the disk, where a machine that goes down leaves it."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def check_place(flag: str, path: Path, *, is_folder: bool = False) -> None:
+    """Raises UsageError where a file, or files in a folder, cannot be written; nothing is left.
+
+    flag: the one that names it.
+    """
+    where = f"--{flag}={path}"
+    try:
+        if path.exists() and path.is_dir() != is_folder:
+            is_now, needed = ("a file", "a folder") if is_folder else ("a folder", "a file")
+            raise UsageError(f"{where}: is {is_now}, must be {needed}")
+        folder = (path if is_folder else path.parent).absolute()
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise UsageError(f"{where}: cannot be written ({error.strerror}); choose another") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments import devices
 from experiments.running import folder as folders
+from experiments.running import records
 from fedjax_inv.checks import UsageError
 
 _NAME = "metrics.jsonl"
@@ -50,9 +51,9 @@ def _parsed(text: str) -> dict[str, Any] | None:
     """The record of a line; None if it is none."""
     try:
         line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return line if isinstance(line, dict) and {"round", "run"} <= set(line) else None
+    return line if records.is_of(line, records.LINE) else None
 
 
 def _damaged(path: Path, number: int, at: tuple[int, int]) -> str:
@@ -94,3 +95,9 @@ class Log:
         if devices.leads():
             with self._path.open("a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def flush(self) -> None:
+        """Waits until the lines are on the disk, so that no checkpoint is without its lines."""
+        if devices.leads():
+            with self._path.open("a") as file:
+                folders.flushed(file)

@@ -17,6 +17,7 @@ from experiments.grid import Cell
 from experiments.groups import Config
 from experiments.running import folder as folders
 from experiments.running import kept, summary
+from experiments.running import log as logs
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.events import Events
 from experiments.running.kept import Kept
@@ -25,6 +26,7 @@ from experiments.running.progress import Progress
 from experiments.running.signals import Stop, Stopped
 from experiments.selection import RULES
 from fedjax_inv import stopping
+from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Inputs, Outcome, Program, Training
 from fedjax_inv.types import Examples
 
@@ -55,8 +57,10 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
     """
     config, cell = job.config, job.cell
     with contextlib.ExitStack() as opened:
-        checkpoints = opened.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
+        checkpoints = Checkpoints(folder / "checkpoints", config, cell)
+        opened.enter_context(contextlib.closing(checkpoints))
         done = checkpoints.latest()
+        _check_reached(config, folder, done)
         log = Log(folder, done)
         events = Events(folder, cell, log.lines, config.watching.tensorboard)
         opened.enter_context(contextlib.closing(events))
@@ -80,6 +84,24 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
     result = {"cell": cell.record(), "runs": runs}
     folders.write_json(folder / "result.json", result)
     return result
+
+
+def _check_reached(config: Config, folder: Path, done: int) -> None:
+    """Raises UsageError where the newest checkpoint, of round `done`, is not this run's newest."""
+    if done > config.run.rounds:
+        raise UsageError(
+            f"{folder / 'checkpoints' / str(done)}: is of a round beyond "
+            f"--rounds={config.run.rounds}; delete it to continue from the one before"
+        )
+    if done:
+        return
+    logged = max([0, *(line["round"] for line in logs.read(folder))])
+    # The next is not begun before one is whole.
+    if logged > 2 * (config.run.checkpoint_every or config.watching.eval_every):
+        raise UsageError(
+            f"{folder}: has a log up to round {logged}, but no checkpoint any more; put a copy of "
+            "checkpoints/ in its place, or delete metrics.jsonl to begin anew"
+        )
 
 
 def _advance(
@@ -138,6 +160,7 @@ def _advance(
             last = _is_over(config, done, outcome.stops)
             stop.signal = devices.agree(stop.signal)
             if last or done % checkpoint_every == 0 or stop.signal:
+                log.flush()
                 checkpoints.save(done, states, keeper.served)
             if stop.signal and not last:
                 raise Stopped(f"stopped after round {done} of {rounds}")
