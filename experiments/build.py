@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments import grid, initial, optimizers
+from experiments import devices, grid, initial, optimizers
 from experiments.environments.kind import Source
-from experiments.flag import shown
+from experiments.flag import flags_of, in_flags, shown
 from experiments.grid import Cell
 from experiments.groups import (
     Clients,
@@ -21,10 +21,11 @@ from experiments.groups import (
     Environment,
     Network,
     Participation,
+    Partition,
     Watching,
 )
-from experiments.registry import factory, facts, network, takes
-from fedjax_inv import local, missing, models, platforms, program, schedules
+from experiments.registry import factory, facts, hyperparameters, network, takes
+from fedjax_inv import checks, local, missing, models, platforms, program, schedules
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import augment, federation, sources
 from fedjax_inv.data.dataset import Dataset
@@ -47,9 +48,15 @@ Splits = Mapping[int, Split]  # by seed
 
 
 def called(
-    what: str, kind: type[T], make: Callable[..., Any], *arguments: Any, **settings: Any
+    what: str,
+    names: Mapping[str, str],
+    kind: type[T],
+    make: Callable[..., Any],
+    *arguments: Any,
+    **settings: Any,
 ) -> T:
-    """What a factory makes, which may be anyone's. what: the flag that named it.
+    """What a factory makes, which may be anyone's. what: the flag that named it. names: of its
+    arguments -> of their flags.
 
     Raises UsageError, in one line, if it takes other arguments, refuses them, or makes no `kind`.
     """
@@ -62,7 +69,7 @@ def called(
     try:
         result = make(*arguments, **settings)
     except refusal as error:
-        raise UsageError(f"{what}: {error}") from None
+        raise in_flags(error, what, names) from None
     if not isinstance(result, kind):
         raise UsageError(f"{what}: makes {type(result).__name__}, must make {kind.__name__}")
     return result
@@ -80,9 +87,32 @@ def source(data: Data) -> Dataset:
             text_length=data.text_length or None,
         )
     except UsageError as error:
-        told = str(error).removeprefix(f"name={data.dataset!r}: ")
-        raise UsageError(f"--dataset={data.dataset}: {told}") from None
+        told = UsageError(str(error).removeprefix(f"name={data.dataset!r}: "))
+        raise in_flags(told, f"--dataset={data.dataset}", _names(Data)) from None
+    _check_names(data.dataset, loaded)
     return _strided(loaded, data.stride)
+
+
+def _names(*records: Any) -> dict[str, str]:
+    """Of records whose flags are arguments of the library's, by their own names."""
+    return {field.name: field.name for record in records for field in flags_of(record)}
+
+
+def _check_names(dataset: str, loaded: Dataset) -> None:
+    """Raises UsageError for names that a flag, a line of a table or a file cannot hold."""
+    for what, names in (("domain", loaded.domains), ("class", loaded.classes)):
+        for name in names:
+            if not name.isprintable():
+                raise UsageError(
+                    f"--dataset={dataset}: has the {what} {name!r}, must have names that can be "
+                    "printed in a line"
+                )
+    words = {"none", "all", ""} & set(loaded.domains)
+    if words and len(loaded.domains) > 1:
+        raise UsageError(
+            f"--dataset={dataset}: has the domain {words.pop()!r}, which means something else to "
+            "--held_out; must have another name"
+        )
 
 
 def _strided(data: Dataset, stride: int) -> Dataset:
@@ -91,6 +121,9 @@ def _strided(data: Dataset, stride: int) -> Dataset:
         return data
     if data.render is not None or np.ndim(data.x) != 4:
         raise UsageError(f"--stride={stride}: must be 1, as the data are no images")
+    if stride >= min(data.x.shape[1:3]):
+        height, width = data.x.shape[1:3]
+        raise UsageError(f"--stride={stride}: must be below a side of the images, {height}x{width}")
     return data._replace(x=data.x[:, ::stride, ::stride])
 
 
@@ -102,7 +135,8 @@ def domains(
     try:
         return environment.kind.make(loaded, about, *environment.records)
     except UsageError as error:
-        raise UsageError(f"--environment={environment.name}: {error}") from None
+        names = {**_names(*environment.kind.records), "clients": "clients"}
+        raise in_flags(error, f"--environment={environment.name}", names) from None
 
 
 def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:
@@ -131,14 +165,14 @@ def model(chosen: Network, data: Dataset) -> Model:
     told = arguments(chosen, data)
     num_classes = told.pop("num_classes")
     what = f"--model={chosen.model}"
-    made = called(what, Model, network(chosen.model), num_classes, **told)
+    made = called(what, _names(Network), Model, network(chosen.model), num_classes, **told)
     if chosen.dtype != "float32":
         made = models.computed_in(made, chosen.dtype)
     if chosen.weights:
         try:
             made = models.weights.pretrained(made, chosen.weights)
         except UsageError as error:
-            raise UsageError(f"--weights={chosen.weights}: {error}") from None
+            raise in_flags(error, what, {"path": "weights"}) from None
         made = models.normalised(made, models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD)
     if chosen.augment:
         made = models.augmented(made, augment.augment)
@@ -171,7 +205,7 @@ def _shapes(chosen: Network, made: Model, data: Dataset) -> Variables:
             lambda v, x, m, k: models.apply(made, v, x, m, True, k), variables, sample, mask, key
         )
     except UsageError as error:
-        raise UsageError(f"--model={chosen.model}: {error}") from None
+        raise in_flags(error, f"--model={chosen.model}", {"path": "weights"}) from None
     return variables
 
 
@@ -239,7 +273,8 @@ def algorithm(
     if model.inputs is not None and takes(method, "inputs"):
         arguments["inputs"] = model.inputs
     flag = f"--algorithm={cell.algorithm}"
-    made = called(flag, Algorithm, method, model, local_work, **arguments)
+    names = {name: f"set={name}" for name in hyperparameters(cell.algorithm)}
+    made = called(flag, names, Algorithm, method, model, local_work, **arguments)
     try:
         return missing.with_rule(made, config.participation.missing)
     except UsageError as error:
@@ -273,7 +308,7 @@ def experiment(
         stop_above=bool(config.watching.stop_above),
         end_at_stop=config.watching.after_stop == "end",
         drop_nonfinite=config.run.nonfinite == "drop",
-        history=_history(config.participation),
+        history=history(config.participation),
         watch_gradients=config.watching.watch_gradients,
         pooled=facts(cell.algorithm).pooled,
         schedules={
@@ -377,7 +412,7 @@ def _delayed(drawn: Cohort, key: Array, participation: Participation) -> Cohort:
     return schedules.delayed(drawn, int(value)) if int(value) else drawn
 
 
-def _history(participation: Participation) -> int:
+def history(participation: Participation) -> int:
     """How many broadcasts must be kept."""
     if participation.late == "stale" or ":" in participation.delay:
         return 1 + participation.longest_delay
@@ -441,12 +476,18 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
     # By what they are drawn with: of the first seed first.
     draws: dict[int, Dataset] = {}
     of_seed = {seed: _draw(config.environment, seed) for seed in seeds or config.run.seeds}
+    _check_draws(config, loaded, len({*of_seed.values()}))
     for draw in of_seed.values():
         if draw not in draws:
             draws[draw] = domains(
                 loaded, config.data, config.environment, draw, config.partition.clients
             )
     first = next(iter(draws.values()))
+    if len(first.classes) < 2:
+        raise UsageError(
+            f"--dataset={config.data.dataset}: has the class {first.classes[0]!r} alone, must have "
+            "two or more to tell apart"
+        )
     network = model(config.model, first)
     shapes = _shapes(config.model, network, first)
     start = initial.variables(config.model, shapes, [*of_seed]) if config.model.init_from else None
@@ -470,6 +511,14 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
         for cell in cells:
             _check_server(made, cell)
     return made
+
+
+def _check_draws(config: Config, loaded: Dataset, count: int) -> None:
+    """Raises UsageError where the data of so many draws do not fit into memory."""
+    size = 2 * count * sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.x))  # and on the device
+    what = f" for {count} draws of the data, twice"
+    if count > 1:
+        checks.memory("--seeds", shown(config.run.seeds), size, devices.memory(), what)
 
 
 def _check_rule(made: Assembled) -> None:
@@ -552,12 +601,13 @@ def _split(
             imbalance=dealt.imbalance,
         )
     except UsageError as error:
-        flags = f"--partition={dealt.partition} --clients={num_clients}"
+        flags = f"--partition={dealt.partition}"
         if dealt.partition == "shards":
             flags += f" --classes_per_client={dealt.classes_per_client}"
         if dealt.imbalance != 1:
             flags += f" --imbalance={shown(dealt.imbalance)}"
-        raise UsageError(f"{flags}: {error}") from None
+        names = {"num_clients": "clients", "name": "partition", "held_out": "held_out"}
+        raise in_flags(error, flags, names | _names(Partition)) from None
 
 
 def _check_test_fraction(

@@ -5,7 +5,6 @@ client and one run after the other, elsewhere all at once, or as many as fit int
 """
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments import build
+from experiments import build, devices
 from experiments.grid import Cell
 from experiments.groups import Config
 from fedjax_inv import program
@@ -188,11 +187,8 @@ class Machine:
 
 def available_bytes() -> int:
     """Memory that a program may take: most of the device's or of the machine's."""
-    stats = jax.devices()[0].memory_stats()
-    total = stats.get("bytes_limit", 0) if stats else 0
     # Not what happens to be free, so that a command is the same each time.
-    total = total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(_USABLE_MEMORY * total)
+    return int(_USABLE_MEMORY * devices.memory())
 
 
 def compiled(made: program.Program, *arguments: Tree) -> jax.stages.Compiled:

@@ -1,5 +1,6 @@
 """The command line: flags defined and read, presets, and what --help and --describe tell."""
 
+import difflib
 import inspect
 import re
 import textwrap
@@ -67,8 +68,8 @@ def parse(
         before = {flag: len(_entries(values, flag)) for flag in merged}
         try:
             _, *others = values([argv[0], *words])
-        except flags.Error as error:
-            raise UsageError(str(error)) from None
+        except (flags.Error, ValueError) as error:
+            raise UsageError(_told(error, values)) from None
         if others:
             raise UsageError(f"{others[0]}: not a flag; flags are --name=value")
         for flag, count in before.items():
@@ -108,6 +109,24 @@ def _merge(flag: str, kept: dict[str, _Setting], new: _Setting) -> None:
             f"--{flag}={new.entry}: stands beside --{flag}={old.entry}; must be given once"
         )
     kept[name] = new
+
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+def _told(error: Exception, values: flags.FlagValues) -> str:
+    """What is told of a command line that absl does not take."""
+    if isinstance(error, flags.UnrecognizedFlagError):
+        near = difflib.get_close_matches(error.flagname, values, 3, 0.6)
+        hint = f"did you mean {' or '.join(f'--{name}' for name in near)}? " if near else ""
+        return f"--{error.flagname}: unknown; {hint}--help tells all flags"
+    if isinstance(error, flags.IllegalFlagValueError):
+        entry = str(error).removeprefix("flag ").removesuffix(f": {error.__context__}")
+        name = entry.removeprefix("--").partition("=")[0]
+        kind = values[name].flag_type() if name in values else ""
+        return f"{entry}: must be {_KINDS.get(kind, 'another value')}"
+    text = re.sub(r"^Missing value for flag (\S+)$", r"\1: must have a value", str(error))
+    return text.replace("ERROR:: Unable to open flagfile: ", "--flagfile: cannot be read: ")
 
 
 def read(

@@ -5,6 +5,8 @@ lines (`command_line`).
 """
 
 import dataclasses
+import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from experiments.flag import check, check_different, check_known, flags_of, name
 from experiments.groups import FLAGS, GROUPS, Config, Environment, Participation, Running
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data import sources
 
 
 def of(*, given: Collection[str] = (), may_be_idle: bool = False, **values: Any) -> Config:
@@ -92,7 +95,7 @@ def _is_own(dataset: str) -> bool:
     """Whether a data set is a path: a file or a folder."""
     path = Path(dataset).expanduser()
     return path.suffix in (".npz", ".csv", ".json") or (
-        dataset not in ("digits", "dsprites") and path.is_dir()
+        dataset not in sources.NEEDS_NO_FILE and os.path.isdir(path)
     )
 
 
@@ -114,6 +117,14 @@ def _check(config: Config) -> None:
             f"--stop_below={shown(watching.stop_below)}"
         )
     check_different("held_out", config.data.held_out.split(","))
+    for name, entries, sign in (
+        ("slow", config.participation.slow, ":"),
+        ("lossy", config.participation.lossy, ":"),
+        ("paper", method.paper, "="),
+    ):
+        heads = [entry.partition(sign)[0] for entry in entries]
+        if len(set(heads)) < len(heads):
+            raise UsageError(f"--{name}={shown(entries)}: must not name one twice")
     cohort, num_clients = config.participation.cohort, config.partition.clients
     if num_clients and cohort > num_clients:
         raise UsageError(f"--cohort={cohort}: must be at most --clients={num_clients}")
@@ -179,11 +190,9 @@ def _check_processes(run: Running) -> None:
         )
     if run.num_processes == 1:
         return
-    host, _, port = run.coordinator_address.rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
-        raise UsageError(
-            f"--coordinator_address={run.coordinator_address}: must be host:port of process 0"
-        )
+    address = run.coordinator_address
+    if not re.fullmatch(r"[^\s:]+:[0-9]{1,5}|\[[^\s]+\]:[0-9]{1,5}", address):
+        raise UsageError(f"--coordinator_address={address}: must be host:port of process 0")
     for name in ("client_chunk", "run_chunk"):
         if not getattr(run, name).isdecimal():
             raise UsageError(

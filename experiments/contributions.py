@@ -15,14 +15,15 @@ import numpy as np
 from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tabulate import tabulate
 
-from experiments import build, config, figures, launch
+from experiments import build, config, effects, figures, launch
 from experiments.build import Assembled
 from experiments.config import Config
+from experiments.flag import check_picture
 from experiments.grid import Cell
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
+from experiments.tables import tabulate
 from fedjax_inv import program
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.algorithms.exit_strategy import Outcome
@@ -70,6 +71,7 @@ def find(folder: Path, data_dir: str = "") -> list[Phase]:
         raise UsageError(
             f"{where}: must be the folder of a run; of a sweep, that of one algorithm"
         ) from None
+    effects.check_data_dir(data_dir, chosen.data.dataset)
     # How a run was spread over devices does not matter to its state.
     alone: dict[str, Any] = {"init_from": "", "devices": 1, "num_processes": 1, "process_id": 0}
     alone |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
@@ -251,10 +253,7 @@ def run(options: Options) -> str:
     """
     if not options.runs:
         raise UsageError("--runs=: must be one or several folders")
-    out = Path(options.out)
-    if out.suffix != ".png":
-        raise UsageError(f"--out={out}: must end in .png")
-    folders.check_place("out", out)
+    out = check_picture("out", options.out)
     phases = [phase for name in options.runs for phase in find(Path(name), options.data_dir)]
     out.parent.mkdir(parents=True, exist_ok=True)
     draw(out, phases)

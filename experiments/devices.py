@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.groups import Running
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 
 T = TypeVar("T")
@@ -58,6 +59,12 @@ def replicated(tree: T, over: Mesh | None) -> T:
         return jax.device_put(np.asarray(leaf), whole)
 
     return jax.tree.map(put, tree)
+
+
+def memory() -> int:
+    """Bytes of the first device; of the machine, where the device has none of its own."""
+    stats = jax.devices()[0].memory_stats()
+    return (stats or {}).get("bytes_limit", 0) or checks.machine_bytes()
 
 
 def leads() -> bool:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 from experiments import environments, optimizers, registry
 from experiments.flag import flags_of
 from experiments.groups import FLAGS, Config, Network, Participation, Server
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import sources
 
 
 def idle(config: Config, values: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, str]:
@@ -23,6 +25,13 @@ def idle(config: Config, values: Mapping[str, Any], given: Collection[str] = ())
 
 def _is_on(value: Any) -> bool:
     return value not in (0, "", "0", "none", ()) or value is False
+
+
+def check_data_dir(data_dir: str, *datasets: str) -> None:
+    """Raises UsageError where --data_dir was set and none of the data sets is looked for there."""
+    if data_dir and not any(map(sources.may_be_prepared, datasets)):
+        text = f"has no effect with --dataset={datasets[0]}, which is not of TFDS"
+        raise UsageError(f"--data_dir={data_dir}: {text}")
 
 
 class _Rule(NamedTuple):
@@ -45,6 +54,9 @@ def without_effect(config: Config) -> dict[str, str]:
     of_environments = [field.name for record in idle_records for field in flags_of(record)]
     with_it = f"has no effect with --environment={environment.name}"
     rules = [_Rule(tuple(of_environments), with_it)]
+    if not sources.may_be_prepared(config.data.dataset):
+        text = f"has no effect with --dataset={config.data.dataset}, which is not of TFDS"
+        rules.append(_Rule(("data_dir",), text))
     if not environment.is_drawn:
         rules.append(_Rule(("data_seed",), with_it))
     text = f"has no effect with --partition={config.partition.partition}"

@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
-from tabulate import tabulate
 
 from experiments import build, config, figures, launch, report, run_figures, trained
 from experiments.build import Assembled
+from experiments.flag import check_picture
 from experiments.running import folder as folders
 from experiments.running import summary
+from experiments.tables import tabulate
 from experiments.trained import Finished
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -352,13 +353,12 @@ def run(options: Options) -> str:
     that do not fit it.
     """
     trained.check_state(options.state)
-    one = trained.find("run", Path(options.run), options.data_dir)
+    if not options.run:
+        raise UsageError("--run=: must be the folder of a finished run")
+    one = trained.find("run", Path(options.run), options.data_dir, options.dataset)
     name = f"evaluation-{options.state}"
     name += f"-{Path(options.dataset).stem}.png" if options.dataset else ".png"
-    out = Path(options.out or one.folder / name)
-    if out.suffix != ".png":
-        raise UsageError(f"--out={out}: must end in .png")
-    folders.check_place("out", out)
+    out = check_picture("out", options.out or str(one.folder / name))
     told = evaluate(one, options)
     rounds = ", ".join(str(run["round"]) for run in told["runs"])
     title = f"{one.cell.label}, held out: {one.cell.held_out or 'test split'}, after round {rounds}"

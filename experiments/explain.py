@@ -21,12 +21,12 @@ from absl import flags
 from lime.lime_image import LimeImageExplainer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tabulate import tabulate
 
 from experiments import build, config, figures, grid, launch, trained
 from experiments.build import Assembled
+from experiments.flag import check_picture
 from experiments.groups import Config
-from experiments.running import folder as folders
+from experiments.tables import tabulate
 from experiments.trained import Finished
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -394,10 +394,7 @@ def run(options: Options) -> str:
             raise UsageError(f"--{name}=: must be one or several")
     if options.samples < 2:
         raise UsageError(f"--samples={options.samples}: must be at least 2")
-    out = Path(options.out)
-    if out.suffix != ".png":
-        raise UsageError(f"--out={out}: must end in .png")
-    folders.check_place("out", out)
+    out = check_picture("out", options.out)
     runs = [find(Path(folder), options) for folder in options.runs]
     sources = [assembled(one) for one in runs]
     domains = [held_out(one, made) for one, made in zip(runs, sources, strict=True)]

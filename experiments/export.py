@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from absl import flags
-from tabulate import tabulate
 
 from experiments import build, config, grid, launch, trained
 from experiments.build import Assembled
+from experiments.flag import check_place
 from experiments.running import folder as folders
 from experiments.running import provenance
+from experiments.tables import tabulate
 from experiments.trained import Finished
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
@@ -93,9 +94,11 @@ def run(options: Options) -> str:
     Raises UsageError, in one line, for what is no finished run or has no such state.
     """
     trained.check_state(options.state)
+    if not options.run:
+        raise UsageError("--run=: must be the folder of a finished run")
     one = trained.find("run", Path(options.run), options.data_dir)
     out = Path(options.out or one.folder / "export")
-    folders.check_place("out", out, is_folder=True)
+    check_place("out", out, is_folder=True)
     made = trained.assembled(one.config, one.cell)
     held = trained.served(one, made, options.state)
     algorithm = trained.algorithm(one, made, 0)

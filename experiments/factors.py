@@ -18,12 +18,12 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
-from tabulate import tabulate
 
 from experiments import build, config, explain, figures, launch
 from experiments.build import Assembled
 from experiments.explain import Trained
-from experiments.running import folder as folders
+from experiments.flag import check_picture
+from experiments.tables import tabulate
 from fedjax_inv import averaging
 from fedjax_inv.algorithms import fedcfa
 from fedjax_inv.checks import UsageError
@@ -227,10 +227,7 @@ def run(options: Options) -> str:
     for name, least in (("clients", 1), ("examples", 3), ("hook", -1)):
         if getattr(options, name) < least:
             raise UsageError(f"--{name}={getattr(options, name)}: must be at least {least}")
-    out = Path(options.out)
-    if out.suffix != ".png":
-        raise UsageError(f"--out={out}: must end in .png")
-    folders.check_place("out", out)
+    out = check_picture("out", options.out)
     of_run = explain.Options((), seed=options.seed, run=options.run, data_dir=options.data_dir)
     panels = [panel(explain.find(Path(folder), of_run), options) for folder in options.runs]
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,10 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Collection
+import re
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_inv.checks import UsageError
@@ -16,24 +19,46 @@ class Range(NamedTuple):
     text: str
 
 
+# What float32 can tell from 0 and from infinity.
+_LEAST, _MOST = 1e-38, 1e38
+_MOST_INT = 2**31  # not in int32 any more
+
 ANY = Range(lambda value: True, "")
-POSITIVE = Range(lambda value: 0 < value < math.inf, "above 0")
+POSITIVE = Range(lambda value: _LEAST <= value <= _MOST, "above 0, from 1e-38 to 1e38")
+FINITE = Range(lambda value: 0 <= value <= _MOST, "at least 0 and at most 1e38")
 PROBABILITY = Range(lambda value: 0 <= value <= 1, "between 0 and 1")
 FRACTION = Range(lambda value: 0 <= value < 1, "at least 0 and below 1")
 INSIDE = Range(lambda value: 0 < value < 1, "above 0 and below 1")
-SEED = Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2^31")
 
 
 def at_least(lowest: int) -> Range:
-    """Numbers from `lowest` on."""
-    return Range(lambda value: value >= lowest, f"at least {lowest}")
+    """Whole numbers from `lowest` on."""
+    return Range(lambda value: lowest <= value < _MOST_INT, f"at least {lowest} and below 2^31")
+
+
+SEED = at_least(0)
+
+
+def is_whole(text: str, lowest: int = 0) -> bool:
+    """Whether text is a whole number from `lowest` on, in the digits 0 to 9."""
+    # Not thousands of digits, which int refuses.
+    is_number = text.isascii() and text.isdecimal() and len(text) <= 10
+    return is_number and lowest <= int(text) < _MOST_INT
+
+
+def is_real(text: str) -> bool:
+    """Whether text is a finite number."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def number_or(*words: str, lowest: int = 0) -> Range:
     """A whole number from `lowest` on, as text, or one of the words."""
     return Range(
-        lambda value: value in words or (value.isdecimal() and lowest <= int(value) < 2**31),
-        f"{', '.join(words)} or a number of at least {lowest}",
+        lambda value: value in words or is_whole(value, lowest),
+        f"{', '.join(words)} or a number of at least {lowest} and below 2^31",
     )
 
 
@@ -42,7 +67,7 @@ def pair(holds: Callable[[str], bool], text: str) -> Range:
 
     def both_hold(entry: str) -> bool:
         client, colon, value = entry.partition(":")
-        return client.isdecimal() and bool(colon) and holds(value)
+        return is_whole(client) and bool(colon) and holds(value)
 
     return Range(both_hold, f"client:value, a client's number and {text}")
 
@@ -110,3 +135,51 @@ def check_different(name: str, values: Collection[Any], *, may_be_empty: bool = 
     if (len(values) == 0 and not may_be_empty) or len(set(values)) < len(values):
         text = ",".join(map(str, values))
         raise UsageError(f"--{name}={text}: must be one or several different values")
+
+
+def in_flags(error: Exception, where: str, names: Mapping[str, str]) -> UsageError:
+    """What the library says of its arguments, said of the flags that set them.
+
+    where: the flag of what was called. names: of the arguments -> of their flags.
+    """
+
+    def of_flag(match: re.Match[str]) -> str:
+        value = (match["value"] or "").strip("'")
+        if value.startswith(("(", "[")):
+            value = value[1:-1].replace(", ", ",").rstrip(",")
+        if value == "None":
+            value = "none"
+        return f"--{names[match['name']]}={value}"
+
+    value = r"None|'[^']*'|\[[^\]]*\]|\([^)]*\)"
+    pattern = rf"(?<![\w.=/-])(?P<name>{'|'.join(names)})(?:\[\d+\])?=(?P<value>{value})?"
+    text = re.sub(pattern, of_flag, str(error)) if names else str(error)
+    if text.startswith("--"):
+        return UsageError(text if where in text else f"{text}, with {where}")
+    return UsageError(f"{where}: {text}")
+
+
+def check_place(name: str, path: Path, *, is_folder: bool = False) -> None:
+    """Raises UsageError where a file, or files in a folder, cannot be written; nothing is left.
+
+    name: of the flag that tells it.
+    """
+    where = f"--{name}={path}"
+    try:
+        if path.exists() and path.is_dir() != is_folder:
+            is_now, needed = ("a file", "a folder") if is_folder else ("a folder", "a file")
+            raise UsageError(f"{where}: is {is_now}, must be {needed}")
+        folder = (path if is_folder else path.parent).absolute()
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise UsageError(f"{where}: cannot be written ({error.strerror}); choose another") from None
+
+
+def check_picture(name: str, text: str) -> Path:
+    """The path of a picture; raises UsageError where it can be none."""
+    path = Path(text)
+    if path.suffix != ".png":
+        raise UsageError(f"--{name}={text}: must end in .png")
+    check_place(name, path)
+    return path

@@ -10,6 +10,7 @@ from typing import Any
 from experiments import environments, optimizers, registry
 from experiments.environments.kind import Kind
 from experiments.flag import (
+    FINITE,
     FRACTION,
     INSIDE,
     POSITIVE,
@@ -19,6 +20,8 @@ from experiments.flag import (
     at_least,
     flag,
     flags_of,
+    is_real,
+    is_whole,
     number_or,
     pair,
 )
@@ -37,7 +40,7 @@ def _is_probability(text: str) -> bool:
         return False
 
 
-_PAPER = Range(lambda value: "=" in value, "algorithm=number")
+_PAPER = Range(lambda value: is_real(value.partition("=")[2]), "algorithm=number")
 _PART = Range(lambda value: 0 < value <= 1, "above 0 and at most 1")
 _CHUNK = number_or("auto", "measure")
 
@@ -228,10 +231,10 @@ class Clients:
     clip: float = flag(
         0.0,
         "The largest norm of a local step's gradient, which is scaled down; 0: any.",
-        at_least(0),
+        FINITE,
     )
     weight_decay: float = flag(
-        0.0, "Times the parameters: added to a local step's gradient (L2).", at_least(0)
+        0.0, "Times the parameters: added to a local step's gradient (L2).", FINITE
     )
 
 
@@ -268,7 +271,7 @@ class Server:
         at_least(0),
     )
     server_weight_decay: float = flag(
-        0.0, "Times the parameters: added to the server's gradient (L2).", at_least(0)
+        0.0, "Times the parameters: added to the server's gradient (L2).", FINITE
     )
 
 
@@ -331,7 +334,7 @@ class Participation:
         (),
         "Clients that need several rounds for an update, as client:rounds; it then comes from the "
         "network of so many rounds ago.",
-        pair(lambda value: value.isdecimal() and int(value) >= 1, "a number of rounds above 0"),
+        pair(lambda value: is_whole(value, 1), "a number of rounds above 0"),
         kind=str,
     )
     lossy: tuple[str, ...] = flag(
@@ -392,6 +395,7 @@ class Participation:
             return schedules.cohort_size(num_clients, self.sampling_rate)
         except UsageError as error:
             told = str(error).removeprefix(f"rate={self.sampling_rate}: ")
+            told = told.replace("num_clients=", "--clients=")
             raise UsageError(f"--sampling_rate={self.sampling_rate}: {told}") from None
 
 

@@ -12,8 +12,19 @@ from typing import Any, NoReturn
 import jax
 from absl import app, logging
 
-from experiments import build, chunks, command_line, devices, grid, initial, report, run_figures
+from experiments import (
+    build,
+    chunks,
+    command_line,
+    devices,
+    grid,
+    initial,
+    memory,
+    report,
+    run_figures,
+)
 from experiments.command_line import Given
+from experiments.flag import check_place
 from experiments.groups import Config
 from experiments.running import checkpoints, events, loop, provenance, records
 from experiments.running import folder as folders
@@ -21,6 +32,8 @@ from experiments.running.signals import Stop, Stopped
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Examples
+
+_LONGEST = 2000  # characters of a line
 
 
 def flags(given: Given) -> Config:
@@ -89,7 +102,10 @@ _REMEDIES = {
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
+    line = " ".join(message.splitlines())
+    if len(line) > _LONGEST:  # of a list of thousands, both ends tell enough
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 4 :]}"
+    print(f"error: {line}", file=sys.stderr)
     sys.exit(status)
 
 
@@ -101,14 +117,16 @@ def run(config: Config, folder: Path, *, in_folders: bool) -> str:
     flags do not fit the data or the folders.
     """
     events.check(config.watching.tensorboard)
-    folders.check_place("run_dir", folder, is_folder=True)
+    check_place("run_dir", folder, is_folder=True)
     devices.connect(config.run)
     is_gone = initial.is_gone(config.model)
     made = _without_start(config, config.run.seeds) if is_gone else build.assemble(config)
+    memory.check(made)
     places = _places(made, folder, in_folders)
     if is_gone:
         _check_started(config, places.values())
     mesh = devices.mesh(config.run)
+    _finished(made, places)  # before a lock is left in what is not this run's
     with folders.locked(folder):
         results = _finished(made, places)
         programs = _Programs(config, devices.replicated(made.data, mesh))
@@ -132,8 +150,9 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     But for --init_from: what it names may be made by a run that comes before.
     """
     events.check(config.watching.tensorboard)
-    folders.check_place("run_dir", folder, is_folder=True)
+    check_place("run_dir", folder, is_folder=True)
     made = _without_start(config, config.run.seeds[:1])
+    memory.check(made)
     devices.mesh(config.run)
     _finished(made, _places(made, folder, in_folders))
 

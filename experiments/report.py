@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tabulate import tabulate
 
 from experiments import selection
 from experiments.selection import RULES
+from experiments.tables import tabulate
 
 
 def told(rule: str) -> str:

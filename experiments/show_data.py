@@ -15,11 +15,11 @@ import numpy as np
 from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tabulate import tabulate
 
 from experiments import build, command_line, figures, launch
+from experiments.flag import check_picture
 from experiments.groups import Config
-from experiments.running import folder as folders
+from experiments.tables import tabulate
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
@@ -30,6 +30,8 @@ from fedjax_inv.models.blocks import unit_range
 _NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}
 _STEP = 1.3  # between the lines of images, of which each is 1 high
 _LONGEST = 12.0  # inches of a picture of counts
+_MOST_IMAGES = 500  # in a line
+_MOST_PIXELS = 60_000  # along a side, which a .png of matplotlib can have
 _MOST_WRITTEN = 20  # columns of a picture of counts in which each count is written
 
 
@@ -159,7 +161,7 @@ def draw(path: Path, dataset: Dataset, holdings: Held, *, title: str, count: int
     others[0].set_ylabel("client: domain", fontsize=8)
     figures.name_y(others[0], holdings.names, height, 7)
     figures.entitle(figure, title, 10)
-    figures.save(figure, path, dpi=130)
+    figures.save(figure, path, dpi=min(130, _MOST_PIXELS / max(figure.get_size_inches())))
 
 
 def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], count: int) -> None:
@@ -214,12 +216,9 @@ def show(options: Options) -> str:
 
     Raises UsageError for flags that do not fit the data, and for data that are no images.
     """
-    out, config = Path(options.out), options.config
-    if out.suffix != ".png":
-        raise UsageError(f"--out={out}: must end in .png")
-    folders.check_place("out", out)
-    if options.images < 1:
-        raise UsageError(f"--images={options.images}: must be at least 1")
+    out, config = check_picture("out", options.out), options.config
+    if not 1 <= options.images <= _MOST_IMAGES:
+        raise UsageError(f"--images={options.images}: must be in 1..{_MOST_IMAGES}")
     made = build.assemble(config, config.run.seeds[:1])
     if len(made.splits) > 1:
         raise UsageError(f"--held_out={config.data.held_out}: must be one domain to be shown")

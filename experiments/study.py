@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
-from tabulate import tabulate
 
 from experiments import (
     command_line,
@@ -32,6 +31,7 @@ from experiments.flag import check_different, check_known, name_of
 from experiments.groups import Config
 from experiments.running import folder as folders
 from experiments.running import log, records
+from experiments.tables import tabulate
 from fedjax_inv.checks import UsageError
 
 # What result.json says of runs that end at a stop.

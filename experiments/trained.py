@@ -1,13 +1,14 @@
 """Finished runs, by their folder: what all binaries share that look at what was trained."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 from absl import flags
 
-from experiments import build, config, selection
+from experiments import build, config, effects, selection
 from experiments.build import Assembled
 from experiments.grid import Cell
 from experiments.groups import Config
@@ -54,8 +55,9 @@ class Finished(NamedTuple):
         return " ".join([f"seed={self.cell.runs[which].seed}", *self.varied(which)])
 
 
-def find(flag: str, folder: Path, data_dir: str = "") -> Finished:
+def find(flag: str, folder: Path, data_dir: str = "", dataset: str = "") -> Finished:
     """The finished run of a folder. flag: the one that names it. data_dir: another than it had.
+    dataset: other data that are asked for.
 
     Raises UsageError, in one line, if it is no run, or an unfinished one.
     """
@@ -68,6 +70,7 @@ def find(flag: str, folder: Path, data_dir: str = "") -> Finished:
         raise UsageError(f"{where}: {error}") from None
     except OSError:
         raise UsageError(f"{where}: must be the folder of a finished run{_why(folder)}") from None
+    effects.check_data_dir(data_dir, chosen.data.dataset, dataset)
     # How a run was spread over devices does not matter to its state.
     alone: dict[str, Any] = {"devices": 1, "num_processes": 1, "process_id": 0}
     alone |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
@@ -76,6 +79,8 @@ def find(flag: str, folder: Path, data_dir: str = "") -> Finished:
 
 def _why(folder: Path) -> str:
     """What a folder is that holds no result of a run."""
+    if not os.path.isdir(folder):  # it may have no name that a path can have
+        return ""
     if (folder / "config.json").is_file():
         return "; this one is unfinished, --resume goes on with it"
     cells = sorted(place.parent.name for place in folder.glob("*/config.json"))

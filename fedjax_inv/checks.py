@@ -5,6 +5,7 @@ Inside a compiled program values are tracers and pass; so whoever traces checks 
 
 import math
 import numbers
+import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -56,7 +57,8 @@ def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) ->
         number = float(value)
     except (TypeError, ValueError):
         number = np.nan
-    if isinstance(value, bool | str) or not (np.isfinite(number) and lowest <= number <= highest):
+    is_finite = abs(number) <= np.finfo(np.float32).max  # in which all is computed
+    if isinstance(value, bool | str) or not (is_finite and lowest <= number <= highest):
         raise UsageError(f"{name}={value}: must be a finite number, {allowed}")
 
 
@@ -95,6 +97,28 @@ def one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     """Raises ValueError unless `value` is one of `allowed`."""
     if value not in allowed:
         raise UsageError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+
+
+def machine_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def memory(name: str, value: Any, needed: int, there: int | None = None, what: str = "") -> None:
+    """Raises ValueError if `needed` bytes are more than `there`, by default in this machine.
+
+    what: needs them, in words, if that is not plain.
+    """
+    there = machine_bytes() if there is None else there
+    if needed > there:
+        raise UsageError(
+            f"{name}={value}: needs {_gigabytes(needed)}{what}, must fit into "
+            f"{_gigabytes(there)} of memory"
+        )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB"
 
 
 def integers(

@@ -53,13 +53,14 @@ def chunked(size: int) -> Axis:
 
     def axis(fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
         length = _length(slots)
-        if size >= length > 1:
+        at_once = min(size, length)
+        if at_once == length > 1:
             return vmapped()(fn, add, init, slots)
-        padded = _pad(slots, -(-length // size) * size)
-        chunks = jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), padded)
+        padded = _pad(slots, -(-length // at_once) * at_once)
+        chunks = jax.tree.map(lambda a: a.reshape(-1, at_once, *a.shape[1:]), padded)
 
         def body(accumulator: Tree, chunk: Tree) -> tuple[Tree, Tree]:
-            if size == 1:
+            if at_once == 1:
                 one = fn(jax.tree.map(lambda a: a[0], chunk))
                 uploads, kept = jax.tree.map(lambda a: a[None], one)
             else:

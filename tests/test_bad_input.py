@@ -68,22 +68,28 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (IPG | dict(settings=("penalty=",)), "--set=penalty=: must be name=value"),
     (IPG | dict(settings=("penalty=x",)), "--set=penalty=x: must be a number$"),
     (IPG | dict(settings=("penalty=none",)), "--set=penalty=none: must be a number$"),
-    (IPG | dict(settings=("penalty=-1",)), "--algorithm=fedipg: penalty=-1.0: .*at least 0"),
-    (IPG | dict(settings=("penalty=nan",)), "--algorithm=fedipg: penalty=nan: .*finite"),
+    (
+        IPG | dict(settings=("penalty=-1",)),
+        "--set=penalty=-1.0: .*at least 0, with --algorithm=fedipg",
+    ),
+    (IPG | dict(settings=("penalty=nan",)), "--set=penalty=nan: .*finite"),
     (
         IPG | dict(settings=("derivative=forward",)),
-        "--algorithm=fedipg: derivative='forward': must be one of forward_over_reverse",
+        "--set=derivative=forward: must be one of forward_over_reverse",
     ),
     (IPG | dict(settings=("server_optimizer=adam",)), "fedipg has no server_optimizer; must be"),
     (
         dict(settings=("weighting=sizes",)),
-        "--algorithm=fedavg: weighting='sizes': must be one of size, uniform",
+        "--set=weighting=sizes: must be one of size, uniform",
     ),
     (dict(algorithm=("erm",), settings=("penalty=1",)), "--set=penalty=1: erm takes no settings"),
     (GAMES | dict(settings=("memory=2.5",)), "--set=memory=2.5: must be a whole number$"),
-    (GAMES | dict(settings=("memory=-1",)), "--algorithm=fl_games: memory=-1: .*at least 0"),
+    (GAMES | dict(settings=("memory=-1",)), "--set=memory=-1: .*at least 0"),
     (GAMES | dict(settings=("learned=1",)), "--set=learned=1: must be true or false$"),
-    (GAMES | dict(settings=("play=turns",)), "play='turns': must be one of parallel, sequential"),
+    (
+        GAMES | dict(settings=("play=turns",)),
+        "--set=play=turns: must be one of parallel, sequential",
+    ),
     (GAMES | dict(settings=("loss=hinge",)), "--set=loss=hinge: can be set in Python only"),
     (
         GAMES | dict(settings=("body_optimizer=sgd",)),
@@ -115,8 +121,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(alpha=0.0), "--alpha=0.0: must be above 0"),
     (dict(held_out="75,75"), "--held_out=75,75: must be one or several different"),
     (dict(widths=(0,)), "--widths=0: must be at least 1"),
-    (dict(widths=(8, 8), cut=3), "--model=mlp: cut=3: must be an integer in 0..2"),
-    (dict(model="cnn", widths=(12,)), "--model=cnn: widths=.*multiples of 8"),
+    (dict(widths=(8, 8), cut=3), "--cut=3: must be an integer in 0..2, with --model=mlp"),
+    (dict(model="cnn", widths=(12,)), "--widths=12: .*multiples of 8, with --model=cnn"),
     (dict(devices=64), "--devices=64: must be at most"),
     (dict(process_id=1), "--process_id=1: must be below --num_processes=1"),
     (dict(coordinator_address="a:1"), "--coordinator_address=a:1: has no effect without --num_pro"),
@@ -138,7 +144,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(clients=3), "--clients=3: .*domains"),
     (dict(clients=5000), "--clients=5000: .*examples"),
     (dict(clients=5000, partition="iid"), "--clients=5000: .*examples"),
-    (dict(angles=(0.0, 0.0)), "--environment=rotated: angles=.*must all differ"),
+    (dict(angles=(0.0, 0.0)), "--angles=0.0,0.0: must all differ"),
     (dict(paper=("94.3",)), "--paper=94.3: must be algorithm=number"),
     (dict(watch_examples=-1), "--watch_examples=-1: must be at least 0"),
     (dict(watch_examples=9, stop_below=(1.0,)), "--stop_below=1.0: must be above 0 and below 1"),
@@ -164,7 +170,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(norm="batch", model="cnn"), "--norm=batch: --model=cnn has no norm"),
     (dict(environment="colored", flips=(0.2, 1.5)), "--flips=1.5: must be between 0 and 1"),
     (dict(test_fraction=0.0), "--test_fraction=0.0: must be above 0"),
-    (dict(dataset="dsprites", num_images=10**6), "--dataset=dsprites: num_images=1000000: must"),
+    (dict(dataset="dsprites", num_images=10**6), "--num_images=1000000: must"),
     (dict(data_dir="/nowhere", dataset="cifar100"), "python -m fedjax_inv.data.prepare cifar100"),
     (dict(dataset="/nowhere/x.npz"), "--dataset=/nowhere/x.npz: must be a file"),
 ]
@@ -199,10 +205,12 @@ IDLE: list[tuple[list[str], str]] = [
     (["--local_epochs=1", "--local_steps=5"], "--local_epochs=1: has no effect beside --local_st"),
     (["--warm_start=clients"], "--warm_start=clients: has no effect without --stop_below"),
     (["--test_fraction=0.3"], "--test_fraction=0.3: has no effect, as the test is on"),
+    (["--data_dir=/data"], "--data_dir=/data: has no effect with --dataset=digits"),
+    (["--data_dir=x", "--dataset=/x.npz"], "--data_dir=x: has no effect with --dataset=/x.npz"),
     (["--paper=fedipg=90"], "--paper=fedipg: unknown; .*fedavg"),
     (["--paper=fedprix=90", "--algorithm=fedprox"], "--paper=fedprix: .*did you mean fedprox"),
-    (["--image_size=8"], "--dataset=digits: image_size=8: must be None for"),
-    (["--num_images=8"], "--dataset=digits: num_images=8: must be None for"),
+    (["--image_size=8"], "--image_size=8: must be left out for .*, with --dataset=digits"),
+    (["--num_images=8"], "--num_images=8: must be left out for .*, with --dataset=digits"),
 ]
 
 
@@ -454,7 +462,7 @@ def test_sweep_and_train_share_their_checks(tmp_path: Path, told: Told) -> None:
     folder = tmp_path / "run"
     cases: list[tuple[dict[str, Any], str]] = [
         (dict(held_out="90"), "--held_out=90: "),
-        (IPG | dict(settings=("penalty=0,-1",)), "--algorithm=fedipg: penalty=-1.0: "),
+        (IPG | dict(settings=("penalty=0,-1",)), "--set=penalty=-1.0: "),
     ]
     for changes, message in cases:
         chosen = config.of(run_dir=str(folder), **changes)

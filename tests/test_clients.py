@@ -49,7 +49,7 @@ def check(axis: clients.Axis, num_slots: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_slots", "size"), [(1, 1), (1, 3), (4, 1), (4, 2), (7, 3), (7, 7), (7, 8)]
+    ("num_slots", "size"), [(1, 1), (1, 2**31), (4, 1), (4, 2), (7, 3), (7, 7), (7, 8)]
 )
 def test_chunked_is_a_loop(num_slots: int, size: int) -> None:
     check(clients.chunked(size), num_slots)

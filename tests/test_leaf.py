@@ -117,5 +117,5 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_its_images_are_not_scaled(tmp_path: Path) -> None:
     path = written(tmp_path / "some.json", {"anna": ANNA})
-    with pytest.raises(ValueError, match="image_size=8: must be None for"):
+    with pytest.raises(ValueError, match="image_size=8: must be left out"):
         sources.load(str(path), image_size=8)

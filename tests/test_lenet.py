@@ -68,8 +68,16 @@ def test_has_the_parameters_of_its_layers() -> None:
     [
         ((3, 2), (1, 8, 8, 1), r"^widths=\(3, 2\): must be 2 channels, then units$"),
         ((3, 2, 0), (1, 8, 8, 1), r"^widths\[2\]=0: must be at least 1$"),
-        (WIDTHS, (1, 8, 3, 1), r"^x.shape=\(1, 8, 3, 1\): must be at least 4 pixels a side"),
-        (WIDTHS, (1, 8, 8), r"^x.shape=\(1, 8, 8\): must be \[B, height, width, channels\]"),
+        (
+            WIDTHS,
+            (1, 8, 3, 1),
+            r"^inputs: are images \(8, 3, 1\), must be at least 4 pixels a side",
+        ),
+        (
+            WIDTHS,
+            (1, 8, 8),
+            r"^inputs: are \(1, 8, 8\), must be images \[B, height, width, channels\]",
+        ),
     ],
 )
 def test_impossible_networks_and_images_are_one_line(widths, shape, message) -> None:

@@ -232,13 +232,13 @@ def test_the_flags_reach_the_data() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (dict(darker="one"), "--environment=simpson: darker='one': must be one of 0, 1"),
+        (dict(darker="one"), "--darker=one: must be one of 0, 1"),
         (dict(ramp=("ffffff",)), "--ramp=ffffff: must be the two ends of a range, or 6 colours"),
         (dict(ramp=("ffffff", "red")), "--ramp=red: must be a colour, as rrggbb"),
         (
             dict(ramp=("000000", "ffffff")),
             r"--ramp=000000,ffffff: of its 6 colours, colors\[1\]=\[51, 51, 51\]: must be darker "
-            r"than the one before, \[0, 0, 0\]$",
+            r"than the one before, \[0, 0, 0\], with",
         ),
         (
             dict(clients=400),

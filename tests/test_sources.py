@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import logging
+import re
 import shutil
 import sys
 from functools import partial
@@ -66,9 +67,11 @@ def test_dsprites_are_rendered():
 
 
 def test_num_images_is_for_dsprites(tmp_path):
-    assert "num_images=5: must be None for name='digits'" in error_of("digits", num_images=5)
+    assert "num_images=5: must be left out for data that are not" in error_of(
+        "digits", num_images=5
+    )
     draw(tmp_path / "d" / "c" / "1.png", colours(0))
-    assert "num_images=5: must be None" in error_of(tmp_path, num_images=5)
+    assert "num_images=5: must be left out" in error_of(tmp_path, num_images=5)
     assert "num_images=0: must be an integer in 1..491520" in error_of("dsprites", num_images=0)
 
 
@@ -99,7 +102,9 @@ def test_missing_data_are_answered_with_the_command_that_prepares_them(tmp_path)
 
 
 def test_image_size_is_for_folders():
-    assert "image_size=8: must be None for name='digits'" in error_of("digits", image_size=8)
+    assert "image_size=8: must be left out for data that are not" in error_of(
+        "digits", image_size=8
+    )
 
 
 @pytest.mark.parametrize("name", ["", 7, None])
@@ -442,11 +447,12 @@ def test_features_other_than_image_and_label_are_an_error(tmp_path, features):
 
 
 @pytest.mark.parametrize("package", ["tensorflow", "tensorflow_datasets"])
-def test_prepare_says_how_to_install_what_is_missing(monkeypatch, package):
+def test_prepare_says_how_to_install_what_is_missing(monkeypatch, capsys, package):
     monkeypatch.setattr(prepare, "find_spec", lambda name: None if name == package else name)
-    words = rf"^{package} is needed .*: pip install 'fedjax_inv\[experiments,prepare\]'"
-    with pytest.raises(SystemExit, match=words):
+    words = rf"^error: {package} is needed .*: pip install 'fedjax_inv\[experiments,prepare\]'\n$"
+    with pytest.raises(SystemExit, match="2"):
         prepare.main(["mnist"])
+    assert re.match(words, capsys.readouterr().err)
 
 
 def test_prepare_writes_what_load_reads(monkeypatch, tmp_path):
@@ -466,10 +472,20 @@ def test_prepare_writes_what_load_reads(monkeypatch, tmp_path):
     assert len(sources.load("cifar100", data_dir=str(tmp_path)).y) == 5
 
 
-def test_prepare_refuses_unknown_names(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mnsit", "'mnsit' is not a data set of TFDS"),
+        ("mnist:9.9.9", "'mnist:9.9.9': has no such configuration or version: .* only: "),
+        ("mnist/letters", "'mnist/letters': has no such configuration or version: .*letters"),
+    ],
+)
+def test_prepare_refuses_unknown_names(monkeypatch, capsys, tmp_path, name, message):
     monkeypatch.setattr(prepare, "find_spec", lambda name: name)
-    with pytest.raises(SystemExit, match="'mnsit' is not a data set of TFDS"):
-        prepare.main(["mnsit", f"--data_dir={tmp_path}"])
+    with pytest.raises(SystemExit, match="2"):
+        prepare.main([name, f"--data_dir={tmp_path}"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"error: {message}", line)
 
 
 # .npz

@@ -447,9 +447,9 @@ def test_the_flags_reach_the_data() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (dict(domain_size=600), r"=stained: domain_size=600: must be an integer in 1\.\.287"),
-        (dict(training_domains=2000), "=stained: dataset: must hold an example for the test"),
-        (dict(colors=12), "=stained: colors=12: must be an integer in"),
+        (dict(domain_size=600), r"--domain_size=600: must be an integer in 1\.\.287"),
+        (dict(training_domains=2000), "--training_domains=2000: must be an integer in 1..1796"),
+        (dict(colors=12), "--colors=12: must be an integer in"),
         (dict(agreements=(0.1, 0.2, 0.3)), "--agreements=0.1,0.2,0.3: must be one number, the"),
         (dict(agreements=(0.1, 0.2), training_domains=1), "for each of --training_domains=1"),
         (dict(agreements=(1.5,)), "--agreements=1.5: must be between 0 and 1"),

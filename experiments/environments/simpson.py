@@ -10,6 +10,7 @@ import numpy as np
 
 from experiments.environments.kind import Kind, Source
 from experiments.flag import Range, flag, shown
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import simpson
 from fedjax_inv.data.dataset import Dataset
@@ -47,6 +48,9 @@ class Shades:
 
 
 def _make(data: Dataset, source: Source, chosen: Shades) -> Dataset:
+    checks.integer(
+        "clients", source.clients, 0, len(data.y) - 1, ", the number of examples but one"
+    )
     colors, steps = [_rgb(color) for color in chosen.ramp], (source.clients or 5) + 1
     if len(colors) not in (2, steps):
         raise UsageError(

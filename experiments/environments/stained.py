@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.environments.kind import Kind, Source
 from experiments.flag import PROBABILITY, at_least, flag, shown
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stains
 from fedjax_inv.data.dataset import Dataset
@@ -78,6 +79,8 @@ def _combinations(data: Dataset, source: Source, chosen: Stains) -> Dataset:
 
 
 def _stained(data: Dataset, source: Source, chosen: Stains, agreement: Agreement) -> Dataset:
+    count, most = agreement.training_domains, len(data.y) - 1
+    checks.integer("training_domains", count, 1, most, ", the number of examples but one")
     return stains.stained(
         data,
         stain=chosen.stain,

@@ -137,7 +137,10 @@ def check(config: Config) -> None:
     """Raises UsageError for flags with which a row cannot be told."""
     several = config.data.held_out == "all" or "," in config.data.held_out
     if several or len(grid.cells(config, [None])) > 1:
-        raise UsageError("the flags ask for several cells; for those there is sweep")
+        raise UsageError(
+            "the flags ask for several cells, of --held_out, --algorithm or --set; for those there "
+            "is sweep"
+        )
     if not config.watching.watch_classes:
         raise UsageError("--watch_classes=false: must be true")
 

@@ -104,7 +104,10 @@ def check(config: Config) -> None:
     """Raises UsageError for flags with which a row cannot be told."""
     several = config.data.held_out == "all" or "," in config.data.held_out
     if several or len(grid.cells(config, [None])) > 1:
-        raise UsageError("the flags ask for several cells; for those there is sweep")
+        raise UsageError(
+            "the flags ask for several cells, of --held_out, --algorithm or --set; for those there "
+            "is sweep"
+        )
     if config.method.algorithm == ("fl_games",) and not config.watching.stop_below:
         raise UsageError("--stop_below=: must name a threshold for the games")
     if not config.watching.watch_examples:

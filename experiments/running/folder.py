@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -302,23 +301,6 @@ def flushed(file: IO[str]) -> None:
     """Waits until what was written is on the disk, where a machine that goes down leaves it."""
     file.flush()
     os.fsync(file.fileno())
-
-
-def check_place(flag: str, path: Path, *, is_folder: bool = False) -> None:
-    """Raises UsageError where a file, or files in a folder, cannot be written; nothing is left.
-
-    flag: the one that names it.
-    """
-    where = f"--{flag}={path}"
-    try:
-        if path.exists() and path.is_dir() != is_folder:
-            is_now, needed = ("a file", "a folder") if is_folder else ("a folder", "a file")
-            raise UsageError(f"{where}: is {is_now}, must be {needed}")
-        folder = (path if is_folder else path.parent).absolute()
-        there = next(each for each in (folder, *folder.parents) if each.exists())
-        tempfile.TemporaryFile(dir=there).close()
-    except OSError as error:
-        raise UsageError(f"{where}: cannot be written ({error.strerror}); choose another") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -319,7 +319,8 @@ def check_cue(
 
 def _check_patch_size(patch_size: int, shape: tuple[int, ...]) -> None:
     height, width = shape[-3:-1]
-    checks.integer("patch_size", patch_size, 1, min(height, width // 2), " pixels")
+    meaning = f" pixels, of images of {height}x{width}"
+    checks.integer("patch_size", patch_size, 1, min(height, width // 2), meaning)
 
 
 def _check_angle(name: str, angle: float) -> None:

@@ -1,6 +1,7 @@
 """FEMNIST as LEAF writes it: characters by their writers (Caldas et al. 2018, arXiv 1812.01097)."""
 
 import json
+import os
 import string
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ def files(path: Path) -> list[tuple[Path, bool]]:
 
     path: a .json file; or a folder of all_data*.json, or with folders train and test of any.
     """
-    if path.suffix == ".json" and not path.is_dir():
+    if path.suffix == ".json" and not os.path.isdir(path):
         return [(path, False)]
+    if not os.path.isdir(path):  # nor a name that is too long for a path
+        return []
     test = sorted(path.glob("test/*.json"))
     train = [*sorted(path.glob("all_data*.json")), *sorted(path.glob("train/*.json"))]
     return [*((file, False) for file in train), *((file, True) for file in test)]
@@ -55,11 +58,13 @@ def femnist(found: list[tuple[Path, bool]]) -> Dataset:
 
 def _read(file: Path) -> dict[str, Any]:
     """What each user of a file holds."""
+    if not file.is_file():  # reading a pipe would wait for somebody to write
+        raise UsageError(f"name='{file}': must be a file")
     try:
         record = json.loads(file.read_bytes())
         users, data = record["users"], record["user_data"]
         return {user: data[user] for user in users}
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(
             f"name='{file}': must be LEAF's json, with users and user_data of each of them; "
             f"{type(error).__name__}: {error}"

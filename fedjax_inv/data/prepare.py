@@ -4,21 +4,50 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import sources
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Downloads each named data set and writes it where `sources.load` reads it.
 
-    argv: the command line without the program, by default that of the process. Exits with one line
-    if a package or a data set is missing.
+    argv: the command line without the program, by default that of the process. Exits with status 2
+    and one line if a flag is wrong, or a package or a data set is missing.
     """
-    parser = argparse.ArgumentParser(prog="python -m fedjax_inv.data.prepare", description=__doc__)
-    parser.add_argument("names", nargs="+", help="as mnist or emnist/letters")
+    try:
+        _prepare(argv)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _prepare(argv: Sequence[str] | None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m fedjax_inv.data.prepare",
+        description=__doc__,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("names", nargs="*", help="as mnist or emnist/letters")
     parser.add_argument("--data_dir", help="by default $TFDS_DATA_DIR, else ~/tensorflow_datasets")
-    args = parser.parse_args(argv)
+    try:
+        args, others = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error.argument_name}: {error.message}") from None
+    if others:
+        raise UsageError(f"{others[0]}: unknown; must be names of data sets, or --data_dir")
+    if not args.names:
+        raise UsageError("names: must be one data set of TFDS at least, as mnist")
+    for name in args.names:
+        if not sources.may_be_prepared(name):
+            raise UsageError(f"{name!r}: must be a data set of TFDS, as mnist or emnist/letters")
+    if args.data_dir and Path(args.data_dir).expanduser().is_file():
+        raise UsageError(f"--data_dir={args.data_dir}: must be a folder")
     for package in ("tensorflow_datasets", "tensorflow"):
         if find_spec(package) is None:
-            sys.exit(
+            raise UsageError(
                 f"{package} is needed to download: pip install 'fedjax_inv[experiments,prepare]'"
             )
     import tensorflow_datasets as tfds
@@ -27,7 +56,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             builder = tfds.builder(name, data_dir=args.data_dir)
         except tfds.core.DatasetNotFoundError:
-            sys.exit(f"{name!r} is not a data set of TFDS")
+            raise UsageError(f"{name!r} is not a data set of TFDS") from None
+        except (ValueError, AssertionError) as error:  # of a configuration or a version
+            told = " ".join(str(error).split())
+            raise UsageError(f"{name!r}: has no such configuration or version: {told}") from None
         builder.download_and_prepare(file_format="array_record")  # what random access needs
         print(f"{name}: {builder.data_dir}")
 

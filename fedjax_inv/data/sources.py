@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 # takes longer than loading a cached data set, which needs none.
 
 _LOG = logging.getLogger("fedjax_inv")
-_NEEDS_NO_FILE = ("digits", "dsprites")
+NEEDS_NO_FILE = ("digits", "dsprites")
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
+# What reading a damaged .npz file raises.
+_DAMAGES = (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 # Modes of pillow with more than 8 bits, which it would clip.
 _DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 
@@ -74,19 +77,20 @@ def load(
     prepared = _prepared(name, tfds_dir)
     path = Path(name).expanduser()
     # These go first, or a folder "mnist" in the working directory would hide the data set.
-    is_path = name not in _NEEDS_NO_FILE and prepared is None
-    is_folder = is_path and path.is_dir()
-    is_file = is_path and path.is_file()
+    is_path = name not in NEEDS_NO_FILE and prepared is None
+    # Not the path's own, which raise OSError for a name that is too long.
+    is_folder = is_path and os.path.isdir(path)
+    is_file = is_path and os.path.isfile(path)
     is_csv = is_file and path.suffix == ".csv"
     of_leaf = leaf.files(path) if is_path else []
     for setting, value, fits, needed in (
-        ("image_size", image_size, is_folder and not of_leaf, "is no folder of images"),
-        ("num_images", num_images, name == "dsprites", "is not rendered"),
-        ("vocabulary", vocabulary, is_csv, "is no text"),
-        ("text_length", text_length, is_csv, "is no text"),
+        ("image_size", image_size, is_folder and not of_leaf, "a folder of images"),
+        ("num_images", num_images, name == "dsprites", "rendered"),
+        ("vocabulary", vocabulary, is_csv, "texts"),
+        ("text_length", text_length, is_csv, "texts"),
     ):
         if value is not None and not fits:
-            raise UsageError(f"{setting}={value}: must be None for {name=}, which {needed}")
+            raise UsageError(f"{setting}={value}: must be left out for data that are not {needed}")
     if is_path and path.suffix in (".npz", ".csv", ".json") and not (is_folder or is_file):
         raise UsageError(f"{name=}: must be a file, there is none")
     if name == "dsprites":
@@ -139,9 +143,19 @@ def _one_domain(x: np.ndarray, y: np.ndarray, classes: Iterable[str], test: np.n
     return Dataset(x, y.astype(np.int32), tuple(classes), domain, ("all",), test)
 
 
+def may_be_prepared(name: str) -> bool:
+    """Whether a data set may be one of TFDS, by its name."""
+    return name not in NEEDS_NO_FILE and _tfds_name(name) is not None
+
+
+def _tfds_name(name: str) -> re.Match[str] | None:
+    """(name and configuration, version)"""
+    return re.fullmatch(r"(\w{1,100}(?:/[\w.-]{1,100})?)(?::(\d+\.\d+\.\d+))?", name)
+
+
 def _prepared(name: str, tfds_dir: Path) -> Path | None:
     """The folder of the highest prepared version of a TFDS data set, if there is one."""
-    match = re.fullmatch(r"(\w+(?:/[\w.-]+)?)(?::(\d+\.\d+\.\d+))?", name)
+    match = _tfds_name(name)
     if match is None:
         return None
     folder, version = match.groups()
@@ -157,7 +171,7 @@ def _not_found(name: str, tfds_dir: Path) -> str:
         import tensorflow_datasets as tfds
 
     base = re.split("[/:]", name)[0]
-    infos = (tfds_dir / name).glob("*/*/dataset_info.json")
+    infos = (tfds_dir / name).glob("*/*/dataset_info.json") if may_be_prepared(name) else ()
     configs = sorted({f"{name}/{info.parent.parent.name}" for info in infos})
     if configs:
         return f"{name=}: must name its configuration, one of {', '.join(configs)}"
@@ -244,8 +258,13 @@ def _npz(path: Path) -> Dataset:
     try:
         with np.load(path) as archive:
             arrays = {key: archive[key] for key in ("x", "y", "domain", "test") if key in archive}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
-        raise UsageError(f"{name=}: must be an .npz file of plain arrays") from None
+    except MemoryError as error:
+        raise UsageError(f"{name=}: must fit into memory: {error}") from None
+    except _DAMAGES as error:
+        reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+        raise UsageError(f"{name=}: must be an .npz file of plain arrays{reason}") from None
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+        raise UsageError(f"{name=}: must be an .npz file of plain arrays")
     for key in ("x", "y"):
         if key not in arrays:
             raise UsageError(f"{name=}: must hold arrays x [M, ...] and y [M], it has no {key}")
@@ -319,7 +338,7 @@ def _tiny_imagenet(root: Path, image_size: int | None) -> Dataset:
     if not files:
         raise UsageError(f"{name=}: must hold images in folders train/class/images, there are none")
     num_train, annotations = len(files), root / "val" / "val_annotations.txt"
-    for number, line in enumerate(annotations.read_text().splitlines(), 1):
+    for number, line in enumerate(annotations.read_text(errors="replace").splitlines(), 1):
         file, _, rest = line.partition("\t")
         label = rest.partition("\t")[0]
         if not (root / "train" / label / "images").is_dir() or not label:
@@ -356,6 +375,11 @@ def _decoded(name: str, files: Sequence[Path], image_size: int | None) -> np.nda
         from PIL.Image import Resampling
 
     mode = "L" if modes.keys() <= {"1", "L"} else "RGB"
+    needed = len(files) * height * width * len(mode)
+    if image_size is None:
+        checks.memory("name", repr(name), needed, what=f" for images of {width}x{height} pixels")
+    else:
+        checks.memory("image_size", image_size, needed)
     x = np.empty((len(files), height, width, len(mode)), np.uint8)
     for i, file in enumerate(files):
         with _image(file) as image:
@@ -365,7 +389,10 @@ def _decoded(name: str, files: Sequence[Path], image_size: int | None) -> np.nda
 
 
 def _visible(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be read: {error.strerror}") from None
 
 
 @contextlib.contextmanager
@@ -373,8 +400,16 @@ def _image(file: Path) -> "Iterator[Image.Image]":
     with _experiments_extra():
         from PIL import Image
 
+    if not file.is_file():  # opening a pipe would wait for somebody to write
+        raise UsageError(f"{file}: must be an image that can be decoded, is no file")
     try:
-        with Image.open(file) as image:
-            yield image
-    except (OSError, SyntaxError, ValueError) as error:  # what pillow raises for damaged files
+        with warnings.catch_warnings():
+            # Where it warns, images are large still to be told from those that it refuses.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(file) as image:
+                yield image
+    except MemoryError:
+        raise UsageError(f"{file}: must be an image that fits into memory") from None
+    # What pillow raises for damaged files, and for sizes that nobody has.
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UsageError(f"{file}: must be an image that can be decoded: {error}") from None

@@ -51,6 +51,7 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
     What is longer is cut off. Raises ValueError for a length below 1.
     """
     checks.integer("text_length", length)
+    checks.memory("text_length", length, 4 * length * len(texts))
     number = {word: index for index, word in enumerate(words)}
     x = np.zeros((len(texts), length), np.int32)
     for row, tokens in zip(x, texts, strict=True):
@@ -69,7 +70,10 @@ def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
     another content.
     """
     name = str(path)
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{name=}: cannot be read: {error.strerror}") from None
     try:
         whole = content.decode()
     except UnicodeDecodeError:

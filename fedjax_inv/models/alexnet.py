@@ -29,7 +29,9 @@ class _Conv(nn.Module):
         del mask, train
         check_images(x)
         if min(x.shape[1:3]) < self.smallest:
-            raise UsageError(f"{x.shape=}: must be at least {self.smallest} pixels a side")
+            raise UsageError(
+                f"inputs: are images {x.shape[1:]}, must be at least {self.smallest} pixels a side"
+            )
         x = nn.Conv(
             self.features,
             (self.window, self.window),

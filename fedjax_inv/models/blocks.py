@@ -42,7 +42,7 @@ def unit_range(x: Array) -> Array:
 def check_images(x: Array) -> None:
     """Raises ValueError unless x is a batch of images; flax would take three axes for one image."""
     if x.ndim != 4:
-        raise UsageError(f"{x.shape=}: must be [B, height, width, channels]")
+        raise UsageError(f"inputs: are {x.shape}, must be images [B, height, width, channels]")
 
 
 def _scaled(model: Model) -> Model:

@@ -27,7 +27,9 @@ class _Conv(nn.Module):
         del mask, train
         check_images(x)
         if min(x.shape[1:3]) < self.smallest:
-            raise UsageError(f"{x.shape=}: must be at least {self.smallest} pixels a side")
+            raise UsageError(
+                f"inputs: are images {x.shape[1:]}, must be at least {self.smallest} pixels a side"
+            )
         init = nn.initializers.he_normal()
         x = nn.Conv(self.features, (5, 5), kernel_init=init, conv_general_dilated=self.conv)(x)
         return lowerings.max_pool(nn.relu(x), 2)

@@ -93,6 +93,8 @@ def _read(path: str | Path) -> dict[str, np.ndarray]:
     except _DAMAGES as error:
         told = " ".join(str(error).split())
         raise UsageError(f"path={name}: must be a whole file of plain arrays: {told}") from None
+    except MemoryError as error:
+        raise UsageError(f"path={name}: must fit into memory: {error}") from None
     for key, array in arrays.items():
         if key.endswith(_COUNTER):
             continue
@@ -102,7 +104,8 @@ def _read(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def _are_finite_floats(array: np.ndarray) -> bool:
-    if not jnp.issubdtype(array.dtype, jnp.floating):  # bfloat16 is, unlike for NumPy
+    is_array = isinstance(array, np.ndarray)  # a damaged member of an .npz file is bytes
+    if not is_array or not jnp.issubdtype(array.dtype, jnp.floating):  # bfloat16 is one here
         return False
     with np.errstate(over="ignore"):  # what is too large becomes infinite
         return bool(np.isfinite(array.astype(np.float32)).all())
