@@ -6,7 +6,6 @@ lines (`command_line`).
 
 import dataclasses
 import os
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -191,7 +190,8 @@ def _check_processes(run: Running) -> None:
     if run.num_processes == 1:
         return
     address = run.coordinator_address
-    if not re.fullmatch(r"[^\s:]+:[0-9]{1,5}|\[[^\s]+\]:[0-9]{1,5}", address):
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16) or " " in address:
         raise UsageError(f"--coordinator_address={address}: must be host:port of process 0")
     for name in ("client_chunk", "run_chunk"):
         if not getattr(run, name).isdecimal():

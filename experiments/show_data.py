@@ -189,7 +189,7 @@ def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], cou
     axis.set(xlim=(-0.05, count + 0.1 + 1.6 * len(drawn)), aspect="equal", xticks=[])
     axis.set_ylim(_STEP * len(dataset.domains) - 0.2, -0.55)
     middles = [_STEP * line + 0.47 for line in range(len(dataset.domains))]
-    axis.set_yticks(middles, dataset.domains, fontsize=8)
+    axis.set_yticks(middles, [*map(figures.literal, dataset.domains)], fontsize=8)
     axis.tick_params(length=0)
     axis.set_frame_on(False)
     axis.set_title("domains, with labels", fontsize=9)

@@ -57,7 +57,7 @@ def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) ->
         number = float(value)
     except (TypeError, ValueError):
         number = np.nan
-    is_finite = abs(number) <= np.finfo(np.float32).max  # in which all is computed
+    is_finite = abs(number) <= float(np.finfo(np.float32).max)  # in which all is computed
     if isinstance(value, bool | str) or not (is_finite and lowest <= number <= highest):
         raise UsageError(f"{name}={value}: must be a finite number, {allowed}")
 

@@ -240,8 +240,9 @@ def _runs(folder: Path) -> None:
     (cell,) = grid.cells(chosen, ["75"])
     for name in ("finished", "unfinished", "sweep/cell"):
         folders.begin(folder / name, chosen, cell, {})
-    told = {"round": 5, "validation_accuracy": 0.5, "test_accuracy": 0.5}
-    run = {"seed": 0, "hyper": cell.runs[0].hyper, "diverged": False, "last": told}
+    told = {"round": 5, "validation_accuracy": 0.5, "test_accuracy": 0.5, "domains": {}}
+    run = {"seed": 0, "hyper": cell.runs[0].hyper, "diverged": False}
+    run |= {"selected": told, "last": told}
     folders.write_json(folder / "finished/result.json", {"cell": cell.record(), "runs": [run]})
     (folder / "damaged").mkdir()
     (folder / "damaged" / "config.json").write_text("{}")
@@ -526,7 +527,6 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --preset=rotated_digits,,", "--preset=: unknown"),
     ("train --flagfile=/nowhere", "--flagfile: cannot be read: .*/nowhere"),
     ("train --set=penalty", "--set=penalty: must be name=value"),
-    ("train --set=", "--set=: must be name=value"),
     ("train --algorithm=fedipg --set=penalty=1e308", r"--set=penalty=1e\+308: must be a finite"),
     ("train --algorithm=moon --set=temperature=0", "--set=temperature=0.0: .*, with --algo.*moon"),
     ("train --algorithm=fedcfa --set=top_k=99999999999", "--set=top_k=99999999999: must be an int"),
@@ -542,10 +542,10 @@ COMMANDS: list[tuple[str, str]] = [
         (f"train --num_processes=2 --coordinator_address={value}", "--coordinator_address=.*: must")
         for value in ("", "host", "host:", ":1", "host:port", "'a b:1'", "host:9999999")
     ),
-    ("train --run_dir={data}/notes.txt", "--run_dir=.*/notes.txt: must be in a folder, .* is none"),
-    ("train --run_dir={data}/notes.txt/x", "--run_dir=.*/notes.txt/x: must be in a folder"),
-    ("sweep --run_dir={data}/notes.txt/x", "--run_dir=.*/notes.txt/x: must be in a folder"),
-    ("train --run_dir=/dev/null", "--run_dir=/dev/null: must be in a folder"),
+    ("train --run_dir={data}/notes.txt", "--run_dir=.*/notes.txt: is a file, must be a folder"),
+    ("train --run_dir={data}/notes.txt/x", "--run_dir=.*/notes.txt/x: cannot be written"),
+    ("sweep --run_dir={data}/notes.txt/x", "--run_dir=.*/notes.txt/x: cannot be written"),
+    ("train --run_dir=/dev/null", "--run_dir=/dev/null: is a file, must be a folder"),
     ("train --run_dir={data}/folders", "--run_dir=.*/folders: is neither empty nor a run"),
     ("train --run_dir={data}/damaged", ".*/damaged/config.json: is damaged"),
     ("train --held_out=all", ".*python -m experiments.sweep"),
@@ -564,12 +564,15 @@ COMMANDS: list[tuple[str, str]] = [
     (f"show_data {D}/vectors.npz", "--dataset=.*: must hold images"),
     (f"show_data {D}/tweets.csv --model=lstm", "--dataset=.*: must hold images"),
     *(
-        (f"{command} --out={out}", f"--out={out}: must ")
+        (f"{command} --out={out}", f"--out={out}: {told}")
         for command in (
             *("show_data", "evaluate --run={data}/finished", "explain --runs={data}/finished"),
             *("factors --runs={data}/finished", "contributions --runs={data}/finished"),
         )
-        for out in ("picture.jpg", "/dev/null/picture.png")
+        for out, told in (
+            ("picture.jpg", "must end in .png"),
+            ("/dev/null/picture.png", "cannot be written"),
+        )
     ),
     ("show_data --out=", "--out=: must end in .png"),
     *(

@@ -67,7 +67,10 @@ def default(chosen: Config, name: str, told: Collection[str]) -> Path:
     text = "-".join(f"{flag}={'-'.join(map(str, value))}" for flag, value in changed.items())
     if len(text) > _LONGEST or text != grid.folder_name(text):
         text = f"{zlib.crc32(repr(changed).encode()):08x}"
-    return Path("runs", "-".join([grid.folder_name(name), *filter(None, [text])]))
+    place = grid.folder_name(name)
+    if len(place) > 2 * _LONGEST:  # more than a folder may be called
+        place = f"{place[:_LONGEST]}-{zlib.crc32(name.encode()):08x}"
+    return Path("runs", "-".join([place, *filter(None, [text])]))
 
 
 @contextlib.contextmanager
