@@ -1,4 +1,4 @@
-"""The commands that --help and the README show are commands: they pass all checks, uncomputed."""
+"""The commands that --help, README and docs show are commands: they pass all checks, uncomputed."""
 
 import importlib
 import re
@@ -13,6 +13,7 @@ from experiments import command_line, launch, papers, study, sweep, train
 
 ROOT = Path(__file__).parent.parent
 BINARIES = ("train", "sweep", "show_data", "evaluate", "export", "explain", "contributions")
+PAGES = ("README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 MODULES = [*BINARIES, "factors", *(f"papers.{name}" for name in papers.LISTED)]
 
 
@@ -30,26 +31,38 @@ def test_commands_are_found_where_they_stand() -> None:
     assert commands(text) == [("train", ["--a=1", "--b=2"])]
 
 
+def check(name: str, arguments: list[str], folder: Path) -> None:
+    """Reads a command as its binary does; a study's with all of its rows."""
+    module, values = importlib.import_module(f"experiments.{name}"), flags.FlagValues()
+    if name.startswith("papers."):
+        study.define(module.PAPER, values)
+        command_line.parse(["", *arguments], values)
+        told = study.options(module.PAPER, values)
+        for data in told.data:
+            rows = study.select(module.PAPER.studies[told.study].rows(data), told.rows)
+            assert study.configs(module.PAPER, rows, folder, told.overrides)
+    elif name in ("train", "sweep"):
+        command_line.of_arguments(arguments)
+    else:
+        module.define(values)
+        given = command_line.parse(["", *arguments], values)
+        assert module.read(given, values) if name == "show_data" else module.options(values)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_help_parse(name: str, tmp_path: Path) -> None:
-    module = importlib.import_module(f"experiments.{name}")
-    examples = commands(module.__doc__ or "")
+    examples = commands(importlib.import_module(f"experiments.{name}").__doc__ or "")
     assert {binary for binary, _ in examples} == {name}
     for _, arguments in examples:
-        values = flags.FlagValues()
-        if name.startswith("papers."):
-            study.define(module.PAPER, values)
-            command_line.parse(["", *arguments], values)
-            told = study.options(module.PAPER, values)
-            for data in told.data:
-                rows = module.PAPER.studies[told.study].rows(data)
-                assert study.configs(module.PAPER, rows, tmp_path, told.overrides)
-        elif name in ("train", "sweep"):
-            command_line.of_arguments(arguments)
-        else:
-            module.define(values)
-            given = command_line.parse(["", *arguments], values)
-            assert module.read(given, values) if name == "show_data" else module.options(values)
+        check(name, arguments, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_parse(page: str, tmp_path: Path) -> None:
+    blocks = [line for line in (ROOT / page).read_text().splitlines() if line.startswith("    ")]
+    for name, arguments in commands("\n".join(blocks)):
+        if name in MODULES:  # benchmarks read their own
+            check(name, arguments, tmp_path)
 
 
 @pytest.mark.parametrize("binary", [train, sweep])
@@ -62,15 +75,3 @@ def test_the_example_of_train_and_sweep_could_be_run(
     folder = binary.folder(chosen)
     launch.check(chosen, folder, in_folders=binary is sweep)
     assert not folder.exists()
-
-
-def test_the_commands_of_the_readme_parse() -> None:
-    found = [
-        (binary, arguments)
-        for binary, arguments in commands((ROOT / "README.md").read_text())
-        if binary in ("train", "sweep")
-    ]
-    assert {binary for binary, _ in found} == {"train", "sweep"}
-    for _, arguments in found:
-        if not any("..." in argument for argument in arguments):
-            command_line.of_arguments(arguments)
