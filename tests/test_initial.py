@@ -176,7 +176,7 @@ def test_the_three_algorithms_of_the_paradox(before: Ran, tmp_path: Path) -> Non
             p for p in (tmp_path / "sweep").glob("*") if p.name.startswith(job.cell.algorithm)
         ]
         lines = metrics(cell)
-        assert [line["round"] for line in lines] == [1, 1, 2, 2]
+        assert [line["round"] for line in lines] == [0, 0, 1, 1, 2, 2]
         # It has begun where the other ended, not at chance.
         assert min(line["test_accuracy"] for line in lines) > 0.7
         assert not any(line["diverged"] for line in lines)
