@@ -44,6 +44,8 @@ from fedjax_inv.types import (
 
 T = TypeVar("T")
 
+_MOST_INT = 2**31  # not in int32 any more
+
 Splits = Mapping[int, Split]  # by seed
 
 
@@ -110,7 +112,7 @@ def _check_names(dataset: str, loaded: Dataset) -> None:
     words = {"none", "all", ""} & set(loaded.domains)
     if words and len(loaded.domains) > 1:
         raise UsageError(
-            f"--dataset={dataset}: has the domain {words.pop()!r}, which means something else to "
+            f"--dataset={dataset}: has the domain {min(words)!r}, which means something else to "
             "--held_out; must have another name"
         )
 
@@ -260,6 +262,9 @@ def algorithm(
 
     Raises UsageError for a value out of range.
     """
+    for name, value in cell.settings.items():
+        if isinstance(value, int) and abs(value) >= _MOST_INT:
+            raise UsageError(f"--set={name}={value}: must be below 2^31")
     arguments = {**cell.settings, **hyper}
     local_work = work(config.clients, arguments.pop("learning_rate"), sizes)
     server_rate = arguments.pop("server_learning_rate", None)
@@ -445,21 +450,15 @@ class Assembled(NamedTuple):
         """What is to be compiled and run for a cell."""
         config, splits = self.config, self.splits[cell.held_out]
         watching = config.watching
-        try:
-            inputs = program.inputs(
-                cell.runs,
-                splits,
-                pooled=facts(cell.algorithm).pooled,
-                watch_examples=watching.watch_examples,
-                warm_start=lambda sizes: warm_start(watching, config.clients.batch_size, sizes),
-                variables=self.variables,
-                num_classes=len(self.dataset.classes) if watching.watch_classes else 0,
-            )
-        except UsageError as error:
-            if not watching.watch_classes:
-                raise
-            # A client has a class that the test lacks.
-            raise UsageError(f"--watch_classes=true: {error}") from None
+        inputs = program.inputs(
+            cell.runs,
+            splits,
+            pooled=facts(cell.algorithm).pooled,
+            watch_examples=watching.watch_examples,
+            warm_start=lambda sizes: warm_start(watching, config.clients.batch_size, sizes),
+            variables=self.variables,
+            num_classes=len(self.dataset.classes) if watching.watch_classes else 0,
+        )
         groups = program.group_names(splits[cell.runs[0].seed])
         told = sizes(config.clients, np.asarray(inputs.train.size))
         made = experiment(config, cell, self.model, len(groups), told)
@@ -507,6 +506,8 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
     }
     made = Assembled(config, first, network, cells, data, splits, start)
     _check_rule(made)
+    if config.watching.watch_classes:
+        _check_classes(made)
     if config.watching.watch_gradients:
         for cell in cells:
             _check_server(made, cell)
@@ -528,6 +529,24 @@ def _check_rule(made: Assembled) -> None:
         raise UsageError(
             "--select=agreement: needs several training domains, each with clients of its own"
         )
+
+
+def _check_classes(made: Assembled) -> None:
+    """Raises UsageError where a client has a class that the test lacks."""
+    y = np.asarray(made.data.y)
+    for splits in made.splits.values():
+        for split in splits.values():
+            mine, tested = (
+                np.unique(y[np.concatenate(federation.parts_of(held))])
+                for held in (split.train, split.test)
+            )
+            lacking = np.setdiff1d(mine, tested)
+            if len(lacking):
+                name = made.dataset.classes[lacking[0]]
+                raise UsageError(
+                    f"--watch_classes=true: the test has no example of class {name}, must have one "
+                    "of each class that clients have"
+                )
 
 
 def _check_server(made: Assembled, cell: Cell) -> None:

@@ -62,8 +62,8 @@ def replicated(tree: T, over: Mesh | None) -> T:
 
 
 def memory() -> int:
-    """Bytes of the first device; of the machine, where the device has none of its own."""
-    stats = jax.devices()[0].memory_stats()
+    """Bytes of this process's first device; of the machine where that has none of its own."""
+    stats = jax.local_devices()[0].memory_stats()
     return (stats or {}).get("bytes_limit", 0) or checks.machine_bytes()
 
 

@@ -48,8 +48,9 @@ def check(made: build.Assembled) -> None:
     for cell in {cell.label: cell for cell in made.cells}.values():  # domains make no difference
         runs = len(cell.runs)
         state, broadcast = _of_run(made, cell, network, num_clients)
-        _check("clients", num_clients, state, f"the server and {num_clients} clients")
-        _check("seeds", config.run.seeds, runs * state, f"the servers and clients of {runs} runs")
+        held = f"server and {num_clients} clients of {cell.label}"
+        _check("clients", num_clients, state, f"the {held}")
+        _check("seeds", config.run.seeds, runs * state, f"{runs} runs, each with {held}")
         if history > 1:
             _check(delay, kept, runs * history * broadcast, f"{history} broadcasts of {runs} runs")
 
@@ -80,6 +81,10 @@ def _of_run(
     except UsageError as error:
         names = {name: f"set={name}" for name in hyperparameters(cell.algorithm)}
         raise in_flags(error, f"--algorithm={cell.algorithm}", names) from None
+    except OverflowError as error:  # of an index
+        raise UsageError(
+            f"--algorithm={cell.label}: needs arrays larger than int32 counts: {error}"
+        ) from None
     sent = [jax.eval_shape(each.broadcast, state.server) for each in algorithm.exchanges]
     return _bytes(state), _bytes(sent)
 

@@ -123,6 +123,7 @@ def _arrays(folder: Path) -> None:
         "tiny": dict(x=x[:, :2, :2], y=y, domain=domain),
         "volumes": dict(x=np.zeros((60, 2, 2, 2, 2)), y=y, domain=domain),
         "colours": dict(x=np.stack([x] * 3, -1), y=y, domain=domain),
+        "lacking": dict(x=x, y=np.where(names == 2, 0, y), domain=domain),
         "no_features": dict(x=np.zeros((60, 0)), y=y),
         "no_examples": dict(x=np.zeros((0, 5)), y=np.zeros(0, int)),
         "one_class": dict(x=x, y=y * 0, domain=domain),
@@ -484,7 +485,7 @@ COMMANDS: list[tuple[str, str]] = [
     ),
     (
         f"train --environment=none --widths=1000000 --seeds={','.join(map(str, range(20)))}",
-        "--seeds=0,1,.*19: needs 6.0 GB for the servers and clients of 20 runs",
+        "--seeds=0,1,.*19: needs 6.0 GB for 20 runs, each with server and 1 clients of fedavg",
     ),
     (f"train {D}/folders/images --image_size=100000", "--image_size=100000: needs 180.0 GB"),
     (f"train {D}/folders/images --image_size=2000000000", "--image_size=2000000000: needs "),
@@ -519,6 +520,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --held_out=,", "--held_out=,: must be one or several different values"),
     ("train --held_out=0,", "--held_out=: unknown"),
     ("sweep --held_out=none,75", "--held_out=none: unknown"),
+    (f"train {D}/lacking.npz --watch_classes", "--watch_classes=true: the test has no .* class 2"),
     # Flags that do not fit.
     ("train --flips=0.3", "--flips=0.3: has no effect with --environment=rotated"),
     ("train --environment=colored --angles=5", "--angles=5: has no effect with --environment=col"),
@@ -530,6 +532,15 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --algorithm=fedipg --set=penalty=1e308", r"--set=penalty=1e\+308: must be a finite"),
     ("train --algorithm=moon --set=temperature=0", "--set=temperature=0.0: .*, with --algo.*moon"),
     ("train --algorithm=fedcfa --set=top_k=99999999999", "--set=top_k=99999999999: must be an int"),
+    (
+        "train --algorithm=fl_games --set=memory=2147483647",
+        "--clients=5: .*fl_games memory=2147483",
+    ),
+    ("train --algorithm=fedmix --set=rows=2147483647", "--algorithm=fedmix rows=2147483647: needs"),
+    (
+        "train --algorithm=qfedavg --set=loss_batch_size=99999999999",
+        "--set=loss_batch_size=999.*31",
+    ),
     ("train --algorithm=", "--algorithm=: must be one or several"),
     ("train --algorithm=fedavg,fedavg", "--algorithm=fedavg,fedavg: must be one or several diff"),
     *(

@@ -206,10 +206,10 @@ def test_what_stands_in_for_a_missing_update() -> None:
         (dict(first_all=True, cohort=2, rounds=2, eval_every=1), "^--first_all=true: .*3 rounds"),
         (
             dict(imbalance=100.0, partition="dirichlet", clients=50, environment="none"),
-            "^--partition=dirichlet --clients=50 --imbalance=100: ",
+            "^--min_size=10: .*, with --partition=dirichlet --imbalance=100$",
         ),
         (dict(imbalance=0.5), "^--imbalance=0.5: must be at least 1"),
-        (dict(sampling_rate=0.01), "^--sampling_rate=0.01: selects none of num_clients=5, must be"),
+        (dict(sampling_rate=0.01), "^--sampling_rate=0.01: selects none of --clients=5, must be"),
         (dict(sampling_rate=0.0), "^--sampling_rate=0.0: must be above 0 and at most 1"),
         (dict(frequency=0.0), "^--frequency=0.0: must be above 0 and at most 1"),
         (dict(frequency=1.5), "^--frequency=1.5: must be above 0 and at most 1"),

@@ -179,14 +179,14 @@ def test_labels_come_in_turn() -> None:
     ("change", "words"),
     [
         (dict(out="data.pdf"), "--out=data.pdf: must end in .png"),
-        (dict(images=0), "--images=0: must be at least 1"),
+        (dict(images=0), "--images=0: must be in 1..500"),
         (
             dict(config=config.of(environment="combinations", held_out="all")),
             "--held_out=all: must be one domain to be shown",
         ),
         (
             dict(config=config.of(environment="stained", domain_size=600)),
-            r"--environment=stained: domain_size=600: must be an integer in 1\.\.287",
+            r"--domain_size=600: must be an integer in 1\.\.287",
         ),
     ],
 )
