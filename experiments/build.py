@@ -397,7 +397,7 @@ def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.
     values = np.full(num_clients, default)
     for entry in entries:
         client, _, value = entry.partition(":")
-        if 1 < num_clients and int(client) < num_clients:  # a single one may stand for all data
+        if num_clients > 1 and int(client) < num_clients:  # a single one may stand for all data
             values[int(client)] = float(value)  # in the default's type
     return values
 
