@@ -380,7 +380,8 @@ class _Runs(NamedTuple):
             training, watched = self.watch(data, inputs, Training(state, stops), cohort)
             return training, (reports, watched)
 
-        training, (reports, watched) = jax.lax.scan(one, training, cohorts)
+        with jax.named_scope("rounds"):
+            training, (reports, watched) = jax.lax.scan(one, training, cohorts)
         return training, self.look(data, inputs, training)._replace(
             metrics=_mean_metrics(reports),
             attended=jnp.stack([report.present.sum(1) for report in reports], axis=-1),

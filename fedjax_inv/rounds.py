@@ -226,4 +226,5 @@ def run(
     def body(state: State, cohort: Cohort) -> tuple[State, tuple[Report, ...]]:
         return step(algorithm, state, cohort, federation, axis=axis, drop_nonfinite=drop_nonfinite)
 
-    return jax.lax.scan(body, state, schedule)
+    with jax.named_scope("rounds"):
+        return jax.lax.scan(body, state, schedule)

@@ -58,7 +58,10 @@ ENTRY %main (start: {STATE}) -> {STATE} {{
 def test_a_text_is_read_as_launches_loops_and_bytes() -> None:
     read = hlo.Program(TEXT)
     (loop,) = read.loops()
-    assert loop == read.local_step() == hlo.Loop("body", 5, "jit(run)/vmap(local_steps)/while")
+    assert read.named("rounds") is None
+    assert (
+        loop == read.named("local_steps") == hlo.Loop("body", 5, "jit(run)/vmap(local_steps)/while")
+    )
     assert [one.name for one in read.launches("body")] == ["x", "product", "call"]
     # Rows that are gathered, not all that could be: read and written, with their numbers.
     x, product, call = 2 * 4 * 8 * 4 + 4 * 4, (4 * 8 + 8 * 2 + 4 * 2) * 4, 2 * 4 * 2 * 4

@@ -220,7 +220,8 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
     """What a compiled program does, as a row of the table."""
     read = hlo.Program(compiled.program.as_text() or "")
     memory: Any = compiled.program.memory_analysis()
-    step, loops = read.local_step(), read.loops()
+    turn, step, loops = read.named("rounds"), read.named("local_steps"), read.loops()
+    in_step = len(read.launches(step.body)) if step else 0
     looped = [one for loop in loops for one in read.everything(loop.body)]
 
     def count(*opcodes: str) -> int:
@@ -235,7 +236,8 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
         "arguments MB": memory.argument_size_in_bytes / 1e6,
         "temporaries MB": memory.temp_size_in_bytes / 1e6,
         "of memory %": 100 * needed / target.memory,
-        "kernels a step": len(read.launches(step.body)) if step else None,
+        "kernels a step": in_step,  # none where a single step is no loop
+        "around it": len(read.launches(turn.body)) - in_step if turn else None,
         "steps known": bool(step and step.turns is not None),
         "loops": len(loops),
         "of unknown length": sum(loop.turns is None for loop in loops),

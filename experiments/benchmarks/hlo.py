@@ -150,10 +150,9 @@ class Program:
                 if name in self.computations:
                     yield from self.everything(name)
 
-    def local_step(self) -> Loop | None:
-        """The loop of local training: the innermost whose scope says so, None if there is none."""
-        named = [loop for loop in self.loops() if "local_steps" in loop.scope]
-        return named[0] if named else None
+    def named(self, scope: str) -> Loop | None:
+        """The outermost loop of a scope, None if there is none."""
+        return next((loop for loop in self.loops() if scope in loop.scope), None)
 
     def of(self, computation: str, *opcodes: str) -> list[Instruction]:
         """Its instructions of some kinds, those inside of fusions and loops too."""
