@@ -72,7 +72,8 @@ def reference(params: Tree, federation: Any, share: bool) -> tuple[Tree, list[Tr
             now = params if share else own[who]
             for _ in range(NUM_STEPS):  # passes, of which the last one's features count
                 features = np.asarray(features_of(now, x))
-                grads = gradient(now, mean, known, x, y)
+                # Copies, as what is computed later may see what is written below.
+                grads = gradient(now, mean.copy(), known.copy(), x, y)
                 now = jax.tree.map(lambda w, g: w - RATE * g, now, grads)
             own[who] = now
             sizes.append(len(rows))
