@@ -58,8 +58,15 @@ def main(binary: Callable[[Any], str], about: str, read: Callable[[Given], Any] 
         del argv
         # Orbax tells of every file it writes, and of what it cannot write, which is told here.
         logging.set_verbosity(logging.FATAL)
-        with errors_in_one_line():
-            print(binary(read(*given)))
+        try:
+            with errors_in_one_line():
+                print(binary(read(*given)))
+        except SystemExit as ended:
+            if ended.code in (2, 3) and not jax.distributed.is_initialized():
+                # Not after orbax's threads, which wait for minutes for what could not be written.
+                sys.stdout.flush()
+                os._exit(ended.code)
+            raise
 
     def parse(argv: list[str]) -> list[str]:
         with errors_in_one_line():

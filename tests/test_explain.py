@@ -93,8 +93,11 @@ def changed(folder: Path, to: Path, *, held_out: str | None = "0.9", **changes: 
     shutil.copytree(folder, to)
     record = json.loads((to / "config.json").read_text())
     record["flags"].update(changes)
-    record["cell"]["held_out"] = held_out
-    (to / "config.json").write_text(json.dumps(record))
+    del record["starts"]  # which tell of the data that there were
+    result = json.loads((to / "result.json").read_text())
+    for name, told in (("config.json", record), ("result.json", result)):
+        told["cell"]["held_out"] = held_out
+        (to / name).write_text(json.dumps(told))
     return to
 
 

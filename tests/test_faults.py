@@ -427,6 +427,18 @@ def test_a_file_where_checkpoints_should_be(
     assert line.startswith(f"{folder / 'checkpoints'}")
 
 
+def test_a_place_for_checkpoints_that_cannot_be_written(
+    made: Runs, refused: Refused, tmp_path: Path
+) -> None:
+    """It is told before there is anything to write."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "checkpoints").symlink_to("/proc/self/task")
+    line = refused(lambda: go_on(made.whole.job, folder))
+    assert line.startswith(f"--run_dir={folder / 'checkpoints'}: cannot be written (")
+    assert not (folder / "metrics.jsonl").exists()
+
+
 def test_a_log_without_its_checkpoints_is_not_thrown_away(
     made: Runs, refused: Refused, tmp_path: Path
 ) -> None:

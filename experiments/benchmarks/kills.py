@@ -33,6 +33,7 @@ from fedjax_inv.algorithms import LISTED
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("kills", 40, "Kills in all, dealt to the commands in turn.", lower_bound=0)
+flags.DEFINE_list("only", [], "Which commands, as the table calls them; all if none.")
 flags.DEFINE_integer("seed", 0, "Of the moments at which they come.")
 
 _ROOT = Path(__file__).parents[2]
@@ -43,6 +44,7 @@ _OF_ALGORITHM = {
     "cafe": ("--momentum=0.9",),
     "exit_strategy": ("--set=pretraining_rounds=3",),
     "fedbn": ("--norm=batch",),
+    "fedcfa": ("--set=top_k=2",),
     "fl_games": ("--optimizer=adam",),
 }
 
@@ -209,6 +211,8 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(place) / "cache")
         for index, command in enumerate(every):
+            if FLAGS.only and command.name not in FLAGS.only:
+                continue
             share = len(range(index, FLAGS.kills, len(every)))
             folder = Path(place) / str(index)
             told = tried(command, folder, share, rng)

@@ -43,6 +43,8 @@ class Checkpoints:
         for path in (folder, *folder.glob("[0-9]*")):
             if path.is_file():
                 raise UsageError(f"{path}: is a file, must be a folder; delete it")
+        if not reads:
+            folders.check_place("run_dir", folder, is_folder=True)
         options = ocp.CheckpointManagerOptions(max_to_keep=2, read_only=reads)
         with _written(folder):
             self._manager = ocp.CheckpointManager(

@@ -11,7 +11,7 @@ from fedjax_inv.checks import UsageError
 Kind = Any
 
 NUMBER = (int, float)
-_DOMAIN = {"accuracy": NUMBER, "loss": (*NUMBER, None), "examples": int, "split": str}
+_DOMAIN = {"accuracy": NUMBER, "split": str, "loss?": (*NUMBER, None), "examples?": int}
 # An evaluation of a run.
 _LINE = {
     "round": int,
