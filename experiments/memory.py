@@ -3,6 +3,8 @@
 What is counted here is needed however a program is compiled. Not all that is needed is counted.
 """
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,7 +79,9 @@ def _of_run(
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
-        state = jax.eval_shape(init, network, of_clients, key)
+        with warnings.catch_warnings(action="ignore"):  # of sizes that are refused below
+            state = jax.eval_shape(init, network, of_clients, key)
+            sent = [jax.eval_shape(each.broadcast, state.server) for each in algorithm.exchanges]
     except UsageError as error:
         names = {name: f"set={name}" for name in hyperparameters(cell.algorithm)}
         raise in_flags(error, f"--algorithm={cell.algorithm}", names) from None
@@ -85,7 +89,6 @@ def _of_run(
         raise UsageError(
             f"--algorithm={cell.label}: needs arrays larger than int32 counts: {error}"
         ) from None
-    sent = [jax.eval_shape(each.broadcast, state.server) for each in algorithm.exchanges]
     return _bytes(state), _bytes(sent)
 
 
