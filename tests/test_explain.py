@@ -14,6 +14,7 @@ import pytest
 from absl import flags
 
 from experiments import build, command_line, config, explain, sweep
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.types import Algorithm, Array, Tree
 from runs import no_figures, ran
@@ -298,11 +299,14 @@ def refused(message: str, *folders: Path) -> None:
 
 
 def test_a_run_of_many_devices_and_another_data_folder(fedavg: Path, tmp_path: Path) -> None:
-    folder = changed(fedavg, tmp_path / "run", devices=64, data_dir="there")
-    assert explain.find(folder, options(folder)).config.data.data_dir == "there"
-    one = explain.find(folder, options(folder, data_dir="here"))
-    assert one.config.data.data_dir == "here"
+    folder = changed(fedavg, tmp_path / "run", devices=64)
+    one = explain.find(folder, options(folder))
     explain.restore(one, explain.assembled(one))
+    with pytest.raises(UsageError, match=r"^--data_dir=here: has no effect with"):
+        explain.find(folder, options(folder, data_dir="here"))
+    of_tfds = changed(fedavg, tmp_path / "mnist", dataset="mnist", data_dir="there")
+    assert explain.find(of_tfds, options(of_tfds)).config.data.data_dir == "there"
+    assert explain.find(of_tfds, options(of_tfds, data_dir="here")).config.data.data_dir == "here"
 
 
 def test_folders_that_cannot_be_explained(fedavg: Path, tmp_path: Path) -> None:

@@ -316,4 +316,4 @@ def test_the_binary_ends_with_one_line_and_status_2() -> None:
     )
     assert done.returncode == 2
     (told,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert told == "error: F-parallel: --rounds=0: must be at least 1"
+    assert told == "error: F-parallel: --rounds=0: must be at least 1 and below 2^31"
