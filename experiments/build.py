@@ -621,11 +621,10 @@ def _split(
         )
     except UsageError as error:
         flags = f"--partition={dealt.partition}"
-        if dealt.partition == "shards":
-            flags += f" --classes_per_client={dealt.classes_per_client}"
         if dealt.imbalance != 1:
             flags += f" --imbalance={shown(dealt.imbalance)}"
         names = {"num_clients": "clients", "name": "partition", "held_out": "held_out"}
+        names["shards_per_client"] = "classes_per_client"
         raise in_flags(error, flags, names | _names(Partition)) from None
 
 

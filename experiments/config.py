@@ -116,14 +116,9 @@ def _check(config: Config) -> None:
             f"--stop_below={shown(watching.stop_below)}"
         )
     check_different("held_out", config.data.held_out.split(","))
-    for name, entries, sign in (
-        ("slow", config.participation.slow, ":"),
-        ("lossy", config.participation.lossy, ":"),
-        ("paper", method.paper, "="),
-    ):
-        heads = [entry.partition(sign)[0] for entry in entries]
-        if len(set(heads)) < len(heads):
-            raise UsageError(f"--{name}={shown(entries)}: must not name one twice")
+    named = [entry.partition("=")[0] for entry in method.paper]
+    if len(set(named)) < len(named):
+        raise UsageError(f"--paper={shown(method.paper)}: must not name one twice")
     cohort, num_clients = config.participation.cohort, config.partition.clients
     if num_clients and cohort > num_clients:
         raise UsageError(f"--cohort={cohort}: must be at most --clients={num_clients}")

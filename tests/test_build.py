@@ -236,11 +236,11 @@ def test_what_stands_in_for_a_missing_update() -> None:
         (dict(alpha=0.3, partition="shards"), "^--alpha=0.3: has no effect with --partition=shar"),
         (
             dict(partition="shards", clients=500, classes_per_client=9),
-            "^--partition=shards --clients=500 --classes_per_client=9: shards_per_client=9: must",
+            "^--classes_per_client=9: must be an integer in 1..2: .* with --partition=shards",
         ),
         (
             dict(partition="quantity", clients=90, alpha=0.001),
-            "^--partition=quantity --clients=90: alpha=0.001: must be higher",
+            "^--alpha=0.001: must be higher, or --min_size=10 or --clients=90 lower",
         ),
         (dict(stride=3, dataset="dsprites", num_images=50, environment="none"), None),
         (dict(weights="nowhere.npz", model="resnet18"), "^--weights=nowhere.npz: .*there is none"),

@@ -140,7 +140,7 @@ def test_the_classifier_is_the_run_that_was_asked_for(
 
     # On the stored test examples, by the network that renders them.
     network = build.model(one.config.model, dataset)
-    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, capacity=1)
+    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, build.Sizes())
 
     @jax.jit
     def stored(server: Tree, x: Tree) -> Array:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from experiments.flag import check_place
 from experiments.grid import Cell
 from experiments.groups import Config
 from experiments.running import folder as folders
@@ -44,7 +45,7 @@ class Checkpoints:
             if path.is_file():
                 raise UsageError(f"{path}: is a file, must be a folder; delete it")
         if not reads:
-            folders.check_place("run_dir", folder, is_folder=True)
+            check_place("run_dir", folder, is_folder=True)
         options = ocp.CheckpointManagerOptions(max_to_keep=2, read_only=reads)
         with _written(folder):
             self._manager = ocp.CheckpointManager(
