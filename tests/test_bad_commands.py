@@ -509,8 +509,8 @@ COMMANDS: list[tuple[str, str]] = [
             *(("lossy", value) for value in ("99:0.5", "0:nan", "0:1.5", "0:", ":0.5", "0:0.5:1")),
         )
     ),
-    ("train --slow=0:2,0:3", "--slow=0:2,0:3: must not name one twice"),
-    ("train --lossy=0:0.2,0:0.3", "--lossy=0:0.2,0:0.3: must not name one twice"),
+    ("train --slow=0:2,0:3", "--slow=0:2,0:3: must tell each client one value"),
+    ("train --lossy=0:0.2,0:0.3", "--lossy=0:0.2,0:0.3: must tell each client one value"),
     ("train --first_all --cohort=1 --rounds=3 --eval_every=1", "--first_all=true: needs 5 rounds"),
     ("train --partition=user", "--partition=user: needs data that tell whose"),
     (
