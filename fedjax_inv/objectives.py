@@ -30,10 +30,12 @@ def masked_mean(values: Array, mask: Array) -> Array:
 def cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
     """Mean softmax cross-entropy in nats of logits [B, K] against labels [B] in 0..K-1; [].
 
-    A label outside has NaN for a loss, which a run reports. Raises ValueError for other shapes, and
-    for a label outside where it is concrete.
+    A label outside has NaN for a loss, which a run reports. Raises ValueError for other shapes, for
+    labels that are no integers, and for a label outside where it is concrete.
     """
     _check_classes(logits, labels, mask)
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise UsageError(f"labels: are {labels.dtype}, must be integers")
     # Not by taking the label's entry, whose gradient scatters: on a GPU a kernel of its own.
     is_label = jnp.arange(logits.shape[1]) == labels[:, None]
     losses = -jnp.where(is_label, jax.nn.log_softmax(logits), 0).sum(-1)
