@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 
     preset: str
     prototypes: str = "1.0"  # FedProto's penalty
-    rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)  # from which all methods choose
+    rates: tuple[float, ...] = (0.0003, 0.001, 0.003, 0.01)  # from which all methods choose
 
 
 SETTINGS = {
