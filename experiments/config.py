@@ -12,7 +12,15 @@ from typing import Any
 
 from experiments import environments, optimizers, registry
 from experiments.effects import idle
-from experiments.flag import check, check_different, check_known, flags_of, name_of, shown
+from experiments.flag import (
+    check,
+    check_different,
+    check_known,
+    flags_of,
+    is_whole,
+    name_of,
+    shown,
+)
 from experiments.groups import FLAGS, GROUPS, Config, Environment, Participation, Running
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
@@ -186,7 +194,7 @@ def _check_processes(run: Running) -> None:
         return
     address = run.coordinator_address
     host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 2**16) or " " in address:
+    if not (host and is_whole(port, 1) and int(port) < 2**16) or " " in address:
         raise UsageError(f"--coordinator_address={address}: must be host:port of process 0")
     for name in ("client_chunk", "run_chunk"):
         if not getattr(run, name).isdecimal():

@@ -55,8 +55,8 @@ _WARMUP = "Rounds in which the rate rises linearly, before the schedule begins."
 
 
 def _is_delay(text: str) -> bool:
-    if text.isdecimal():
-        return int(text) < 2**31
+    if is_whole(text):
+        return True
     kind, _, value = text.partition(":")
     try:
         return kind == "geometric" and 0 < float(value) <= 1
@@ -66,8 +66,7 @@ def _is_delay(text: str) -> bool:
 
 def _is_period(text: str) -> bool:
     client, colon, period = text.rpartition(":")
-    is_period = period.isdecimal() and 1 <= int(period) < 2**31
-    return is_period and (not colon or client.isdecimal())
+    return is_whole(period, 1) and (not colon or is_whole(client))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +267,7 @@ class Server:
     server_clip: float = flag(
         0.0,
         "The largest norm of the server's gradient, which is scaled down; 0: any.",
-        at_least(0),
+        FINITE,
     )
     server_weight_decay: float = flag(
         0.0, "Times the parameters: added to the server's gradient (L2).", FINITE

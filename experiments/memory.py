@@ -12,6 +12,7 @@ import numpy as np
 from experiments import build, devices
 from experiments.flag import in_flags, shown
 from experiments.grid import Cell
+from experiments.groups import Participation
 from experiments.registry import facts, hyperparameters
 from fedjax_inv import checks, rounds
 from fedjax_inv.checks import UsageError
@@ -45,7 +46,7 @@ def check(made: build.Assembled) -> None:
     sized = "widths" if config.model.widths else "model"
     _check(sized, getattr(config.model, sized), 2 * _bytes(network), "a network and its gradient")
     history = build.history(config.participation)
-    delay = "longest_delay" if config.participation.late == "stale" else "slow"
+    delay = _delay(config.participation)
     kept = getattr(config.participation, delay)
     for cell in {cell.label: cell for cell in made.cells}.values():  # domains make no difference
         runs = len(cell.runs)
@@ -55,6 +56,13 @@ def check(made: build.Assembled) -> None:
         _check("seeds", config.run.seeds, runs * state, f"{runs} runs, each with {held}")
         if history > 1:
             _check(delay, kept, runs * history * broadcast, f"{history} broadcasts of {runs} runs")
+
+
+def _delay(chosen: Participation) -> str:
+    """The flag that says how many broadcasts are kept."""
+    if chosen.late == "stale" or ":" in chosen.delay:
+        return "longest_delay"
+    return "delay" if int(chosen.delay) else "slow"
 
 
 def _check(name: str, value: object, needed: int, what: str) -> None:

@@ -261,7 +261,7 @@ RANGES = {
     "text_length local_epochs longest_delay process_id cut": ("99999999999", "-5"),
     "seeds widths": ("99999999999", "-1", "0,-1", "1,2147483648"),
     "learning_rate server_learning_rate": ("nan", "inf", "1e308", "1e-320", "0", "-1", "0.1,nan"),
-    "weight_decay clip server_weight_decay": ("nan", "inf", "1e308", "-1"),
+    "weight_decay clip server_clip server_weight_decay": ("nan", "inf", "1e308", "-1"),
     "momentum server_momentum sampling_rate frequency": ("nan", "inf", "1e308", "-1", "1.5"),
     "alpha server_epsilon imbalance": ("nan", "inf", "-1"),
     "sparse test_fraction": ("nan", "1e308", "-1"),
@@ -474,6 +474,11 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --batch_size=2000000000", "--batch_size=2000000000: needs .* GB"),
     ("train --rounds=2000000000", "--rounds=2000000000: needs 90.0 GB"),
     ("train --local_epochs=2000000000", "--local_epochs=2000000000: makes 18000000000 steps"),
+    ("train --delay=1000000", "--delay=1000000: needs .* GB for 1000001 broadcasts"),
+    (
+        "train --delay=geometric:0.5 --longest_delay=1000000",
+        "--longest_delay=1000000: needs .* GB for 1000001 broadcasts",
+    ),
     ("train --slow=0:1000000", "--slow=0:1000000: needs .* GB for 1000000 broadcasts"),
     (
         "train --late=stale --frequency=0.5 --longest_delay=2000000000",
@@ -506,8 +511,15 @@ COMMANDS: list[tuple[str, str]] = [
         for name, value in (
             *(("slow", value) for value in ("99:2", "0:0", "0", "x", "-1:2", "²:2", "0:x")),
             *(("slow", value) for value in ("0:99999999999", "99999999999999999999:2")),
+            *(("upload_every", value) for value in ("99:2", "0:0", "0", "x", "-1:2", "²:2", "٣")),
+            *(("delay", value) for value in ("-1", "1.5", "x", "٣", "99999999999")),
+            *(("delay", f"geometric:{value}") for value in ("", "0", "1.5", "nan", "x", "0.5:1")),
             *(("lossy", value) for value in ("99:0.5", "0:nan", "0:1.5", "0:", ":0.5", "0:0.5:1")),
         )
+    ),
+    *(
+        (f"train --{name}={'9' * 5000}", f"--{name}=9.*9: must be ")
+        for name in ("delay", "upload_every")
     ),
     ("train --slow=0:2,0:3", "--slow=0:2,0:3: must tell each client one value"),
     ("train --lossy=0:0.2,0:0.3", "--lossy=0:0.2,0:0.3: must tell each client one value"),

@@ -683,7 +683,10 @@ def test_an_interrupt_while_importing_is_one_line(tmp_path: Path) -> None:
 # --- flags
 
 
-@pytest.mark.parametrize("address", ["x", "x:", ":1", "x:y", "x:0", "x:65536", "x:-1"])
+@pytest.mark.parametrize(
+    "address",
+    ["x", "x:", ":1", "x:y", "x:0", "x:65536", "x:-1", pytest.param("x:" + "9" * 5000, id="long")],
+)
 def test_a_coordinator_without_a_port(address: str) -> None:
     with pytest.raises(ValueError, match=f"^--coordinator_address={address}: must be host:port"):
         config.of(num_processes=2, coordinator_address=address, client_chunk="1", run_chunk="1")

@@ -58,6 +58,12 @@ def test_a_state_is_as_large_as_that_of_the_program(changes: dict[str, object]) 
             100 * NETWORK,
             "--longest_delay=99: .* for 100 broadcasts",
         ),
+        (
+            dict(delay="geometric:0.5", longest_delay=99),
+            100 * NETWORK,
+            "--longest_delay=99: .* for 100 broadcasts",
+        ),
+        (dict(delay="49"), 50 * NETWORK, "--delay=49: .* for 50 broadcasts"),
         (dict(slow=("0:50",)), 50 * NETWORK, "--slow=0:50: .* for 50 broadcasts"),
     ],
 )
