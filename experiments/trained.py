@@ -69,7 +69,10 @@ def find(flag: str, folder: Path, data_dir: str = "", dataset: str = "") -> Fini
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     except OSError:
-        raise UsageError(f"{where}: must be the folder of a finished run{_why(folder)}") from None
+        result = None
+    # Where a run goes on with more rounds, its checkpoints are past its result.
+    if result is None or folders.goes_on(result):
+        raise UsageError(f"{where}: must be the folder of a finished run{_why(folder)}")
     effects.check_data_dir(data_dir, chosen.data.dataset, dataset)
     # How a run was spread over devices does not matter to its state.
     alone: dict[str, Any] = {"devices": 1, "num_processes": 1, "process_id": 0}

@@ -314,11 +314,11 @@ def edited(change: Callable[[Path], Any]) -> Callable[[Path, Path], Path]:
 
 
 def result(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Changes what result.json says of the first run."""
+    """Changes what result.json says."""
 
     def write(folder: Path) -> None:
         told = json.loads((folder / "result.json").read_text())
-        change(told["runs"][0])
+        change(told)
         (folder / "result.json").write_text(json.dumps(told))
 
     return write
@@ -328,14 +328,15 @@ BAD: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "nowhere": ("must be the folder of a finished run$", lambda to: to / "nowhere"),
     "sweep": (r"of a finished run; of a sweep, that of one .*: copy$", lambda to: to.parent),
     "no states": ("no checkpoint any more", lambda to: shutil.rmtree(to / "checkpoints")),
+    "gone on": ("this one is unfinished", result(lambda told: told.update(gone_on=True))),
     "unfinished": ("this one is unfinished", lambda to: (to / "result.json").unlink()),
     "passed by": (
         "its run seed=0 was not kept as it was after round 99, by an",
-        result(lambda run: run["by_rule"]["validation"].update(round=99)),
+        result(lambda told: told["runs"][0]["by_rule"]["validation"].update(round=99)),
     ),
     "nothing": (
         "its run seed=0 has nothing that --select=validation selects",
-        result(lambda run: run["by_rule"].update(validation=None)),
+        result(lambda told: told["runs"][0]["by_rule"].update(validation=None)),
     ),
 }
 

@@ -124,7 +124,7 @@ def finished(config: Config, cell: Cell, folder: Path) -> dict[str, Any] | None:
     _check_rounds(folder, before, config)
     if (folder / "result.json").exists():
         told = result(folder, there["cell"])
-        if before == config.run.rounds and _GONE_ON not in told:
+        if before == config.run.rounds and not goes_on(told):
             return told
     if before != config.run.rounds and not config.run.resume:
         raise UsageError(
@@ -166,6 +166,11 @@ def result(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
     if told["cell"] != cell or len(told["runs"]) != len(cell["runs"]):
         raise UsageError(f"{path}: is another run's; put a copy of this one's in place, or {again}")
     return told
+
+
+def goes_on(told: dict[str, Any]) -> bool:
+    """Whether a result is that of fewer rounds than its run has been continued to."""
+    return _GONE_ON in told
 
 
 def _listed(folder: Path) -> list[Path]:
