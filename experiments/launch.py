@@ -26,7 +26,7 @@ from experiments import (
 from experiments.command_line import Given
 from experiments.flag import check_place
 from experiments.groups import Config
-from experiments.running import checkpoints, events, loop, provenance, records
+from experiments.running import checkpoints, events, log, loop, provenance, records
 from experiments.running import folder as folders
 from experiments.running.signals import Stop, Stopped
 from fedjax_inv import program
@@ -143,11 +143,13 @@ def run(config: Config, folder: Path, *, in_folders: bool) -> str:
         devices.agree(0)  # nobody writes before all have looked
         with Stop() as stop:
             for cell in made.cells:
+                place = places[cell.name]
                 if results[cell.name] is None:
                     ready = made.prepare(cell)
                     ready = ready._replace(inputs=devices.replicated(ready.inputs, mesh))
-                    place = places[cell.name]
                     results[cell.name] = _run_cell(made, programs, cell, ready, place, stop)
+                elif config.watching.tensorboard:  # which may be asked for only now
+                    events.Events(place, cell, log.read(place), True).close()
         return _report(made, folder, places, results) if devices.leads() else ""
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import shutil
 import struct
 import sys
 from pathlib import Path
@@ -12,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments import config, launch
+from experiments import config, launch, train
 from experiments.grid import Cell
 from experiments.running import events, log
 from experiments.running.progress import Progress
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import grid
-from runs import go_on, halved, ran
+from runs import go_on, halved, no_figures, ran
 
 Scalars = list[tuple[str, int, float]]  # name, step, value
 
@@ -55,6 +56,10 @@ def test_events_say_what_the_log_says_and_no_step_twice(tmp_path: Path) -> None:
     late = events.Events(folder, whole.job.cell, [*log.read(folder), *last], True)
     late.close()
     go_on(whole.job, folder)
+    # Asked for only when the run was finished.
+    shutil.rmtree(whole.folder / "tensorboard")
+    with no_figures():
+        train.train(chosen)
     for place in (whole.folder, folder):
         lines = log.read(place)
         runs = sorted(each.name for each in (place / "tensorboard").iterdir())
