@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.benchmarks import hlo
+from fedjax_inv import platforms
 
 ROOT = Path(__file__).parent.parent
 TPU = ROOT / ".venv" / "accelerators"  # where `make test` puts libtpu, away from all other programs
@@ -90,6 +91,22 @@ def test_operations_of_products_and_convolutions_are_counted_turn_by_turn() -> N
     read = hlo.Program(jax.jit(run).lower(*arguments).as_text("hlo"))
     products, convolution = 7 * 2 * 3 * 4 * 5 * 5, 2 * (2 * 4 * 4 * 8) * (3 * 3 * 3)
     assert hlo.flops(read) == products + convolution
+
+
+def test_presets_are_prepared_for_the_platform_that_they_are_compiled_for() -> None:
+    """Their clients have as many batches each, which a program for a CPU need not know."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", os.environ.copy())  # into which the benchmark writes
+        from experiments.benchmarks import accelerators
+
+    make = accelerators.of_presets("rotated_digits_small:fedavg")
+    for platform, known in (("cpu", False), ("gpu", True)):
+        with platforms.traced_for(platform):
+            traced = make(None)
+            lowered = traced.function.trace(*traced.arguments).lower()
+        steps = hlo.Program(lowered.as_text("hlo", debug_info=True)).named("local_steps")
+        assert steps is not None
+        assert (steps.turns is not None) == known
 
 
 @pytest.mark.skipif(not (TPU / "libtpu").exists(), reason="libtpu is not installed")

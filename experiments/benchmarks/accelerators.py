@@ -171,9 +171,9 @@ def of_presets(name: str) -> Make:
     config = command_line.of_arguments(asked, may_be_idle=True)
     made = build.assemble(config, config.run.seeds[:1])
     cell = made.cells[0]
-    ready = made.prepare(cell._replace(runs=cell.runs[:1]))
 
     def make(mesh: Mesh | None) -> Traced:
+        ready = made.prepare(cell._replace(runs=cell.runs[:1]))  # as for the platform
         compiled = program.make(ready.experiment, client_chunk=0, run_chunk=0, mesh=mesh)
         training = jax.eval_shape(compiled.init, made.data, ready.inputs)
         cohort = build.cohorts(config, ready.inputs, config.watching.eval_every)
