@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from types import FrameType
 
@@ -45,7 +46,8 @@ class Stop:
             os.write(2, b"\nstopped at once; add --resume to continue from the last checkpoint\n")
             os._exit(128 + number)
         self.signal = number
-        tqdm.write("stopping at the end of this segment; press Ctrl-C again to stop at once")
+        told = "stopping at the end of this segment; press Ctrl-C again to stop at once"
+        tqdm.write(told, file=sys.stderr)
 
 
 def _pass(number: int, frame: FrameType | None) -> None:

@@ -29,8 +29,8 @@ def lines(
 
     groups: the names of the validation groups. traffic: bytes of a client in each exchange. done:
     rounds from the beginning. length: those of this segment, 0 before the first: then there is no
-    train_loss. drops: whether a client that is not
-    finite is left out, which leaves its run what it is.
+    train_loss. drops: whether a client that is not finite is left out, which leaves its run what it
+    is.
     """
     records = []
     for index, run in enumerate(cell.runs):
