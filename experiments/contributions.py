@@ -16,11 +16,11 @@ from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments import build, config, effects, figures, launch
+from experiments import figures, launch, trained
 from experiments.build import Assembled
-from experiments.config import Config
 from experiments.flag import check_picture
 from experiments.grid import Cell
+from experiments.groups import Config
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
 from experiments.tables import tabulate
@@ -71,11 +71,7 @@ def find(folder: Path, data_dir: str = "") -> list[Phase]:
         raise UsageError(
             f"{where}: must be the folder of a run; of a sweep, that of one algorithm"
         ) from None
-    effects.check_data_dir(data_dir, chosen.data.dataset)
-    # How a run was spread over devices does not matter to its state.
-    alone: dict[str, Any] = {"init_from": "", "devices": 1, "num_processes": 1, "process_id": 0}
-    alone |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
-    made = build.assemble(config.changed(chosen, held_out=cell.held_out or "none", **alone))
+    made = trained.assembled(trained.alone(chosen, data_dir), cell)
     done, server = _restore(where, folder, made, chosen, cell)
     told = exit_strategy.outcome(server)
     settings = [tuple(run.hyper.items()) for run in cell.runs]

@@ -30,8 +30,11 @@ def _is_on(value: Any) -> bool:
 def check_data_dir(data_dir: str, *datasets: str) -> None:
     """Raises UsageError where --data_dir was set and none of the data sets is looked for there."""
     if data_dir and not any(map(sources.may_be_prepared, datasets)):
-        text = f"has no effect with --dataset={datasets[0]}, which is not of TFDS"
-        raise UsageError(f"--data_dir={data_dir}: {text}")
+        raise UsageError(f"--data_dir={data_dir}: {_not_of_tfds(datasets[0])}")
+
+
+def _not_of_tfds(dataset: str) -> str:
+    return f"has no effect with --dataset={dataset}, which is not of TFDS"
 
 
 class _Rule(NamedTuple):
@@ -55,8 +58,7 @@ def without_effect(config: Config) -> dict[str, str]:
     with_it = f"has no effect with --environment={environment.name}"
     rules = [_Rule(tuple(of_environments), with_it)]
     if not sources.may_be_prepared(config.data.dataset):
-        text = f"has no effect with --dataset={config.data.dataset}, which is not of TFDS"
-        rules.append(_Rule(("data_dir",), text))
+        rules.append(_Rule(("data_dir",), _not_of_tfds(config.data.dataset)))
     if not environment.is_drawn:
         rules.append(_Rule(("data_seed",), with_it))
     text = f"has no effect with --partition={config.partition.partition}"

@@ -159,6 +159,16 @@ def check(row: Row, chosen: Config) -> None:
         raise UsageError(f"{row.label}: {error}") from None
 
 
+def check_one_cell(config: Config) -> None:
+    """Raises UsageError for flags with which a row has several cells."""
+    several = config.data.held_out == "all" or "," in config.data.held_out
+    if several or len(grid.cells(config, [None])) > 1:
+        raise UsageError(
+            "the flags ask for several cells, of --held_out, --algorithm or --set; for those there "
+            "is sweep"
+        )
+
+
 def _check_start(row: Row, before: Sequence[str], folder: Path) -> None:
     """Raises UsageError where what a row starts from is neither finished nor before it."""
     first = row.start.partition("/")[0]

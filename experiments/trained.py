@@ -73,11 +73,19 @@ def find(flag: str, folder: Path, data_dir: str = "", dataset: str = "") -> Fini
     # Where a run goes on with more rounds, its checkpoints are past its result.
     if result is None or folders.goes_on(result):
         raise UsageError(f"{where}: must be the folder of a finished run{_why(folder)}")
+    return Finished(where, folder, alone(chosen, data_dir, dataset), cell, result, starts)
+
+
+def alone(chosen: Config, data_dir: str = "", dataset: str = "") -> Config:
+    """A run's flags on one device of one process: how it was spread does not matter to its state.
+
+    data_dir, dataset: as of `find`. Raises UsageError where data_dir was set and nothing is looked
+    for there.
+    """
     effects.check_data_dir(data_dir, chosen.data.dataset, dataset)
-    # How a run was spread over devices does not matter to its state.
-    alone: dict[str, Any] = {"devices": 1, "num_processes": 1, "process_id": 0}
-    alone |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
-    return Finished(where, folder, config.changed(chosen, **alone), cell, result, starts)
+    one: dict[str, Any] = {"devices": 1, "num_processes": 1, "process_id": 0}
+    one |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
+    return config.changed(chosen, **one)
 
 
 def _why(folder: Path) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import build, figures, grid, report, study
+from experiments import build, figures, report, study
 from experiments.groups import Config
 from experiments.study import Cells, Done, Row, Study
 from fedjax_inv.checks import UsageError
@@ -135,12 +135,7 @@ def _named(rows: Sequence[Row], label: str) -> Row:
 
 def check(config: Config) -> None:
     """Raises UsageError for flags with which a row cannot be told."""
-    several = config.data.held_out == "all" or "," in config.data.held_out
-    if several or len(grid.cells(config, [None])) > 1:
-        raise UsageError(
-            "the flags ask for several cells, of --held_out, --algorithm or --set; for those there "
-            "is sweep"
-        )
+    study.check_one_cell(config)
     if not config.watching.watch_classes:
         raise UsageError("--watch_classes=false: must be true")
 

@@ -345,16 +345,6 @@ def _told_grid(one: Done) -> Cells:
     }
 
 
-def check(config: Config) -> None:
-    """Raises UsageError for flags with which a row cannot be told."""
-    several = config.data.held_out == "all" or "," in config.data.held_out
-    if several or len(grid.cells(config, [None])) > 1:
-        raise UsageError(
-            "the flags ask for several cells, of --held_out, --algorithm or --set; for those there "
-            "is sweep"
-        )
-
-
 def _finished(done: Sequence[Done]) -> list[Done]:
     return [one for one in done if one.only.runs]
 
@@ -636,7 +626,7 @@ PAPER = study.Paper(
         "FDC: decorrelation with weight 0.1. The paper's networks are larger: ResNet-18 on images."
     ),
     last={},
-    check=check,
+    check=study.check_one_cell,
 )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments import figures, grid, report, study
+from experiments import figures, report, study
 from experiments.groups import Config
 from experiments.study import Cells, Done, Row, Study
 from fedjax_inv.algorithms.fl_games import MEMORY_MIXES
@@ -102,12 +102,7 @@ def steps(data: str) -> list[Row]:
 
 def check(config: Config) -> None:
     """Raises UsageError for flags with which a row cannot be told."""
-    several = config.data.held_out == "all" or "," in config.data.held_out
-    if several or len(grid.cells(config, [None])) > 1:
-        raise UsageError(
-            "the flags ask for several cells, of --held_out, --algorithm or --set; for those there "
-            "is sweep"
-        )
+    study.check_one_cell(config)
     if config.method.algorithm == ("fl_games",) and not config.watching.stop_below:
         raise UsageError("--stop_below=: must name a threshold for the games")
     if not config.watching.watch_examples:
