@@ -521,6 +521,12 @@ class Config:
     run: Running
 
     @property
+    def title(self) -> str:
+        """What pictures and tables call the data and how their domains are made."""
+        made_of = f", {self.environment.name} domains" if self.environment.is_drawn else ""
+        return f"{self.data.stem}{made_of}"
+
+    @property
     def schedules_end(self) -> int:
         """The round in which schedules of learning rates come to their end; 0: they have none."""
         kinds = (self.clients.schedule, self.server.server_schedule)

@@ -293,9 +293,10 @@ def _report(
     config, cells = made.config, made.cells
     split = made.splits[cells[0].held_out][config.run.seeds[0]]
     run_figures.draw_partition(folder / "partition.png", made.dataset, split)
+    count = len(config.run.seeds)
     title = (
-        f"{config.data.dataset}, {config.environment.name} domains, {config.model.model}, "
-        f"{config.run.rounds} rounds, {len(config.run.seeds)} seeds"
+        f"{config.title}, {config.model.model}, {config.run.rounds} rounds, "
+        f"{'one seed' if count == 1 else f'{count} seeds'}"
     )
     done = [
         (label, places[cell.name], results[cell.name])

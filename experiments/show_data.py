@@ -230,11 +230,7 @@ def show(options: Options) -> str:
         )
     ((held_out, splits),) = made.splits.items()
     holdings = held(splits[config.run.seeds[0]])
-    made_of = f", {config.environment.name} domains" if config.environment.is_drawn else ""
-    title = (
-        f"{config.data.stem}{made_of}, held out: {held_out or 'test split'}, "
-        f"seed {config.run.seeds[0]}"
-    )
+    title = f"{config.title}, held out: {held_out or 'test split'}, seed {config.run.seeds[0]}"
     out.parent.mkdir(parents=True, exist_ok=True)
     draw(out, made.dataset, holdings, title=title, count=options.images)
     return f"\n{title}\n\n{table(made.dataset, holdings)}\n\nPicture: {out}."

@@ -228,3 +228,15 @@ def test_a_default_folder_is_that_of_the_run() -> None:
     more = [folder("--preset=stained_mnist", f"--clients={count}") for count in (10, 11)]
     every = [*many, *rates, *data, *presets, *more, folder(*some)]
     assert len(set(every)) == len(every)
+
+
+@pytest.mark.parametrize(
+    ("given", "title"),
+    [
+        ({}, "digits, rotated domains"),
+        (dict(environment="none"), "digits"),
+        (dict(dataset="/data/mine.npz"), "mine"),
+    ],
+)
+def test_what_the_data_are_called(given: dict[str, str], title: str) -> None:
+    assert config.of(**given).title == title
