@@ -119,7 +119,9 @@ def kill(command: Command, folder: Path, most: int, rng: np.random.Generator) ->
     most: its progress at the end. By progress, as machines are not equally fast; and a moment
     later, so that it may be anywhere between two of those steps.
     """
-    target, delay = rng.integers(progress(folder), most), rng.exponential(_MOMENT)
+    # One that was killed may have left a file that is not there in the end.
+    begun = min(progress(folder), most - 1)
+    target, delay = rng.integers(begun, most), rng.exponential(_MOMENT)
     process = started(command, folder)
     try:
         while process.poll() is None and progress(folder) < target:
@@ -207,13 +209,12 @@ def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.FATAL)  # orbax tells of every file it reads
     rng = np.random.default_rng(FLAGS.seed)
-    every, rows, total, differ = commands(), [], 0, 0
+    chosen = [command for command in commands() if not FLAGS.only or command.name in FLAGS.only]
+    rows, total, differ = [], 0, 0
     with tempfile.TemporaryDirectory() as place:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(place) / "cache")
-        for index, command in enumerate(every):
-            if FLAGS.only and command.name not in FLAGS.only:
-                continue
-            share = len(range(index, FLAGS.kills, len(every)))
+        for index, command in enumerate(chosen):
+            share = len(range(index, FLAGS.kills, len(chosen)))
             folder = Path(place) / str(index)
             told = tried(command, folder, share, rng)
             total, differ = total + told.kills, differ + len(told.differ)
