@@ -12,7 +12,7 @@ import optax
 
 from experiments import devices, grid, initial, optimizers
 from experiments.environments.kind import Source
-from experiments.flag import flags_of, in_flags, shown
+from experiments.flag import MOST_INT, flags_of, in_flags, shown
 from experiments.grid import Cell
 from experiments.groups import (
     Clients,
@@ -44,7 +44,6 @@ from fedjax_inv.types import (
 
 T = TypeVar("T")
 
-_MOST_INT = 2**31  # not in int32 any more
 
 Splits = Mapping[int, Split]  # by seed
 
@@ -263,7 +262,7 @@ def algorithm(
     Raises UsageError for a value out of range.
     """
     for name, value in cell.settings.items():
-        if isinstance(value, int) and abs(value) >= _MOST_INT:
+        if isinstance(value, int) and abs(value) >= MOST_INT:
             raise UsageError(f"--set={name}={value}: must be below 2^31")
     arguments = {**cell.settings, **hyper}
     local_work = work(config.clients, arguments.pop("learning_rate"), sizes)

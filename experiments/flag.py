@@ -21,7 +21,7 @@ class Range(NamedTuple):
 
 # What float32 can tell from 0 and from infinity.
 _LEAST, _MOST = 1e-38, 1e38
-_MOST_INT = 2**31  # not in int32 any more
+MOST_INT = 2**31  # not in int32 any more
 
 ANY = Range(lambda value: True, "")
 POSITIVE = Range(lambda value: _LEAST <= value <= _MOST, "above 0, from 1e-38 to 1e38")
@@ -33,7 +33,7 @@ INSIDE = Range(lambda value: 0 < value < 1, "above 0 and below 1")
 
 def at_least(lowest: int) -> Range:
     """Whole numbers from `lowest` on."""
-    return Range(lambda value: lowest <= value < _MOST_INT, f"at least {lowest} and below 2^31")
+    return Range(lambda value: lowest <= value < MOST_INT, f"at least {lowest} and below 2^31")
 
 
 SEED = at_least(0)
@@ -43,7 +43,7 @@ def is_whole(text: str, lowest: int = 0) -> bool:
     """Whether text is a whole number from `lowest` on, in the digits 0 to 9."""
     # Not thousands of digits, which int refuses.
     is_number = text.isascii() and text.isdecimal() and len(text) <= 10
-    return is_number and lowest <= int(text) < _MOST_INT
+    return is_number and lowest <= int(text) < MOST_INT
 
 
 def is_real(text: str) -> bool:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -246,7 +247,7 @@ def test_a_spoiled_record_is_told_by_all_who_read_it(
     for look in looks.values():
         # A start is told before the chunks are looked at.
         kept = None if name == "chunks.json" else folder
-        line = refused(lambda look=look: look(folder), kept)  # type: ignore[misc]
+        line = refused(partial(look, folder), kept)
         assert f"{name}: is " in line
         assert "put a copy" in line
         assert "delete" in line
@@ -261,10 +262,10 @@ def test_a_log_that_lacks_what_the_checkpoint_is_after_is_told(
         spoil(folder / "metrics.jsonl", how)
         if name == "half":
             before = held(folder / "checkpoints")
-            line = refused(lambda folder=folder: resume(folder))  # type: ignore[misc]
+            line = refused(partial(resume, folder))
             assert held(folder / "checkpoints") == before
         else:  # the curves cannot be drawn
-            line = refused(lambda folder=folder: resume(folder), folder)  # type: ignore[misc]
+            line = refused(partial(resume, folder), folder)
         assert "metrics.jsonl: line " in line
         assert "is damaged or missing" in line
 
@@ -396,7 +397,7 @@ def test_who_looks_at_a_broken_checkpoint_is_told(
     folder = copied(made.whole.folder, tmp_path / "run")
     BROKEN[how][1](folder / "checkpoints" / "3")
     for name in ("explain", "init_from"):
-        line = refused(lambda name=name: LOOKS[name](folder), folder)  # type: ignore[misc]
+        line = refused(partial(LOOKS[name], folder), folder)
         assert f"{folder / 'checkpoints' / '3'}: corrupt" in line
 
 
@@ -474,7 +475,7 @@ def test_other_data_are_told(
     line = refused(lambda: resume(half), half)
     assert line.startswith(f"--run_dir={half}: has begun on other data than --dataset has by now; ")
     for name in ("evaluate", "explain", "factors"):
-        line = refused(lambda name=name: LOOKS[name](whole), whole)  # type: ignore[misc]
+        line = refused(partial(LOOKS[name], whole), whole)
         assert "was trained on other data than --dataset=digits has by now; must have" in line
     LOOKS["export"](whole)  # which does not look at them
 
@@ -552,7 +553,7 @@ def test_an_out_that_cannot_be_written(
 ) -> None:
     monkeypatch.setattr(build, "assemble", unasked)
     for place in ("/proc/out.png", str(tmp_path / ("long" * 100 + ".png"))):
-        line = refused(lambda place=place: OUTS[binary](made.whole.folder, place))  # type: ignore[misc]
+        line = refused(partial(OUTS[binary], made.whole.folder, place))
         assert line.startswith(f"--out={place}: cannot be written (")
     folder = tmp_path / "out.png"
     folder.touch() if binary == "export" else folder.mkdir()
