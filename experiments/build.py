@@ -30,6 +30,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import augment, federation, sources
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
+from fedjax_inv.shares import Layout
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -429,9 +430,11 @@ class Prepared(NamedTuple):
     """A cell that is ready to be compiled."""
 
     experiment: program.Experiment  # what its runs have in common
+    data: Examples
     inputs: program.Inputs  # what they work on
     groups: list[str]  # names of the validation groups
     sizes: Sizes
+    layout: Layout | None = None  # of data and inputs, where several devices share the clients
 
 
 class Assembled(NamedTuple):
@@ -461,7 +464,7 @@ class Assembled(NamedTuple):
         groups = program.group_names(splits[cell.runs[0].seed])
         told = sizes(config.clients, np.asarray(inputs.train.size))
         made = experiment(config, cell, self.model, len(groups), told)
-        return Prepared(made, inputs, groups, told)
+        return Prepared(made, self.data, inputs, groups, told)
 
 
 def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from experiments import build, devices
 from experiments.grid import Cell
 from experiments.groups import Config
-from fedjax_inv import program
+from fedjax_inv import program, shares
 from fedjax_inv.types import Examples, Tree, always
 
 _SECONDS = 0.2  # of repeats per candidate
@@ -219,18 +219,11 @@ def _light(
 def without_evaluation(inputs: program.Inputs) -> program.Inputs:
     """The same inputs with nothing to evaluate, so that a segment takes the time of its rounds."""
 
-    def nothing(held: program.Holdings) -> program.Holdings:
-        return held._replace(size=jnp.zeros_like(held.size))
+    def nothing(leaf: Tree) -> Tree:
+        return leaf._replace(size=jnp.zeros_like(leaf.size)) if shares.is_held(leaf) else leaf
 
-    watched = inputs.watched
-    if watched is not None:
-        watched = watched._replace(train=nothing(watched.train), test=nothing(watched.test))
-    detailed = inputs.detailed
-    if detailed is not None:
-        detailed = program.Detailed(*map(nothing, detailed))
-    return inputs._replace(
-        valid=nothing(inputs.valid), test=nothing(inputs.test), watched=watched, detailed=detailed
-    )
+    emptied = jax.tree.map(nothing, inputs, is_leaf=shares.is_held)
+    return emptied._replace(train=inputs.train)
 
 
 def _seconds(advance: Callable[[Tree], Tree], states: Tree) -> float:

@@ -1,22 +1,20 @@
 """One device or several, one process or several: where arrays live and who writes files.
 
 Every process runs the same program on the same flags; the clients are split over all their
-devices, and everything else is kept whole on each.
+devices, with their examples and states where all of them attend, and all else is whole on each.
 """
 
 import os
-from typing import TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh
 
-from experiments.groups import Running
+from experiments.groups import Config, Running
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-
-T = TypeVar("T")
+from fedjax_inv.shares import Layout
 
 
 def prepare(run: Running) -> None:
@@ -47,18 +45,14 @@ def mesh(run: Running) -> Mesh | None:
     return jax.make_mesh((count,), ("clients",), (AxisType.Auto,)) if count > 1 else None
 
 
-def replicated(tree: T, over: Mesh | None) -> T:
-    """A tree of equal arrays on each process, as arrays that are whole on every device."""
+def layout(config: Config, num_clients: int) -> Layout | None:
+    """The devices that share the clients, and what each of them holds; None if there is one."""
+    over = mesh(config.run)
     if over is None:
-        return tree
-    whole = NamedSharding(over, PartitionSpec())
-
-    def put(leaf: jax.Array) -> jax.Array:
-        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(put(jax.random.key_data(leaf)))
-        return jax.device_put(np.asarray(leaf), whole)
-
-    return jax.tree.map(put, tree)
+        return None
+    # Where few attend, those of one device may be more than those of another, which then waits.
+    all_attend = config.participation.slots(num_clients) == num_clients > 1
+    return Layout(over, {"auto": all_attend, "own": True, "all": False}[config.run.hold])
 
 
 def memory() -> int:

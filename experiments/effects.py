@@ -125,6 +125,8 @@ def without_effect(config: Config) -> dict[str, str]:
     if not config.watching.thresholds:
         text = "has no effect without --stop_below or --stop_above"
         rules.append(_Rule(("after_stop",), text))
+    if run.num_processes == 1 and run.devices == 1:
+        rules.append(_Rule(("hold",), "has no effect without --devices or --num_processes above 1"))
     if run.num_processes == 1:
         text = "has no effect without --num_processes above 1"
         rules.append(_Rule(("coordinator_address",), text))

@@ -498,6 +498,13 @@ class Running:
         _CHUNK,
     )
     devices: int = flag(1, "Devices that share the clients; on a CPU, cores.", at_least(1))
+    hold: str = flag(
+        "auto",
+        "What each of several devices holds: the examples and states of its own clients, which it "
+        "alone trains; or of all, for less waiting where few attend; auto: own where all clients "
+        "attend each round.",
+        choices=("auto", "own", "all"),
+    )
     coordinator_address: str = flag("", "host:port of process 0, where there are several.")
     num_processes: int = flag(
         1, "Processes, on one machine or many, whose devices share the clients.", at_least(1)

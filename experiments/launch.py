@@ -132,11 +132,11 @@ def run(config: Config, folder: Path, *, in_folders: bool) -> str:
     places = _places(made, folder, in_folders)
     if is_gone:
         _check_started(config, places.values())
-    mesh = devices.mesh(config.run)
+    devices.mesh(config.run)
     _finished(made, places)  # before a lock is left in what is not this run's
     with folders.locked(folder):
         results = _finished(made, places)
-        programs = _Programs(config, devices.replicated(made.data, mesh))
+        programs = _Programs(config, made.data)
         for name, result in results.items():
             if result is None:
                 folders.check_data(places[name], programs.start["data"])
@@ -145,8 +145,7 @@ def run(config: Config, folder: Path, *, in_folders: bool) -> str:
             for cell in made.cells:
                 place = places[cell.name]
                 if results[cell.name] is None:
-                    ready = made.prepare(cell)
-                    ready = ready._replace(inputs=devices.replicated(ready.inputs, mesh))
+                    ready = programs.dealt(made.prepare(cell))
                     results[cell.name] = _run_cell(made, programs, cell, ready, place, stop)
                 elif config.watching.tensorboard:  # which may be asked for only now
                     events.Events(place, cell, log.read(place), True).close()
@@ -214,24 +213,36 @@ class _Programs:
         self._chosen: dict[str, chunks.Chunks] = {}
         self._made: dict[tuple[str, build.Sizes, chunks.Chunks], program.Program] = {}
 
+    def dealt(self, ready: build.Prepared) -> build.Prepared:
+        """A cell with its data and inputs where the devices want them."""
+        layout = devices.layout(self.config, ready.inputs.train.size.shape[1])
+        if layout is None:
+            return ready
+        data, inputs = layout.dealt(self.data, ready.inputs)
+        if not layout.own:  # the next cell's, too
+            self.data = data
+        return ready._replace(data=data, inputs=inputs, layout=layout)
+
     def of(
         self, cell: grid.Cell, ready: build.Prepared, folder: Path
     ) -> tuple[program.Program, bool]:
-        """The program of a cell, and whether it has been asked for before.
+        """The program of a cell that is dealt, and whether it has been asked for before.
 
         Its chunks are those that its folder's run began with.
         """
-        mesh = devices.mesh(self.config.run)
 
         def make(chosen: chunks.Chunks) -> program.Program:
             return program.make(
-                ready.experiment, client_chunk=chosen.clients, run_chunk=chosen.runs, mesh=mesh
+                ready.experiment,
+                client_chunk=chosen.clients,
+                run_chunk=chosen.runs,
+                layout=ready.layout,
             )
 
         chosen = self._begun(ready, folder)
         if chosen is None:
             if cell.label not in self._chosen:
-                machine = chunks.Machine(make, self.data)
+                machine = chunks.Machine(make, ready.data)
                 self._chosen[cell.label] = chunks.choose(
                     self.config, cell, ready.experiment, ready.inputs, machine
                 )
@@ -278,7 +289,7 @@ def _run_cell(
     network, hyper = ready.experiment.model, cell.runs[0].hyper
     personal = build.algorithm(made.config, cell, network, hyper, ready.sizes).personal
     job = loop.Job(
-        made.config, cell, made_of, programs.data, ready.inputs, ready.groups, personal, is_old
+        made.config, cell, made_of, ready.data, ready.inputs, ready.groups, personal, is_old
     )
     try:
         return loop.run_cell(job, folder, stop)

@@ -72,7 +72,8 @@ def _check(name: str, value: object, needed: int, what: str) -> None:
 def _of_run(
     made: build.Assembled, cell: Cell, network: Variables, num_clients: int
 ) -> tuple[int, int]:
-    """Bytes of (what a run of a cell carries from round to round, what is broadcast in one).
+    """Bytes of (what a run of a cell carries on a device from round to round, what is broadcast in
+    one).
 
     Raises UsageError where the algorithm's settings do not fit the network.
     """
@@ -97,7 +98,10 @@ def _of_run(
         raise UsageError(
             f"--algorithm={cell.label}: needs arrays larger than int32 counts: {error}"
         ) from None
-    return _bytes(state), _bytes(sent)
+    held_by_all, number = _bytes(state.clients), of_clients.shape[0]
+    layout = devices.layout(made.config, number)
+    held = held_by_all // number * -(-number // (layout.num_parts if layout else 1))
+    return _bytes(state._replace(clients=())) + held, _bytes(sent)
 
 
 def _bytes(shapes: Tree) -> int:

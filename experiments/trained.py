@@ -83,7 +83,7 @@ def alone(chosen: Config, data_dir: str = "", dataset: str = "") -> Config:
     for there.
     """
     effects.check_data_dir(data_dir, chosen.data.dataset, dataset)
-    one: dict[str, Any] = {"devices": 1, "num_processes": 1, "process_id": 0}
+    one: dict[str, Any] = {"devices": 1, "hold": "auto", "num_processes": 1, "process_id": 0}
     one |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
     return config.changed(chosen, **one)
 

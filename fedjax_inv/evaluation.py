@@ -49,14 +49,12 @@ def evaluate(
     size = federation.size
     federation = federation._replace(size=jnp.where(needed, size, 0))
 
-    def own_of(who: Array) -> Tree:
-        if seen:
-            return tree.take(state.clients, who)
+    def unseen(who: Array) -> Tree:
         return algorithm.init_client(state.server, who)
 
-    def personal(who: Array) -> tuple[Array, Array]:
-        """The sums of a client's scores and losses."""
-        own = own_of(who)
+    def personal(who: Array, place: Array) -> tuple[Array, Array]:
+        """The sums of a client's scores and losses. place: where its state lies, if it is seen."""
+        own = tree.take(state.clients, place) if seen else unseen(who)
         data, order, start, size = federation
         shard = Shard(data, order, start[who], size[who], who)
 
@@ -87,15 +85,18 @@ def evaluate(
 
 
 def _by_client(
-    federation: Federation, sums_of: Callable[[Array], Tree], axis: clients.Axis
+    federation: Federation, sums_of: Callable[[Array, Array], Tree], axis: clients.Axis
 ) -> Tree:
-    """sums_of(client) of all clients, each [C]."""
+    """sums_of(client, its place) of all clients, each [C]."""
 
-    def client(who: Array) -> tuple[Tree, Tree]:
-        return (), sums_of(who)
+    def client(turn: tuple[Array, Array]) -> tuple[Tree, Tree]:
+        return (), sums_of(*turn)
 
-    everyone = jnp.arange(federation.num_clients, dtype=jnp.int32)
-    return axis(client, lambda nothing, uploads, slots: (), (), everyone)[1]
+    number = federation.num_clients
+    everyone = jnp.arange(number, dtype=jnp.int32)
+    dealt = axis.deal(everyone, everyone, jnp.ones(number, bool), number)
+    turns = dealt.slots, dealt.place
+    return dealt.whole(axis.fold(client, lambda nothing, uploads, slots: (), (), turns)[1])
 
 
 def _in_common(
@@ -107,9 +108,13 @@ def _in_common(
     """The sums over every client's examples of what `each` tells of an example; each [C].
 
     The examples of all clients are numbered one client after the other. Batch b belongs to share
-    b mod _SHARES, and the shares are what the axis lays out.
+    b mod _SHARES, and the shares are what the axis lays out; a device that holds some clients alone
+    takes all shares of theirs.
     """
     data, order, start, size = federation
+    if not axis.is_alike:
+        held, everyone = axis.holds(len(size)), jnp.arange(len(size))
+        size = jnp.where((held[0] <= everyone) & (everyone <= held[-1]), size, 0)
     end = jnp.cumsum(size)
     first, total = end - size, end[-1]
     num_batches = -(-total // batch_size)
@@ -139,7 +144,10 @@ def _in_common(
         return jax.tree.map(lambda total, parts: total + parts.sum(0), sums, uploads)
 
     zeros = jnp.zeros(num_clients), jnp.zeros(num_clients)
-    return axis(share, add, zeros, jnp.arange(1, _SHARES + 1, dtype=jnp.int32))[0]
+    shares = jnp.arange(1, _SHARES + 1, dtype=jnp.int32)
+    if axis.is_alike:
+        return axis(share, add, zeros, shares)[0]
+    return axis.total(axis.fold(share, add, zeros, shares)[0])
 
 
 def _scattered(totals: Array, who: Array, values: Array) -> Array:

@@ -10,12 +10,12 @@ Nothing here knows of flags, files or the screen; axis letter R: runs.
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import PartitionSpec
 
 from fedjax_inv import (
     checks,
@@ -24,12 +24,14 @@ from fedjax_inv import (
     evaluation,
     objectives,
     rounds,
+    shares,
     stopping,
     wire,
 )
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.federation import Split
+from fedjax_inv.shares import Common, Holdings, Layout
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -41,6 +43,8 @@ from fedjax_inv.types import (
     Tree,
     Variables,
 )
+
+T = TypeVar("T", Holdings, Common)
 
 
 class Run(NamedTuple):
@@ -69,26 +73,18 @@ class Experiment(NamedTuple):
     score: Loss = objectives.accuracy
 
 
-class Holdings(NamedTuple):
-    """A federation without its examples, which all runs share."""
-
-    order: Array  # [R, L]
-    start: Array  # [R, C]
-    size: Array  # [R, C]
-
-
 class Watched(NamedTuple):
     """The examples that are looked at after every round."""
 
     train: Holdings
-    test: Holdings
+    test: Common
     warm_start: Array  # [R] int32, rounds before a stop
 
 
 class Detailed(NamedTuple):
     """The test examples, otherwise dealt."""
 
-    by_class: Holdings  # "client" k holds class k
+    by_class: Common  # "client" k holds class k
     shards: Holdings  # client c holds some in the proportions of its training classes
 
 
@@ -99,7 +95,7 @@ class Inputs(NamedTuple):
     seed: Array  # [R]
     train: Holdings
     valid: Holdings
-    test: Holdings
+    test: Common
     group: Array  # [R, C] int32, the group that each validation client counts for
     watched: Watched | None = None
     variables: Variables | None = None  # [R, ...] networks to start from; None: drawn by the seed
@@ -153,6 +149,10 @@ class Program(NamedTuple):
     evaluate: jax.stages.Wrapped
     # (data, inputs) -> bytes down and up of one client in each exchange of a round
     traffic: Callable[[Examples, Inputs], list[int]]
+    # (inputs, training) -> training as it is on any number of devices, clients [R, C, ...]; of
+    # shapes, shapes
+    stored: Callable[[Inputs, Training], Training]
+    placed: Callable[[Training], Training]  # what was stored, where the program wants it
 
 
 def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
@@ -205,11 +205,14 @@ def inputs(
         # On the host, where nothing is compiled for it.
         return Holdings(*(jnp.asarray(np.asarray(leaf)[which]) for leaf in of_seeds))
 
+    def common(of_seeds: Sequence[Tree]) -> Common:
+        return Common(*held(of_seeds))
+
     train = held(stacked.train[1:])
     if pooled:
         singles = [federations.pooled(splits[seed].train)[1:] for seed in seeds]
         train = held([np.stack(leaves) for leaves in zip(*singles, strict=True)])
-    test = held(stacked.test[1:])
+    test = common(stacked.test[1:])
     watched = None
     if watch_examples:
         rounds_before = [warm_start(np.asarray(sizes)) for sizes in train.size]
@@ -231,7 +234,8 @@ def inputs(
             )
             for seed in seeds
         ]
-        detailed = Detailed(*(held(_stacked(of)) for of in zip(*dealt, strict=True)))
+        by_class, of_clients = (_stacked(of) for of in zip(*dealt, strict=True))
+        detailed = Detailed(common(by_class), held(of_clients))
     return Inputs(
         hyper={name: jnp.array([run.hyper[name] for run in runs], jnp.float32) for name in names},
         seed=jnp.array([run.seed for run in runs], jnp.int32),
@@ -252,7 +256,7 @@ def _stacked(of_seeds: Sequence[Federation]) -> list[np.ndarray]:
     return [np.stack(leaves) for leaves in (orders, *zip(*(f[2:] for f in of_seeds), strict=True))]
 
 
-def _first(held: Holdings, count: int) -> Holdings:
+def _first(held: T, count: int) -> T:
     """About `count` of the examples of each run, from every client; they lie in random order."""
     size = np.asarray(held.size)
     share = np.minimum(1.0, count / np.maximum(size.sum(1, keepdims=True), 1))
@@ -285,21 +289,26 @@ def cohorts(schedule: Callable[[Array], Cohort], inputs: Inputs) -> Cohort:
 
 
 def make(
-    experiment: Experiment, *, client_chunk: int = 1, run_chunk: int = 0, mesh: Mesh | None = None
+    experiment: Experiment,
+    *,
+    client_chunk: int = 1,
+    run_chunk: int = 0,
+    layout: Layout | None = None,
 ) -> Program:
     """The program of an experiment.
 
     client_chunk, run_chunk: how many clients of a device and how many runs train at once, 0: all.
-    mesh: of one axis, the devices that share the clients. Raises ValueError for negative chunks.
+    layout: the devices that share the clients, which want data and inputs as it deals them; one
+    device by default. Raises ValueError for negative chunks.
     """
     checks.integer("client_chunk", client_chunk, 0)
     checks.integer("run_chunk", run_chunk, 0)
 
     def axis(size: int) -> clients.Axis:
         on_a_device = clients.chunked(size) if size else clients.vmapped()
-        return on_a_device if mesh is None else clients.sharded(mesh.axis_names[0], on_a_device)
+        return layout.axis(on_a_device) if layout else on_a_device
 
-    runs = _Runs(experiment, axis(client_chunk), axis(1))
+    runs = _Runs(experiment, axis(client_chunk), axis(1), layout.num_parts if layout else 1)
 
     def init(data: Examples, inputs: Inputs) -> Training:
         return _over_runs(lambda one: runs.start(data, one), run_chunk, inputs)
@@ -315,13 +324,44 @@ def make(
         return _over_runs(lambda *one: runs.look(data, *one), run_chunk, inputs, training)
 
     def traffic(data: Examples, inputs: Inputs) -> list[int]:
-        return runs.traffic(data, jax.tree.map(lambda leaf: np.asarray(leaf)[0], inputs))
+        """On one device, as on any other."""
 
-    if mesh is not None:
-        init, segment = clients.over(mesh, init), clients.over(mesh, segment)
-        evaluate = clients.over(mesh, evaluate)
-    segments = jax.jit(segment, donate_argnums=2)
-    return Program(jax.jit(init), segments, jax.jit(evaluate), traffic)
+        def first(data: Examples, inputs: Inputs) -> tuple[Examples, Inputs]:
+            if layout and layout.own:
+                data, inputs = shares.of_device(data, inputs)
+            return data, jax.tree.map(lambda leaf: leaf[0], inputs)
+
+        data, one = jax.eval_shape(first, data, inputs)
+        hyper = {name: np.asarray(values)[0] for name, values in inputs.hyper.items()}
+        alone = _Runs(experiment, clients.vmapped(), clients.vmapped())
+        return alone.traffic(data, one._replace(hyper=hyper))
+
+    if layout is None:
+        return Program(
+            *(jax.jit(init), jax.jit(segment, donate_argnums=2), jax.jit(evaluate), traffic),
+            stored=lambda inputs, training: training,
+            placed=lambda training: training,
+        )
+
+    def stored(inputs: Inputs, training: Training) -> Training:
+        held = layout.to_store(training.state.clients, inputs.train.size.shape[1])
+        return training._replace(state=training.state._replace(clients=held))
+
+    def placed(training: Training) -> Training:
+        held = training.state.clients
+        alone = layout.whole(training._replace(state=training.state._replace(clients=())))
+        return alone._replace(state=alone.state._replace(clients=layout.of_stored(held)))
+
+    whole: Any = PartitionSpec()
+    states = Training(rounds.State(whole, layout.of_clients, whole, whole, whole), whole)
+    return Program(
+        jax.jit(layout.over(init, (), states)),
+        jax.jit(layout.over(segment, (states, whole), (states, whole)), donate_argnums=2),
+        jax.jit(layout.over(evaluate, (states,), whole)),
+        traffic,
+        stored,
+        placed,
+    )
 
 
 class _Runs(NamedTuple):
@@ -330,6 +370,7 @@ class _Runs(NamedTuple):
     experiment: Experiment
     axis: clients.Axis
     parts: clients.Axis  # the devices alone: a common batch is large enough for one
+    num_parts: int = 1  # in which `Common` holdings are
 
     def algorithm(self, inputs: Inputs, round: Array | None = None) -> Algorithm:
         """With the hyperparameters of a round; without one, with those that schedules multiply."""
@@ -342,7 +383,7 @@ class _Runs(NamedTuple):
     def state(self, data: Examples, inputs: Inputs) -> rounds.State:
         """Before the first round."""
         key = jax.random.key(inputs.seed)
-        sample = jax.tree.map(lambda leaf: leaf[:1], data.x)
+        sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), data.x)
         variables = inputs.variables
         if variables is None:
             variables = self.experiment.model.init(jax.random.fold_in(key, 0), sample)
@@ -352,6 +393,7 @@ class _Runs(NamedTuple):
             Federation(data, *inputs.train),
             jax.random.fold_in(key, 1),
             history=self.experiment.history,
+            axis=self.axis,
         )
 
     def start(self, data: Examples, inputs: Inputs) -> Training:
@@ -410,7 +452,7 @@ class _Runs(NamedTuple):
         assert inputs.detailed is not None
         by_class, shards = inputs.detailed
         return DetailedScores(
-            self.evaluate(data, inputs, state, by_class, False),
+            self.joined(self.evaluate(data, inputs, state, by_class, False)),
             # Of a personal algorithm each client is served by what it keeps.
             self.evaluate(data, inputs, state, shards, not self.experiment.pooled),
         )
@@ -435,7 +477,7 @@ class _Runs(NamedTuple):
         if inputs.watched is None:
             return training, {}
         train = self.evaluate(data, inputs, state, inputs.watched.train, True)
-        test = self.evaluate(data, inputs, state, inputs.watched.test, False)
+        test = self.joined(self.evaluate(data, inputs, state, inputs.watched.test, False))
         score = {"train": _pooled(train).score[0], "test": test.score[0]}
         if self.experiment.thresholds:
             # Neither a round that nobody is sent to nor a score of nothing stops.
@@ -463,15 +505,22 @@ class _Runs(NamedTuple):
         """Of the validation groups and of the test client."""
         seen = not self.experiment.pooled
         valid = self.evaluate(data, inputs, state, inputs.valid, seen, needed)
-        test = self.evaluate(data, inputs, state, inputs.test, False, needed)
+        test = self.joined(self.evaluate(data, inputs, state, inputs.test, False, needed))
         return evaluation.by_group(valid, inputs.group, self.experiment.num_groups), test
+
+    def joined(self, scores: evaluation.Scores) -> evaluation.Scores:
+        """Of `Common` holdings, whatever parts they are in."""
+        if self.num_parts == 1:
+            return scores
+        number = scores.size.shape[0] // self.num_parts
+        return evaluation.by_group(scores, jnp.tile(jnp.arange(number), self.num_parts), number)
 
     def evaluate(
         self,
         data: Examples,
         inputs: Inputs,
         state: rounds.State,
-        held: Holdings,
+        held: Holdings | Common,
         seen: bool,
         needed: Array | bool = True,
     ) -> evaluation.Scores:

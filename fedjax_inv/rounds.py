@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import checks, tree
+from fedjax_inv import checks, clients, tree
 from fedjax_inv.aggregators import combine
 from fedjax_inv.checks import UsageError
 from fedjax_inv.clients import Axis
@@ -39,7 +39,7 @@ class State(NamedTuple):
     """All that a run carries from round to round."""
 
     server: Tree
-    clients: Tree  # [C, ...] what each client keeps
+    clients: Tree  # [C, ...] what each client keeps; on a device, what those that it holds do
     heard: tuple[Tree, ...]  # per exchange the last H broadcasts [H, ...]; empty where H = 1
     round: Array  # [] int32
     key: Array  # the run's base key, never changed
@@ -70,21 +70,23 @@ def init(
     key: Array,
     *,
     history: int = 1,
+    axis: Axis | None = None,
 ) -> State:
     """The state of a run of `algorithm` on `federation` before the first round.
 
     variables: a drawn network. history: how many broadcasts are kept for delayed clients, 1 + the
-    longest delay. Raises ValueError for history below 1, and for rows that are none.
+    longest delay. axis: as in `step`, by default of one device. Raises ValueError for history below
+    1, and for rows that are none.
     """
     checks.integer("history", history)
     checks.federation(federation)
-    sample = jax.tree.map(lambda leaf: leaf[:1], federation.data.x)
+    # Nothing of it but its shape may matter: devices that share the examples hold different ones.
+    sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), federation.data.x)
     server = algorithm.init_server(
         Setup(variables, federation.num_clients, sample, jax.random.fold_in(key, 0))
     )
-    clients = jax.vmap(lambda who: algorithm.init_client(server, who))(
-        jnp.arange(federation.num_clients, dtype=jnp.int32)
-    )
+    held = (axis or clients.vmapped()).holds(federation.num_clients)
+    own = jax.vmap(lambda who: algorithm.init_client(server, who))(held)
     heard: tuple[Tree, ...] = tuple(() for _ in algorithm.exchanges)
     if history > 1:
         heard = tuple(
@@ -92,8 +94,8 @@ def init(
             for exchange in algorithm.exchanges
         )
     # Copies, so that a state can be donated although leaves of it started as one array.
-    server, clients, heard = jax.tree.map(jnp.array, (server, clients, heard))
-    return State(server, clients, heard, jnp.int32(0), jax.random.fold_in(key, 1))
+    server, own, heard = jax.tree.map(jnp.array, (server, own, heard))
+    return State(server, own, heard, jnp.int32(0), jax.random.fold_in(key, 1))
 
 
 def _history(heard: Tree) -> int:
@@ -136,10 +138,12 @@ def _exchange(
     delay = jnp.clip(cohort.delay, 0, jnp.minimum(history - 1, state.round))
     slots = _slots(exchange, state, cohort._replace(delay=delay), federation)
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), index)
+    dealt = axis.deal(slots, slots.who, slots.present, federation.num_clients)
 
-    def client(slot: Slots) -> tuple[tuple[Tree, Array], _Kept]:
+    def client(turn: tuple[Slots, Array]) -> tuple[tuple[Tree, Array], _Kept]:
         """One slot's turn: ((upload, whether it counts), what it leaves)."""
-        own = tree.take(state.clients, slot.who)
+        slot, place = turn
+        own = tree.take(state.clients, place)
         received = message
         if history > 1:
             received = tree.take(heard, (state.round - slot.delay) % history)
@@ -156,25 +160,31 @@ def _exchange(
         own = optax.tree.where(present, reply.own, own)
         return (upload, present), _Kept(own, reply.metrics, present, finite)
 
-    def add(accumulator: Tree, uploads: tuple[Tree, Array], slots: Slots) -> Tree:
+    def add(accumulator: Tree, uploads: tuple[Tree, Array], turns: tuple[Slots, Array]) -> Tree:
         upload, present = uploads
-        return aggregator.add(accumulator, upload, slots._replace(present=present))
+        return aggregator.add(accumulator, upload, turns[0]._replace(present=present))
 
-    (upload, _), _ = jax.eval_shape(client, tree.take(slots, 0))
+    turns = dealt.slots, dealt.place
+    (upload, _), _ = jax.eval_shape(client, tree.take(turns, 0))
     start = aggregator.init(upload, slots.who.shape[0])
-    accumulator, kept = axis(client, add, start, slots)
+    accumulator, kept = axis.fold(client, add, start, turns)
+    metrics, present, finite = dealt.whole((kept.metrics, kept.present, kept.finite))
     server = exchange.update(
         state.server,
-        aggregator.finish(accumulator),
-        Cohort(cohort.who, kept.present, delay),
+        aggregator.finish(axis.total(accumulator)),
+        Cohort(cohort.who, present, delay),
     )
-    index_of_own = jnp.where(kept.present, cohort.who, federation.num_clients)
+    # A state is written where the client is held, and nowhere if it was absent.
+    where, own, wrote = dealt.place, kept.own, kept.present
+    if axis.is_alike:
+        where, own, wrote = cohort.who, dealt.whole(kept.own), present
+    num_held = axis.holds(federation.num_clients).shape[0]
     state = state._replace(
-        server=optax.tree.where(kept.present.any(), server, state.server),
-        clients=tree.put(state.clients, index_of_own, kept.own),
+        server=optax.tree.where(present.any(), server, state.server),
+        clients=tree.put(state.clients, jnp.where(wrote, where, num_held), own),
         heard=(*state.heard[:index], heard, *state.heard[index + 1 :]),
     )
-    return state, Report(kept.metrics, kept.present, kept.finite | ~slots.present, slots.size)
+    return state, Report(metrics, present, finite | ~slots.present, slots.size)
 
 
 def step(
@@ -195,7 +205,7 @@ def step(
     whole = jax.tree.map(lambda leaf: leaf[None], cohort)
     checks.schedule(whole, federation.num_clients, _history(state.heard))
     kept_for = {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)}
-    if kept_for - {federation.num_clients}:
+    if kept_for - {axis.holds(federation.num_clients).shape[0]}:
         raise UsageError(
             f"federation: has {federation.num_clients} clients, must have {kept_for.pop()}, those "
             "that the state is of"

@@ -223,7 +223,7 @@ class Setup(NamedTuple):
 
     variables: Variables  # a drawn network
     num_clients: int
-    sample: Tree  # [1, ...] an input
+    sample: Tree  # [1, ...] zeros of the shape of an input
     key: Array
 
 

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import federations
-from experiments import config
+from experiments import config, devices
 from federations import NUM_CLASSES
 from fedjax_inv import clients, local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
@@ -56,13 +56,17 @@ def on_one(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.fixture(scope="module")
 def on_four(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """The same on four."""
+    """The same on four, each of which holds its own clients."""
     folder = tmp_path_factory.mktemp("four") / "run"
-    return ran(config.of(run_dir=str(folder), devices=4, **FLAGS))
+    return ran(config.of(run_dir=str(folder), devices=4, hold="own", **FLAGS))
 
 
 def test_four_devices_give_what_one_gives(on_one: Ran, on_four: Ran) -> None:
-    assert len(on_four.job.data.x.sharding.device_set) == 4
+    x = on_four.job.data.x
+    assert len(x.sharding.device_set) == 4
+    # Two seeds deal the examples to other clients each.
+    on_a_device = [shard.data.shape[1] for shard in x.addressable_shards]
+    assert max(on_a_device) < 0.55 * len(on_one.job.data.y)
     assert_same_run(on_one.folder, on_four.folder)
     for one, four in zip(on_one.runs, on_four.runs, strict=True):
         (met, unmet), (same, also_unmet) = one["stops"], four["stops"]
@@ -87,7 +91,29 @@ def test_a_run_resumes_on_another_number_of_devices(
     assert_same_run(folder, before.folder)
 
 
+def test_devices_that_hold_all_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
+    """As they do by default where some clients are absent."""
+    told = ran(config.of(run_dir=str(tmp_path / "run"), devices=4, **FLAGS))
+    assert told.job.data.x.shape == on_one.job.data.x.shape
+    assert_same_run(on_one.folder, told.folder)
+
+
+@pytest.mark.parametrize(("cohort", "shares"), [(0, True), (7, True), (6, False)])
+def test_devices_hold_their_own_clients_where_all_attend(cohort: int, shares: bool) -> None:
+    flags = {**FLAGS, "cohort": cohort, "devices": 2}
+    layout = devices.layout(config.of(**flags), 7)
+    assert layout is not None
+    assert layout.own == shares
+    assert devices.layout(config.of(**flags, hold="all"), 7) == layout._replace(own=False)
+    assert devices.layout(config.of(**flags, hold="own"), 7) == layout._replace(own=True)
+    # Nothing is gained where one "client" stands for all data.
+    alone = devices.layout(config.of(**flags), 1)
+    assert alone is not None
+    assert not alone.own
+
+
 def test_two_processes_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
+    """Each of which holds its own clients."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
@@ -99,7 +125,7 @@ def test_two_processes_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
             [
                 *(sys.executable, "-m", "experiments.train", *arguments),
                 *(f"--run_dir={tmp_path / 'run'}", f"--coordinator_address={address}"),
-                *("--num_processes=2", f"--process_id={i}"),
+                *("--num_processes=2", f"--process_id={i}", "--hold=own"),
             ],
             cwd=ROOT,
             env=environment,

@@ -47,6 +47,18 @@ def test_a_state_is_as_large_as_that_of_the_program(changes: dict[str, object]) 
     assert len(cell.runs) * state == held
 
 
+@pytest.mark.parametrize(("hold", "held"), [("own", 2), ("all", 3)])
+def test_a_device_may_hold_the_states_of_its_own_clients_alone(hold: str, held: int) -> None:
+    made = build.assemble(chosen(algorithm=("scaffold",), devices=2, hold=hold))
+    (cell,) = made.cells
+    network = jax.eval_shape(made.model.init, jax.random.key(0), made.data.x[:1])
+    state, _ = memory._of_run(made, cell, network, num_clients=3)
+    alone = build.assemble(chosen(algorithm=("scaffold",)))
+    whole, _ = memory._of_run(alone, cell, network, num_clients=3)
+    of_one = memory._bytes(network)  # its control variate
+    assert state == whole - (3 - held) * of_one
+
+
 @pytest.mark.parametrize(
     ("changes", "needed", "flag"),
     [

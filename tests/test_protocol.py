@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, PartitionSpec
 
 import federations
 from federations import TABLE, Config, assert_close, assert_equal, plain
@@ -313,18 +313,28 @@ def test_a_run_in_chunks_is_a_loop_of_steps(case: Case) -> None:
     assert_same_run(case, case.results["as it is"])
 
 
-def test_a_sharded_run_with_empty_slots_on_bytes_is_a_loop_of_steps(case: Case) -> None:
-    """Each device vmaps its slots, which do not divide evenly; images are 8-bit here alone."""
+def test_a_run_on_devices_with_empty_slots_on_bytes_is_a_loop_of_steps(case: Case) -> None:
+    """Each device vmaps the slots of its own clients, which do not divide evenly, and keeps their
+    states alone; images are 8-bit here alone."""
     mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
     schedule = with_empty_slots(case.schedule)
 
-    def sharded(state: rounds.State, schedule: Cohort, federation: Federation) -> Result:
-        axis = clients.sharded("clients")
+    def on_device(state: rounds.State, schedule: Cohort, federation: Federation) -> Result:
+        axis = clients.owned("clients")
         return rounds.run(case.algorithm, state, schedule, federation, axis=axis)
 
-    run = jax.jit(clients.over(mesh, sharded))
-    result = run(case.restored(case.stops[0]), schedule, federations.federation())
-    assert_same_run(case, plain(result), schedule)
+    whole: Any = PartitionSpec()
+    lies = rounds.State(whole, PartitionSpec("clients"), whole, whole, whole)
+    run = jax.jit(clients.over(mesh, on_device, (lies, whole, whole), (lies, whole)))
+    start = case.restored(case.stops[0])
+
+    def padded(leaf: Array) -> Array:
+        return jnp.concatenate([leaf, leaf[: -NUM_CLIENTS % 4]])
+
+    start = start._replace(clients=jax.tree.map(padded, start.clients))
+    state, reports = plain(run(start, schedule, federations.federation()))
+    kept = jax.tree.map(lambda leaf: leaf[:NUM_CLIENTS], state.clients)
+    assert_same_run(case, (state._replace(clients=kept), reports), schedule)
 
 
 def test_the_order_of_slots_does_not_matter(case: Case) -> None:

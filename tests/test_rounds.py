@@ -194,7 +194,7 @@ def test_the_server_is_set_up_with_what_it_may_know() -> None:
         # The server's draws are not those of the rounds, nor the caller's own.
         assert len({int(jax.random.bits(each)) for each in (key, state.key, setups[-1].key)}) == 3
     assert setups[0].num_clients == C
-    assert_equal(setups[0].sample, FEDERATION.data.x[:1])
+    assert_equal(setups[0].sample, np.zeros_like(FEDERATION.data.x[:1]))
     assert_equal(setups[0].variables, empty(C))
     assert len({int(jax.random.bits(setup.key)) for setup in setups}) == 2
     assert_equal(state.clients["who"], np.arange(10, 10 + C, dtype=np.int32))

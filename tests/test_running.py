@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_round_0_is_never_selected() -> None:
     for rule, rounds in (("validation", [0, 3, 3]), ("last", [0, 3, 6])):
         keeper = kept.Kept(RULES[rule], [], kept.of(Training(state, stops), False))
         for line, expected in zip(lines, rounds, strict=True):
-            keeper.look([line], Training(state, stops), False)
+            keeper.look([line], partial(Training, state, stops), False)
             assert keeper.served.round == [expected]
     # Not even of a run that diverged at once.
     (run,) = summary.summarise(one, [lines[0], told(3, 0, 0.5, diverged=True)])

@@ -4,6 +4,7 @@ evaluated."""
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +66,7 @@ def test_of_each_run_the_state_that_the_rule_picks(
         if done == resumed_at:
             before = [line for of_round in LINES[:done] for line in of_round]
             keeper = Kept(RULES[rule], before, keeper.served)
-        keeper.look(lines, after(done + 1, 4), personal=True)
+        keeper.look(lines, partial(after, done + 1, 4), personal=True)
     np.testing.assert_array_equal(keeper.served.round, expected)
     value = np.where(np.array(expected) > 0, 10 * np.array(expected) + np.arange(4), 0)
     np.testing.assert_array_equal(keeper.served.server["w"], value)
@@ -75,10 +76,10 @@ def test_of_each_run_the_state_that_the_rule_picks(
 def test_what_is_kept_is_never_changed_in_place() -> None:
     """It may still be on its way to the disk."""
     keeper = Kept(RULES["last"], [], kept.none(kept.of(after(0, 4), personal=False)))
-    keeper.look(LINES[0], after(1, 4), personal=False)
+    keeper.look(LINES[0], partial(after, 1, 4), personal=False)
     first = keeper.served
     copy = jax.tree.map(np.copy, first)
-    keeper.look(LINES[1], after(2, 4), personal=False)
+    keeper.look(LINES[1], partial(after, 2, 4), personal=False)
     chex.assert_trees_all_equal(first, copy)
     assert first.clients == ()
 
@@ -101,9 +102,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ran, dict[
     seen: dict[int, Served] = {}
     look = Kept.look
 
-    def look_and_tell(self: Kept, lines: Any, states: Training, personal: bool) -> None:
+    def look_and_tell(
+        self: Kept, lines: Any, states: Callable[[], Training], personal: bool
+    ) -> None:
         assert personal
-        seen[lines[0]["round"]] = jax.device_get(kept.of(states, personal))
+        seen[lines[0]["round"]] = jax.device_get(kept.of(states(), personal))
         look(self, lines, states, personal)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -44,6 +44,7 @@ from experiments.launch import errors_in_one_line
 from fedjax_inv import clients, local, platforms, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
+from fedjax_inv.shares import Layout
 from fedjax_inv.types import Tree
 
 FLAGS = flags.FLAGS
@@ -174,7 +175,8 @@ def of_presets(name: str) -> Make:
 
     def make(mesh: Mesh | None) -> Traced:
         ready = made.prepare(cell._replace(runs=cell.runs[:1]))  # as for the platform
-        compiled = program.make(ready.experiment, client_chunk=0, run_chunk=0, mesh=mesh)
+        layout = Layout(mesh, own=False) if mesh else None
+        compiled = program.make(ready.experiment, client_chunk=0, run_chunk=0, layout=layout)
         training = jax.eval_shape(compiled.init, made.data, ready.inputs)
         cohort = build.cohorts(config, ready.inputs, config.watching.eval_every)
         return Traced(compiled.segment, (made.data, ready.inputs, training, cohort))

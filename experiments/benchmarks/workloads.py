@@ -188,18 +188,20 @@ def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
         jnp.zeros(1, jnp.int32),
         held,
         held,
-        held,
+        program.Common(*held),
         jnp.zeros((1, workload.num_clients), jnp.int32),
     )
     experiment = build.experiment(flags, cell, model_of(workload, "auto"), 1, build.Sizes())
-    mesh = devices.mesh(flags.run)
+    layout = devices.layout(flags, workload.num_clients)
 
     def make(chosen: chunks.Chunks) -> program.Program:
         return program.make(
-            experiment, client_chunk=chosen.clients, run_chunk=chosen.runs, mesh=mesh
+            experiment, client_chunk=chosen.clients, run_chunk=chosen.runs, layout=layout
         )
 
-    inputs, examples = devices.replicated((inputs, data.data), mesh)
+    examples = data.data
+    if layout is not None:
+        examples, inputs = layout.dealt(examples, inputs)
     machine = chunks.Machine(make, examples)
     chunk = chunks.choose(flags, cell, experiment, inputs, machine).clients
     return Choice(0 if chunk >= workload.cohort else chunk, "auto")

@@ -34,6 +34,7 @@ _HOW = {
     *("rounds", "run_dir", "data_dir", "resume", "checkpoint_every", "client_chunk", "run_chunk"),
     *(
         "devices",
+        "hold",
         "coordinator_address",
         "num_processes",
         "process_id",

@@ -1,5 +1,6 @@
 """The state that each run of a cell is judged by: kept while the run goes on past it."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -44,14 +45,16 @@ class Kept:
         for line in lines:
             self._add(line)
 
-    def look(self, lines: list[dict[str, Any]], states: Training, personal: bool) -> None:
+    def look(
+        self, lines: list[dict[str, Any]], states: Callable[[], Training], personal: bool
+    ) -> None:
         """Takes the states of those runs whose newest line is picked. lines: one for each run."""
         picked = np.array([self._is_picked(line) for line in lines])
         if not picked.any():
             return
         # Not the state's own round, which counts those that fill up the last segment, too.
         done = np.array([line["round"] for line in lines], np.int32)
-        now = jax.device_get(of(states, personal))._replace(round=done)
+        now = jax.device_get(of(states(), personal))._replace(round=done)
 
         def chosen(new: np.ndarray, old: np.ndarray) -> np.ndarray:
             # New arrays: the old ones may still be on their way to the disk.

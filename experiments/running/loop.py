@@ -5,6 +5,7 @@ checkpoints a finished run keeps the last, which holds the state that is selecte
 """
 
 import contextlib
+import functools
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,11 +65,11 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
         log = Log(folder, done)
         events = Events(folder, cell, log.lines, config.watching.tensorboard)
         opened.enter_context(contextlib.closing(events))
-        like = jax.eval_shape(job.program.init, job.data, job.inputs)
+        begun = jax.eval_shape(job.program.init, job.data, job.inputs)
+        like = job.program.stored(job.inputs, begun)
         shapes = kept.of(like, job.personal)
         if done:
-            states = checkpoints.restore(done, like)
-            states = devices.replicated(states, devices.mesh(config.run))
+            states = job.program.placed(checkpoints.restore(done, like))
             served = checkpoints.kept(done, shapes)
         else:
             states, served = job.program.init(job.data, job.inputs), kept.none(shapes)
@@ -153,15 +154,16 @@ def _advance(
                 states, outcome = program.segment(job.data, job.inputs, states, part)
             progress.start()
             outcome, likely = jax.device_get(outcome), False
+            stored = functools.cache(lambda now=states: program.stored(job.inputs, now))
             length = min(every, rounds - done)
             _check_finite(config, cell, outcome, done)
             done += length
-            keeper.look(told(outcome, done, length), states, job.personal)
+            keeper.look(told(outcome, done, length), stored, job.personal)
             last = _is_over(config, done, outcome.stops)
             stop.signal = devices.agree(stop.signal)
             if last or done % checkpoint_every == 0 or stop.signal:
                 log.flush()
-                checkpoints.save(done, states, keeper.served)
+                checkpoints.save(done, stored(), keeper.served)
             if stop.signal and not last:
                 raise Stopped(f"stopped after round {done} of {rounds}")
     return states
