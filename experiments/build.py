@@ -430,10 +430,10 @@ class Prepared(NamedTuple):
     """A cell that is ready to be compiled."""
 
     experiment: program.Experiment  # what its runs have in common
-    data: Examples
     inputs: program.Inputs  # what they work on
     groups: list[str]  # names of the validation groups
     sizes: Sizes
+    data: Examples
     layout: Layout | None = None  # of data and inputs, where several devices share the clients
 
 
@@ -464,7 +464,7 @@ class Assembled(NamedTuple):
         groups = program.group_names(splits[cell.runs[0].seed])
         told = sizes(config.clients, np.asarray(inputs.train.size))
         made = experiment(config, cell, self.model, len(groups), told)
-        return Prepared(made, self.data, inputs, groups, told)
+        return Prepared(made, inputs, groups, told, self.data)
 
 
 def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
