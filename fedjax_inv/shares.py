@@ -85,26 +85,30 @@ class Layout(NamedTuple):
 
         return jax.tree.map(of, inputs, is_leaf=is_held)
 
-    def dealt(self, data: Examples, inputs: T) -> tuple[Examples, T]:
-        """Data and inputs, whole and equal on each process, where the program wants them."""
+    def dealt(
+        self,
+        data: Examples,
+        inputs: T,
+        place: Callable[[Tree, NamedSharding], Tree] | None = None,
+    ) -> tuple[Examples, T]:
+        """Data and inputs, whole and equal on each process, where the program wants them.
+
+        place: what is made of a tree of arrays that are to lie somewhere; by default they do.
+        """
+        place = place or put
+        whole = NamedSharding(self.mesh, _WHOLE)
         if not self.own:
-            return self.whole((data, inputs))
+            return place((data, inputs), whole)
         rows, inputs = _dealt(len(data.y), inputs, self.mesh.size)
         by_device = NamedSharding(self.mesh, self._of_devices)
 
-        def share(leaf: Array) -> Array:
-            stored = np.asarray(leaf)
-            shape = *rows.shape, *stored.shape[1:]
-            return jax.make_array_from_callback(
-                shape, by_device, lambda at: stored[rows[at[0] if at else slice(None)]]
-            )
-
         def held(leaf: Tree) -> Tree:
             if not is_held(leaf):
-                return self.whole(leaf)
-            return type(leaf)(put(leaf.order, by_device), *self.whole((leaf.start, leaf.size)))
+                return place(leaf, whole)
+            return type(leaf)(place(leaf.order, by_device), *place((leaf.start, leaf.size), whole))
 
-        return jax.tree.map(share, data), jax.tree.map(held, inputs, is_leaf=is_held)
+        mine = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], data)
+        return place(mine, by_device), jax.tree.map(held, inputs, is_leaf=is_held)
 
     def whole(self, tree: T) -> T:
         """A tree of equal arrays on each process, whole on every device."""
