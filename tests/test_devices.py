@@ -24,6 +24,7 @@ from runs import Ran, go_on, halved, metrics, ran, states
 ROOT = Path(__file__).parent.parent
 # Neither seven clients nor six of them are shared evenly.
 FLAGS: dict[str, Any] = dict(
+    algorithm=("scaffold",),  # whose clients keep something
     angles=(0.0, 30.0, 60.0, 90.0),
     widths=(8,),
     rounds=4,
