@@ -73,8 +73,8 @@ def assert_agree(of: Callable[[lowerings.Conv], Tree], names: tuple[str, ...] = 
 
 
 # Inputs, kernel, strides, padding: windows of one and two axes, lopsided strides and padding,
-# padding that crops, windows that leave inputs over; those 3x3 at stride 1 make tiles that are
-# whole, broken, and mostly padding.
+# padding that crops, windows that leave inputs over; those 3x3 and 5x5 at stride 1 make tiles that
+# are whole, broken, and mostly padding.
 GEOMETRIES = [
     ((2, 7, 6, 3), (3, 2, 3, 2), (2, 1), ((1, 2), (-1, 3))),
     ((1, 5, 8, 1), (5, 1, 1, 2), (1, 3), "SAME"),
@@ -83,6 +83,9 @@ GEOMETRIES = [
     ((2, 6, 10, 3), (3, 3, 3, 2), (1, 1), "VALID"),
     ((2, 9, 13, 3), (3, 3, 3, 2), (1, 1), "SAME"),
     ((1, 4, 3, 2), (3, 3, 2, 1), (1, 1), ((-1, 6), (3, 1))),
+    ((2, 8, 5, 3), (5, 5, 3, 2), (1, 1), "VALID"),
+    ((2, 7, 9, 2), (5, 5, 2, 3), (1, 1), "SAME"),
+    ((1, 5, 4, 2), (5, 5, 2, 1), (1, 1), ((-1, 6), (3, -1))),
 ]
 
 
@@ -224,26 +227,31 @@ def test_auto_is_chosen_by_the_platform(monkeypatch):
     assert layouts_on["gpu"] == set()
 
 
-def num_products(name: str, channels: int, features: int, dtype: Any) -> int:
+def num_products(name: str, kernel_shape: tuple[int, ...], dtype: Any) -> int:
     conv = lowerings.lowering(name)
-    x, kernel = jnp.ones((1, 4, 4, channels), dtype), jnp.ones((3, 3, channels, features), dtype)
+    x, kernel = jnp.ones((1, 4, 4, kernel_shape[-2]), dtype), jnp.ones(kernel_shape, dtype)
     text = jax.jit(lambda: convolve(conv, x, kernel, (1, 1), "SAME")).lower().as_text()
     return text.count("dot_general")
 
 
-@pytest.mark.parametrize(("channels", "features"), [(32, 32), (31, 32), (32, 31)])
-def test_auto_on_a_cpu_is_winograd_from_32_channels_on(channels, features):
-    assert num_products("winograd", channels, features, jnp.float32) == 4
-    expected = 4 if channels == features == 32 else 0
-    assert num_products("auto", channels, features, jnp.float32) == expected
+@pytest.mark.parametrize(("window", "expected"), [((3, 3), 4), ((5, 5), 2), ((5, 3), 0)])
+@pytest.mark.parametrize("channels", [(32, 32), (31, 32), (32, 31)])
+def test_auto_on_a_cpu_is_winograd_from_32_channels_on(window, expected, channels):
+    shape = (*window, *channels)
+    assert num_products("winograd", shape, jnp.float32) == expected
+    expected = expected if min(channels) == 32 else 0
+    assert num_products("auto", shape, jnp.float32) == expected
 
 
-def test_winograd_of_half_precision_is_canonical():
-    assert num_products("winograd", 32, 32, jnp.bfloat16) == 0
+@pytest.mark.parametrize("window", [(3, 3), (5, 5)])
+def test_winograd_of_half_precision_is_canonical(window):
+    assert num_products("winograd", (*window, 32, 32), jnp.bfloat16) == 0
 
 
-def test_rounding_of_winograd():
-    x, kernel, out = noise(0, 1, 10, 10, 32), noise(1, 3, 3, 32, 32), noise(2, 1, 10, 10, 32)
+# The points 0, 1, -1, 2, -2 are beyond the first bound, and 5x5 along both axes beyond the other.
+@pytest.mark.parametrize(("size", "bound"), [(3, 1e-6), (5, 2e-6)])
+def test_rounding_of_winograd(size, bound):
+    x, kernel, out = noise(0, 1, 10, 10, 32), noise(1, size, size, 32, 32), noise(2, 1, 10, 10, 32)
 
     def rounded(name: str, dtype: Any) -> Tree:
         def conv(x: Array, w: Array) -> Array:
@@ -255,8 +263,7 @@ def test_rounding_of_winograd():
     got, exact = jax.jit(lambda: (rounded("winograd", jnp.float32), rounded("lax", jnp.float64)))()
     for a, b in zip(got, exact, strict=True):
         assert a.dtype == jnp.float32
-        # The usual points 0, 1, -1, 2, -2 are beyond it.
-        assert np.linalg.norm(a - b) / np.linalg.norm(b) < 1e-6
+        assert np.linalg.norm(a - b) / np.linalg.norm(b) < bound
 
 
 def test_cnn_is_the_same_network():

@@ -40,8 +40,8 @@ def lowering(conv: str) -> Conv:
     "im2col": patches and one matrix product, which `vmap` batches.
     "canonical": XLA's own, its derivatives of any order in the one layout that is fast inside a
     loop on a CPU; under `vmap`, kernels take turns.
-    "winograd": 3x3 windows at stride 1 by Winograd's minimal filtering: matrix products with a
-    quarter of the multiplications, rounded about twice as far off. All else is canonical.
+    "winograd": 3x3 and 5x5 windows at stride 1 by Winograd's minimal filtering, with 1/4 and 2/5 of
+    the multiplications, rounded about twice as far off. All else is canonical.
     "auto": on a CPU winograd from 32 channels on, canonical below; im2col elsewhere. A layer cannot
     see whether it will be vmapped.
 
@@ -201,33 +201,53 @@ def _canonical(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     return _canonical_p.bind(inputs, kernel, geometry=geometry)
 
 
-# Winograd's F(4x4, 3x3) (Lavin & Gray 2016): a tile of 6x6 inputs gives a patch of 4x4 outputs.
-# Along one axis a convolution is a transposed product of polynomials, made of their values at 6
-# points: infinity and five whose rounding errors are small. Both axes at once are a Kronecker
-# product.
+# Winograd's minimal filtering (Lavin & Gray 2016): along one axis a tile of inputs gives a patch of
+# 4 outputs. There a convolution is a transposed product of polynomials, made of their values at as
+# many points as a tile is long: infinity and others whose rounding errors are small.
 
-_WINDOW, _PATCH = 3, 4
+_PATCH = 4
+
+
+def _filtering(window: int, points: Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Matrices from a tile and from a kernel to their values at the points, and back to a patch.
+
+    points: without infinity. Shapes [tile, tile], [tile, window] and [4, tile].
+    """
+
+    def values(count: int) -> np.ndarray:
+        """[tile, count]: from `count` coefficients of a polynomial to its values."""
+        return np.vstack([np.vander(points, count, increasing=True), np.eye(count)[-1]])
+
+    return np.linalg.inv(values(_PATCH + window - 1)).T, values(window), values(_PATCH).T
+
+
+def _transform(matrix: np.ndarray, array: Array, precision: Any) -> Array:
+    """The matrix [M, N] times the first axes of the array, that are N together; [M, the rest]."""
+    flat = array.reshape(matrix.shape[1], -1)
+    return jnp.matmul(matrix.astype(array.dtype), flat, precision=precision)
+
+
+# F(4x4, 3x3): both axes at once are a Kronecker product.
+_WINDOW = 3
 _TILE = _PATCH + _WINDOW - 1
-_POINTS = (0.0, 2**-0.5, -(2**-0.5), 2**0.5, -(2**0.5))  # and infinity
-
-
-def _values(count: int) -> np.ndarray:
-    """[6, count]: from `count` coefficients of a polynomial to its values at the points."""
-    return np.vstack([np.vander(_POINTS, count, increasing=True), np.eye(count)[-1]])
-
-
 _FROM_TILES, _FROM_KERNEL, _TO_PATCHES = (
     np.kron(matrix, matrix)
-    for matrix in (np.linalg.inv(_values(_TILE)).T, _values(_WINDOW), _values(_PATCH).T)
+    for matrix in _filtering(_WINDOW, (0, 2**-0.5, -(2**-0.5), 2**0.5, -(2**0.5)))
 )  # [36, 6 * 6], [36, 3 * 3] and [4 * 4, 36]
 
 
 def _winograd(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
-    """Each of the 36 values of every tile is a sum over channels: one product of matrices each."""
     exact = inputs.dtype in (jnp.float32, jnp.float64)  # less would round the matrices too far off
-    strided = geometry.window_strides != (1, 1)
-    if kernel.shape[:-2] != (_WINDOW, _WINDOW) or strided or not exact:
-        return _canonical(inputs, kernel, geometry)
+    if geometry.window_strides == (1, 1) and exact:
+        if kernel.shape[:-2] == (_WINDOW, _WINDOW):
+            return _winograd_3x3(inputs, kernel, geometry)
+        if kernel.shape[:-2] == (_WINDOW_5, _WINDOW_5):
+            return _winograd_5x5(inputs, kernel, geometry)
+    return _canonical(inputs, kernel, geometry)
+
+
+def _winograd_3x3(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
+    """Each of the 36 values of every tile is a sum over channels: one product of matrices each."""
     images, *space, channels = inputs.shape
     features = kernel.shape[-1]
     sizes = [
@@ -251,11 +271,7 @@ def _winograd(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
                 for k in range(_TILE)
             ]
         )
-
-    def transform(matrix: np.ndarray, array: Array) -> Array:
-        flat = array.reshape(matrix.shape[1], -1)
-        return jnp.matmul(matrix.astype(array.dtype), flat, precision=geometry.precision)
-
+    transform = partial(_transform, precision=geometry.precision)
     products = jnp.matmul(
         transform(_FROM_TILES, tiles).reshape(_TILE**2, -1, channels),
         transform(_FROM_KERNEL, kernel).reshape(_TILE**2, channels, features),
@@ -266,6 +282,41 @@ def _winograd(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     out = jnp.stack(lax.unstack(out), 3).reshape(_PATCH, images, rows, counts[1], features)
     out = jnp.stack(lax.unstack(out), 3).reshape(images, rows, columns, features)
     return out[:, : sizes[0], : sizes[1]]
+
+
+# F(4, 5) along the rows; along both axes it would be no faster, and round twice as far off again.
+_WINDOW_5 = 5
+_FROM_TILE_5, _FROM_KERNEL_5, _TO_PATCH_5 = _filtering(_WINDOW_5, (0, 0.5, -0.5, 1, -1, 2, -2))
+
+
+def _winograd_5x5(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
+    """Each of the 8 values of every tile is a convolution along the columns."""
+    images, rows, *rest = inputs.shape
+    (low, high), columns_padding = geometry.padding
+    size = low + rows + high - (_WINDOW_5 - 1)
+    count = -(-size // _PATCH)
+    # Blocks of 4 rows, one more: a tile is a block and the next.
+    pads = [(0, 0, 0), (low, _PATCH * (count + 1) - low - rows, 0), (0, 0, 0), (0, 0, 0)]
+    blocks = lax.pad(inputs, jnp.zeros((), inputs.dtype), pads)
+    in_block = jnp.moveaxis(blocks.reshape(images, count + 1, _PATCH, *rest), 2, 0)
+    tiles = jnp.concatenate([in_block[:, :, :-1], in_block[:, :, 1:]])
+
+    transform = partial(_transform, precision=geometry.precision)
+    values = jax.vmap(
+        partial(_canonical, geometry=geometry._replace(padding=((0, 0), columns_padding)))
+    )(
+        transform(_FROM_TILE_5, tiles).reshape(tiles.shape),
+        transform(_FROM_KERNEL_5, kernel).reshape(-1, 1, *kernel.shape[1:]),
+    )
+    # Elementwise, as a product is slower here. [4, images, count, columns, features]
+    by_value = lax.unstack(values)
+    out = jnp.stack(
+        [
+            sum(factor * value for factor, value in zip(row, by_value, strict=True) if factor)
+            for row in _TO_PATCH_5.tolist()
+        ]
+    )
+    return jnp.moveaxis(out, 0, 2).reshape(images, -1, *out.shape[3:])[:, :size]
 
 
 _WINOGRAD_CHANNELS = 32  # the transforms of fewer cost more than what they save
