@@ -302,21 +302,23 @@ def _winograd_5x5(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     tiles = jnp.concatenate([in_block[:, :, :-1], in_block[:, :, 1:]])
 
     transform = partial(_transform, precision=geometry.precision)
-    values = jax.vmap(
-        partial(_canonical, geometry=geometry._replace(padding=((0, 0), columns_padding)))
-    )(
-        transform(_FROM_TILE_5, tiles).reshape(tiles.shape),
-        transform(_FROM_KERNEL_5, kernel).reshape(-1, 1, *kernel.shape[1:]),
-    )
-    # Elementwise, as a product is slower here. [4, images, count, columns, features]
-    by_value = lax.unstack(values)
+    tiles = transform(_FROM_TILE_5, tiles).reshape(tiles.shape)
+    kernels = transform(_FROM_KERNEL_5, kernel).reshape(-1, 1, *kernel.shape[1:])
+    along_columns = geometry._replace(padding=((0, 0), columns_padding))
+    # One by one: `vmap` would make a loop of them, whose derivatives copy all that they need.
+    values = [
+        _canonical(*pair, along_columns)
+        for pair in zip(lax.unstack(tiles), lax.unstack(kernels), strict=True)
+    ]  # each [images, count, columns, features]
+    # Elementwise, as a product is slower here.
     out = jnp.stack(
         [
-            sum(factor * value for factor, value in zip(row, by_value, strict=True) if factor)
+            sum(factor * value for factor, value in zip(row, values, strict=True) if factor)
             for row in _TO_PATCH_5.tolist()
-        ]
+        ],
+        2,
     )
-    return jnp.moveaxis(out, 0, 2).reshape(images, -1, *out.shape[3:])[:, :size]
+    return out.reshape(images, -1, *out.shape[3:])[:, :size]
 
 
 _WINOGRAD_CHANNELS = 32  # the transforms of fewer cost more than what they save
