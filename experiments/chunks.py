@@ -25,7 +25,7 @@ _MOST_ROUNDS = 12  # the same, of algorithms that choose who attends: a cycle of
 _STEPS = 2  # of local training per client while measuring
 _SLOTS = 8  # clients measured at least
 _GROWTH = 4  # from one number of clients that is measured to the next
-_USABLE_MEMORY = 0.7  # the part of a machine's or a device's memory that a program may take
+USABLE_MEMORY = 0.7  # the part of a machine's or a device's memory that a program may take
 _WORSE = 1.2  # times the best: larger numbers of clients are not tried then
 _AS_FAST = 1.05  # times the best: as good, and the smaller one is taken
 
@@ -74,10 +74,22 @@ def choose(
     cohort = build.cohorts(config, inputs, _num_rounds(experiment, inputs))
     if "measure" in flags:
         return _measured(config, cell, inputs, cohort, machine)
+    return halved(
+        most,
+        lambda chosen: machine.fits(chosen, inputs, cohort),
+        clients=clients is None,
+        runs=runs is None,
+    )
+
+
+def halved(
+    most: Chunks, fits: Callable[[Chunks], bool], *, clients: bool = True, runs: bool = True
+) -> Chunks:
+    """The rule off CPUs: `most`, halved until it fits. clients, runs: which of them may be."""
     # First fewer runs, as fewer clients at once make narrower products.
-    while runs is None and most.runs > 1 and not machine.fits(most, inputs, cohort):
+    while runs and most.runs > 1 and not fits(most):
         most = most._replace(runs=-(-most.runs // 2))
-    while clients is None and most.clients > 1 and not machine.fits(most, inputs, cohort):
+    while clients and most.clients > 1 and not fits(most):
         most = most._replace(clients=-(-most.clients // 2))
     return most
 
@@ -168,7 +180,7 @@ class Machine:
 
     def fits(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> bool:
         """Whether a segment's memory is there."""
-        return needed_bytes(self._of(chunks, inputs, cohort)) <= available_bytes()
+        return fits(lambda: self._of(chunks, inputs, cohort), available_bytes())
 
     def seconds(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> float:
         """A segment's time."""
@@ -188,7 +200,7 @@ class Machine:
 def available_bytes() -> int:
     """Memory that a program may take: most of the device's or of the machine's."""
     # Not what happens to be free, so that a command is the same each time.
-    return int(_USABLE_MEMORY * devices.memory())
+    return int(USABLE_MEMORY * devices.memory())
 
 
 def compiled(made: program.Program, *arguments: Tree) -> jax.stages.Compiled:
@@ -198,11 +210,23 @@ def compiled(made: program.Program, *arguments: Tree) -> jax.stages.Compiled:
     return made.segment.lower(data, inputs, states, cohort).compile()
 
 
+def fits(compile: Callable[[], jax.stages.Compiled], available: int) -> bool:
+    """Whether a segment's memory is there. compile: makes it."""
+    try:
+        return needed_bytes(compile()) <= available
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return False  # a TPU's compiler refuses what its device cannot hold
+
+
 def needed_bytes(segment: jax.stages.Compiled) -> int:
-    """What a compiled segment allocates besides the data that are there already."""
-    analysis = segment.memory_analysis()
-    # A backend that cannot tell is taken to fit.
-    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes if analysis else 0
+    """What a compiled segment needs, with what it is called with."""
+    memory = segment.memory_analysis()
+    if memory is None:
+        return 0  # a backend that cannot tell is taken to fit
+    of_results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + memory.temp_size_in_bytes + of_results
 
 
 def _light(

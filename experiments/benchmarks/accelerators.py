@@ -4,16 +4,18 @@ python -m experiments.benchmarks.accelerators --targets=h100,v5e --programs=a,ro
 
 Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is ten rounds of a
 workload (a, b, c: `workloads`), or the segment of presets joined by +, with its evaluation, of one
-run, and with the algorithm after the colon; all clients train at once, several devices share them.
---programs=all is every algorithm at the size of its paper. Nothing is run, so the
-roofline is an estimate: the time of the arithmetic at the peak, or of the bytes that the kernels
-read and write at the memory's bandwidth, whichever is longer. A loop of unknown length counts one
-turn.
+run, and with the algorithm after the colon; several devices share the clients, and each trains as
+many at once as --client_chunk=auto would choose there. --programs=all is every algorithm at the
+size of its paper. Nothing is run, so the roofline is an estimate: the time of the arithmetic at the
+peak, or of the bytes that the kernels read and write at the memory's bandwidth, whichever is
+longer. A loop of unknown length counts one turn, that of local steps as many as the client with the
+most examples takes.
 """
 
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
 
 import jax
+import numpy as np
 import optax
 from absl import app, flags
 from jax.experimental import topologies
@@ -37,15 +40,15 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from experiments import build, command_line
+from experiments import build, chunks, command_line
 from experiments.benchmarks import hlo, workloads
 from experiments.flag import check_known
+from experiments.groups import Config
 from experiments.launch import errors_in_one_line
-from fedjax_inv import clients, local, platforms, program, rounds, schedules
+from fedjax_inv import clients, local, platforms, program, rounds, schedules, wire
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
-from fedjax_inv.shares import Layout
-from fedjax_inv.types import Tree
+from fedjax_inv.types import Cohort, Federation, Tree
 
 FLAGS = flags.FLAGS
 
@@ -108,27 +111,34 @@ class Traced(NamedTuple):
 
     function: jax.stages.Wrapped
     arguments: tuple[Tree, ...]
+    steps: float  # of a client in a round, of the one with the most, if the program does not know
+    upload: int  # bytes that a client sends in a round
 
 
-Make = Callable[[Mesh | None], Traced]  # the devices that share the clients
+class Work(NamedTuple):
+    """What is to be compiled, for devices and clients at once on each (0: all)."""
+
+    trace: Callable[[Mesh | None, int], Traced]
+    num_slots: int  # clients of a round
 
 
-def of_workload(name: str) -> Make:
-    """A round of a workload, all clients at once."""
+def of_workload(name: str) -> Work:
+    """Ten rounds of a workload."""
     workload = workloads.WORKLOADS[name]
+    num_batches = -(-workload.num_examples // workload.batch_size)
 
-    def make(mesh: Mesh | None) -> Traced:
+    def trace(mesh: Mesh | None, chunk: int) -> Traced:
         model = workloads.model_of(workload, "auto")
         work = local.epochs(
             optax.sgd(workload.learning_rate),
             batch_size=workload.batch_size,
             num_epochs=workload.num_epochs,
-            num_batches=-(-workload.num_examples // workload.batch_size),
+            num_batches=num_batches,
         )
         algorithm = fedavg.fedavg(model, work)
-        axis = clients.vmapped()
+        axis = clients.chunked(chunk) if chunk else clients.vmapped()
         if mesh is not None:
-            axis = clients.sharded(mesh.axis_names[0])
+            axis = clients.sharded(mesh.axis_names[0], axis)
 
         def advance(state: Tree, cohort: Tree, data: Tree) -> Tree:
             return rounds.run(algorithm, state, cohort, data, axis=axis)
@@ -141,9 +151,11 @@ def of_workload(name: str) -> Make:
         schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 10)
         on_all = advance if mesh is None else clients.over(mesh, advance)
         jitted = jax.jit(on_all, donate_argnums=0)
-        return Traced(jitted, (jax.eval_shape(start, data), schedule, data))
+        state = jax.eval_shape(start, data)
+        upload = sum(each.up for each in wire.traffic(algorithm, state, data))
+        return Traced(jitted, (state, schedule, data), workload.num_epochs * num_batches, upload)
 
-    return make
+    return Work(trace, workload.cohort)
 
 
 # Every algorithm, in the sizes of its paper.
@@ -151,7 +163,7 @@ EVERY = (
     *(f"rotated_mnist_5:{name}" for name in ("fedipg", "fediir", "erm")),
     "exit_mnist:exit_strategy",
     *("colored_mnist_f+games_parallel", "colored_mnist_v+games_sequential"),
-    *("colored_mnist_f+games_fedbn", "colored_mnist_f+games_fedprox"),
+    *(f"colored_mnist_f+games_{name}" for name in ("fedavg", "fedbn", "fedprox")),
     *(
         f"cifar10_dir60:{name}"
         for name in ("fedavg", "scaffold", "fedpvr", "qfedavg", "fedmix", "fedcfa")
@@ -160,7 +172,7 @@ EVERY = (
 )
 
 
-def of_presets(name: str) -> Make:
+def of_presets(name: str) -> Work:
     """The segment of the first cell of presets "name+name:algorithm", with its first seed and
     hyperparameters.
 
@@ -171,30 +183,52 @@ def of_presets(name: str) -> Make:
     asked += [f"--algorithm={algorithm}"] if algorithm else []
     config = command_line.of_arguments(asked, may_be_idle=True)
     made = build.assemble(config, config.run.seeds[:1])
-    cell = made.cells[0]
+    cell = made.cells[0]._replace(runs=made.cells[0].runs[:1])
 
-    def make(mesh: Mesh | None) -> Traced:
-        ready = made.prepare(cell._replace(runs=cell.runs[:1]))  # as for the platform
-        layout = Layout(mesh, own=False) if mesh else None
-        compiled = program.make(ready.experiment, client_chunk=0, run_chunk=0, layout=layout)
-        training = jax.eval_shape(compiled.init, made.data, ready.inputs)
-        cohort = build.cohorts(config, ready.inputs, config.watching.eval_every)
-        return Traced(compiled.segment, (made.data, ready.inputs, training, cohort))
+    def trace(mesh: Mesh | None, chunk: int) -> Traced:
+        ready = made.prepare(cell)  # as for the platform
+        inputs = ready.inputs
+        compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, mesh=mesh)
+        training = jax.eval_shape(compiled.init, made.data, inputs)
+        cohort = build.cohorts(config, inputs, config.watching.eval_every)
+        hyper, held = jax.tree.map(lambda leaf: leaf[0], (inputs.hyper, inputs.train))
+        state = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), training.state
+        )
+        exchanges = wire.traffic(
+            ready.experiment.algorithm(hyper), state, Federation(made.data, *held)
+        )
+        upload = sum(each.up for each in exchanges)
+        arguments = made.data, inputs, training, cohort
+        return Traced(compiled.segment, arguments, _steps(config, inputs, cohort), upload)
 
-    return make
+    num_clients = made.prepare(cell).inputs.train.size.shape[1]
+    return Work(trace, config.participation.slots(num_clients))
+
+
+def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
+    """Local steps of a round, of the client that has the most, on average."""
+    training = config.clients
+    if training.local_steps or not training.batch_size:
+        return training.local_steps or training.local_epochs
+    size = np.asarray(inputs.train.size)[0][np.asarray(cohort.who)[0]] * cohort.present[0]
+    return float(training.local_epochs * (-(-size // training.batch_size)).max(1).mean())
 
 
 class Compiled(NamedTuple):
     """A program for a target."""
 
     program: jax.stages.Compiled
+    traced: Traced
     flops: float  # of each device
     devices: int
+    at_once: int  # clients of each device
+    share: int  # all clients of a round that a device has
     seconds: float  # that compiling took
 
 
-def compiled_for(target: Target, make: Make) -> Compiled:
-    """Compiles a program."""
+def compiled_for(target: Target, work: Work) -> Compiled:
+    """Compiles a program, with as many clients at once as fit by the rule of `chunks`."""
     described = target.describe()
     count = len(described.devices)
     mesh: Mesh | None = None
@@ -203,57 +237,82 @@ def compiled_for(target: Target, make: Make) -> Compiled:
         mesh = topologies.make_mesh(described, (count,), ("clients",))
         mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,))
         place = NamedSharding(mesh, PartitionSpec())
+    share = -(-work.num_slots // count)
+    available = int(chunks.USABLE_MEMORY * target.memory)
 
     def shaped(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
-    with platforms.traced_for(target.platform):
-        traced = make(mesh)
-        began = time.perf_counter()
-        known = traced.function.trace(*jax.tree.map(shaped, traced.arguments))
-        platform = "cuda" if target.platform == "gpu" else "tpu"
-        lowered = known.lower(lowering_platforms=(platform,))
-        compiled = lowered.compile()
-    seconds = time.perf_counter() - began
-    return Compiled(compiled, hlo.flops(hlo.Program(lowered.as_text("hlo"))), count, seconds)
+    @cache
+    def of(at_once: int) -> Compiled:
+        with platforms.traced_for(target.platform):
+            traced = work.trace(mesh, 0 if at_once == share else at_once)
+            began = time.perf_counter()
+            known = traced.function.trace(*jax.tree.map(shaped, traced.arguments))
+            platform = "cuda" if target.platform == "gpu" else "tpu"
+            lowered = known.lower(lowering_platforms=(platform,))
+            compiled = lowered.compile()
+        seconds = time.perf_counter() - began
+        text = lowered.as_text("hlo", debug_info=True)
+        flops = hlo.flops(hlo.Program(text, {"local_steps": traced.steps}))
+        return Compiled(compiled, traced, flops, count, at_once, share, seconds)
+
+    def fits(chosen: chunks.Chunks) -> bool:
+        return chunks.fits(lambda: of(chosen.clients).program, available)
+
+    return of(chunks.halved(chunks.Chunks(share, 1), fits).clients)
 
 
 def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
     """What a compiled program does, as a row of the table."""
-    read = hlo.Program(compiled.program.as_text() or "")
+    traced = compiled.traced
+    read = hlo.Program(compiled.program.as_text() or "", {"local_steps": traced.steps})
     memory: Any = compiled.program.memory_analysis()
     turn, step, loops = read.named("rounds"), read.named("local_steps"), read.loops()
-    in_step = len(read.launches(step.body)) if step else 0
-    looped = [one for loop in loops for one in read.everything(loop.body)]
+    in_round = read.launches(turn.body) if turn else []
+    # A single step is no loop.
+    in_step = (
+        read.launches(step.body) if step else [i for i in in_round if "local_steps" in i.scope]
+    )
 
-    def count(*opcodes: str) -> int:
-        return sum(one.opcode in opcodes for one in {one.name: one for one in looped}.values())
+    def count(loop: hlo.Loop | None, *opcodes: str) -> int:
+        return len(read.of(loop.body, *opcodes)) if loop else 0
 
-    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    crossing = hlo.collectives(read)
+    of_round = hlo.collectives(read, turn.body) if turn else []
     moved = hlo.bytes_moved(read)
     return {
         "devices": compiled.devices,
+        "at once": compiled.at_once if compiled.at_once < compiled.share else "all",
+        "of clients": compiled.share,
         "seconds": compiled.seconds,
         "arguments MB": memory.argument_size_in_bytes / 1e6,
         "temporaries MB": memory.temp_size_in_bytes / 1e6,
-        "of memory %": 100 * needed / target.memory,
-        "kernels a step": in_step,  # none where a single step is no loop
-        "around it": len(read.launches(turn.body)) - in_step if turn else None,
-        "steps known": bool(step and step.turns is not None),
+        "of memory %": 100 * chunks.needed_bytes(compiled.program) / target.memory,
+        "kernels a step": len(in_step),
+        "around it": len(in_round) - len(in_step),
+        "steps": step.turns if step and step.turns is not None else traced.steps,
+        "steps known": not step or step.turns is not None,
         "loops": len(loops),
         "of unknown length": sum(loop.turns is None for loop in loops),
+        "of them in a step": sum(loop.turns is None for loop in read.loops(step.body))
+        if step
+        else 0,
         "grouped convolutions": len(hlo.grouped_convolutions(read)),
-        "sorts": count("sort"),
-        "scatters": count("scatter"),
-        "gathers": count("gather"),
+        "sorts": len(read.of("", "sort")),
+        "scatters of a step": count(step, "scatter"),
+        "scatters of a round": count(turn, "scatter"),
+        "gathers of a step": count(step, "gather"),
         "host transfers": len(hlo.host_transfers(read)),
-        "all-gathers": sum("all-gather" in one.opcode for one in hlo.collectives(read)),
-        "collectives": len(hlo.collectives(read)),
-        "collectives MB": sum(one.num_bytes for one in hlo.collectives(read)) / 1e6,
+        "all-gathers": sum("all-gather" in one.opcode for one in crossing),
+        "collectives": len(of_round),
+        "collectives MB": sum(one.num_bytes for one in of_round) / 1e6,
+        "upload MB": traced.upload / 1e6,
         "GFLOP": compiled.flops / 1e9,
         "GB moved": moved / 1e9,
         "roofline ms": 1e3 * max(compiled.flops / target.peak, moved / target.bandwidth),
+        "all loops": [(loop.scope, loop.turns) for loop in loops],
+        "all collectives": [(one.scope, one.shape) for one in of_round],
     }
 
 
@@ -262,14 +321,14 @@ def measure(names: Sequence[str], targets: Sequence[str]) -> list[dict[str, Any]
     rows = []
     for name in names:
         try:
-            make = of_workload(name) if name in workloads.WORKLOADS else of_presets(name)
+            work = of_workload(name) if name in workloads.WORKLOADS else of_presets(name)
         except UsageError as error:
             rows.append({"program": name, "target": "", "compiles": str(error)})
             continue
         for target in targets:
             row: dict[str, Any] = {"program": name, "target": target}
             try:
-                compiled = compiled_for(TARGETS[target], make)
+                compiled = compiled_for(TARGETS[target], work)
             except Exception as error:  # compilers raise many kinds
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 rows.append(row | {"compiles": f"no: {reason[:150]}"})

@@ -5,7 +5,7 @@ The text is XLA's after all its passes, as `compiled.as_text()` tells it. Nothin
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 # What names or regroups buffers, and launches nothing.
@@ -86,10 +86,14 @@ def num_bytes(shape: str) -> int:
 
 
 class Program:
-    """The computations of a compiled program, by their names."""
+    """The computations of a compiled program, by their names.
 
-    def __init__(self, text: str) -> None:
+    expected: turns of the loops of unknown length of a scope; of others one is counted.
+    """
+
+    def __init__(self, text: str, expected: Mapping[str, float] | None = None) -> None:
         self.computations: dict[str, list[Instruction]] = {}
+        self._expected = expected or {}
         current: list[Instruction] = []
         for line in text.splitlines():
             if head := _HEAD.match(line):
@@ -130,6 +134,13 @@ class Program:
             return constants.get(last.operands[-1])
         return None
 
+    def expected(self, loop: Instruction) -> float:
+        """How often a while turns, as far as that is known."""
+        if (turns := self.turns(loop)) is not None:
+            return turns
+        last = loop.scope.removesuffix("/while").rpartition("/")[2]
+        return next((turns for scope, turns in self._expected.items() if scope in last), 1)
+
     def launches(self, computation: str) -> list[Instruction]:
         """What a computation launches by itself: kernels, calls of libraries and copies, one for
         each instruction that is not free; of the loops in it one turn each."""
@@ -159,10 +170,10 @@ class Program:
         return [one for one in self.everything(computation) if one.opcode in opcodes]
 
 
-def collectives(program: Program) -> list[Instruction]:
-    """What crosses devices."""
+def collectives(program: Program, computation: str = "") -> list[Instruction]:
+    """What crosses devices in a computation; in all by default."""
     kinds = {f"{name}{ending}" for name in _COLLECTIVES for ending in ("", "-start")}
-    return program.of("", *kinds)
+    return program.of(computation, *kinds)
 
 
 def host_transfers(program: Program) -> list[Instruction]:
@@ -204,7 +215,7 @@ def _total(
     for one in instructions:
         total += of(one, shapes)
         if one.opcode in ("while", "call", "conditional"):
-            turns = program.turns(one) or 1 if one.opcode == "while" else 1
+            turns = program.expected(one) if one.opcode == "while" else 1
             total += turns * sum(_total(program, name, of) for name in one.called)
     return total
 
