@@ -2,17 +2,21 @@
 
 python -m experiments.benchmarks.accelerators --targets=h100,v5e --programs=a,rotated_mnist_5:fedipg
 
-Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is ten rounds of a
-workload (a, b, c: `workloads`), or the segment of presets joined by +, with its evaluation, of one
-run, and with the algorithm after the colon; several devices share the clients, and each trains as
-many at once as --client_chunk=auto would choose there. --programs=all is every algorithm at the
-size of its paper. Nothing is run, so the roofline is an estimate: the time of the arithmetic at the
+Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is
+- ten rounds of a workload (a, b, c: `workloads`),
+- the segment of presets joined by +, of one run, with the algorithm after the colon and with its
+  evaluation; --programs=all is every algorithm at the size of its paper,
+- ten steps of twelve clients on a single convolution, im2col:64x28x28x1:3x64/2 (the lowering,
+  the batch, the window, features, and the stride).
+Several devices share the clients, and each trains as many at once as --client_chunk=auto would
+choose there. Nothing is run, so the roofline is an estimate: the time of the arithmetic at the
 peak, or of the bytes that the kernels read and write at the memory's bandwidth, whichever is
 longer. A loop of unknown length counts one turn, that of local steps as many as the client with the
 most examples takes.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -27,6 +31,7 @@ os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app, flags
@@ -48,7 +53,8 @@ from experiments.launch import errors_in_one_line
 from fedjax_inv import clients, local, platforms, program, rounds, schedules, wire
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Cohort, Federation, Tree
+from fedjax_inv.models import lowerings
+from fedjax_inv.types import Array, Cohort, Federation, Tree
 
 FLAGS = flags.FLAGS
 
@@ -165,7 +171,7 @@ EVERY = (
     *("colored_mnist_f+games_parallel", "colored_mnist_v+games_sequential"),
     *(f"colored_mnist_f+games_{name}" for name in ("fedavg", "fedbn", "fedprox")),
     *(
-        f"cifar10_dir60:{name}"
+        f"fedcfa_paper+cifar10_dir60:{name}"
         for name in ("fedavg", "scaffold", "fedpvr", "qfedavg", "fedmix", "fedcfa")
     ),
     *(f"cafe_paper+fashion_mnist_cafe:{name}" for name in ("cafe", "moon", "fedproto")),
@@ -213,6 +219,51 @@ def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
         return training.local_steps or training.local_epochs
     size = np.asarray(inputs.train.size)[0][np.asarray(cohort.who)[0]] * cohort.present[0]
     return float(training.local_epochs * (-(-size // training.batch_size)).max(1).mean())
+
+
+_LAYER = re.compile(r"(\w+):(\d+)x(\d+)x(\d+)x(\d+):(\d+)x(\d+)/(\d+)")
+_LAYER_CLIENTS, _LAYER_STEPS = 12, 10
+_COLOURS = 3  # channels of images, by which nothing is differentiated
+
+
+def of_layer(name: str) -> Work:
+    """Descent on the mean square of what a convolution makes, as a layer's step: with the gradient
+    by its kernel, and by its inputs unless they are images."""
+    told = _LAYER.fullmatch(name)
+    assert told
+    batch, height, width, channels, window, features, stride = map(int, told.groups()[1:])
+    conv = lowerings.lowering(told.group(1))
+    half = window // 2
+
+    def risk(x: Array, kernel: Array) -> Array:
+        made = conv(
+            x,
+            kernel,
+            (stride, stride),
+            ((half, half), (half, half)),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return jnp.square(made).mean()
+
+    def step(x: Array, kernel: Array) -> tuple[Array, Array]:
+        if channels <= _COLOURS:
+            return x, kernel - jax.grad(risk, 1)(x, kernel)
+        return jax.tree.map(jnp.subtract, (x, kernel), jax.grad(risk, (0, 1))(x, kernel))
+
+    def run(x: Array, kernel: Array) -> tuple[Array, Array]:
+        with jax.named_scope("local_steps"):
+            return jax.lax.fori_loop(
+                0, _LAYER_STEPS, lambda _, both: jax.vmap(step)(*both), (x, kernel)
+            )
+
+    def trace(mesh: Mesh | None, chunk: int) -> Traced:
+        if mesh is not None or chunk:
+            raise UsageError(f"--programs={name}: must be for one device, and fit into its memory")
+        shapes = (batch, height, width, channels), (window, window, channels, features)
+        arguments = [jax.ShapeDtypeStruct((_LAYER_CLIENTS, *s), jnp.float32) for s in shapes]
+        return Traced(jax.jit(run, donate_argnums=(0, 1)), tuple(arguments), _LAYER_STEPS, 0)
+
+    return Work(trace, _LAYER_CLIENTS)
 
 
 class Compiled(NamedTuple):
@@ -316,12 +367,18 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
     }
 
 
+def _of(name: str) -> Work:
+    if name in workloads.WORKLOADS:
+        return of_workload(name)
+    return of_layer(name) if _LAYER.fullmatch(name) else of_presets(name)
+
+
 def measure(names: Sequence[str], targets: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each program on each target; what does not compile says why."""
     rows = []
     for name in names:
         try:
-            work = of_workload(name) if name in workloads.WORKLOADS else of_presets(name)
+            work = _of(name)
         except UsageError as error:
             rows.append({"program": name, "target": "", "compiles": str(error)})
             continue
