@@ -149,7 +149,7 @@ class Program:
             if one.opcode in ("while", "call", "conditional"):
                 for name in one.called:
                     result += self.launches(name)
-            elif one.opcode not in _FREE and not _is_free_fusion(one):
+            elif not _is_free(one):
                 result.append(one)
         return result
 
@@ -257,5 +257,9 @@ def _sizes(shape: str) -> list[int]:
     return [int(size) for size in found.group(2).split(",") if size] if found else []
 
 
-def _is_free_fusion(one: Instruction) -> bool:
-    return one.opcode == "fusion" and not one.num_bytes
+def _is_free(one: Instruction) -> bool:
+    """Whether it launches nothing. A TPU has a core of its own for single numbers, and a GPU's
+    compiler makes a fusion of all but their copies."""
+    if one.opcode == "fusion":
+        return not one.num_bytes
+    return one.opcode in _FREE or (bool(re.match(r"\w+\[\]", one.shape)) and one.opcode != "copy")
