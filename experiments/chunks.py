@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from experiments import build, devices
 from experiments.grid import Cell
@@ -146,7 +147,7 @@ def _measured(
         alone = Chunks(best.clients, 1)
         measured = {alone: seconds(alone), **measured}
         best = _first_fast({chunks: measured[chunks] for chunks in (alone, best)})
-    steps = config.clients.local_steps or _STEPS * config.clients.local_epochs
+    steps = _num_steps(config, inputs)
     told = ", ".join(
         f"{chunks.clients}/{chunks.runs}: {1e3 * seconds / steps:.3g}"
         for chunks, seconds in measured.items()
@@ -232,12 +233,28 @@ def needed_bytes(segment: jax.stages.Compiled) -> int:
 def _light(
     inputs: program.Inputs, config: Config, cohort: Tree, num_slots: int
 ) -> tuple[program.Inputs, Tree]:
-    """The inputs with a few examples per client and nothing to evaluate, and a smaller cohort."""
+    """The inputs with a few examples per client and nothing to evaluate, and a smaller cohort.
 
-    most = _STEPS * (config.clients.batch_size or int(inputs.train.size.max()))
-    few = inputs.train._replace(size=jnp.minimum(inputs.train.size, most))
-    light = without_evaluation(inputs._replace(train=few))
+    With all examples where the program is for a number of batches: others make it no faster.
+    """
+    light = without_evaluation(inputs)
+    if _known_batches(config, inputs) is None:
+        most = _STEPS * (config.clients.batch_size or int(inputs.train.size.max()))
+        few = inputs.train._replace(size=jnp.minimum(inputs.train.size, most))
+        light = light._replace(train=few)
     return light, jax.tree.map(lambda leaf: leaf[..., :num_slots], cohort)
+
+
+def _known_batches(config: Config, inputs: program.Inputs) -> int | None:
+    return build.sizes(config.clients, np.asarray(inputs.train.size)).num_batches
+
+
+def _num_steps(config: Config, inputs: program.Inputs) -> int:
+    """Local steps of a round that is measured, of a client with examples enough."""
+    training = config.clients
+    if training.local_steps or not training.batch_size:
+        return training.local_steps or training.local_epochs
+    return training.local_epochs * (_known_batches(config, inputs) or _STEPS)
 
 
 def without_evaluation(inputs: program.Inputs) -> program.Inputs:

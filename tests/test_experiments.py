@@ -23,7 +23,7 @@ from experiments.running import folder as folders
 from experiments.running import kept, log, loop
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.signals import Stop
-from fedjax_inv import diagnostics, models, program, rounds
+from fedjax_inv import diagnostics, models, platforms, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Federation
@@ -663,6 +663,41 @@ def test_measuring_picks_the_fastest_chunk_that_fits(
         )
         assert choose(machine, fixed) == (7, runs)
         assert machine.asked == 0
+
+
+def test_measuring_leaves_a_program_the_batches_that_it_is_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = flags(tmp_path, angles=(0.0, 40.0), clients=3, client_chunk="measure")
+    seen, seconds_of_all = set(), 0.06
+
+    class Seeing(Pretended):
+        def seconds(self, chunks: chunks.Chunks, inputs: program.Inputs, cohort: Any) -> float:
+            seen.add(int(inputs.train.size.min()))
+            return seconds_of_all
+
+    with platforms.traced_for("gpu"):
+        cell, _, prepared = ready(chosen, "40")
+        arguments = chosen, cell, prepared.experiment, prepared.inputs
+        chunks.choose(*arguments, Seeing(is_gpu=True))
+    known = prepared.sizes.num_batches
+    assert known is not None
+    assert known > 2
+    assert seen == {int(prepared.inputs.train.size.min())}
+    slots, steps = prepared.inputs.train.size.shape[1], known * chosen.clients.local_epochs
+    told = f"3/2: {1e3 * seconds_of_all / (2 * slots) / steps:.3g}"
+    assert told in capsys.readouterr().err
+
+
+def test_what_a_compiler_refuses_for_want_of_memory_does_not_fit() -> None:
+    def refused(reason: str) -> jax.stages.Compiled:
+        raise jax.errors.JaxRuntimeError(reason)
+
+    assert not chunks.fits(lambda: refused("RESOURCE_EXHAUSTED: 20G of 16G"), 10**12)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        chunks.fits(lambda: refused("INTERNAL: a defect"), 10**12)
+    whole = jax.jit(lambda x: 2 * x, donate_argnums=0).lower(jnp.zeros(250)).compile()
+    assert [chunks.fits(lambda: whole, size) for size in (999, 1100)] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ TEXT = f"""HloModule jit_run, is_scheduled=true
   %w = f32[8,2]{{1,0}} get-tuple-element(%arg), index=3
   %x = f32[4,8]{{1,0}} fusion(%all, %index), kind=kLoop, calls=%rows
   %product = f32[4,2]{{1,0}} fusion(%x, %w), kind=kCustom, calls=%gemm
+  %next = s32[]{{:T(128)S(6)}} add(%turn, %turn)
   %call = f32[4,2]{{1,0}} custom-call(%product), custom_call_target="library"
   ROOT %tuple = {STATE} tuple(%turn, %all, %index, /*index=3*/%w)
 }}
@@ -71,9 +72,44 @@ def test_a_text_is_read_as_launches_loops_and_bytes() -> None:
     assert not hlo.collectives(read) + hlo.host_transfers(read) + hlo.grouped_convolutions(read)
 
 
+@pytest.mark.parametrize(
+    "put",
+    [
+        "dynamic-update-slice(%p0, %p1, %p2, %p2)",
+        "scatter(%p0, %p2, %p1), to_apply=%sum",
+    ],
+)
+def test_of_what_is_changed_in_place_only_the_rows_move(put: str) -> None:
+    text = f"""
+%rows (p0: f32[1000,8], p1: f32[4,8], p2: s32[]) -> f32[1000,8] {{
+  %p0 = f32[1000,8]{{1,0}} parameter(0)
+  %p1 = f32[4,8]{{1,0}} parameter(1)
+  %p2 = s32[] parameter(2)
+  ROOT %put = f32[1000,8]{{1,0}} {put}
+}}
+
+ENTRY %main (all: f32[1000,8], some: f32[4,8], first: s32[]) -> f32[1000,8] {{
+  %all = f32[1000,8]{{1,0}} parameter(0)
+  %some = f32[4,8]{{1,0}} parameter(1)
+  %first = s32[] parameter(2)
+  ROOT %changed = f32[1000,8]{{1,0}} PUT
+}}
+"""
+    fused = "fusion(%all, %some, %first), kind=kLoop, calls=%rows"
+    alone = put.replace("%p0", "%all").replace("%p1", "%some").replace("%p2", "%first")
+    for told in (fused, alone):
+        moved = hlo.bytes_moved(hlo.Program(text.replace("PUT", told)))
+        assert 2 * 4 * 8 * 4 <= moved <= 2 * 4 * 8 * 4 + 2 * 4  # and where they belong
+
+
 def test_a_loop_whose_end_is_an_argument_is_of_unknown_length() -> None:
-    read = hlo.Program(TEXT.replace("constant(5)", "get-tuple-element(%arg.1), index=0"))
+    unknown = TEXT.replace("constant(5)", "get-tuple-element(%arg.1), index=0")
+    read = hlo.Program(unknown)
     assert [loop.turns for loop in read.loops()] == [None]
+    once, of_five = (hlo.bytes_moved(hlo.Program(text)) for text in (unknown, TEXT))
+    assert of_five == 5 * once
+    for scope, turns in (("local_steps", 3.5), ("rounds", 1)):
+        assert hlo.bytes_moved(hlo.Program(unknown, {scope: 3.5})) == turns * once
 
 
 def test_operations_of_products_and_convolutions_are_counted_turn_by_turn() -> None:
@@ -99,10 +135,10 @@ def test_presets_are_prepared_for_the_platform_that_they_are_compiled_for() -> N
         patch.setattr(os, "environ", os.environ.copy())  # into which the benchmark writes
         from experiments.benchmarks import accelerators
 
-    make = accelerators.of_presets("rotated_digits_small:fedavg")
+    work = accelerators.of_presets("rotated_digits_small:fedavg")
     for platform, known in (("cpu", False), ("gpu", True)):
         with platforms.traced_for(platform):
-            traced = make(None)
+            traced = work.trace(None, 0)
             lowered = traced.function.trace(*traced.arguments).lower()
         steps = hlo.Program(lowered.as_text("hlo", debug_info=True)).named("local_steps")
         assert steps is not None

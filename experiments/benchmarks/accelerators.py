@@ -341,7 +341,7 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
         "temporaries MB": memory.temp_size_in_bytes / 1e6,
         "of memory %": 100 * chunks.needed_bytes(compiled.program) / target.memory,
         "kernels a step": len(in_step),
-        "around it": len(in_round) - len(in_step),
+        "around it": len(in_round) - len(in_step) if turn else 0,
         "steps": step.turns if step and step.turns is not None else traced.steps,
         "steps known": not step or step.turns is not None,
         "loops": len(loops),

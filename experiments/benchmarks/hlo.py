@@ -200,7 +200,9 @@ def bytes_moved(program: Program) -> float:
     turn."""
 
     def of(one: Instruction, shapes: dict[str, str]) -> float:
-        return 0.0 if one.opcode in _FREE else one.num_bytes + _bytes_read(program, one, shapes)
+        if _is_free(one):
+            return 0.0
+        return _bytes_written(program, one, shapes) + _bytes_read(program, one, shapes)
 
     return _total(program, program.entry, of)
 
@@ -220,19 +222,48 @@ def _total(
     return total
 
 
+# What takes rows of its first operand, and what writes some into it, with which operand.
+_TAKES = ("gather", "dynamic-slice")
+_PUTS = {"dynamic-update-slice": 1, "scatter": 2}
+
+
+def _bytes_written(program: Program, one: Instruction, shapes: dict[str, str]) -> int:
+    """What a launch writes: its result, of what is changed in place only the rows."""
+    if one.opcode in _PUTS:
+        return num_bytes(shapes.get(one.operands[_PUTS[one.opcode]], ""))
+    if one.opcode != "fusion":
+        return one.num_bytes
+    inside = {each.name: each for each in program.computations[one.called[0]]}
+    root = list(inside.values())[-1]
+    results = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    of_inside = {each.name: each.shape for each in inside.values()}
+    return sum(_bytes_written(program, result, of_inside) for result in results)
+
+
 def _bytes_read(program: Program, one: Instruction, shapes: dict[str, str]) -> int:
-    """What a launch reads: its operands, of which rows are taken only the rows."""
-    if one.opcode in ("gather", "dynamic-slice"):
+    """What a launch reads: its operands, of which rows are taken only the rows, and nothing of what
+    is changed in place."""
+    if one.opcode in _TAKES:
         return one.num_bytes
     read = [num_bytes(shapes.get(name, "")) for name in one.operands]
+    if one.opcode in _PUTS:
+        return sum(read[1:])
     inside = program.computations.get(one.called[0], []) if one.opcode == "fusion" else []
     for parameter in (i for i in inside if i.opcode == "parameter"):
-        users = [i for i in inside if parameter.name in i.operands]
-        index = int(parameter.text.partition(")")[0])
-        taken = [i for i in users if i.opcode in ("gather", "dynamic-slice")]
-        if users and len(taken) == len(users) and index < len(read):
-            read[index] = min(read[index], sum(i.num_bytes for i in taken))
+        index, users = int(parameter.text.partition(")")[0]), _users(parameter, inside)
+        rows = [i.num_bytes if i.opcode in _TAKES else 0 for i in users]
+        if users and index < len(read):
+            read[index] = min(read[index], sum(rows))
     return sum(read)
+
+
+def _users(parameter: Instruction, inside: list[Instruction]) -> list[Instruction]:
+    """What takes rows of a parameter or changes it in place; nothing if it is used otherwise."""
+    users = [i for i in inside if parameter.name in i.operands]
+    partly = [
+        i for i in users if i.opcode in (*_TAKES, *_PUTS) and i.operands.index(parameter.name) == 0
+    ]
+    return partly if len(partly) == len(users) else []
 
 
 def _flops(one: Instruction, shapes: dict[str, str]) -> float:
