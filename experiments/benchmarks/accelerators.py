@@ -9,10 +9,10 @@ Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is
 - ten steps of twelve clients on a single convolution, im2col:64x28x28x1:3x64/2 (the lowering,
   the batch, the window, features, and the stride).
 Several devices share the clients, and each trains as many at once as --client_chunk=auto would
-choose there. Nothing is run, so the roofline is an estimate: the time of the arithmetic at the
-peak, or of the bytes that the kernels read and write at the memory's bandwidth, whichever is
-longer. A loop of unknown length counts one turn, that of local steps as many as the client with the
-most examples takes.
+choose there. Nothing is run, so the roofline of a round's local steps is an estimate: the time of
+their arithmetic at the peak, or of the bytes that their kernels read and write at the memory's
+bandwidth, whichever is longer. Where their number is known only at run time, it is that of the
+client that has the most.
 """
 
 import os
@@ -271,7 +271,7 @@ class Compiled(NamedTuple):
 
     program: jax.stages.Compiled
     traced: Traced
-    flops: float  # of each device
+    before: hlo.Program  # XLA's passes
     devices: int
     at_once: int  # clients of each device
     share: int  # all clients of a round that a device has
@@ -304,9 +304,8 @@ def compiled_for(target: Target, work: Work) -> Compiled:
             lowered = known.lower(lowering_platforms=(platform,))
             compiled = lowered.compile()
         seconds = time.perf_counter() - began
-        text = lowered.as_text("hlo", debug_info=True)
-        flops = hlo.flops(hlo.Program(text, {"local_steps": traced.steps}))
-        return Compiled(compiled, traced, flops, count, at_once, share, seconds)
+        before = hlo.Program(lowered.as_text("hlo", debug_info=True), {"local_steps": traced.steps})
+        return Compiled(compiled, traced, before, count, at_once, share, seconds)
 
     def fits(chosen: chunks.Chunks) -> bool:
         return chunks.fits(lambda: of(chosen.clients).program, available)
@@ -331,7 +330,9 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
 
     crossing = hlo.collectives(read)
     of_round = hlo.collectives(read, turn.body) if turn else []
-    moved = hlo.bytes_moved(read)
+    before = compiled.before.named("rounds")
+    flops = hlo.flops(compiled.before, before.body if before else "", "local_steps")
+    moved = hlo.bytes_moved(read, turn.body if turn else "", "local_steps")
     return {
         "devices": compiled.devices,
         "at once": compiled.at_once if compiled.at_once < compiled.share else "all",
@@ -359,9 +360,9 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
         "collectives": len(of_round),
         "collectives MB": sum(one.num_bytes for one in of_round) / 1e6,
         "upload MB": traced.upload / 1e6,
-        "GFLOP": compiled.flops / 1e9,
+        "GFLOP": flops / 1e9,
         "GB moved": moved / 1e9,
-        "roofline ms": 1e3 * max(compiled.flops / target.peak, moved / target.bandwidth),
+        "roofline ms": 1e3 * max(flops / target.peak, moved / target.bandwidth),
         "all loops": [(loop.scope, loop.turns) for loop in loops],
         "all collectives": [(one.scope, one.shape) for one in of_round],
     }

@@ -187,38 +187,43 @@ def grouped_convolutions(program: Program) -> list[Instruction]:
     return [one for one in program.everything() if pattern.search(one.text)]
 
 
-def flops(program: Program) -> float:
-    """Operations of all products and convolutions; of a loop of unknown length one turn's.
+def flops(program: Program, computation: str = "", scope: str = "") -> float:
+    """Operations of all products and convolutions of a computation, or of a scope within it.
 
     For a program before XLA's passes, in which a product is a product on every platform.
     """
-    return _total(program, program.entry, lambda one, shapes: _flops(one, shapes))
+    return _total(program, computation or program.entry, scope, _flops)
 
 
-def bytes_moved(program: Program) -> float:
-    """What all launches of a compiled program read and write; of a loop of unknown length in one
-    turn."""
+def bytes_moved(program: Program, computation: str = "", scope: str = "") -> float:
+    """What all launches of a computation of a compiled program read and write, or of a scope."""
 
     def of(one: Instruction, shapes: dict[str, str]) -> float:
         if _is_free(one):
             return 0.0
         return _bytes_written(program, one, shapes) + _bytes_read(program, one, shapes)
 
-    return _total(program, program.entry, of)
+    return _total(program, computation or program.entry, scope, of)
 
 
 def _total(
-    program: Program, computation: str, of: Callable[[Instruction, dict[str, str]], float]
+    program: Program,
+    computation: str,
+    scope: str,
+    of: Callable[[Instruction, dict[str, str]], float],
 ) -> float:
     """The sum of of(instruction, shapes of its computation) over what a computation launches."""
     instructions = program.computations[computation]
     shapes = {one.name: one.shape for one in instructions}
     total = 0.0
     for one in instructions:
-        total += of(one, shapes)
+        is_inside = scope in one.scope
         if one.opcode in ("while", "call", "conditional"):
             turns = program.expected(one) if one.opcode == "while" else 1
-            total += turns * sum(_total(program, name, of) for name in one.called)
+            rest = "" if is_inside else scope
+            total += turns * sum(_total(program, name, rest, of) for name in one.called)
+        elif is_inside:
+            total += of(one, shapes)
     return total
 
 
