@@ -102,6 +102,23 @@ ENTRY %main (all: f32[1000,8], some: f32[4,8], first: s32[]) -> f32[1000,8] {{
         assert 2 * 4 * 8 * 4 <= moved <= 2 * 4 * 8 * 4 + 2 * 4  # and where they belong
 
 
+def test_only_what_passes_through_the_main_memory_of_a_tpu_is_moved() -> None:
+    text = """
+ENTRY %main (x: f32[4,8]) -> f32[4,8] {
+  %x = f32[4,8]{1,0:T(8,128)} parameter(0)
+  %start = (f32[4,8]{1,0:T(8,128)S(1)}, f32[4,8]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%x)
+  %near = f32[4,8]{1,0:T(8,128)S(1)} copy-done(%start)
+  %some = ((f32[4,8]{1,0}), f32[1,8]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%x), slice={[0:1]}
+  %row = f32[1,8]{1,0:S(1)} slice-done(%some)
+  %sum = f32[4,8]{1,0:T(8,128)S(1)} add(%near, %row)
+  ROOT %back = f32[4,8]{1,0:T(8,128)} tanh(%sum)
+}
+"""
+    read = hlo.Program(text)
+    assert hlo.bytes_moved(read) == (4 * 8 + 8 + 4 * 8) * 4
+    assert [one.name for one in read.launches("main")] == ["start", "some", "sum", "back"]
+
+
 def test_a_loop_whose_end_is_an_argument_is_of_unknown_length() -> None:
     unknown = TEXT.replace("constant(5)", "get-tuple-element(%arg.1), index=0")
     read = hlo.Program(unknown)

@@ -11,8 +11,7 @@ from typing import NamedTuple
 # What names or regroups buffers, and launches nothing.
 _FREE = {
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
-    *("partition-id", "replica-id", "opt-barrier"),
-    *("copy-done", "all-reduce-done", "async-done", "async-update"),
+    *("partition-id", "replica-id", "opt-barrier", "async-update"),
     *("while", "conditional", "call"),  # what they hold is counted
 }
 _COLLECTIVES = (
@@ -30,6 +29,7 @@ _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
 _LINE = re.compile(r"^  (?:ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"^(\(.*?\)|[\w\[\],{}:()*]+) ([\w\-]+)\(")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_PLACED = re.compile(r"\w+\[[\d,]*\](?:\{[^}]*\})?")
 
 
 class Instruction(NamedTuple):
@@ -83,6 +83,11 @@ def num_bytes(shape: str) -> int:
             count *= int(size)
         total += count * _BYTES.get(kind, 0)
     return total
+
+
+def _in_memory(shape: str) -> list[int]:
+    """Bytes of each array of a shape; 0 for those that a TPU keeps beside its main memory."""
+    return [0 if "S(" in array else num_bytes(array) for array in _PLACED.findall(shape)]
 
 
 class Program:
@@ -232,25 +237,36 @@ _TAKES = ("gather", "dynamic-slice")
 _PUTS = {"dynamic-update-slice": 1, "scatter": 2}
 
 
+_COPIES = ("copy-start", "slice-start")  # (to, from) or (from, to), and what both wait for
+
+
 def _bytes_written(program: Program, one: Instruction, shapes: dict[str, str]) -> int:
     """What a launch writes: its result, of what is changed in place only the rows."""
+    written = sum(_in_memory(one.shape))
     if one.opcode in _PUTS:
-        return num_bytes(shapes.get(one.operands[_PUTS[one.opcode]], ""))
+        rows = num_bytes(shapes.get(one.operands[_PUTS[one.opcode]], ""))
+        return min(written, rows)
+    if one.opcode in _COPIES:
+        ends = _in_memory(one.shape)[:2]
+        size = min(map(num_bytes, _PLACED.findall(one.shape)[:2]))
+        return sum(size for end in ends if end)
     if one.opcode != "fusion":
-        return one.num_bytes
+        return written
     inside = {each.name: each for each in program.computations[one.called[0]]}
     root = list(inside.values())[-1]
     results = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
     of_inside = {each.name: each.shape for each in inside.values()}
-    return sum(_bytes_written(program, result, of_inside) for result in results)
+    return min(written, sum(_bytes_written(program, result, of_inside) for result in results))
 
 
 def _bytes_read(program: Program, one: Instruction, shapes: dict[str, str]) -> int:
     """What a launch reads: its operands, of which rows are taken only the rows, and nothing of what
     is changed in place."""
+    if one.opcode in _COPIES:
+        return 0  # counted already
+    read = [sum(_in_memory(shapes.get(name, ""))) for name in one.operands]
     if one.opcode in _TAKES:
-        return one.num_bytes
-    read = [num_bytes(shapes.get(name, "")) for name in one.operands]
+        return min(read[0], one.num_bytes) + sum(read[1:])
     if one.opcode in _PUTS:
         return sum(read[1:])
     inside = program.computations.get(one.called[0], []) if one.opcode == "fusion" else []
@@ -298,4 +314,9 @@ def _is_free(one: Instruction) -> bool:
     compiler makes a fusion of all but their copies."""
     if one.opcode == "fusion":
         return not one.num_bytes
-    return one.opcode in _FREE or (bool(re.match(r"\w+\[\]", one.shape)) and one.opcode != "copy")
+    is_end = one.opcode.endswith("-done")
+    return (
+        is_end
+        or one.opcode in _FREE
+        or (bool(re.match(r"\w+\[\]", one.shape)) and one.opcode != "copy")
+    )
