@@ -72,9 +72,11 @@ def choose(
     flags = (config.run.client_chunk, config.run.run_chunk)
     if "measure" not in flags and machine.is_cpu:
         return most
-    cohort = build.cohorts(config, inputs, _num_rounds(experiment, inputs))
     if "measure" in flags:
-        return _measured(config, cell, inputs, cohort, machine)
+        few = build.cohorts(config, inputs, _num_rounds(experiment, inputs))
+        return _measured(config, cell, inputs, few, machine)
+    # The segment that will be run, which is found compiled then.
+    cohort = build.cohorts(config, inputs, config.watching.eval_every)
     return halved(
         most,
         lambda chosen: machine.fits(chosen, inputs, cohort),
