@@ -155,7 +155,10 @@ def fedmix(
     def all_rows(kept: Averages) -> Averages:
         """Those of all clients [C * rows], the real ones first."""
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
-        return tree.take(flat, jnp.argsort(~flat.real, stable=True))
+        # By counting, as a sort is slow on accelerators.
+        index, real = jnp.arange(flat.real.shape[0]), jnp.cumsum(flat.real)
+        place = jnp.where(flat.real, real - 1, real[-1] + index - real)
+        return tree.take(flat, jnp.zeros_like(index).at[place].set(index, unique_indices=True))
 
     def gradient_from(visit: Visit) -> GradFn:
         means = visit.message.beside
