@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import federations
-from fedjax_inv import averages, clients, local, models, rounds, wire
+from fedjax_inv import averages, clients, local, models, platforms, rounds, wire
 from fedjax_inv.algorithms import fedavg, fedcfa
 from fedjax_inv.averages import Averages
 from fedjax_inv.averaging import Message
@@ -46,10 +46,13 @@ def rows_of_scores() -> np.ndarray:
     return scores
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("top_k", range(8))
-def test_masks_have_exactly_top_k_true_entries_a_row(top_k: int) -> None:
+def test_masks_have_exactly_top_k_true_entries_a_row(top_k: int, platform: str) -> None:
     scores = rows_of_scores()
-    low, high = (np.asarray(mask) for mask in fedcfa.split_factors(jnp.asarray(scores), top_k))
+    with platforms.traced_for(platform):
+        masks = fedcfa.split_factors(jnp.asarray(scores), top_k)
+    low, high = map(np.asarray, masks)
     for mask in (low, high):
         assert mask.dtype == bool
         np.testing.assert_array_equal(mask.sum(1), top_k)

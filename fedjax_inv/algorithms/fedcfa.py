@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averages, averaging, checks, objectives
+from fedjax_inv import averages, averaging, checks, objectives, platforms
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.averages import chunk_means as chunk_means
 from fedjax_inv.checks import UsageError
@@ -67,8 +67,15 @@ def split_factors(scores: Array, top_k: int) -> tuple[Array, Array]:
     """
     checks.integer("top_k", top_k, 0, scores.shape[1], ", as many as there are factors")
 
+    if not platforms.on_cpu():  # there top_k becomes a sort: the factors below each are counted
+        one, other = scores[:, :, None], scores[:, None, :]
+        index = jnp.arange(scores.shape[1])
+        is_below = (other < one) | ((other == one) & (index < index[:, None]))
+        rank = is_below.sum(-1)
+        return rank < top_k, rank >= scores.shape[1] - top_k
+
     def largest(scores: Array) -> Array:
-        _, index = jax.lax.top_k(scores, top_k)  # the leftmost of equals; no sort
+        _, index = jax.lax.top_k(scores, top_k)  # the leftmost of equals
         nowhere = jnp.zeros(scores.shape, bool)
         return jnp.put_along_axis(nowhere, index, True, axis=-1, inplace=False)
 

@@ -158,7 +158,7 @@ def fedmix(
         # By counting, as a sort is slow on accelerators.
         index, real = jnp.arange(flat.real.shape[0]), jnp.cumsum(flat.real)
         place = jnp.where(flat.real, real - 1, real[-1] + index - real)
-        return tree.take(flat, jnp.zeros_like(index).at[place].set(index, unique_indices=True))
+        return tree.put(optax.tree.zeros_like(flat), place, flat)
 
     def gradient_from(visit: Visit) -> GradFn:
         means = visit.message.beside
