@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 import federations
-from federations import assert_equal
+from federations import assert_close, assert_equal
 from fedjax_inv import averaging, clients, diagnostics, local, models, objectives, rounds, schedules
 from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.types import (
@@ -306,8 +306,9 @@ def test_a_client_follows_the_formula_whatever_lies_beside_its_rows(penalty_on: 
                 np.testing.assert_allclose(metrics["loss"], value, rtol=1e-10)
 
 
-def test_without_penalty_a_client_with_norms_is_fedavg_bit_for_bit() -> None:
-    """As written: beside other code, the compiler would rearrange the norm's sums."""
+def test_without_penalty_a_client_with_norms_is_fedavg() -> None:
+    """Bit for bit as written: beside other code, the compiler would rearrange the norm's sums; and
+    where the penalty's work is shared, terms are summed that FedAvg transposes one by one."""
     model = federations.normed_body()
     variables, shard = point(model), federations.shard_of(federations.federation(), 4)
     options = {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion,algsimp"}
@@ -321,7 +322,8 @@ def test_without_penalty_a_client_with_norms_is_fedavg_bit_for_bit() -> None:
         algorithm = fedipg.fedipg(model, one_gradient(), penalty=0.0, derivative=derivative)
         grads, stats, metrics = client(algorithm)
         assert metrics["invariance"] != 0
-        assert_equal((grads, stats, {"loss": metrics["loss"]}), expected)
+        compare = assert_equal if derivative == "forward_over_reverse" else assert_close
+        compare((grads, stats, {"loss": metrics["loss"]}), expected)
 
 
 def tanh_layers() -> Model:

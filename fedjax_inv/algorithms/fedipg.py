@@ -25,6 +25,7 @@ from fedjax_inv import averaging, checks, models, objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.checks import UsageError
 from fedjax_inv.parts import EVERYTHING, PARTS, Part
+from fedjax_inv.sharing import shared
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -132,11 +133,13 @@ def _forward_over_reverse(
 def _reverse_over_forward(
     risk: Risk, penalty: float | Array, params: Tree, kept: Part
 ) -> tuple[_Parts, Tree]:
-    def objective(params: Tree) -> tuple[Array, _Parts]:
+    def pushed(params: Tree) -> tuple[_Risks, _Risks, Tree]:
         part = kept.get(params)
-        risks, s, aux = jax.jvp(
-            lambda part: risk(kept.put(params, part)), (part,), (part,), has_aux=True
-        )
+        return jax.jvp(lambda part: risk(kept.put(params, part)), (part,), (part,), has_aux=True)
+
+    def objective(params: Tree) -> tuple[Array, _Parts]:
+        # A layer's product with its parameters is a part of its derivative along them.
+        risks, s, aux = shared(pushed)(params)
         return risks.whole + penalty * s.first * s.second, _Parts(risks.whole, s.whole, aux)
 
     grads, parts = jax.grad(objective, has_aux=True)(params)
