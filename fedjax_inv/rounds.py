@@ -157,8 +157,7 @@ def _exchange(
         finite = tree.all_finite(reply)
         present = slot.present & (finite | (not drop_nonfinite))
         upload = optax.tree.where(present, reply.upload, optax.tree.zeros_like(reply.upload))
-        own = optax.tree.where(present, reply.own, own)
-        return (upload, present), _Kept(own, reply.metrics, present, finite)
+        return (upload, present), _Kept(reply.own, reply.metrics, present, finite)
 
     def add(accumulator: Tree, uploads: tuple[Tree, Array], turns: tuple[Slots, Array]) -> Tree:
         upload, present = uploads
