@@ -113,28 +113,37 @@ def _work(optimizer: optax.GradientTransformation, plan: Plan) -> Work:
     def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
         plan_key, steps_key = jax.random.split(key)
         num_steps, batch_at, known = plan(shard, plan_key)
+        # On a CPU a client without examples costs nothing if its loop does not turn.
+        turns = num_steps if known is None or platforms.on_cpu() else known
+        has_steps = num_steps > 0
+
+        def if_any(after: Tree, before: Tree) -> Tree:
+            """What a step leaves: where it is done without examples too, nothing new then."""
+            # In every step: after the last one, what was before the first would have been copied.
+            return optax.tree.where(has_steps, after, before) if turns is known else after
 
         def one(index: Array, local: Local) -> tuple[Local, Tree]:
             """(local after the step, what is averaged over the steps)."""
             step_key = jax.random.fold_in(steps_key, index)
             step = grad_fn(local, batch_at(index), step_key)
-            params = local.variables.params
+            params, stats = local.variables
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
-            variables = Variables(optax.apply_updates(params, updates), step.stats)
-            return Local(variables, opt_state, step.carry), (step.metrics, step.average)
+            # No updates, rather than the old parameters: the kernel of a product adds to those.
+            moved = updates, (step.metrics, step.average)
+            updates, told = if_any(moved, optax.tree.zeros_like(moved))
+            stats, opt_state, carry = if_any(
+                (step.stats, opt_state, step.carry), (stats, local.opt_state, local.carry)
+            )
+            variables = Variables(optax.apply_updates(params, updates), stats)
+            return Local(variables, opt_state, carry), told
 
         def body(index: Array, carry: tuple[Local, Tree]) -> tuple[Local, Tree]:
             local, told = one(index, carry[0])
             return local, jax.tree.map(jnp.add, carry[1], told)
 
         zeros = _zeros(jax.eval_shape(lambda: one(jnp.int32(0), local)[1]))
-        # On a CPU a client without examples costs nothing if its loop does not turn.
-        turns = num_steps if known is None or platforms.on_cpu() else known
         with jax.named_scope("local_steps"):
-            ended = jax.lax.fori_loop(0, turns, body, (local, zeros))
-        if turns is known:
-            ended = optax.tree.where(num_steps > 0, ended, (local, zeros))
-        local, sums = ended
+            local, sums = jax.lax.fori_loop(0, turns, body, (local, zeros))
         count = jnp.maximum(num_steps, 1)
         metrics, average = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), sums)
         return Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
@@ -233,11 +242,15 @@ def steps(optimizer: optax.GradientTransformation, *, batch_size: int, num_steps
     checks.integer("num_steps", num_steps)
 
     def plan(shard: Shard, key: Array) -> _Steps:
-        def batch_at(step: Array) -> Batch:
+        def positions_of(step: Array) -> Array:
             step_key = jax.random.fold_in(key, step)
-            most = jnp.maximum(shard.size, 1)
-            positions = jax.random.randint(step_key, (batch_size,), 0, most)
-            return take_batch(shard, positions, jnp.ones(batch_size, bool))
+            return jax.random.randint(step_key, (batch_size,), 0, jnp.maximum(shard.size, 1))
+
+        # All draws at once, before the first step.
+        positions = jax.vmap(positions_of)(jnp.arange(num_steps))
+
+        def batch_at(step: Array) -> Batch:
+            return take_batch(shard, positions[step], jnp.ones(batch_size, bool))
 
         return _Steps(jnp.where(shard.size > 0, num_steps, 0), batch_at, num_steps)
 

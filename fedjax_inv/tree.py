@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from fedjax_inv import platforms
 from fedjax_inv.types import Array, Tree
 
 
@@ -13,7 +14,20 @@ def take(tree: Tree, index: Array | int) -> Tree:
 
 def put(tree: Tree, index: Array, values: Tree) -> Tree:
     """`tree` with `values` at `index` of the leading axis; an index beyond it writes nothing."""
-    return jax.tree.map(lambda leaf, value: leaf.at[index].set(value, mode="drop"), tree, values)
+    length = min((leaf.shape[0] for leaf in jax.tree.leaves(tree)), default=0)
+    if platforms.on_cpu() or jnp.ndim(index) != 1 or index.shape[0] < length:
+        return jax.tree.map(
+            lambda leaf, value: leaf.at[index].set(value, mode="drop"), tree, values
+        )
+    # Where all entries may be written, each looks for its value. On an accelerator a scatter is a
+    # kernel of its own for each leaf, and where the old leaf is asked for once more, a copy.
+    is_here = index == jnp.arange(length)[:, None]
+    source, is_written = jnp.argmax(is_here, 1), is_here.any(1)
+
+    def found(leaf: Array, value: Array) -> Array:
+        return jnp.where(is_written.reshape(-1, *[1] * (leaf.ndim - 1)), value[source], leaf)
+
+    return jax.tree.map(found, tree, values)
 
 
 def weighted_sum(tree: Tree, weights: Array) -> Tree:
@@ -28,5 +42,9 @@ def weighted_sum(tree: Tree, weights: Array) -> Tree:
 
 def all_finite(tree: Tree) -> Array:
     """Whether no leaf holds a NaN or an infinity; [] bool."""
-    checks = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    of_shape: dict[tuple[int, ...], Array] = {}
+    for leaf in jax.tree.leaves(tree):
+        # One reduction of all leaves of a shape, such as a network's and its optimizer's.
+        of_shape[leaf.shape] = of_shape.get(leaf.shape, jnp.bool_(True)) & jnp.isfinite(leaf)
+    checks = [jnp.all(leaf) for leaf in of_shape.values()]
     return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)

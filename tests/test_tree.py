@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from federations import assert_equal
-from fedjax_inv import tree
+from fedjax_inv import platforms, tree
 
 
 def a_tree(rng: np.random.Generator, length: int) -> dict:
@@ -13,21 +13,37 @@ def a_tree(rng: np.random.Generator, length: int) -> dict:
     }
 
 
-@pytest.mark.parametrize("length", [1, 4])
-def test_take_and_put_follow_numpy(length: int) -> None:
-    rng, put = np.random.default_rng(length), jax.jit(tree.put)
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("length", [1, 3, 4])
+def test_take_and_put_follow_numpy(length: int, platform: str) -> None:
+    rng, put = np.random.default_rng(length), jax.jit(lambda *args: tree.put(*args))
     for _ in range(10):
         old, new = a_tree(rng, length), a_tree(rng, 3)
         # One past the end, and far beyond: written nowhere.
-        index = np.concatenate([rng.permutation(length)[:2], [length, 99]])[:3]
+        index = rng.permutation(np.concatenate([rng.permutation(length)[:2], [length, 99]])[:3])
         values = tree.take(new, slice(len(index)))
         expected = jax.tree.map(np.array, old)
         for i, at in enumerate(index):
             if at < length:
                 expected["a"][at], expected["b"][0][at] = values["a"][i], values["b"][0][i]
-        got = put(old, index, values)
+        with platforms.traced_for(platform):
+            got = put(old, index, values)
         assert_equal(got, expected)
         assert_equal(tree.take(got, 0), {"a": expected["a"][0], "b": (expected["b"][0][0],)})
+    assert tree.put((), index, ()) == ()
+
+
+def test_on_an_accelerator_nothing_is_scattered_where_all_entries_may_be_written() -> None:
+    values, index = a_tree(np.random.default_rng(0), 3), np.arange(3)
+
+    def scatters(length: int, platform: str) -> int:
+        old = a_tree(np.random.default_rng(0), length)
+        with platforms.traced_for(platform):
+            return str(jax.make_jaxpr(lambda *args: tree.put(*args))(old, index, values)).count(
+                "scatter["
+            )
+
+    assert [scatters(3, "cpu"), scatters(4, "gpu"), scatters(3, "gpu")] == [2, 2, 0]
 
 
 @pytest.mark.parametrize("length", [1, 4])
@@ -49,5 +65,7 @@ def test_all_finite() -> None:
     for bad in (np.nan, np.inf, -np.inf):
         a = good["a"].copy()
         a[1, 2] = bad
-        assert not all_finite({**good, "a": a})
+        # Beside others of its shape, before and behind it.
+        for where in ("a", "0", "z"):
+            assert not all_finite({**good, where: a})
     assert tree.all_finite({})

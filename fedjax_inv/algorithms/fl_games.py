@@ -237,23 +237,31 @@ def fl_games(
             who = visit.shard.who
             num_players = table.moves.shape[0]
             others = (who + 1 + jnp.arange(num_players - 1)) % num_players
-            opponents, past = tree.take((table.players, table.memory), others)
+            # What the others do and what they did, [P, 1 + H, ...]: their logits are one product.
+            played = jax.tree.map(
+                lambda now, past: jnp.concatenate([now[others, None], past[others]], 1),
+                table.players,
+                table.memory,
+            )
             memory_size = jnp.minimum(table.moves[others], memory)
 
             def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
                 features, _ = model.encode(*table.body, batch.x, batch.mask, False)
+                # A barrier, or XLA merges the product of what stands still with that of what
+                # moves, whose parameters it then copies together in every step.
+                seen = jax.lax.optimization_barrier(features)
 
                 def play_of(predictor: Predictor) -> Array:
-                    return logits_of(predictor, features, batch.mask)
+                    return logits_of(predictor, seen, batch.mask)
 
-                theirs, remembered = jax.vmap(play_of)(opponents), jax.vmap(jax.vmap(play_of))(past)
+                theirs = jax.vmap(jax.vmap(play_of))(played)
 
                 def risk(head: Tree) -> tuple[Array, Tree]:
                     logits, stats = model.decode(
                         head, variables.stats.head, features, batch.mask, True, key
                     )
                     logits = response_logits(
-                        logits, theirs, remembered, memory_size, memory_mix=memory_mix
+                        logits, theirs[:, 0], theirs[:, 1:], memory_size, memory_mix=memory_mix
                     )
                     return loss(logits, batch.y, batch.mask), stats
 
@@ -272,18 +280,19 @@ def fl_games(
             del cohort
             num_players = game.moves.shape[0]
             who = jnp.where(played.present, played.who, num_players)
-            remembered = game.memory
-            if memory:
-                place = game.moves[played.who] % memory  # of the oldest, once all are filled
-                remembered = jax.tree.map(
-                    lambda past, new: past.at[who, place].set(new, mode="drop"),
-                    game.memory,
-                    played.values,
-                )
+            moved = jnp.zeros(num_players, bool).at[who].set(True, mode="drop")
+            players = tree.put(game.players, who, played.values)
+            # Of the oldest, once all are filled.
+            is_place = moved[:, None] & (game.moves[:, None] % max(memory, 1) == jnp.arange(memory))
+
+            def enter(past: Array, new: Array) -> Array:
+                here = is_place.reshape(*is_place.shape, *[1] * (new.ndim - 1))
+                return jnp.where(here, new[:, None], past)
+
             return game._replace(
-                players=tree.put(game.players, who, played.values),
-                memory=remembered,
-                moves=game.moves.at[who].add(1, mode="drop"),
+                players=players,
+                memory=jax.tree.map(enter, game.memory, players),
+                moves=game.moves + moved,
             )
 
         def attends(game: Game, who: Array, round: Array) -> Array:
