@@ -48,11 +48,14 @@ def mesh(run: Running) -> Mesh | None:
 def layout(config: Config, num_clients: int) -> Layout | None:
     """The devices that share the clients, and what each of them holds; None if there is one."""
     over = mesh(config.run)
-    if over is None:
-        return None
+    return None if over is None else Layout(over, holds_own(config, num_clients))
+
+
+def holds_own(config: Config, num_clients: int) -> bool:
+    """Whether each of several devices holds its own clients alone."""
     # Where few attend, those of one device may be more than those of another, which then waits.
     all_attend = config.participation.slots(num_clients) == num_clients > 1
-    return Layout(over, {"auto": all_attend, "own": True, "all": False}[config.run.hold])
+    return {"auto": all_attend, "own": True, "all": False}[config.run.hold]
 
 
 def memory() -> int:

@@ -45,7 +45,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from experiments import build, chunks, command_line
+from experiments import build, chunks, command_line, devices
 from experiments.benchmarks import hlo, workloads
 from experiments.flag import check_known
 from experiments.groups import Config
@@ -54,7 +54,8 @@ from fedjax_inv import clients, local, platforms, program, rounds, schedules, wi
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
-from fedjax_inv.types import Array, Cohort, Federation, Tree
+from fedjax_inv.shares import Holdings, Layout
+from fedjax_inv.types import Array, Cohort, Examples, Federation, Tree
 
 FLAGS = flags.FLAGS
 
@@ -143,25 +144,38 @@ def of_workload(name: str) -> Work:
         )
         algorithm = fedavg.fedavg(model, work)
         axis = clients.chunked(chunk) if chunk else clients.vmapped()
-        if mesh is not None:
-            axis = clients.sharded(mesh.axis_names[0], axis)
+        layout = Layout(mesh, workload.cohort == workload.num_clients) if mesh else None
+        if layout is not None:
+            axis = layout.axis(axis)
 
-        def advance(state: Tree, cohort: Tree, data: Tree) -> Tree:
-            return rounds.run(algorithm, state, cohort, data, axis=axis)
+        def advance(data: Examples, held: Holdings, state: Tree, cohort: Tree) -> Tree:
+            federation = Federation(data, *(leaf[0] for leaf in held))
+            return rounds.run(algorithm, state, cohort, federation, axis=axis)
 
         def start(data: Tree) -> Tree:
             variables = model.init(jax.random.key(0), data.data.x[:1])
             return rounds.init(algorithm, variables, data, jax.random.key(1))
 
-        data = workloads.noise(workload)
+        noise = workloads.noise(workload)
+        state = jax.eval_shape(start, noise)
+        upload = sum(each.up for each in wire.traffic(algorithm, state, noise))
         schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 10)
-        on_all = advance if mesh is None else clients.over(mesh, advance)
-        jitted = jax.jit(on_all, donate_argnums=0)
-        state = jax.eval_shape(start, data)
-        upload = sum(each.up for each in wire.traffic(algorithm, state, data))
-        return Traced(jitted, (state, schedule, data), workload.num_epochs * num_batches, upload)
+        examples, held = noise.data, Holdings(*(leaf[None] for leaf in noise[1:]))
+        on_all: Callable[..., Tree] = advance
+        if layout is not None:
+            examples, held = layout.dealt(examples, held, _shapes)
+            on_all = layout.over(advance, (PartitionSpec(), PartitionSpec()), PartitionSpec())
+        arguments = examples, held, state, schedule
+        jitted = jax.jit(on_all, donate_argnums=2)
+        return Traced(jitted, arguments, workload.num_epochs * num_batches, upload)
 
     return Work(trace, workload.cohort)
+
+
+def _shapes(tree: Tree, where: Sharding) -> Tree:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree
+    )
 
 
 # Every algorithm, in the sizes of its paper.
@@ -193,11 +207,17 @@ def of_presets(name: str) -> Work:
 
     def trace(mesh: Mesh | None, chunk: int) -> Traced:
         ready = made.prepare(cell)  # as for the platform
-        inputs = ready.inputs
-        compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, mesh=mesh)
-        training = jax.eval_shape(compiled.init, made.data, inputs)
+        data, inputs = made.data, ready.inputs
         cohort = build.cohorts(config, inputs, config.watching.eval_every)
-        hyper, held = jax.tree.map(lambda leaf: leaf[0], (inputs.hyper, inputs.train))
+        layout = Layout(mesh, devices.holds_own(config, num_clients)) if mesh else None
+        if layout is not None:
+            data, inputs = layout.dealt(data, inputs, _shapes)
+        compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
+        training = jax.eval_shape(compiled.init, data, inputs)
+        if layout is not None:
+            held = _shapes(training.state.clients, NamedSharding(layout.mesh, layout.of_clients))
+            training = training._replace(state=training.state._replace(clients=held))
+        hyper, held = jax.tree.map(lambda leaf: leaf[0], (ready.inputs.hyper, ready.inputs.train))
         state = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), training.state
         )
@@ -205,8 +225,8 @@ def of_presets(name: str) -> Work:
             ready.experiment.algorithm(hyper), state, Federation(made.data, *held)
         )
         upload = sum(each.up for each in exchanges)
-        arguments = made.data, inputs, training, cohort
-        return Traced(compiled.segment, arguments, _steps(config, inputs, cohort), upload)
+        arguments = data, inputs, training, cohort
+        return Traced(compiled.segment, arguments, _steps(config, ready.inputs, cohort), upload)
 
     num_clients = made.prepare(cell).inputs.train.size.shape[1]
     return Work(trace, config.participation.slots(num_clients))
@@ -292,6 +312,8 @@ def compiled_for(target: Target, work: Work) -> Compiled:
     available = int(chunks.USABLE_MEMORY * target.memory)
 
     def shaped(leaf: Any) -> jax.ShapeDtypeStruct:
+        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
+            return leaf
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
     @cache
