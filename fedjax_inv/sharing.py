@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from fedjax_inv.types import Array, Tree
 
@@ -61,15 +61,18 @@ class _Once:
         for equation in traced.jaxpr.eqns:
             operands = [read(one) for one in equation.invars]
             inner = equation.params["jaxpr"] if equation.primitive.name == "jit" else None
-            outputs = self.run(inner, operands) if inner else self._do(equation, operands)
+            outputs = self.run(inner, operands) if inner else self._do(equation, operands, traced)
             held |= zip(equation.outvars, outputs, strict=True)
         return [read(one) for one in traced.jaxpr.outvars]
 
-    def _do(self, equation: JaxprEqn, operands: Sequence[_Value]) -> list[_Value]:
+    def _do(
+        self, equation: JaxprEqn, operands: Sequence[_Value], traced: ClosedJaxpr
+    ) -> list[_Value]:
         known = self._known(equation, tuple(one.name for one in operands))
         if known not in self._done:
             arrays = [one.array for one in operands]
-            made = [jax.nn.relu(arrays[-1])] if known.kind == "relu" else _alone(equation, arrays)
+            is_relu = known.kind == "relu"
+            made = [jax.nn.relu(arrays[-1])] if is_relu else _alone(equation, arrays, traced)
             first = len(self._made_by)
             values = [_Value(("made", first + i), array) for i, array in enumerate(made)]
             self._done[known] = values
@@ -110,11 +113,11 @@ def _name(literal: Literal) -> Hashable:
     value = np.asarray(literal.val)
     if value.shape:
         return "constant", id(literal)
-    return "number", value.item(), str(literal.aval)
+    return "number", repr(value.item()), str(literal.aval)  # -0.0 is not 0.0
 
 
 def _is_zero(name: Hashable) -> bool:
-    return isinstance(name, tuple) and name[:2] == ("number", 0)
+    return isinstance(name, tuple) and name[:2] == ("number", "0.0")
 
 
 def _is_maximum_with_0(traced: ClosedJaxpr) -> bool:
@@ -129,13 +132,13 @@ def _is_maximum_with_0(traced: ClosedJaxpr) -> bool:
     return list(traced.jaxpr.invars) == [argument] and zeros == [True]
 
 
-def _alone(equation: JaxprEqn, operands: Sequence[Array]) -> list[Array]:
-    """The outputs of an operation."""
+def _alone(equation: JaxprEqn, operands: Sequence[Array], traced: ClosedJaxpr) -> list[Array]:
+    """The outputs of an operation of a traced function."""
     given = {
         var: array
         for var, array in zip(equation.invars, operands, strict=True)
         if not isinstance(var, Literal)
     }
-    told = DebugInfo("sharing", equation.primitive.name, None, None)
-    jaxpr = Jaxpr((), list(given), equation.outvars, [equation], equation.effects, told)
+    origin = traced.jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    jaxpr = Jaxpr((), list(given), equation.outvars, [equation], equation.effects, origin)
     return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*given.values()))

@@ -62,6 +62,14 @@ def test_two_products_of_the_same_arrays_are_one_and_have_the_gradient_of_both()
     assert_close(jax.grad(shared(twice))(2 * MATRIX), jax.grad(twice)(2 * MATRIX))
 
 
+@jax.custom_jvp
+def at_least_1(x: Array) -> Array:
+    return jnp.maximum(x, 1)
+
+
+at_least_1.defjvps(lambda along, value, x: jnp.where(x > 1, along, 0))
+
+
 def test_a_relu_is_its_derivative_along_its_argument() -> None:
     relu = along_itself(nn.relu)
     x = jnp.array([-2.0, -0.0, 0.0, 3.0, jnp.inf, -jnp.inf])
@@ -80,10 +88,13 @@ def test_a_relu_is_its_derivative_along_its_argument() -> None:
         return (
             jnp.maximum(x, 0),
             jnp.maximum(x, 1),
+            at_least_1(x),
+            1 / (0 * x + 0.0),
+            1 / (0 * x + -0.0),
             jnp.where(x > 1, x, 0),
             jnp.where(x > 0, x, 1),
-            jnp.where(x > 0, 2 * x, 0),
-            jnp.where(2 * x > 0, x, 0),
+            jnp.where(x > 0, x * x, 0),
+            jnp.where(x - 1 > 0, x, 0),
             jnp.where(x < 0, x, 0),
             nn.relu6(x),
             nn.leaky_relu(x),

@@ -82,7 +82,8 @@ def penalised_value_and_grad(
     risk: params -> scalar; with has_aux params -> (scalar, aux), and the function gives
     ((f, aux), grad f), as `jax.value_and_grad` does. derivative: "forward_over_reverse" pushes w
     through the gradient of R, which gives grad R and H w together; "reverse_over_forward"
-    differentiates s. They give the same numbers. Raises ValueError for another derivative or risk,
+    differentiates s, which has work in common with R that is done, and transposed, once. They give
+    the same numbers. Raises ValueError for another derivative or risk,
     and a negative penalty.
     """
     checks.real("penalty", penalty)
