@@ -183,7 +183,9 @@ def fedcfa(
             logits, _ = model.decode(
                 received.params.head, received.stats.head, factors, batch.mask, False
             )
-            return jnp.take_along_axis(logits, batch.y[:, None], 1)[:, 0]
+            # Not by index, of which the gradient is a scatter.
+            is_true = batch.y[:, None] == jnp.arange(logits.shape[1])
+            return jnp.where(is_true, logits, 0).sum(1)
 
         scores = factor_scores(true_logit, jax.lax.stop_gradient(factors))
         low, high = split_factors(scores, top_k)
