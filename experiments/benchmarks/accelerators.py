@@ -5,7 +5,7 @@ python -m experiments.benchmarks.accelerators --targets=h100,v5e --programs=a,ro
 Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is
 - ten rounds of a workload (a, b, c: `workloads`),
 - the segment of presets joined by +, of one run, with the algorithm after the colon and with its
-  evaluation; --programs=all is every algorithm at the size of its paper,
+  evaluation; --programs=all is every algorithm at the size of its presets,
 - ten steps of twelve clients on a single convolution, im2col:64x28x28x1:3x64/2 (the lowering,
   the batch, the window, features, and the stride).
 Several devices share the clients, and each trains as many at once as --client_chunk=auto would
@@ -178,15 +178,15 @@ def _shapes(tree: Tree, where: Sharding) -> Tree:
     )
 
 
-# Every algorithm, in the sizes of its paper.
+# Every algorithm, in the sizes of its presets.
 EVERY = (
-    *(f"rotated_mnist_5:{name}" for name in ("fedipg", "fediir", "erm")),
+    *(f"rotated_mnist_5:{name}" for name in ("fedipg", "fediir")),
     "exit_mnist:exit_strategy",
     *("colored_mnist_f+games_parallel", "colored_mnist_v+games_sequential"),
     *(f"colored_mnist_f+games_{name}" for name in ("fedavg", "fedbn", "fedprox")),
     *(
         f"fedcfa_paper+cifar10_dir60:{name}"
-        for name in ("fedavg", "scaffold", "fedpvr", "qfedavg", "fedmix", "fedcfa")
+        for name in ("erm", "fedavg", "scaffold", "fedpvr", "qfedavg", "fedmix", "fedcfa")
     ),
     *(f"cafe_paper+fashion_mnist_cafe:{name}" for name in ("cafe", "moon", "fedproto")),
 )
