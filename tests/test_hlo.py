@@ -146,20 +146,34 @@ def test_operations_of_products_and_convolutions_are_counted_turn_by_turn() -> N
     assert hlo.flops(read) == products + convolution
 
 
-def test_presets_are_prepared_for_the_platform_that_they_are_compiled_for() -> None:
-    """Their clients have as many batches each, which a program for a CPU need not know."""
+def before_passes(algorithm: str, platform: str) -> hlo.Program:
+    """A preset's program for a platform, as XLA gets it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", os.environ.copy())  # into which the benchmark writes
         from experiments.benchmarks import accelerators
 
-    work = accelerators.of_presets("rotated_digits_small:fedavg")
+    work = accelerators.of_presets(f"rotated_digits_small:{algorithm}")
+    with platforms.traced_for(platform):
+        traced = work.trace(None, 0)
+        lowered = traced.function.trace(*traced.arguments).lower()
+    return hlo.Program(lowered.as_text("hlo", debug_info=True))
+
+
+def test_presets_are_prepared_for_the_platform_that_they_are_compiled_for() -> None:
+    """Their clients have as many batches each, which a program for a CPU need not know."""
     for platform, known in (("cpu", False), ("gpu", True)):
-        with platforms.traced_for(platform):
-            traced = work.trace(None, 0)
-            lowered = traced.function.trace(*traced.arguments).lower()
-        steps = hlo.Program(lowered.as_text("hlo", debug_info=True)).named("local_steps")
+        steps = before_passes("fedavg", platform).named("local_steps")
         assert steps is not None
         assert (steps.turns is not None) == known
+
+
+@pytest.mark.parametrize("algorithm", ["fedcfa", "fedmix"])
+def test_what_is_ordered_is_counted_on_accelerators(algorithm: str) -> None:
+    read = before_passes(algorithm, "gpu")
+    steps = read.named("local_steps")
+    assert steps is not None
+    assert not read.of("", "sort", "topk")
+    assert not read.of(steps.body, "scatter")
 
 
 @pytest.mark.skipif(not (TPU / "libtpu").exists(), reason="libtpu is not installed")
