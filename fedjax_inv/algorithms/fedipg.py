@@ -24,8 +24,8 @@ import optax
 from fedjax_inv import averaging, checks, models, objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.checks import UsageError
-from fedjax_inv.parts import EVERYTHING, PARTS, Part
 from fedjax_inv.once import done_once
+from fedjax_inv.parts import EVERYTHING, PARTS, Part
 from fedjax_inv.types import (
     Algorithm,
     Array,
