@@ -12,7 +12,17 @@ _asked: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default
 def on_cpu() -> bool:
     """Whether what is traced now will run on a CPU: a core does one thing after the other, and the
     turns of a loop cost nothing."""
-    return (_asked.get() or jax.default_backend()) == "cpu"
+    return _platform() == "cpu"
+
+
+def on_tpu() -> bool:
+    """Whether what is traced now will run on a TPU, whose compiler makes of a grouped convolution
+    one with an axis more."""
+    return _platform() == "tpu"
+
+
+def _platform() -> str:
+    return _asked.get() or jax.default_backend()
 
 
 @contextlib.contextmanager

@@ -220,11 +220,12 @@ def test_layouts_of_the_curvature(curvature):
 
 def test_auto_is_chosen_by_the_platform(monkeypatch):
     layouts_on = {}
-    for platform in ("cpu", "gpu"):
+    for platform in ("cpu", "gpu", "tpu"):
         monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
         layouts_on[platform] = layouts("auto", reverse_over_forward)
     assert layouts_on["cpu"] == {CANONICAL}
     assert layouts_on["gpu"] == set()
+    assert layouts_on["tpu"] == layouts("lax", reverse_over_forward)
 
 
 def num_products(name: str, kernel_shape: tuple[int, ...], dtype: Any) -> int:

@@ -42,8 +42,8 @@ def lowering(conv: str) -> Conv:
     loop on a CPU; under `vmap`, kernels take turns.
     "winograd": 3x3 and 5x5 windows at stride 1 by Winograd's minimal filtering, with 1/4 and 2/5 of
     the multiplications, rounded about twice as far off. All else is canonical.
-    "auto": on a CPU winograd from 32 channels on, canonical below; im2col elsewhere. A layer cannot
-    see whether it will be vmapped.
+    "auto": on a CPU winograd from 32 channels on, canonical below; lax on a TPU, whose compiler
+    makes no groups; im2col elsewhere. A layer cannot see whether it will be vmapped.
 
     Raises ValueError for another name. All but "lax" raise it for groups and dilation.
     """
@@ -325,6 +325,8 @@ _WINOGRAD_CHANNELS = 32  # the transforms of fewer cost more than what they save
 
 
 def _auto(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
+    if platforms.on_tpu():
+        return _canonical_impl(inputs, kernel, geometry=geometry)
     if not platforms.on_cpu():
         return _im2col(inputs, kernel, geometry)
     conv = _winograd if min(kernel.shape[-2:]) >= _WINOGRAD_CHANNELS else _canonical
