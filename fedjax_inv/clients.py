@@ -44,10 +44,11 @@ class Axis(NamedTuple):
     total: Callable[[Tree], Tree]  # sums over devices
     holds: Callable[[int], Array]  # num_clients -> those that the device holds, [H] consecutive
     is_alike: bool = True  # whether each device holds all clients
+    # (which, of how many): the part that this device takes of work on all that it holds
+    part: Callable[[], tuple[Array | int, int]] = lambda: (0, 1)
 
     def __call__(self, fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
-        """(accumulator, kept [S, ...]) of slots of clients 0..S-1, or of any work where all devices
-        are alike."""
+        """(accumulator, kept [S, ...]) of the slots of clients 0..S-1."""
         length = _length(slots)
         everyone = jnp.arange(length, dtype=jnp.int32)
         dealt = self.deal(slots, everyone, jnp.ones(length, bool), length)
@@ -139,18 +140,19 @@ def sharded(name: str, inner: Axis | None = None) -> Axis:
         def mine(a: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(a, first, share)
 
-        def spread(kept: Array) -> Array:
-            whole = jnp.zeros((share * devices, *kept.shape[1:]), kept.dtype)
-            return jax.lax.dynamic_update_slice_in_dim(whole, kept, first, 0)
-
-        def whole(kept: Tree) -> Tree:
-            return jax.tree.map(lambda a: a[:length], _total(jax.tree.map(spread, kept), name))
-
+        place = jnp.arange(length) - first
+        whole = _spread(jnp.clip(place, 0, share - 1), (place >= 0) & (place < share), name)
         mine_of, who_of = jax.tree.map(mine, _pad((slots, who), share * devices))
         return Dealt(mine_of, who_of, whole)
 
     fold = (inner or vmapped()).fold
-    return Axis(fold, deal, lambda tree: _total(tree, name), _everyone)
+    return Axis(
+        fold,
+        deal,
+        lambda tree: _total(tree, name),
+        _everyone,
+        part=lambda: (jax.lax.axis_index(name), jax.lax.axis_size(name)),
+    )
 
 
 def owned(name: str, inner: Axis | None = None) -> Axis:
@@ -174,15 +176,7 @@ def owned(name: str, inner: Axis | None = None) -> Axis:
         wanted = jnp.arange(1, min(length, held) + 1)
         index = jnp.searchsorted(count, wanted, side="left", method="scan_unrolled")
         mine_of, who_of = jax.tree.map(lambda a: a[index], _pad((slots, who), length + 1))
-
-        def spread(kept: Array) -> Array:
-            values = kept[jnp.maximum(count - 1, 0)]
-            is_told = is_mine.reshape(-1, *[1] * (kept.ndim - 1))
-            return jnp.where(is_told, values, jnp.zeros_like(values))
-
-        def whole(kept: Tree) -> Tree:
-            return _total(jax.tree.map(spread, kept), name)
-
+        whole = _spread(jnp.maximum(count - 1, 0), is_mine, name)
         return Dealt(mine_of, jnp.clip(who_of - first, 0, held - 1), whole)
 
     def holds(num_clients: int) -> Array:
@@ -191,6 +185,19 @@ def owned(name: str, inner: Axis | None = None) -> Axis:
 
     fold = (inner or vmapped()).fold
     return Axis(fold, deal, lambda tree: _total(tree, name), holds, is_alike=False)
+
+
+def _spread(place: Array, is_mine: Array, name: str) -> Callable[[Tree], Tree]:
+    """What makes [S, ...] of what this device has, [s, ...]. place, is_mine: of the S slots, where
+    each lies here, and whether it does."""
+
+    def leaf(kept: Array) -> Array:
+        # Not a slice that is written, which vmap makes a scatter.
+        values = kept[place]
+        here = is_mine.reshape(-1, *[1] * (kept.ndim - 1))
+        return jnp.where(here, values, jnp.zeros_like(values))
+
+    return lambda kept: _total(jax.tree.map(leaf, kept), name)
 
 
 def _total(tree: Tree, name: str) -> Tree:

@@ -10,7 +10,6 @@ from fedjax_inv import checks, clients, local, objectives, tree
 from fedjax_inv.rounds import State
 from fedjax_inv.types import Algorithm, Array, Batch, Federation, Loss, Shard, Tree
 
-_SHARES = 16  # of everybody's batches: what devices, and lanes of a device, take part by part
 _PERSONAL_BATCH = 128  # at most, as a personal model sees one client's examples only
 
 
@@ -36,12 +35,13 @@ def evaluate(
 ) -> Scores:
     """Every client's mean score and loss on its own examples.
 
-    axis: how the work is laid over memory and devices, as in `rounds.step`; by default one part
+    axis: how the work is laid over memory and devices, as in `rounds.step`; by default one client
     after the other. Where all clients share a model, everybody's examples go through it in common
-    batches of batch_size; a personal algorithm's clients go through their own. seen: the
-    federation's clients are the run's own, in the same order; otherwise each is a client never seen
-    and predicts with `init_client`'s state. needed: [] where false, nothing is predicted and the
-    scores mean nothing. Raises ValueError for a batch_size below 1, and for rows that are none.
+    batches of batch_size, one after the other; a personal algorithm's clients go through their own.
+    seen: the federation's clients are the run's own, in the same order; otherwise each is a client
+    never seen and predicts with `init_client`'s state. needed: [] where false, nothing is predicted
+    and the scores mean nothing. Raises ValueError for a batch_size below 1, and for rows that are
+    none.
     """
     checks.integer("batch_size", batch_size)
     checks.federation(federation)
@@ -107,11 +107,11 @@ def _in_common(
 ) -> tuple[Array, Array]:
     """The sums over every client's examples of what `each` tells of an example; each [C].
 
-    The examples of all clients are numbered one client after the other. Batch b belongs to share
-    b mod _SHARES, and the shares are what the axis lays out; a device that holds some clients alone
-    takes all shares of theirs.
+    The examples of all clients are numbered one client after the other. Of k devices that hold all
+    of them each takes every k-th batch; one that holds some clients alone, all batches of theirs.
     """
     data, order, start, size = federation
+    part, num_parts = axis.part()
     if not axis.is_alike:
         held, everyone = axis.holds(len(size)), jnp.arange(len(size))
         size = jnp.where((held[0] <= everyone) & (everyone <= held[-1]), size, 0)
@@ -129,25 +129,12 @@ def _in_common(
         scores, losses = each(Batch(examples.x, examples.y, real))
         return _scattered(sums[0], who, scores), _scattered(sums[1], who, losses)
 
-    def share(slot: Array) -> tuple[tuple[Array, Array], Tree]:
-        """The sums of a share, numbered from 1 as the axis may append slots of zeros."""
-        mine = jnp.where(slot > 0, (num_batches - slot + _SHARES) // _SHARES, 0)
-        zeros = jnp.zeros(num_clients), jnp.zeros(num_clients)
-
-        def turn(index: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-            return add_batch(slot - 1 + index * _SHARES, sums)
-
-        return jax.lax.fori_loop(0, mine, turn, zeros), ()
-
-    def add(sums: Tree, uploads: Tree, slots: Array) -> Tree:
-        del slots
-        return jax.tree.map(lambda total, parts: total + parts.sum(0), sums, uploads)
+    def turn(index: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        return add_batch(part + index * num_parts, sums)
 
     zeros = jnp.zeros(num_clients), jnp.zeros(num_clients)
-    shares = jnp.arange(1, _SHARES + 1, dtype=jnp.int32)
-    if axis.is_alike:
-        return axis(share, add, zeros, shares)[0]
-    return axis.total(axis.fold(share, add, zeros, shares)[0])
+    turns = (num_batches - part + num_parts - 1) // num_parts
+    return axis.total(jax.lax.fori_loop(0, turns, turn, zeros))
 
 
 def _scattered(totals: Array, who: Array, values: Array) -> Array:

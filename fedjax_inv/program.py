@@ -304,11 +304,12 @@ def make(
     checks.integer("client_chunk", client_chunk, 0)
     checks.integer("run_chunk", run_chunk, 0)
 
-    def axis(size: int) -> clients.Axis:
-        on_a_device = clients.chunked(size) if size else clients.vmapped()
-        return layout.axis(on_a_device) if layout else on_a_device
-
-    runs = _Runs(experiment, axis(client_chunk), axis(1), layout.num_parts if layout else 1)
+    axis = clients.chunked(client_chunk) if client_chunk else clients.vmapped()
+    runs = (
+        _Runs(experiment, layout.axis(axis), layout.num_parts)
+        if layout
+        else _Runs(experiment, axis)
+    )
 
     def init(data: Examples, inputs: Inputs) -> Training:
         return _over_runs(lambda one: runs.start(data, one), run_chunk, inputs)
@@ -333,7 +334,7 @@ def make(
 
         data, one = jax.eval_shape(first, data, inputs)
         hyper = {name: np.asarray(values)[0] for name, values in inputs.hyper.items()}
-        alone = _Runs(experiment, clients.vmapped(), clients.vmapped())
+        alone = _Runs(experiment, clients.vmapped())
         return alone.traffic(data, one._replace(hyper=hyper))
 
     if layout is None:
@@ -369,7 +370,6 @@ class _Runs(NamedTuple):
 
     experiment: Experiment
     axis: clients.Axis
-    parts: clients.Axis  # the devices alone: a common batch is large enough for one
     num_parts: int = 1  # in which `Common` holdings are
 
     def algorithm(self, inputs: Inputs, round: Array | None = None) -> Algorithm:
@@ -529,7 +529,7 @@ class _Runs(NamedTuple):
             algorithm,
             state,
             Federation(data, *held),
-            axis=self.axis if algorithm.personal else self.parts,
+            axis=self.axis,
             seen=seen,
             needed=needed,
             loss=self.experiment.loss,
