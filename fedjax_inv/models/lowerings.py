@@ -361,8 +361,7 @@ def max_pool(x: Array, size: int, stride: int | None = None, padding: int = 0) -
     checks.integer("stride", stride)
     # More, and a window could hold nothing but padding.
     checks.integer("padding", padding, 0, size // 2)
-    # Of two, a CPU takes the larger faster than it reduces.
-    if stride == size and padding == 0 and not (size == 2 and platforms.on_cpu()):
+    if stride == size and padding == 0:
         rows, columns = height // size, width // size
         whole = x[:, : rows * size, : columns * size]
         return whole.reshape(batch, rows, size, columns, size, channels).max((2, 4))
