@@ -444,7 +444,8 @@ class Assembled(NamedTuple):
     dataset: Dataset  # of the first seed, its environments drawn
     model: Model
     cells: list[Cell]
-    data: Examples  # on the device; those of all draws, one after the other
+    # Those of all draws, one after the other: on the device, or on the host for several of them.
+    data: Examples
     splits: Mapping[str | None, Splits]  # by held-out domain
     variables: Mapping[int, Variables] | None  # networks to start from, by seed; None: drawn
 
@@ -498,6 +499,8 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
             algorithm(config, cell, network, run.hyper, Sizes())
     _check_test_fraction(config, loaded, first, cells)
     data = _examples(list(draws.values()))
+    if config.run.devices > 1 or config.run.num_processes > 1:
+        data = jax.device_get(data)  # or the first device would hold all beside its own
     starts = {draw: index * len(first.y) for index, draw in enumerate(draws)}
     splits = {
         domain: {

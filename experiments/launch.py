@@ -132,7 +132,7 @@ def run(config: Config, folder: Path, *, in_folders: bool) -> str:
     places = _places(made, folder, in_folders)
     if is_gone:
         _check_started(config, places.values())
-    devices.mesh(config.run)
+    devices.mesh(config.run)  # refuses more devices than there are
     _finished(made, places)  # before a lock is left in what is not this run's
     with folders.locked(folder):
         results = _finished(made, places)

@@ -50,8 +50,7 @@ class Axis(NamedTuple):
     def __call__(self, fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
         """(accumulator, kept [S, ...]) of the slots of clients 0..S-1."""
         length = _length(slots)
-        everyone = jnp.arange(length, dtype=jnp.int32)
-        dealt = self.deal(slots, everyone, jnp.ones(length, bool), length)
+        dealt = self.deal(slots, _everyone(length), jnp.ones(length, bool), length)
         accumulator, kept = self.fold(fn, add, init, dealt.slots)
         return self.total(accumulator), dealt.whole(kept)
 

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import federations
-from experiments import config, devices
+from experiments import build, config, devices
 from federations import NUM_CLASSES
 from fedjax_inv import clients, local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
@@ -107,6 +107,8 @@ def test_devices_hold_their_own_clients_where_all_attend(cohort: int, shares: bo
     assert layout.own == shares
     assert devices.layout(config.of(**flags, hold="all"), 7) == layout._replace(own=False)
     assert devices.layout(config.of(**flags, hold="own"), 7) == layout._replace(own=True)
+    # No device holds all of them beside.
+    assert isinstance(build.assemble(config.of(**flags)).data.y, np.ndarray)
     # Nothing is gained where one "client" stands for all data.
     alone = devices.layout(config.of(**flags), 1)
     assert alone is not None
