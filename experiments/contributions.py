@@ -16,14 +16,16 @@ from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments import figures, launch, trained
-from experiments.build import Assembled
-from experiments.flag import check_picture
-from experiments.grid import Cell
-from experiments.groups import Config
+from experiments.experiment.build import Assembled
+from experiments.experiment.grid import Cell
+from experiments.experiment.groups import Config
+from experiments.flags.flag import check_picture
+from experiments.reporting import figures
+from experiments.reporting import finished as trained
+from experiments.reporting.tables import tabulate
 from experiments.running import folder as folders
+from experiments.running import launch
 from experiments.running.checkpoints import Checkpoints
-from experiments.tables import tabulate
 from fedjax_inv import program
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.algorithms.exit_strategy import Outcome

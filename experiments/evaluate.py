@@ -20,13 +20,15 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import build, config, figures, launch, report, run_figures, trained
-from experiments.build import Assembled
-from experiments.flag import check_picture
+from experiments.experiment import build, config
+from experiments.experiment.build import Assembled
+from experiments.flags.flag import check_picture
+from experiments.reporting import figures, report, run_figures
+from experiments.reporting import finished as trained
+from experiments.reporting.finished import Finished
+from experiments.reporting.tables import tabulate
 from experiments.running import folder as folders
-from experiments.running import summary
-from experiments.tables import tabulate
-from experiments.trained import Finished
+from experiments.running import launch, summary
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset

@@ -22,12 +22,15 @@ from lime.lime_image import LimeImageExplainer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments import build, config, figures, grid, launch, trained
-from experiments.build import Assembled
-from experiments.flag import check_picture
-from experiments.groups import Config
-from experiments.tables import tabulate
-from experiments.trained import Finished
+from experiments.experiment import build, config, grid
+from experiments.experiment.build import Assembled
+from experiments.experiment.groups import Config
+from experiments.flags.flag import check_picture
+from experiments.reporting import figures
+from experiments.reporting import finished as trained
+from experiments.reporting.finished import Finished
+from experiments.reporting.tables import tabulate
+from experiments.running import launch
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of

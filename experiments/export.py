@@ -21,13 +21,14 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import build, config, grid, launch, trained
-from experiments.build import Assembled
-from experiments.flag import check_place
+from experiments.experiment import build, config, grid
+from experiments.experiment.build import Assembled
+from experiments.flags.flag import check_place
+from experiments.reporting import finished as trained
+from experiments.reporting.finished import Finished
+from experiments.reporting.tables import tabulate
 from experiments.running import folder as folders
-from experiments.running import provenance
-from experiments.tables import tabulate
-from experiments.trained import Finished
+from experiments.running import launch, provenance
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Tree

@@ -19,11 +19,14 @@ from absl import flags
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
-from experiments import build, config, explain, figures, launch
-from experiments.build import Assembled
+from experiments import explain
+from experiments.experiment import build, config
+from experiments.experiment.build import Assembled
 from experiments.explain import Trained
-from experiments.flag import check_picture
-from experiments.tables import tabulate
+from experiments.flags.flag import check_picture
+from experiments.reporting import figures
+from experiments.reporting.tables import tabulate
+from experiments.running import launch
 from fedjax_inv import averaging
 from fedjax_inv.algorithms import fedcfa
 from fedjax_inv.checks import UsageError

@@ -16,10 +16,12 @@ from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments import build, command_line, figures, launch
-from experiments.flag import check_picture
-from experiments.groups import Config
-from experiments.tables import tabulate
+from experiments.experiment import build, command_line
+from experiments.experiment.groups import Config
+from experiments.flags.flag import check_picture
+from experiments.reporting import figures
+from experiments.reporting.tables import tabulate
+from experiments.running import launch
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset

@@ -7,9 +7,10 @@ Seeds and real hyperparameters train at once in one program; finished parts are 
 
 from pathlib import Path
 
-from experiments import command_line, launch
-from experiments.groups import Config
+from experiments.experiment import command_line
+from experiments.experiment.groups import Config
 from experiments.running import folder as folders
+from experiments.running import launch
 
 
 def folder(config: Config) -> Path:

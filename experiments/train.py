@@ -6,9 +6,10 @@ python -m experiments.train --preset=rotated_digits --algorithm=fedipg --held_ou
 
 from pathlib import Path
 
-from experiments import command_line, launch
-from experiments.groups import Config
+from experiments.experiment import command_line
+from experiments.experiment.groups import Config
 from experiments.running import folder as folders
+from experiments.running import launch
 
 
 def folder(config: Config) -> Path:

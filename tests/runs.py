@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import orbax.checkpoint as ocp
 import pytest
 
-from experiments import figures, train
-from experiments.groups import Config
+from experiments import train
+from experiments.experiment.groups import Config
+from experiments.reporting import figures
 from experiments.running import folder as folders
 from experiments.running import log, loop
 from experiments.running.signals import Stop, Stopped

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("fedjax_inv", "experiments")
+PACKAGES = ("fedjax_inv", "experiments", "benchmarks")
 
 
 def name_of(path: Path) -> str:

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import build, figures, report, study
-from experiments.groups import Config
-from experiments.study import Cells, Done, Row, Study
+from experiments.experiment import build
+from experiments.experiment.groups import Config
+from experiments.papers import study
+from experiments.papers.study import Cells, Done, Row, Study
+from experiments.reporting import figures, report
 from fedjax_inv.checks import UsageError
 
 

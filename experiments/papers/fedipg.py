@@ -17,8 +17,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import config, contributions, figures, report, selection, study
-from experiments.study import Cells, Done, Row, Study
+from experiments import contributions
+from experiments.experiment import config
+from experiments.papers import study
+from experiments.papers.study import Cells, Done, Row, Study
+from experiments.parts import selection
+from experiments.reporting import figures, report
 from fedjax_inv.checks import UsageError
 
 DATA = (

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments import figures, report, study
-from experiments.groups import Config
-from experiments.study import Cells, Done, Row, Study
+from experiments.experiment.groups import Config
+from experiments.papers import study
+from experiments.papers.study import Cells, Done, Row, Study
+from experiments.reporting import figures, report
 from fedjax_inv.algorithms.fl_games import MEMORY_MIXES
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments

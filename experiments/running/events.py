@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import devices
-from experiments.grid import Cell
+from experiments.experiment.grid import Cell
+from experiments.parts import devices
 from fedjax_inv.checks import UsageError
 
 _NAME = "tensorboard"

@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from experiments import config, devices, effects, grid, groups
-from experiments.flag import name_of, shown
-from experiments.grid import Cell
-from experiments.groups import Config
+from experiments.experiment import config, effects, grid, groups
+from experiments.experiment.grid import Cell
+from experiments.experiment.groups import Config
+from experiments.flags.flag import name_of, shown
+from experiments.parts import devices
 from experiments.running import records
 from fedjax_inv.checks import UsageError
 

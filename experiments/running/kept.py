@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import selection
-from experiments.selection import Rule
+from experiments.parts import selection
+from experiments.parts.selection import Rule
 from fedjax_inv.program import Training
 from fedjax_inv.types import Array, Tree
 

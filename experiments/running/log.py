@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments import devices
+from experiments.parts import devices
 from experiments.running import folder as folders
 from experiments.running import records
 from fedjax_inv.checks import UsageError

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import build, devices
-from experiments.grid import Cell
-from experiments.groups import Config
+from experiments.experiment import build
+from experiments.experiment.grid import Cell
+from experiments.experiment.groups import Config
+from experiments.parts import devices
+from experiments.parts.selection import RULES
 from experiments.running import folder as folders
 from experiments.running import kept, summary
 from experiments.running import log as logs
@@ -25,7 +27,6 @@ from experiments.running.kept import Kept
 from experiments.running.log import Log
 from experiments.running.progress import Progress
 from experiments.running.signals import Stop, Stopped
-from experiments.selection import RULES
 from fedjax_inv import stopping
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Inputs, Outcome, Program, Training

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from experiments import devices
+from experiments.parts import devices
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _LINES = 20  # at most, for the evaluations of a cell, but for its first and last

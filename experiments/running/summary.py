@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import selection
-from experiments.grid import Cell
-from experiments.selection import RULES
+from experiments.experiment.grid import Cell
+from experiments.parts import selection
+from experiments.parts.selection import RULES
 from fedjax_inv import evaluation, stopping
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome

@@ -1,0 +1,443 @@
+"""What programs become on GPUs and TPUs, read from what the compiler makes, without a device.
+
+python -m benchmarks.accelerators --targets=h100,v5e --programs=a,rotated_mnist_5:fedipg
+
+Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is
+- ten rounds of a workload (a, b, c: `workloads`),
+- the segment of presets joined by +, of one run, with the algorithm after the colon and with its
+  evaluation; --programs=all is every algorithm at the size of its presets,
+- ten steps of twelve clients on a single convolution, im2col:64x28x28x1:3x64/2 (the lowering,
+  the batch, the window, features, and the stride).
+Several devices share the clients, and each trains as many at once as --client_chunk=auto would
+choose there. Nothing is run, so the roofline of a round's local steps is an estimate: the time of
+their arithmetic at the peak, or of the bytes that their kernels read and write at the memory's
+bandwidth, whichever is longer. Where their number is known only at run time, it is that of the
+client that has the most.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# Before JAX starts: the tuning of kernels runs them, and plugins ask for their devices.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from jax.experimental import topologies
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from benchmarks import hlo, workloads
+from experiments.experiment import build, command_line
+from experiments.experiment.groups import Config
+from experiments.flags.flag import check_known
+from experiments.parts import devices
+from experiments.running import chunks
+from experiments.running.launch import errors_in_one_line
+from fedjax_inv import clients, local, platforms, program, rounds, schedules, wire
+from fedjax_inv.algorithms import fedavg
+from fedjax_inv.checks import UsageError
+from fedjax_inv.models import lowerings
+from fedjax_inv.shares import Holdings, Layout
+from fedjax_inv.types import Array, Cohort, Examples, Federation, Tree
+
+FLAGS = flags.FLAGS
+
+
+class Target(NamedTuple):
+    """A machine, by its maker's data sheet."""
+
+    platform: str  # "gpu" or "tpu"
+    memory: float  # bytes of a device
+    bandwidth: float  # bytes a second
+    peak: float  # float32 operations a second as products are computed by default
+    describe: Callable[[], Any]  # its devices, for the compiler
+
+
+def _gpu(name: str, cores: int, capability: int, memory: float, bandwidth: float) -> Any:
+    """A GPU as its compiler wants it described."""
+    shared = {8: 164, 9: 228}[capability]  # KiB of an SM
+    features = " feature_extension: ACCELERATED_FEATURES" if capability == 9 else ""
+    text = f"""
+        gpu_device_info {{
+          threads_per_block_limit: 1024 threads_per_warp: 32
+          shared_memory_per_block: 49152 shared_memory_per_core: {shared * 1024}
+          shared_memory_per_block_optin: {(shared - 1) * 1024}
+          threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: {64 * (capability - 7)}
+          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+          thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+          memory_bandwidth: {bandwidth:.0f} device_memory_size: {memory:.0f}
+          l2_cache_size: {40 + 10 * (capability - 8)}000000 clock_rate_ghz: 1.5
+          cuda_compute_capability {{ major: {capability} minor: 0{features} }}
+          registers_per_core_limit: 65536 registers_per_block_limit: 65536
+          device_vendor: "NVIDIA Corporation" name: "{name}" dnn_version: "9.10.0"
+          runtime_version: "13.0.0" driver_version: "13.0.0" compile_time_toolkit_version: "13.0.0"
+        }}
+        platform_name: "CUDA" device_description_str: "{name}"
+        dnn_version_info {{ major: 9 minor: 10 patch: 0 }}"""
+    return topologies.get_topology_desc("", "cuda", target_config=text, topology="1x1x1")
+
+
+def _tpu(kind: str, accelerator: str, shape: str) -> Any:
+    os.environ["TPU_ACCELERATOR_TYPE"] = accelerator
+    return topologies.get_topology_desc(f"{kind}:{shape}", platform="tpu")
+
+
+# NVIDIA's data sheets (dense TF32 for products in float32) and Google Cloud's pages on TPUs (the
+# peak in bfloat16, in which products of float32 are computed by default).
+TARGETS = {
+    "a100": Target("gpu", 80e9, 2.04e12, 156e12, lambda: _gpu("A100", 108, 8, 80e9, 2.04e12)),
+    "h100": Target("gpu", 80e9, 3.35e12, 494e12, lambda: _gpu("H100", 132, 9, 80e9, 3.35e12)),
+    "h200": Target("gpu", 141e9, 4.8e12, 494e12, lambda: _gpu("H200", 132, 9, 141e9, 4.8e12)),
+    "v5e": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-1", "1x1")),
+    "v5e-4": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-4", "2x2")),
+    "v5e-256": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-256", "16x16")),
+    "v6e": Target("tpu", 32e9, 1.64e12, 918e12, lambda: _tpu("v6e", "v6e-1", "1x1")),
+    "v5p": Target("tpu", 95e9, 2.77e12, 459e12, lambda: _tpu("v5p", "v5p-8", "2x2x1")),
+}
+
+
+class Traced(NamedTuple):
+    """A program before it is compiled: a function, and the shapes of what it is called with."""
+
+    function: jax.stages.Wrapped
+    arguments: tuple[Tree, ...]
+    steps: float  # of a client in a round, of the one with the most, if the program does not know
+    upload: int  # bytes that a client sends in a round
+
+
+class Work(NamedTuple):
+    """What is to be compiled, for devices and clients at once on each (0: all)."""
+
+    trace: Callable[[Mesh | None, int], Traced]
+    num_slots: int  # clients of a round
+
+
+def of_workload(name: str) -> Work:
+    """Ten rounds of a workload."""
+    workload = workloads.WORKLOADS[name]
+    num_batches = -(-workload.num_examples // workload.batch_size)
+
+    def trace(mesh: Mesh | None, chunk: int) -> Traced:
+        model = workloads.model_of(workload, "auto")
+        work = local.epochs(
+            optax.sgd(workload.learning_rate),
+            batch_size=workload.batch_size,
+            num_epochs=workload.num_epochs,
+            num_batches=num_batches,
+        )
+        algorithm = fedavg.fedavg(model, work)
+        axis = clients.chunked(chunk) if chunk else clients.vmapped()
+        layout = Layout(mesh, workload.cohort == workload.num_clients) if mesh else None
+        if layout is not None:
+            axis = layout.axis(axis)
+
+        def advance(data: Examples, held: Holdings, state: Tree, cohort: Tree) -> Tree:
+            federation = Federation(data, *(leaf[0] for leaf in held))
+            return rounds.run(algorithm, state, cohort, federation, axis=axis)
+
+        def start(data: Tree) -> Tree:
+            variables = model.init(jax.random.key(0), data.data.x[:1])
+            return rounds.init(algorithm, variables, data, jax.random.key(1))
+
+        noise = workloads.noise(workload)
+        state = jax.eval_shape(start, noise)
+        upload = sum(each.up for each in wire.traffic(algorithm, state, noise))
+        schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 10)
+        examples, held = noise.data, Holdings(*(leaf[None] for leaf in noise[1:]))
+        on_all: Callable[..., Tree] = advance
+        if layout is not None:
+            examples, held = layout.dealt(examples, held, _shapes)
+            on_all = layout.over(advance, (PartitionSpec(), PartitionSpec()), PartitionSpec())
+        arguments = examples, held, state, schedule
+        jitted = jax.jit(on_all, donate_argnums=2)
+        return Traced(jitted, arguments, workload.num_epochs * num_batches, upload)
+
+    return Work(trace, workload.cohort)
+
+
+def _shapes(tree: Tree, where: Sharding) -> Tree:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree
+    )
+
+
+# Every algorithm, in the sizes of its presets.
+EVERY = (
+    *(f"rotated_mnist_5:{name}" for name in ("fedipg", "fediir")),
+    "exit_mnist:exit_strategy",
+    *("colored_mnist_f+games_parallel", "colored_mnist_v+games_sequential"),
+    *(f"colored_mnist_f+games_{name}" for name in ("fedavg", "fedbn", "fedprox")),
+    *(
+        f"fedcfa_paper+cifar10_dir60:{name}"
+        for name in ("erm", "fedavg", "scaffold", "fedpvr", "qfedavg", "fedmix", "fedcfa")
+    ),
+    *(f"cafe_paper+fashion_mnist_cafe:{name}" for name in ("cafe", "moon", "fedproto")),
+)
+
+
+def of_presets(name: str) -> Work:
+    """The segment of the first cell of presets "name+name:algorithm", with its first seed and
+    hyperparameters.
+
+    Raises UsageError where there are no such presets, or their data are not here.
+    """
+    names, _, algorithm = name.partition(":")
+    asked = [f"--preset={names.replace('+', ',')}"]
+    asked += [f"--algorithm={algorithm}"] if algorithm else []
+    config = command_line.of_arguments(asked, may_be_idle=True)
+    made = build.assemble(config, config.run.seeds[:1])
+    cell = made.cells[0]._replace(runs=made.cells[0].runs[:1])
+
+    def trace(mesh: Mesh | None, chunk: int) -> Traced:
+        ready = made.prepare(cell)  # as for the platform
+        data, inputs = made.data, ready.inputs
+        cohort = build.cohorts(config, inputs, config.watching.eval_every)
+        layout = Layout(mesh, devices.holds_own(config, num_clients)) if mesh else None
+        if layout is not None:
+            data, inputs = layout.dealt(data, inputs, _shapes)
+        compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
+        training = jax.eval_shape(compiled.init, data, inputs)
+        if layout is not None:
+            held = _shapes(training.state.clients, NamedSharding(layout.mesh, layout.of_clients))
+            training = training._replace(state=training.state._replace(clients=held))
+        hyper, held = jax.tree.map(lambda leaf: leaf[0], (ready.inputs.hyper, ready.inputs.train))
+        state = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), training.state
+        )
+        exchanges = wire.traffic(
+            ready.experiment.algorithm(hyper), state, Federation(made.data, *held)
+        )
+        upload = sum(each.up for each in exchanges)
+        arguments = data, inputs, training, cohort
+        return Traced(compiled.segment, arguments, _steps(config, ready.inputs, cohort), upload)
+
+    num_clients = made.prepare(cell).inputs.train.size.shape[1]
+    return Work(trace, config.participation.slots(num_clients))
+
+
+def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
+    """Local steps of a round, of the client that has the most, on average."""
+    training = config.clients
+    if training.local_steps or not training.batch_size:
+        return training.local_steps or training.local_epochs
+    size = np.asarray(inputs.train.size)[0][np.asarray(cohort.who)[0]] * cohort.present[0]
+    return float(training.local_epochs * (-(-size // training.batch_size)).max(1).mean())
+
+
+_LAYER = re.compile(r"(\w+):(\d+)x(\d+)x(\d+)x(\d+):(\d+)x(\d+)/(\d+)")
+_LAYER_CLIENTS, _LAYER_STEPS = 12, 10
+_COLOURS = 3  # channels of images, by which nothing is differentiated
+
+
+def of_layer(name: str) -> Work:
+    """Descent on the mean square of what a convolution makes, as a layer's step: with the gradient
+    by its kernel, and by its inputs unless they are images."""
+    told = _LAYER.fullmatch(name)
+    assert told
+    batch, height, width, channels, window, features, stride = map(int, told.groups()[1:])
+    conv = lowerings.lowering(told.group(1))
+    half = window // 2
+
+    def risk(x: Array, kernel: Array) -> Array:
+        made = conv(
+            x,
+            kernel,
+            (stride, stride),
+            ((half, half), (half, half)),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return jnp.square(made).mean()
+
+    def step(x: Array, kernel: Array) -> tuple[Array, Array]:
+        if channels <= _COLOURS:
+            return x, kernel - jax.grad(risk, 1)(x, kernel)
+        return jax.tree.map(jnp.subtract, (x, kernel), jax.grad(risk, (0, 1))(x, kernel))
+
+    def run(x: Array, kernel: Array) -> tuple[Array, Array]:
+        with jax.named_scope("local_steps"):
+            return jax.lax.fori_loop(
+                0, _LAYER_STEPS, lambda _, both: jax.vmap(step)(*both), (x, kernel)
+            )
+
+    def trace(mesh: Mesh | None, chunk: int) -> Traced:
+        if mesh is not None or chunk:
+            raise UsageError(f"--programs={name}: must be for one device, and fit into its memory")
+        shapes = (batch, height, width, channels), (window, window, channels, features)
+        arguments = [jax.ShapeDtypeStruct((_LAYER_CLIENTS, *s), jnp.float32) for s in shapes]
+        return Traced(jax.jit(run, donate_argnums=(0, 1)), tuple(arguments), _LAYER_STEPS, 0)
+
+    return Work(trace, _LAYER_CLIENTS)
+
+
+class Compiled(NamedTuple):
+    """A program for a target."""
+
+    program: jax.stages.Compiled
+    traced: Traced
+    before: hlo.Program  # XLA's passes
+    devices: int
+    at_once: int  # clients of each device
+    share: int  # all clients of a round that a device has
+    seconds: float  # that compiling took
+
+
+def compiled_for(target: Target, work: Work) -> Compiled:
+    """Compiles a program, with as many clients at once as fit by the rule of `chunks`."""
+    described = target.describe()
+    count = len(described.devices)
+    mesh: Mesh | None = None
+    place: Sharding = SingleDeviceSharding(described.devices[0])
+    if count > 1:
+        mesh = topologies.make_mesh(described, (count,), ("clients",))
+        mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,))
+        place = NamedSharding(mesh, PartitionSpec())
+    share = -(-work.num_slots // count)
+    available = int(chunks.USABLE_MEMORY * target.memory)
+
+    def shaped(leaf: Any) -> jax.ShapeDtypeStruct:
+        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    @cache
+    def of(at_once: int) -> Compiled:
+        with platforms.traced_for(target.platform):
+            traced = work.trace(mesh, 0 if at_once == share else at_once)
+            began = time.perf_counter()
+            known = traced.function.trace(*jax.tree.map(shaped, traced.arguments))
+            platform = "cuda" if target.platform == "gpu" else "tpu"
+            lowered = known.lower(lowering_platforms=(platform,))
+            compiled = lowered.compile()
+        seconds = time.perf_counter() - began
+        before = hlo.Program(lowered.as_text("hlo", debug_info=True), {"local_steps": traced.steps})
+        return Compiled(compiled, traced, before, count, at_once, share, seconds)
+
+    def fits(chosen: chunks.Chunks) -> bool:
+        return chunks.fits(lambda: of(chosen.clients).program, available)
+
+    return of(chunks.halved(chunks.Chunks(share, 1), fits).clients)
+
+
+def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
+    """What a compiled program does, as a row of the table."""
+    traced = compiled.traced
+    read = hlo.Program(compiled.program.as_text() or "", {"local_steps": traced.steps})
+    memory: Any = compiled.program.memory_analysis()
+    turn, step, loops = read.named("rounds"), read.named("local_steps"), read.loops()
+    in_round = read.launches(turn.body) if turn else []
+    # A single step is no loop.
+    in_step = (
+        read.launches(step.body) if step else [i for i in in_round if "local_steps" in i.scope]
+    )
+
+    def count(loop: hlo.Loop | None, *opcodes: str) -> int:
+        return len(read.of(loop.body, *opcodes)) if loop else 0
+
+    crossing = hlo.collectives(read)
+    of_round = hlo.collectives(read, turn.body) if turn else []
+    before = compiled.before.named("rounds")
+    flops = hlo.flops(compiled.before, before.body if before else "", "local_steps")
+    moved = hlo.bytes_moved(read, turn.body if turn else "", "local_steps")
+    return {
+        "devices": compiled.devices,
+        "at once": compiled.at_once if compiled.at_once < compiled.share else "all",
+        "of clients": compiled.share,
+        "seconds": compiled.seconds,
+        "arguments MB": memory.argument_size_in_bytes / 1e6,
+        "temporaries MB": memory.temp_size_in_bytes / 1e6,
+        "of memory %": 100 * chunks.needed_bytes(compiled.program) / target.memory,
+        "kernels a step": len(in_step),
+        "around it": len(in_round) - len(in_step) if turn else 0,
+        "steps": step.turns if step and step.turns is not None else traced.steps,
+        "steps known": not step or step.turns is not None,
+        "loops": len(loops),
+        "of unknown length": sum(loop.turns is None for loop in loops),
+        "of them in a step": sum(loop.turns is None for loop in read.loops(step.body))
+        if step
+        else 0,
+        "grouped convolutions": len(hlo.grouped_convolutions(read)),
+        "sorts": len(read.of("", "sort")),
+        "scatters of a step": count(step, "scatter"),
+        "scatters of a round": count(turn, "scatter"),
+        "gathers of a step": count(step, "gather"),
+        "host transfers": len(hlo.host_transfers(read)),
+        "all-gathers": sum("all-gather" in one.opcode for one in crossing),
+        "collectives": len(of_round),
+        "collectives MB": sum(one.num_bytes for one in of_round) / 1e6,
+        "upload MB": traced.upload / 1e6,
+        "GFLOP": flops / 1e9,
+        "GB moved": moved / 1e9,
+        "roofline ms": 1e3 * max(flops / target.peak, moved / target.bandwidth),
+        "all loops": [(loop.scope, loop.turns) for loop in loops],
+        "all collectives": [(one.scope, one.shape) for one in of_round],
+    }
+
+
+def _of(name: str) -> Work:
+    if name in workloads.WORKLOADS:
+        return of_workload(name)
+    return of_layer(name) if _LAYER.fullmatch(name) else of_presets(name)
+
+
+def measure(names: Sequence[str], targets: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each program on each target; what does not compile says why."""
+    rows = []
+    for name in names:
+        try:
+            work = _of(name)
+        except UsageError as error:
+            rows.append({"program": name, "target": "", "compiles": str(error)})
+            continue
+        for target in targets:
+            row: dict[str, Any] = {"program": name, "target": target}
+            try:
+                compiled = compiled_for(TARGETS[target], work)
+            except Exception as error:  # compilers raise many kinds
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                rows.append(row | {"compiles": f"no: {reason[:150]}"})
+                continue
+            rows.append(row | {"compiles": "yes"} | figures(TARGETS[target], compiled))
+            if FLAGS.texts:
+                place = Path(FLAGS.texts).expanduser()
+                place.mkdir(parents=True, exist_ok=True)
+                (place / f"{name}_{target}.txt").write_text(compiled.program.as_text() or "")
+            print({key: value for key, value in rows[-1].items() if value}, flush=True)
+    return rows
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    with errors_in_one_line():
+        for target in FLAGS.targets:
+            check_known("targets", target, TARGETS)
+        names = EVERY if FLAGS.programs == ["all"] else FLAGS.programs
+        rows = measure(names, FLAGS.targets)
+        workloads.show("Programs that were compiled, not run; the roofline is an estimate", rows)
+        workloads.save(FLAGS.json, rows)
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list("targets", ["h100", "v5e"], f"Of {', '.join(TARGETS)}.")
+    flags.DEFINE_list("programs", ["a", "b", "c"], "Workloads (a, b, c), presets; or all.")
+    flags.DEFINE_string("json", "", "A file for all figures.")
+    flags.DEFINE_string("texts", "", "A folder for the compiled programs' texts.")
+    app.run(main)

@@ -1,0 +1,247 @@
+"""The work that benchmarks share, our engine on it, and how rounds are timed and shown."""
+
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tabulate import tabulate
+
+from benchmarks import lowerings
+from experiments.experiment import build, config
+from experiments.experiment.grid import Cell
+from experiments.experiment.groups import Config
+from experiments.parts import devices
+from experiments.running import chunks
+from fedjax_inv import clients, local, models, program, rounds, schedules
+from fedjax_inv.algorithms import fedavg
+from fedjax_inv.data import federation
+from fedjax_inv.types import Cohort, Federation, Model
+
+median = statistics.median
+
+
+class Workload(NamedTuple):
+    """The work of a round: FedAvg with plain SGD and size weights, on noise of some shape."""
+
+    network: str
+    shape: tuple[int, ...]
+    num_clients: int
+    num_examples: int  # of each client
+    cohort: int
+    batch_size: int
+    num_epochs: int
+    learning_rate: float
+
+    @property
+    def client_steps(self) -> int:
+        """Local steps of a round, of all its clients."""
+        return self.cohort * self.num_epochs * -(-self.num_examples // self.batch_size)
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return (
+            f"{self.network}: {self.cohort} of {self.num_clients} clients a round, "
+            f"{self.num_examples} examples each, batch {self.batch_size}, "
+            f"{self.client_steps} client-steps"
+        )
+
+
+WORKLOADS = {
+    # CIFAR-10 as in pfl's benchmarks (Granqvist et al. 2024).
+    "a": Workload("pfl_cifar", (32, 32, 3), 1000, 50, 50, 10, 1, 0.1),
+    "b": Workload("mlp", (28, 28, 1), 60, 500, 60, 32, 1, 0.1),
+    "c": Workload("lenet", (28, 28, 1), 10, 300, 10, 32, 1, 0.1),
+}
+
+
+def shrunk(workload: Workload, divisor: int) -> Workload:
+    """Fewer clients, otherwise the same."""
+    return workload._replace(
+        num_clients=max(1, workload.num_clients // divisor),
+        cohort=max(1, workload.cohort // divisor),
+    )
+
+
+class Choice(NamedTuple):
+    """How our engine does the work."""
+
+    chunk: int  # clients at once, 0: all
+    conv: str  # one of models.LOWERINGS
+
+    @property
+    def label(self) -> str:
+        """As text."""
+        return f"{self.chunk or 'all'}/{self.conv}"
+
+
+class Round(NamedTuple):
+    """A timed round."""
+
+    seconds: float
+    client_steps: int
+
+
+class Party(Protocol):
+    """Whoever does rounds of a workload."""
+
+    def round(self) -> Round: ...
+
+
+class WrongWork(Exception):
+    """A party does another number of local steps."""
+
+
+def model_of(workload: Workload, conv: str) -> Model:
+    """The network of a workload."""
+    if workload.network == "mlp":
+        return models.mlp(10)
+    return lowerings.NETWORKS[workload.network].model(conv)
+
+
+def noise(workload: Workload) -> Federation:
+    """Examples in float32, as other simulators hold them."""
+    generator = np.random.default_rng(0)
+    num_examples = workload.num_clients * workload.num_examples
+    x = generator.random((num_examples, *workload.shape), np.float32)
+    y = generator.integers(0, 10, num_examples, np.int32)
+    parts = np.split(np.arange(num_examples), workload.num_clients)
+    return federation.of_parts(federation.examples(x, y), parts)
+
+
+class Engine:
+    """Our engine on a workload's work; the devices of the mesh share the clients."""
+
+    def __init__(
+        self, workload: Workload, choice: Choice, data: Federation, mesh: Mesh | None = None
+    ) -> None:
+        self._setting = workload
+        model = model_of(workload, choice.conv)
+        work = local.epochs(
+            optax.sgd(workload.learning_rate),
+            batch_size=workload.batch_size,
+            num_epochs=workload.num_epochs,
+        )
+        algorithm = fedavg.fedavg(model, work)
+        axis = clients.chunked(choice.chunk or workload.cohort)
+        if mesh is not None:
+            axis = clients.sharded(mesh.axis_names[0], axis)
+
+        def advance(
+            state: rounds.State, cohort: Cohort, data: Federation
+        ) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
+            return rounds.run(algorithm, state, cohort, data, axis=axis)
+
+        on_all = advance if mesh is None else clients.over(mesh, advance)
+        self._advance = jax.jit(on_all, donate_argnums=0)
+        variables = model.init(jax.random.key(0), data.data.x[:1])
+        self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
+        state = rounds.init(algorithm, variables, data, jax.random.key(1))
+        schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 100)
+        if mesh is not None:
+            whole = NamedSharding(mesh, PartitionSpec())
+            state, schedule, data = jax.device_put((state, schedule, data), whole)
+        self._state, self._schedule, self._data = state, schedule, data
+        self._num_rounds = 0
+
+    def round(self) -> Round:
+        """One more round; the first one compiles."""
+        now = self._num_rounds % self._schedule.who.shape[0]
+        cohort = jax.block_until_ready(jax.tree.map(lambda a: a[now : now + 1], self._schedule))
+        began = time.perf_counter()
+        self._state, (report,) = jax.block_until_ready(
+            self._advance(self._state, cohort, self._data)
+        )
+        seconds = time.perf_counter() - began
+        self._num_rounds += 1
+        batches = -(-np.asarray(report.size * report.present) // self._setting.batch_size)
+        return Round(seconds, int(batches.sum()) * self._setting.num_epochs)
+
+
+def config_of(workload: Workload, num_devices: int) -> Config:
+    """The workload as flags of train and sweep."""
+    return config.of(
+        client_chunk="measure",
+        run_chunk="1",
+        devices=num_devices,
+        clients=workload.num_clients,
+        cohort=workload.cohort,
+        batch_size=workload.batch_size,
+        local_epochs=workload.num_epochs,
+    )
+
+
+def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
+    """What train and sweep choose by --client_chunk=measure."""
+    flags = config_of(workload, num_devices)
+    hyper = {"learning_rate": workload.learning_rate, "server_learning_rate": 1.0}
+    cell = Cell("fedavg", {}, None, (program.Run(0, hyper),))
+    held = program.Holdings(*(leaf[None] for leaf in data[1:]))
+    inputs = program.Inputs(
+        {name: jnp.array([value]) for name, value in hyper.items()},
+        jnp.zeros(1, jnp.int32),
+        held,
+        held,
+        program.Common(*held),
+        jnp.zeros((1, workload.num_clients), jnp.int32),
+    )
+    experiment = build.experiment(flags, cell, model_of(workload, "auto"), 1, build.Sizes())
+    layout = devices.layout(flags, workload.num_clients)
+
+    def make(chosen: chunks.Chunks) -> program.Program:
+        return program.make(
+            experiment, client_chunk=chosen.clients, run_chunk=chosen.runs, layout=layout
+        )
+
+    examples = data.data
+    if layout is not None:
+        examples, inputs = layout.dealt(examples, inputs)
+    machine = chunks.Machine(make, examples)
+    chunk = chunks.choose(flags, cell, experiment, inputs, machine).clients
+    return Choice(0 if chunk >= workload.cohort else chunk, "auto")
+
+
+def in_turns(
+    parties: Mapping[str, Party], warmup: int, num_rounds: int, client_steps: int
+) -> dict[str, list[float]]:
+    """Seconds of every round after the warm-up, a round of each party in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in parties}
+    for index in range(warmup + num_rounds):
+        for name, party in parties.items():
+            timed = party.round()
+            if timed.client_steps != client_steps:
+                raise WrongWork(
+                    f"{name}: {timed.client_steps} local steps a round, must be {client_steps}"
+                )
+            if index >= warmup:
+                seconds[name].append(timed.seconds)
+    return seconds
+
+
+def figures(seconds: Sequence[float], client_steps: int, who: str = "") -> dict[str, Any]:
+    """The columns of one party."""
+    return {
+        f"{who}median s": median(seconds),
+        f"{who}min s": min(seconds),
+        f"{who}steps/s": client_steps / median(seconds),
+    }
+
+
+def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints a table; nested entries are for the json file only."""
+    told = [{k: v for k, v in row.items() if not isinstance(v, dict | list)} for row in rows]
+    print(f"\n{title}\n{tabulate(told, headers='keys', tablefmt='github', floatfmt='.3g')}")
+
+
+def save(path: str, figures: Any) -> None:
+    """Writes a json file, if a path is given."""
+    if path:
+        Path(path).write_text(json.dumps(figures, indent=1) + "\n")

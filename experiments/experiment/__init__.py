@@ -1,0 +1,1 @@
+"""From flags to an assembled experiment: configuration, grid, data, memory."""

@@ -1,0 +1,56 @@
+"""Domains by rotation: RotatedMNIST and its like."""
+
+import dataclasses
+
+from experiments.flags.flag import INSIDE, Range, flag, shown
+from experiments.parts.environments.kind import Kind, Source
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import environments
+from fedjax_inv.data.dataset import Dataset
+
+_ANGLE = Range(lambda value: -360 <= value <= 360, "degrees, in -360..360")
+
+
+@dataclasses.dataclass(frozen=True)
+class Angles:
+    """The flags of rotated domains."""
+
+    angles: tuple[float, ...] = flag(
+        (0.0, 15.0, 30.0, 45.0, 60.0, 75.0), "Degrees of the rotated domains.", _ANGLE
+    )
+    odd_angles: tuple[float, ...] = flag(
+        (),
+        "Degrees of further, small domains, which come first: with --partition=domain clients 0, 1 "
+        "and so on hold them, one each while there are no more clients than 1 / --odd_share.",
+        _ANGLE,
+        kind=float,
+    )
+    odd_share: float = flag(0.05, "The part of the images that each of --odd_angles has.", INSIDE)
+
+
+def _make(data: Dataset, source: Source, chosen: Angles) -> Dataset:
+    angles, odd, share = chosen.angles, chosen.odd_angles, chosen.odd_share
+    if not odd:
+        if share != Angles.odd_share:
+            raise UsageError(f"--odd_share={shown(share)}: has no effect without --odd_angles")
+        return environments.rotated(data, angles, source.seed)
+    all_of_them = [f"{angle:g}" for angle in (*odd, *angles)]
+    if len(set(all_of_them)) < len(all_of_them):
+        raise UsageError(
+            f"--odd_angles={shown(odd)}: must differ from each other and from --angles="
+            f"{shown(angles)}"
+        )
+    if share * len(data.y) < 1:
+        raise UsageError(
+            f"--odd_share={shown(share)}: is not an image, must be at least 1 / {len(data.y)}"
+        )
+    rest = 1 - len(odd) * share
+    if rest <= 0:
+        raise UsageError(
+            f"--odd_share={shown(share)}: leaves no image to --angles, must be below 1 / {len(odd)}"
+        )
+    shares = [*(share for _ in odd), *(rest / len(angles) for _ in angles)]
+    return environments.rotated(data, (*odd, *angles), source.seed, shares)
+
+
+ROTATED = Kind("a domain for each angle", (Angles,), _make)

@@ -1,0 +1,67 @@
+"""A colour or a patch that predicts the label in training and misleads in the test."""
+
+import dataclasses
+from typing import Any
+
+from experiments.flags.flag import PROBABILITY, at_least, flag
+from experiments.parts.environments.kind import Kind, Source
+from fedjax_inv.data import environments
+from fedjax_inv.data.dataset import Dataset
+
+
+@dataclasses.dataclass(frozen=True)
+class Flips:
+    """How labels, and what misleads, are drawn."""
+
+    num_classes: int = flag(
+        2, "Classes that colored and patched environments make of the data's.", at_least(2)
+    )
+    flips: tuple[float, ...] = flag(
+        (0.2, 0.1),
+        "How often the colour (or patch) disagrees with the label, per training environment.",
+        PROBABILITY,
+    )
+    test_flip: float = flag(0.9, "The same in the test environment.", PROBABILITY)
+    label_noise: float = flag(0.25, "How often the label disagrees with the image.", PROBABILITY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Colours:
+    """What only coloured images have."""
+
+    binarise: bool = flag(True, "Whether colored makes every pixel that is not 0 white.")
+
+
+def _colored(data: Dataset, source: Source, flips: Flips, colours: Colours) -> Dataset:
+    classes = _classes(data, source, flips)
+    return environments.colored(classes, binarise=colours.binarise, **_drawn(source, flips))
+
+
+def _patched(data: Dataset, source: Source, flips: Flips) -> Dataset:
+    return environments.patched(_classes(data, source, flips), **_drawn(source, flips))
+
+
+def _classes(data: Dataset, source: Source, flips: Flips) -> Dataset:
+    """The data with --num_classes classes: two as FL Games groups them, else neighbours binned."""
+    groups = environments.GROUPS.get(source.dataset) if flips.num_classes == 2 else None
+    return (
+        environments.grouped(data, groups)
+        if groups
+        else environments.binned(data, flips.num_classes)
+    )
+
+
+def _drawn(source: Source, flips: Flips) -> dict[str, Any]:
+    return {
+        "flips": flips.flips,
+        "test_flip": flips.test_flip,
+        "label_noise": flips.label_noise,
+        "test_fraction": source.test_fraction,
+        "seed": source.seed,
+    }
+
+
+COLORED = Kind(
+    "a colour that misleads in the test (Colored MNIST)", (Flips, Colours), _colored, True
+)
+PATCHED = Kind("a black corner that misleads in the test", (Flips,), _patched, True)

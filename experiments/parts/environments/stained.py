@@ -1,0 +1,101 @@
+"""Coloured strokes or grounds: fixed combinations with the digit, or a rule that the test breaks.
+
+FedIPG's Fig. 5 is --environment=combinations --held_out=all --clients=50; its Table III is
+--environment=stained with --stain=foreground --training_domains=5 --domain_size=600, with
+--stain=background and 5 domains of 2,000, and with --stain=both and 20 of 2,000.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from experiments.flags.flag import PROBABILITY, at_least, flag, shown
+from experiments.parts.environments.kind import Kind, Source
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import stains
+from fedjax_inv.data.dataset import Dataset
+
+
+@dataclasses.dataclass(frozen=True)
+class Stains:
+    """What is coloured."""
+
+    stain: str = flag(
+        "foreground",
+        "What is coloured: the strokes, the ground, or both.",
+        choices=stains.STAINS,
+    )
+    colors: int = flag(
+        10,
+        "How many colours there are, at most one for each class; of combinations too.",
+        at_least(2),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """How the colour goes with the label, and how examples are shared."""
+
+    training_domains: int = flag(5, "Training domains of stained images.", at_least(1))
+    domain_size: int = flag(
+        0, "Examples of each of them; 0: all that are not for the test, shared.", at_least(0)
+    )
+    agreements: tuple[float, ...] = flag(
+        (0.9, 0.98),
+        "How often the colour agrees with the label in the training domains: one number for all, "
+        "the two ends of a range that they are spread over, or one for each.",
+        PROBABILITY,
+    )
+    test_agreement: float = flag(
+        0.9, "How often the colour follows --test_rule in the test domain.", PROBABILITY
+    )
+    test_rule: str = flag(
+        "reversed",
+        "Which colour goes with a label in the test: that at the other end of the palette "
+        "(reversed), or the next one (shifted).",
+        choices=stains.TEST_RULES,
+    )
+    mislabelled: float = flag(
+        0.0, "How often the label of a stained image disagrees with the image.", PROBABILITY
+    )
+
+    @property
+    def of_domains(self) -> tuple[float, ...]:
+        """The agreement of each training domain; raises UsageError for a list of another length."""
+        given, count = self.agreements, self.training_domains
+        if len(given) == count:
+            return given
+        if len(given) not in (1, 2) or count == 1:
+            raise UsageError(
+                f"--agreements={shown(given)}: must be one number, the two ends of a range, or one "
+                f"for each of --training_domains={count}"
+            )
+        return tuple(np.linspace(given[0], given[-1], count).tolist())
+
+
+def _combinations(data: Dataset, source: Source, chosen: Stains) -> Dataset:
+    return stains.combinations(data, stain=chosen.stain, colors=chosen.colors, seed=source.seed)
+
+
+def _stained(data: Dataset, source: Source, chosen: Stains, agreement: Agreement) -> Dataset:
+    count, most = agreement.training_domains, len(data.y) - 1
+    checks.integer("training_domains", count, 1, most, ", the number of examples but one")
+    return stains.stained(
+        data,
+        stain=chosen.stain,
+        colors=chosen.colors,
+        agreements=agreement.of_domains,
+        test_agreement=agreement.test_agreement,
+        test_rule=agreement.test_rule,
+        label_noise=agreement.mislabelled,
+        domain_size=agreement.domain_size or None,
+        test_fraction=source.test_fraction,
+        seed=source.seed,
+    )
+
+
+COMBINATIONS = Kind("a domain for each fixed rule from digit to colour", (Stains,), _combinations)
+STAINED = Kind(
+    "colours that follow the label by another rule in the test", (Stains, Agreement), _stained, True
+)

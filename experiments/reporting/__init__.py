@@ -1,0 +1,1 @@
+"""What finished runs are shown as: tables and figures."""

@@ -1,0 +1,260 @@
+"""The figures of finished cells, and of what their clients hold."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiments.reporting import figures, report
+from experiments.reporting.report import Chosen
+from experiments.running import log
+from fedjax_inv.data import federation, partitions
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.models.blocks import unit_range
+
+MOST_DOTS = 120  # domains or clients, of all algorithms, that are told one by one
+
+Drawn = Sequence[tuple[Chosen, Path]]  # cells, with their folders
+Parts = dict[str, float]  # of a run: accuracy in percent by domain or client
+
+
+def write(
+    folder: Path,
+    results: Iterable[tuple[str, Path, dict[str, Any]]],
+    *,
+    title: str,
+    rule: str = "validation",
+) -> None:
+    """Writes curves.png and, where there is something to tell, domains.png, clients.png and
+    gradients.png; nothing if every cell diverged.
+
+    results: (label, cell's folder, result) of each cell. rule: of selection.
+    """
+    picked = [(report.choose(label, result, rule), path) for label, path, result in results]
+    drawn = [(one, path) for one, path in picked if one is not None]
+    if not drawn:
+        return
+    _curves(folder / "curves.png", drawn, title)
+    first = drawn[0][0].runs[0]
+    splits = [domain["split"] for domain in first["selected"]["domains"].values()]
+    if splits.count("validation") > 1:
+        _parts(folder / "domains.png", drawn, title, by_domain, "domain")
+    if "accuracy_by_client" in first["selected"]:
+        _parts(
+            folder / "clients.png",
+            drawn,
+            title,
+            by_client,
+            "client",
+        )
+    if "gradients" in first["last"]:
+        _gradients(folder / "gradients.png", drawn, title)
+
+
+def mean_and_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The mean over the first axis, seeds, and a standard deviation below and above it."""
+    mean, std = values.mean(0), values.std(0, ddof=len(values) > 1)
+    return mean, mean - std, mean + std
+
+
+def _panels(
+    drawn: Drawn, x_label: str, width: float = 0.0
+) -> tuple[Figure, dict[str, Axes], list[str]]:
+    """A figure, its panels by held-out domain, and the labels of the cells."""
+    held_outs = list(dict.fromkeys(one.held_out for one, _ in drawn))
+    labels = list(dict.fromkeys(one.label for one, _ in drawn))
+    width = max(width, 6.0 if len(held_outs) == 1 else 4.2)
+    figure, axes = figures.panels(
+        len(held_outs), (width, 3.2), x_label=x_label, y_label="accuracy, %"
+    )
+    for axis, name in zip(axes, held_outs, strict=True):
+        axis.set_title(figures.wrapped(f"held out: {name}", width - 0.6), fontsize=10)
+    return figure, dict(zip(held_outs, axes, strict=True)), labels
+
+
+def _curves(path: Path, drawn: Drawn, title: str) -> None:
+    """Accuracy against rounds: a panel per held-out domain, a pair of lines per algorithm."""
+    figure, axes, labels = _panels(drawn, "round")
+    for one, folder in drawn:
+        lines = log.read(folder, one.runs[0]["last"]["round"])
+        number = labels.index(one.label)
+        rounds = [line["round"] for line in lines if line["run"] == one.indices[0]]
+        style = figures.style(number) | {"markevery": figures.spaced(len(rounds), number)}
+        for key, how in (("test", {"lw": 1.8}), ("validation", {"lw": 0.7, "mfc": "white"})):
+            of_seeds = [
+                [line[f"{key}_accuracy"] for line in lines if line["run"] == index]
+                for index in one.indices
+            ]
+            mean, low, high = mean_and_band(100 * np.array(of_seeds))
+            axis = axes[one.held_out]
+            axis.plot(rounds, mean, **style, **how)
+            if key == "test":
+                shade = min(0.15, 0.5 / len(labels))
+                axis.fill_between(rounds, low, high, color=style["color"], alpha=shade, lw=0)
+        figures.whole_numbers(axis)
+    kinds = f"held out: {figures.over_seeds(len(drawn[0][0].runs))}; thin: validation"
+    figures.entitle(figure, f"{title}\n{kinds}")
+    handles = [Line2D([], [], **figures.style(number)) for number in range(len(labels))]
+    figures.legend(figure, handles, labels)
+    figures.save(figure, path)
+
+
+def by_domain(run: dict[str, Any]) -> Parts:
+    """The accuracy on each domain, in percent, where a run is selected."""
+    domains = run["selected"]["domains"]
+    return {name: 100 * domain["accuracy"] for name, domain in domains.items()}
+
+
+def by_client(run: dict[str, Any]) -> Parts:
+    """The same on the test in each client's proportions of classes; NaN where it has none."""
+    told = enumerate(run["selected"]["accuracy_by_client"])
+    return {
+        str(client): np.nan if accuracy is None else 100 * accuracy for client, accuracy in told
+    }
+
+
+def _parts(
+    path: Path, drawn: Drawn, title: str, of_run: Callable[[dict[str, Any]], Parts], what: str
+) -> None:
+    """Accuracies where runs are selected: a panel per held-out domain, a marker per algorithm and
+    part; or of many parts a line through all of them."""
+    told = [[of_run(run) for run in one.runs] for one, _ in drawn]
+    held_outs = list(dict.fromkeys(one.held_out for one, _ in drawn))
+    # The same in all panels, whatever is held out there.
+    every = dict.fromkeys(name for runs in told for parts in runs for name in parts)
+    first = [name for name in held_outs if name in every and len(held_outs) > 1]
+    names = list(dict.fromkeys([*first, *every]))
+    num_labels = len({one.label for one, _ in drawn})
+    is_few = len(names) * num_labels <= MOST_DOTS
+    columns = min(3, len(held_outs))
+    width = min(12 / columns, 1 + 0.1 * len(names) * (num_labels + 1)) if is_few else 0
+    x_label = what if is_few else f"{what}s, the worst first, %"
+    figure, axes, labels = _panels(drawn, x_label, width)
+    for (one, _), runs in zip(drawn, told, strict=True):
+        number, axis = labels.index(one.label), axes[one.held_out]
+        values = np.array([[run.get(name, np.nan) for name in names] for run in runs])
+        if is_few:
+            draw_dots(axis, values, number, len(labels))
+        else:
+            draw_quantiles(axis, values, number)
+    for held_out, axis in axes.items():
+        axis.set_ylim(-2, 102)
+        if is_few:
+            figures.name_x(axis, names, figure.get_size_inches()[0] / columns - 0.9)
+            axis.set_xlim(-0.5, len(names) - 0.5)
+        if is_few and held_out in names:
+            at = names.index(held_out)
+            axis.axvspan(at - 0.5, at + 0.5, color="0.93", lw=0, zorder=0)
+    told_of = "accuracy where selected"
+    if of_run is by_client:
+        told_of += ", on the test in each client's proportions of classes"
+    kinds = f"{told_of}; {figures.over_seeds(len(drawn[0][0].runs))}"
+    figures.entitle(figure, f"{title}\n{kinds}")
+    handles = [Line2D([], [], **_dot(number, is_few)) for number in range(len(labels))]
+    figures.legend(figure, handles, labels)
+    figures.save(figure, path)
+
+
+def _dot(number: int, is_few: bool) -> dict[str, Any]:
+    return figures.style(number) | ({"ls": ""} if is_few else {})
+
+
+def draw_dots(axis: Axes, values: np.ndarray, number: int, count: int) -> None:
+    """Mean and standard deviation over seeds at 0, 1, ..., as the line `number` of `count`.
+
+    values: [seeds, parts], NaN where there is none.
+    """
+    shift = (number - (count - 1) / 2) / (count + 1)
+    for place, of in enumerate(values.T):
+        known = of[np.isfinite(of)]
+        if known.size:
+            std = known.std(ddof=known.size > 1)
+            axis.errorbar(place + shift, known.mean(), std, **_dot(number, True), lw=1)
+
+
+def draw_quantiles(axis: Axes, values: np.ndarray, number: int) -> None:
+    """What so many percent of the parts lie below, mean and a band over seeds, of values [seeds,
+    parts], NaN where there is none."""
+    part = np.linspace(0, 1, 101)
+    mean, low, high = mean_and_band(np.array([np.nanquantile(of, part) for of in values]))
+    style = figures.style(number)
+    axis.plot(100 * part, mean, **style, markevery=figures.spaced(101, 3 * number))
+    axis.fill_between(100 * part, low, high, color=style["color"], alpha=0.08, lw=0)
+
+
+def _gradients(path: Path, drawn: Drawn, title: str) -> None:
+    """What --watch_gradients tells of the first seed: a column per cell, a line per client."""
+    width = min(4.2, 100 / len(drawn))  # or there may be more pixels than matplotlib can count
+    figure = Figure(figsize=(width * len(drawn) + 0.6, 6.5), layout="constrained")
+    axes = figure.subplots(3, len(drawn), squeeze=False, sharex=True, sharey="row")
+    for (one, folder), column in zip(drawn, axes.T, strict=True):
+        lines = [
+            line
+            for line in log.read(folder, one.runs[0]["last"]["round"])
+            if line["run"] == one.indices[0]
+        ]
+        x = [line["round"] for line in lines]
+        for axis, key in zip(column, ("invariance", "norm", "cosine"), strict=True):
+            values = np.array([line["gradients"][key] for line in lines], float)
+            axis.plot(x, values, lw=1)
+            axis.axhline(0, color="0.6", lw=0.8, ls=":")
+        text = figures.wrapped(f"{one.label}, held out: {one.held_out}", width - 0.2, 9)
+        column[0].set_title(text, fontsize=9)
+        column[-1].set_xlabel("round")
+    names = ("<grad R(w), w> of each client", "gradient norm of each", "mean cosine of clients")
+    for axis, name in zip(axes[:, 0], names, strict=True):
+        axis.set_ylabel(name, fontsize=9)
+    figures.entitle(figure, f"{title}; seed {drawn[0][0].runs[0]['seed']}")
+    figures.save(figure, path)
+
+
+def draw_partition(path: Path, dataset: Dataset, split: federation.Split) -> None:
+    """Draws what each client holds: its class counts, and examples of every domain."""
+    rows = federation.parts_of(split.train)
+    counts = partitions.class_counts(dataset.y, rows, len(dataset.classes))
+    shown, domains = _examples(dataset)
+    height = max(2.6, min(9.0, 0.22 * len(rows) + 1.6), min(9.0, 0.5 * len(domains) + 1.6))
+    figure = Figure(figsize=(11, height), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    picture = left.imshow(counts, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    figure.colorbar(picture, ax=left, label="training examples", fraction=0.05)
+    left.set(xlabel="class", ylabel="client", title="What each client trains on")
+    figures.name_x(left, dataset.classes, 4.2)
+    names = [dataset.domains[d] if d >= 0 else "mixed" for d in split.domain]
+    figures.name_y(left, [f"{i}: {n}" for i, n in enumerate(names)], height - 1.4)
+    right.set(xticks=[], yticks=[])
+    right.set_frame_on(False)
+    if shown is not None:
+        lines = len(domains)
+        right.imshow(shown, cmap="gray", vmin=0, vmax=1, extent=(0, 6, lines - 0.5, -0.5))
+        right.set_aspect(shown.shape[0] / shown.shape[1] * 6 / lines)
+        figures.name_y(right, domains, height - 1.4)
+        right.tick_params(length=0)
+        right.set_title("Examples of every domain", fontsize=10)
+    figures.save(figure, path, dpi=110)
+
+
+def _examples(dataset: Dataset, count: int = 6) -> tuple[np.ndarray | None, list[str]]:
+    """One picture with a line of `count` images per domain, and the domains that it shows; None if
+    the data are not images."""
+    lines, names = [], []
+    for domain, name in enumerate(dataset.domains):
+        first = np.flatnonzero(dataset.domain == domain)[:count]
+        x = jax.tree.map(lambda leaf, first=first: leaf[first], dataset.x)
+        images = np.asarray(dataset.render(x) if dataset.render else unit_range(jnp.asarray(x)))
+        if images.ndim != 4:
+            return None, []
+        if images.shape[-1] == 2:  # the two colours of Colored MNIST: red and green
+            images = np.concatenate([images, np.zeros_like(images[..., :1])], -1)
+        elif images.shape[-1] not in (1, 3):
+            images = images.max(-1, keepdims=True)
+        if len(images) == count:
+            lines.append(np.concatenate(list(images), axis=1))
+            names.append(name)
+    return (np.concatenate(lines), names) if lines else (None, [])

@@ -1,0 +1,281 @@
+"""How many clients and how many runs to train at once: by a rule, or by a stopwatch.
+
+The rule is one for each platform, so that a command does the same sums each time: on a CPU one
+client and one run after the other, elsewhere all at once, or as many as fit into memory.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.experiment import build
+from experiments.experiment.grid import Cell
+from experiments.experiment.groups import Config
+from experiments.parts import devices
+from fedjax_inv import program, shares
+from fedjax_inv.types import Examples, Tree, always
+
+_SECONDS = 0.2  # of repeats per candidate
+_ROUNDS = 2  # measured at a time
+_MOST_ROUNDS = 12  # the same, of algorithms that choose who attends: a cycle of turns, if it fits
+_STEPS = 2  # of local training per client while measuring
+_SLOTS = 8  # clients measured at least
+_GROWTH = 4  # from one number of clients that is measured to the next
+USABLE_MEMORY = 0.7  # the part of a machine's or a device's memory that a program may take
+_WORSE = 1.2  # times the best: larger numbers of clients are not tried then
+_AS_FAST = 1.05  # times the best: as good, and the smaller one is taken
+
+
+class Chunks(NamedTuple):
+    """How much of a cell's work is done at once."""
+
+    clients: int
+    runs: int
+
+
+Make = Callable[[Chunks], program.Program]
+
+
+def asked(config: Config, inputs: program.Inputs) -> tuple[int | None, int | None]:
+    """The clients and the runs that the flags name by a number, None where they name a way."""
+    num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
+    named = ((config.run.client_chunk, num_slots), (config.run.run_chunk, num_runs))
+    clients, runs = ((int(f) or most) if f.isdecimal() else None for f, most in named)
+    return clients, runs
+
+
+def _num_slots(config: Config, inputs: program.Inputs) -> int:
+    num_clients = inputs.train.size.shape[1]
+    return config.participation.slots(num_clients)
+
+
+def choose(
+    config: Config,
+    cell: Cell,
+    experiment: program.Experiment,
+    inputs: program.Inputs,
+    machine: "Machine",
+) -> Chunks:
+    """The chunks that the flags ask for, by number, by rule (auto) or by a stopwatch (measure)."""
+    num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
+    clients, runs = asked(config, inputs)
+    most = Chunks(
+        clients or (1 if machine.is_cpu else num_slots), runs or (1 if machine.is_cpu else num_runs)
+    )
+    if clients and runs:
+        return most
+    flags = (config.run.client_chunk, config.run.run_chunk)
+    if "measure" not in flags and machine.is_cpu:
+        return most
+    if "measure" in flags:
+        few = build.cohorts(config, inputs, _num_rounds(experiment, inputs))
+        return _measured(config, cell, inputs, few, machine)
+    # The segment that will be run, which is found compiled then.
+    cohort = build.cohorts(config, inputs, config.watching.eval_every)
+    return halved(
+        most,
+        lambda chosen: machine.fits(chosen, inputs, cohort),
+        clients=clients is None,
+        runs=runs is None,
+    )
+
+
+def halved(
+    most: Chunks, fits: Callable[[Chunks], bool], *, clients: bool = True, runs: bool = True
+) -> Chunks:
+    """The rule off CPUs: `most`, halved until it fits. clients, runs: which of them may be."""
+    # First fewer runs, as fewer clients at once make narrower products.
+    while runs and most.runs > 1 and not fits(most):
+        most = most._replace(runs=-(-most.runs // 2))
+    while clients and most.clients > 1 and not fits(most):
+        most = most._replace(clients=-(-most.clients // 2))
+    return most
+
+
+def _num_rounds(experiment: program.Experiment, inputs: program.Inputs) -> int:
+    """How many rounds are typical of an algorithm."""
+    algorithm = experiment.algorithm({k: values[0] for k, values in inputs.hyper.items()})
+    if any(exchange.attends is not always for exchange in algorithm.exchanges):
+        return min(inputs.train.size.shape[1] + 1, _MOST_ROUNDS)
+    return _ROUNDS
+
+
+def _measured(
+    config: Config, cell: Cell, inputs: program.Inputs, cohort: Tree, machine: "Machine"
+) -> Chunks:
+    """The fastest chunks that fit into memory; what was measured is told on stderr.
+
+    Clients: 1, 4, 16, ... or all, whatever takes the least time on a few steps of the first
+    clients. Runs: all at once, or as many as fit; on a CPU one by one, where that is not slower.
+    """
+    num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
+    clients, fixed_runs = asked(config, inputs)
+    runs = fixed_runs or num_runs
+    if clients:
+        sizes = [clients]
+    elif config.run.client_chunk == "auto":
+        sizes = [1 if machine.is_cpu else num_slots]
+    else:
+        sizes = [n for n in (_GROWTH**i for i in range(20)) if n < num_slots] + [num_slots]
+    if config.run.run_chunk == "auto" and machine.is_cpu:
+        runs = 1
+    while not fixed_runs and runs > 1 and not machine.fits(Chunks(sizes[0], runs), inputs, cohort):
+        runs = -(-runs // 2)
+    one_by_one = config.run.run_chunk == "measure" and runs > 1 and machine.is_cpu
+    if len(sizes) == 1 and not one_by_one:
+        return Chunks(sizes[0], runs)
+
+    def seconds(chunks: Chunks) -> float:
+        """Of a client; infinite if it does not fit."""
+        part = _light(inputs, config, cohort, max(_SLOTS, chunks.clients))
+        if not machine.fits(chunks, *part):
+            return math.inf
+        return machine.seconds(chunks, *part) / (cohort.who.shape[1] * part[1].who.shape[-1])
+
+    measured: dict[Chunks, float] = {}
+    for size in sizes:
+        chunks = Chunks(size, runs)
+        measured[chunks] = seconds(chunks)
+        if measured[chunks] == math.inf or measured[chunks] > _WORSE * min(measured.values()):
+            break
+    # Of equally fast sizes the smallest, which takes the least memory.
+    best = _first_fast(measured)
+    if one_by_one:
+        alone = Chunks(best.clients, 1)
+        measured = {alone: seconds(alone), **measured}
+        best = _first_fast({chunks: measured[chunks] for chunks in (alone, best)})
+    steps = _num_steps(config, inputs)
+    told = ", ".join(
+        f"{chunks.clients}/{chunks.runs}: {1e3 * seconds / steps:.3g}"
+        for chunks, seconds in measured.items()
+        if seconds < math.inf
+    )
+    print(
+        f"{cell.label}: client_chunk={best.clients}, run_chunk={best.runs} (ms per client-step of "
+        f"all runs, by client_chunk/run_chunk: {told})",
+        file=sys.stderr,
+    )
+    return best
+
+
+def _first_fast(measured: dict[Chunks, float]) -> Chunks:
+    fastest = min(measured.values())
+    return next(chunks for chunks, seconds in measured.items() if seconds <= _AS_FAST * fastest)
+
+
+class Machine:
+    """What the chunks of a cell cost here: measured, by programs that are compiled once."""
+
+    def __init__(self, make: Make, data: Examples) -> None:
+        self._make, self._data = make, data
+        self._compiled: dict[tuple[Chunks, int], jax.stages.Compiled] = {}
+        self._init: dict[int, Callable[..., Tree]] = {}  # by runs: clients make no difference
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether a core does one thing after the other."""
+        return jax.default_backend() == "cpu"
+
+    def fits(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> bool:
+        """Whether a segment's memory is there."""
+        return fits(lambda: self._of(chunks, inputs, cohort), available_bytes())
+
+    def seconds(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> float:
+        """A segment's time."""
+        compiled = self._of(chunks, inputs, cohort)
+        states = self._init[chunks.runs](self._data, inputs)
+        return _seconds(lambda states: compiled(self._data, inputs, states, cohort)[0], states)
+
+    def _of(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> jax.stages.Compiled:
+        key = (chunks, cohort.who.shape[-1])
+        if key not in self._compiled:
+            made = self._make(chunks)
+            self._init.setdefault(chunks.runs, made.init)
+            self._compiled[key] = compiled(made, self._data, inputs, cohort)
+        return self._compiled[key]
+
+
+def available_bytes() -> int:
+    """Memory that a program may take: most of the device's or of the machine's."""
+    # Not what happens to be free, so that a command is the same each time.
+    return int(USABLE_MEMORY * devices.memory())
+
+
+def compiled(made: program.Program, *arguments: Tree) -> jax.stages.Compiled:
+    """The segment of a program for (data, inputs, cohort)."""
+    data, inputs, cohort = arguments
+    states = jax.eval_shape(made.init, data, inputs)
+    return made.segment.lower(data, inputs, states, cohort).compile()
+
+
+def fits(compile: Callable[[], jax.stages.Compiled], available: int) -> bool:
+    """Whether a segment's memory is there. compile: makes it."""
+    try:
+        return needed_bytes(compile()) <= available
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return False  # a TPU's compiler refuses what its device cannot hold
+
+
+def needed_bytes(segment: jax.stages.Compiled) -> int:
+    """What a compiled segment needs, with what it is called with."""
+    memory = segment.memory_analysis()
+    if memory is None:
+        return 0  # a backend that cannot tell is taken to fit
+    of_results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + memory.temp_size_in_bytes + of_results
+
+
+def _light(
+    inputs: program.Inputs, config: Config, cohort: Tree, num_slots: int
+) -> tuple[program.Inputs, Tree]:
+    """The inputs with a few examples per client and nothing to evaluate, and a smaller cohort.
+
+    With all examples where the program is for a number of batches: others make it no faster.
+    """
+    light = without_evaluation(inputs)
+    if _known_batches(config, inputs) is None:
+        most = _STEPS * (config.clients.batch_size or int(inputs.train.size.max()))
+        few = inputs.train._replace(size=jnp.minimum(inputs.train.size, most))
+        light = light._replace(train=few)
+    return light, jax.tree.map(lambda leaf: leaf[..., :num_slots], cohort)
+
+
+def _known_batches(config: Config, inputs: program.Inputs) -> int | None:
+    return build.sizes(config.clients, np.asarray(inputs.train.size)).num_batches
+
+
+def _num_steps(config: Config, inputs: program.Inputs) -> int:
+    """Local steps of a round that is measured, of a client with examples enough."""
+    training = config.clients
+    if training.local_steps or not training.batch_size:
+        return training.local_steps or training.local_epochs
+    return training.local_epochs * (_known_batches(config, inputs) or _STEPS)
+
+
+def without_evaluation(inputs: program.Inputs) -> program.Inputs:
+    """The same inputs with nothing to evaluate, so that a segment takes the time of its rounds."""
+
+    def nothing(leaf: Tree) -> Tree:
+        return leaf._replace(size=jnp.zeros_like(leaf.size)) if shares.is_held(leaf) else leaf
+
+    emptied = jax.tree.map(nothing, inputs, is_leaf=shares.is_held)
+    return emptied._replace(train=inputs.train)
+
+
+def _seconds(advance: Callable[[Tree], Tree], states: Tree) -> float:
+    """The fastest of a few calls of advance: states -> states."""
+    states = jax.block_until_ready(advance(states))  # the first is slower
+    fastest, start = math.inf, time.perf_counter()
+    while time.perf_counter() - start < _SECONDS or fastest == math.inf:
+        began = time.perf_counter()
+        states = jax.block_until_ready(advance(states))
+        fastest = min(fastest, time.perf_counter() - began)
+    return fastest

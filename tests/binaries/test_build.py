@@ -1,0 +1,354 @@
+"""From flags to parts: optimizers, participation, networks, pixels."""
+
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import runs
+from experiments.experiment import build, config, groups
+from fedjax_inv import models, platforms
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data.federation import parts_of
+from fedjax_inv.types import Cohort
+from test_weights import WIDTHS, torchvision
+
+
+def first_update(transformation: optax.GradientTransformation, grads: Any, params: Any) -> Any:
+    return transformation.update(grads, transformation.init(params), params)[0]
+
+
+def test_clipping_comes_before_the_decay() -> None:
+    params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
+    made = build._regular(optax.sgd(0.5), weight_decay=0.1, clip=5.0)
+    # Clipped to norm 5: (3, 4); decayed: (3.2, 3.9).
+    chex.assert_trees_all_close(first_update(made, grads, params), {"w": jnp.array([-1.6, -1.95])})
+    plain = optax.sgd(0.5)
+    assert build._regular(plain, 0.0, 0.0) is plain
+
+
+def test_the_server_steps_along_what_it_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    called = build.called
+
+    def called_and_told(*arguments: Any, **settings: Any) -> Any:
+        seen.update(settings)
+        return called(*arguments, **settings)
+
+    monkeypatch.setattr(build, "called", called_and_told)
+    build.assemble(config.of(server_clip=5.0, server_weight_decay=0.1, server_learning_rate=(0.5,)))
+    params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
+    update = first_update(seen["server_optimizer"], grads, params)
+    chex.assert_trees_all_close(update, {"w": jnp.array([-1.6, -1.95])})
+
+
+def cohort(num_rounds: int, **changes: Any) -> Cohort:
+    """Of one run of six clients, all rounds."""
+    chosen = config.of(rounds=num_rounds, eval_every=1, **changes)
+    made = build.assemble(chosen)
+    drawn = build.cohorts(chosen, made.prepare(made.cells[0]).inputs, num_rounds)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], drawn)
+
+
+def test_slow_and_lossy_clients_and_a_first_round_of_all() -> None:
+    flags = dict(slow=("1:3",), lossy=("0:0", "4:0.5"), partition="iid", clients=6)
+    drawn = cohort(200, **flags)
+    assert drawn.present[:, 1].tolist() == [t % 3 == 0 for t in range(200)]
+    assert set(drawn.delay[:, 1]) == {2}
+    assert not drawn.present[:, 0].any()
+    assert 70 < drawn.present[:, 4].sum() < 130
+    for regular in (2, 3, 5):
+        assert drawn.present[:, regular].all()
+        assert not drawn.delay[:, regular].any()
+    first = cohort(200, first_all=True, **flags)
+    assert first.present[0].all()
+    assert not first.delay[0].any()
+    chex.assert_trees_all_equal(*(jax.tree.map(lambda leaf: leaf[1:], c) for c in (drawn, first)))
+    made = build.assemble(config.of(**flags))
+    assert made.prepare(made.cells[0]).experiment.history == 3
+
+
+def test_classes_with_a_long_tail() -> None:
+    """Of handwritten digits, of which there are about as many of each."""
+    flags = dict(imbalance=10.0, partition="dirichlet", environment="none", clients=20, min_size=1)
+    made = build.assemble(config.of(held_out="none", **flags))
+    split = made.splits[None][0]
+    rows = np.concatenate([*parts_of(split.train), *parts_of(split.valid)])
+    counts = np.bincount(made.dataset.y[rows])
+    assert 9 < counts[0] / counts[9] < 11
+    assert (np.diff(counts) < 3).all()
+    test = parts_of(split.test)[0]
+    assert np.bincount(made.dataset.y[test]).min() > 20
+
+
+def test_clients_that_upload_rarely() -> None:
+    flags = dict(frequency=0.3, sparse=0.5, partition="iid", clients=6)
+    dropped = cohort(200, **flags)
+    share = dropped.present.mean(0)
+    assert ((share == 1).sum(), ((share > 0.1) & (share < 0.5)).sum()) == (3, 3)
+    # Who they are does not depend on how rarely they do.
+    always = config.of(**flags | dict(frequency=1.0)).participation
+    np.testing.assert_array_equal(build.is_sparse(always, 6, seed=0), share < 1)
+    of_seeds = {tuple(build.is_sparse(always, 6, seed)) for seed in range(8)}
+    assert len(of_seeds) > 1
+    assert not dropped.delay.any()
+    stale = cohort(200, late="stale", longest_delay=4, **flags)
+    chex.assert_trees_all_equal(stale.present, dropped.present)
+    assert stale.delay[:, share < 1][stale.present[:, share < 1]].max() == 4
+    assert not stale.delay[:, share == 1].any()
+    made = build.assemble(config.of(late="stale", longest_delay=4, **flags))
+    assert made.prepare(made.cells[0]).experiment.history == 5
+    assert cohort(3, sampling_rate=0.5, partition="iid", clients=6).who.shape == (3, 3)
+
+
+def test_updates_that_drop_out() -> None:
+    flags = dict(partition="iid", clients=6)
+    drawn = cohort(300, dropout=0.3, **flags)
+    np.testing.assert_allclose(drawn.present.mean(0), 0.7, atol=0.1)
+    assert not drawn.delay.any()
+    # With --lossy, both must let it through; and who drops out by the one still does by both.
+    both = cohort(300, dropout=0.3, lossy=("0:0.5", "1:0"), **flags)
+    assert not both.present[:, 1].any()
+    assert 0.25 < both.present[:, 0].mean() < 0.45
+    assert (both.present <= drawn.present).all()
+    chex.assert_trees_all_equal(both.present[:, 2:], drawn.present[:, 2:])
+    late = cohort(300, dropout=0.3, late="stale", longest_delay=2, **flags)
+    chex.assert_trees_all_equal(late.present, drawn.present)
+    assert set(late.delay[late.present]) == {0, 1, 2}
+
+
+def test_updates_of_earlier_networks() -> None:
+    flags = dict(partition="iid", clients=6)
+    fixed = cohort(9, delay="3", **flags)
+    assert (fixed.delay == 3).all()
+    drawn = cohort(300, delay="geometric:0.5", longest_delay=4, **flags)
+    assert (drawn.delay.min(), drawn.delay.max()) == (0, 4)
+    assert 0.4 < (drawn.delay == 0).mean() < 0.6
+    # A longer schedule begins with a shorter one.
+    chex.assert_trees_all_equal(
+        cohort(40, delay="geometric:0.5", longest_delay=4, **flags),
+        jax.tree.map(lambda leaf: leaf[:40], drawn),
+    )
+    for delay, history in (("0", 1), ("3", 4), ("geometric:0.5", 11)):
+        made = build.assemble(config.of(delay=delay, **flags))
+        assert made.prepare(made.cells[0]).experiment.history == history
+
+
+def test_uploads_in_every_so_many_rounds() -> None:
+    flags = dict(partition="iid", clients=6)
+    due = np.arange(20) % 4 == 0
+    drawn = cohort(20, upload_every=("4",), **flags)
+    assert (drawn.present == due[:, None]).all()
+    some = cohort(20, upload_every=("1:4", "5:3"), **flags)
+    assert some.present[:, 1].tolist() == due.tolist()
+    assert some.present[:, 5].tolist() == (np.arange(20) % 3 == 0).tolist()
+    assert some.present[:, [0, 2, 3, 4]].all()
+    most = cohort(20, upload_every=("4", "5:1"), **flags)
+    assert most.present[:, 5].all()
+    assert (most.present[:, :5] == due[:, None]).all()
+
+
+def test_a_pooled_algorithm_beside_others_takes_part_in_every_round() -> None:
+    chosen = config.of(
+        algorithm=("erm", "fedavg"),
+        dropout=0.5,
+        lossy=("1:0.5",),
+        delay="geometric:0.5",
+        upload_every=("2",),
+    )
+    made = build.assemble(chosen)
+    pooled, averaged = (build.cohorts(chosen, made.prepare(cell).inputs, 10) for cell in made.cells)
+    assert pooled.present.all()
+    assert not pooled.delay.any()
+    assert not averaged.present.all()
+
+
+@pytest.mark.parametrize("partition", ["shards", "quantity"])
+def test_partitions_deal_the_training_examples(partition: str) -> None:
+    more: dict[str, Any] = {"shards": dict(classes_per_client=1), "quantity": dict(alpha=1.0)}
+    flags = dict(partition=partition, clients=10, environment="none", held_out="none")
+    made = build.assemble(config.of(**flags, **more[partition]))
+    split = made.splits[None][0]
+    sizes = np.array([len(part) for part in parts_of(split.train)])
+    classes = [len(set(made.dataset.y[part])) for part in parts_of(split.train)]
+    if partition == "shards":
+        assert np.ptp(sizes) <= 2
+        assert max(classes) <= 3
+    else:
+        assert sizes.max() > 2 * sizes.min()
+        assert sizes.min() >= 8  # ten, of which one in ten is for validation
+
+
+def test_what_stands_in_for_a_missing_update() -> None:
+    made = build.assemble(config.of(missing="reuse", lossy=("0:0.5",)))
+    algorithm = made.prepare(made.cells[0]).experiment.algorithm(made.cells[0].runs[0].hyper)
+    skips = build.assemble(config.of(lossy=("0:0.5",)))
+    plain = skips.prepare(skips.cells[0]).experiment.algorithm(skips.cells[0].runs[0].hyper)
+    assert type(algorithm.exchanges[0].aggregate) is not type(plain.exchanges[0].aggregate) or (
+        algorithm.init_server is not plain.init_server
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(slow=("5:2",)), r"^--slow=5:2: must be of clients 0\.\.4"),
+        (dict(lossy=("7:0.5",)), r"^--lossy=7:0.5: must be of clients 0\.\.4"),
+        (dict(slow=("0:0",)), "^--slow=0:0: must be client:value, .* number of rounds above 0"),
+        (dict(slow=("0",)), "^--slow=0: must be client:value"),
+        (dict(lossy=("0:1.5",)), "^--lossy=0:1.5: must be client:value, .* a probability"),
+        (dict(missing="reuse", algorithm=("scaffold",)), "^--missing=reuse: "),
+        (dict(first_all=True, cohort=2, rounds=2, eval_every=1), "^--first_all=true: .*3 rounds"),
+        (
+            dict(imbalance=100.0, partition="dirichlet", clients=50, environment="none"),
+            "^--min_size=10: .*, with --partition=dirichlet --imbalance=100$",
+        ),
+        (dict(imbalance=0.5), "^--imbalance=0.5: must be at least 1"),
+        (dict(sampling_rate=0.01), "^--sampling_rate=0.01: selects none of --clients=5, must be"),
+        (dict(sampling_rate=0.0), "^--sampling_rate=0.0: must be above 0 and at most 1"),
+        (dict(frequency=0.0), "^--frequency=0.0: must be above 0 and at most 1"),
+        (dict(frequency=1.5), "^--frequency=1.5: must be above 0 and at most 1"),
+        (dict(algorithm=("cafe",)), "^--algorithm=cafe: beta: must be 0 where the clients' opt"),
+        (
+            dict(late="stale", frequency=0.5, slow=("0:2",)),
+            "^--slow=0:2: must be left out with --late=stale",
+        ),
+        (dict(delay="2", late="stale", dropout=0.5), "^--delay=2: must be left out with --late=st"),
+        (dict(delay="2", slow=("0:2",)), "^--delay=2: must be left out with --slow=0:2"),
+        (dict(upload_every=("3",), slow=("0:2",)), "^--upload_every=3: must be left out with --sl"),
+        (dict(upload_every=("3", "4")), "^--upload_every=3,4: must tell each client one value"),
+        (dict(slow=("1:3", "1:4")), "^--slow=1:3,1:4: must tell each client one value"),
+        (dict(upload_every=("0",)), "^--upload_every=0: must be a number of rounds above 0, or"),
+        (dict(upload_every=("a:2",)), "^--upload_every=a:2: must be a number of rounds above 0"),
+        (dict(upload_every=("5:2",)), r"^--upload_every=5:2: must be of clients 0\.\.4"),
+        (dict(delay="-1"), "^--delay=-1: must be a number of rounds, or geometric:p"),
+        (dict(delay="geometric:0"), "^--delay=geometric:0: must be a number of rounds, or geomet"),
+        (dict(delay="poisson:2"), "^--delay=poisson:2: must be a number of rounds, or geometric"),
+        (dict(dropout=1.0), "^--dropout=1.0: must be at least 0 and below 1"),
+        (dict(dropout=0.5, algorithm=("erm",)), "^--dropout=0.5: has no effect with --algorithm=e"),
+        (dict(longest_delay=3, delay="2"), "^--longest_delay=3: has no effect with --late=drop"),
+        (dict(classes_per_client=3), "^--classes_per_client=3: has no effect with --partition=dom"),
+        (dict(alpha=0.3, partition="shards"), "^--alpha=0.3: has no effect with --partition=shar"),
+        (
+            dict(partition="shards", clients=500, classes_per_client=9),
+            "^--classes_per_client=9: must be an integer in 1..2: .* with --partition=shards",
+        ),
+        (
+            dict(partition="quantity", clients=90, alpha=0.001),
+            "^--alpha=0.001: must be higher, or --min_size=10 or --clients=90 lower",
+        ),
+        (dict(stride=3, dataset="dsprites", num_images=50, environment="none"), None),
+        (dict(weights="nowhere.npz", model="resnet18"), "^--weights=nowhere.npz: .*there is none"),
+        (dict(model="alexnet", stride=2), "^--model=alexnet: .* at least 8 pixels a side"),
+        (dict(augment=True), "^--model=mlp: "),
+        (dict(select="agreement", partition="iid"), "^--select=agreement: needs several training"),
+    ],
+)
+def test_what_does_not_fit_is_told(changes: dict[str, Any], message: str | None) -> None:
+    if message is None:
+        assert build.assemble(config.of(**changes)).dataset.x.shape[1] == 22
+        return
+    with pytest.raises(UsageError, match=message) as error:
+        build.assemble(config.of(**changes))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("side", "stem"), [(8, 32), (28, 32), (64, 64), (96, 64), (224, 224)])
+def test_a_network_is_made_for_the_size_of_the_images(side: int, stem: int, tmp_path: Path) -> None:
+    y = np.arange(12) % 2
+    np.savez(tmp_path / "mine.npz", x=np.zeros((12, side, side, 3), np.uint8), y=y)
+    dataset = build.source(config.of(dataset=str(tmp_path / "mine.npz")).data)
+    assert build._stem(dataset) == stem
+
+
+@pytest.mark.parametrize("environment", ["colored", "rotated"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_drawn_test_holds_a_part_of_every_domain(environment: str, seed: int) -> None:
+    made = build.assemble(config.of(environment=environment, held_out="none", seeds=(seed,)))
+    (rows,), domains = parts_of(made.splits[None][seed].test), made.dataset.domain
+    shares = np.bincount(domains[rows]) / np.bincount(domains)
+    assert (abs(shares - 0.2) < 0.08).all()
+
+
+def test_every_other_pixel() -> None:
+    whole, half = (build.source(groups.Data(stride=stride)) for stride in (1, 2))
+    np.testing.assert_array_equal(half.x, whole.x[:, ::2, ::2])
+
+
+def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (12, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "mine.npz", x=images, y=np.arange(12) % 2)
+    chosen = config.of(
+        dataset=str(tmp_path / "mine.npz"), model="resnet18", widths=WIDTHS, norm="frozen"
+    )
+    dataset = build.source(chosen.data)
+    bare = models.resnet18(2, widths=WIDTHS, norm="frozen")
+    arrays = torchvision(classes=2, channels=3)
+    path = tmp_path / "weights.npz"
+    np.savez(path, **arrays)
+    variables, _ = models.weights.load(path, bare.init(jax.random.key(0), images[:1]))
+    made = build.model(config.changed(chosen, weights=str(path)).model, dataset)
+    loaded = made.init(jax.random.key(1), images[:1])
+    chex.assert_trees_all_close(loaded, variables)
+    mean, std = models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD
+    seen = (images / np.float32(255) - np.asarray(mean)) / np.asarray(std)
+    chex.assert_trees_all_close(
+        models.predict(made, loaded, images),
+        models.predict(bare, variables, seen.astype(np.float32)),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_training_images_are_augmented_and_others_are_not(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "mine.npz", x=images, y=np.arange(8) % 2)
+    chosen = config.of(dataset=str(tmp_path / "mine.npz"), augment=True, widths=(4,))
+    dataset = build.source(chosen.data)
+    made, plain = (
+        build.model(config.changed(chosen, augment=on).model, dataset) for on in (True, False)
+    )
+    variables = plain.init(jax.random.key(0), images[:1])
+    mask, key = jnp.ones(8, bool), jax.random.key(1)
+    for train in (False, True):
+        ours, theirs = (
+            models.apply(each, variables, images, mask, train, key)[0] for each in (made, plain)
+        )
+        assert np.allclose(ours, theirs, atol=1e-5) != train
+
+
+@pytest.mark.parametrize(
+    ("platform", "batch_size", "of_clients", "known"),
+    [
+        ("gpu", 32, [[63, 64, 0], [40, 33, 64]], 2),  # of a pass each, or none
+        ("gpu", 32, [[63, 65]], None),
+        ("gpu", 0, [[64, 64]], None),  # a full batch is one
+        ("cpu", 32, [[64, 64]], None),
+    ],
+)
+def test_accelerators_are_told_how_many_batches_all_clients_have(
+    platform: str, batch_size: int, of_clients: list[list[int]], known: int | None
+) -> None:
+    with platforms.traced_for(platform):
+        told = build.sizes(groups.Clients(batch_size=batch_size), np.array(of_clients))
+    assert told == build.Sizes(capacity=8 * -(-np.max(of_clients) // 8), num_batches=known)
+
+
+def test_sixteen_bits_cost_little_accuracy_on_colored_digits(tmp_path: Path) -> None:
+    """One run each way, with the same draws; the accuracies are of a thousand images."""
+    flags = dict(environment="colored", flips=(0.2, 0.1), widths=(64,), rounds=15, eval_every=15)
+    last = [
+        runs.ran(config.of(run_dir=str(tmp_path / dtype), dtype=dtype, **flags)).runs[0]["last"]
+        for dtype in ("float32", "bfloat16")
+    ]
+    exact, rounded = last
+    assert exact["validation_accuracy"] > 0.75  # it has learned the cue
+    for name in ("validation_accuracy", "test_accuracy"):
+        assert abs(exact[name] - rounded[name]) < 0.04
+    assert rounded["train_loss"] != exact["train_loss"]

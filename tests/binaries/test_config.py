@@ -1,0 +1,245 @@
+"""Flags: groups and their flat form, the command line, and what it tells of itself."""
+
+import inspect
+import json
+import re
+
+import pytest
+from absl import flags
+
+from experiments import sweep, train
+from experiments.experiment import command_line, config, grid, groups
+from experiments.flags import names as registry
+from experiments.flags.flag import name_of
+from experiments.parts import environments
+from fedjax_inv.algorithms import LISTED
+from fedjax_inv.checks import UsageError
+
+
+def test_flags_as_a_list_are_those_of_a_command_line() -> None:
+    assert command_line.of_arguments([]) == config.of()
+    chosen = command_line.of_arguments(
+        ["--preset=colored_mnist_v,games_sequential,games_smooth", "--rounds=77"]
+    )
+    assert (chosen.data.dataset, chosen.model.cut, chosen.run.rounds) == ("mnist", 1, 77)
+    assert set(chosen.method.settings) == {
+        *("learned=true", "body_learning_rate=0.000025", "memory=5", "play=sequential"),
+    }
+    assert command_line.of_arguments([], nonfinite="mark").run.nonfinite == "mark"
+    for arguments, words in (
+        ("--rounds=x", "rounds"),
+        ("--preset=colored_mnis_f", "colored_mnist_f"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            command_line.of_arguments([arguments])
+
+
+def test_the_groups_hold_every_flag_once_and_flat_is_the_inverse_of_of() -> None:
+    every = [field.name for group in groups.GROUPS for field in groups.fields(group)]
+    assert len(every) == len(set(every)) == len(groups.FLAGS)
+    chosen = config.of(
+        algorithm=("fedipg",), environment="colored", flips=(0.3,), widths=(4, 5), rounds=9
+    )
+    assert config.of(**config.flat(chosen)) == chosen
+    assert config.from_record(json.loads(json.dumps(config.to_record(chosen)))) == chosen
+    assert config.changed(chosen, rounds=7).run.rounds == 7
+    # What an environment does not take is as if it had never been given.
+    assert config.flat(config.changed(chosen, environment="none"))["flips"] == (0.2, 0.1)
+    with pytest.raises(TypeError, match="round is no flag"):
+        config.of(round=3)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        *(("digits", "rotated"), ("mnist", "rotated"), ("dsprites", "rotated")),
+        *(("mine.npz", "none"), ("here/mine.npz", "none"), (".", "none")),
+    ],
+)
+def test_data_of_ones_own_keep_their_domains(dataset: str, name: str) -> None:
+    chosen = config.of(dataset=dataset)
+    assert chosen.environment.name == name
+    assert config.to_record(chosen)["environment"] == name
+    assert config.of(dataset=dataset, environment="colored").environment.name == "colored"
+
+
+def test_a_flag_of_no_environment_has_no_record() -> None:
+    for name, kind in environments.LISTED.items():
+        chosen = config.of(environment=name)
+        assert tuple(type(record) for record in chosen.environment.records) == kind.records
+
+
+def helped(*arguments: str) -> str:
+    values = flags.FlagValues()
+    command_line.define(values, nonfinite="mark")
+    told = command_line.answer(["", *arguments], "What it is.\n", values)
+    assert told is not None
+    return told
+
+
+@pytest.mark.parametrize("ask", ["--help", "-h", "--helpfull"])
+def test_help_tells_all_in_groups(ask: str) -> None:
+    told = helped("--rounds=3", ask)
+    assert told.startswith("What it is.\n\n")
+    places = [told.index(f"{group.upper()}: ") for group in groups.GROUPS]
+    assert places == sorted(places)
+    for start, end, group in zip(places, [*places[1:], None], groups.GROUPS, strict=True):
+        for field in groups.fields(group):
+            assert f"  --{name_of(field)}=" in told[start:end]
+    assert "--nonfinite=mark" in told
+    for name, text in command_line.presets().items():
+        assert f"  {name} " in told
+        assert text.split()[0] in told
+    for name in (*LISTED, *environments.LISTED):
+        assert f"  {name} " in told
+    assert max(map(len, told.splitlines())) <= 100
+
+
+def test_without_a_question_there_is_no_answer() -> None:
+    assert command_line.answer(["", "--rounds=3", "help"], "") is None
+
+
+@pytest.mark.parametrize("algorithm", LISTED)
+def test_describe_tells_every_setting_and_its_meaning(algorithm: str) -> None:
+    told = helped(f"--describe={algorithm}")
+    factory = registry.factory(algorithm)
+    meanings = command_line.meanings(factory)
+    for name, kinds in registry.hyperparameters(algorithm).items():
+        settable = set(kinds) - {type(None)}
+        assert (f"--set={name} " in told) == bool(settable)
+        if settable:
+            assert len(meanings[name]) > 5, name
+            default = inspect.signature(factory).parameters[name].default
+            assert str(default).lower() in told.lower() or f"{default:g}" in told
+
+
+def test_describe_of_an_unknown_algorithm() -> None:
+    with pytest.raises(UsageError, match="--describe=fedpig: unknown; did you mean fedipg"):
+        helped("--describe=fedpig")
+
+
+PRESET = "--preset=rotated_digits"  # says --set=penalty=0.001,0.01
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ([PRESET], ("penalty=0.001,0.01",)),
+        ([PRESET, "--set=penalty=3"], ("penalty=3",)),
+        ([PRESET, "--set", "penalty=3"], ("penalty=3",)),
+        ([PRESET, "--set=weighting=uniform"], ("penalty=0.001,0.01", "weighting=uniform")),
+        ([PRESET, "--set=penalty="], ()),
+        ([PRESET, "--set="], ()),
+        ([PRESET, "--set=", "--set=penalty=3"], ("penalty=3",)),
+        ([PRESET, "--set=penalty=", "--set=penalty=3"], ("penalty=3",)),
+        # Of presets the later one wins, as of all flags.
+        (["--preset=fedipg_acts,rotated_digits", "--set=penalty_on="], None),
+        (["--set=penalty=3", PRESET], ("penalty=0.001,0.01",)),
+        (["--set=penalty=a="], ("penalty=a=",)),
+    ],
+)
+def test_settings_of_presets_are_replaced_and_taken_back(
+    arguments: list[str], settings: tuple[str, ...] | None
+) -> None:
+    told = command_line.of_arguments(arguments).method.settings
+    if settings is None:
+        settings = ("scale_loss=true", "warmup_rounds=20", "penalty=0.001,0.01")
+        assert set(told) == set(settings)
+    else:
+        assert told == settings
+
+
+def test_flags_over_a_base_replace_its_settings() -> None:
+    base = ["--algorithm=fedipg", "--set=penalty=1", "--set=penalty=2"]
+    for arguments, settings in (
+        ([], ("penalty=2",)),
+        (["--set=penalty=3"], ("penalty=3",)),
+        (["--set="], ()),
+        (["--set=penalty="], ()),
+    ):
+        assert command_line.of_arguments(arguments, base).method.settings == settings
+
+
+def test_what_is_taken_back_reaches_the_rows_of_a_study() -> None:
+    """Whose binary passes its flags on."""
+    values = flags.FlagValues()
+    command_line.define(values)
+    command_line.parse(["", "--set=", "--set=penalty="], values)
+    passed = values["set"].serialize().splitlines()
+    chosen = command_line.of_arguments(passed, ["--algorithm=fedipg", "--set=weighting=uniform"])
+    assert chosen.method.settings == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--set=penalty=1", "--rounds=9", "--set=penalty=2"],
+            "--set=penalty=2: stands beside --set=penalty=1; must be given once",
+        ),
+        (
+            ["--optimizer_set=b1=0.1", "--optimizer=adam", "--optimizer_set=b1=0.2"],
+            "--optimizer_set=b1=0.2: stands beside --optimizer_set=b1=0.1; must be given once",
+        ),
+    ],
+)
+def test_a_setting_given_twice_is_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        command_line.of_arguments(["--algorithm=fedipg", *arguments])
+
+
+def test_a_value_given_twice_is_one_line() -> None:
+    for entry in ("penalty=0.1,0.1", "penalty=0.1,0.10", "weighting=size,size"):
+        chosen = config.of(algorithm=("fedipg",), settings=(entry,))
+        with pytest.raises(UsageError, match=f"^--set={entry}: must be one or several different"):
+            grid.settings(chosen)
+
+
+def folder(*arguments: str) -> str:
+    """Where `train` goes by default."""
+    return train.folder(command_line.of_arguments(arguments)).as_posix()
+
+
+def test_a_default_folder_tells_what_differs() -> None:
+    assert folder() == "runs/fedavg-digits-default"
+    assert (
+        folder("--held_out=75", "--learning_rate=0.2") == "runs/fedavg-digits-75-learning_rate=0.2"
+    )
+    assert folder("--seeds=0,1") == "runs/fedavg-digits-default-seeds=0-1"
+    assert folder("--algorithm=fedipg", "--set=penalty=0.1").endswith("-default-set=penalty=0.1")
+    # What is long, and what a file system may not take, is told by a checksum.
+    for arguments in (["--preset=rotated_digits_small"], ["--dataset=a/b.npz"]):
+        assert re.fullmatch(r"runs/fedavg-\w+-[\d-]*\w*-[\da-f]{8}", folder(*arguments)), arguments
+    several = sweep.folder(command_line.of_arguments([PRESET])).as_posix()
+    assert re.fullmatch(r"runs/sweep-digits-fedavg-fedipg-[\da-f]{8}", several)
+
+
+def test_a_default_folder_is_that_of_the_run() -> None:
+    """The same for the same run, and another for another."""
+    some = ["--learning_rate=0.2", "--clients=7"]
+    assert folder(*some) == folder(*reversed(some))
+    # With these a run goes on.
+    for more in (
+        *("--rounds=60", "--resume", "--checkpoint_every=10", "--client_chunk=1", "--devices=1"),
+        *("--nonfinite=drop", "--select=last"),
+    ):
+        assert folder(*some, more) == folder(*some)
+    many = [folder(*some, f"--set=weighting={w}") for w in ("size", "uniform")]
+    rates = [folder("--learning_rate=0.1000001"), folder("--learning_rate=0.1000002")]
+    data = [folder(f"--dataset={place}/mine.npz") for place in ("a", "b")]
+    presets = [folder(f"--preset={name}") for name in ("stained_mnist", "rotated_digits_small")]
+    more = [folder("--preset=stained_mnist", f"--clients={count}") for count in (10, 11)]
+    every = [*many, *rates, *data, *presets, *more, folder(*some)]
+    assert len(set(every)) == len(every)
+
+
+@pytest.mark.parametrize(
+    ("given", "title"),
+    [
+        ({}, "digits, rotated domains"),
+        (dict(environment="none"), "digits"),
+        (dict(dataset="/data/mine.npz"), "mine"),
+    ],
+)
+def test_what_the_data_are_called(given: dict[str, str], title: str) -> None:
+    assert config.of(**given).title == title

@@ -1,0 +1,169 @@
+"""Several devices and several processes give what one device gives, with less work on each."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import federations
+from experiments.experiment import build, config
+from experiments.parts import devices
+from federations import NUM_CLASSES
+from fedjax_inv import clients, local, models, rounds, schedules
+from fedjax_inv.algorithms import fedavg
+from runs import Ran, go_on, halved, metrics, ran, states
+
+ROOT = Path(__file__).parents[2]
+# Neither seven clients nor six of them are shared evenly.
+FLAGS: dict[str, Any] = dict(
+    algorithm=("scaffold",),  # whose clients keep something
+    angles=(0.0, 30.0, 60.0, 90.0),
+    widths=(8,),
+    rounds=4,
+    eval_every=2,
+    clients=7,
+    cohort=6,
+    seeds=(0, 1),
+    client_chunk="2",
+    run_chunk="0",
+    watch_examples=300,
+    stop_below=(0.99, 0.01),
+    warm_start="3",
+)
+
+
+def assert_same_run(one: Path, other: Path, rtol: float = 1e-5) -> None:
+    for a, b in zip(metrics(one), metrics(other), strict=True):
+        losses = np.array([each["train_loss"] for each in (a, b)], float)  # round 0 has none
+        np.testing.assert_allclose(*losses, rtol=rtol)
+        for name, scores in a["domains"].items():
+            np.testing.assert_allclose(scores["loss"], b["domains"][name]["loss"], rtol=rtol)
+        assert a["bytes"] == b["bytes"]
+
+
+@pytest.fixture(scope="module")
+def on_one(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A run on one device."""
+    return ran(config.of(run_dir=str(tmp_path_factory.mktemp("one") / "run"), **FLAGS))
+
+
+@pytest.fixture(scope="module")
+def on_four(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The same on four, each of which holds its own clients."""
+    folder = tmp_path_factory.mktemp("four") / "run"
+    return ran(config.of(run_dir=str(folder), devices=4, hold="own", **FLAGS))
+
+
+def test_four_devices_give_what_one_gives(on_one: Ran, on_four: Ran) -> None:
+    x = on_four.job.data.x
+    assert len(x.sharding.device_set) == 4
+    # Two seeds deal the examples to other clients each.
+    on_a_device = [shard.data.shape[1] for shard in x.addressable_shards]
+    assert max(on_a_device) < 0.55 * len(on_one.job.data.y)
+    assert_same_run(on_one.folder, on_four.folder)
+    for one, four in zip(on_one.runs, on_four.runs, strict=True):
+        (met, unmet), (same, also_unmet) = one["stops"], four["stops"]
+        assert unmet == also_unmet == {"threshold": 0.01, "round": None}
+        assert met["round"] == same["round"] == 3
+        for key in ("train_accuracy", "validation_accuracy", "test_accuracy"):
+            assert met[key] == pytest.approx(same[key], abs=1e-3)
+
+
+def test_a_run_on_four_devices_resumes_bit_for_bit(on_four: Ran, tmp_path: Path) -> None:
+    folder = go_on(on_four.job, halved(on_four.job, tmp_path / "run"))
+    assert metrics(folder) == metrics(on_four.folder)
+    chex.assert_trees_all_equal(states(folder, 4), states(on_four.folder, 4))
+
+
+@pytest.mark.parametrize(("first", "then"), [("on_one", "on_four"), ("on_four", "on_one")])
+def test_a_run_resumes_on_another_number_of_devices(
+    request: pytest.FixtureRequest, tmp_path: Path, first: str, then: str
+) -> None:
+    before, after = (request.getfixturevalue(name) for name in (first, then))
+    folder = go_on(after.job, halved(before.job, tmp_path / "run"))
+    assert_same_run(folder, before.folder)
+
+
+def test_devices_that_hold_all_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
+    """As they do by default where some clients are absent."""
+    told = ran(config.of(run_dir=str(tmp_path / "run"), devices=4, **FLAGS))
+    assert told.job.data.x.shape == on_one.job.data.x.shape
+    assert_same_run(on_one.folder, told.folder)
+
+
+@pytest.mark.parametrize(("cohort", "shares"), [(0, True), (7, True), (6, False)])
+def test_devices_hold_their_own_clients_where_all_attend(cohort: int, shares: bool) -> None:
+    flags = {**FLAGS, "cohort": cohort, "devices": 2}
+    layout = devices.layout(config.of(**flags), 7)
+    assert layout is not None
+    assert layout.own == shares
+    assert devices.layout(config.of(**flags, hold="all"), 7) == layout._replace(own=False)
+    assert devices.layout(config.of(**flags, hold="own"), 7) == layout._replace(own=True)
+    # No device holds all of them beside.
+    assert isinstance(build.assemble(config.of(**flags)).data.y, np.ndarray)
+    # Nothing is gained where one "client" stands for all data.
+    alone = devices.layout(config.of(**flags), 1)
+    assert alone is not None
+    assert not alone.own
+
+
+def test_two_processes_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
+    """Each of which holds its own clients."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    values = {k: v if isinstance(v, tuple) else (v,) for k, v in FLAGS.items()}
+    arguments = [f"--{name}={','.join(map(str, value))}" for name, value in values.items()]
+    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "experiments.train", *arguments),
+                *(f"--run_dir={tmp_path / 'run'}", f"--coordinator_address={address}"),
+                *("--num_processes=2", f"--process_id={i}", "--hold=own"),
+            ],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    told = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert_same_run(on_one.folder, tmp_path / "run")
+
+
+def compiled_round(num_devices: int) -> jax.stages.Compiled:
+    """A FedAvg round of 8 clients of a dense network, over some devices."""
+    mesh = jax.make_mesh((num_devices,), ("clients",), (AxisType.Auto,))
+    whole = NamedSharding(mesh, PartitionSpec())
+    federation = federations.federation((8,) * 8)
+    model = models.mlp(NUM_CLASSES, widths=(128, 128))
+    work = local.epochs(optax.sgd(0.1), batch_size=8)
+    algorithm = fedavg.fedavg(model, work)
+    variables = federations.initial(model, jax.random.key(0))
+    state = rounds.init(algorithm, variables, federation, jax.random.key(1))
+    schedule = schedules.everyone(8, 2)
+    state, schedule, federation = jax.device_put((state, schedule, federation), whole)
+    axis = clients.sharded("clients")
+    run = clients.over(mesh, lambda *a: rounds.run(algorithm, *a, axis=axis))
+    return jax.jit(run).lower(state, schedule, federation).compile()
+
+
+def test_devices_share_the_work_and_gather_nothing() -> None:
+    one, four = compiled_round(1), compiled_round(4)
+    text = four.as_text() or ""
+    assert "all-gather" not in text
+    assert "all-reduce" in text
+    costs = [each.cost_analysis() or {} for each in (one, four)]
+    assert 0.2 < costs[1]["flops"] / costs[0]["flops"] < 0.3

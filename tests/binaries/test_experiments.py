@@ -1,0 +1,926 @@
+"""The binaries' parts on the embedded digits: run folders, resuming, the grid, divergence.
+
+Compiling takes nearly all of the time, so a few runs are shared, and a job that was run once is run
+again with other inputs.
+"""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import sweep, train
+from experiments.experiment import build, config, grid, groups
+from experiments.experiment.grid import Cell
+from experiments.experiment.groups import Config
+from experiments.reporting import report, run_figures
+from experiments.running import chunks, kept, log, loop
+from experiments.running import folder as folders
+from experiments.running.checkpoints import Checkpoints
+from experiments.running.signals import Stop
+from fedjax_inv import diagnostics, models, platforms, program, rounds
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data.federation import parts_of
+from fedjax_inv.types import Federation
+from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
+
+TINY = config.of(
+    angles=(0.0, 40.0, 80.0),
+    rounds=6,
+    eval_every=3,
+    widths=(8,),
+    batch_size=16,
+    seeds=(0, 1),
+    client_chunk="0",
+    run_chunk="0",
+)
+
+# A game on coloured digits that oscillates, so that seeds stop in different rounds. Every example
+# is watched.
+GAME: dict[str, Any] = dict(
+    algorithm=("fl_games",),
+    environment="colored",
+    data_seed="0",
+    optimizer="adam",
+    learning_rate=(0.1,),
+    local_steps=1,
+    batch_size=64,
+    widths=(32,),
+    cut=0,
+    rounds=38,
+    seeds=(0, 1, 2),
+    watch_examples=10_000,
+    warm_start="4",
+)
+
+
+def flags(folder: Path, **changes: Any) -> Config:
+    return config.changed(TINY, run_dir=str(folder), **changes)
+
+
+def with_rate(job: loop.Job, rate: float) -> loop.Job:
+    """The job with another learning rate, which is an input of its program."""
+    rates = jnp.full_like(job.inputs.hyper["learning_rate"], rate)
+    return job._replace(
+        inputs=job.inputs._replace(hyper=job.inputs.hyper | {"learning_rate": rates})
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """FedIPG, run after run and client after client; with its figures."""
+    folder = tmp_path_factory.mktemp("runs") / "fedipg"
+    chosen = flags(
+        folder,
+        algorithm=("fedipg",),
+        settings=("penalty=0.01",),
+        learning_rate=(0.3,),
+        client_chunk="1",
+        run_chunk="1",
+        watch_gradients=True,
+    )
+    with jobs() as seen:
+        train.train(chosen)
+    return Ran(folder, *seen)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[loop.Job], int]:
+    """A grid of FedIPG whose runs all train at once, the trained one and diverging ones among them;
+    its last segments are filled up. The folder, the jobs, and how often a round was traced."""
+    folder, traced, step = tmp_path_factory.mktemp("grid"), [], rounds.step
+
+    def traced_step(*arguments: Any, **options: Any) -> Any:
+        traced.append(1)
+        return step(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch, jobs() as seen, no_figures():
+        patch.setattr(rounds, "step", traced_step)
+        sweep.sweep(
+            flags(
+                folder,
+                algorithm=("fedipg",),
+                settings=("penalty=0,0.01",),
+                learning_rate=(0.1, 0.3, 1e30),
+                held_out="all",
+                eval_every=4,
+                nonfinite="mark",
+            )
+        )
+    return folder, seen, len(traced)
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """FedAdam with a client a round, which leaves diverging clients out."""
+    chosen = flags(
+        tmp_path_factory.mktemp("runs") / "fedadam",
+        cohort=1,
+        momentum=0.5,
+        server_optimizer="adam",
+        nonfinite="drop",
+        watch_classes=True,
+    )
+    return ran(chosen)
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Centralised training, whose momentum lasts from round to round."""
+    folder = tmp_path_factory.mktemp("runs") / "erm"
+    return ran(flags(folder, algorithm=("erm",), momentum=0.5))
+
+
+@pytest.fixture(scope="module")
+def game(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A game that goes on after its stops, evaluated in every round."""
+    chosen = GAME | dict(eval_every=1, checkpoint_every=38, stop_below=(0.99, 0.7, 0.61, 0.01))
+    return ran(flags(tmp_path_factory.mktemp("runs") / "game", **chosen))
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The same game, which ends at its stops; two of its three runs at once."""
+    chosen = GAME | dict(eval_every=4, run_chunk="2", stop_below=(0.7, 0.61), after_stop="end")
+    return ran(flags(tmp_path_factory.mktemp("runs") / "ended", **chosen))
+
+
+@pytest.fixture(scope="module")
+def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Players with a memory, who take turns with their representation."""
+    chosen = GAME | dict(cut=1, rounds=14, eval_every=7, stop_below=(0.99,), warm_start="batches")
+    chosen |= dict(settings=("learned=true", "play=sequential", "memory=2"), seeds=(0,))
+    return ran(flags(tmp_path_factory.mktemp("runs") / "turns", **chosen))
+
+
+def test_a_run_folder_is_complete(trained: Ran) -> None:
+    assert {path.name for path in trained.folder.iterdir()} == {
+        *("config.json", "chunks.json", "metrics.jsonl", "result.json", "checkpoints", ".lock"),
+        "table.md",
+        *(
+            f"{name}{ending}"
+            for name in ("curves", "domains", "partition", "gradients")
+            for ending in (".png", ".pdf")
+        ),
+    }
+    told = json.loads((trained.folder / "config.json").read_text())["flags"]
+    assert set(told) == set(groups.FLAGS)
+    lines = log.read(trained.folder)
+    expected = [(round, seed) for round in (0, 3, 6) for seed in (0, 1)]
+    assert [(line["round"], line["seed"]) for line in lines] == expected
+    for line in lines:
+        assert set(line["domains"]) == {"0", "40", "80"}
+        assert line["domains"]["80"]["split"] == "test"
+        assert line["worst_accuracy"] == min(d["accuracy"] for d in line["domains"].values())
+        assert line["domains"][line["worst_domain"]]["accuracy"] == line["worst_accuracy"]
+        assert line["test_accuracy"] == line["domains"]["80"]["accuracy"]
+        if line["round"]:
+            assert line["train_loss"] > 0
+            assert "invariance" in line["train_metrics"]
+    for image in ("curves.png", "partition.png"):
+        assert (trained.folder / image).read_bytes().startswith(b"\x89PNG")
+
+
+def test_bytes_are_parameters_times_clients_times_rounds(trained: Ran) -> None:
+    parameters = 64 * 8 + 8 + 8 * 10 + 10
+    for line in metrics(trained.folder):
+        assert line["bytes"] == 2 * 4 * parameters * 2 * line["round"]
+
+
+def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
+    made = build.assemble(trained.job.config)
+    server = states(trained.folder, 6)["state"]["server"]["variables"]
+    last = [line["gradients"] for line in metrics(trained.folder) if line["round"] == 6]
+    inputs = trained.job.inputs
+    for run, told in enumerate(last):
+        params, stats = (
+            jax.tree.map(lambda a, i=run: a[i], server[k]) for k in ("params", "stats")
+        )
+        empty = made.model.init(jax.random.key(0), trained.job.data.x[:1])
+        leaves = jax.tree.leaves((params, stats))
+        variables = jax.tree.unflatten(jax.tree.structure(empty), leaves)
+        held = Federation(trained.job.data, *(leaf[run] for leaf in inputs.train))
+        expected = diagnostics.agreement(made.model, variables, held)
+        s = expected.invariance.body + expected.invariance.head
+        np.testing.assert_allclose(told["invariance"], s, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(told["norm"], expected.norm, rtol=1e-3)
+        np.testing.assert_allclose(told["cosine"], expected.cosine, rtol=1e-3, atol=1e-5)
+    refused = config.of(algorithm=("fl_games",), watch_gradients=True)
+    with pytest.raises(UsageError, match="--watch_gradients=true: --algorithm=fl_games has no"):
+        build.assemble(refused)
+    refused = config.of(missing="reuse", watch_gradients=True)
+    with pytest.raises(UsageError, match="=fedavg, with --missing=reuse, has no single network"):
+        build.assemble(refused)
+
+
+def test_evaluations_tell_classes_and_clients_alike(sampled: Ran) -> None:
+    lines = metrics(sampled.folder)
+    for mean, of, count in (("balanced", "class", 10), ("client", "client", 2)):
+        for line in lines:
+            parts = line[f"accuracy_by_{of}"]
+            assert len(parts) == count
+            assert all(0 <= accuracy <= 1 for accuracy in parts)
+            assert line[f"{mean}_accuracy"] == pytest.approx(np.mean(parts), abs=1e-5)
+        assert len({line[f"{mean}_accuracy"] for line in lines}) > 1
+
+
+def test_round_0_is_of_the_network_that_training_starts_from(
+    trained: Ran, sampled: Ran, game: Ran
+) -> None:
+    for own in (trained, sampled, game):
+        config, (data, inputs) = own.job.config, (own.job.data, own.job.inputs)
+        made = build.assemble(config)
+        for line in metrics(own.folder)[: len(own.job.cell.runs)]:
+            assert line["round"] == line["bytes"] == line.get("dropped", 0) == 0
+            assert line["train_loss"] is None
+            assert "train_metrics" not in line
+            assert not line["diverged"]
+            assert all(line[f"{kind}_by_round"] == [] for kind in ("train", "test") if own is game)
+            assert ("gradients" in line) == config.watching.watch_gradients
+            assert ("accuracy_by_client" in line) == config.watching.watch_classes
+            if own is game:
+                continue  # its players are several networks
+            key = jax.random.fold_in(jax.random.key(line["seed"]), 0)
+            network = made.model.init(key, data.x[:1])
+            order, start, size = (np.asarray(leaf[line["run"]]) for leaf in inputs.test)
+            rows = order[start[0] : start[0] + size[0]]
+            outputs = models.predict(made.model, network, data.x[rows])
+            accuracy = float((np.asarray(outputs).argmax(1) == np.asarray(data.y)[rows]).mean())
+            assert line["test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+
+
+def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:
+    for index, run in enumerate(trained.runs):
+        lines = log.read(trained.folder)
+        mine = [line for line in lines if line["run"] == index]
+        best = max(line["validation_accuracy"] for line in mine)
+        *_, latest = (line for line in mine if line["validation_accuracy"] == best)
+        assert run["selected"] == latest
+        assert run["last"] == mine[-1]
+    tests = [100 * run["selected"]["test_accuracy"] for run in trained.runs]
+    expected = f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
+    assert expected in (trained.folder / "table.md").read_text()
+
+
+def test_training_learns(trained: Ran) -> None:
+    for index in range(2):
+        start, first, last = (line for line in metrics(trained.folder) if line["run"] == index)
+        assert last["train_loss"] < first["train_loss"]
+        for name, domain in start["domains"].items():
+            if domain["split"] == "validation":
+                assert last["domains"][name]["loss"] < domain["loss"]
+        assert last["validation_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("name", ["trained", "sampled", "pooled", "in_turns"])
+def test_a_stopped_run_resumes_bit_for_bit(
+    request: pytest.FixtureRequest, tmp_path: Path, name: str
+) -> None:
+    whole: Ran = request.getfixturevalue(name)
+    folder = halved(whole.job, tmp_path / "run")
+    first = whole.job.config.watching.eval_every
+    assert {line["round"] for line in metrics(folder)} == {0, first}
+    assert not (folder / "result.json").exists()
+    # What was written after the last checkpoint, by a process that then died, does not count.
+    with (folder / "metrics.jsonl").open("a") as file:
+        late = {**metrics(folder)[0], "round": 2 * first, "seconds": 0}
+        file.write(json.dumps(late) + '\n{"round": 4')
+    go_on(whole.job, folder)
+    assert metrics(folder) == metrics(whole.folder)
+    last = whole.job.config.run.rounds
+    for item in ("default", "kept"):
+        chex.assert_trees_all_equal(states(folder, last, item), states(whole.folder, last, item))
+    again = Ran(folder, whole.job).runs
+    assert [run.get("stops") for run in again] == [run.get("stops") for run in whole.runs]
+
+
+@pytest.mark.parametrize("name", ["trained", "sampled", "pooled", "in_turns"])
+def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
+    request: pytest.FixtureRequest, tmp_path: Path, name: str
+) -> None:
+    whole: Ran = request.getfixturevalue(name)
+    chosen = config.changed(whole.job.config, resume=True)
+    half = chosen.watching.eval_every
+    shorter = config.changed(chosen, rounds=half)
+    folder = go_on(whole.job._replace(config=shorter), tmp_path / "run")
+    before = Ran(folder, whole.job).runs
+    assert {run["last"]["round"] for run in before} == {half}
+    # Killed before it is over, it has the result that it had.
+    folders.begin(folder, chosen, whole.job.cell, {})
+    assert Ran(folder, whole.job).runs == before
+    assert folders.finished(chosen, whole.job.cell, folder) is None
+    go_on(whole.job, folder)
+    assert metrics(folder) == metrics(whole.folder)
+    last = chosen.run.rounds
+    for item in ("default", "kept"):
+        chex.assert_trees_all_equal(states(folder, last, item), states(whole.folder, last, item))
+    after = Ran(folder, whole.job).runs
+    assert [run["last"]["round"] for run in after] == [run["last"]["round"] for run in whole.runs]
+    assert folders.finished(chosen, whole.job.cell, folder) is not None
+
+
+def test_a_restart_goes_on_with_the_chunks_that_it_began_with(
+    trained: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = halved(trained.job, tmp_path / "run")
+    shutil.copy(trained.folder / "chunks.json", folder)
+    # Chunks may change how the sums are rounded.
+    chosen = config.changed(
+        trained.job.config, run_dir=str(folder), client_chunk="auto", run_chunk="measure"
+    )
+    with pytest.raises(UsageError, match="--resume"):
+        train.train(chosen)
+    others = config.changed(chosen, client_chunk="2", resume=True)
+    with pytest.raises(UsageError, match=r"^--client_chunk=2: .* began with 1, and goes on"):
+        train.train(others)
+    made, make = [], program.make
+
+    def make_and_tell(experiment: program.Experiment, **chunks: Any) -> program.Program:
+        made.append((chunks["client_chunk"], chunks["run_chunk"]))
+        return make(experiment, **chunks)
+
+    monkeypatch.setattr(program, "make", make_and_tell)
+    with no_figures():
+        train.train(config.changed(chosen, resume=True, run_chunk="1"))
+    assert made == [(1, 1)]
+    assert metrics(folder) == metrics(trained.folder)
+
+
+def test_one_trace_serves_all_segments_and_held_out_domains(
+    swept: tuple[Path, list[loop.Job], int],
+) -> None:
+    folder, seen, traced = swept
+    assert traced == 1
+    assert [job.cell.held_out for job in seen] == ["0", "40", "80"]
+    for job in seen:
+        lines = metrics(folder / grid.folder_name(job.cell.name))
+        assert [line["round"] for line in lines[::12]] == [0, 4, 6]
+
+
+def test_every_seed_deals_anew(swept: tuple[Path, list[loop.Job], int]) -> None:
+    for job in swept[1]:
+        held = job.inputs.train
+        for run, each in enumerate(job.cell.runs):
+            same = np.array_equal(held.order[run], held.order[0])
+            assert same == (each.seed == job.cell.runs[0].seed)
+
+
+def test_runs_of_a_grid_are_what_they_are_alone(
+    swept: tuple[Path, list[loop.Job], int], trained: Ran
+) -> None:
+    """Nor do the rounds change anything that fill up the last segment."""
+    folder = swept[0] / "fedipg-80"
+    lines = [line for line in metrics(folder) if line["round"] == 6]
+    assert len(lines) == 12
+    for alone in metrics(trained.folder)[-2:]:
+        (same,) = [
+            line for line in lines if all(line[key] == alone[key] for key in ("seed", "hyper"))
+        ]
+        assert same["bytes"] == alone["bytes"]
+        np.testing.assert_allclose(same["train_loss"], alone["train_loss"], rtol=1e-4)
+        for name, domain in alone["domains"].items():
+            np.testing.assert_allclose(same["domains"][name]["loss"], domain["loss"], rtol=1e-4)
+        servers = (
+            jax.tree.map(lambda leaf, at=line["run"]: leaf[at], states(where, 6)["state"]["server"])
+            for where, line in ((folder, same), (trained.folder, alone))
+        )
+        chex.assert_trees_all_close(*servers, rtol=1e-3, atol=1e-5)
+
+
+def test_a_marked_run_is_never_selected(
+    swept: tuple[Path, list[loop.Job], int], tmp_path: Path
+) -> None:
+    folder, *_ = swept
+    result = json.loads((folder / "fedipg-80" / "result.json").read_text())
+    diverged = [run["diverged"] for run in result["runs"]]
+    assert diverged == [run["hyper"]["learning_rate"] > 1 for run in result["runs"]]
+    chosen = report.choose("fedipg", result)
+    assert chosen is not None
+    assert chosen.hyper["learning_rate"] in (0.1, 0.3)
+    assert chosen.diverged == "4 of 12"
+    result["runs"] = [run for run in result["runs"] if run["diverged"]]
+    told = report.write(tmp_path, [("fedipg", result)], title="", paper={})
+    assert "every run diverged" in told
+    assert "every run diverged" in (tmp_path / "table.md").read_text()
+    run_figures.write(tmp_path, [("fedipg", folder / "fedipg-80", result)], title="")
+    assert [path.name for path in tmp_path.iterdir()] == ["table.md"]
+
+
+def test_a_sweep_keeps_finished_cells(
+    swept: tuple[Path, list[loop.Job], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, seen, _ = swept
+    folder = tmp_path / "run"
+    shutil.copytree(before, folder)
+    shutil.rmtree(folder / "fedipg-40")
+    again = []
+
+    def run_cell(job: loop.Job, place: Path, stop: Stop) -> dict[str, Any]:
+        """Finishes a cell without computing."""
+        del stop
+        again.append(grid.folder_name(job.cell.name))
+        shutil.copytree(before / grid.folder_name(job.cell.name), place, dirs_exist_ok=True)
+        return json.loads((place / "result.json").read_text())
+
+    monkeypatch.setattr(loop, "run_cell", run_cell)
+    with no_figures():
+        sweep.sweep(config.changed(seen[0].config, run_dir=str(folder)))
+    assert again == ["fedipg-40"]
+    summary = json.loads((folder / "result.json").read_text())
+    assert [cell["cell"]["held_out"] for cell in summary["cells"]] == ["0", "40", "80"]
+    assert (folder / "table.md").read_text() == (before / "table.md").read_text()
+
+
+def test_a_diverging_run_stops_with_round_and_client_and_keeps_the_checkpoint(
+    trained: Ran, tmp_path: Path
+) -> None:
+    folder = halved(trained.job, tmp_path / "run")
+    before = states(folder, 3)
+    told = r"^round 4, client \d \(fedipg, seed=0, learning_rate=.*nonfinite=drop"
+    with pytest.raises(loop.Diverged, match=told) as error:
+        go_on(with_rate(trained.job, 1e30), folder)
+    assert "\n" not in str(error.value)
+    assert not (folder / "result.json").exists()
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["3"]
+    chex.assert_trees_all_equal(states(folder, 3), before)
+    # From there a healthy run goes on.
+    go_on(trained.job, folder)
+    assert metrics(folder) == metrics(trained.folder)
+
+
+def test_dropping_a_diverging_client_leaves_the_network_finite(
+    sampled: Ran, tmp_path: Path
+) -> None:
+    folder = go_on(with_rate(sampled.job, 1e30), tmp_path / "run")
+    # The client was left out, so the run is what it was, and is told as any other.
+    for line in metrics(folder):
+        assert not line["diverged"]
+        assert line["dropped"] == line["round"]
+    run = Ran(folder, sampled.job).runs[0]
+    assert not run["diverged"]
+    assert run["selected"]["round"] == 6  # nothing changed, and of equals the last is selected
+    chex.assert_tree_all_finite(states(folder, 6)["state"]["server"])
+
+
+# orbax leaves futures behind that nobody asks for their error.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "of one run only"])
+def test_a_bad_checkpoint_is_told_in_one_line(
+    trained: Ran, sampled: Ran, tmp_path: Path, damage: str
+) -> None:
+    folder = halved(trained.job, tmp_path / "run")
+    if damage == "truncated":
+        for path in (folder / "checkpoints" / "3").rglob("*"):
+            if path.is_file() and path.stat().st_size > 100:
+                path.write_bytes(path.read_bytes()[:50])
+    elif damage == "of one run only":
+        shutil.rmtree(folder / "checkpoints")
+        first = jax.tree.map(
+            lambda leaf: leaf[:1], trained.job.program.init(trained.job.data, trained.job.inputs)
+        )
+        place, job = folder / "checkpoints", trained.job
+        with contextlib.closing(Checkpoints(place, job.config, job.cell)) as checkpoints:
+            checkpoints.save(3, first, kept.of(first, personal=False))
+    else:
+        other = halved(sampled.job, tmp_path / "other")
+        shutil.rmtree(folder / "checkpoints")
+        shutil.copytree(other / "checkpoints", folder / "checkpoints")
+    with pytest.raises(ValueError, match="corrupt, or not a checkpoint of this run") as error:
+        go_on(trained.job, folder)
+    assert "\n" not in str(error.value)
+    assert str(folder / "checkpoints" / "3") in str(error.value)
+
+
+OWN = """
+from fedjax_inv import checks, models
+from fedjax_inv.algorithms import erm
+from fedjax_inv.types import Facts
+
+FACTS = Facts(pooled=True)
+
+def mine(model, work, *, weighting="size", slope: float = 0.0, shape=None):
+    checks.real("slope", slope, -1, 0)
+    return erm.erm(model, work)
+
+def network(num_classes, widths):
+    return models.mlp(num_classes, widths=widths)
+"""
+
+
+def test_an_algorithm_and_a_network_from_anywhere(
+    pooled: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "anywhere.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = flags(
+        tmp_path / "run",
+        algorithm=("anywhere:mine",),
+        model="anywhere:network",
+        settings=("slope=-0.5",),
+        momentum=0.5,
+    )
+    own = ran(chosen)
+    # What stands beside the factory counts: all examples are on one client.
+    assert own.job.inputs.train.size.shape == (2, 1)
+    assert own.job.cell.runs[0].hyper == {"learning_rate": 0.1, "slope": -0.5}
+    assert "anywhere:mine" in (own.folder / "table.md").read_text()
+    for mine, listed in zip(metrics(own.folder), metrics(pooled.folder), strict=True):
+        assert mine["domains"] == listed["domains"]
+
+
+def test_selection_goes_by_validation_and_never_by_test() -> None:
+    def run(rate: float, seed: int, validation: float, test: float) -> dict[str, Any]:
+        evaluation = {"validation_accuracy": validation, "test_accuracy": test}
+        return {
+            "seed": seed,
+            "hyper": {"learning_rate": rate},
+            "diverged": False,
+            "selected": evaluation,
+        }
+
+    runs = [run(0.1, 0, 0.8, 0.1), run(0.1, 1, 0.7, 0.2), run(0.2, 0, 0.9, 0.9)]
+    runs.append(run(0.2, 1, 0.5, 0.9))
+    chosen = report.choose("fedavg", {"cell": {"held_out": "80"}, "runs": runs})
+    assert chosen is not None
+    assert chosen.hyper == {"learning_rate": 0.1}
+    assert chosen.over_seeds(lambda e: e["test_accuracy"]) == [0.1, 0.2]
+    assert report.percent([0.1, 0.2]) == "15.0 ± 7.1"
+    assert report.percent([0.1]) == "10.0"
+
+
+def test_labels_name_only_what_differs() -> None:
+    def cell(algorithm: str, **options: str) -> Cell:
+        return Cell(algorithm, options, "0", ())
+
+    both = [cell("fedipg", weighting="size", penalty_on=on) for on in ("all", "classifier")]
+    cells = [cell("fedavg", weighting="size"), *both]
+    expected = ["fedavg", "fedipg penalty_on=all", "fedipg penalty_on=classifier"]
+    assert grid.short_labels(cells) == expected
+    assert len({each.name for each in cells}) == 3
+
+
+def test_leave_one_out_table_has_mean_and_worst_over_domains() -> None:
+    def cell(domain: str, accuracies: list[float]) -> report.Chosen:
+        runs = [
+            {"selected": {"test_accuracy": a, "round": 10 * a}, "last": {"test_accuracy": a / 2}}
+            for a in accuracies
+        ]
+        return report.Chosen("fedavg", domain, {}, runs, [0, 1], "0 of 2")
+
+    table = report.table([cell("0", [0.1, 0.6]), cell("80", [0.3, 0.2])], {"fedavg": "94.3"})
+    *_, row = table.splitlines()
+    entries = [entry.strip() for entry in row.strip("|").split("|")]
+    # Seeds: mean (0.2, 0.4), worst (0.1, 0.2).
+    at, last = "3.0 ± 1.4", "15.0 ± 7.1"
+    assert entries[3:] == ["30.0 ± 14.1", "15.0 ± 7.1", at, last, "94.3"]
+
+
+def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> None:
+    """Neither a row nor a column goes, and no mean is over fewer domains than it says."""
+
+    def result(domain: str, diverged: bool) -> dict[str, Any]:
+        domains = {
+            name: {"accuracy": 0.3, "split": "test" if name == domain else "validation"}
+            for name in ("0", "80")
+        }
+        told = {"round": 2, "domains": domains, "validation_accuracy": 0.3, "test_accuracy": 0.3}
+        told |= {"bytes": 1, "worst_accuracy": 0.3}
+        run = {"seed": 0, "hyper": {}, "diverged": diverged, "selected": told, "last": told}
+        return {"cell": {"held_out": domain}, "runs": [run]}
+
+    def rows(*cells: tuple[str, str, bool]) -> list[list[str]]:
+        results = [(label, result(domain, gone)) for label, domain, gone in cells]
+        text = report.write(tmp_path, results, title="", paper={})
+        lines = [line.strip("|").split("|") for line in text.splitlines()]
+        return [[each.strip() for each in line] for line in lines if len(line) > 1]
+
+    head, _, good, bad = rows(("a", "0", False), ("b", "0", True))
+    assert head[1:] == ["0", "at round", "at the last round"]
+    assert [good, bad] == [["a", "30.0", "2.0", "30.0"], ["b", "diverged", "", ""]]
+    head, _, row = rows(("a", "0", False), ("a", "80", True))
+    assert head[1:] == ["0", "80", "mean", "worst domain", "at round", "at the last round"]
+    assert row == ["a", "30.0", "diverged", "", "", "", ""]
+
+
+def ready(chosen: Config, held_out: str) -> tuple[Cell, Any, build.Prepared]:
+    """The only cell of some flags, the examples, and what is to be compiled."""
+    made = build.assemble(config.changed(chosen, held_out=held_out))
+    (cell,) = made.cells
+    return cell, made.data, made.prepare(cell)
+
+
+class Pretended(chunks.Machine):
+    """A machine with so many bytes: a client of a run takes 100, and 4 clients at once are best."""
+
+    def __init__(self, num_bytes: int = 10**6, alone: float = 1.2, is_gpu: bool = False) -> None:
+        self.num_bytes, self.is_gpu, self.asked = num_bytes, is_gpu, 0
+        self.alone = alone  # times the time of all runs at once
+
+    @property
+    def is_cpu(self) -> bool:
+        return not self.is_gpu
+
+    def fits(self, chunks: chunks.Chunks, inputs: program.Inputs, cohort: Any) -> bool:
+        self.asked += 1
+        return 100 * chunks.clients * chunks.runs <= self.num_bytes
+
+    def seconds(self, chunks: chunks.Chunks, inputs: program.Inputs, cohort: Any) -> float:
+        # On two batches of each client, and without evaluations.
+        assert inputs.train.size.max() == 32
+        assert inputs.valid.size.max() == inputs.test.size.max() == 0
+        time = {1: 3.0, 4: 1.0, 16: 1.1, 20: 2.0}[chunks.clients] * cohort.who[0].size
+        return time * (self.alone if chunks.runs == 1 else 1)
+
+
+def test_measuring_picks_the_fastest_chunk_that_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = flags(
+        tmp_path, angles=(0.0, 40.0), clients=20, client_chunk="measure", run_chunk="measure"
+    )
+    cell, _, prepared = ready(chosen, "40")
+
+    def choose(machine: Pretended, chosen: Config = chosen) -> chunks.Chunks:
+        return chunks.choose(chosen, cell, prepared.experiment, prepared.inputs, machine)
+
+    assert choose(Pretended(alone=0.99)) == (4, 1)
+    assert "client_chunk=4, run_chunk=1" in capsys.readouterr().err
+    assert choose(Pretended(alone=0.99, is_gpu=True)) == (4, 2)
+    assert "4/1" not in capsys.readouterr().err
+    assert choose(Pretended()) == (4, 2)
+    assert "1/2: 1.5e+03, 4/2: 500, 16/2: 550, 20/2" in capsys.readouterr().err
+    assert choose(Pretended(250)) == (1, 2)
+    assert choose(Pretended(150)) == (1, 1)
+    for flag, runs in (("0", 2), ("1", 1)):
+        fixed, machine = (
+            config.changed(chosen, client_chunk="7", run_chunk=flag),
+            Pretended(),
+        )
+        assert choose(machine, fixed) == (7, runs)
+        assert machine.asked == 0
+
+
+def test_measuring_leaves_a_program_the_batches_that_it_is_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = flags(tmp_path, angles=(0.0, 40.0), clients=3, client_chunk="measure")
+    seen, seconds_of_all = set(), 0.06
+
+    class Seeing(Pretended):
+        def seconds(self, chunks: chunks.Chunks, inputs: program.Inputs, cohort: Any) -> float:
+            seen.add(int(inputs.train.size.min()))
+            return seconds_of_all
+
+    with platforms.traced_for("gpu"):
+        cell, _, prepared = ready(chosen, "40")
+        arguments = chosen, cell, prepared.experiment, prepared.inputs
+        chunks.choose(*arguments, Seeing(is_gpu=True))
+    known = prepared.sizes.num_batches
+    assert known is not None
+    assert known > 2
+    assert seen == {int(prepared.inputs.train.size.min())}
+    slots, steps = prepared.inputs.train.size.shape[1], known * chosen.clients.local_epochs
+    told = f"3/2: {1e3 * seconds_of_all / (2 * slots) / steps:.3g}"
+    assert told in capsys.readouterr().err
+
+
+def test_what_a_compiler_refuses_for_want_of_memory_does_not_fit() -> None:
+    def refused(reason: str) -> jax.stages.Compiled:
+        raise jax.errors.JaxRuntimeError(reason)
+
+    assert not chunks.fits(lambda: refused("RESOURCE_EXHAUSTED: 20G of 16G"), 10**12)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        chunks.fits(lambda: refused("INTERNAL: a defect"), 10**12)
+    whole = jax.jit(lambda x: 2 * x, donate_argnums=0).lower(jnp.zeros(250)).compile()
+    assert [chunks.fits(lambda: whole, size) for size in (999, 1100)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "is_gpu", "run_chunk", "expected"),
+    [
+        (10**6, False, "auto", (1, 1)),
+        (100, False, "auto", (1, 1)),
+        (10**6, True, "auto", (20, 2)),
+        (2000, True, "auto", (20, 1)),
+        (700, True, "auto", (5, 1)),
+        (700, True, "2", (3, 2)),
+    ],
+)
+def test_auto_is_a_rule_that_no_stopwatch_bends(
+    tmp_path: Path, num_bytes: int, is_gpu: bool, run_chunk: str, expected: tuple[int, int]
+) -> None:
+    angles, auto = (0.0, 40.0), "auto"
+    chosen = flags(tmp_path, angles=angles, clients=20, client_chunk=auto, run_chunk=run_chunk)
+    cell, _, prepared = ready(chosen, "40")
+
+    class Unmeasured(Pretended):
+        def seconds(self, *arguments: Any) -> float:
+            raise AssertionError("measured")
+
+    machine = Unmeasured(num_bytes, is_gpu=is_gpu)
+    choice = chunks.choose(chosen, cell, prepared.experiment, prepared.inputs, machine)
+    assert choice == expected
+
+
+def test_measuring_takes_the_real_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = flags(tmp_path, angles=(0.0, 40.0), client_chunk="measure", run_chunk="measure")
+    cell, data, prepared = ready(chosen, "40")
+
+    def make(chunks: chunks.Chunks) -> program.Program:
+        return program.make(prepared.experiment, client_chunk=chunks.clients, run_chunk=chunks.runs)
+
+    machine = chunks.Machine(make, data)
+    assert chunks.choose(chosen, cell, prepared.experiment, prepared.inputs, machine) in (
+        *((1, 1), (1, 2)),
+    )
+    told = capsys.readouterr().err
+    assert "1/1: " in told
+    assert "1/2: " in told
+
+
+def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None:
+    def temporary_bytes(clients: int) -> int:
+        chosen = flags(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
+        _, data, (experiment, inputs, *_) = ready(chosen, "40")
+        made = program.make(experiment, client_chunk=10, run_chunk=1)
+        segment = chunks.compiled(made, data, inputs, build.cohorts(chosen, inputs, 2))
+        analysis = segment.memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
+
+    assert temporary_bytes(400) < 1.5 * temporary_bytes(40)
+
+
+def stop_by_hand(lines: list[dict[str, Any]], threshold: float, warm_start: int) -> int | None:
+    """The first round from `warm_start` on whose watched training accuracy is below."""
+    curve = [accuracy for line in lines for accuracy in line["train_by_round"]]
+    below = (n for n, accuracy in enumerate(curve, 1) if n >= warm_start and accuracy < threshold)
+    return next(below, None)
+
+
+@pytest.mark.parametrize("warm_start", [4, 9])
+def test_a_stop_tells_what_there_was_in_its_round(
+    game: Ran, tmp_path: Path, warm_start: int
+) -> None:
+    inputs = game.job.inputs
+    assert inputs.watched is not None
+    assert inputs.watched.warm_start.tolist() == [4, 4, 4]
+    folder = game.folder
+    if warm_start != 4:
+        later = inputs.watched._replace(warm_start=jnp.full(3, warm_start, jnp.int32))
+        job = game.job._replace(inputs=inputs._replace(watched=later))
+        folder = go_on(job, tmp_path / "run")
+    for index, run in enumerate(Ran(folder, game.job).runs):
+        mine = [line for line in metrics(folder) if line["run"] == index]
+        assert [stop["threshold"] for stop in run["stops"]] == [0.99, 0.7, 0.61, 0.01]
+        assert run["stops"][0]["round"] == warm_start
+        assert run["stops"][3] == {"threshold": 0.01, "round": None}
+        for stop in run["stops"][:3]:
+            assert stop["round"] == stop_by_hand(mine, stop["threshold"], warm_start)
+            line = mine[stop["round"]]
+            for key in ("domains", "validation_accuracy", "test_accuracy", "worst_accuracy"):
+                assert stop[key] == line[key]
+            for kind in ("train", "test"):
+                watched = line[f"{kind}_by_round"][0]
+                np.testing.assert_allclose(stop[f"{kind}_accuracy"], watched, atol=1e-5)
+    assert "| at the stop" in (game.folder / "table.md").read_text()
+
+
+def test_warm_starts() -> None:
+    sizes = np.array([5, 129, 64])
+    for flag, expected in (("clients", 3), ("batches", 3), ("7", 7), ("0", 0)):
+        assert build.warm_start(groups.Watching(warm_start=flag), 64, sizes) == expected
+    assert build.warm_start(groups.Watching(warm_start="batches"), 0, sizes) == 1
+
+
+def test_the_warm_start_of_players_in_turns(in_turns: Ran) -> None:
+    # 647 training examples of a client in batches of 64.
+    assert [run["stops"][0]["round"] for run in in_turns.runs] == [11]
+
+
+def test_a_run_that_ends_at_its_stop_keeps_that_state(game: Ran, ended: Ran) -> None:
+    """However many rounds a segment has, and runs train at once."""
+    stopped = [[stop["round"] for stop in run["stops"]] for run in ended.runs]
+    assert len(set(map(tuple, stopped))) > 1
+    assert min(map(min, stopped)) > 4
+    for index, (run, other) in enumerate(zip(ended.runs, game.runs, strict=True)):
+        for one, two in zip(run["stops"], other["stops"][1:3], strict=True):
+            assert one["round"] == two["round"]
+            # Not equal, as the two programs may be fused differently.
+            for key in ("train_accuracy", "validation_accuracy", "test_accuracy"):
+                assert one[key] == pytest.approx(two[key], abs=1e-3)
+        assert run["last"]["round"] < 38
+        assert run["last"]["domains"] == run["stops"][-1]["domains"]
+        # The curves agree until the last stop; there the one that ends stays.
+        curves = [
+            [
+                accuracy
+                for line in metrics(folder)
+                if line["run"] == index
+                for accuracy in line["train_by_round"]
+            ]
+            for folder in (ended.folder, game.folder)
+        ]
+        last = max(stop["round"] for stop in run["stops"])
+        np.testing.assert_allclose(curves[0][:last], curves[1][:last], atol=1e-3)
+        assert set(curves[0][last:]) <= {curves[0][last - 1]}
+
+
+def test_a_run_that_is_over_stays_so_when_it_is_killed_before_it_says_so(
+    ended: Ran, tmp_path: Path
+) -> None:
+    # Without a memory, the state holds arrays without elements.
+    folder = tmp_path / "run"
+    shutil.copytree(ended.folder, folder)
+    (folder / "result.json").unlink()
+    go_on(ended.job, folder)
+    assert metrics(folder) == metrics(ended.folder)
+    assert Ran(folder, ended.job).runs == ended.runs
+
+
+def test_the_rounds_that_fill_up_a_segment_stop_nothing(ended: Ran, tmp_path: Path) -> None:
+    # A round amid a segment whose accuracy is below, as there is a stop in it.
+    stops = [stop["round"] for run in ended.runs for stop in run["stops"]]
+    last = next(number for number in stops if number % 4)
+    inputs = ended.job.inputs
+    assert inputs.watched is not None
+    later = inputs.watched._replace(warm_start=jnp.full(3, last + 1, jnp.int32))
+    job = ended.job._replace(
+        config=config.changed(ended.job.config, rounds=last),
+        inputs=inputs._replace(watched=later),
+    )
+    folder = go_on(job, tmp_path / "run")
+    assert metrics(folder)[-1]["round"] == last
+    for run in Ran(folder, job).runs:
+        assert [stop["round"] for stop in run["stops"]] == [None, None]
+
+
+def test_vectors_of_ones_own_with_domains_of_ones_own(tmp_path: Path) -> None:
+    """Their domains are kept, one that is called as the test split is, too."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 5))
+    np.savez(
+        tmp_path / "mine.npz",
+        x=x,
+        y=(x[:, 0] > 0).astype(int),
+        domain=np.array(["test", "a"])[np.arange(90) % 2],
+        test=np.arange(90) % 5 == 0,
+    )
+    chosen = config.of(
+        dataset=str(tmp_path / "mine.npz"),
+        held_out="none",
+        run_dir=str(tmp_path / "run"),
+        rounds=2,
+        eval_every=1,
+        widths=(4,),
+    )
+    own = ran(chosen)
+    told = json.loads((own.folder / "config.json").read_text())["flags"]
+    assert told["environment"] == "none"
+    assert told["angles"] == [0.0, 15.0, 30.0, 45.0, 60.0, 75.0]  # as if nobody had asked
+    for line in metrics(own.folder):
+        assert list(line["domains"]) == ["a", "test", "test split"]
+        splits = [domain["split"] for domain in line["domains"].values()]
+        assert splits == ["validation", "validation", "test"]
+    assert (own.folder / "partition.png").parent.exists()
+    assert "test split (held out)" in (own.folder / "table.md").read_text()
+
+
+def test_domains_that_would_share_a_folder_do_not(tmp_path: Path) -> None:
+    def names(*domains: str) -> list[str]:
+        cells = [Cell("fedavg", {}, domain, ()) for domain in domains]
+        return list(grid.folder_names(cells).values())
+
+    assert names("75", "art") == ["fedavg-75", "fedavg-art"]
+    for one, two in (("a b", "a-b"), ("a/b", "a:b"), ("sketch", "Sketch")):
+        first, second, third = names(one, two, "c")
+        assert third == "fedavg-c"
+        assert first.casefold() != second.casefold()
+        # Whatever else there is in the grid.
+        assert names("d", two, one)[1:] == [second, first]
+
+
+def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
+    def dealt(**changes: Any) -> dict[int, list[np.ndarray]]:
+        chosen = config.changed(TINY, environment="colored", **changes)
+        made = build.assemble(chosen)
+        (of_seeds,) = made.splits.values()
+        rows = {seed: np.sort(parts_of(split.test)[0]) for seed, split in of_seeds.items()}
+        x, y = made.data.x, np.asarray(made.data.y)
+        return {seed: [np.asarray(x.color)[at], y[at]] for seed, at in rows.items()}
+
+    each, fixed, alone = dealt(), dealt(data_seed="0"), dealt(seeds=(1,))
+    assert not all(map(np.array_equal, each[0], each[1]))
+    assert all(map(np.array_equal, fixed[0], fixed[1]))
+    assert all(map(np.array_equal, each[0], fixed[0]))
+    # A run is what it is alone.
+    assert all(map(np.array_equal, each[1], alone[1]))
+    rows = build.assemble(config.changed(TINY, environment="none")).data.y
+    assert len(rows) == 1797  # not copied where nothing is drawn

@@ -1,0 +1,286 @@
+"""Figures: nothing leaves the canvas or lies on something else, as matplotlib measures it."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox
+
+from experiments import evaluate
+from experiments.papers import study
+from experiments.reporting import figures, run_figures
+from fedjax_inv.data import federation
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Split
+from fedjax_inv.types import Federation
+
+Cells = list[tuple[str, Path, dict[str, Any]]]
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    """The figures that are drawn, by their files' names, and not written."""
+    seen: dict[str, Figure] = {}
+    monkeypatch.setattr(figures, "save", lambda f, path, **k: seen.update({path.name: f}))
+    return seen
+
+
+def laid_out(figure: Figure) -> Bbox:
+    """The bounds of a figure, whose places are known then."""
+    FigureCanvasAgg(figure).draw()
+    return figure.bbox.padded(1.0)
+
+
+def texts(figure: Figure) -> Iterator[Any]:
+    """The legends, titles and labels."""
+    yield from figure.legends
+    yield from figure.texts
+    for axis in figure.axes:
+        yield from (axis.title, axis.xaxis.label, axis.yaxis.label)
+        yield from ticks(axis, "x") + ticks(axis, "y")
+
+
+def ticks(axis: Axes, side: str) -> list[Any]:
+    """The labels of an axis that are seen."""
+    of = axis.xaxis if side == "x" else axis.yaxis
+    low, high = sorted(of.get_view_interval())
+    return [
+        text
+        for place, text in zip(of.get_ticklocs(), of.get_ticklabels(), strict=False)
+        if text.get_text() and text.get_visible() and low <= place <= high
+    ]
+
+
+def check(figure: Figure) -> None:
+    """All text is on the canvas, and no two labels of an axis overlap, nor a legend a panel."""
+    bounds = laid_out(figure)
+    for text in texts(figure):
+        box = text.get_window_extent()
+        if box.width and text.get_visible():
+            assert bounds.x0 <= box.x0 <= box.x1 <= bounds.x1, text
+            assert bounds.y0 <= box.y0 <= box.y1 <= bounds.y1, text
+    for axis, side in itertools.product(figure.axes, "xy"):
+        boxes = [text.get_window_extent() for text in ticks(axis, side)]
+        for one, other in itertools.pairwise(boxes):
+            assert not one.overlaps(other), (side, one, other)
+    for legend, axis in itertools.product(figure.legends, figure.axes):
+        assert not legend.get_window_extent().overlaps(axis.get_window_extent())
+
+
+def told(held_out: str, domains: list[str], round: int, seed: int, clients: int) -> dict[str, Any]:
+    """An evaluation whose accuracies follow from what it is of."""
+    scores = {name: (10 * index + round + seed) / 100 for index, name in enumerate(domains)}
+    return {
+        "round": round,
+        "domains": {
+            name: {"accuracy": score, "split": "test" if name == held_out else "validation"}
+            # As a run has them: what is held out comes last.
+            for name, score in sorted(scores.items(), key=lambda one: one[0] == held_out)
+        },
+        "test_accuracy": scores[held_out],
+        "validation_accuracy": 0.5,
+        "accuracy_by_client": [None, *((k % 90 + seed) / 100 for k in range(1, clients))],
+    }
+
+
+def cells(
+    monkeypatch: pytest.MonkeyPatch,
+    labels: list[str],
+    domains: list[str],
+    held_outs: list[str],
+    clients: int,
+) -> Cells:
+    """Finished cells, and their logs."""
+    logs: dict[Path, list[dict[str, Any]]] = {}
+    result: Cells = []
+    for label, held_out in itertools.product(labels, held_outs):
+        place = Path(f"{label}/{held_out}")
+        lines = [
+            told(held_out, domains, round, seed, clients) | {"run": seed}
+            for round in (0, 5, 10)
+            for seed in (0, 1)
+        ]
+        logs[place] = lines
+        runs = [
+            {
+                "seed": seed,
+                "hyper": {},
+                "diverged": False,
+                "selected": lines[2 + seed],
+                "last": lines[4 + seed],
+            }
+            for seed in (0, 1)
+        ]
+        result.append((label, place, {"cell": {"held_out": held_out}, "runs": runs}))
+    monkeypatch.setattr(run_figures.log, "read", lambda folder, done: logs[folder])
+    return result
+
+
+LONG = [f"an algorithm with a_long_setting=of_some_value and cost=$a${i}" for i in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_domains", "clients"),
+    [(["fedavg"], 2, 2), (LONG[:8], 6, 6), (LONG, 6, 1000)],
+)
+def test_one_panel(
+    saved: dict[str, Figure],
+    monkeypatch: pytest.MonkeyPatch,
+    labels: list[str],
+    num_domains: int,
+    clients: int,
+) -> None:
+    domains = [f"d{index}" for index in range(num_domains)]
+    made = cells(monkeypatch, labels, domains, domains[-1:], clients)
+    run_figures.write(Path("x"), made, title="my $data$ and its title: " + "long words " * 15)
+    names = {"curves.png", "clients.png"} | ({"domains.png"} if num_domains > 2 else set())
+    assert set(saved) == names
+    for figure in saved.values():
+        check(figure)
+        (legend,) = figure.legends
+        drawn = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
+        assert drawn == [figures.literal(label) for label in labels]
+        assert "mean and standard deviation over 2 seeds" in figure.get_suptitle()
+    expected = "client" if clients <= 6 else "clients, the worst first, %"
+    assert saved["clients.png"].axes[0].get_xlabel() == expected
+    (axis,) = saved["curves.png"].axes
+    held_out, validation = axis.lines[:2]
+    heights = [(num_domains - 1) * 10 + round + 0.5 for round in (0, 5, 10)]
+    np.testing.assert_allclose(held_out.get_xydata(), np.transpose([[0, 5, 10], heights]))
+    np.testing.assert_allclose(validation.get_ydata(), 50)
+    assert len({(line.get_linestyle(), line.get_marker()) for line in axis.lines}) == len(labels)
+
+
+def test_panels_of_a_last_line_that_is_not_full(
+    saved: dict[str, Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each column has its label and its ticks; all panels tell the domains in the same places."""
+    domains = [str(15 * index) for index in range(7)]
+    made = cells(monkeypatch, ["fedavg", "fedprox"], domains, domains, 5)
+    run_figures.write(Path("x"), made, title="digits")
+    for name, label in (("curves.png", "round"), ("domains.png", "domain")):
+        figure = saved[name]
+        check(figure)
+        assert [axis.get_xlabel() for axis in figure.axes] == [""] * 4 + [label] * 3
+        shown = [bool(axis.xaxis.get_tick_params()["labelbottom"]) for axis in figure.axes]
+        assert shown == [False] * 4 + [True] * 3
+        assert [bool(axis.get_ylabel()) for axis in figure.axes] == [True, False, False] * 2 + [
+            True
+        ]
+    for held_out, axis in zip(domains, saved["domains.png"].axes, strict=True):
+        assert axis.get_title() == f"held out: {held_out}"
+        assert [text.get_text() for text in axis.get_xticklabels()] in ([], domains)
+        fedavg = [line.get_xydata()[0] for line in axis.lines][: len(domains)]
+        # Where the round is 5, and the mean seed 0.5.
+        heights = [10 * index + 5.5 for index in range(7)]
+        np.testing.assert_allclose([y for _, y in fedavg], heights)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "domains", "clients"),
+    [
+        (2, ("photograph", "a name of a domain that is $long$"), 2),
+        (120, ("a", "b", "c"), 5),
+        (10, ("all",), 1),
+        (10, ("a", "b"), 1000),
+    ],
+)
+def test_what_clients_hold(
+    saved: dict[str, Figure], num_classes: int, domains: tuple[str, ...], clients: int
+) -> None:
+    size = max(2 * num_classes, 2 * clients, 20)
+    rows = np.arange(size)
+    names = tuple(f"class number {index}" for index in range(num_classes))
+    x = np.zeros((size, 4, 4, 1), np.uint8)
+    dataset = Dataset(x, rows % num_classes, names, rows % len(domains), domains, rows < 0)
+    per_client = size // clients
+    held = Federation(((), ()), rows, np.arange(clients) * per_client, np.full(clients, per_client))
+    split = Split(held, held, held, np.arange(clients) % len(domains), domains, np.array([-1]))
+    run_figures.draw_partition(Path("partition.png"), dataset, split)
+    figure = saved["partition.png"]
+    check(figure)
+    left, right, _ = figure.axes
+    counts = np.asarray(left.get_images()[0].get_array())
+    assert counts.shape == (clients, num_classes)
+    assert counts.sum() == per_client * clients
+    for text, at in zip(left.get_xticklabels(), left.get_xticks(), strict=True):
+        assert text.get_text() == names[int(at)]
+    assert len(ticks(left, "y")) >= min(clients, 5)
+    assert len(ticks(right, "y")) == len(domains)
+    assert federation.parts_of(held)[0].tolist() == rows[:per_client].tolist()
+
+
+@pytest.mark.parametrize(("num_classes", "clients"), [(2, 1), (120, 1000)])
+def test_an_evaluation(saved: dict[str, Figure], num_classes: int, clients: int) -> None:
+    def run(seed: int) -> dict[str, Any]:
+        served = [{"client": c, "accuracy": (c % 50 + seed) / 100} for c in range(seed, clients)]
+        return {
+            "domains": {"a": {"accuracy": 0.5}, "a name that is $long$ enough": {"accuracy": 1.0}},
+            "clients": served,
+            "confusion": np.eye(num_classes, dtype=int).tolist(),
+        }
+
+    told = {"runs": [run(0), run(1)], "classes": tuple(f"class {k}" for k in range(num_classes))}
+    evaluate.draw(Path("e.png"), told, "fedavg, held out: $a$")
+    figure = saved["e.png"]
+    check(figure)
+    assert len(figure.axes) == 5
+    if clients > 1:
+        line = figure.axes[2].lines[0].get_xydata()
+        assert line[0, 0] == 0
+        np.testing.assert_allclose(line[[0, -1], 1], [0.5, 49.5])
+
+
+def test_series(saved: dict[str, Figure]) -> None:
+    points = {
+        quantity: {name: [("$1$", [10.0, 20.0]), ("2", [30.0])] for name in LONG[:9]}
+        for quantity in ("accuracy, %", "loss")
+    }
+    study.draw_series(Path("s.png"), "digits", "what varies", points)
+    figure = saved["s.png"]
+    check(figure)
+    assert len(figure.legends[0].get_texts()) == 9
+    assert "over 2 seeds" in figure.get_suptitle()
+
+
+def test_styles_differ_without_colour() -> None:
+    pairs = [(str(style["ls"]), style["marker"]) for style in map(figures.style, range(50))]
+    assert len(set(pairs)) == 50
+
+
+@pytest.mark.parametrize("text", ["a $x$", "$", "$$", "1$ and 2$", r"\$a$", "plain"])
+def test_a_text_is_drawn_as_it_is(text: str) -> None:
+    figure = Figure()
+    drawn = figure.text(0, 0, figures.literal(text))
+    assert drawn._preprocess_math(drawn.get_text()) == (text, False)
+
+
+def test_lines_of_text_hold_all_words() -> None:
+    text = "some words and one_that_is_as_long_as_" + 30 * "x" + "\nand another $line$"
+    told = figures.wrapped(text, 2.0)
+    assert told.replace("\n", "").replace(" ", "") == figures.literal(
+        text.replace("\n", "").replace(" ", "")
+    )
+    assert max(map(len, told.splitlines())) <= 2.0 * 72 / 6
+
+
+def test_a_figure_is_written_twice_and_always_alike(tmp_path: Path) -> None:
+    def written(name: str) -> list[bytes]:
+        figure, (axis,) = figures.panels(1, (2, 1))
+        axis.plot([0, 1])
+        figures.legend(figure, [Line2D([], [])], ["a"])
+        figures.save(figure, tmp_path / f"{name}.v1.png", dpi=30)
+        paths = [tmp_path / f"{name}.v1{ending}" for ending in (".png", ".pdf")]
+        return [path.read_bytes() for path in paths]
+
+    first, second = written("a"), written("b")
+    assert first == second
+    assert first[0].startswith(b"\x89PNG")
+    assert first[1].startswith(b"%PDF")

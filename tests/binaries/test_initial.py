@@ -1,0 +1,270 @@
+"""--init_from: where a run starts, what it may start from, and Simpson's paradox end to end."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from experiments import sweep
+from experiments.experiment import build, config
+from experiments.experiment.groups import Config
+from experiments.running import checkpoints, launch
+from fedjax_inv import program
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Variables
+from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
+
+SIMPSON = config.of(
+    environment="simpson",
+    clients=3,
+    rounds=2,
+    eval_every=1,
+    widths=(6,),
+    seeds=(0, 1),
+    client_chunk="0",
+    run_chunk="0",
+)
+# What it is to reach is near, but not at once.
+BEFORE: dict[str, Any] = dict(
+    algorithm=("erm",),
+    shading="random",
+    local_steps=2,
+    rounds=30,
+    eval_every=1,  # so that there is more than one checkpoint
+    watch_examples=10_000,
+    stop_above=(0.9,),
+    after_stop="end",
+)
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A network for each of two seeds, trained until it is right nine times in ten."""
+    folder = tmp_path_factory.mktemp("runs") / "before"
+    return ran(config.changed(SIMPSON, run_dir=str(folder), **BEFORE))
+
+
+@pytest.fixture(scope="module")
+def after(before: Ran, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder = tmp_path_factory.mktemp("runs") / "after"
+    return ran(following(before, run_dir=str(folder)))
+
+
+def following(before: Ran, **changes: Any) -> Config:
+    return config.changed(SIMPSON, **({"init_from": str(before.folder)} | changes))
+
+
+def network(folder: Path, run: int) -> Any:
+    """Of the newest checkpoint, as orbax reads it."""
+    done = max(int(place.name) for place in (folder / "checkpoints").iterdir())
+    variables = states(folder, done)["state"]["server"]["variables"]
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[run], variables["params"])
+
+
+def as_dicts(variables: Variables) -> Any:
+    return {name: getattr(variables.params, name) for name in ("body", "head")}
+
+
+def test_a_run_ends_as_soon_as_it_is_good_enough(before: Ran) -> None:
+    for index, run in enumerate(before.runs):
+        mine = [line for line in metrics(before.folder) if line["run"] == index]
+        curve = [accuracy for line in mine for accuracy in line["train_by_round"]]
+        (stop,) = run["stops"]
+        first = next(n for n, accuracy in enumerate(curve, 1) if accuracy >= 0.9)
+        assert stop["round"] == first
+        assert stop["train_accuracy"] == pytest.approx(curve[first - 1], abs=1e-4)
+        assert set(curve[first:]) <= {curve[first - 1]}
+        assert run["last"]["domains"] == stop["domains"]
+    assert max(run["stops"][0]["round"] for run in before.runs) > 1
+
+
+def test_what_is_good_enough_at_once_ends_at_once() -> None:
+    """Only games have to be played for some rounds before a threshold counts."""
+    sizes = np.array([5, 7, 2])
+    chosen = config.changed(SIMPSON, **BEFORE)
+    assert build.warm_start(chosen.watching, 32, sizes) == 0
+    game = config.changed(chosen, stop_above=(), stop_below=(0.9,))
+    assert build.warm_start(game.watching, 32, sizes) == 3
+
+
+def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:
+    """And where that is not there, from the first."""
+    for seeds, rows in (((1, 0), (1, 0)), ((1, 5), (1, 0))):
+        made = build.assemble(following(before, seeds=seeds, learning_rate=(0.1, 0.2)))
+        (cell,) = made.cells
+        ready = made.prepare(cell)
+
+        got = program.make(ready.experiment, run_chunk=2).init(made.data, ready.inputs)
+        for index, run in enumerate(cell.runs):
+            row = rows[seeds.index(run.seed)]
+            server = jax.tree.map(lambda leaf, at=index: leaf[at], got.state.server.variables)
+            chex.assert_trees_all_equal(as_dicts(server), network(before.folder, row))
+
+
+def test_what_is_to_be_made_first_need_not_be_there_yet(before: Ran, tmp_path: Path) -> None:
+    chosen = following(before, init_from=str(tmp_path / "later"))
+    launch.check(chosen, tmp_path / "run", in_folders=False)
+    with pytest.raises(UsageError, match=r"later: must be the folder of a run, or a checkpoint"):
+        launch.run(chosen, tmp_path / "run", in_folders=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_a_run_may_be_named(before: Ran, tmp_path: Path) -> None:
+    """And newer ones are not looked at."""
+    folder = tmp_path / "run"
+    shutil.copytree(before.folder, folder)
+    (only,) = (folder / "checkpoints").iterdir()
+    (folder / "checkpoints" / "999").mkdir()
+    made = build.assemble(following(before, init_from=str(only)))
+    assert made.variables is not None
+    told = states(before.folder, int(only.name))["state"]["server"]["variables"]["params"]
+    for seed in (0, 1):
+        expected = jax.tree.map(lambda leaf, at=seed: np.asarray(leaf)[at], told)
+        chex.assert_trees_all_equal(as_dicts(made.variables[seed]), expected)
+
+
+def test_what_started_from_a_run_resumes_bit_for_bit(after: Ran, tmp_path: Path) -> None:
+    record = json.loads((after.folder / "config.json").read_text())
+    assert record["flags"]["init_from"] == after.job.config.model.init_from
+    folder = halved(after.job, tmp_path / "run")
+    go_on(after.job, folder)
+    assert metrics(folder) == metrics(after.folder)
+    chex.assert_trees_all_equal(states(folder, 2), states(after.folder, 2))
+
+
+def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
+    before: Ran, tmp_path: Path
+) -> None:
+    """Where the run at --init_from has gone on, or is another one of the same name by now."""
+    source, folder = tmp_path / "source", tmp_path / "sweep"
+    shutil.copytree(before.folder, source)
+    earlier = halved(before.job, tmp_path / "earlier")
+    chosen = following(before, init_from=str(source))
+    with jobs() as seen, no_figures():
+        text = launch.run(chosen, folder, in_folders=True)
+        assert launch.run(chosen, folder, in_folders=True) == text
+        shutil.rmtree(source / "checkpoints")
+        shutil.copytree(earlier / "checkpoints", source / "checkpoints")
+        (cell,) = folder.glob("*/start.json")
+        for remove in ((), ("result.json", "metrics.jsonl")):
+            for name in remove:
+                (cell.parent / name).unlink()
+            with pytest.raises(UsageError, match=r"^--init_from=.*: has other networks by now"):
+                launch.run(config.changed(chosen, resume=True), folder, in_folders=True)
+    assert len(seen) == 1
+
+
+def test_the_three_algorithms_of_the_paradox(before: Ran, tmp_path: Path) -> None:
+    chosen = following(
+        before,
+        algorithm=("fedmix", "fedcfa"),
+        settings=("top_k=2", "chunk=16"),
+        run_dir=str(tmp_path / "sweep"),
+    )
+    with jobs() as seen, no_figures():
+        text = sweep.sweep(chosen)
+    assert len(seen) == 2
+    for name in ("fedmix", "fedcfa"):
+        assert name in text
+    for job in seen:
+        (cell,) = [
+            p for p in (tmp_path / "sweep").glob("*") if p.name.startswith(job.cell.algorithm)
+        ]
+        lines = metrics(cell)
+        assert [line["round"] for line in lines] == [0, 0, 1, 1, 2, 2]
+        # It has begun where the other ended, not at chance.
+        assert min(line["test_accuracy"] for line in lines) > 0.7
+        assert not any(line["diverged"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(widths=(5,)), r"whose params/body/blocks_0/Dense_0/bias is \(6,\), must be \(5,\)$"),
+        (dict(widths=(6, 4)), r"whose params/body/blocks_1/Dense_0/bias is none, must be \(4,\)$"),
+        (dict(widths=()), "whose params/body/blocks_0/Dense_0/bias is"),
+        (dict(norm="batch"), "is of another network, whose params/body/blocks_0/BatchNorm"),
+        (dict(activation="elu"), "is of --activation=relu, must be of --activation=elu, as this"),
+        (dict(dataset="digits", environment="rotated"), r"head/blocks_0/Dense_0/bias|kernel is"),
+    ],
+)
+def test_another_network_is_told(before: Ran, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        build.assemble(following(before, **changes))
+    assert str(error.value).startswith(f"--init_from={before.folder}: ")
+    assert "\n" not in str(error.value)
+
+
+def damaged(folder: Path, before: Ran, how: str) -> Path:
+    """A copy of the run in which something is not as it should be, and what is to be named."""
+    shutil.copytree(before.folder, folder)
+    record = json.loads((folder / "config.json").read_text())
+    places = sorted((folder / "checkpoints").iterdir(), key=lambda place: int(place.name))
+    if how == "nothing":
+        shutil.rmtree(folder / "checkpoints")
+    elif how == "seeds":
+        record["cell"]["runs"][1]["seed"] = 0
+        for about in folder.glob("checkpoints/*/about/metadata"):
+            told = json.loads(about.read_text())
+            about.write_text(json.dumps(told | {"cell": record["cell"]}))
+    elif how == "config":
+        (folder / "config.json").write_text("{")
+        return folder
+    elif how == "checkpoint":
+        for file in places[-1].rglob("*"):
+            if file.is_file():
+                file.write_text("?")
+    elif how == "round":
+        return folder / "checkpoints" / "999"
+    elif how == "sweep":
+        return folder.parent
+    (folder / "config.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("nothing", "has no checkpoint yet; must have one"),
+        ("seeds", "holds 2 runs of seed 0, must hold one, with one value of each hyperparameter"),
+        ("config", "config.json: is damaged"),
+        ("checkpoint", "corrupt"),
+        ("round", r"must be one of the checkpoints there, of rounds \["),
+        ("sweep", "must be the folder of a run of this sweep, one of copy, or a checkpoint in it"),
+    ],
+)
+def test_what_is_no_run_to_start_from_is_told(
+    before: Ran, tmp_path: Path, how: str, words: str
+) -> None:
+    path = damaged(tmp_path / "copy", before, how)
+    with pytest.raises(UsageError, match=words) as error:
+        build.assemble(following(before, init_from=str(path)))
+    assert str(error.value).startswith(f"--init_from={path}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_servers_of_other_kinds(before: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = checkpoints.plain
+
+    def changed(change: Callable[[dict[str, Any]], Any]) -> None:
+        def read(*arguments: Any) -> Any:
+            return {"state": {"server": change(plain(*arguments)["state"]["server"])}}
+
+        monkeypatch.setattr(checkpoints, "plain", read)
+
+    chosen = following(before)
+    expected = build.assemble(chosen).variables
+    changed(lambda server: {"wrapped": server})
+    chex.assert_trees_all_equal(build.assemble(chosen).variables, expected)
+    changed(lambda server: {"players": server})
+    with pytest.raises(UsageError, match="--algorithm=erm, which has no single network to start f"):
+        build.assemble(chosen)
+    changed(lambda server: jax.tree.map(lambda leaf: leaf * np.nan, server))
+    with pytest.raises(UsageError, match=r"has a network whose params/body/.* is not finite$"):
+        build.assemble(chosen)

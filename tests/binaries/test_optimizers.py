@@ -1,0 +1,213 @@
+"""Optimizers by name, and learning rates that go with the rounds."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments.experiment import build, config
+from experiments.experiment.groups import Clients, Server
+from experiments.parts import optimizers
+from fedjax_inv.checks import UsageError
+
+PARAMS = {"w": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "b": jnp.array([0.1, -0.2])}
+GRADS = jax.tree.map(lambda leaf: 0.3 * leaf + 0.1, PARAMS)
+
+
+def updates(optimizer: optax.GradientTransformation, steps: int = 2) -> list[Any]:
+    told, state = [], optimizer.init(PARAMS)
+    for _ in range(steps):
+        update, state = optimizer.update(GRADS, state, PARAMS)
+        told.append(update)
+    return told
+
+
+@pytest.mark.parametrize("name", optimizers.NAMES)
+def test_an_optimizer_of_any_name_steps_with_a_traced_rate(name: str) -> None:
+    """And its state keeps its shapes, as loops need it to."""
+
+    def step(rate: jax.Array) -> Any:
+        optimizer = optimizers.made(Clients(optimizer=name), "optimizer", rate)
+        state = optimizer.init(PARAMS)
+        return state, optimizer.update(GRADS, state, PARAMS)
+
+    before, (update, after) = jax.eval_shape(step, jnp.float32(0.1))
+    chex.assert_trees_all_equal_shapes_and_dtypes(update, PARAMS)
+    chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
+
+
+def test_names_are_those_of_optax() -> None:
+    assert {"sgd", "adam", "adamw", "lion", "rmsprop", "yogi", "lamb"} <= set(optimizers.NAMES)
+    assert not {"lbfgs", "noisy_sgd", "scale_by_rprop"} & set(optimizers.NAMES)
+
+
+@pytest.mark.parametrize(
+    ("group", "field", "expected"),
+    [
+        (Clients(), "optimizer", optax.sgd(0.2)),
+        (Clients(momentum=0.9), "optimizer", optax.sgd(0.2, momentum=0.9)),
+        (
+            Clients(momentum=0.9, optimizer_settings=("nesterov=true",)),
+            "optimizer",
+            optax.sgd(0.2, momentum=0.9, nesterov=True),
+        ),
+        (
+            Clients(optimizer="adamw", optimizer_settings=("b1=0.8", "weight_decay=0.5")),
+            "optimizer",
+            optax.adamw(0.2, b1=0.8, weight_decay=0.5),
+        ),
+        (
+            Clients(optimizer="rmsprop", optimizer_settings=("momentum=0.5",)),
+            "optimizer",
+            optax.rmsprop(0.2, momentum=0.5),
+        ),
+        (Server(), "server_optimizer", optax.sgd(0.2)),
+        (
+            Server(server_optimizer="adam"),
+            "server_optimizer",
+            optax.adam(0.2, b1=0.9, b2=0.99, eps=1e-3),
+        ),
+        (
+            Server(server_optimizer="yogi", server_optimizer_settings=("b2=0.9",)),
+            "server_optimizer",
+            optax.yogi(0.2, b1=0.9, b2=0.9, eps=1e-3),
+        ),
+        (Server(server_optimizer="lion"), "server_optimizer", optax.lion(0.2)),
+    ],
+)
+def test_an_optimizer_is_what_its_flags_say(
+    group: Any, field: str, expected: optax.GradientTransformation
+) -> None:
+    made = optimizers.made(group, field, 0.2)
+    chex.assert_trees_all_equal(made.init(PARAMS), expected.init(PARAMS))
+    chex.assert_trees_all_equal(updates(made), updates(expected))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (dict(optimizer="adamv"), "--optimizer=adamv: unknown; did you mean adam"),
+        (dict(optimizer="lbfgs"), "--optimizer=lbfgs: unknown; .*sgd"),
+        (dict(server_optimizer="lian"), "--server_optimizer=lian: unknown; did you mean lion"),
+        (dict(optimizer_settings=("b1=0.5",)), "--optimizer_set=b1=0.5: sgd has no b1; must be on"),
+        (
+            dict(optimizer="adam", optimizer_settings=("b3=0.5",)),
+            "--optimizer_set=b3=0.5: adam has no b3; must be one of b1, b2, eps, eps_root, n",
+        ),
+        (
+            dict(optimizer="adam", optimizer_settings=("mu_dtype=int8",)),
+            "--optimizer_set=mu_dtype=int8: adam has no mu_dtype",
+        ),
+        (
+            dict(optimizer="adam", optimizer_settings=("b1=high",)),
+            "--optimizer_set=b1=high: must be a number$",
+        ),
+        (
+            dict(optimizer="adam", optimizer_settings=("b1=nan",)),
+            "--optimizer_set=b1=nan: must be finite",
+        ),
+        (dict(optimizer_settings=("nesterov",)), "--optimizer_set=nesterov: must be name=value"),
+        (
+            dict(optimizer_settings=("momentum=0.9",)),
+            "--optimizer_set=momentum=0.9: must be set by --momentum",
+        ),
+        (
+            dict(server_optimizer="adam", server_optimizer_settings=("eps=1",)),
+            "--server_optimizer_set=eps=1: must be set by --server_epsilon",
+        ),
+        (dict(schedule="cosines"), "--schedule=cosines: unknown; did you mean cosine"),
+        (
+            dict(schedule="cosine", warmup_rounds=50),
+            "--warmup_rounds=50: must be below --rounds=50, the cosine's end",
+        ),
+        (
+            dict(server_schedule="cosine", server_warmup_rounds=9, schedule_rounds=8),
+            "--server_warmup_rounds=9: must be below --schedule_rounds=8",
+        ),
+        (dict(decay=0.5), "--decay=0.5: has no effect with --schedule=constant"),
+        (dict(schedule="cosine", decay=0.5), "--decay=0.5: has no effect with --schedule=cosine"),
+        (
+            dict(schedule="exponential", final_rate=0.5),
+            "--final_rate=0.5: has no effect with --schedule=exponential",
+        ),
+        (dict(server_decay=0.5), "--server_decay=0.5: has no effect with --server_schedule=const"),
+        (
+            dict(server_final_rate=0.5),
+            "--server_final_rate=0.5: has no effect with --server_schedule=constant",
+        ),
+        (dict(schedule_rounds=9), "--schedule_rounds=9: has no effect without --schedule=cosine"),
+        (
+            dict(momentum=0.5, optimizer="rmsprop"),
+            "--momentum=0.5: has no effect with --optimizer=rmsprop",
+        ),
+        (
+            dict(server_epsilon=0.5, server_optimizer="lion"),
+            "--server_epsilon=0.5: has no effect with --server_optimizer=lion",
+        ),
+        (
+            dict(server_schedule="cosine", server_optimizer="rprop"),
+            "--server_schedule=cosine: has no effect with --server_optimizer=rprop",
+        ),
+        (
+            dict(server_schedule="cosine", algorithm=("erm",)),
+            "--server_schedule=cosine: has no effect with --algorithm=erm",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}") as error:
+        config.of(**flags)
+    assert "\n" not in str(error.value)
+
+
+def naive(kind: str, warmup: int, decay: float, final: float, end: int, t: int) -> float:
+    if t < warmup:
+        return (t + 1) / (warmup + 1)
+    if kind == "exponential":
+        return decay ** (t - warmup)
+    if kind == "cosine":
+        progress = min((t - warmup) / (end - warmup), 1)
+        return final + (1 - final) * (1 + np.cos(np.pi * progress)) / 2
+    return 1.0
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+@pytest.mark.parametrize("kind", optimizers.SCHEDULES)
+def test_schedules_are_their_formulas(kind: str, warmup: int) -> None:
+    made = optimizers.schedule(kind, warmup, decay=0.8, final_rate=0.1, end=9)
+    told = [made(jnp.int32(t)) for t in range(12)]
+    expected = [naive(kind, warmup, 0.8, 0.1, 9, t) for t in range(12)]
+    np.testing.assert_allclose(told, expected, rtol=1e-5)
+
+
+def test_flags_schedule_the_rates_of_those_who_have_one() -> None:
+    assert build.schedules_of_rates(config.of()) == {}
+    assert build.schedules_of_rates(config.of(schedule_rounds=0, warmup_rounds=0)) == {}
+    chosen = config.of(
+        algorithm=("erm", "fedavg"),
+        schedule="cosine",
+        final_rate=0.2,
+        warmup_rounds=1,
+        server_schedule="exponential",
+        server_decay=0.5,
+        rounds=5,
+    )
+    made = build.assemble(chosen)
+    pooled, averaged = (made.prepare(cell).experiment.schedules for cell in made.cells)
+    assert set(pooled) == {"learning_rate"}
+    assert set(averaged) == {"learning_rate", "server_learning_rate"}
+    rounds = range(6)
+    told = {name: [float(factor(t)) for t in rounds] for name, factor in averaged.items()}
+    expected = {
+        "learning_rate": [naive("cosine", 1, 0, 0.2, 5, t) for t in rounds],
+        "server_learning_rate": [0.5**t for t in rounds],
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(told[name], values, rtol=1e-5)
+    # A length of its own, which --rounds does not change.
+    longer = build.schedules_of_rates(config.changed(chosen, rounds=50, schedule_rounds=5))
+    assert float(longer["learning_rate"](jnp.int32(3))) == told["learning_rate"][3]

@@ -1,0 +1,48 @@
+"""What every paper's file must say."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from experiments import papers
+from experiments.experiment import config, effects, grid
+from experiments.papers import study
+from fedjax_inv.checks import UsageError
+
+
+def paper(name: str) -> study.Paper:
+    return importlib.import_module(f"{papers.__name__}.{name}").PAPER
+
+
+def test_every_file_is_listed() -> None:
+    (folder,) = papers.__path__
+    files = {path.stem for path in Path(folder).glob("*.py")} - {"__init__"}
+    assert files == set(papers.LISTED)
+
+
+@pytest.mark.parametrize("name", papers.LISTED)
+def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
+    chosen = paper(name)
+    assert chosen.name == name
+    counted = 0
+    for data in chosen.data:
+        for study_name, each in chosen.studies.items():
+            try:
+                rows = each.rows(data)
+            except UsageError:  # not every study is of all data
+                continue
+            counted += 1
+            assert len({row.label for row in rows}) == len(rows) > 1, study_name
+            assert not any("," in row.label for row in rows)  # --rows takes several with commas
+            assert len({row.folder.casefold() for row in rows}) == len(rows)
+            configs = study.configs(chosen, rows, tmp_path, [])
+            alike = {str(config.flat(c) | {"run_dir": ""}) for c in configs}
+            assert len(alike) == len(rows)
+            for one in configs:
+                assert grid.cells(one, [None])
+                # The flags of a row have an effect.
+                assert effects.idle(one, config.flat(one)) == {}, study_name
+                assert one.environment.data_seed == "each"
+                assert one.run.nonfinite == "mark"  # a run that diverges stops no other
+    assert counted >= len(chosen.data)

@@ -1,0 +1,248 @@
+"""The studies of CAFE: what is compared, what the tables tell, what lies where in the figures."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import flags
+from matplotlib.figure import Figure
+
+from experiments.experiment import build, command_line, config, grid
+from experiments.papers import cafe, study
+from experiments.papers.study import Done, Row
+from experiments.reporting import figures
+from fedjax_inv.checks import UsageError
+from runs import no_figures
+
+
+@pytest.mark.parametrize("data", cafe.PAPER.data)
+def test_methods_have_as_many_settings_in_the_same_federation(data: str) -> None:
+    alike = []
+    for row in cafe.methods(data):
+        chosen = command_line.of_arguments(row.flags)
+        (cell,) = grid.cells(chosen, [None])
+        assert cell.algorithm == row.label.lower()
+        assert {run.hyper["learning_rate"] for run in cell.runs} == set(cafe.SETTINGS[data].rates)
+        assert len(cell.runs) == 4 * len(chosen.run.seeds)
+        same = config.flat(chosen)
+        alike.append({k: v for k, v in same.items() if k not in ("algorithm", "settings")})
+    assert len(alike) == 5
+    assert all(one == alike[0] for one in alike)
+
+
+def test_a_label_is_one_run_in_all_studies() -> None:
+    rows = [row for each in cafe.PAPER.studies.values() for row in each.rows("digits")]
+    of_labels = {row.label: row.flags for row in rows}
+    assert all(of_labels[row.label] == row.flags for row in rows)
+    chosen = {label: command_line.of_arguments(of) for label, of in of_labels.items()}
+    for label, one in chosen.items():
+        parts = label.split("-")
+        told = {name: parts[parts.index(name) + 1] for name in ("CF", "IF") if name in parts}
+        assert one.participation.frequency == float(told.get("CF", 0.1))
+        assert one.partition.imbalance == float(told.get("IF", 1))
+    for name, value in (("frequency", "CF"), ("groups", "CF"), ("imbalance", "IF")):
+        for row in cafe.PAPER.studies[name].rows("digits"):
+            assert f"{value} {row.x}," in cafe.where(chosen[row.label])
+
+
+def test_parts_of_cafe_are_switched_off() -> None:
+    off = {
+        row.label.removeprefix("CAFE-without-"): grid.cells(
+            command_line.of_arguments(row.flags), [None]
+        )[0].settings
+        for row in cafe.ablation("digits")
+    }
+    fc, pc, ha = "feature_calibration", "parameter_calibration", "history_average"
+    assert off == {
+        **{"FedAvg": {}, "CAFE": {}, "FC": {fc: False}, "PC": {pc: False}, "HA": {ha: False}},
+        "FC+HA": {fc: False, ha: False},
+    }
+
+
+def test_numbers_of_the_paper() -> None:
+    first, second = cafe.NUMBERS["Table I"], cafe.NUMBERS["Table II"]
+    assert len(first) == len(second) == 5 * 3 * 3
+    assert first["CAFE", "cifar10", 0.1] == "67.29"
+    assert first["MOON", "fashion_mnist", 0.1] == "88.36"
+    assert first["FedProx", "cifar100", 1.0] == "38.22"
+    assert first["FedAvg", "cifar10", 0.5] == "43.31"
+    assert second["MOON", "fashion_mnist", 0.1] == "89.36"
+    assert second["FedProto", "cifar10", 1.0] == "64.45"
+    assert second["CAFE", "cifar100", 0.5] == "40.90"
+    assert {method for method, _, _ in first} == {row.series for row in cafe.methods("cifar10")}
+    # The column that both have.
+    differ = [at for at in first if at[2] == 0.1 and first[at] != second[at]]
+    assert differ == [("MOON", "fashion_mnist", 0.1), ("FedProto", "fashion_mnist", 0.1)]
+
+
+def evaluation(number: int, test: float, seed: int = 0) -> dict[str, Any]:
+    """A line of a log of four clients and four classes, the last client without test examples."""
+    return {
+        "round": number,
+        "seed": seed,
+        "test_accuracy": test,
+        "validation_accuracy": 0.5,
+        "balanced_accuracy": test,
+        "client_accuracy": test,
+        "accuracy_by_class": [test + 0.2, test + 0.1, test - 0.1, test - 0.2],
+        "accuracy_by_client": [test, test + 0.1, test - 0.1, None],
+        "domains": {"test": {"split": "test", "loss": 1 - test}},
+        "bytes": 10**6 * number,
+    }
+
+
+def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> Done:
+    """A row whose seeds had these test accuracies in rounds 10, 20, ..., the last selected."""
+    logs = [
+        [evaluation(10 * (i + 1), test, seed) for i, test in enumerate(tests)]
+        for seed, tests in enumerate(seeds)
+    ]
+    runs = [
+        {
+            "hyper": {"learning_rate": 0.01},
+            "diverged": False,
+            "by_rule": {"validation": log[-1]},
+            "selected": log[-1],
+            "last": log[-1],
+        }
+        for log in logs
+    ]
+    worse = {"diverged": True, "hyper": {"learning_rate": 0.03}}
+    result = {"cell": {"held_out": None}, "runs": [*runs, *(run | worse for run in runs)]}
+    cell = study.Ran("test", runs, logs, result)
+    return Done(row, command_line.of_arguments([*row.flags, *more]), [cell])
+
+
+def named(rows: list[Row], label: str) -> Row:
+    (row,) = study.select(rows, [label])
+    return row
+
+
+def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
+    row = named(cafe.methods("digits"), "CAFE")
+    for seed in range(4):
+        line = evaluation(10, 0.5, seed)
+        plain = command_line.of_arguments(row.flags)
+        rare = build.is_sparse(plain.participation, 4, seed)
+        assert rare.sum() == 2
+        told = cafe.by_group(plain, line)
+        for name, mask in (("sparse clients", rare), ("frequent clients", ~rare)):
+            expected = np.mean([v for v, of in zip((0.5, 0.6, 0.4), mask[:3], strict=True) if of])
+            assert told.pop(name) == pytest.approx(expected)
+        assert not told  # without a tail no class is in a minority
+        tail = command_line.of_arguments([*row.flags, "--imbalance=10"])
+        told = cafe.by_group(tail, line)
+        assert (told["majority classes"], told["minority classes"]) == pytest.approx((0.65, 0.35))
+        everybody = command_line.of_arguments([*row.flags, "--sparse=1"])
+        assert set(cafe.by_group(everybody, line)) == {"sparse clients"}
+
+
+def test_a_table_tells_groups_and_the_papers_numbers() -> None:
+    rows = {row.label: row for row in cafe.frequency("fashion_mnist")}
+    told = cafe.tell(made_up(rows["CAFE"], [[0.4, 0.5], [0.3, 0.6]]))
+    assert told["setting"] == "Dir 0.1, CF 0.1, IF 1, 10 of 100 clients, 5 epochs"
+    assert told["selected"] == "learning_rate=0.01"
+    assert told["test, %"] == told["balanced, %"] == "55.0 ± 7.1"
+    assert {"frequent clients, %", "sparse clients, %"} < set(told)
+    assert not {"majority classes, %", "minority classes, %"} & set(told)
+    assert (told["paper: Table I"], told["paper: Table II"]) == ("89.44", "89.44")
+    often = cafe.tell(made_up(rows["FedAvg-CF-0.5"], [[0.5]]))
+    assert [often.get(f"paper: Table {number}") for number in ("I", "II")] == [None, "87.92"]
+    wide = cafe.tell(made_up(rows["MOON"], [[0.5]], "--alpha=0.5"))
+    assert [wide.get(f"paper: Table {number}") for number in ("I", "II")] == ["90.40", None]
+    # Of another federation, of a tail and of a variant there are no numbers.
+    for label, *more in (("CAFE", "--sampling_rate=0.3"), ("CAFE", "--imbalance=10")):
+        told = cafe.tell(made_up(rows[label], [[0.5]], *more))
+        assert not any("paper" in name for name in told)
+    assert told["majority classes, %"] == "65.0"
+    variant = named(cafe.ablation("fashion_mnist"), "CAFE-without-PC")
+    assert not any("paper" in name for name in cafe.tell(made_up(variant, [[0.5]])))
+    done = made_up(rows["CAFE"], [[0.5]])
+    nothing = done._replace(cells=[done.only._replace(runs=[])])
+    assert cafe.tell(nothing)["test, %"] == "diverged"
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are drawn."""
+    seen: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, *a, **k: seen.append(figure))
+    return seen
+
+
+def test_a_figure_tells_each_group_by_frequency(drawn: list[Figure], tmp_path: Path) -> None:
+    done = [
+        made_up(row, [[0.4 + 0.05 * i], [0.5 + 0.05 * i]])
+        for i, row in enumerate(cafe.groups("digits"))
+    ]
+    lost = done[1].only._replace(runs=[])  # FedAvg at 0.5
+    done[1] = done[1]._replace(cells=[lost])
+    told = cafe.draw_groups(tmp_path / "groups.png", "digits", done)
+    assert told == f"Figure: {tmp_path / 'groups.png'}."
+    panels = {axis.get_title(): axis for axis in drawn[0].axes}
+    assert len(panels) == 4
+    fedavg, method = panels["majority classes: most examples"].get_lines()
+    # From always to rarely; the majority is 15 points above the test.
+    np.testing.assert_allclose(fedavg.get_xydata(), [[0, 70], [2, 60]])
+    np.testing.assert_allclose(method.get_xydata(), [[0, 85], [1, 80], [2, 75]])
+    assert (fedavg.get_label(), method.get_label()) == ("FedAvg", "CAFE")
+    ticks = [
+        text.get_text() for text in panels["minority classes: fewest examples"].get_xticklabels()
+    ]
+    assert ticks == ["always", "0.5", "0.1"]
+    # Without a tail there are only clients; with nothing to tell there is no figure.
+    plain = [made_up(row, [[0.5]]) for row in cafe.frequency("digits")]
+    cafe.draw_groups(tmp_path / "groups.png", "digits", plain)
+    assert len(drawn[1].axes) == 2
+    assert cafe.draw_groups(tmp_path / "groups.png", "digits", [done[1]]).startswith("No figure")
+
+
+def test_curves_are_of_accuracy_and_loss(drawn: list[Figure], tmp_path: Path) -> None:
+    done = [made_up(row, [[0.2, 0.5], [0.4, 0.7]]) for row in cafe.ablation("digits")]
+    cafe.draw_by_round(tmp_path / "rounds.png", "digits", done)
+    accuracy, loss = drawn[0].axes
+    for axis, expected in ((accuracy, [30, 60]), (loss, [0.7, 0.4])):
+        lines = axis.get_lines()
+        assert [line.get_label() for line in lines] == [one.row.label for one in done]
+        np.testing.assert_allclose(lines[0].get_xydata(), np.c_[[10, 20], expected])
+    cafe.draw_against("imbalance factor")(tmp_path / "x.png", "digits", done)
+    assert "test, accuracy in percent" in {axis.get_ylabel() for axis in drawn[1].axes}
+
+
+def test_a_row_must_tell_its_classes_and_be_one_program(tmp_path: Path) -> None:
+    rows = cafe.methods("digits")[-1:]
+    with pytest.raises(UsageError, match=r"^CAFE: --watch_classes=false: must be true"):
+        study.configs(cafe.PAPER, rows, tmp_path, ["--nowatch_classes"])
+    with pytest.raises(UsageError, match=r"^CAFE: the flags ask for several cells"):
+        study.configs(cafe.PAPER, rows, tmp_path, ["--set=drift_mode=svd,row_mean"])
+
+
+def test_a_study_from_its_flags_to_its_table(tmp_path: Path) -> None:
+    values = flags.FlagValues()
+    study.define(cafe.PAPER, values)
+    arguments = (
+        *("--study=groups", "--data=digits", "--rows=FedAvg-IF-10", "--learning_rate=0.1"),
+        *("--clients=5", "--sampling_rate=1", "--alpha=1", "--widths=8", "--seeds=0,1"),
+        *("--rounds=2", "--eval_every=1", "--checkpoint_every=2", f"--run_dir={tmp_path}"),
+    )
+    command_line.parse(["", *arguments], values)
+    with no_figures():
+        text = study.run_all(cafe.PAPER, study.options(cafe.PAPER, values))
+    assert "Figure: " in text
+    (path,) = tmp_path.glob("digits/FedAvg-IF-10/*/result.json")
+    picked = [run["selected"] for run in json.loads(path.read_text())["runs"]]
+    head, _, line = (tmp_path / "digits" / "groups_some.md").read_text().splitlines()[:3]
+    cells = dict(zip(*([c.strip() for c in each.split("|")] for each in (head, line)), strict=True))
+    for name, key, half in (
+        ("majority classes, %", "accuracy_by_class", slice(5)),
+        ("minority classes, %", "accuracy_by_class", slice(5, None)),
+        ("balanced, %", "accuracy_by_class", slice(None)),
+        ("clients' tests, %", "accuracy_by_client", slice(None)),
+    ):
+        means = [100 * np.mean(told[key][half]) for told in picked]
+        mean, std = map(float, cells[name].split(" ± "))
+        assert (mean, std) == pytest.approx((np.mean(means), np.std(means, ddof=1)), abs=0.06)
+    assert len(picked[0]["accuracy_by_client"]) == 5

@@ -1,0 +1,141 @@
+"""The study of the exit strategy: its rows, its table and what lies where in its figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import flags
+
+from experiments.experiment import command_line
+from experiments.papers import fedipg, study
+from experiments.papers.study import Done
+from fedjax_inv.checks import UsageError
+
+SMALL = (
+    *("--rounds=4", "--eval_every=2", "--checkpoint_every=4", "--seeds=0,1", "--widths=8"),
+    *("--watch_examples=200", "--client_chunk=1", "--run_chunk=1", "--clients=8"),
+)
+ROWS = ("without-rotated", "rotated-150-FedAvg-exit", "slow-5-FedAvg")
+
+
+def parsed(*arguments: str) -> study.Options:
+    """The options of a command line."""
+    values = flags.FlagValues()
+    study.define(fedipg.PAPER, values)
+    command_line.parse(["", *arguments], values)
+    return study.options(fedipg.PAPER, values)
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist", "cifar10"])
+def test_one_client_is_aberrant_in_every_row(data: str) -> None:
+    rows = fedipg.leaving(data)
+    kinds = {kind for row in rows for kind in fedipg._kinds(row)}
+    assert kinds == {"slow", "lossy"} | ({"rotated"} if data != "cifar10" else set())
+    for row in rows:
+        chosen = command_line.of_arguments(row.flags)
+        assert chosen.partition.clients == 20
+        told = chosen.participation
+        angles = chosen.environment.records[0].odd_angles if chosen.environment.records else ()
+        if row.label.startswith("without"):
+            assert told.lossy == ("0:0",)
+            assert not told.first_all  # or it would come once
+            assert len(angles) == (row.label == "without-rotated")
+            continue
+        (kind,) = fedipg._kinds(row)
+        assert told.slow == ((f"0:{row.x}",) if kind == "slow" else ())
+        assert told.lossy == ((f"0:{row.x}",) if kind == "lossy" else ())
+        assert angles == ((float(row.x),) if kind == "rotated" else ())
+        assert told.first_all == (kind != "rotated")
+        assert row.label.startswith(f"{kind}-{row.x}-")
+        if row.label.endswith("exit"):
+            # What the rule takes for the step is what the clients do.
+            rate, settings = chosen.clients.learning_rate[0], chosen.method.settings
+            assert f"step_size={rate * chosen.clients.local_steps:g}" in settings
+    with pytest.raises(UsageError, match=r"^--data=pacs: must be one of mnist"):
+        fedipg.leaving("pacs")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A part of the study on eight clients, and what it printed."""
+    folder = tmp_path_factory.mktemp("study")
+    options = parsed(
+        *SMALL,
+        *("--study=exit", "--data=digits", f"--rows={','.join(ROWS)}"),
+        f"--run_dir={folder}",
+    )
+    return folder / "digits", study.run_all(fedipg.PAPER, options)
+
+
+def test_the_table_tells_of_the_regular_clients_and_of_who_left(told: tuple[Path, str]) -> None:
+    folder, text = told
+    lines = (folder / "exit_some.md").read_text().split("\n\n")[0].splitlines()
+    assert "\n".join(lines) in text
+    heads, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    by_label = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
+    assert set(by_label) == set(ROWS)
+    for label, odd in zip(ROWS, ("180", "150", None), strict=True):
+        (path,) = (folder / label).glob("*/result.json")
+        runs = json.loads(path.read_text())["runs"]
+        regular, own = [], []
+        for run in runs:
+            domains = run["last"]["domains"]
+            valid = {k: d["accuracy"] for k, d in domains.items() if d["split"] == "validation"}
+            own.append(100 * valid.pop(odd, np.nan))
+            assert set(valid) == ({"0", "15", "30", "45", "60", "75"} if odd else {"all"})
+            regular.append(100 * np.mean(list(valid.values())))
+        row = by_label[label]
+        spread = "{:.1f} ± {:.1f}"
+        assert row["regular clients, %"] == spread.format(np.mean(regular), np.std(regular, ddof=1))
+        shown = spread.format(np.mean(own), np.std(own, ddof=1)) if odd else ""
+        assert row["client 0's angle, %"] == shown
+        train = [100 * run["last"]["train_by_round"][-1] for run in runs]
+        expected = spread.format(np.mean(train), np.std(train, ddof=1))
+        assert row["all training examples, %"] == expected
+    assert by_label["without-rotated"]["client 0 left"] == ""
+    assert by_label["rotated-150-FedAvg-exit"]["client 0 left"].endswith("of 2 seeds")
+    assert by_label["rotated-150-FedAvg-exit"]["others that left"].endswith("of 7")
+    for kind in ("slow", "rotated"):
+        picture = folder / f"exit_some_{kind}.png"
+        assert str(picture) in text
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "exit_some_lossy.png").exists()
+
+
+def test_the_loss_is_low_from_its_first_evaluation_on() -> None:
+    lines = [{"round": 2, "loss": 0.9}, {"round": 4, "loss": 0.4}, {"round": 6, "loss": 0.6}]
+    assert fedipg._rounds_to(lines, 0.5) == 4
+    assert np.isnan(fedipg._rounds_to(lines, 0.4))
+
+
+def test_the_benchmark_goes_through_all_degrees(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(
+        study, "draw_series", lambda path, title, label, points: drawn.update({path.stem: points})
+    )
+    evaluation = {
+        "round": 5,
+        "domains": {
+            "0": {"accuracy": 0.5, "loss": 0.3, "split": "validation"},
+            "15": {"accuracy": 0.7, "loss": 0.5, "split": "validation"},
+            "150": {"accuracy": 0.0, "loss": 9.0, "split": "validation"},
+            "test": {"accuracy": 0.0, "loss": 9.0, "split": "test"},
+        },
+    }
+    chosen = command_line.of_arguments(["--odd_angles=150"])
+    rows = fedipg.leaving("digits")
+    cells = [study.Ran("test", [{}], [[evaluation]], {})]
+    done = [Done(row, chosen, cells) for row in rows]
+    fedipg.draw_aberrant(tmp_path / "exit.png", "digits", done)
+    assert set(drawn) == {"exit_slow", "exit_lossy", "exit_rotated"}
+    for kind, (degrees, _) in fedipg._ABERRANT.items():
+        accuracy, rounds = drawn[f"exit_{kind}"].values()
+        assert set(accuracy) == {"without it", "FedAvg", "FedAvg-exit", "FedIPG-exit"}
+        for quantity, expected in ((accuracy, 60), (rounds, 5)):
+            for line in quantity.values():
+                assert [x for x, _ in line] == list(degrees)
+                np.testing.assert_allclose([each for _, each in line], expected)

@@ -1,0 +1,376 @@
+"""The studies of FedCFA: what is compared, what the tables tell, what lies where in the figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import flags
+from matplotlib.figure import Figure
+
+from experiments import explain, factors
+from experiments.experiment import command_line, config, grid
+from experiments.papers import fedcfa, study
+from experiments.papers.study import Done, Row
+from experiments.reporting import figures
+from fedjax_inv import models
+from fedjax_inv.checks import UsageError
+from fedjax_inv.models.blocks import unit_range
+from runs import no_figures
+
+
+def parsed(*arguments: str) -> study.Options:
+    """The options of a command line."""
+    values = flags.FlagValues()
+    study.define(fedcfa.PAPER, values)
+    command_line.parse(["", *arguments], values)
+    return study.options(fedcfa.PAPER, values)
+
+
+@pytest.mark.parametrize("data", fedcfa.PAPER.data)
+def test_methods_have_as_many_settings_in_the_same_federation(data: str) -> None:
+    chosen = {row.label: command_line.of_arguments(row.flags) for row in fedcfa.methods(data)}
+    assert len(chosen) == 7
+    alike = []
+    for label, one in chosen.items():
+        (cell,) = grid.cells(one, [None])
+        hypers = {str(run.hyper) for run in cell.runs}
+        assert len(hypers) == 4, label
+        assert len(cell.runs) == 4 * len(one.run.seeds)
+        # What it is that they are compared on; SCAFFOLD alone has no momentum.
+        same = config.flat(one)
+        own = ("algorithm", "settings", "learning_rate", "cut", "momentum")
+        alike.append({name: value for name, value in same.items() if name not in own})
+        assert one.clients.momentum == (0.0 if label == "SCAFFOLD" else 0.9)
+        assert one.model.cut == (fedcfa.SETTINGS[data].hook if label == "FedCFA" else -1)
+    assert all(one == alike[0] for one in alike)
+
+
+@pytest.mark.parametrize("data", ["fashion_mnist", "cifar10_resnet"])
+def test_partitions_are_what_they_are_called(data: str) -> None:
+    rows = fedcfa.partitions(data)
+    assert len(rows) == 18
+    for row in rows:
+        chosen = command_line.of_arguments(row.flags, may_be_idle=True)
+        assert fedcfa.partition_name(chosen) == row.x
+        assert chosen.participation.cohort * 5 == chosen.partition.clients  # a fifth of them
+    # The runs of one of them are those of `methods`.
+    shared = {row.label: row.flags for row in rows if row.x == "Dir60(0.6)"}
+    methods = {row.label: row.flags for row in fedcfa.methods(data)}
+    assert shared.items() <= methods.items()
+    for name in ("femnist", "sent140"):
+        rows = fedcfa.partitions(name)
+        chosen = [command_line.of_arguments(row.flags, may_be_idle=True) for row in rows]
+        assert [fedcfa.partition_name(one) for one in chosen] == [row.x for row in rows]
+        # Whatever the local copy is called.
+        renamed = config.changed(chosen[0], dataset="copy.json")
+        assert fedcfa.paper_data(renamed) == name
+    with pytest.raises(UsageError, match=r"^--data=digits: has too few"):
+        fedcfa.partitions("digits")
+
+
+@pytest.mark.parametrize("data", fedcfa.PAPER.data)
+def test_columns_are_all_that_a_row_compares(data: str) -> None:
+    for name in ("ablation", "correlation", "loss_grid"):
+        for row in fedcfa.PAPER.studies[name].rows(data):
+            (cell,) = grid.cells(command_line.of_arguments(row.flags), [None])
+            columns = fedcfa._COLUMNS[row.series].values()
+            for run in cell.runs:
+                told = [hyper for hyper in columns if hyper.items() <= run.hyper.items()]
+                assert len(told) == 1
+            rates = {run.hyper["learning_rate"] for run in cell.runs}
+            seeds = {run.seed for run in cell.runs}
+            assert len(cell.runs) == len(columns) * len(rates) * len(seeds)
+    for row in fedcfa.hooks(data):
+        chosen = command_line.of_arguments(row.flags)
+        assert row.label == f"hook-{chosen.model.cut}-top_k-{row.x}"
+        assert f"top_k={row.x}" in chosen.method.settings
+        # As many factors as there are where the hook is.
+        default = {"resnet18": (64, 64, 128, 256), "leaf_cnn": (32, 64), "lstm": (256,)}
+        widths = chosen.model.widths or default[chosen.model.model]
+        assert int(row.x) <= widths[chosen.model.cut - 1]
+
+
+def test_numbers_of_the_paper() -> None:
+    numbers = fedcfa.NUMBERS
+    assert numbers["FedCFA", "fashion_mnist", "Dir60(0.6)"] == "92.86±0.31"
+    assert numbers["FedPVR", "fashion_mnist", "IID100"] == "92.27±0.08"
+    assert numbers["SCAFFOLD", "cifar10", "Dir60(0.2)"] == "33.05±5.57"
+    assert numbers["q-FedAvg", "cifar100", "Dir100(0.6)"] == "40.20±0.10"
+    assert numbers["FedMix", "tiny_imagenet", "IID60"] == "32.45±0.78"
+    assert numbers["FedCFA", "femnist", "Non-IID"] == "83.19±0.54"
+    assert numbers["FedProx", "sent140", "IID60"] == "78.97±0.25"
+    assert len(numbers) == 3 * 42 + 5 * 7
+    assert fedcfa.ROUNDS["FedCFA", "Dir100(0.2)"] == "(427,73.61)"
+    assert fedcfa.TARGETS["IID60"] == 78.4
+    labels = {row.label for row in fedcfa.methods("cifar10")}
+    assert {method for method, _, _ in numbers} == labels
+    hooks = {(row.series, row.x) for row in fedcfa.hooks("cifar10_resnet")}
+    assert {(hook, top_k) for hook, top_k, _ in fedcfa.HOOKS} <= hooks
+    assert fedcfa.HOOKS["hook 2", "16", "Dir100(0.6)"] == "78.57"
+    assert set(fedcfa.ABLATION) == set(fedcfa._COLUMNS["ablation"])
+    assert set(fedcfa.CORRELATION) < set(fedcfa._COLUMNS["correlation"])
+
+
+def evaluation(number: int, test: float, validation: float = 0.5) -> dict[str, Any]:
+    """A line of a log."""
+    return {
+        "round": number,
+        "test_accuracy": test,
+        "validation_accuracy": validation,
+        "train_metrics": {"correlation": 0.1},
+        "bytes": 10**6 * number,
+    }
+
+
+def made_up(row: Row, seeds: list[list[float]], *more: str) -> Done:
+    """A row whose runs had these test accuracies in rounds 10, 20, ..., the last of them chosen."""
+    logs = [[evaluation(10 * (i + 1), test) for i, test in enumerate(each)] for each in seeds]
+    runs = [{"hyper": {}, "last": log[-1], "selected": log[-1], "seed": 0} for log in logs]
+    cell = study.Ran("test", runs, logs, {"runs": runs})
+    return Done(row, command_line.of_arguments([*row.flags, *more]), [cell])
+
+
+def columns(row: Row, tests: dict[str, float], *more: str) -> Done:
+    """A row whose columns had these test accuracies, NaN for one that diverged."""
+    runs = []
+    for name, test in tests.items():
+        for rate in (0.01, 0.03):
+            # The better one by validation is the worse one by test.
+            line = evaluation(10, test - (rate == 0.03), validation=0.5 + (rate == 0.01) / 4)
+            hyper = fedcfa._COLUMNS[row.series][name] | {"learning_rate": rate}
+            told = {"by_rule": {"validation": line}, "selected": line, "last": line}
+            runs.append({"hyper": hyper, "diverged": np.isnan(test), **told})
+    result = {"cell": {"held_out": "test"}, "runs": runs}
+    cell = study.Ran("test", runs, [], result)
+    return Done(row, command_line.of_arguments([*row.flags, *more]), [cell])
+
+
+def test_rounds_to_a_target_are_told_as_in_the_paper() -> None:
+    rows = {row.label: row for row in fedcfa.methods("cifar10_resnet")}
+    reached = made_up(rows["FedCFA"], [[0.7, 0.8, 0.79], [0.81, 0.9, 0.85]])
+    told = fedcfa.tell(reached)
+    assert told["partition"] == "Dir60(0.6)"
+    assert told["rounds to 80%"] == "15.0 ± 7.1"
+    assert told["test, %"] == "82.0 ± 4.2"
+    assert told["paper, %"] == "82.43±0.08"
+    assert told["paper: rounds, %"] == "(468,80.01)"
+    # Of seeds of which one did not reach it, the best of each.
+    short = made_up(rows["FedAvg"], [[0.7, 0.74, 0.7], [0.8, 0.81, 0.7]], "--alpha=0.2")
+    assert fedcfa.tell(short)["rounds to 75.5%"] == "> 500, best 77.5 ± 4.9"
+    assert fedcfa.tell(short)["paper, %"] == "65.88±0.32"
+    # Of a partition that is not in the paper there are neither its numbers nor its target.
+    other = made_up(rows["FedAvg"], [[0.7], [0.8]], "--alpha=3")
+    assert not any("rounds" in name or "paper" in name for name in fedcfa.tell(other))
+    nothing = reached._replace(cells=[reached.only._replace(runs=[])])
+    assert fedcfa.tell(nothing)["test, %"] == "diverged"
+
+
+def test_columns_choose_their_learning_rate_by_validation() -> None:
+    without, with_it = fedcfa.ablation("cifar10_resnet")
+    tests = dict(zip(fedcfa.ABLATION, (0.7, 0.6, np.nan, 0.8), strict=True))
+    told = fedcfa.tell(columns(without, tests))
+    assert [told[f"{name}, %"] for name in tests] == ["70.0", "60.0", "diverged", "80.0"]
+    assert told["paper: Cls.+Neg."] == "78.87"
+    assert not any("paper" in name for name in fedcfa.tell(columns(with_it, tests)))
+    assert not any("paper" in name for name in fedcfa.tell(columns(without, tests, "--alpha=0.2")))
+
+
+def test_a_map_has_positives_from_left_to_right(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, *a, **k: drawn.append(figure))
+    rows = fedcfa.loss_grid("digits")
+    values = {
+        name: (10 * hyper["positive_weight"] + hyper["negative_weight"]) / 200
+        for name, hyper in fedcfa._COLUMNS["loss_grid"].items()
+    }
+    done = [columns(row, values | {"10/10": np.nan}) for row in rows]
+    assert fedcfa.draw_grid(tmp_path / "grid.png", "digits", done) == (
+        f"Figure: {tmp_path / 'grid.png'}."
+    )
+    left, right = drawn[0].axes[:2]
+    assert [axis.get_title() for axis in (left, right)] == ["grid-without-FDC", "grid-with-FDC"]
+    texts = {text.get_position(): text.get_text() for text in left.texts}
+    assert len(texts) == 36
+    assert texts[4, 0] == f"{100 * values['5/0.1']:.1f}"
+    assert texts[0, 4] == f"{100 * values['0.1/5']:.1f}"
+    assert texts[5, 5] == "none"
+    told = fedcfa.tell(done[0])
+    assert (told["positive/negative"], told["diverged"]) == ("10/5", "1 of 36")
+
+
+def test_curves_and_dots_lie_where_the_runs_were(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, *a, **k: drawn.append(figure))
+    rows = [row for row in fedcfa.partitions("fashion_mnist") if row.x.startswith("Dir60")]
+    done = [made_up(row, [[0.1 * i, 0.5], [0.1 * i, 0.7]]) for i, row in enumerate(rows, start=1)]
+    done[0] = done[0]._replace(cells=[done[0].only._replace(runs=[])])  # diverged
+    fedcfa.draw_by_round(tmp_path / "rounds.png", "fashion_mnist", done)
+    fedcfa.draw_by_seed(tmp_path / "seeds.png", "fashion_mnist", done)
+    rounds, seeds = drawn
+    titles = {axis.get_title(): axis for axis in rounds.axes if axis.get_title()}
+    assert list(titles) == ["Dir60(0.2)", "Dir60(0.6)"]
+    for name, count in (("Dir60(0.2)", 2), ("Dir60(0.6)", 3)):
+        lines = titles[name].get_lines()
+        assert len(lines) == count
+        for line, one in zip(lines, [o for o in done if o.row.x == name][-count:], strict=True):
+            assert line.get_label() == one.row.series
+            first = 100 * one.only.logs[0][0]["test_accuracy"]
+            np.testing.assert_allclose(line.get_xydata(), [[10, first], [20, 60]])
+    (axis,) = seeds.axes
+    dots = [line.get_ydata() for line in axis.get_lines() if len(line.get_ydata()) == 2]
+    assert len(dots) == 5
+    np.testing.assert_allclose(dots, [[50, 70]] * 5)
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["Dir60(0.2)", "Dir60(0.6)"]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a part of a study, and what it printed."""
+    folder = tmp_path_factory.mktemp("study")
+    options = parsed(
+        *("--study=correlation", "--data=digits", "--rows=correlation-all", "--seeds=0,1"),
+        *("--rounds=2", "--eval_every=1", "--checkpoint_every=2", "--clients=4", "--cohort=2"),
+        *("--widths=8,6", "--set=top_k=3", "--set=decorrelation_weight=0.0,1.0"),
+        *("--client_chunk=1", "--run_chunk=1", f"--run_dir={folder}"),
+    )
+    with no_figures():
+        return folder / "digits", study.run_all(fedcfa.PAPER, options)
+
+
+def test_a_study_is_told_by_its_columns(told: tuple[Path, str]) -> None:
+    folder, text = told
+    (path,) = (folder / "correlation-all").glob("*/result.json")
+    runs = json.loads(path.read_text())["runs"]
+    assert [run["hyper"]["decorrelation_weight"] for run in runs] == [0.0, 0.0, 1.0, 1.0]
+    head, _, line = (folder / "correlation_some.md").read_text().splitlines()[:3]
+    assert line in text
+    cells = dict(zip(*([c.strip() for c in each.split("|")] for each in (head, line)), strict=True))
+    for weight in ("0", "1"):
+        tests = [
+            100 * run["selected"]["test_accuracy"]
+            for run in runs
+            if run["hyper"]["decorrelation_weight"] == float(weight)
+        ]
+        assert cells[f"{weight}, %"] == f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
+    assert "0.1, %" not in cells  # a weight that was not run
+
+
+def test_factors_of_a_run(
+    told: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder,) = (path.parent for path in told[0].glob("*/*/result.json"))
+    drawn: list[factors.Panel] = []
+    draw = factors.draw
+
+    def draw_and_tell(path: Path, panels: list[factors.Panel], seed: int) -> None:
+        drawn.extend(panels)
+        draw(path, panels, seed)
+
+    monkeypatch.setattr(factors, "draw", draw_and_tell)
+    out = tmp_path / "factors.png"
+    options = factors.Options((str(folder),), hook=2, clients=2, examples=20, out=str(out))
+    assert f"Picture: {out}." in factors.run(options)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    (panel,) = drawn
+    assert panel.factors.shape == (60, 6)
+    assert len(set(panel.client)) == 3
+    with pytest.raises(UsageError, match=r"^--clients=0: must be at least 1"):
+        factors.run(options._replace(clients=0))
+    trained = explain.find(folder, explain.Options((), run=1))
+    made = explain.assembled(trained)
+    # Wherever it is cut, it is the same network.
+    x = unit_range(made.data.x[:5])
+    cut = [factors.network(trained, made, hook) for hook in (0, 1, 2)]
+    outputs = [models.predict(model, variables, x) for model, variables in cut]
+    np.testing.assert_allclose(outputs[1:], [outputs[0]] * 2, rtol=1e-5)
+    with pytest.raises(UsageError, match="cut"):
+        factors.network(trained, made, 3)
+    of_texts = made._replace(dataset=made.dataset._replace(words=("", "a")))
+    with pytest.raises(UsageError, match=r"^--runs=.*: must be on images"):
+        factors.network(trained, of_texts, 2)
+    # Counterfactuals have three factors of a mean image, and the other five are the image's.
+    model, variables = cut[1]
+    average = x[:1] * 0 + 0.5
+    told_factors = factors.trained_on(trained, model, variables, x, made.data.y[:5], average)
+    plain, of_average = (np.asarray(factors.encoded(model, variables, v)) for v in (x, average))
+    kept = np.asarray(told_factors) == plain
+    assert (kept.sum(1) >= 5).all()
+    np.testing.assert_allclose(
+        told_factors, np.where(kept, plain, np.broadcast_to(of_average, plain.shape)), rtol=1e-6
+    )
+
+
+def test_what_is_told_of_factors() -> None:
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(40, 3)) * [1.0, 2.0, 0.5]
+    pairs = np.abs(np.corrcoef(values.T))[np.triu_indices(3, 1)]
+    assert factors.correlation(values) == pytest.approx(pairs.mean(), rel=1e-5)
+    client = np.repeat([-1, 4, 7], [20, 12, 8])
+    everyone = values[:20]
+    distances = [np.linalg.norm(values[client == k].mean(0) - everyone.mean(0)) for k in (4, 7)]
+    scale = np.sqrt(sum(column.var() for column in everyone.T))
+    expected = np.sqrt(np.mean(np.square(distances))) / scale
+    assert factors.shift(values, client) == pytest.approx(expected)
+    # The largest clients, each with no more than it holds.
+    parts = [np.arange(3), np.arange(3, 13), np.arange(13, 17)]
+    rows, whose = factors.chosen_rows(parts, 2, 6, 0)
+    assert [int((whose == who).sum()) for who in (-1, 1, 2, 0)] == [6, 6, 4, 0]
+    assert set(rows[whose == 1]) < set(parts[1])
+    assert set(rows[whose == 2]) == set(parts[2])
+
+
+def test_a_row_of_several_programs_cannot_be_told(tmp_path: Path) -> None:
+    rows = fedcfa.methods("digits")[-1:]
+    with pytest.raises(UsageError, match=r"^FedCFA: the flags ask for several cells"):
+        study.configs(fedcfa.PAPER, rows, tmp_path, ["--set=top_k=3,5"])
+
+
+def test_methods_start_from_the_row_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = fedcfa.simpson("mnist")
+    first, *others = study.configs(fedcfa.PAPER, rows, tmp_path / "mnist", [])
+    (cell,) = grid.cells(first, ["test"])
+    start = tmp_path / "mnist" / rows[0].folder / grid.folder_name(cell.name)
+    assert [one.model.init_from for one in (first, *others)] == ["", *[str(start)] * 3]
+    # Colours mislead clients only.
+    shadings = [one.environment.records[0].shading for one in (first, *others)]
+    assert shadings == ["random", *["paradox"] * 3]
+    assert first.watching.stop_above == (0.95,)
+    assert len({(one.model.widths, one.model.cut) for one in (first, *others)}) == 1
+
+    def leave(reached: int | None) -> None:
+        start.mkdir(parents=True, exist_ok=True)
+        runs = [{"seed": 0, "stops": [{"round": 3}]}, {"seed": 7, "stops": [{"round": reached}]}]
+        (start / "result.json").write_text(json.dumps({"runs": runs}))
+
+    # All rows are looked at before the first is run, which the others need.
+    seen: list[str] = []
+    monkeypatch.setattr(study, "check", lambda row, chosen: seen.append(row.label))
+
+    def run(row: Row, chosen: config.Config) -> Done:
+        if not row.start:
+            leave(5)
+        return Done(row, chosen, [])
+
+    monkeypatch.setattr(study, "run", run)
+    monkeypatch.setattr(study, "table", lambda *arguments: "")
+    quiet = fedcfa.PAPER._replace(studies={"simpson": study.Study(fedcfa.simpson, {})})
+    (tmp_path / "mnist").mkdir()
+    options = study.Options("simpson", (), ("mnist",), tmp_path, ("--client_chunk=1",))
+    alone = options._replace(rows=("simpson-FedMix",))
+    with pytest.raises(UsageError, match=r"^--rows=simpson-FedMix: starts from the network of "):
+        study.run_all(quiet, alone)
+    study.run_all(quiet, options)
+    assert seen == [row.label for row in rows]
+    study.run_all(quiet, alone)
+    assert seen[-1] == "simpson-FedMix"
+    leave(None)
+    with pytest.raises(UsageError, match=r"^simpson-FedMix: .* has not reached .* seeds \[7\]"):
+        study.run_all(quiet, alone)
+    with pytest.raises(UsageError, match=r"^--data=cifar10: must be mnist or digits"):
+        fedcfa.simpson("cifar10")

@@ -1,0 +1,439 @@
+"""Run folders: whose they are, what may differ on a restart, and a log without gaps."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import explain
+from experiments.experiment import config, grid
+from experiments.experiment.grid import Cell
+from experiments.experiment.groups import Config
+from experiments.parts.selection import RULES
+from experiments.running import folder as folders
+from experiments.running import kept, log, provenance, summary
+from fedjax_inv.checks import UsageError
+from fedjax_inv.evaluation import Scores
+from fedjax_inv.program import Outcome, Training
+from fedjax_inv.rounds import State
+
+CHOSEN = config.of(rounds=7, eval_every=3, seeds=(0, 1), resume=True)
+(CELL,) = grid.cells(CHOSEN, ["75"])
+EVALUATIONS = [(3, 0), (3, 1), (6, 0), (6, 1), (7, 0), (7, 1)]
+
+
+def begun(folder: Path, chosen: Config = CHOSEN) -> Path:
+    """A folder in which the run has begun."""
+    folders.write_json(folder / "config.json", folders.description(chosen, CELL))
+    return folder
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """The folder with other flags in its config.json."""
+    record = json.loads((folder / "config.json").read_text())
+    change(record["flags"])
+    (folder / "config.json").write_text(json.dumps(record))
+    return folder
+
+
+def told(round: int, run: int, accuracy: float, **others: Any) -> dict[str, Any]:
+    """A line of an evaluation, as far as rules and progress look at it."""
+    line = {"round": round, "run": run, "diverged": False, "domains": {}, "seconds": 1.0}
+    line |= {"validation_accuracy": accuracy, "test_accuracy": accuracy, "train_loss": None}
+    return line | others
+
+
+def written(folder: Path, texts: list[str]) -> Path:
+    (begun(folder) / "metrics.jsonl").write_text("\n".join(texts))
+    return folder
+
+
+LINE: dict[str, Any] = dict(
+    seconds=1.0,
+    bytes=0,
+    diverged=False,
+    validation_accuracy=0.5,
+    test_accuracy=0.25,
+    domains={"75": {"accuracy": 0.25, "loss": None, "examples": 4, "split": "test"}},
+)
+LINES = [json.dumps(LINE | {"round": r, "run": i}) for r, i in EVALUATIONS]
+
+
+def test_a_log_is_read_up_to_a_round(tmp_path: Path) -> None:
+    folder = written(tmp_path, [*LINES, ""])
+    for done, count in ((3, 2), (6, 4), (7, 6), (None, 6)):
+        read = log.read(folder, done)
+        assert [(line["round"], line["run"]) for line in read] == EVALUATIONS[:count]
+
+
+def test_a_log_begins_with_round_0(tmp_path: Path) -> None:
+    """But not one of an earlier version."""
+    start = [json.dumps(LINE | {"round": 0, "run": run}) for run in (0, 1)]
+    folder = written(tmp_path, [*start, *LINES, ""])
+    for done, count in ((0, 2), (3, 4), (6, 6), (7, 8), (None, 8)):
+        assert len(log.read(folder, done)) == count
+    for damaged in ([start[0], *LINES], [start[1], *LINES], ["{", *start[1:], *LINES]):
+        with pytest.raises(UsageError, match=r"line [12] is damaged .* of round 0 and run [01]"):
+            log.read(written(folder, damaged), 7)
+
+
+def test_round_0_is_never_selected() -> None:
+    """Even where it is best by every rule, nor is its state kept."""
+    one = Cell("fedavg", {}, "75", CELL.runs[:1])
+    agreeing = {str(k): {"accuracy": 0.9, "examples": 9, "split": "validation"} for k in (0, 1)}
+    lines = [told(0, 0, 0.9, domains=agreeing), told(3, 0, 0.2), told(6, 0, 0.1)]
+    (run,) = summary.summarise(one, lines)
+    picked = {rule: line and line["round"] for rule, line in run["by_rule"].items()}
+    assert picked == {"validation": 3, "agreement": None, "last": 6, "oracle": 3}
+    state: Any = State({"w": np.zeros((1, 2))}, (), (), np.zeros(1, np.int32), None)
+    stops: Any = None
+    for rule, rounds in (("validation", [0, 3, 3]), ("last", [0, 3, 6])):
+        keeper = kept.Kept(RULES[rule], [], kept.of(Training(state, stops), False))
+        for line, expected in zip(lines, rounds, strict=True):
+            keeper.look([line], partial(Training, state, stops), False)
+            assert keeper.served.round == [expected]
+    # Not even of a run that diverged at once.
+    (run,) = summary.summarise(one, [lines[0], told(3, 0, 0.5, diverged=True)])
+    assert run["diverged"]
+    assert set(run["by_rule"].values()) == {None}
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize(
+    "damage", ["cut", "blank", "missing", "twice", "no record", "types", "lacks"]
+)
+def test_a_gap_in_the_middle_of_a_log_is_told(tmp_path: Path, damage: str, at: int) -> None:
+    replaced = {"cut": [LINES[at][:9]], "blank": [""], "missing": [], "no record": ["7"]}
+    replaced["twice"] = [LINES[at], LINES[at]]
+    replaced["types"] = [LINES[at].replace("0.5", '"0.5"')]
+    replaced["lacks"] = [LINES[at].replace("diverged", "converged")]
+    folder = written(tmp_path, [*LINES[:at], *replaced[damage], *LINES[at + 1 :], ""])
+    first = at + 2 if damage == "twice" else at + 1
+    expected = EVALUATIONS[at + 1 if damage == "twice" else at]
+    for done in (None, 7):
+        with pytest.raises(UsageError, match=f"metrics.jsonl: line {first} is damaged") as error:
+            log.read(folder, done)
+        assert f"round {expected[0]} and run {expected[1]}" in str(error.value)
+        assert "\n" not in str(error.value)
+    # What is before is whole.
+    if at >= 2:
+        assert len(log.read(folder, 3)) == 2
+
+
+def test_a_log_that_does_not_reach_its_checkpoint_is_told(tmp_path: Path) -> None:
+    for count in range(4):
+        folder = written(tmp_path, LINES[:count])
+        with pytest.raises(UsageError, match=f"line {count + 1} is damaged or missing"):
+            log.read(folder, 6)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(UsageError, match="line 1 is damaged or missing"):
+        log.Log(folder, 3)
+
+
+def test_the_last_line_of_a_machine_that_went_down_does_not_count(tmp_path: Path) -> None:
+    folder = written(tmp_path, [*LINES[:4], LINES[4][:9]])
+    assert len(log.read(folder)) == 4
+    going_on = log.Log(folder, 6)
+    going_on.append(
+        [json.loads(line) | {"segment_bytes": 5, "diverged": False} for line in LINES[4:]]
+    )
+    assert [line["bytes"] for line in going_on.lines[4:]] == [5, 5]
+    assert [(line["round"], line["run"]) for line in log.read(folder, 7)] == EVALUATIONS
+
+
+def test_what_is_counted_goes_on_where_the_log_ends(tmp_path: Path) -> None:
+    told = LINE | {"round": 3, "seconds": 2.5, "bytes": 10, "dropped": 1}
+    lines = [json.dumps(told | {"run": run, "diverged": run == 1}) for run in (0, 1)]
+    going_on = log.Log(written(tmp_path, lines), 3)
+    assert going_on.seconds == 2.5
+    new = LINE | {"round": 6, "segment_bytes": 5, "dropped": 2}
+    going_on.append([new | {"run": run} for run in (0, 1)])
+    for line in log.read(tmp_path)[2:]:
+        assert (line["bytes"], line["dropped"], line["diverged"]) == (15, 3, line["run"] == 1)
+
+
+def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with folders.locked(folder):
+        told = f"--run_dir={folder}: another process is"
+        with pytest.raises(UsageError, match=told) as error, folders.locked(folder):
+            raise AssertionError("entered")
+        assert "\n" not in str(error.value)
+    with folders.locked(folder):
+        pass
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    hold = (
+        "import sys, time; from pathlib import Path; from experiments.running import folder\n"
+        "with folder.locked(Path(sys.argv[1])): print('in', flush=True); time.sleep(60)"
+    )
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)], cwd=root, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in\n"
+    with pytest.raises(UsageError), folders.locked(tmp_path):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with folders.locked(tmp_path):
+        pass
+
+
+def test_a_folder_without_a_flag_that_came_later(tmp_path: Path) -> None:
+    folder = edited(begun(tmp_path), lambda told: [told.pop(n) for n in ("norm", "conv")])
+    assert folders.finished(CHOSEN, CELL, folder) is None
+    other = config.changed(CHOSEN, norm="batch")
+    with pytest.raises(UsageError, match=r'whose norm is "none" and not "batch"; .*--norm=none'):
+        folders.finished(other, CELL, folder)
+    edited(folder, lambda told: told.update(fluffy=1))
+    with pytest.raises(UsageError, match="was written by another version, with fluffy"):
+        folders.finished(CHOSEN, CELL, folder)
+
+
+def test_a_folder_of_the_first_edition(tmp_path: Path) -> None:
+    """Its environments were drawn once, with a whole number."""
+    folder = edited(begun(tmp_path), lambda told: told.update(data_seed=0))
+    with pytest.raises(UsageError, match=r'whose data_seed is "0" and not "each"; .*--data_seed=0'):
+        folders.finished(CHOSEN, CELL, folder)
+    assert folders.finished(config.changed(CHOSEN, data_seed="0"), CELL, folder) is None
+
+
+def test_what_has_no_effect_makes_no_other_run(tmp_path: Path) -> None:
+    """The first edition kept flags that it ignored; here they could not be given again."""
+    chosen = config.changed(CHOSEN, environment="none", held_out="none", optimizer="adam")
+    (cell,) = grid.cells(chosen, [None])
+    folders.write_json(tmp_path / "config.json", folders.description(chosen, cell))
+    edited(tmp_path, lambda told: told.update(data_seed=0, momentum=0.5, alpha=2.0))
+    assert folders.finished(chosen, cell, tmp_path) is None
+    # It has one with sgd.
+    edited(tmp_path, lambda told: told.update(optimizer="sgd"))
+    with pytest.raises(UsageError, match=r"whose momentum is 0\.5 and not 0\.0"):
+        folders.finished(config.changed(chosen, optimizer="sgd"), cell, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "{}", '{"cell": {}}', "\x00"])
+@pytest.mark.parametrize("name", ["config.json", "result.json"])
+def test_a_damaged_record_is_told(tmp_path: Path, name: str, text: str) -> None:
+    begun(tmp_path)
+    (tmp_path / name).write_text(text)
+    find = explain.Options(runs=(str(tmp_path),))
+    with pytest.raises(UsageError, match=rf"{name}: is damaged; .* or delete"):
+        explain.find(tmp_path, find)
+    with pytest.raises(UsageError, match=rf"{name}: is damaged; .* or delete") as error:
+        folders.finished(CHOSEN, CELL, tmp_path)
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith("--resume" if name == "result.json" else "begin anew")
+
+
+def test_a_log_of_bytes_that_are_no_text_is_damaged(tmp_path: Path) -> None:
+    folder = written(tmp_path, [*LINES, ""])
+    text = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(text[:3] + b"\xff\xfe" + text[5:])
+    with pytest.raises(UsageError, match="line 1 is damaged"):
+        log.read(folder, 7)
+
+
+def test_a_run_that_was_stopped_by_a_nan_may_drop_it_from_there_on(tmp_path: Path) -> None:
+    drops = config.changed(CHOSEN, nonfinite="drop")
+    assert folders.finished(drops, CELL, begun(tmp_path / "stops")) is None
+    marks = config.changed(CHOSEN, nonfinite="mark")
+    with pytest.raises(UsageError, match="whose nonfinite is mark and not drop"):
+        folders.finished(drops, CELL, begun(tmp_path / "marks", marks))
+
+
+def outcome(metrics: dict[str, list[float]], broken: list[int], loss: float) -> Outcome:
+    """What a segment of one run tells, with a validation group and the test."""
+    scores = Scores(np.full((1, 1), 0.5), np.full((1, 1), loss), np.ones((1, 1)))
+    told: dict[str, Any] = dict(
+        metrics={name: np.array([values]) for name, values in metrics.items()},
+        attended=np.ones((1, len(broken), 1), int),
+        broken=np.array([broken]),
+        watched={},
+        valid=scores,
+        test=scores,
+        stops=None,
+    )
+    return Outcome(**told)
+
+
+def line_of(told: Outcome, length: int, drops: bool = False) -> dict[str, Any]:
+    cell = Cell("fedavg", {}, "75", CELL.runs[:1])
+    (line,) = summary.lines(cell, ["0"], told, [7], done=3, length=length, seconds=0.0, drops=drops)
+    return line
+
+
+def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None:
+    nan = float("nan")
+    metrics = {"loss": [3.0, 2.0, nan], "body": [nan, 4.0, nan], "s": [1.0, 3.0, 8.0]}
+    metrics["never"] = [nan, nan, nan]
+    told = outcome(metrics, [-1, -1, -1], 0.1)
+    line = line_of(told, 3)
+    assert line["train_metrics"] == {"body": 4.0, "s": 4.0, "never": None}
+    assert line["train_loss"] == 2.0
+    # Rounds that fill up a segment do not count.
+    assert line_of(told, 2)["train_metrics"] == {"body": 4.0, "s": 2.0, "never": None}
+    assert line_of(told, 2)["segment_bytes"] == 14
+    assert line_of(outcome(metrics, [-1, -1, 4], 0.1), 3)["train_loss"] is None
+
+
+def test_no_domain_is_called_as_the_test_split_is() -> None:
+    cell = Cell("fedavg", {}, None, ())
+    assert summary.test_name(cell, ["a"]) == "test"
+    assert summary.test_name(cell, ["a", "test"]) == "test split"
+    assert summary.test_name(cell, ["test split", "test"]) == "test split 2"
+    names = ["test", "test split", "test split 2"]
+    assert summary.test_name(cell, names) == "test split 3"
+    assert summary.test_name(cell._replace(held_out="test"), names) == "test"
+
+
+@pytest.mark.parametrize(
+    ("broken", "loss", "drops", "diverged"),
+    [
+        ([-1, -1], 0.1, False, False),
+        ([-1, 5], 0.1, False, True),
+        ([-1, 5], 0.1, True, False),
+        ([5, 5], float("nan"), True, True),
+    ],
+)
+def test_a_run_diverged_unless_what_is_not_finite_was_dropped(
+    broken: list[int], loss: float, drops: bool, diverged: bool
+) -> None:
+    line = line_of(outcome({"loss": [1.0, 1.0]}, broken, loss), 2, drops)
+    assert line["diverged"] is diverged
+    assert line.get("dropped") == (sum(b >= 0 for b in broken) if drops else None)
+
+
+def test_every_start_is_told_and_none_makes_another_run(tmp_path: Path) -> None:
+    """A folder of before, without any, goes on as well."""
+    begun(tmp_path)
+    assert folders.finished(CHOSEN, CELL, tmp_path) is None
+    for number in (1, 2):
+        folders.begin(tmp_path, CHOSEN, CELL, {"date": number})
+        assert folders.finished(CHOSEN, CELL, tmp_path) is None
+        assert folders.read(tmp_path)[1] == CELL
+    told = json.loads((tmp_path / "config.json").read_text())
+    assert told["starts"] == [{"date": 1}, {"date": 2}]
+
+
+def test_a_start_tells_versions_commit_date_and_data(tmp_path: Path) -> None:
+    told = provenance.record({"x": np.zeros((2, 3))})
+    assert json.loads(json.dumps(told)) == told
+    assert told["versions"]["jax"] == jax.__version__
+    assert told["date"].endswith("+00:00")
+    assert provenance.commit(tmp_path) is None
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=n", "-c", "user.email=e")
+        command = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    assert provenance.commit(tmp_path) is None
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-qm", "a")
+    git("tag", "-am", "t", "v1")
+    assert provenance.commit(tmp_path) == git("rev-parse", "HEAD")
+    (tmp_path / "a").write_text("2")
+    assert provenance.commit(tmp_path) == git("rev-parse", "HEAD") + "-dirty"
+    # What lies in somebody's repository is not of it.
+    (tmp_path / "below").mkdir()
+    assert provenance.commit(tmp_path / "below") is None
+
+
+def test_a_fingerprint_is_of_all_that_arrays_are() -> None:
+    arrays = {"x": np.arange(6, dtype=np.int32).reshape(2, 3), "y": np.zeros(0, np.int32)}
+    others: list[Any] = [
+        arrays | {"x": arrays["x"].reshape(3, 2)},
+        arrays | {"x": arrays["x"].view(np.float32)},
+        arrays | {"x": arrays["x"] + (np.arange(6).reshape(2, 3) == 5)},
+        {"x": arrays["x"], "z": arrays["y"]},
+        {"x": arrays["x"]},
+    ]
+    same = {"y": jax.numpy.asarray(arrays["y"]), "x": np.asfortranarray(arrays["x"])}
+    assert provenance.fingerprint(same) == provenance.fingerprint(arrays)
+    assert len({provenance.fingerprint(each) for each in (arrays, *others)}) == 6
+
+
+LONGER = config.changed(CHOSEN, rounds=9)
+
+
+def finished_run(folder: Path, chosen: Config = CHOSEN, done: int = 6) -> Path:
+    """A run that is over after `done` rounds, with what `finished` looks at."""
+    begun(folder, chosen)
+    (folder / "checkpoints" / str(done)).mkdir(parents=True)
+    line = {name: LINE[name] for name in ("validation_accuracy", "test_accuracy", "domains")}
+    last = line | {"round": done}
+    runs = [
+        run | {"diverged": False, "selected": last, "last": last} for run in CELL.record()["runs"]
+    ]
+    (folder / "result.json").write_text(json.dumps({"cell": CELL.record(), "runs": runs}))
+    return folder
+
+
+def six(**changes: Any) -> Config:
+    return config.changed(CHOSEN, rounds=6, **changes)
+
+
+def test_a_finished_run_may_have_more_rounds(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, six())
+    mine = json.loads((folder / "result.json").read_text())
+    assert folders.finished(six(), CELL, folder) == mine
+    assert folders.finished(LONGER, CELL, folder) is None
+    with pytest.raises(UsageError, match="whose rounds is 6 and not 9; add --resume to go on"):
+        folders.finished(config.changed(LONGER, resume=False), CELL, folder)
+    # However the continuation ends, what there was is there until there is more.
+    for chosen in (six(), LONGER):
+        folders.begin(folder, chosen, CELL, {})
+        told = json.loads((folder / "result.json").read_text())
+        assert told["runs"] == mine["runs"]
+        assert folders.finished(LONGER, CELL, folder) is None
+        with pytest.raises(UsageError, match="add --resume"):
+            folders.finished(config.changed(LONGER, resume=False), CELL, folder)
+
+
+@pytest.mark.parametrize("rounds", [3, 5])
+def test_fewer_rounds_than_are_done_are_one_line(tmp_path: Path, rounds: int) -> None:
+    folder = finished_run(tmp_path, six())
+    fewer = config.changed(CHOSEN, rounds=rounds)
+    with pytest.raises(UsageError, match=f"^--rounds={rounds}: the run in .* has done 6; must be"):
+        folders.finished(fewer, CELL, folder)
+
+
+def test_an_unfinished_run_may_have_fewer_rounds_than_it_was_to(tmp_path: Path) -> None:
+    begun(tmp_path, LONGER)
+    (tmp_path / "checkpoints" / "6").mkdir(parents=True)
+    assert folders.finished(six(), CELL, tmp_path) is None
+
+
+def test_a_run_goes_on_from_an_evaluation_only(tmp_path: Path) -> None:
+    """The last of its rounds was filled up to a segment, which is no round of a longer run."""
+    folder = finished_run(tmp_path, CHOSEN, done=7)
+    with pytest.raises(UsageError, match=r"^--rounds=9: .* ended after 7, between two evaluations"):
+        folders.finished(LONGER, CELL, folder)
+
+
+def test_a_cosine_over_all_rounds_cannot_be_longer(tmp_path: Path) -> None:
+    for name in ("schedule", "server_schedule"):
+        cosine = {name: "cosine"}
+        folder = finished_run(tmp_path / name, six(**cosine))
+        assert folders.finished(six(**cosine), CELL, folder) is not None
+        with pytest.raises(
+            UsageError, match=r"^--rounds=9: .* has a cosine schedule over its --rou"
+        ):
+            folders.finished(config.changed(LONGER, **cosine), CELL, folder)
+        own = dict(cosine, schedule_rounds=6)
+        folder = finished_run(tmp_path / f"own {name}", six(**own))
+        assert folders.finished(config.changed(LONGER, **own), CELL, folder) is None

@@ -1,0 +1,233 @@
+"""The picture of an experiment's data: it shows what the clients hold, and the table counts it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import flags
+from matplotlib.figure import Figure
+
+from experiments import show_data
+from experiments.experiment import build, command_line, config
+from experiments.reporting import figures
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.environments import Colored
+
+ROOT = Path(__file__).parents[2]
+
+
+def options(tmp_path: Path, *, images: int = 10, **values: Any) -> show_data.Options:
+    return show_data.Options(config.of(**values), images, str(tmp_path / "new" / "data.png"))
+
+
+def cells(table: str) -> list[list[str]]:
+    """The cells of the lines of a table, without its rule."""
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [rows[0], *rows[2:]]
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, chosen: show_data.Options) -> tuple[str, Figure]:
+    """What is printed, and the figure that is not written."""
+    seen: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path, **other: seen.append(figure))
+    text = show_data.show(chosen)
+    (figure,) = seen
+    return text, figure
+
+
+def test_the_picture_is_there_and_the_table_is_right(tmp_path: Path) -> None:
+    chosen = options(tmp_path, environment="stained", stain="both", clients=7, seeds=(3, 4))
+    text = show_data.show(chosen)
+    assert Path(chosen.out).read_bytes().startswith(b"\x89PNG")
+    assert text.strip().startswith("digits, stained domains, held out: test, seed 3\n")
+    assert text.endswith(f"Picture: {chosen.out}.")
+
+    made = build.assemble(chosen.config, (3,))
+    split = made.splits["test"][3]
+    order = np.asarray(split.train.order)
+    parts = [
+        [
+            order[start : start + size]
+            for start, size in zip(f.start.tolist(), f.size.tolist(), strict=True)
+        ]
+        for f in (split.train, split.valid, split.test)
+    ]
+    dataset = made.dataset
+    held = [[*t, *v] for t, v in zip(*parts[:2], strict=True)] + [list(parts[2][0])]
+    head, *rows = cells(text)
+    assert head[:4] == ["client: domain", "training", "validation", "test"]
+    assert [row[0] for row in rows[:7]] == [
+        f"{client}: {dataset.domains[domain]}" for client, domain in enumerate(split.domain)
+    ]
+    assert [row[1:4] for row in rows] == [
+        *([str(len(t)), str(len(v)), ""] for t, v in zip(*parts[:2], strict=True)),
+        ["", "", "359"],
+        [str(sum(map(len, parts[0]))), str(sum(map(len, parts[1]))), "359"],
+    ]
+    for column, name in ((4, "stroke"), (5, "ground")):
+        assert head[column] == f"right by {name} alone, %"
+        cue = getattr(dataset.x, name)
+        for row, mine in zip(rows, held, strict=False):
+            right = 0
+            for example in mine:  # the commonest label of that colour, the first of several
+                like = [dataset.y[r] for rs in held[:7] for r in rs if cue[r] == cue[example]]
+                right += np.bincount(like).argmax() == dataset.y[example]
+            assert row[column] == f"{100 * right / len(mine):.1f}"
+
+
+def test_a_cue_is_judged_by_what_it_means_in_training() -> None:
+    cue = np.array([0, 0, 1, 1, 0, 0, 0, 1, 1, 1])
+    y = np.array([0, 0, 1, 1, 1, 1, 1, 0, 0, 0])
+    grey = np.zeros((10, 1, 1, 1), np.uint8)
+    dataset = Dataset(
+        Colored(grey, cue), y, ("a", "b"), np.arange(10) // 4, ("d", "e", "f"), y > 1, np.asarray
+    )
+    rows = [np.array([0, 2]), np.array([1, 3]), np.arange(4, 10)]
+    sizes = [(1, 1, 0), (2, 0, 0), (0, 0, 6)]
+    told = cells(show_data.table(dataset, show_data.Held(["0: d", "1: d", "test"], rows, sizes)))
+    assert told[0][4] == "right by color alone, %"
+    assert [row[1:] for row in told[1:]] == [
+        ["1", "1", "", "100.0"],
+        ["2", "", "", "100.0"],
+        ["", "", "6", "0.0"],
+        ["3", "1", "6", ""],
+    ]
+
+
+def test_the_figure_shows_labels_images_and_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = options(tmp_path, environment="combinations", colors=3, clients=4, images=5)
+    text, figure = shown(monkeypatch, chosen)
+    assert "held out: 2" in text
+    dataset = build.assemble(chosen.config).dataset
+    images, by_class, by_color = figure.axes
+    assert [tick.get_text() for tick in images.get_yticklabels()] == ["0", "1", "2"]
+    assert [t.get_text() for t in images.texts if len(t.get_text()) == 1] == list("01234" * 3)
+    drawn = [np.asarray(image.get_array()) for image in images.get_images()]
+    assert len(drawn) == 3 * (5 + 1)  # and a class by colour for each domain
+    for domain in range(3):
+        *pictures, joint = drawn[6 * domain : 6 * domain + 6]
+        rows = show_data.chosen(dataset, domain, 5)
+        for label, (row, picture) in enumerate(zip(rows, pictures, strict=True)):
+            assert dataset.y[row] == label
+            assert dataset.domain[row] == domain
+            bright = dataset.x.image[row, ..., 0] == 255
+            color = show_data.stains.STROKES[(label + domain) % 3] / 255
+            np.testing.assert_allclose(picture[bright], color[None].repeat(bright.sum(), 0))
+        for label, color in np.ndindex(10, 3):
+            here = (dataset.y == label) & (dataset.domain == domain)
+            assert joint[label, color] == (dataset.x.stroke[here] == color).sum()
+    sizes = [int(row[1]) + int(row[2]) for row in cells(text)[1:5]] + [599]
+    for axis, names in ((by_class, list("0123456789")), (by_color, ["red", "orange", "yellow"])):
+        assert [tick.get_text() for tick in axis.get_xticklabels()] == names
+        counts = np.reshape([int(t.get_text() or 0) for t in axis.texts], (5, len(names)))
+        np.testing.assert_array_equal(counts.sum(1), sizes)
+        shares = np.asarray(axis.get_images()[0].get_array())
+        np.testing.assert_allclose(shares, counts / np.array(sizes)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("values", "columns"),
+    [
+        (dict(), []),
+        (dict(environment="colored", num_classes=5), ["right by color alone, %"]),
+        (dict(environment="colored", held_out="0.2"), ["right by color alone, %"]),
+        (dict(environment="none", partition="dirichlet", clients=12), []),
+    ],
+)
+def test_any_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], columns: list[str]
+) -> None:
+    text, figure = shown(monkeypatch, options(tmp_path, **values))
+    assert cells(text)[0][4:] == columns
+    assert len(figure.axes) == 2 + len(columns)
+    if values.get("environment") == "none":
+        assert text.strip().startswith("digits, held out: test split, seed 0\n")
+        assert cells(text)[-2][0] == "test split"
+        assert {row[0].split()[1] for row in cells(text)[1:-2]} == {"all"}
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
+def test_rgb(channels: int) -> None:
+    x = np.random.default_rng(0).uniform(size=(2, 3, 4, channels)).astype(np.float32)
+    rgb = show_data.to_rgb(x)
+    assert rgb.shape == (2, 3, 4, 3)
+    assert rgb.min() >= 0
+    assert rgb.max() <= 1
+    if channels < 4:
+        red_green_blue = {1: x.repeat(3, -1), 2: np.pad(x, [(0, 0)] * 3 + [(0, 1)]), 3: x}
+        np.testing.assert_allclose(rgb, red_green_blue[channels])
+    else:  # an image in one channel has that channel's hue, and hues differ
+        hues = show_data.to_rgb(np.eye(channels)[:, None, None])
+        assert len(np.unique(hues.round(3), axis=0)) == channels
+
+
+def test_labels_come_in_turn() -> None:
+    y = np.array([2, 2, 0, 0, 0, 1, 1, 0])
+    domain = np.array([0, 0, 0, 0, 0, 0, 1, 0])
+    data = Dataset(y[:, None], y, ("a", "b", "c"), domain, ("d", "e", "f"), domain > 5)
+    assert show_data.chosen(data, 0, 5).tolist() == [2, 5, 0, 3, 1]
+    assert show_data.chosen(data, 1, 5).tolist() == [6]
+    assert show_data.chosen(data, 2, 5).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(out="data.pdf"), "--out=data.pdf: must end in .png"),
+        (dict(images=0), "--images=0: must be in 1..500"),
+        (
+            dict(config=config.of(environment="combinations", held_out="all")),
+            "--held_out=all: must be one domain to be shown",
+        ),
+        (
+            dict(config=config.of(environment="stained", domain_size=600)),
+            r"--domain_size=600: must be an integer in 1\.\.287",
+        ),
+    ],
+)
+def test_what_cannot_be_shown(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    chosen = options(tmp_path)._replace(**change)
+    with pytest.raises(UsageError, match=words) as error:
+        show_data.show(chosen)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_that_are_no_images(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.npz"
+    np.savez(path, x=np.ones((40, 4)), y=np.arange(40) % 2)
+    with pytest.raises(
+        UsageError, match=r"vectors.npz: must hold images \[height, width, channels\].* \[4\]"
+    ):
+        show_data.show(options(tmp_path, dataset=str(path)))
+
+
+def parsed(*arguments: str) -> show_data.Options:
+    values = flags.FlagValues()
+    show_data.define(values)
+    return show_data.read(command_line.parse(["", *arguments], values), values)
+
+
+def test_the_flags_are_those_of_train_and_its_own() -> None:
+    assert parsed() == show_data.Options(config.of())
+    several = parsed("--environment=stained", "--images=4", "--out=x.png")
+    assert several == show_data.Options(config.of(environment="stained"), 4, "x.png")
+    with pytest.raises(UsageError, match="--colors=4: has no effect with --environment=rotated"):
+        parsed("--colors=4")
+
+
+def test_the_binary_prints_the_table(tmp_path: Path) -> None:
+    out = tmp_path / "data.png"
+    arguments = ["--environment=stained", "--images=2", f"--out={out}"]
+    command = [sys.executable, "-m", "experiments.show_data", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| held out: test" in done.stdout
+    assert out.exists()

@@ -1,0 +1,391 @@
+"""What is left of a finished run: the state that is judged is the one that is kept, taken along and
+evaluated."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import numpy as np
+import pytest
+from absl import flags
+
+from experiments import evaluate, explain, export
+from experiments.experiment import command_line, config
+from experiments.parts.selection import RULES
+from experiments.reporting import finished as trained
+from experiments.running import kept
+from experiments.running.checkpoints import Checkpoints
+from experiments.running.kept import Kept, Served
+from fedjax_inv import models, rounds
+from fedjax_inv.data.federation import parts_of
+from fedjax_inv.models import saved
+from fedjax_inv.program import Training
+from runs import Ran, go_on, halved, metrics, no_figures, ran, states
+
+
+def told(round: int, run: int, accuracy: float, diverged: bool = False) -> dict[str, Any]:
+    scores = {"validation_accuracy": accuracy, "test_accuracy": 1 - accuracy}
+    return {"round": round, "run": run, "diverged": diverged, **scores}
+
+
+def after(round: int, num_runs: int) -> Training:
+    """States that tell their round and run, with an axis more in the clients'."""
+    value = np.float32(10 * round) + np.arange(num_runs, dtype=np.float32)
+    everyone = np.repeat(value[:, None], 4, axis=1)
+    done = np.full(num_runs, round + 5, np.int32)  # with rounds that filled up segments
+    return Training(rounds.State({"w": value}, everyone, (), done, np.zeros(num_runs)), ())
+
+
+# Round by round, of each run; the third diverges in round 2, the fourth at once.
+ACCURACIES = [
+    (0.5, 0.5, 0.4, 0.9),
+    (0.6, 0.4, 0.9, 0.9),
+    (0.6, 0.4, 0.9, 0.9),
+    (0.1, 0.4, 0.9, 0.9),
+]
+DIVERGES = (9, 9, 2, 1)
+LINES = [
+    [told(round, run, accuracy, round >= DIVERGES[run]) for run, accuracy in enumerate(of_round)]
+    for round, of_round in enumerate(ACCURACIES, 1)
+]
+
+
+@pytest.mark.parametrize("resumed_at", range(5))
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [("validation", [3, 1, 1, 0]), ("oracle", [4, 4, 1, 0]), ("last", [4, 4, 1, 0])],
+)
+def test_of_each_run_the_state_that_the_rule_picks(
+    rule: str, expected: list[int], resumed_at: int
+) -> None:
+    keeper = Kept(RULES[rule], [], kept.none(kept.of(after(0, 4), personal=True)))
+    for done, lines in enumerate(LINES):
+        if done == resumed_at:
+            before = [line for of_round in LINES[:done] for line in of_round]
+            keeper = Kept(RULES[rule], before, keeper.served)
+        keeper.look(lines, partial(after, done + 1, 4), personal=True)
+    np.testing.assert_array_equal(keeper.served.round, expected)
+    value = np.where(np.array(expected) > 0, 10 * np.array(expected) + np.arange(4), 0)
+    np.testing.assert_array_equal(keeper.served.server["w"], value)
+    np.testing.assert_array_equal(keeper.served.clients, np.repeat(value[:, None], 4, axis=1))
+
+
+def test_what_is_kept_is_never_changed_in_place() -> None:
+    """It may still be on its way to the disk."""
+    keeper = Kept(RULES["last"], [], kept.none(kept.of(after(0, 4), personal=False)))
+    keeper.look(LINES[0], partial(after, 1, 4), personal=False)
+    first = keeper.served
+    copy = jax.tree.map(np.copy, first)
+    keeper.look(LINES[1], partial(after, 2, 4), personal=False)
+    chex.assert_trees_all_equal(first, copy)
+    assert first.clients == ()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ran, dict[int, Served]]]:
+    """A personal algorithm whose accuracy goes up and down; and what it served by, by round."""
+    chosen = config.of(
+        run_dir=str(tmp_path_factory.mktemp("runs") / "fedbn"),
+        algorithm=("fedbn",),
+        norm="batch",
+        angles=(0.0, 40.0, 80.0),
+        rounds=6,
+        eval_every=1,
+        learning_rate=(2.0,),
+        local_steps=2,
+        widths=(4,),
+        seeds=(0, 1),
+    )
+    seen: dict[int, Served] = {}
+    look = Kept.look
+
+    def look_and_tell(
+        self: Kept, lines: Any, states: Callable[[], Training], personal: bool
+    ) -> None:
+        assert personal
+        seen[lines[0]["round"]] = jax.device_get(kept.of(states(), personal))
+        look(self, lines, states, personal)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kept, "look", look_and_tell)
+        yield ran(chosen), seen
+
+
+def served(run: Ran, folder: Path, done: int) -> Served:
+    """What a folder's checkpoint says was kept."""
+    like = jax.eval_shape(run.job.program.init, run.job.data, run.job.inputs)
+    checkpoints = Checkpoints(folder / "checkpoints", run.job.config, run.job.cell, reads=True)
+    try:
+        return checkpoints.kept(done, kept.of(like, run.job.personal))
+    finally:
+        checkpoints.close()
+
+
+def test_a_finished_run_holds_its_last_and_its_selected_state(
+    whole: tuple[Ran, dict[int, Served]],
+) -> None:
+    run, seen = whole
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["6"]
+    got = served(run, run.folder, 6)
+    picked = [told["selected"]["round"] for told in run.runs]
+    assert picked != [6, 6]
+    np.testing.assert_array_equal(got.round, picked)
+    for index, round in enumerate(picked):
+        one, expected = (jax.tree.map(lambda a, i=index: a[i], s) for s in (got, seen[round]))
+        chex.assert_trees_all_equal(one, expected)
+        assert jax.tree.leaves(one.clients)
+    last = states(run.folder, 6)["state"]
+    leaves = jax.tree.leaves((last["server"], last["clients"]))
+    assert len(leaves) == len(jax.tree.leaves(seen[6]._replace(round=())))
+
+
+def test_it_is_the_same_however_often_the_run_is_stopped(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
+) -> None:
+    run, _ = whole
+    folder = halved(run.job, tmp_path / "run")
+    for _ in range(2):
+        halved(run.job, folder)
+    assert max(line["round"] for line in metrics(folder)) == 3
+    go_on(run.job, folder)
+    chex.assert_trees_all_equal(served(run, folder, 6), served(run, run.folder, 6))
+
+
+def test_a_checkpoint_of_before_goes_on(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
+) -> None:
+    """It has nothing kept; what is picked from there on is."""
+    run, _ = whole
+    folder = halved(run.job, tmp_path / "run")
+    for item in ("kept", "about"):
+        (folder / "checkpoints" / "1" / item).rename(tmp_path / item)
+    np.testing.assert_array_equal(served(run, folder, 1).round, [0, 0])
+    go_on(run.job, folder)
+    assert metrics(folder) == metrics(run.folder)
+    picked = [told["selected"]["round"] for told in run.runs]
+    expected = [round if round > 1 else 0 for round in picked]
+    np.testing.assert_array_equal(served(run, folder, 6).round, expected)
+
+
+@pytest.fixture(scope="module")
+def held_out_images(whole: tuple[Ran, dict[int, Served]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The images and the labels of the held-out domain, which each seed draws anew."""
+    data = whole[0].job.data
+    one = trained.find("run", whole[0].folder)
+    made = trained.assembled(one.config, one.cell)
+    rows = [parts_of(made.splits["80"][seed].test)[0] for seed in (0, 1)]
+    return [(np.asarray(data.x)[each], np.asarray(data.y)[each]) for each in rows]
+
+
+@pytest.mark.parametrize("state", ["best", "last"])
+def test_a_network_that_was_taken_along_does_as_it_did(
+    whole: tuple[Ran, dict[int, Served]],
+    held_out_images: list[tuple[np.ndarray, np.ndarray]],
+    tmp_path: Path,
+    state: str,
+) -> None:
+    run, seen = whole
+    text = export.run(export.Options(str(run.folder), state, str(tmp_path)))
+    for index, (seed, told) in enumerate(zip((0, 1), run.runs, strict=True)):
+        (x, y), place = held_out_images[index], tmp_path / f"seed={seed}"
+        assert str(place) in text
+        about = json.loads((place / "model.json").read_text())
+        line = told["selected" if state == "best" else "last"]
+        assert about["run"]["round"] == line["round"]
+        assert about["accuracy"]["test"] == line["test_accuracy"]
+        assert about["holds"] == "network"
+        assert about["trained"][-1]["versions"] == about["exported"]["versions"]
+        network = about["network"]
+        model = getattr(models, network["model"])(**network["arguments"])
+        like = jax.eval_shape(model.init, jax.random.key(0), x[:1])
+        variables = saved.load(place / "model.safetensors", like)
+        outputs = np.asarray(models.predict(model, variables, x))
+        assert (outputs.argmax(1) == y).mean() == pytest.approx(line["test_accuracy"], abs=1e-6)
+        # And what its clients keep.
+        mine = jax.tree.map(lambda a, i=index: a[i], seen[line["round"]].clients)
+        chex.assert_trees_all_equal(saved.load(place / "clients.safetensors", mine), mine)
+
+
+class Holder(NamedTuple):
+    variables: Any
+
+
+class Wrapper(NamedTuple):
+    wrapped: Any
+
+
+def test_what_is_taken_along_of_a_server() -> None:
+    """Of several wrapped in each other the network, with what a client keeps in place."""
+    whole = Wrapper(Wrapper(Holder({"a": 1, "b": 2})))
+    assert export.network(whole, ()) == ("network", {"a": 1, "b": 2})
+    assert export.network(whole, {"b": 3, "c": 4}) == ("network", {"a": 1, "b": 3, "c": 4})
+    players = {"players": {"w": 1}, "moves": 2}
+    expected = {"players/w": 1, "moves": 2}
+    assert export.network(players, ()) == ("server", expected)
+
+
+@pytest.mark.parametrize("state", ["best", "last"])
+def test_an_evaluation_on_its_own_data_tells_what_training_told(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, state: str
+) -> None:
+    run, _ = whole
+    out = tmp_path / "there" / "it.png"
+    evaluate.run(evaluate.Options(str(run.folder), state, out=str(out)))
+    assert out.read_bytes().startswith(b"\x89PNG")
+    told = json.loads(out.with_suffix(".json").read_text())
+    for got, expected in zip(told["runs"], run.runs, strict=True):
+        line = expected["selected" if state == "best" else "last"]
+        assert got["round"] == line["round"]
+        assert set(got["domains"]) == set(line["domains"])
+        for name, domain in got["domains"].items():
+            for key in ("accuracy", "loss", "examples", "split"):
+                told_of = line["domains"][name][key]
+                assert domain[key] == (told_of if key == "split" else pytest.approx(told_of, 1e-4))
+        # A client for each training domain, served by what it keeps.
+        for each in got["clients"]:
+            assert each["accuracy"] == got["domains"][each["domain"]]["accuracy"]
+        counts = np.array(got["confusion"])
+        assert counts.sum() == line["domains"]["80"]["examples"]
+        assert counts.trace() / counts.sum() == pytest.approx(line["test_accuracy"])
+
+
+def test_an_evaluation_on_other_data(
+    whole: tuple[Ran, dict[int, Served]],
+    held_out_images: list[tuple[np.ndarray, np.ndarray]],
+    tmp_path: Path,
+) -> None:
+    run, _ = whole
+    x, y = held_out_images[0]
+    some = y > 4  # classes are known by their names
+    domain = np.where(np.arange(some.sum()) < 9, "a", "b")
+
+    def refused(words: str, **arrays: Any) -> None:
+        np.savez(tmp_path / "new.npz", **arrays)
+        with pytest.raises(ValueError, match=words) as error, no_figures():
+            evaluate.run(evaluate.Options(str(run.folder), dataset=str(tmp_path / "new.npz")))
+        assert "\n" not in str(error.value)
+
+    refused(r"new.npz: has inputs \[4, 8, 1\], must have \[8, 8, 1\]", x=x[:, :4], y=y)
+    refused("new.npz: has the class 10, must have those of the run, 0, 1", x=x, y=y + 5)
+    np.savez(tmp_path / "new.npz", x=x[some], y=y[some], domain=domain)
+    with no_figures():
+        new, out = str(tmp_path / "new.npz"), str(tmp_path / "new.png")
+        text = evaluate.run(evaluate.Options(str(run.folder), "last", new, out))
+    told = json.loads((tmp_path / "new.json").read_text())
+    assert "| a " in text
+    one = trained.find("run", run.folder)
+    made = trained.assembled(one.config, one.cell)
+    held = trained.served(one, made, "last")
+    algorithm = trained.algorithm(one, made, 0)
+    for index, got in enumerate(told["runs"]):
+        server = jax.tree.map(lambda a, i=index: a[i], held.server)
+        outputs = algorithm.predict(server, algorithm.init_client(server, 0), x[some])
+        right = np.asarray(outputs).argmax(1) == y[some]
+        domains = got["domains"]
+        assert [domains[name]["examples"] for name in ("a", "b")] == [9, len(right) - 9]
+        assert domains["a"]["accuracy"] == pytest.approx(right[:9].mean())
+        assert domains["b"]["accuracy"] == pytest.approx(right[9:].mean())
+        assert np.array(got["confusion"])[:5].sum() == 0
+        assert evaluate.recalls(got)[:5] == [None] * 5
+        # Each client's own network, on all of it.
+        assert [each["client"] for each in got["clients"]] == [0, 1]
+        assert {each["examples"] for each in got["clients"]} == {len(right)}
+
+
+def test_what_is_told_of_logits_by_hand() -> None:
+    outputs = np.array([[1.0, 3.0, 0.0], [500.0, 0.0, -500.0], [0.0, 0.0, 0.0]], np.float32)
+    y = np.array([1, 1, 2])
+    told = evaluate.tell(outputs, y)
+    losses = [np.log(np.exp([-2, 0, -3]).sum()), 500.0, np.log(3)]
+    assert told == pytest.approx((3, 1 / 3, np.mean(losses)))
+    counts = evaluate.confusion(outputs.argmax(1), y, 3)
+    np.testing.assert_array_equal(counts, [[0, 0, 0], [1, 1, 0], [1, 0, 0]])
+    assert evaluate.recalls({"confusion": counts.tolist()}) == [None, 0.5, 0.0]
+
+
+def edited(change: Callable[[Path], Any]) -> Callable[[Path, Path], Path]:
+    """A copy of a run in which something is not as it should be."""
+
+    def copy(folder: Path, to: Path) -> Path:
+        shutil.copytree(folder, to)
+        return change(to) or to
+
+    return copy
+
+
+def result(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """Changes what result.json says."""
+
+    def write(folder: Path) -> None:
+        told = json.loads((folder / "result.json").read_text())
+        change(told)
+        (folder / "result.json").write_text(json.dumps(told))
+
+    return write
+
+
+BAD: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "nowhere": ("must be the folder of a finished run$", lambda to: to / "nowhere"),
+    "sweep": (r"of a finished run; of a sweep, that of one .*: copy$", lambda to: to.parent),
+    "no states": ("no checkpoint any more", lambda to: shutil.rmtree(to / "checkpoints")),
+    "gone on": ("this one is unfinished", result(lambda told: told.update(gone_on=True))),
+    "unfinished": ("this one is unfinished", lambda to: (to / "result.json").unlink()),
+    "passed by": (
+        "its run seed=0 was not kept as it was after round 99, by an",
+        result(lambda told: told["runs"][0]["by_rule"]["validation"].update(round=99)),
+    ),
+    "nothing": (
+        "its run seed=0 has nothing that --select=validation selects",
+        result(lambda told: told["runs"][0]["by_rule"].update(validation=None)),
+    ),
+}
+
+
+def explained(folder: Path) -> None:
+    one = explain.find(folder, explain.Options((), state="best"))
+    explain.restore(one, explain.assembled(one))
+
+
+LOOKS: dict[str, Callable[[Path], Any]] = {
+    "evaluate": lambda folder: evaluate.run(evaluate.Options(str(folder))),
+    "explain": explained,
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+@pytest.mark.parametrize("binary", LOOKS)
+def test_what_cannot_be_looked_at_is_told_in_one_line(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, how: str, binary: str
+) -> None:
+    words, change = BAD[how]
+    folder = edited(change)(whole[0].folder, tmp_path / "copy")
+    with pytest.raises(ValueError, match=words) as error, no_figures():
+        LOOKS[binary](folder)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(f"--run{'s' if binary == 'explain' else ''}={folder}: ")
+
+
+def test_what_was_not_kept_is_not_taken_along(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
+) -> None:
+    """But the others are."""
+    _, change = BAD["passed by"]
+    folder = edited(change)(whole[0].folder, tmp_path / "copy")
+    text = export.run(export.Options(str(folder)))
+    assert "Not written: " in text
+    assert [path.name for path in (folder / "export").iterdir()] == ["seed=1"]
+
+
+@pytest.mark.parametrize("binary", [export, evaluate])
+def test_the_flags(binary: Any) -> None:
+    values = flags.FlagValues()
+    binary.define(values)
+    command_line.parse(["", "--run=a", "--state=last", "--out=b"], values)
+    assert binary.options(values) == binary.Options("a", "last", out="b")
+    with pytest.raises(ValueError, match="--state=first: must be one of best, last"):
+        binary.run(binary.Options("a", "first"))

@@ -1,0 +1,177 @@
+"""What is told of a run while it goes on: TensorBoard's events and stderr."""
+
+import importlib.util
+import io
+import json
+import shutil
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments import train
+from experiments.experiment import config
+from experiments.experiment.grid import Cell
+from experiments.running import events, launch, log
+from experiments.running.progress import Progress
+from fedjax_inv.checks import UsageError
+from fedjax_inv.program import grid
+from runs import go_on, halved, no_figures, ran
+
+Scalars = list[tuple[str, int, float]]  # name, step, value
+
+
+def scalars(folder: Path) -> Scalars:
+    """What the event files of a folder say: records of a length, its sum, data and their sum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    told: Scalars = []
+    for path in sorted(folder.iterdir()):
+        file = io.BytesIO(path.read_bytes())
+        while head := file.read(12):
+            event = Event.FromString(file.read(struct.unpack("<Q", head[:8])[0]))
+            file.read(4)
+            told += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
+    return told
+
+
+def test_events_say_what_the_log_says_and_no_step_twice(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    chosen = config.of(
+        angles=(0.0, 40.0),
+        rounds=4,
+        eval_every=2,
+        widths=(4,),
+        seeds=(0, 1),
+        run_dir=str(tmp_path / "whole"),
+        tensorboard=True,
+    )
+    whole = ran(chosen)
+    # Stopped after a segment, and killed once it had told a second one.
+    folder = halved(whole.job, tmp_path / "half")
+    last = log.read(whole.folder)[-2:]
+    late = events.Events(folder, whole.job.cell, [*log.read(folder), *last], True)
+    late.close()
+    go_on(whole.job, folder)
+    # Asked for only when the run was finished.
+    shutil.rmtree(whole.folder / "tensorboard")
+    with no_figures():
+        train.train(chosen)
+    for place in (whole.folder, folder):
+        lines = log.read(place)
+        runs = sorted(each.name for each in (place / "tensorboard").iterdir())
+        assert runs == ["seed=0", "seed=1"]
+        for index, run in enumerate(runs):
+            told = scalars(place / "tensorboard" / run)
+            steps = {(name, step): value for name, step, value in told}
+            assert len(steps) == len(told)
+            mine = [line for line in lines if line["run"] == index]
+            assert {step for _, step in steps} == {0, 2, 4}
+            for line in mine:
+                at = line["round"]
+                assert ("training/loss", at) in steps or at == 0
+                expected = {
+                    "training/loss": line["train_loss"],
+                    "accuracy/test": line["test_accuracy"],
+                    "accuracy/worst_domain": line["worst_accuracy"],
+                    "megabytes_sent": line["bytes"] / 1e6,
+                }
+                for name, domain in line["domains"].items():
+                    expected[f"accuracy_by_domain/{name}"] = domain["accuracy"]
+                    expected[f"loss_by_domain/{name}"] = domain["loss"]
+                for name, value in expected.items():
+                    if value is not None:
+                        assert steps[name, at] == pytest.approx(value, rel=1e-6)
+
+
+def test_runs_are_called_by_what_differs() -> None:
+    cell = Cell("fedavg", {}, None, tuple(grid((0, 1), rate=(0.1, 0.3), penalty=(2.0,))))
+    expected = [f"seed={seed} rate={rate}" for rate in (0.1, 0.3) for seed in (0, 1)]
+    assert events.run_names(cell) == expected
+
+
+def test_without_the_package_nothing_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "tensorboardX" else find(name)
+    )
+    chosen = config.of(tensorboard=True, run_dir=str(tmp_path / "run"))
+    for start in (launch.run, launch.check):
+        with pytest.raises(UsageError, match=r"^--tensorboard=true: .*pip install tensorboardX$"):
+            start(chosen, tmp_path / "run", in_folders=False)
+    assert not (tmp_path / "run").exists()
+    events.check(False)
+
+
+class Terminal(io.StringIO):
+    """A stderr that may be a terminal."""
+
+    def __init__(self, is_one: bool) -> None:
+        super().__init__()
+        self.is_one = is_one
+
+    def isatty(self) -> bool:
+        return self.is_one
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal(is_terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+
+    def lines(loss: float | None) -> list[dict[str, Any]]:
+        line = {"train_loss": loss, "validation_accuracy": 0.5, "test_accuracy": 0.25}
+        return [line | {"seconds": 1.5}, line | {"seconds": 1.5, "validation_accuracy": 0.7}]
+
+    progress = Progress("fedavg, held out 75", 100, 0)
+    compiled = jax.jit(lambda x: x * 3.25 + 17)
+    for likely in (True, False):
+        with progress.compiling("an evaluation", likely):
+            compiled(jnp.ones(3))
+    progress.evaluated(0, lines(None))
+    progress.start()
+    for done in range(1, 101):
+        progress.evaluated(done, lines(2.0))
+    progress.close()
+    text = screen.getvalue()
+    # What is compiled already is not told.
+    assert text.count("fedavg, held out 75: compiling an evaluation\n") == 1
+    assert text.count("fedavg, held out 75: compiled an evaluation in ") == 1
+    assert "round 0 of 100, valid 0.600, test 0.250, 1.5 s\n" in text
+    assert ("\r" in text) == is_terminal
+    if is_terminal:
+        assert "| 100/100 [" in text
+        assert "loss=2.000" in text
+    else:
+        told = [line.partition(": ")[2] for line in text.splitlines()]
+        assert "round 5 of 100, valid 0.600, test 0.250, loss 2.000, 1.5 s" in told
+        assert len([line for line in told if line.startswith("round ")]) == 21
+
+
+def test_a_log_of_an_earlier_version_goes_on_without_round_0(tmp_path: Path) -> None:
+    chosen = config.of(
+        angles=(0.0, 40.0),
+        rounds=2,
+        eval_every=1,
+        widths=(4,),
+        run_dir=str(tmp_path / "whole"),
+    )
+    whole = ran(chosen)
+    folder = halved(whole.job, tmp_path / "half")
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    go_on(whole.job, folder)
+    assert [line["round"] for line in log.read(folder)] == [1, 2]
+    told = [json.loads((place / "result.json").read_text()) for place in (folder, whole.folder)]
+    for result in told:
+        for run in result["runs"]:
+            for line in (run["selected"], run["last"], *run["by_rule"].values()):
+                if line:
+                    del line["seconds"]
+    assert told[0] == told[1]

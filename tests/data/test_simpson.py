@@ -1,0 +1,254 @@
+"""Simpson's paradox in colours: who is darker where, and what a network sees of it."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.experiment import build, config
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import simpson, sources
+from fedjax_inv.data.dataset import Dataset, check_dataset
+from fedjax_inv.data.simpson import Shaded
+
+
+def grey(num: int = 120, num_test: int = 20) -> Dataset:
+    """Images 1 x 2 that hold the number of their row, of classes "a" to "d"."""
+    rng = np.random.default_rng(num)
+    row = np.arange(num)
+    return Dataset(
+        np.stack([row // 256, row % 256], -1).astype(np.uint8)[:, None, :, None],
+        rng.integers(0, 4, num).astype(np.int32),
+        tuple("abcd"),
+        np.zeros(num, np.int32),
+        ("all",),
+        rng.permutation(num) < num_test,
+    )
+
+
+def made(dataset: Dataset | None = None, clients: int = 3, **changes: Any) -> Dataset:
+    arguments: dict[str, Any] = {
+        "darker": "d",
+        "lighter": "b",
+        "colors": simpson.ramp(clients + 1),
+        "seed": 0,
+    }
+    return simpson.simpson(grey() if dataset is None else dataset, **(arguments | changes))
+
+
+def rows_of(dataset: Dataset) -> np.ndarray:
+    """Which rows of `grey` the images are."""
+    pixels = dataset.x.image[:, 0, :, 0].astype(int)
+    return 256 * pixels[:, 0] + pixels[:, 1]
+
+
+def brightness(dataset: Dataset) -> np.ndarray:
+    """Of a white pixel in each example's colour, [M]."""
+    assert dataset.render is not None
+    white = np.full((len(dataset.y), 1, 1, 1), 255, np.uint8)
+    seen = np.asarray(dataset.render(Shaded(white, dataset.x.step)))
+    return seen[:, 0, 0] @ [0.299, 0.587, 0.114]
+
+
+@pytest.mark.parametrize("num_test", [0, 20])
+@pytest.mark.parametrize("clients", [1, 3, 5])
+def test_in_a_client_one_class_is_darker_and_its_colour_is_the_others_next_door(
+    num_test: int, clients: int
+) -> None:
+    before = grey(400, num_test)
+    after = made(before, clients)
+    check_dataset(after)
+    assert after.domains == (*map(str, range(clients)), "test")
+    assert after.classes == ("d", "b")
+    light = brightness(after)
+    shades: dict[tuple[int, int], float] = {}
+    for client in range(clients):
+        for label in (0, 1):
+            of = np.unique(light[(after.domain == client) & (after.y == label)])
+            assert len(of) == 1
+            shades[client, label] = of[0]
+        assert shades[client, 0] < shades[client, 1]
+    for client in range(clients - 1):
+        assert shades[client, 0] == shades[client + 1, 1]
+        assert shades[client + 1, 0] < shades[client, 0]
+    # Whatever has one of the two classes is there once, with its label; the test split is the test.
+    rows = rows_of(after)
+    kept = np.isin(before.y, [1, 3])
+    np.testing.assert_array_equal(np.sort(rows), np.flatnonzero(kept))
+    np.testing.assert_array_equal(after.y, (before.y[rows] == 1).astype(int))
+    is_test = after.domain == clients
+    if num_test:
+        np.testing.assert_array_equal(is_test, before.test[rows])
+    else:
+        assert is_test.sum() == round(0.2 * kept.sum())
+    sizes = np.bincount(after.domain)[:clients]
+    assert sizes.max() - sizes.min() <= 1
+    assert not after.test.any()
+
+
+def test_the_test_is_painted_whatever_the_label() -> None:
+    """And so is everything where nothing is to mislead."""
+    many = grey(12_000, 3000)
+    for after, domains in ((made(many), [3]), (made(many, shading="random"), range(4))):
+        for domain in domains:
+            here = after.domain == domain
+            counts = np.zeros((2, 4))
+            np.add.at(counts, (after.y[here], after.x.step[here]), 1)
+            share = counts / counts.sum(1, keepdims=True)
+            np.testing.assert_allclose(share, 1 / 4, atol=6 * np.sqrt(3 / 16 / counts.sum(1).min()))
+
+
+def test_everything_follows_the_seed_and_either_shading_has_the_same_test() -> None:
+    first, again, other = made(), made(), made(seed=1)
+    assert all(map(np.array_equal, jax.tree.leaves(first[:4]), jax.tree.leaves(again[:4])))
+    assert (first.domain != other.domain).any()
+    plain = made(shading="random")
+    is_test = first.domain == 3
+    np.testing.assert_array_equal(first.domain, plain.domain)
+    np.testing.assert_array_equal(first.x.step[is_test], plain.x.step[is_test])
+    assert (first.x.step != plain.x.step).any()
+    # As the test is drawn before what is painted, it is one for any number of clients.
+    without_split = grey(num_test=0)
+    tests = [
+        rows_of(after)[after.domain == len(after.domains) - 1]
+        for after in (made(without_split, 2), made(without_split, 5))
+    ]
+    np.testing.assert_array_equal(*tests)
+
+
+def test_shades_against_a_naive_loop_also_under_transformations() -> None:
+    rng = np.random.default_rng(0)
+    colors = simpson.ramp(4)
+    image = rng.integers(0, 256, (6, 3, 5, 1)).astype(np.uint8)
+    x = Shaded(image, np.array([0, 1, 2, 3, 3, 0], np.int32))
+    expected = np.zeros((6, 3, 5, 3))
+    for i, row, column, channel in np.ndindex(*expected.shape):
+        color = int(colors[x.step[i]][channel])
+        expected[i, row, column, channel] = int(image[i, row, column, 0]) * color / 255**2
+    np.testing.assert_allclose(simpson.shade(x, colors), expected, atol=1e-6)
+
+    @jax.jit
+    def each(x: Shaded) -> jax.Array:
+        return jax.vmap(lambda one: simpson.shade(one, colors))(x)
+
+    np.testing.assert_allclose(each(x), expected, atol=1e-6)
+    beyond = each(Shaded(image, np.array([0, 1, 2, 3, 99, -5], np.int32)))
+    np.testing.assert_allclose(beyond, expected, atol=1e-6)
+
+
+def test_a_ramp_goes_evenly_from_one_end_to_the_other() -> None:
+    np.testing.assert_array_equal(
+        simpson.ramp(3, [[255, 0, 10], [1, 0, 20]]), [[255, 0, 10], [128, 0, 15], [1, 0, 20]]
+    )
+    colors = simpson.ramp(6)
+    np.testing.assert_array_equal(colors[[0, -1]], simpson.ENDS)
+    assert (np.diff(colors.astype(int), axis=0) < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(darker="e"), "darker='e': must be one of a, b, c, d"),
+        (dict(lighter="7"), "lighter='7': must be one of a, b, c, d"),
+        (dict(lighter="d"), "lighter='d': must be another class than darker='d'"),
+        (
+            dict(colors=simpson.ramp(4)[::-1]),
+            r"colors\[1\]=.*: must be darker than the one before, \[",
+        ),
+        (dict(colors=simpson.ramp(4)[[0, 1, 1]]), r"colors\[2\]=.*: must be darker than"),
+        (dict(colors=simpson.ramp(4)[:1]), "colors=.*: must be two at least"),
+        (dict(colors=simpson.ramp(4) / 255), r"colors=.*: must be uint8 \[S, 3\]"),
+        (dict(colors=[[3, 2, 1]]), r"colors=.*: must be uint8 \[S, 3\]"),
+        (dict(shading="paradoxical"), "shading='paradoxical': must be one of paradox, random"),
+        (dict(seed=-1), "seed=-1: must be"),
+        (dict(clients=200), r"dataset: must hold an example for the test and for each of 200 cl"),
+        (dict(dataset=grey(num_test=120)), "dataset: must hold an example .* holds [0-9]+ and 0$"),
+        (dict(dataset=grey(num_test=0), test_fraction=1.0), "test_fraction=1.0: must be"),
+        (dict(dataset=made()), "dataset.x=.*: must be grey images"),
+    ],
+)
+def test_what_cannot_be_painted(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        made(**changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((1,), "steps=1: must be"),
+        ((3, [[256, 0, 0], [0, 0, 0]]), r"ends\[0, 0\]=256: must be in 0\.\.255"),
+        ((3, [[255, 0, 0]]), r"ends=.*: must be two colours, \[2, 3\]"),
+    ],
+)
+def test_what_is_no_ramp(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(UsageError, match=f"^{words}"):
+        simpson.ramp(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (Shaded(np.zeros((2, 3, 3, 1), np.uint8), np.array([0, 4])), r"step\[1\]=4: must be in 0"),
+        (Shaded(np.zeros((2, 3, 3, 1), np.uint8), np.array([0])), "step=.*: must have shape"),
+        (Shaded(np.zeros((1, 3, 3, 3), np.uint8), np.array([0])), "image=.*: must be grey"),
+        (Shaded(np.zeros((1, 3, 3, 1), np.float32), np.array([0])), "image=.*: must be uint8"),
+    ],
+)
+def test_what_cannot_be_shaded(x: Shaded, words: str) -> None:
+    with pytest.raises(UsageError, match=f"^{words}"):
+        simpson.shade(x, simpson.ramp(4))
+
+
+# the flags
+
+
+def drawn(**values: Any) -> Dataset:
+    chosen = config.of(dataset="digits", environment="simpson", **values)
+    return build.domains(
+        sources.load("digits"), chosen.data, chosen.environment, 0, chosen.partition.clients
+    )
+
+
+def test_the_flags_reach_the_data() -> None:
+    plain = drawn()
+    assert plain.domains == ("0", "1", "2", "3", "4", "test")
+    assert plain.classes == ("1", "7")
+    np.testing.assert_allclose(np.unique(brightness(plain)).size, 6)
+    given = drawn(clients=2, darker="3", lighter="0", ramp=("ffff00", "808000", "000000"))
+    assert given.domains == ("0", "1", "test")
+    assert given.classes == ("3", "0")
+    np.testing.assert_allclose(np.unique(brightness(given)), [0, 0.886 * 128 / 255, 0.886])
+    spread = drawn(clients=2, ramp=("ffff00", "010100"))
+    np.testing.assert_allclose(np.unique(brightness(spread))[1], 0.886 * 128 / 255)
+    training = drawn(shading="random").domain < 5
+    assert np.unique(drawn(shading="random").x.step[training]).size == 6
+    seeds = build.assemble(config.of(environment="simpson", seeds=(0, 1)))
+    assert len(seeds.splits["test"][0].domain) == 5
+    assert len(seeds.data.y) == 2 * len(plain.y)  # each seed draws its own
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (dict(darker="one"), "--darker=one: must be one of 0, 1"),
+        (dict(ramp=("ffffff",)), "--ramp=ffffff: must be the two ends of a range, or 6 colours"),
+        (dict(ramp=("ffffff", "red")), "--ramp=red: must be a colour, as rrggbb"),
+        (
+            dict(ramp=("000000", "ffffff")),
+            r"--ramp=000000,ffffff: of its 6 colours, colors\[1\]=\[51, 51, 51\]: must be darker "
+            r"than the one before, \[0, 0, 0\], with",
+        ),
+        (
+            dict(clients=400),
+            r"--ramp=fff0c8,664800: of its 401 colours, colors\[\d+\]=.*: must be darker",
+        ),
+        (dict(shading="no"), "--shading=no: unknown"),
+        (dict(flips=(0.3,)), "--flips=0.3: has no effect with --environment=simpson"),
+    ],
+)
+def test_flags_that_do_not_fit(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        drawn(**values)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,466 @@
+"""Stained images: colours follow the label as often, and by the rule, that they should."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+from experiments.experiment import build, config
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation, sources, stains
+from fedjax_inv.data.dataset import Dataset, check_dataset
+from fedjax_inv.data.stains import COLORS, GROUNDS, STROKES, UNSTAINED
+
+SEEDS = (0, 1, 2)
+
+
+def grey(num: int = 120, num_classes: int = 10, num_test: int = 20) -> Dataset:
+    """Images 1 x 2 that hold the number of their row."""
+    rng = np.random.default_rng(num)
+    row = np.arange(num)
+    return Dataset(
+        np.stack([row // 256, row % 256], -1).astype(np.uint8)[:, None, :, None],
+        rng.integers(0, num_classes, num).astype(np.int32),
+        tuple("abcdefghijkl"[:num_classes]),
+        (row % 2).astype(np.int32),
+        ("d", "e"),
+        rng.permutation(num) < num_test,
+    )
+
+
+def row_of(dataset: Dataset) -> np.ndarray:
+    """Which rows of `grey` the images are."""
+    pixels = dataset.x.image[:, 0, :, 0].astype(int)
+    return 256 * pixels[:, 0] + pixels[:, 1]
+
+
+def rate_is(hits: np.ndarray, probability: float) -> bool:
+    """Whether the rate of hits is within 6 standard deviations of what is expected."""
+    deviation = np.sqrt(probability * (1 - probability) / len(hits))
+    return len(hits) > 0 and abs(hits.mean() - probability) <= 6 * deviation + 1e-12
+
+
+# the rules
+
+
+@pytest.mark.parametrize("colors", [2, 5, 10])
+def test_the_rule_and_its_ground_half_the_palette_away(colors: int) -> None:
+    stroke, ground = stains.rule(np.arange(12), colors, 3)
+    for label in range(12):
+        assert stroke[label] == (label + 3) % colors
+        assert ground[label] == (label + 3 + colors // 2) % colors
+        assert stroke[label] != ground[label]
+
+
+@given(
+    num=st.integers(12, 90), num_classes=st.integers(2, 12), seed=st.integers(0, 99), data=st.data()
+)
+def test_a_combination_is_a_rule_that_no_other_domain_shares(
+    num: int, num_classes: int, seed: int, data: st.DataObject
+) -> None:
+    colors = data.draw(st.integers(2, min(10, num_classes)))
+    before = grey(num, num_classes)
+    after = stains.combinations(before, stain="both", colors=colors, seed=seed)
+    np.testing.assert_array_equal(row_of(after), np.arange(num))
+    np.testing.assert_array_equal(after.y, before.y)
+    assert after.domains == tuple(str(k) for k in range(colors))
+    assert not after.test.any()
+    sizes = np.bincount(after.domain, minlength=colors)
+    assert sizes.max() - sizes.min() <= 1
+    where: dict[tuple[int, int], set[int]] = {}
+    for y, k, stroke, ground in zip(
+        after.y, after.domain, after.x.stroke, after.x.ground, strict=True
+    ):
+        assert stroke == (y + k) % colors
+        assert ground == (y + k + colors // 2) % colors
+        where.setdefault((y, stroke), set()).add(k)
+    assert all(len(domains) == 1 for domains in where.values())
+
+
+def test_every_combination_holds_every_class_and_the_held_out_one_only_new_pairs() -> None:
+    after = stains.combinations(grey(3000), seed=0)
+    pairs = [
+        set(zip(after.y[h], after.x.stroke[h], strict=True)) for h in after.domain == np.c_[:10]
+    ]
+    for domain, held in enumerate(pairs):
+        assert len({y for y, _ in held}) == len(held) == 10
+        others = set().union(*(pairs[:domain] + pairs[domain + 1 :]))
+        assert not held & others
+        assert len(held | others) == 100
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("test_rule", stains.TEST_RULES)
+@pytest.mark.parametrize(("num_classes", "colors"), [(10, 10), (10, 4), (2, 2)])
+def test_colours_agree_as_often_as_they_should(
+    seed: int, test_rule: str, num_classes: int, colors: int
+) -> None:
+    before = grey(30_000, num_classes, num_test=8_000)
+    agreements, test_agreement = (0.8, 0.4, 1.0), 0.9
+    after = stains.stained(
+        before,
+        stain="both",
+        colors=colors,
+        agreements=agreements,
+        test_agreement=test_agreement,
+        test_rule=test_rule,
+        label_noise=0.25,
+        seed=seed,
+    )
+    assert after.domains == ("0 (0.8)", "1 (0.4)", "2 (1)", "test")
+    wrong_label = (after.y - before.y[row_of(after)]) % num_classes
+    for domain, agreement in enumerate((*agreements, test_agreement)):
+        here = after.domain == domain
+        right = []
+        for cue, away in ((after.x.stroke, 0), (after.x.ground, colors // 2)):
+            meant = (after.y + away) % colors
+            if domain == 3:
+                meant = colors - 1 - meant if test_rule == "reversed" else (meant + 1) % colors
+                # Not by chance right: the rule of the training domains is wrong for every label.
+                assert (meant != (after.y + away) % colors).all()
+            off = (cue - meant) % colors
+            right.append(off == 0)
+            assert rate_is(right[-1][here], agreement)
+            for other in range(1, colors):
+                assert rate_is(off[here] == other, (1 - agreement) / (colors - 1))
+            for label in range(num_classes):
+                assert rate_is(right[-1][here & (after.y == label)], agreement)
+            assert rate_is(right[-1][here & (wrong_label > 0)], agreement)
+        assert rate_is((right[0] & right[1])[here], agreement**2)  # apart
+        for other in range(1, num_classes):
+            assert rate_is(wrong_label[here] == other, 0.25 / (num_classes - 1))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_colour_misleads_in_the_test(seed: int) -> None:
+    """What the best guess by the colour alone reaches, and the best by the shape alone."""
+    before = grey(20_000, num_test=5_000)
+    after = stains.stained(before, agreements=(0.9, 0.8), label_noise=0.25, seed=seed)
+    by_color = after.x.stroke == after.y
+    train = after.domain < 2
+    assert rate_is(by_color[train], 0.85)
+    assert rate_is(by_color[~train], 0.1 / 9)
+    assert rate_is(after.y == before.y[row_of(after)], 0.75)
+
+
+def test_two_classes_and_colours_are_reversed_by_either_rule() -> None:
+    made = [
+        stains.stained(grey(num_classes=2), colors=2, test_rule=rule, seed=1)
+        for rule in stains.TEST_RULES
+    ]
+    np.testing.assert_array_equal(made[0].x.stroke, made[1].x.stroke)
+
+
+@pytest.mark.parametrize("stain", stains.STAINS)
+def test_what_is_not_stained_stays_as_it_is(stain: str) -> None:
+    for after in (
+        stains.combinations(grey(), stain=stain, seed=0),
+        stains.stained(grey(), stain=stain, seed=0),
+    ):
+        assert after.x.stroke.dtype == after.x.ground.dtype == np.int32
+        assert (after.x.stroke == UNSTAINED).all() == (stain == "background")
+        assert (after.x.ground == UNSTAINED).all() == (stain == "foreground")
+        assert (after.x.stroke == UNSTAINED).any() == (stain == "background")
+        assert (after.x.ground == UNSTAINED).any() == (stain == "foreground")
+
+
+# who holds what
+
+
+@given(
+    num=st.integers(30, 90),
+    num_test=st.integers(1, 20),
+    count=st.integers(1, 4),
+    size=st.one_of(st.none(), st.integers(1, 2)),
+    seed=st.integers(0, 99),
+)
+def test_domains_have_their_size_and_the_test_split_is_the_last(
+    num: int, num_test: int, count: int, size: int | None, seed: int
+) -> None:
+    before = grey(num, num_test=num_test)._replace(user=np.arange(num))
+    after = stains.stained(before, agreements=[0.8] * count, domain_size=size, seed=seed)
+    rows = row_of(after)
+    np.testing.assert_array_equal(after.user, rows)
+    assert len(set(rows)) == len(rows)
+    np.testing.assert_array_equal(after.y, before.y[rows])
+    assert set(rows[after.domain == count]) == set(np.flatnonzero(before.test))
+    sizes = np.bincount(after.domain, minlength=count + 1)[:count]
+    if size is None:
+        assert sizes.sum() == num - num_test
+        assert sizes.max() - sizes.min() <= 1
+    else:
+        assert (sizes == size).all()
+    assert not after.test.any()
+    check_dataset(after)
+
+
+def test_a_random_part_is_the_test_where_there_is_no_test_split() -> None:
+    before = grey(1000, num_test=0)
+    tests = []
+    for seed in (0, 0, 1):
+        after = stains.stained(before, test_fraction=0.3, domain_size=50, seed=seed)
+        np.testing.assert_array_equal(np.bincount(after.domain), [50, 50, 300])
+        tests.append(set(row_of(after)[after.domain == 2]))
+    assert tests[0] == tests[1] != tests[2]
+
+
+@pytest.mark.parametrize("name", ["combinations", "stained"])
+def test_everything_follows_the_seed(name: str) -> None:
+    first, again, other = (getattr(stains, name)(grey(), seed=seed) for seed in (3, 3, 4))
+    jax.tree.map(np.testing.assert_array_equal, first.x, again.x)
+    np.testing.assert_array_equal(first.domain, again.domain)
+    assert (first.domain != other.domain).any()
+
+
+@pytest.mark.parametrize(
+    ("after", "held_out", "num_clients"),
+    [
+        (stains.combinations(grey(400), seed=0), "9", 13),
+        (stains.combinations(grey(400), seed=0), "4", 50),
+        (stains.stained(grey(400, num_test=60), agreements=[0.8] * 5, seed=0), "test", 5),
+        (stains.stained(grey(400), domain_size=30, agreements=[0.8] * 3, seed=0), "test", 7),
+    ],
+)
+def test_clients_hold_different_examples_of_one_domain(
+    after: Dataset, held_out: str, num_clients: int
+) -> None:
+    data = federation.examples(after.x, after.y)
+    deal = federation.partitioner("domain", after, num_clients)
+    split = federation.split(after, data, deal, held_out=held_out, seed=0)
+    (test,) = federation.parts_of(split.test)
+    np.testing.assert_array_equal(
+        np.sort(test), np.flatnonzero(after.domain == after.domains.index(held_out))
+    )
+    parts = list(
+        zip(federation.parts_of(split.train), federation.parts_of(split.valid), strict=True)
+    )
+    assert len(parts) == num_clients
+    every = np.concatenate([*(np.concatenate(part) for part in parts), test])
+    np.testing.assert_array_equal(np.sort(every), np.arange(len(after.y)))
+    for domain, part in zip(split.domain, parts, strict=True):
+        assert (after.domain[np.concatenate(part)] == domain).all()
+
+
+# what a network sees
+
+
+def naive_tint(x: stains.Stained) -> np.ndarray:
+    out = np.zeros((*x.image.shape[:3], 3))
+    for i, row, column, channel in np.ndindex(*out.shape):
+        bright = int(x.image[i, row, column, 0])
+        stroke = int(STROKES[x.stroke[i]][channel])
+        ground = int(GROUNDS[x.ground[i]][channel])
+        out[i, row, column, channel] = (stroke * bright + ground * (255 - bright)) / 255**2
+    return out
+
+
+def blurred(num: int) -> stains.Stained:
+    """Images 3 x 5 of every colour, with pixels that are black, white and between."""
+    rng = np.random.default_rng(num)
+    image = rng.choice([0, 255, 1, 100, 254], (num, 3, 5, 1)).astype(np.uint8)
+    index = np.arange(num, dtype=np.int32) % (UNSTAINED + 1)
+    return stains.Stained(image, index, rng.permutation(index))
+
+
+def test_tint_against_a_naive_loop_also_under_transformations() -> None:
+    x = blurred(33)
+
+    @jax.jit
+    def seen(x: stains.Stained) -> tuple[Any, Any]:
+        return stains.tint(x), jax.vmap(stains.tint)(x)
+
+    for images in seen(x):
+        assert images.dtype == jnp.float32
+        np.testing.assert_allclose(images, naive_tint(x), rtol=1e-6)
+
+
+def test_strokes_and_grounds_have_exactly_the_colours_that_they_are_said_to() -> None:
+    x = blurred(33)
+    levels = np.asarray(stains.tint(x)) * 255
+    np.testing.assert_array_less(np.abs(levels - naive_tint(x) * 255), 1e-3)
+    for i, row, column in np.ndindex(33, 3, 5):
+        bright, pixel = x.image[i, row, column, 0], levels[i, row, column]
+        for end, color in ((255, STROKES[x.stroke[i]]), (0, GROUNDS[x.ground[i]])):
+            if bright == end:
+                np.testing.assert_array_equal(np.rint(pixel), color)
+
+
+def test_any_stroke_is_lighter_than_any_ground() -> None:
+    assert len(STROKES) == len(GROUNDS) == len(COLORS) + 1
+    assert len(np.unique(STROKES, axis=0)) == len(np.unique(GROUNDS, axis=0)) == len(COLORS) + 1
+
+    def luminance(colors: np.ndarray) -> np.ndarray:  # relative, of sRGB
+        linear = ((colors / 255 + 0.055) / 1.055) ** 2.4
+        return linear @ [0.2126, 0.7152, 0.0722]
+
+    assert luminance(STROKES).min() > luminance(GROUNDS).max()
+
+
+def test_digits_are_less_than_half_of_their_images() -> None:
+    """As in the paper: a stained foreground is the smaller area, and the background the larger."""
+    digits = sources.load("digits")
+    both = stains.stained(digits, stain="both", seed=0)
+    np.testing.assert_array_equal(both.x.image, digits.x)
+    assert 0.1 < (digits.x > 127).mean() < 0.5
+    assert both.render is not None
+    images = np.asarray(both.render(both.x))
+    assert images.shape == (1797, 8, 8, 3)
+    ground = GROUNDS[both.x.ground][:, None, None] / 255
+    assert (np.abs(images - ground).max(-1) < 1e-6).mean() > 0.3  # pixels of the plain ground
+
+
+# errors
+
+
+GREY = np.zeros((2, 4, 6, 1), np.uint8)
+OF = np.array([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (stains.Stained(GREY, np.array([0, 11]), OF), r"stroke\[1\]=11: must be in 0\.\.10"),
+        (stains.Stained(GREY, OF, np.array([-1, 0])), r"ground\[0\]=-1: must be in 0\.\.10"),
+        (stains.Stained(GREY, OF, OF[:1]), r"ground=int64 \(1,\): must have shape \(2,\)"),
+        (stains.Stained(GREY / 255, OF, OF), r"image=float64 .*: must be uint8"),
+        (stains.Stained(GREY.repeat(3, -1), OF, OF), r"\(2, 4, 6, 3\): must be grey"),
+    ],
+)
+def test_what_cannot_be_tinted(x: stains.Stained, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        stains.tint(x)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (dict(stain="ground"), "stain='ground': must be one of foreground, background, both"),
+        (dict(colors=1), r"colors=1: must be an integer in 2\.\.10"),
+        (dict(colors=11), r"colors=11: must be an integer in 2\.\.10: there are 10 colours"),
+        (dict(seed=-1), "seed=-1: must be an integer of at least 0"),
+    ],
+)
+@pytest.mark.parametrize("name", ["combinations", "stained"])
+def test_errors_of_both(name: str, wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        getattr(stains, name)(grey(), **{"seed": 0, **wrong})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["combinations", "stained"])
+def test_unfit_data(name: str) -> None:
+    make = getattr(stains, name)
+    with pytest.raises(UsageError, match=r"colors=10: must be an integer in 2\.\.4.* 4 classes"):
+        make(grey(num_classes=4), seed=0)
+    with pytest.raises(UsageError, match=r"dataset.classes=\('a',\): must be at least two"):
+        make(grey(num_classes=1), seed=0)
+    with pytest.raises(UsageError, match=r"dataset.x=.*: must be grey images"):
+        make(grey()._replace(x=np.zeros((120, 2, 2, 3), np.uint8)), seed=0)
+    with pytest.raises(UsageError, match=r"dataset.x=.*: must be grey images"):
+        make(make(grey(), seed=0), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (dict(agreements=()), r"agreements=\(\): must be a list of numbers, at least one"),
+        (dict(agreements=(0.5, 1.1)), r"agreements\[1\]=1.1: must be a number between 0 and 1"),
+        (dict(test_agreement=-1), "test_agreement=-1: must be a number between 0 and 1"),
+        (dict(test_rule="same"), "test_rule='same': must be one of reversed, shifted"),
+        (dict(colors=5), "colors=5: must be even for test_rule='reversed'"),
+        (dict(label_noise=2), "label_noise=2: must be a number between 0 and 1"),
+        (dict(test_fraction=1.0), "test_fraction=1.0: must be a number above 0 and below 1"),
+        (dict(domain_size=51), r"domain_size=51: must be an integer in 1\.\.50, as 100 examples"),
+        (dict(domain_size=0), "domain_size=0: must be an integer in"),
+        (dict(agreements=[0.5] * 101), "each of 101 training domains, but holds 20 and 100"),
+    ],
+)
+def test_errors_of_stained(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        stains.stained(grey(), **{"seed": 0, **wrong})
+    assert "\n" not in str(error.value)
+
+
+def test_too_few_examples() -> None:
+    with pytest.raises(UsageError, match="colors=10: must be at most 9, one for each example"):
+        stains.combinations(grey(9, num_test=1), seed=0)
+    with pytest.raises(UsageError, match="but holds 2 and 0"):
+        stains.stained(grey(2, num_test=2), seed=0)
+    with pytest.raises(UsageError, match="but holds 0 and 2"):
+        stains.stained(grey(2, num_test=0), test_fraction=0.2, seed=0)
+
+
+# the flags
+
+
+def drawn(**values: Any) -> Dataset:
+    chosen = config.of(dataset="digits", **values)
+    return build.domains(sources.load("digits"), chosen.data, chosen.environment, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "agreements"),
+    [
+        (dict(), [0.9, 0.92, 0.94, 0.96, 0.98]),
+        (dict(training_domains=3, agreements=(0.7,)), [0.7, 0.7, 0.7]),
+        (dict(training_domains=3, agreements=(0.9, 0.7)), [0.9, 0.8, 0.7]),
+        (dict(training_domains=3, agreements=(0.9, 0.3, 0.7)), [0.9, 0.3, 0.7]),
+        (dict(training_domains=1, agreements=(0.9,)), [0.9]),
+    ],
+)
+def test_the_flags_of_agreement(flags: dict[str, Any], agreements: list[float]) -> None:
+    made = drawn(environment="stained", **flags)
+    assert made.domains[-1] == "test"
+    told = [float(name.split()[1].strip("()")) for name in made.domains[:-1]]
+    np.testing.assert_allclose(told, agreements, atol=1e-9)
+    for domain, agreement in enumerate(agreements):
+        here = made.domain == domain
+        assert rate_is((made.x.stroke == made.y)[here], agreement)
+
+
+def test_the_flags_reach_the_data() -> None:
+    made = drawn(
+        environment="stained",
+        stain="background",
+        colors=4,
+        training_domains=4,
+        domain_size=100,
+        test_rule="shifted",
+        test_agreement=1.0,
+        test_fraction=0.1,
+        mislabelled=0.5,
+    )
+    np.testing.assert_array_equal(np.bincount(made.domain), [100, 100, 100, 100, 180])
+    here = made.domain == 4
+    np.testing.assert_array_equal(made.x.ground[here], (made.y[here] + 3) % 4)
+    assert (made.x.stroke == UNSTAINED).all()
+    assert (drawn(environment="stained", mislabelled=1.0).y != sources.load("digits").y).all()
+    fixed = drawn(environment="combinations", stain="both", colors=3)
+    assert fixed.domains == ("0", "1", "2")
+    np.testing.assert_array_equal(fixed.x.ground, (fixed.y + fixed.domain + 1) % 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (dict(domain_size=600), r"--domain_size=600: must be an integer in 1\.\.287"),
+        (dict(training_domains=2000), "--training_domains=2000: must be an integer in 1..1796"),
+        (dict(colors=12), "--colors=12: must be an integer in"),
+        (dict(agreements=(0.1, 0.2, 0.3)), "--agreements=0.1,0.2,0.3: must be one number, the"),
+        (dict(agreements=(0.1, 0.2), training_domains=1), "for each of --training_domains=1"),
+        (dict(agreements=(1.5,)), "--agreements=1.5: must be between 0 and 1"),
+        (dict(mislabelled=-0.1), "--mislabelled=-0.1: must be between 0 and 1"),
+        (dict(stain="all"), "--stain=all: unknown"),
+        (dict(test_rule="revesed"), "--test_rule=revesed: unknown; did you mean reversed"),
+        (dict(flips=(0.3,)), "--flips=0.3: has no effect with --environment=stained"),
+        (dict(environment="combinations", test_agreement=0.5), "--test_agreement=0.5: has no"),
+    ],
+)
+def test_flags_that_do_not_fit(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        drawn(**{"environment": "stained", **values})
+    assert "\n" not in str(error.value)

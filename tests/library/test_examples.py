@@ -1,0 +1,65 @@
+"""What the README and examples/ show runs as it stands there."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+LIBRARY = (ROOT / "docs" / "library.md").read_text()
+CHANCE = {"own_arrays": 0.5, "own_network": 0.1, "own_algorithm": 0.1, "load_and_evaluate": 0.1}
+
+
+def test_the_snippets_of_the_readme_run_one_after_the_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", README + LIBRARY, re.DOTALL)
+    assert len(snippets) > 4
+    namespace: dict = {"__name__": "readme"}
+    for snippet in snippets:
+        exec(compile(snippet, "snippets", "exec"), namespace)
+    np.testing.assert_allclose(namespace["s"], 12)  # 2 (w - 1) w, summed
+    told = capsys.readouterr().out.splitlines()
+    first, *others = (float(re.findall(r"[\d.]+", line)[-1]) for line in told)
+    assert float(re.findall(r"accuracy ([\d.]+)", told[0])[0]) > 0.7
+    assert first < 0.7  # the loss: below that of guessing
+    assert len(others) == 8
+    assert np.mean(others) > 0.6
+
+
+def test_every_example_is_short_and_tested() -> None:
+    scripts = {path.stem: path for path in (ROOT / "examples").glob("*.py")}
+    assert set(scripts) == set(CHANCE)
+    for path in scripts.values():
+        assert len(path.read_text().splitlines()) < 60, path.name
+
+
+@pytest.mark.parametrize("name", CHANCE)
+def test_an_example_learns(name: str) -> None:
+    main = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"]
+    accuracies = np.concatenate([np.ravel(part) for part in _parts(main())])
+    assert (accuracies > min(0.9, 3 * CHANCE[name])).all(), accuracies
+
+
+def _parts(told: object) -> tuple:
+    return told if isinstance(told, tuple) else (told,)
+
+
+def test_the_core_does_without_what_the_extra_brings() -> None:
+    """The first snippet and a federation, in a process that can import none of it."""
+    snippet = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+    extra = ("array_record", "lime", "matplotlib", "PIL", "sklearn", "tabulate", "tqdm")
+    lines = [
+        "import sys",
+        *(f"sys.modules[{name!r}] = None" for name in (*extra, "tensorflow_datasets")),
+        "import fedjax_inv",
+        snippet,
+        "from fedjax_inv.data import dsprites, environments, federation, partitions, sources",
+        "assert fedjax_inv.__version__ and s == 12",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=True)
