@@ -17,10 +17,48 @@ from fedjax_inv.types import Cohort, Federation, Tree
 
 
 class UsageError(ValueError):
-    """What a caller asks for cannot be done; the message says, in one line, what to change.
+    """A request that cannot be met; the message says in one line what the caller must change.
 
-    Any other ValueError is a defect.
+    Any other ValueError is a defect. The line is "argument=value: allowed", without "=value" where
+    there is no value to show:
+
+        UsageError("alpha", -1.0, "must be above 0")
+        UsageError("alpha", 0.1, "must be higher, or {clients} lower", clients=("num_clients", 50))
+
+    Attributes:
+      argument: the name of the argument at fault, or a path.
+      value: its value; ... (Ellipsis) where none is shown.
+      allowed: what it must be. Braces name entries of `others` if there are any.
+      others: other arguments that the text speaks of, as (argument, value) by their names in it.
     """
+
+    def __init__(
+        self,
+        argument: str,
+        value: Any = ...,
+        allowed: str = "",
+        **others: tuple[str, Any],
+    ) -> None:
+        super().__init__(argument, value, allowed)
+        self.argument, self.value, self.allowed, self.others = argument, value, allowed, others
+
+    def __str__(self) -> str:
+        return self.line(_assigned)
+
+    def line(self, assigned: Callable[[str, Any], str]) -> str:
+        """The message, with arguments written by `assigned`: (argument, value) -> "name=value".
+
+        This is how a binary tells the message in terms of its flags.
+        """
+        if not self.allowed:  # a whole sentence
+            return self.argument
+        told = {name: assigned(*other) for name, other in self.others.items()}
+        allowed = self.allowed.format(**told) if told else self.allowed
+        return f"{assigned(self.argument, self.value)}: {allowed}"
+
+
+def _assigned(argument: str, value: Any) -> str:
+    return argument if value is ... else f"{argument}={shown(value)}"
 
 
 def is_concrete(tree: Tree) -> bool:
