@@ -52,7 +52,7 @@ from experiments.flags.flag import check_known
 from experiments.parts import devices
 from experiments.running import chunks
 from experiments.running.launch import errors_in_one_line
-from fedjax_inv import clients, local, platforms, program, rounds, schedules, wire
+from fedjax_inv import clients, communication, local, platforms, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
@@ -160,7 +160,7 @@ def of_workload(name: str) -> Work:
 
         noise = workloads.noise(workload)
         state = jax.eval_shape(start, noise)
-        upload = sum(each.up for each in wire.traffic(algorithm, state, noise))
+        upload = sum(each.up for each in communication.traffic(algorithm, state, noise))
         schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 10)
         examples, held = noise.data, Holdings(*(leaf[None] for leaf in noise[1:]))
         on_all: Callable[..., Tree] = advance
@@ -223,7 +223,7 @@ def of_presets(name: str) -> Work:
         state = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), training.state
         )
-        exchanges = wire.traffic(
+        exchanges = communication.traffic(
             ready.experiment.algorithm(hyper), state, Federation(made.data, *held)
         )
         upload = sum(each.up for each in exchanges)

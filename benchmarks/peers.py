@@ -127,7 +127,7 @@ def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def beside(
+def side(
     name: str, workload: workloads.Workload, engine: workloads.Engine, threads: int
 ) -> dict[str, Any]:
     """The row of one peer; says why where there is none."""
@@ -210,7 +210,7 @@ def main(argv: list[str]) -> None:
         engine = workloads.Engine(workload, chosen, data, mesh)
         rows = []
         for peer in FLAGS.peers:
-            rows.append(beside(peer, workload, engine, threads))
+            rows.append(side(peer, workload, engine, threads))
             report["peers"].append({"workload": name, "choice": chosen.label} | rows[-1])
             workloads.save(FLAGS.json, report)
         workloads.show(f"({name}) {workload.title}; ours is {chosen.label}", rows)

@@ -6,6 +6,7 @@ from fedjax_inv import aggregators as aggregators
 from fedjax_inv import algorithms as algorithms
 from fedjax_inv import averaging as averaging
 from fedjax_inv import clients as clients
+from fedjax_inv import communication as communication
 from fedjax_inv import data as data
 from fedjax_inv import diagnostics as diagnostics
 from fedjax_inv import evaluation as evaluation
@@ -21,4 +22,3 @@ from fedjax_inv import servers as servers
 from fedjax_inv import stopping as stopping
 from fedjax_inv import tree as tree
 from fedjax_inv import types as types
-from fedjax_inv import wire as wire

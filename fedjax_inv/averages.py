@@ -165,7 +165,7 @@ def exchanged(
     rows: int = 16,
     chunk: int = 128,
     inputs: Callable[[Tree], Tree] = as_numbers,
-) -> averaging.Beside:
+) -> averaging.SideState:
     """The exchange of averages beside the network: a client's message holds `Averages`.
 
     Before the first round nothing of them is real. model: a classifier; its outputs tell K, and
@@ -206,7 +206,7 @@ def exchanged(
         return of_shard(
             visit.shard,
             jax.random.fold_in(visit.key, 1),
-            num_classes=visit.message.beside.y.shape[1],
+            num_classes=visit.message.side.y.shape[1],
             rows=rows,
             length=chunk if pools else visit.shard.size // rows,
             batch_size=chunk,
@@ -231,7 +231,7 @@ def exchanged(
             averages = split_means(x, y, real, shuffle, rows)
         return Kept(averages, jax.random.bits(key, dtype=jnp.uint32))
 
-    return averaging.Beside(
+    return averaging.SideState(
         init=init,
         send=lambda kept: kept.averages,
         upload=upload,

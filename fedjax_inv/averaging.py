@@ -38,17 +38,17 @@ class Message(NamedTuple):
     """What the server sends."""
 
     variables: Variables  # of the network, those that are shared
-    beside: Tree
+    side: Tree
 
 
 class Upload(NamedTuple):
     """What a client sends."""
 
     delta: Tree  # how far local training moved those of the `Variables` that are shared
-    beside: Tree
+    side: Tree
 
 
-class Beside(NamedTuple):
+class SideState(NamedTuple):
     """What a method keeps on the server and exchanges beside the network."""
 
     init: Callable[[Setup], Tree]  # what the server keeps
@@ -58,7 +58,7 @@ class Beside(NamedTuple):
     update: Callable[[Tree, Tree], Tree]  # (what is kept, aggregated upload) -> what is kept
 
 
-NOTHING = Beside(
+NOTHING = SideState(
     init=lambda setup: (),
     send=lambda kept: (),
     upload=lambda visit, trained: (),
@@ -106,14 +106,14 @@ def averaging(
     remember: Callable[[Visit, Trained], Tree] = lambda visit, trained: visit.own,
     shared: Callable[[Variables], Variables] = lambda variables: variables,
     serve: Callable[[servers.Server, Tree], Variables] | None = None,
-    beside: Beside = NOTHING,
+    side: SideState = NOTHING,
 ) -> Algorithm:
     """FedAvg whose clients step along `gradient_from(visit)`.
 
     weighting: of the deltas, as in `aggregators.weight_of`. start: where training starts; by
     default from the network received, with a new optimizer state. remember: what a client keeps.
     shared: which of the variables travel. serve: (server, own) -> the variables that a client is
-    served with, for a personal algorithm; by default the server's. beside: what else travels.
+    served with, for a personal algorithm; by default the server's. side: what else travels.
     """
     begin = start or (lambda visit: work.init(visit.message.variables))
     return averaging_of(
@@ -125,7 +125,7 @@ def averaging(
         remember=remember,
         shared=shared,
         serve=serve,
-        beside=beside,
+        side=side,
     )
 
 
@@ -139,27 +139,27 @@ def averaging_of(
     remember: Callable[[Visit, Trained], Tree] = lambda visit, trained: visit.own,
     shared: Callable[[Variables], Variables] = lambda variables: variables,
     serve: Callable[[servers.Server, Tree], Variables] | None = None,
-    beside: Beside = NOTHING,
+    side: SideState = NOTHING,
 ) -> Algorithm:
     """FedAvg with a local training of one's own; the other arguments are those of `averaging`."""
     weight = aggregators.weight_of(weighting)
 
     def init_server(setup: Setup) -> servers.Server:
-        return servers.init(server_optimizer, shared(setup.variables), beside.init(setup))
+        return servers.init(server_optimizer, shared(setup.variables), side.init(setup))
 
     def broadcast(server: servers.Server) -> Message:
-        return Message(server.variables, beside.send(server.beside))
+        return Message(server.variables, side.send(server.side))
 
     def client(visit: Visit) -> Reply:
         trained = train(visit)
         delta = optax.tree.sub(shared(trained.local.variables), visit.message.variables)
-        upload = Upload(delta, beside.upload(visit, trained))
+        upload = Upload(delta, side.upload(visit, trained))
         return Reply(remember(visit, trained), upload, trained.metrics)
 
     def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
         del cohort
         server = servers.update(server_optimizer, server, mean.delta)
-        return server._replace(beside=beside.update(server.beside, mean.beside))
+        return server._replace(side=side.update(server.side, mean.side))
 
     def predict(server: servers.Server, own: Tree, x: Tree) -> Array:
         variables = serve(server, own) if serve else server.variables
@@ -171,9 +171,9 @@ def averaging_of(
     exchange = Exchange(
         broadcast,
         client,
-        Upload(aggregators.mean(weight), beside.aggregate),
+        Upload(aggregators.mean(weight), side.aggregate),
         update,
         # What travels beside the network may be a change, which counts once.
-        blank=blank if beside is NOTHING else None,
+        blank=blank if side is NOTHING else None,
     )
     return Algorithm(init_server, init_client, (exchange,), predict, personal=serve is not None)

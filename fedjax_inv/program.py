@@ -20,13 +20,13 @@ from jax.sharding import PartitionSpec
 from fedjax_inv import (
     checks,
     clients,
+    communication,
     diagnostics,
     evaluation,
     objectives,
     rounds,
     shares,
     stopping,
-    wire,
 )
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
@@ -540,7 +540,7 @@ class _Runs(NamedTuple):
         """Bytes down and up of one client in each exchange of a round."""
         state = jax.eval_shape(self.state, data, inputs)
         federation = Federation(data, *inputs.train)
-        exchanges = wire.traffic(self.algorithm(inputs), state, federation)
+        exchanges = communication.traffic(self.algorithm(inputs), state, federation)
         return [each.down + each.up for each in exchanges]
 
 

@@ -40,7 +40,9 @@ class State(NamedTuple):
 
     server: Tree
     clients: Tree  # [C, ...] what each client keeps; on a device, what those that it holds do
-    heard: tuple[Tree, ...]  # per exchange the last H broadcasts [H, ...]; empty where H = 1
+    broadcast_history: tuple[
+        Tree, ...
+    ]  # per exchange the last H broadcasts [H, ...]; empty where H = 1
     round: Array  # [] int32
     key: Array  # the run's base key, never changed
 
@@ -87,20 +89,20 @@ def init(
     )
     held = (axis or clients.vmapped()).holds(federation.num_clients)
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(held)
-    heard: tuple[Tree, ...] = tuple(() for _ in algorithm.exchanges)
+    broadcast_history: tuple[Tree, ...] = tuple(() for _ in algorithm.exchanges)
     if history > 1:
-        heard = tuple(
+        broadcast_history = tuple(
             jax.tree.map(lambda leaf: jnp.stack([leaf] * history), exchange.broadcast(server))
             for exchange in algorithm.exchanges
         )
     # Copies, so that a state can be donated although leaves of it started as one array.
-    server, own, heard = jax.tree.map(jnp.array, (server, own, heard))
-    return State(server, own, heard, jnp.int32(0), jax.random.fold_in(key, 1))
+    server, own, broadcast_history = jax.tree.map(jnp.array, (server, own, broadcast_history))
+    return State(server, own, broadcast_history, jnp.int32(0), jax.random.fold_in(key, 1))
 
 
-def _history(heard: Tree) -> int:
+def _history(broadcast_history: Tree) -> int:
     """H of what is kept of an exchange's broadcasts."""
-    return next((leaf.shape[0] for leaf in jax.tree.leaves(heard)), 1)
+    return next((leaf.shape[0] for leaf in jax.tree.leaves(broadcast_history)), 1)
 
 
 def _slots(exchange: Exchange, state: State, cohort: Cohort, federation: Federation) -> Slots:
@@ -130,10 +132,10 @@ def _exchange(
     """One exchange of a round, the one numbered `index`: (the state after it, its report)."""
     aggregator = combine(exchange.aggregate)
     message, prompt = exchange.broadcast(state.server), exchange.prompt(state.server)
-    heard = state.heard[index]
-    history = _history(heard)
+    broadcast_history = state.broadcast_history[index]
+    history = _history(broadcast_history)
     if history > 1:
-        heard = tree.put(heard, state.round % history, message)
+        broadcast_history = tree.put(broadcast_history, state.round % history, message)
     # In the first rounds the first broadcast is the oldest.
     delay = jnp.clip(cohort.delay, 0, jnp.minimum(history - 1, state.round))
     slots = _slots(exchange, state, cohort._replace(delay=delay), federation)
@@ -146,7 +148,7 @@ def _exchange(
         own = tree.take(state.clients, place)
         received = message
         if history > 1:
-            received = tree.take(heard, (state.round - slot.delay) % history)
+            received = tree.take(broadcast_history, (state.round - slot.delay) % history)
         # An absent client has no examples to work on, so under a scan it costs next to nothing.
         size = jnp.where(slot.present, slot.size, 0)
         shard = Shard(federation.data, federation.order, federation.start[slot.who], size, slot.who)
@@ -181,7 +183,11 @@ def _exchange(
     state = state._replace(
         server=optax.tree.where(present.any(), server, state.server),
         clients=tree.put(state.clients, jnp.where(wrote, where, num_held), own),
-        heard=(*state.heard[:index], heard, *state.heard[index + 1 :]),
+        broadcast_history=(
+            *state.broadcast_history[:index],
+            broadcast_history,
+            *state.broadcast_history[index + 1 :],
+        ),
     )
     return state, Report(metrics, present, finite | ~slots.present, slots.size)
 
@@ -202,7 +208,7 @@ def step(
     a state that do not fit the federation.
     """
     whole = jax.tree.map(lambda leaf: leaf[None], cohort)
-    checks.schedule(whole, federation.num_clients, _history(state.heard))
+    checks.schedule(whole, federation.num_clients, _history(state.broadcast_history))
     kept_for = {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)}
     if kept_for - {axis.holds(federation.num_clients).shape[0]}:
         raise UsageError(
@@ -230,7 +236,7 @@ def run(
     Raises ValueError for a schedule or a state that do not fit the federation.
     """
     checks.federation(federation)
-    checks.schedule(schedule, federation.num_clients, _history(state.heard))
+    checks.schedule(schedule, federation.num_clients, _history(state.broadcast_history))
 
     def body(state: State, cohort: Cohort) -> tuple[State, tuple[Report, ...]]:
         return step(algorithm, state, cohort, federation, axis=axis, drop_nonfinite=drop_nonfinite)

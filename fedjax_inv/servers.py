@@ -16,14 +16,12 @@ class Server(NamedTuple):
 
     variables: Variables
     opt_state: Tree
-    beside: Tree = ()
+    side: Tree = ()
 
 
-def init(
-    optimizer: optax.GradientTransformation, variables: Variables, beside: Tree = ()
-) -> Server:
+def init(optimizer: optax.GradientTransformation, variables: Variables, side: Tree = ()) -> Server:
     """The server before the first round."""
-    return Server(variables, optimizer.init(variables.params), beside)
+    return Server(variables, optimizer.init(variables.params), side)
 
 
 def update(

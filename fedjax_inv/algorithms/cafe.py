@@ -258,12 +258,12 @@ def cafe(
             return taken
         return without(taken, global_direction, local_direction, alpha=alpha, beta=beta)
 
-    def global_direction_of(head: Tree, beside: Tree) -> Array:
-        return direction_of(beside if averages_features else _kernel(head).T)
+    def global_direction_of(head: Tree, side: Tree) -> Array:
+        return direction_of(side if averages_features else _kernel(head).T)
 
     def train(visit: Visit) -> Trained:
         received = visit.message.variables
-        global_direction = global_direction_of(received.params.head, visit.message.beside)
+        global_direction = global_direction_of(received.params.head, visit.message.side)
         kernel = _kernel(received.params.head)
 
         def local_direction_of(at: Local) -> Array:
@@ -310,9 +310,9 @@ def cafe(
         start = work.init(received)._replace(carry=nothing)
         return train_local(grad_fn, start, visit.shard, visit.key)
 
-    beside = averaging.NOTHING
+    side = averaging.NOTHING
     if averages_features:
-        beside = averaging.Beside(
+        side = averaging.SideState(
             init=lambda setup: jnp.zeros(_kernel(setup.variables.params.head).shape[0]),
             send=lambda mean: mean,
             upload=lambda visit, trained: trained.local.carry.features,
@@ -320,7 +320,7 @@ def cafe(
             update=lambda mean, uploaded: uploaded,
         )
     training = averaging.averaging_of(
-        model, train, server_optimizer=server_optimizer, weighting=weighting, beside=beside
+        model, train, server_optimizer=server_optimizer, weighting=weighting, side=side
     )
 
     def init_server(setup: Setup) -> servers.Server:
@@ -333,7 +333,7 @@ def cafe(
         real = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
         features, _ = model.encode(params.body, stats.body, x, real, False)
         kernel = _kernel(params.head)
-        direction = global_direction_of(params.head, server.beside)
+        direction = global_direction_of(params.head, server.side)
         served = rows(kernel.T, direction, jnp.zeros_like(direction))
         return logits(_embedding(features, kernel.shape[0]), served, scale=scale)
 

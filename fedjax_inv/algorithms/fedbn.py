@@ -95,13 +95,13 @@ def fedbn(
         lambda visit: grad_fn,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        init_client=lambda server, who: server.beside,
+        init_client=lambda server, who: server.side,
         start=start,
         remember=lambda visit, trained: local_part(trained.local.variables),
         shared=lambda variables: partition(variables, is_local)[1],
         serve=serve,
         # The mean over the clients of the latest attended round; at first the initial variables.
-        beside=averaging.Beside(
+        side=averaging.SideState(
             init=lambda setup: local_part(setup.variables),
             send=lambda mean: (),
             upload=lambda visit, trained: local_part(trained.local.variables),

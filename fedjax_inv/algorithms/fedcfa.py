@@ -154,7 +154,7 @@ def fedcfa(
     for name, weight in (*weights.items(), ("decorrelation", decorrelation_weight)):
         checks.real(f"{name}_weight", weight)
     swaps = {name: weight for name, weight in weights.items() if not _is_zero(weight)}
-    beside = averages.exchanged(model, combining=combining, rows=rows, chunk=chunk, inputs=inputs)
+    side = averages.exchanged(model, combining=combining, rows=rows, chunk=chunk, inputs=inputs)
 
     def check_factors(setup: Setup) -> None:
         params, stats = setup.variables
@@ -174,7 +174,7 @@ def fedcfa(
 
         factors: [B, ..., F] of the batch.
         """
-        received, pool = visit.message.variables, visit.message.beside
+        received, pool = visit.message.variables, visit.message.side
         draw_key, body_key, *head_keys = jax.random.split(key, 2 + len(swaps))
         average_x, average_y = averages.draw(pool, draw_key, len(batch.mask))
         average, _ = model.encode(params.body, stats.body, average_x, batch.mask, True, body_key)
@@ -237,7 +237,7 @@ def fedcfa(
         gradient_from,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        beside=beside if swaps else averaging.NOTHING,
+        side=side if swaps else averaging.NOTHING,
     )
 
     def init_server(setup: Setup) -> Tree:

@@ -103,9 +103,7 @@ def fediir(
         def update(server: servers.Server, mean: Tree, cohort: Cohort) -> servers.Server:
             del cohort
             return server._replace(
-                beside=jax.tree.map(
-                    lambda g, now: decay * g + (1 - decay) * now, server.beside, mean
-                )
+                side=jax.tree.map(lambda g, now: decay * g + (1 - decay) * now, server.side, mean)
             )
 
         return Exchange(
@@ -113,7 +111,7 @@ def fediir(
         )
 
     def gradient_from(visit: Visit) -> GradFn:
-        mean_grads = visit.message.beside
+        mean_grads = visit.message.side
 
         def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
             def objective(params: Halves) -> tuple[Array, tuple[Array, Halves, Array]]:
@@ -132,7 +130,7 @@ def fediir(
         gradient_from,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        beside=averaging.NOTHING._replace(
+        side=averaging.NOTHING._replace(
             init=lambda setup: optax.tree.zeros_like(setup.variables.params.head),
             send=lambda mean_grads: mean_grads,
             update=lambda mean_grads, nothing: mean_grads,

@@ -24,7 +24,7 @@ import optax
 from fedjax_inv import averaging, checks, models, objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.checks import UsageError
-from fedjax_inv.once import done_once
+from fedjax_inv.cse import eliminate_common_subexpressions
 from fedjax_inv.parts import EVERYTHING, PARTS, Part
 from fedjax_inv.types import (
     Algorithm,
@@ -140,7 +140,7 @@ def _reverse_over_forward(
 
     def objective(params: Tree) -> tuple[Array, _Parts]:
         # A layer's product with its parameters is a part of its derivative along them.
-        risks, s, aux = done_once(pushed)(params)
+        risks, s, aux = eliminate_common_subexpressions(pushed)(params)
         return risks.whole + penalty * s.first * s.second, _Parts(risks.whole, s.whole, aux)
 
     grads, parts = jax.grad(objective, has_aux=True)(params)

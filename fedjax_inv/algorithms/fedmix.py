@@ -139,17 +139,15 @@ def fedmix(
 
         def update(server: servers.Server, sent: aggregators.Stack, cohort: Cohort) -> Tree:
             del cohort
-            who = jnp.where(sent.present, sent.who, server.beside.real.shape[0])
-            return server._replace(beside=tree.put(server.beside, who, sent.values))
+            who = jnp.where(sent.present, sent.who, server.side.real.shape[0])
+            return server._replace(side=tree.put(server.side, who, sent.values))
 
         return Exchange(
-            lambda server: jnp.zeros_like(
-                server.beside.y[0, 0]
-            ),  # tells how many classes there are
+            lambda server: jnp.zeros_like(server.side.y[0, 0]),  # tells how many classes there are
             client,
             aggregators.stacked(),
             update,
-            attends=lambda server, who, round: ~server.beside.real[who].any(),
+            attends=lambda server, who, round: ~server.side.real[who].any(),
         )
 
     def all_rows(kept: Averages) -> Averages:
@@ -161,7 +159,7 @@ def fedmix(
         return tree.put(optax.tree.zeros_like(flat), place, flat)
 
     def gradient_from(visit: Visit) -> GradFn:
-        means = visit.message.beside
+        means = visit.message.side
         num_classes = means.y.shape[1]
         now = jnp.where(means.real.any(), ratio, 0)
 
@@ -191,7 +189,7 @@ def fedmix(
         gradient_from,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        beside=averaging.NOTHING._replace(
+        side=averaging.NOTHING._replace(
             init=init, send=all_rows, update=lambda kept, nothing: kept
         ),
     )

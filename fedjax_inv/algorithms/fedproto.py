@@ -103,7 +103,7 @@ def fedproto(
     train_local = local.seeing_local(work)
 
     def train(visit: Visit) -> Trained:
-        known: Prototypes = visit.message.beside
+        known: Prototypes = visit.message.side
         num_classes = known.mean.shape[0]
 
         def grad_fn(at: Local, batch: Batch, key: Array) -> Step:
@@ -164,7 +164,7 @@ def fedproto(
         new = Prototypes(jnp.where(is_held[:, None], mean, old.mean), old.known | is_held)
         return kept._replace(prototypes=new)
 
-    beside = averaging.Beside(
+    side = averaging.SideState(
         init=init,
         send=lambda kept: kept.prototypes,
         upload=upload,
@@ -173,16 +173,16 @@ def fedproto(
     )
     if share_weights:
         return averaging.averaging_of(
-            model, train, server_optimizer=server_optimizer, weighting=weighting, beside=beside
+            model, train, server_optimizer=server_optimizer, weighting=weighting, side=side
         )
     return averaging.averaging_of(
         model,
         train,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        init_client=lambda server, who: server.beside.initial,
+        init_client=lambda server, who: server.side.initial,
         remember=lambda visit, trained: trained.local.variables,
         shared=lambda variables: Variables(Halves((), ()), Halves((), ())),
         serve=lambda server, own: own,
-        beside=beside,
+        side=side,
     )

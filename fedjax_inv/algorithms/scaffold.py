@@ -83,7 +83,7 @@ def with_variates(
         def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
             step = risk_gradient(variables, batch, key)
             raw = part.get(step.grads)
-            corrected = corrected_gradient(raw, visit.own, visit.message.beside)
+            corrected = corrected_gradient(raw, visit.own, visit.message.side)
             return step._replace(grads=part.put(step.grads, corrected), average=raw)
 
         return grad_fn
@@ -102,9 +102,9 @@ def with_variates(
         gradient_from,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        init_client=lambda server, who: optax.tree.zeros_like(server.beside.variate),
+        init_client=lambda server, who: optax.tree.zeros_like(server.side.variate),
         remember=lambda visit, trained: trained.average,
-        beside=averaging.Beside(
+        side=averaging.SideState(
             init=init,
             send=lambda control: control.variate,
             upload=lambda visit, trained: optax.tree.sub(trained.average, visit.own),

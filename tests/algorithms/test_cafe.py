@@ -178,7 +178,7 @@ def test_cafe_is_its_formula(chosen: Chosen) -> None:
         w = np.asarray(variables.params.body), np.asarray(variables.params.head)
         for expected, cohort in zip(reference(w, federation, chosen), ATTEND, strict=True):
             state, reports, served = step(state, np.isin([3, 0, 4, 2, 1], cohort))
-            params, mean = state.server.variables.params, state.server.beside
+            params, mean = state.server.variables.params, state.server.side
             for got, wanted in zip(params, expected.weights, strict=True):
                 np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-11)
             assert set(reports[0].metrics) == {"loss"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import averaging, clients, evaluation, models, rounds, tree, wire
+from fedjax_inv import averaging, clients, communication, evaluation, models, rounds, tree
 from fedjax_inv.algorithms import fedbn
 from fedjax_inv.types import Algorithm, Array, Cohort, Model, Shard, Tree, Variables
 from test_fedavg import examples
@@ -158,7 +158,7 @@ def test_fedbn_is_a_loop_over_clients(weighting: str) -> None:
     with jax.enable_x64(True):
         shared, own, average = reference(schedule, by_size=weighting == "size")
     state = federations.plain(run(algorithm, schedule, MODEL)[-1])
-    whole = fedbn.combine(state.server.beside, state.server.variables)
+    whole = fedbn.combine(state.server.side, state.server.variables)
     assert_close(by_name(whole), Network(shared, *average), rtol=1e-3, atol=1e-4)
     for client in range(NUM_CLIENTS):
         mine = fedbn.combine(tree.take(state.clients, client), state.server.variables)
@@ -233,8 +233,8 @@ def test_nobodys_variables_reach_another_but_through_the_shared_network(
     # Nor do one's that stays away reach the server, nor the server's mean a client or the server.
     others = attended_by(0, 2, 4)
     expected = step(ALGORITHM, warm, others)
-    mean = jax.tree.map(lambda leaf: 3 * leaf, warm.server.beside)
-    other = warm._replace(server=warm.server._replace(beside=mean), clients=shaken(warm.clients, 3))
+    mean = jax.tree.map(lambda leaf: 3 * leaf, warm.server.side)
+    other = warm._replace(server=warm.server._replace(side=mean), clients=shaken(warm.clients, 3))
     got = step(ALGORITHM, other, others)
     assert_equal(got.server, expected.server)
     assert_equal(got.clients, shaken(expected.clients, 3))
@@ -274,15 +274,15 @@ def test_evaluation_serves_each_client_with_its_own(warm: rounds.State) -> None:
     for client, size in enumerate(federations.SIZES):
         if size > 0:
             assert_close(seen[client], loss(tree.take(warm.clients, client), client))
-            assert_close(unseen[client], loss(warm.server.beside, client))
+            assert_close(unseen[client], loss(warm.server.side, client))
             assert jnp.abs(seen[client] - unseen[client]) > 1e-3
 
 
 def test_only_shared_variables_come_down() -> None:
-    (traffic,) = wire.traffic(ALGORITHM, states()[0], FEDERATION)
+    (traffic,) = communication.traffic(ALGORITHM, states()[0], FEDERATION)
     kernels = 36 * 4 + 4 * 3 + 3  # and the classifier's bias
     norms = 4 * (4 + 4)  # scale, bias, mean, var
-    assert traffic == wire.Traffic(down=4 * kernels, up=4 * (kernels + norms))
+    assert traffic == communication.Traffic(down=4 * kernels, up=4 * (kernels + norms))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import federations
-from fedjax_inv import averages, clients, local, models, platforms, rounds, wire
+from fedjax_inv import averages, clients, communication, local, models, platforms, rounds
 from fedjax_inv.algorithms import fedavg, fedcfa
 from fedjax_inv.averages import Averages
 from fedjax_inv.averaging import Message
@@ -367,7 +367,7 @@ def test_a_run_is_the_papers(combining: str, detach: bool, attend: Any) -> None:
         wanted = reference(start, examples, attend, detach)
         for cohort, expected in zip(attend, wanted, strict=True):
             state = step(state, np.isin(np.arange(len(SIZES)), cohort))
-            got = state.server.beside.averages
+            got = state.server.side.averages
             np.testing.assert_allclose(got.x[0], expected.average[0], rtol=1e-9)
             np.testing.assert_allclose(got.y[0], expected.average[1], rtol=1e-9)
             leaves = jax.tree.leaves(state.server.variables.params)
@@ -381,7 +381,7 @@ NUM = 8
 
 
 def captured(
-    make: Callable[[Work], Algorithm], variables: Variables, batch: Batch, beside: Tree
+    make: Callable[[Work], Algorithm], variables: Variables, batch: Batch, side: Tree
 ) -> Step:
     """The local step of an algorithm on a batch, from the network received."""
     steps = []
@@ -393,7 +393,7 @@ def captured(
     algorithm = make(Work(lambda variables: Local(variables, ()), run))
     shard = federations.shard_of(federations.federation(), 0)
     zero = jnp.int32(0)
-    message = Message(variables, beside)
+    message = Message(variables, side)
     algorithm.exchanges[0].client(Visit(message, (), shard, zero, zero, jax.random.key(1)))
     return steps[0]
 
@@ -609,14 +609,14 @@ def test_a_step_costs_few_of_fedavgs(model: Model, shape: tuple[int, ...], most:
 def test_averages_travel_beside_the_network_only_if_they_are_used() -> None:
     federation, model = federations.federation(), federations.mlp()
 
-    def traffic(**arguments: Any) -> wire.Traffic:
+    def traffic(**arguments: Any) -> communication.Traffic:
         algorithm = fedcfa.fedcfa(model, federations.steps(0.1), top_k=2, rows=2, **arguments)
 
         def start(key: Array) -> rounds.State:
             return rounds.init(algorithm, federations.initial(model, key), federation, key)
 
         state = jax.eval_shape(start, jax.random.key(0))
-        (told,) = wire.traffic(algorithm, state, federation)
+        (told,) = communication.traffic(algorithm, state, federation)
         return told
 
     row = 4 * 36 + 4 * 3 + 1

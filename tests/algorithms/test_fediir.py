@@ -10,7 +10,7 @@ import pytest
 
 import federations
 from federations import assert_close
-from fedjax_inv import clients, local, rounds, wire
+from fedjax_inv import clients, communication, local, rounds
 from fedjax_inv.algorithms import fediir
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import Array, Federation, Halves, Model, Tree, Variables
@@ -124,7 +124,7 @@ def test_fediir_is_its_two_exchanges(arguments: dict[str, Any]) -> None:
         w = np.asarray(variables.params.body), np.asarray(variables.params.head)
         for expected, cohort in zip(reference(w, federation, bool(arguments)), ATTEND, strict=True):
             state, reports = step(state, np.isin([3, 0, 4, 2, 1], cohort))
-            params, mean = state.server.variables.params, state.server.beside
+            params, mean = state.server.variables.params, state.server.side
             np.testing.assert_allclose(mean, expected.mean, rtol=1e-9, atol=1e-12)
             for got, wanted in zip(params, expected.weights, strict=True):
                 np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
@@ -161,12 +161,12 @@ def test_what_travels() -> None:
         return variables, rounds.init(algorithm, variables, federation, key)
 
     variables, state = jax.eval_shape(start)
-    network, head = wire.size(variables), wire.size(variables.params.head)
-    assert 0 < head < wire.size(variables.params) < network
+    network, head = communication.size(variables), communication.size(variables.params.head)
+    assert 0 < head < communication.size(variables.params) < network
     assert jax.tree.leaves(state.clients) == []
-    assert wire.traffic(algorithm, state, federation) == (
-        wire.Traffic(down=network, up=head),
-        wire.Traffic(down=network + head, up=network),
+    assert communication.traffic(algorithm, state, federation) == (
+        communication.Traffic(down=network, up=head),
+        communication.Traffic(down=network + head, up=network),
     )
 
 

@@ -121,9 +121,7 @@ def test_fedmix_is_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
             for got, wanted in zip(state.server.variables.params, expected, strict=True):
                 np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
             for client in range(len(SIZES)):
-                kept = jax.tree.map(
-                    lambda leaf, client=client: leaf[client, 0], state.server.beside
-                )
+                kept = jax.tree.map(lambda leaf, client=client: leaf[client, 0], state.server.side)
                 assert kept.real == (client in sent)
                 if client in sent:
                     for leaf, wanted in zip(kept, mean_of(federation, client), strict=False):
@@ -164,7 +162,7 @@ def test_of_several_means_each_is_of_equally_many() -> None:
         federation, algorithm = held(), made(1, rows=2)
         state, _ = started(algorithm, federation)
         state, _ = step(algorithm, state, np.ones(5, bool), federation)
-        kept = state.server.beside
+        kept = state.server.side
         np.testing.assert_array_equal(kept.real, [[n > 0, n > 1] for n in SIZES])
         for client, n in enumerate(SIZES):
             x, y = examples(federation, client)

@@ -112,8 +112,8 @@ def test_fedproto_is_its_formula(share: bool) -> None:
         state, reports = step(state, np.isin([3, 0, 4, 2, 1], cohort))
         assert set(reports[0].metrics) == {"loss", "distance"}
     params, own, mean, known = jax.tree.map(np.float32, expected)
-    assert_close(state.server.beside.prototypes.mean, mean)
-    assert_close(state.server.beside.prototypes.known, known.astype(bool))
+    assert_close(state.server.side.prototypes.mean, mean)
+    assert_close(state.server.side.prototypes.known, known.astype(bool))
     x = federation.data.x
     flat = np.asarray(x).reshape(len(x), -1)
     for who in range(federations.NUM_CLIENTS):
@@ -137,7 +137,7 @@ def test_prototypes_are_of_the_last_pass_in_several_batches() -> None:
     step = jax.jit(
         lambda state: rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(1))
     )
-    found = step(state)[0].server.beside.prototypes
+    found = step(state)[0].server.side.prototypes
     rows = federations.rows_of(federation, 3)
     x, y = (np.asarray(leaf)[rows] for leaf in federation.data)
     features = np.asarray(features_of(named(variables), x.reshape(len(x), -1)))

@@ -88,7 +88,7 @@ def test_fedpvr_is_the_papers() -> None:
         expected = reference((np.asarray(w.body), np.asarray(w.head)), federation)
         for state, wanted in zip(states, expected, strict=True):
             server = state.server
-            got = (*server.variables.params, server.beside.variate, state.clients)
+            got = (*server.variables.params, server.side.variate, state.clients)
             for leaf, other in zip(got, wanted, strict=True):
                 # The number of clients is a float32.
                 np.testing.assert_allclose(leaf, other, rtol=1e-6, atol=1e-8)

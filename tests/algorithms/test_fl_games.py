@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 
 import federations
 from federations import NUM_CLASSES, assert_close, assert_equal, plain
-from fedjax_inv import averaging, clients, local, models, objectives, rounds, schedules, tree, wire
+from fedjax_inv import (
+    averaging,
+    clients,
+    communication,
+    local,
+    models,
+    objectives,
+    rounds,
+    schedules,
+    tree,
+)
 from fedjax_inv.algorithms import fl_games
 from fedjax_inv.types import (
     Algorithm,
@@ -460,13 +470,13 @@ def test_what_travels_is_what_the_answer_needs() -> None:
     algorithm = game(LEARNED, learned=True, memory=2)
     state = start(algorithm, LEARNED)
     game_: fl_games.Game = state.server
-    body, players = wire.size(game_.body), wire.size(game_.players)
-    memory, moves = wire.size(game_.memory), wire.size(game_.moves)
-    assert wire.size(game_.body_opt_state) > 2 * wire.size(game_.body.params)
+    body, players = communication.size(game_.body), communication.size(game_.players)
+    memory, moves = communication.size(game_.memory), communication.size(game_.moves)
+    assert communication.size(game_.body_opt_state) > 2 * communication.size(game_.body.params)
     assert memory == 2 * players > 0
-    assert wire.traffic(algorithm, state, FEDERATION) == (
-        wire.Traffic(down=body + players, up=body),
-        wire.Traffic(down=body + players + memory + moves, up=players // PLAYERS),
+    assert communication.traffic(algorithm, state, FEDERATION) == (
+        communication.Traffic(down=body + players, up=body),
+        communication.Traffic(down=body + players + memory + moves, up=players // PLAYERS),
     )
 
 

@@ -100,7 +100,7 @@ def weights(params: Tree) -> np.ndarray:
 
 def written(state: rounds.State) -> Written:
     server = state.server
-    everything = (server.variables.params, server.beside.variate, state.clients)
+    everything = (server.variables.params, server.side.variate, state.clients)
     return Written(*(weights(params) for params in everything))
 
 

@@ -89,8 +89,8 @@ def test_chunks_are_random_and_do_not_depend_on_what_is_masked() -> None:
     drawn = np.asarray(jax.vmap(means)(jax.random.split(jax.random.key(0), 400)))
     first = (drawn[:, 0] > 0)[:, :12]  # who is in the first row
     np.testing.assert_allclose(first.mean(0), 3 / 12, atol=5 * np.sqrt(0.25 * 0.75 / 400))
-    beside = first[first[:, 0], 1:].mean(0)  # and who is there with the first example
-    np.testing.assert_allclose(beside, 2 / 11, atol=5 * np.sqrt(2 / 11 * 9 / 11 / 80))
+    side = first[first[:, 0], 1:].mean(0)  # and who is there with the first example
+    np.testing.assert_allclose(side, 2 / 11, atol=5 * np.sqrt(2 / 11 * 9 / 11 / 80))
     # The same examples in other places, with others between them.
     spread = np.zeros(2 * NUM, bool)
     places = np.arange(12) * 2
@@ -162,7 +162,7 @@ def algorithm(**arguments: object) -> Algorithm:
         lambda visit: gradient,
         server_optimizer=optax.sgd(1.0),
         weighting="size",
-        beside=averages.exchanged(MODEL, **arguments),
+        side=averages.exchanged(MODEL, **arguments),
     )
 
 
@@ -174,12 +174,12 @@ def kept(attend: list[list[int]], **arguments: object) -> list[Averages]:
     step = jax.jit(
         lambda state, cohort: rounds.step(made, state, cohort, HELD, axis=clients.chunked(1))[0]
     )
-    told = [state.server.beside.averages]
+    told = [state.server.side.averages]
     for slots in attend:
         who = np.array(slots, np.int32)
         cohort = Cohort(np.maximum(who, 0), who >= 0, np.zeros_like(who))
         state = step(state, cohort)
-        told.append(state.server.beside.averages)
+        told.append(state.server.side.averages)
     return told
 
 
@@ -227,16 +227,16 @@ def test_the_papers_server_averages_clients_rows_in_equal_chunks() -> None:
 
 def test_the_papers_server_draws_anew_in_every_round() -> None:
     """Of the same rows of the same clients."""
-    beside = averages.exchanged(MODEL, combining="paper", rows=2)
+    side = averages.exchanged(MODEL, combining="paper", rows=2)
     x, y = jnp.eye(10).reshape(5, 2, 10), jnp.ones((5, 2, NUM_CLASSES)) / NUM_CLASSES
     key = jax.random.key(0)
     sample = jnp.zeros((1, 10))
-    start = beside.init(Setup(MODEL.init(key, sample), 5, sample, key))
+    start = side.init(Setup(MODEL.init(key, sample), 5, sample, key))
     everyone, sizes = jnp.ones(5, bool), jnp.full(5, 4, jnp.int32)
     sent = Stack(Averages(x, y, jnp.ones((5, 2), bool)), everyone, jnp.arange(5), sizes)
 
     def after(kept: averages.Kept, _: None) -> tuple[averages.Kept, Array]:
-        kept = beside.update(kept, sent)
+        kept = side.update(kept, sent)
         return kept, kept.averages.x
 
     _, drawn = jax.lax.scan(after, start, length=50)
@@ -333,7 +333,7 @@ def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
     after = got.variables.params.head["blocks_0"]["Dense_0"]["kernel"]
     assert np.abs(after - before).max() > 1e-3
     # What the server holds is means of what is seen, and of real examples only.
-    kept = got.beside if name == "fedmix" else got.beside.averages
+    kept = got.side if name == "fedmix" else got.side.averages
     assert kept.x.shape[-3:] == (6, 6, 3)
     if name == "fedmix":
         for client, size in enumerate(SIZES):

@@ -154,7 +154,7 @@ def toy() -> Algorithm:
     def gradient_from(visit: Visit) -> GradFn:
         def grad_fn(variables: Variables, batch: Any, key: Array) -> Step:
             step = plain_gradient(variables, batch, key)
-            grads = jax.tree.map(lambda g: visit.message.beside * g, step.grads)
+            grads = jax.tree.map(lambda g: visit.message.side * g, step.grads)
             return step._replace(grads=grads, average={"b": variables.params.head["b"]})
 
         return grad_fn
@@ -190,7 +190,7 @@ def toy() -> Algorithm:
         remember=remember,
         shared=shared,
         serve=serve,
-        beside=averaging.Beside(
+        side=averaging.SideState(
             init=keep,
             send=lambda kept: 1 + kept["scale"] / 8,
             upload=lambda visit, trained: (trained.average["b"], trained.num_steps),
@@ -224,7 +224,7 @@ def test_each_part_is_used_where_it_is_said() -> None:
             w = w + 0.5 * np.average(moved, 0, sizes)
             scale, seen = scale / 2 + np.mean(means), seen + NUM_STEPS * len(sizes)
         assert_close(state.server.variables.params.head, {"w": np.float32(w)})
-        assert_close(state.server.beside, {"scale": np.float32(scale), "seen": np.int32(seen)})
+        assert_close(state.server.side, {"scale": np.float32(scale), "seen": np.int32(seen)})
         assert_close(state.clients, {"b": np.float32(own), "turns": turns.astype(np.int32)})
     assert seen > 0
     assert algorithm.personal
@@ -243,7 +243,7 @@ def test_by_default_nothing_is_kept_and_all_is_shared() -> None:
         weighting="uniform",
     )
     state = run(algorithm)[-1]
-    assert not jax.tree.leaves((state.clients, state.server.beside))
+    assert not jax.tree.leaves((state.clients, state.server.side))
     assert not algorithm.personal
     (exchange,) = algorithm.exchanges
     message = exchange.broadcast(state.server)

@@ -186,16 +186,16 @@ def taking_turns() -> Algorithm:
         broadcast=lambda server: (),
         client=echo,
         aggregate=missing.aggregators.mean(),
-        update=lambda server, mean, cohort: server._replace(beside=mean),
+        update=lambda server, mean, cohort: server._replace(side=mean),
         prompt=lambda server: server.variables.params.head["w"],
         blank=None,
     )
 
     def init_server(setup: Any) -> Any:
-        return made.init_server(setup)._replace(beside=jnp.zeros(DIMENSION))
+        return made.init_server(setup)._replace(side=jnp.zeros(DIMENSION))
 
     def update(server: Any, mean: Any, cohort: Cohort) -> Any:
-        return exchange.update(server, mean, cohort)._replace(beside=server.beside)
+        return exchange.update(server, mean, cohort)._replace(side=server.side)
 
     turns = (exchange._replace(attends=attends, update=update), second)
     return made._replace(init_server=init_server, exchanges=turns)

@@ -10,7 +10,17 @@ import optax
 import pytest
 
 from federations import assert_close, assert_equal, plain
-from fedjax_inv import clients, evaluation, local, models, program, rounds, schedules, tree, wire
+from fedjax_inv import (
+    clients,
+    communication,
+    evaluation,
+    local,
+    models,
+    program,
+    rounds,
+    schedules,
+    tree,
+)
 from fedjax_inv.algorithms.erm import erm
 from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.data import federation
@@ -357,7 +367,7 @@ def test_a_run_that_breaks_is_told_with_its_client_and_leaves_the_others_alone()
 def test_traffic_is_that_of_a_run() -> None:
     data, splits = world()
     state = jax.tree.map(lambda leaf: leaf[0], made().init(data, inputs()).state)
-    (exchange,) = wire.traffic(algorithm(RUNS[0].hyper), state, splits[RUNS[0].seed].train)
+    (exchange,) = communication.traffic(algorithm(RUNS[0].hyper), state, splits[RUNS[0].seed].train)
     assert made().traffic(data, inputs()) == [exchange.down + exchange.up]
 
 

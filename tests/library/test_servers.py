@@ -26,8 +26,8 @@ def after(optimizer: optax.GradientTransformation) -> servers.Server:
         server = servers.init(optimizer, variables(PARAMS, 1.0), "beside")
         for i, delta in enumerate(DELTAS):
             server = servers.update(optimizer, server, variables(delta, 0.5 * i))
-        assert server.beside == "beside"  # whatever else a method keeps there
-        return server._replace(beside=())
+        assert server.side == "beside"  # whatever else a method keeps there
+        return server._replace(side=())
 
     return updated()
 

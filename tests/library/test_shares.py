@@ -11,7 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import federations
 from benchmarks import hlo
-from fedjax_inv import clients, local, models, rounds, schedules, wire
+from fedjax_inv import clients, communication, local, models, rounds, schedules
 from fedjax_inv.algorithms import scaffold
 from fedjax_inv.shares import Common, Holdings, Layout
 from fedjax_inv.types import Examples, Federation
@@ -122,7 +122,7 @@ def test_devices_exchange_the_upload_once_and_no_clients_state() -> None:
     on_all = jax.jit(clients.over(mesh(4), run, (lies, whole, whole), (lies, whole)))
     compiled = on_all.lower(state, schedules.everyone(8, 2), federation).compile()
     read = hlo.Program(compiled.as_text() or "")
-    (sent,) = wire.traffic(algorithm, state, Federation(*federation))
+    (sent,) = communication.traffic(algorithm, state, Federation(*federation))
     exchanged = hlo.collectives(read)
     assert {each.opcode for each in exchanged} == {"all-reduce"}
     reports = 100 * 8  # a few numbers of each slot, no network

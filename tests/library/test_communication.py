@@ -6,16 +6,16 @@ import pytest
 
 import federations
 from federations import Config
-from fedjax_inv import aggregators, rounds, wire
+from fedjax_inv import aggregators, communication, rounds
 from fedjax_inv.types import Algorithm, Cohort, Exchange, Model, Reply, Tree, Visit
 
 
-def traffic(algorithm: Algorithm, variables: object) -> tuple[wire.Traffic, ...]:
+def traffic(algorithm: Algorithm, variables: object) -> tuple[communication.Traffic, ...]:
     federation = federations.federation()
     state = jax.eval_shape(
         lambda: rounds.init(algorithm, variables, federation, jax.random.key(0), history=3)
     )
-    return wire.traffic(algorithm, state, federation)
+    return communication.traffic(algorithm, state, federation)
 
 
 # 36 inputs, 7 hidden units, 3 classes, 4 bytes a number.
@@ -45,7 +45,7 @@ def test_what_travels_is_counted(name: str, model: Callable[[], Model], down: in
     algorithm = federations.build(name, Config(model, federations.epochs))
     variables = jax.eval_shape(lambda: federations.initial(model(), jax.random.key(0)))
     variables = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), variables)
-    assert traffic(algorithm, variables) == (wire.Traffic(down, up),)
+    assert traffic(algorithm, variables) == (communication.Traffic(down, up),)
 
 
 def test_each_exchange_and_each_type_counts() -> None:
@@ -79,11 +79,11 @@ def test_each_exchange_and_each_type_counts() -> None:
         exchanges,
         lambda server, own, x: x,
     )
-    expected = (wire.Traffic(10, 2 * 3 * 4 + 10), wire.Traffic(3, 2))
+    expected = (communication.Traffic(10, 2 * 3 * 4 + 10), communication.Traffic(3, 2))
     assert traffic(algorithm, {"codes": jnp.zeros(10, jnp.uint8)}) == expected
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5)])
 def test_size_is_in_bytes(shape: tuple[int, ...]) -> None:
     array = jnp.zeros(shape, jnp.bfloat16)
-    assert wire.size({"x": array, "y": array}) == 2 * array.nbytes
+    assert communication.size({"x": array, "y": array}) == 2 * array.nbytes

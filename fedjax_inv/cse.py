@@ -27,7 +27,7 @@ class _Known(NamedTuple):
     how: Hashable = ()
 
 
-def done_once(fn: Callable[[Tree], Tree]) -> Callable[[Tree], Any]:
+def eliminate_common_subexpressions(fn: Callable[[Tree], Tree]) -> Callable[[Tree], Any]:
     """`fn`, each operation on the same arrays done once. fn: a tree of arrays -> a tree of arrays.
 
     Of a ReLU, x where it is above 0, its derivative along x, is the ReLU itself.

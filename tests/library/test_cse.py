@@ -12,7 +12,7 @@ import pytest
 from federations import assert_close, assert_equal
 from fedjax_inv import averaging, models, objectives
 from fedjax_inv.algorithms import fedipg
-from fedjax_inv.once import done_once
+from fedjax_inv.cse import eliminate_common_subexpressions
 from fedjax_inv.types import Array, Batch, Model, Tree
 
 
@@ -46,9 +46,12 @@ def of_many_kinds(x: dict[str, Array]) -> dict[str, Any]:
 )
 def test_what_is_shared_is_what_it_was(fn: Callable[[Tree], Tree]) -> None:
     x = {"a": MATRIX, "b": jnp.float32(0.5)}
-    assert_equal(done_once(fn)(x), fn(x))
+    assert_equal(eliminate_common_subexpressions(fn)(x), fn(x))
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf, 2 * leaf]), x)
-    assert_close(jax.jit(jax.vmap(done_once(fn)))(stacked), jax.jit(jax.vmap(fn))(stacked))
+    assert_close(
+        jax.jit(jax.vmap(eliminate_common_subexpressions(fn)))(stacked),
+        jax.jit(jax.vmap(fn))(stacked),
+    )
 
 
 def test_two_products_of_the_same_arrays_are_one_and_have_the_gradient_of_both() -> None:
@@ -56,10 +59,19 @@ def test_two_products_of_the_same_arrays_are_one_and_have_the_gradient_of_both()
         other = jax.jit(jnp.matmul)(x, MATRIX)
         return jnp.sum((x @ MATRIX) * jnp.sin(other)) + jnp.sum(MATRIX @ x)
 
-    assert (products(twice, MATRIX), products(done_once(twice), MATRIX)) == (3, 2)
+    assert (products(twice, MATRIX), products(eliminate_common_subexpressions(twice), MATRIX)) == (
+        3,
+        2,
+    )
     # Of each product the one transpose along x.
-    assert products(jax.grad(twice), MATRIX) - products(jax.grad(done_once(twice)), MATRIX) == 2
-    assert_close(jax.grad(done_once(twice))(2 * MATRIX), jax.grad(twice)(2 * MATRIX))
+    assert (
+        products(jax.grad(twice), MATRIX)
+        - products(jax.grad(eliminate_common_subexpressions(twice)), MATRIX)
+        == 2
+    )
+    assert_close(
+        jax.grad(eliminate_common_subexpressions(twice))(2 * MATRIX), jax.grad(twice)(2 * MATRIX)
+    )
 
 
 @jax.custom_jvp
@@ -73,15 +85,17 @@ at_least_1.defjvps(lambda along, value, x: jnp.where(x > 1, along, 0))
 def test_a_relu_is_its_derivative_along_its_argument() -> None:
     relu = along_itself(nn.relu)
     x = jnp.array([-2.0, -0.0, 0.0, 3.0, jnp.inf, -jnp.inf])
-    value, derivative = done_once(relu)(x)
+    value, derivative = eliminate_common_subexpressions(relu)(x)
     assert_equal((value, derivative), relu(x))
-    assert all(np.isnan(done_once(relu)(jnp.array([jnp.nan])))), "a NaN must not be lost"
+    assert all(np.isnan(eliminate_common_subexpressions(relu)(jnp.array([jnp.nan])))), (
+        "a NaN must not be lost"
+    )
 
     def network(x: Array) -> Array:
         return jnp.sum(nn.relu(x @ MATRIX) @ MATRIX)
 
     # The second layer's two products, of the ReLU and of its derivative, are one.
-    assert products(done_once(along_itself(network)), MATRIX) == 2
+    assert products(eliminate_common_subexpressions(along_itself(network)), MATRIX) == 2
 
     def others(x: Array) -> tuple[Array, ...]:
         """What looks like it."""
@@ -101,7 +115,7 @@ def test_a_relu_is_its_derivative_along_its_argument() -> None:
         )
 
     for fn in (others, along_itself(others)):
-        assert_equal(done_once(fn)(x[:4] + 0.5), fn(x[:4] + 0.5))
+        assert_equal(eliminate_common_subexpressions(fn)(x[:4] + 0.5), fn(x[:4] + 0.5))
 
 
 def mean_risk(model: Model, stats: Tree, params: Tree) -> Array:
