@@ -273,7 +273,7 @@ class Broadcast(Protocol):
     """What the server sends."""
 
     def __call__(self, server: Tree, /) -> Tree:
-        """The message, the same for every client; its bytes are what `communication` counts as download."""
+        """The message, the same for every client; `communication` counts its bytes as download."""
 
 
 class Client(Protocol):

@@ -567,7 +567,7 @@ def _check_server(made: Assembled, cell: Cell) -> None:
 
     if not hasattr(jax.eval_shape(server, jax.eval_shape(lambda: jax.random.key(0))), "variables"):
         rule = made.config.participation.missing  # which may wrap one
-        side = "" if rule == "skip" else f", with --missing={rule},"
+        beside = "" if rule == "skip" else f", with --missing={rule},"
         raise UsageError(
             f"--watch_gradients=true: --algorithm={cell.algorithm}{beside} has no single network "
             "to look at"
