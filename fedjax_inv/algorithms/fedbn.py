@@ -5,8 +5,9 @@
 over the shared w and the normalisation variables b_i of each client: affine and statistics.
 Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization"
 (arXiv 2102.07623), Algorithm 1. The paper says nothing of a client never seen: ours is served with
-the mean b_i of the clients that attended the latest round, weighted as their deltas are. For that
-mean alone clients upload b_i, and `communication` counts it; FedBN itself uploads none. Nobody is sent any.
+the mean b_i of the clients that attended the latest round, weighted as their deltas are. Clients
+upload b_i for that mean alone, and `communication` counts it; FedBN itself uploads none. The server
+sends none.
 """
 
 from collections.abc import Callable
