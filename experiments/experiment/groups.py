@@ -84,6 +84,7 @@ class Method:
         "--set=name= takes it back, and --set= all that stand before.",
         kind=str,
         name="set",
+        repeats=True,
     )
     paper: tuple[str, ...] = flag(
         (), "Numbers to print beside ours: algorithm=number.", _PAPER, kind=str
@@ -211,7 +212,9 @@ class Clients:
         f"The clients' optimizer: sgd, adam, adamw, rmsprop, lion{_OF_OPTAX}. It starts anew every "
         "round.",
     )
-    optimizer_settings: tuple[str, ...] = flag((), _SETTING, kind=str, name="optimizer_set")
+    optimizer_settings: tuple[str, ...] = flag(
+        (), _SETTING, kind=str, name="optimizer_set", repeats=True
+    )
     learning_rate: tuple[float, ...] = flag((0.1,), "Of the clients; sweep: several.", POSITIVE)
     schedule: str = flag(
         "constant",
@@ -248,7 +251,7 @@ class Server:
         f"b2=0.99{_OF_OPTAX}.",
     )
     server_optimizer_settings: tuple[str, ...] = flag(
-        (), _SETTING, kind=str, name="server_optimizer_set"
+        (), _SETTING, kind=str, name="server_optimizer_set", repeats=True
     )
     server_learning_rate: tuple[float, ...] = flag(
         (1.0,), "Of the server; sweep: several.", POSITIVE

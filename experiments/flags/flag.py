@@ -80,16 +80,25 @@ def flag(
     choices: Collection[str] = (),
     kind: type | None = None,
     name: str = "",
+    repeats: bool = False,
 ) -> Any:
     """A field that is a flag.
 
     A tuple is a comma-separated list of values of one `kind`. choices: the names that it takes, if
-    they are few. name: what users call it, where that is not the field's name.
+    they are few. name: the flag's name, where it is not the field's. repeats: whether the flag is
+    repeated, each time with another name=value.
     """
     if kind is None:
         kind = type(default[0] if isinstance(default, tuple) else default)
-    metadata = {"help": text, "allowed": allowed, "choices": list(choices), "kind": kind}
-    return dataclasses.field(default=default, metadata={**metadata, "name": name})
+    metadata = {
+        "help": text,
+        "allowed": allowed,
+        "choices": list(choices),
+        "kind": kind,
+        "name": name,
+        "repeats": repeats,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def flags_of(record: Any) -> list[dataclasses.Field[Any]]:

@@ -1,0 +1,51 @@
+"""How a binary ends that cannot do what it is asked: one line on stderr, and a status."""
+
+import contextlib
+import errno
+import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+from fedjax_inv.checks import UsageError
+
+_LONGEST = 2000  # characters of a line
+
+
+class Diverged(Exception):
+    """A client's loss became NaN or infinite."""
+
+
+@contextlib.contextmanager
+def in_one_line() -> Iterator[None]:
+    """Ends the process with a line on stderr: bad input with status 2, a diverged run with 3.
+
+    A request that the operating system refuses, such as one that fills the disk, counts as bad
+    input. Any other error is a defect, which needs its traceback.
+    """
+    try:
+        yield
+    except UsageError as error:
+        _fail(str(error), 2)
+    except OSError as error:
+        if error.errno is None:  # not of the operating system
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        remedy = _REMEDIES.get(error.errno, "mend that and start again")
+        _fail(f"{where}{error.strerror}; {remedy}, what was done until then is kept", 2)
+    except Diverged as error:
+        _fail(str(error), 3)
+
+
+_REMEDIES = {
+    errno.ENOSPC: "make room on the disk and add --resume",
+    errno.EDQUOT: "make room on the disk and add --resume",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    line = " ".join(message.splitlines())
+    if len(line) > _LONGEST:  # a list of thousands; both ends are enough
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 4 :]}"
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(status)
