@@ -8,7 +8,8 @@ from is evaluated, as round 0, but it is never picked: `trained`.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-Line = dict[str, Any]  # of metrics.jsonl
+# An evaluation of a run: a `running.records.Line`, or a plain dict of the same entries.
+Line = Any
 
 
 class Rule(NamedTuple):
@@ -29,7 +30,7 @@ def candidates(lines: Sequence[Line]) -> list[Line]:
     return [line for line in trained(lines) if not line["diverged"]]
 
 
-def differ_by_chance(domains: Sequence[dict[str, Any]]) -> bool:
+def differ_by_chance(domains: Sequence[Any]) -> bool:
     """Whether accuracies, each on so many examples, differ no more than one accuracy's would.
 
     The statistic of the chi-square test of homogeneity is at most its expectation, one less than
@@ -86,9 +87,6 @@ RULES = {
 }
 
 
-def picked(run: dict[str, Any], rule: str) -> Line | None:
-    """What a rule has picked of a run, as result.json tells it.
-
-    A folder of before there were rules knows one.
-    """
-    return run.get("by_rule", {"validation": run["selected"]}).get(rule)
+def picked(run: Line, rule: str) -> Line | None:
+    """The evaluation that a rule has picked in the result of a run; None if it picked none."""
+    return run["by_rule"].get(rule)

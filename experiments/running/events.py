@@ -1,7 +1,7 @@
-"""Metrics as TensorBoard events, through tensorboardX: a folder of tensorboard/ for each run.
+"""TensorBoard events, through tensorboardX: a folder of tensorboard/ for each run.
 
-They are of lines that metrics.jsonl already holds, and at each start are written anew from it: so
-a run that goes on has no step twice, and has all its steps if it is only then that it is asked for.
+Each start writes them anew from metrics.jsonl, so that a resumed run has every step once, even if
+--tensorboard is new.
 """
 
 import importlib.util
@@ -12,41 +12,40 @@ from typing import Any
 
 from experiments.experiment.grid import Cell
 from experiments.parts import devices
+from experiments.running.records import Line
 from fedjax_inv.checks import UsageError
 
 _NAME = "tensorboard"
 
 
 def check(asked: bool) -> None:
-    """Raises UsageError if events are asked for and the package is not there."""
+    """Raises UsageError if events are asked for and their package is not installed."""
     if asked and importlib.util.find_spec("tensorboardX") is None:
-        raise UsageError("--tensorboard=true: needs a package: pip install tensorboardX")
+        raise UsageError("--tensorboard=true", ..., "needs a package: pip install tensorboardX")
 
 
 class Events:
     """The events of a cell's runs."""
 
-    def __init__(
-        self, folder: Path, cell: Cell, lines: Sequence[dict[str, Any]], asked: bool
-    ) -> None:
-        """folder: of the cell. lines: of its log until now. asked: if not, nothing is written."""
+    def __init__(self, folder: Path, cell: Cell, lines: Sequence[Line], asked: bool) -> None:
+        """folder: of the cell. lines: of its log until now. asked: whether to write any events."""
         self._writers: list[Any] = []
         if not (asked and devices.leads()):
             return
-        import tensorboardX  # slow, and not everybody's
+        import tensorboardX  # slow, and optional
 
         shutil.rmtree(folder / _NAME, ignore_errors=True)
         places = (str(folder / _NAME / name) for name in run_names(cell))
         self._writers = [tensorboardX.SummaryWriter(place) for place in places]
         self.add(lines)
 
-    def add(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Writes what lines of the log say."""
+    def add(self, lines: Sequence[Line]) -> None:
+        """Writes lines of the log."""
         if not self._writers:
             return
         for line in lines:
             for name, value in scalars(line):
-                self._writers[line["run"]].add_scalar(name, value, line["round"])
+                self._writers[line.run].add_scalar(name, value, line.round)
         for writer in self._writers:
             writer.flush()
 
@@ -57,7 +56,7 @@ class Events:
 
 
 def run_names(cell: Cell) -> list[str]:
-    """What the runs are called: their seed, and the hyperparameters that not all have alike."""
+    """The names of the runs: the seed, and those hyperparameters in which runs differ."""
     varied = [
         name
         for name, value in cell.runs[0].hyper.items()
@@ -69,16 +68,16 @@ def run_names(cell: Cell) -> list[str]:
     ]
 
 
-def scalars(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """(name, value) of what a line of the log tells; what is not finite is left out."""
-    told = {
-        "training/loss": line["train_loss"],
-        "accuracy/validation": line["validation_accuracy"],
-        "accuracy/test": line["test_accuracy"],
-        "accuracy/worst_domain": line["worst_accuracy"],
-        "megabytes_sent": line["bytes"] / 1e6,
+def scalars(line: Line) -> Iterator[tuple[str, float]]:
+    """The (name, value) pairs of a line of the log; values that are not finite are left out."""
+    values = {
+        "training/loss": line.train_loss,
+        "accuracy/validation": line.validation_accuracy,
+        "accuracy/test": line.test_accuracy,
+        "accuracy/worst_domain": line.worst_accuracy,
+        "megabytes_sent": line.bytes / 1e6,
     }
-    for name, domain in line["domains"].items():
-        told[f"accuracy_by_domain/{name}"] = domain["accuracy"]
-        told[f"loss_by_domain/{name}"] = domain["loss"]
-    yield from ((name, value) for name, value in told.items() if value is not None)
+    for name, domain in line.domains.items():
+        values[f"accuracy_by_domain/{name}"] = domain.accuracy
+        values[f"loss_by_domain/{name}"] = domain.loss
+    yield from ((name, value) for name, value in values.items() if value is not None)

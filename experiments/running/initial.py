@@ -1,6 +1,5 @@
 """Networks to start from: the global ones of another run, for --init_from."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 from experiments.experiment.grid import Cell
 from experiments.experiment.groups import Network
 from experiments.flags.flag import shown
-from experiments.running import checkpoints, records
+from experiments.running import checkpoints, provenance, records
 from experiments.running import folder as folders
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree, Variables
@@ -93,7 +92,7 @@ def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables])
     if not path.exists():
         return
     remedy = "delete it if --init_from is what it was"
-    if records.read(path, records.START, remedy)["networks"] != _checksum(networks):
+    if records.read(path, records.Networks, remedy).networks != _checksum(networks):
         raise UsageError(
             f"--init_from={chosen.init_from}: has other networks by now than those that the run in "
             f"{folder} started from; choose another --run_dir, or delete that run"
@@ -101,13 +100,12 @@ def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables])
 
 
 def _checksum(networks: Mapping[int, Variables]) -> str:
-    """Of networks by seed: of all their bits."""
-    digest = hashlib.sha256()
-    for seed, variables in networks.items():
-        digest.update(f"{seed}".encode())
-        for leaf in jax.tree.leaves(variables):
-            digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()
+    """The SHA-256 of all bits of networks by seed."""
+    return provenance.digest(
+        (str(seed) if number == 0 else "", leaf)
+        for seed, variables in networks.items()
+        for number, leaf in enumerate(jax.tree.leaves(variables))
+    )
 
 
 def _row(where: str, cell: Cell, seed: int) -> int:

@@ -15,6 +15,7 @@ from absl import app, logging
 from experiments.experiment import build, command_line, grid, memory
 from experiments.experiment.command_line import Given
 from experiments.experiment.groups import Config
+from experiments.flags.errors import Diverged
 from experiments.flags.flag import check_place
 from experiments.parts import devices
 from experiments.reporting import report, run_figures
@@ -89,7 +90,7 @@ def errors_in_one_line() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         remedy = _REMEDIES.get(error.errno, "mend that and start again")
         _fail(f"{where}{error.strerror}; {remedy}, what was done until then is kept", 2)
-    except loop.Diverged as error:
+    except Diverged as error:
         _fail(str(error), 3)
 
 
@@ -131,7 +132,7 @@ def run(config: Config, folder: Path, *, in_folders: bool) -> str:
         programs = _Programs(config, made.data)
         for name, result in results.items():
             if result is None:
-                folders.check_data(places[name], programs.start["data"])
+                folders.check_data(places[name], programs.start.data)
         devices.agree(0)  # nobody writes before all have looked
         with Stop() as stop:
             for cell in made.cells:
@@ -251,9 +252,8 @@ class _Programs:
         path = folder / "chunks.json"
         if not (self.config.run.resume and path.exists()):
             return None
-        kind = dict.fromkeys(chunks.Chunks._fields, int)
-        record = records.read(path, kind, "delete it to have them chosen anew")
-        begun = chunks.Chunks(record["clients"], record["runs"])
+        record = records.read(path, records.Chunks, "delete it to have them chosen anew")
+        begun = chunks.Chunks(record.clients, record.runs)
         flags = ("client_chunk", "run_chunk")
         asked = chunks.asked(self.config, ready.inputs)
         for flag, wanted, there in zip(flags, asked, begun, strict=True):
@@ -272,7 +272,7 @@ def _run_cell(
     ready: build.Prepared,
     folder: Path,
     stop: Stop,
-) -> dict[str, Any]:
+) -> records.Result:
     # First of all, so that whatever is in the folder is known to be this run's.
     folders.begin(folder, made.config, cell, programs.start)
     if made.variables is not None:

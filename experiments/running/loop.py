@@ -1,31 +1,34 @@
 """Runs a cell segment by segment: progress, metrics, checkpoints, stopping and resuming.
 
-A run folder holds config.json, metrics.jsonl, checkpoints/ and, once finished, result.json. Of the
-checkpoints a finished run keeps the last, which holds the state that is selected, too.
+A run folder holds config.json, metrics.jsonl, checkpoints/ and, once finished, result.json. A
+finished run keeps its last checkpoint, which also holds the selected states.
 """
 
 import contextlib
 import functools
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+import msgspec
 import numpy as np
 
 from experiments.experiment import build
 from experiments.experiment.grid import Cell
 from experiments.experiment.groups import Config
+from experiments.flags.errors import Diverged
 from experiments.parts import devices
 from experiments.parts.selection import RULES
 from experiments.running import folder as folders
-from experiments.running import kept, summary
 from experiments.running import log as logs
+from experiments.running import records, selected, summary
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.events import Events
-from experiments.running.kept import Kept
 from experiments.running.log import Log
 from experiments.running.progress import Progress
+from experiments.running.records import Line, Result
+from experiments.running.selected import SelectedStates
 from experiments.running.signals import Stop, Stopped
 from fedjax_inv import stopping
 from fedjax_inv.checks import UsageError
@@ -33,12 +36,8 @@ from fedjax_inv.program import Inputs, Outcome, Program, Training
 from fedjax_inv.types import Examples
 
 
-class Diverged(Exception):
-    """A client's loss became NaN or infinite."""
-
-
 class Job(NamedTuple):
-    """A cell and all that it runs on."""
+    """A cell, and the program and inputs that it runs with."""
 
     config: Config
     cell: Cell
@@ -46,14 +45,14 @@ class Job(NamedTuple):
     data: Examples
     inputs: Inputs
     groups: list[str]  # names of the validation groups
-    personal: bool  # whether clients are served by what they keep
-    is_compiled: bool = False  # whether the program has been run before
+    personal: bool  # whether predictions need the clients' states
+    is_compiled: bool = False  # whether the program has run before
 
 
-def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
-    """Runs or continues a cell to its end and returns its result, which is also result.json.
+def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
+    """Runs or continues a cell to its end, writes its result and returns it.
 
-    folder: in which `folders.begin` has said what is run. Raises Stopped after a signal, with a
+    folder: a folder that `folders.begin` has prepared. Raises Stopped after a signal, with a
     checkpoint written; Diverged, with the last good checkpoint kept, if a client's loss is not
     finite and --nonfinite=stop.
     """
@@ -68,22 +67,26 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> dict[str, Any]:
         opened.enter_context(contextlib.closing(events))
         begun = jax.eval_shape(job.program.init, job.data, job.inputs)
         like = job.program.stored(job.inputs, begun)
-        shapes = kept.of(like, job.personal)
+        shapes = selected.of(like, job.personal)
         if done:
             states = job.program.placed(checkpoints.restore(done, like))
-            served = checkpoints.kept(done, shapes)
+            served = checkpoints.selected(done, shapes)
         else:
-            states, served = job.program.init(job.data, job.inputs), kept.none(shapes)
-        keeper = Kept(RULES[config.watching.select], log.lines, served)
-        states = _advance(job, states, log, events, keeper, checkpoints, done, stop)
+            states, served = job.program.init(job.data, job.inputs), selected.none(shapes)
+        best = SelectedStates(RULES[config.watching.select], log.lines, served)
+        states = _advance(job, states, log, events, best, checkpoints, done, stop)
         checkpoints.finish()
     runs = summary.summarise(cell, log.lines)
     thresholds = config.watching.thresholds
     if thresholds:
         stops = jax.device_get(states.stops)
-        for index, run in enumerate(runs):
-            run["stops"] = summary.stops(cell, job.groups, thresholds, stops, index)
-    result = {"cell": cell.record(), "runs": runs}
+        runs = [
+            msgspec.structs.replace(
+                run, stops=summary.stops(cell, job.groups, thresholds, stops, index)
+            )
+            for index, run in enumerate(runs)
+        ]
+    result = Result(records.Cell.of(cell), runs)
     folders.write_json(folder / "result.json", result)
     return result
 
@@ -92,17 +95,21 @@ def _check_reached(config: Config, folder: Path, done: int) -> None:
     """Raises UsageError where the newest checkpoint, of round `done`, is not this run's newest."""
     if done > config.run.rounds:
         raise UsageError(
-            f"{folder / 'checkpoints' / str(done)}: is of a round beyond "
-            f"--rounds={config.run.rounds}; delete it to continue from the one before"
+            str(folder / "checkpoints" / str(done)),
+            ...,
+            f"is of a round beyond --rounds={config.run.rounds}; delete it to continue from the "
+            "one before",
         )
     if done:
         return
-    logged = max([0, *(line["round"] for line in logs.read(folder))])
-    # The next is not begun before one is whole.
+    logged = max([0, *(line.round for line in logs.read(folder))])
+    # A checkpoint is whole before the next one begins.
     if logged > 2 * (config.run.checkpoint_every or config.watching.eval_every):
         raise UsageError(
-            f"{folder}: has a log up to round {logged}, but no checkpoint any more; put a copy of "
-            "checkpoints/ in its place, or delete metrics.jsonl to begin anew"
+            str(folder),
+            ...,
+            f"has a log up to round {logged}, but no checkpoint any more; put a copy of "
+            "checkpoints/ in its place, or delete metrics.jsonl to begin anew",
         )
 
 
@@ -111,23 +118,24 @@ def _advance(
     states: Training,
     log: Log,
     events: Events,
-    keeper: Kept,
+    best: SelectedStates,
     checkpoints: Checkpoints,
     done: int,
     stop: Stop,
 ) -> Training:
+    """Runs the rounds that are left, and returns the last states."""
     config, cell, program = job.config, job.cell, job.program
     rounds, every = config.run.rounds, config.watching.eval_every
-    # On the host, where each segment's part is cut out without compiling for it.
+    # On the host, where cutting out the part of a segment compiles nothing.
     cohorts = jax.device_get(build.cohorts(config, job.inputs, -(-rounds // every) * every))
     traffic = program.traffic(job.data, job.inputs)
     checkpoint_every = config.run.checkpoint_every or every
     start = time.monotonic() - log.seconds
     title = f"{cell.label}, held out {cell.held_out or 'test split'}"
 
-    def told(outcome: Outcome, done: int, length: int) -> list[dict[str, Any]]:
-        """The lines of an evaluation, once they are written."""
-        lines = summary.lines(
+    def evaluated(outcome: Outcome, done: int, length: int) -> list[Line]:
+        """Writes and returns the lines of an evaluation."""
+        new = summary.lines(
             cell,
             job.groups,
             outcome,
@@ -137,8 +145,8 @@ def _advance(
             seconds=time.monotonic() - start,
             drops=config.run.nonfinite == "drop",
         )
-        log.append(lines)
-        events.add(lines)  # after the log, which is what a restart goes by
+        lines = log.append(new)
+        events.add(lines)  # after the log, from which a restart writes them anew
         progress.evaluated(done, lines)
         return lines
 
@@ -147,7 +155,7 @@ def _advance(
         if done == 0:
             with progress.compiling("an evaluation", likely=not job.is_compiled):
                 outcome = program.evaluate(job.data, job.inputs, states)
-            told(jax.device_get(outcome), 0, 0)
+            evaluated(jax.device_get(outcome), 0, 0)
         likely = not (job.is_compiled or last)
         while not last:
             part = jax.tree.map(lambda a, at=done: a[:, at : at + every], cohorts)
@@ -159,25 +167,26 @@ def _advance(
             length = min(every, rounds - done)
             _check_finite(config, cell, outcome, done)
             done += length
-            keeper.look(told(outcome, done, length), stored, job.personal)
+            best.look(evaluated(outcome, done, length), stored, job.personal)
             last = _is_over(config, done, outcome.stops)
             stop.signal = devices.agree(stop.signal)
             if last or done % checkpoint_every == 0 or stop.signal:
                 log.flush()
-                checkpoints.save(done, stored(), keeper.served)
+                checkpoints.save(done, stored(), best.served)
             if stop.signal and not last:
                 raise Stopped(f"stopped after round {done} of {rounds}")
     return states
 
 
 def _is_over(config: Config, done: int, stops: stopping.Stops) -> bool:
-    """Whether there are no rounds left, or no run has any."""
+    """Whether no rounds are left, or all runs have stopped."""
     may_end = config.watching.after_stop == "end"
     ended = may_end and bool((np.asarray(stops.round) > 0).all())
     return ended or done == config.run.rounds
 
 
 def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int) -> None:
+    """Raises Diverged at a client that is not finite, if --nonfinite=stop."""
     if config.run.nonfinite != "stop" or (outcome.broken < 0).all():
         return
     run, at = np.argwhere(outcome.broken >= 0)[0]

@@ -1,39 +1,39 @@
-"""What is told on stderr while a cell runs: a bar on a terminal, elsewhere a line per event."""
+"""The progress of a cell on stderr: a bar on a terminal, elsewhere a line per event."""
 
 import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
 from experiments.parts import devices
+from experiments.running.records import Line
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_LINES = 20  # at most, for the evaluations of a cell, but for its first and last
+_LINES = 20  # the most for the evaluations of a cell, beside its first and last
 
 
 class Progress:
-    """Of a cell that is run; nothing is told but by the leading process."""
+    """The progress of a cell, shown by the leading process alone."""
 
     def __init__(self, title: str, rounds: int, done: int) -> None:
-        """title: what is run. rounds: in all. done: those before."""
+        """title: of the cell. rounds: the number of all. done: how many are over."""
         self._title, self._rounds, self._done = title, rounds, done
         self._bar: tqdm | None = None
 
     def tell(self, text: str) -> None:
-        """A line, above the bar if there is one."""
+        """Prints a line, above the bar if there is one."""
         if devices.leads():
             tqdm.write(f"{self._title}: {text}", file=sys.stderr)
 
     @contextlib.contextmanager
     def compiling(self, what: str, likely: bool) -> Iterator[None]:
-        """Tells what is compiled meanwhile, and then how long that took.
+        """Prints how long the compilation in its body took, if anything was compiled.
 
-        likely: whether it is worth a line before.
+        likely: whether to print a line before it, too.
         """
         if likely:
             self.tell(f"compiling {what}")
@@ -41,7 +41,7 @@ class Progress:
 
         def listen(event: str, duration_secs: float, **about: str | int) -> None:
             nonlocal compiled
-            del duration_secs, about  # of the last step alone
+            del duration_secs, about  # they are of the last step alone
             if event == _COMPILED:
                 compiled = time.monotonic()
 
@@ -54,21 +54,24 @@ class Progress:
             self.tell(f"compiled {what} in {compiled - start:.1f} s")
 
     def start(self) -> None:
-        """Shows the bar, where it is to be seen."""
+        """Shows the bar, if stderr is a terminal."""
         if self._bar is None and devices.leads() and sys.stderr.isatty():
             self._bar = tqdm(total=self._rounds, initial=self._done, desc=self._title, unit="round")
 
-    def evaluated(self, done: int, lines: Sequence[dict[str, Any]]) -> None:
-        """Tells an evaluation after `done` rounds, as means over its runs."""
-        keys = {"valid": "validation_accuracy", "test": "test_accuracy"}
-        keys |= {"loss": "train_loss"} if done else {}
-        told = {name: _mean([line[key] for line in lines]) for name, key in keys.items()}
+    def evaluated(self, done: int, lines: Sequence[Line]) -> None:
+        """Shows an evaluation after `done` rounds, as means over its runs."""
+        means = {
+            "valid": _mean([line.validation_accuracy for line in lines]),
+            "test": _mean([line.test_accuracy for line in lines]),
+        }
+        if done:
+            means["loss"] = _mean([line.train_loss for line in lines])
         if self._bar is not None:
             self._bar.update(done - self._done)
-            self._bar.set_postfix(told)
+            self._bar.set_postfix(means)
         elif done in (0, self._rounds) or self._part(done) > self._part(self._done):
-            numbers = ", ".join(f"{name} {value}" for name, value in told.items())
-            seconds = lines[0]["seconds"]
+            numbers = ", ".join(f"{name} {value}" for name, value in means.items())
+            seconds = lines[0].seconds
             self.tell(f"round {done} of {self._rounds}, {numbers}, {seconds:.1f} s")
         self._done = done
 
@@ -76,7 +79,7 @@ class Progress:
         return _LINES * done // self._rounds
 
     def close(self) -> None:
-        """Leaves the bar as it is."""
+        """Ends the bar, which stays on the terminal."""
         if self._bar is not None:
             self._bar.close()
 

@@ -1,9 +1,10 @@
-"""Where a run comes from: versions, commit, date and data."""
+"""The provenance of a run: versions, commit, date, and digests of its data."""
 
 import hashlib
 import importlib.metadata
 import platform
 import subprocess
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,31 +13,28 @@ import jax
 import numpy as np
 
 import fedjax_inv
+from experiments.running.records import Start
 from fedjax_inv.types import Tree
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def record(data: Tree) -> dict[str, Any]:
-    """What is told of a start, as json holds it. data: all that is trained and tested on."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "versions": versions(),
-        "data": fingerprint(data),
-    }
+def record(data: Tree) -> Start:
+    """The record of a start that happens now. data: all that is trained and tested on."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return Start(date, commit(), versions(), fingerprint(data))
 
 
 def versions() -> dict[str, str]:
-    """Of this package, of Python and of those that decide what is computed."""
-    told = {"fedjax_inv": fedjax_inv.__version__, "python": platform.python_version()}
-    return told | {name: importlib.metadata.version(name) for name in _PACKAGES}
+    """The versions of this package, of Python and of the packages that results depend on."""
+    own = {"fedjax_inv": fedjax_inv.__version__, "python": platform.python_version()}
+    return own | {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def commit(root: Path = _ROOT) -> str | None:
-    """The commit that is checked out, marked if files differ from it; None if there is none."""
-    if not (root / ".git").exists():  # a repository further up is another's
+    """The commit that is checked out, marked if files differ from it; None without a repository."""
+    if not (root / ".git").exists():  # a repository further up is another project's
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
@@ -49,10 +47,27 @@ def commit(root: Path = _ROOT) -> str | None:
 
 
 def fingerprint(data: Tree) -> str:
-    """SHA-256 of a tree of arrays: of their places, types, shapes and numbers."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
-        array = np.ascontiguousarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape} ".encode())
-        digest.update(array.data if array.size else b"")
-    return digest.hexdigest()
+    """The SHA-256 of a tree of arrays: of their places, types, shapes and bits."""
+    leaves = jax.tree_util.tree_leaves_with_path(data)
+    return digest(_headed(jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
+
+
+def checksum(data: Tree) -> str:
+    """The SHA-256 of a tree of arrays, the same for dicts and for records of the same names."""
+    leaves = jax.tree_util.tree_leaves_with_path(data)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    return digest(_headed(name, named[name]) for name in sorted(named))
+
+
+def _headed(name: str, leaf: Any) -> tuple[str, np.ndarray]:
+    array = np.ascontiguousarray(leaf)
+    return f"{name} {array.dtype} {array.shape} ", array
+
+
+def digest(arrays: Iterable[tuple[str, Any]]) -> str:
+    """The SHA-256 of arrays: of the bits of each, after those of its text."""
+    sha = hashlib.sha256()
+    for text, array in arrays:
+        sha.update(text.encode())
+        sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return sha.hexdigest()

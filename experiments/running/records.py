@@ -1,88 +1,202 @@
-"""What the json files of a run folder hold, and the door that they are read through."""
+"""The json files of a run folder as types, and the one function that reads them.
 
-import json
+A field with a default is absent from a file where it has that default.
+"""
+
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self, TypeVar
 
+import msgspec
+
+from experiments.experiment import grid
 from fedjax_inv.checks import UsageError
 
-# What a value of json may be: a type, None, one of several (a, b), a list of such [a], a record
-# with at least these names {"name": a} ("name?": if it is there), or one of any names {str: a}.
-Kind = Any
-
-NUMBER = (int, float)
-_DOMAIN = {"accuracy": NUMBER, "split": str, "loss?": (*NUMBER, None), "examples?": int}
-# An evaluation of a run.
-_LINE = {
-    "round": int,
-    "validation_accuracy": NUMBER,
-    "test_accuracy": NUMBER,
-    "domains": {str: _DOMAIN},
-}
-# The same, as metrics.jsonl has it.
-LINE = _LINE | {"run": int, "diverged": bool, "seconds": NUMBER, "bytes": int, "dropped?": int}
-_CELL = {
-    "algorithm": str,
-    "settings": {str: (str, bool, *NUMBER, None)},
-    "held_out": (str, None),
-    "runs": [{"seed": int, "hyper": {str: NUMBER}}],
-}
-# config.json
-CONFIG = {"flags": {str: (str, bool, *NUMBER, [(str, *NUMBER)])}, "cell": _CELL}
-CONFIG |= {"starts?": [{"data?": str}]}
-# result.json of a cell
-RESULT = {
-    "cell": _CELL,
-    "runs": [
-        {
-            "seed": int,
-            "hyper": {str: NUMBER},
-            "diverged": bool,
-            "selected": (_LINE, None),
-            "by_rule?": {str: (_LINE, None)},
-            "last": _LINE,
-            "stops?": [{"threshold": NUMBER, "round": (int, None)}],
-        }
-    ],
-}
-# start.json
-START = {"networks": str}
+T = TypeVar("T")
+Flag = str | bool | int | float | list[str | int | float]
+Setting = str | bool | int | float | None
 
 
-def is_of(value: Any, kind: Kind) -> bool:
-    """Whether a value is of a kind; True is no number."""
-    if isinstance(kind, tuple):
-        return any(is_of(value, each) for each in kind)
-    if isinstance(kind, list):
-        return isinstance(value, list) and all(is_of(item, kind[0]) for item in value)
-    if not isinstance(kind, dict):
-        return value is None if kind is None else type(value) is kind
-    if not isinstance(value, dict):
-        return False
-    if str in kind:
-        return all(is_of(each, kind[str]) for each in value.values())
-    for name, of in kind.items():
-        may_lack, name = name.endswith("?"), name.removesuffix("?")
-        if not (may_lack if name not in value else is_of(value[name], of)):
-            return False
-    return True
+class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The base of all entries of json files."""
+
+    # transitional: papers/ and parts/selection read the entries of lines and results by name.
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.__struct_fields__ and getattr(self, name) is not None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field by its name; `default` where it is absent."""
+        return getattr(self, name) if name in self else default
+
+    def __or__(self, changes: dict[str, Any]) -> Self:
+        return msgspec.structs.replace(self, **changes)
 
 
-def read(path: Path, kind: Kind, remedy: str = "") -> Any:
-    """What a json file holds. remedy: what to do about a damaged one, but for a copy.
+class Domain(Record, frozen=True):
+    """How well the examples of a domain are predicted."""
 
-    Raises UsageError, in one line, if it is damaged, and OSError if it cannot be read.
-    """
+    accuracy: float
+    loss: float | None  # mean cross-entropy in nats; None where it is not finite
+    examples: int
+    split: str  # validation or test
+
+
+class Gradients(Record, frozen=True):
+    """The clients' gradients of --watch_gradients; None where a number is not finite."""
+
+    cosine: float | None
+    norm: list[float | None]
+    invariance: list[float | None]
+
+
+class Line(Record, frozen=True, kw_only=True):
+    """A line of metrics.jsonl: an evaluation of a run. Round 0 comes before any training."""
+
+    round: int
+    run: int  # its number in the cell
+    seed: int
+    hyper: dict[str, float]
+    train_loss: float | None  # None in round 0, and where it is not finite
+    train_metrics: dict[str, float | None] | None = None
+    test_by_round: list[float] | None = None  # this and the next with --watch_examples
+    train_by_round: list[float] | None = None
+    domains: dict[str, Domain]
+    validation_accuracy: float
+    test_accuracy: float
+    worst_domain: str
+    worst_accuracy: float
+    balanced_accuracy: float | None = None  # this and the next three with --watch_classes
+    accuracy_by_class: list[float | None] | None = None  # None: without test examples
+    client_accuracy: float | None = None
+    accuracy_by_client: list[float | None] | None = None
+    gradients: Gradients | None = None
+    diverged: bool  # by this round
+    dropped: int | None = None  # rounds until now in which a client was dropped
+    seconds: float  # since the run began
+    bytes: int  # that a client sent until now
+
+
+class Stop(Record, frozen=True):
+    """The evaluation at a stop; all but the threshold is absent where a run has not stopped."""
+
+    threshold: float
+    round: int | None
+    train_accuracy: float | None = None
+    domains: dict[str, Domain] | None = None
+    validation_accuracy: float | None = None
+    test_accuracy: float | None = None
+    worst_domain: str | None = None
+    worst_accuracy: float | None = None
+
+
+class Run(Record, frozen=True):
+    """A run of a cell."""
+
+    seed: int
+    hyper: dict[str, float]
+
+
+class Cell(Record, frozen=True):
+    """A cell of the grid (`grid.Cell`)."""
+
+    algorithm: str
+    settings: dict[str, Setting]
+    held_out: str | None
+    runs: Annotated[list[Run], msgspec.Meta(min_length=1)]
+
+    @classmethod
+    def of(cls, cell: grid.Cell) -> Self:
+        """The record of a cell."""
+        return msgspec.convert(cell.record(), cls)
+
+    def restored(self) -> grid.Cell:
+        """The cell that this is the record of."""
+        return grid.of_record(msgspec.to_builtins(self))
+
+
+class Start(Record, frozen=True):
+    """What one start of a run ran on."""
+
+    date: str
+    commit: str | None
+    versions: dict[str, str]
+    data: str  # SHA-256
+
+
+class Begun(Record, frozen=True):
+    """config.json: what a folder's run was asked for, and its starts, the latest last."""
+
+    flags: dict[str, Flag]
+    cell: Cell
+    starts: Annotated[list[Start], msgspec.Meta(min_length=1)]
+
+
+class About(Record, frozen=True):
+    """What a checkpoint says about itself: whose it is, and the SHA-256 of its items."""
+
+    round: int
+    sha256: dict[str, str]
+    flags: dict[str, Flag]
+    cell: Cell
+
+
+class RunResult(Record, frozen=True):
+    """The result of a run."""
+
+    seed: int
+    hyper: dict[str, float]
+    diverged: bool
+    selected: Line | None  # by validation
+    by_rule: dict[str, Line | None]  # by each rule of `parts.selection`
+    last: Line
+    stops: list[Stop] | None = None  # by threshold
+
+
+class Result(Record, frozen=True):
+    """result.json of a cell."""
+
+    cell: Cell
+    runs: list[RunResult]
+    gone_on: bool = False  # whether the run has been continued since, with more rounds
+
+
+class Networks(Record, frozen=True):
+    """start.json: the SHA-256 of the networks that the runs of --init_from started from."""
+
+    networks: str
+
+
+class Chunks(Record, frozen=True):
+    """chunks.json: how many clients and runs are trained at once."""
+
+    clients: int
+    runs: int
+
+
+def decoded(text: bytes, kind: type[T]) -> T | None:
+    """The record that json text holds; None where it holds none of that kind."""
     try:
-        record = json.loads(path.read_text())
+        return msgspec.json.decode(text, type=kind)
     except (ValueError, RecursionError):
-        record = None
-    if record is None or not is_of(record, kind):
+        return None
+
+
+def read(path: Path, kind: type[T], remedy: str = "") -> T:
+    """The record that a json file holds.
+
+    remedy: what to do about a damaged file other than to copy it back. Raises UsageError, in one
+    line, if the file is damaged, and OSError if it cannot be read.
+    """
+    record = decoded(path.read_bytes(), kind)
+    if record is None:
         raise damaged(path, remedy)
     return record
 
 
 def damaged(path: Path, remedy: str = "") -> UsageError:
-    """What is told of a file that does not hold what it must."""
+    """The error for a file that does not hold a record."""
     remedy = remedy or f"delete {path.parent} to begin anew"
-    return UsageError(f"{path}: is damaged; put a copy in its place, or {remedy}")
+    return UsageError(str(path), ..., f"is damaged; put a copy in its place, or {remedy}")

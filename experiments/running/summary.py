@@ -1,7 +1,7 @@
-"""What is told of a run: a line per evaluation, its stops, and the evaluation that is selected."""
+"""From evaluations to records: the lines of the log, the stops and the results of the runs."""
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from experiments.experiment.grid import Cell
 from experiments.parts import selection
 from experiments.parts.selection import RULES
+from experiments.running.records import Domain, Gradients, Line, RunResult, Stop
 from fedjax_inv import evaluation, stopping
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome
@@ -24,20 +25,21 @@ def lines(
     length: int,
     seconds: float,
     drops: bool,
-) -> list[dict[str, Any]]:
-    """One record per run: what metrics.jsonl says after a segment, or before the first.
+) -> list[Line]:
+    """The lines of the log after a segment, or before the first: one per run.
+
+    Their `bytes`, `dropped` and `diverged` are of this segment; `Log.append` adds them up.
 
     groups: the names of the validation groups. traffic: bytes of a client in each exchange. done:
     rounds from the beginning. length: those of this segment, 0 before the first: then there is no
-    train_loss. drops: whether a client that is not finite is left out, which leaves its run what it
-    is.
+    train_loss. drops: whether a client that is not finite is dropped, without harm to its run.
     """
     records = []
     for index, run in enumerate(cell.runs):
         metrics = {k: np.asarray(v)[index, :length] for k, v in outcome.metrics.items()}
         loss = metrics.pop("loss", np.zeros(0))
         means = {name: _mean(values) for name, values in metrics.items()}
-        watched = {
+        watched: dict[str, Any] = {
             f"{name}_by_round": [round(float(value), 5) for value in values[index, :length]]
             for name, values in outcome.watched.items()
         }
@@ -45,55 +47,50 @@ def lines(
         broken = outcome.broken[index, :length] >= 0
         finite = all((np.isfinite(of.loss) | (of.size == 0)).all() for of in (valid, test))
         records.append(
-            {
-                "round": done,
-                "run": index,
-                "seed": run.seed,
-                "hyper": run.hyper,
-                "train_loss": _number(loss[-1]) if broken.any() else _last(loss),
-                **({"train_metrics": means} if means else {}),
+            Line(
+                round=done,
+                run=index,
+                seed=run.seed,
+                hyper=run.hyper,
+                train_loss=_number(loss[-1]) if broken.any() else _last(loss),
+                train_metrics=means or None,
                 **watched,
                 **_by_domain(cell, groups, valid, test),
-                **_detailed(outcome, index),
-                **_gradients(outcome, index),
-                "segment_bytes": int(outcome.attended[index, :length].sum(0) @ np.array(traffic)),
-                "diverged": bool(not finite if drops else broken.any()),
-                **({"dropped": int(broken.sum())} if drops else {}),
-                "seconds": round(seconds, 3),
-            }
+                **_by_class_and_client(outcome, index),
+                gradients=_gradients(outcome, index),
+                diverged=bool(not finite if drops else broken.any()),
+                dropped=int(broken.sum()) if drops else None,
+                seconds=round(seconds, 3),
+                bytes=int(outcome.attended[index, :length].sum(0) @ np.array(traffic)),
+            )
         )
     return records
 
 
-def _detailed(outcome: Outcome, run: int) -> dict[str, Any]:
-    """What --watch_classes tells: of each class and of each client's shard, None where the test
-    has no example, and the means over those that it has some of."""
+def _by_class_and_client(outcome: Outcome, run: int) -> dict[str, Any]:
+    """The fields of --watch_classes: the accuracy on each class and each client's test examples,
+    None where there are none, and the means over the others."""
     if outcome.detailed is None:
         return {}
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     names = (("balanced", "class"), ("client", "client"))
     for (mean, of), scores in zip(names, outcome.detailed, strict=True):
         mine = jax.tree.map(lambda leaf: np.asarray(leaf)[run], scores)
-        told[f"{mean}_accuracy"] = float(evaluation.balanced(mine))
-        told[f"accuracy_by_{of}"] = [
+        fields[f"{mean}_accuracy"] = float(evaluation.balanced(mine))
+        fields[f"accuracy_by_{of}"] = [
             round(float(score), 5) if size else None
             for score, size in zip(mine.score, mine.size, strict=True)
         ]
-    return told
+    return fields
 
 
-def _gradients(outcome: Outcome, run: int) -> dict[str, Any]:
-    """What --watch_gradients tells, client by client."""
+def _gradients(outcome: Outcome, run: int) -> Gradients | None:
+    """The clients' gradients of --watch_gradients."""
     if outcome.gradients is None:
-        return {}
-    told = jax.tree.map(lambda leaf: np.asarray(leaf)[run], outcome.gradients)
-    return {
-        "gradients": {
-            "cosine": _number(told.cosine),
-            "norm": [_number(value) for value in told.norm],
-            "invariance": [_number(value) for value in told.invariance.body + told.invariance.head],
-        }
-    }
+        return None
+    mine = jax.tree.map(lambda leaf: np.asarray(leaf)[run], outcome.gradients)
+    invariance = mine.invariance.body + mine.invariance.head
+    return Gradients(_number(mine.cosine), [*map(_number, mine.norm)], [*map(_number, invariance)])
 
 
 def _number(value: Any) -> float | None:
@@ -101,19 +98,19 @@ def _number(value: Any) -> float | None:
 
 
 def _mean(values: np.ndarray) -> float | None:
-    """Over the rounds in which somebody took part."""
+    """The mean over the rounds in which a client took part."""
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if finite.size else None
 
 
 def _last(values: np.ndarray) -> float | None:
-    """Of the last round in which somebody took part."""
+    """The value of the last round in which a client took part."""
     finite = values[np.isfinite(values)]
     return float(finite[-1]) if finite.size else None
 
 
 def test_name(cell: Cell, groups: list[str]) -> str:
-    """What the test examples are called: the held-out domain, or their split."""
+    """The name of the test examples: the held-out domain, or their split."""
     if cell.held_out is not None:
         return cell.held_out
     more = (f"test split {number}" for number in range(2, 2 + len(groups)))
@@ -121,27 +118,31 @@ def test_name(cell: Cell, groups: list[str]) -> str:
     return next(name for name in names if name not in groups)
 
 
-def _by_domain(cell: Cell, groups: list[str], valid: Scores, test: Scores) -> dict[str, Any]:
-    """What is told of an evaluation. valid: each [groups]. test: each [1]."""
+class _Scores(TypedDict):
+    """Fields of `Line` and `Stop`."""
+
+    domains: dict[str, Domain]
+    validation_accuracy: float
+    test_accuracy: float
+    worst_domain: str
+    worst_accuracy: float
+
+
+def _by_domain(cell: Cell, groups: list[str], valid: Scores, test: Scores) -> _Scores:
+    """The scores of an evaluation. valid: each [groups]. test: each [1]."""
     scores = [(name, "validation", valid, index) for index, name in enumerate(groups)]
     scores.append((test_name(cell, groups), "test", test, 0))
-    domains: dict[str, dict[str, Any]] = {
-        name: {
-            "accuracy": float(of.score[index]),
-            "loss": _number(of.loss[index]),
-            "examples": int(of.size[index]),
-            "split": split,
-        }
+    domains = {
+        name: Domain(float(of.score[index]), _number(of.loss[index]), int(of.size[index]), split)
         for name, split, of, index in scores
     }
-    accuracy = {name: domain["accuracy"] for name, domain in domains.items()}
-    worst = min(accuracy, key=lambda name: accuracy[name])
+    worst = min(domains, key=lambda name: domains[name].accuracy)
     return {
         "domains": domains,
         "validation_accuracy": float(np.mean(valid.score)),
         "test_accuracy": float(test.score[0]),
         "worst_domain": worst,
-        "worst_accuracy": accuracy[worst],
+        "worst_accuracy": domains[worst].accuracy,
     }
 
 
@@ -151,40 +152,38 @@ def stops(
     thresholds: tuple[float, ...],
     stops: stopping.Stops,
     run: int,
-) -> list[dict[str, Any]]:
-    """Per threshold what there was at the stop of a run; round None if there was none."""
+) -> list[Stop]:
+    """The stops of a run, one per threshold; their round is None where it has not stopped."""
     records = []
     for index, threshold in enumerate(thresholds):
-        record: dict[str, Any] = {"threshold": threshold, "round": None}
         train, valid, test = jax.tree.map(lambda a, i=index: a[run, i], stops.scores)
-        if stops.round[run, index]:
-            record |= {
-                "round": int(stops.round[run, index]),
-                "train_accuracy": float(train.score[0]),
-                **_by_domain(cell, groups, valid, test),
-            }
-        records.append(record)
+        at = int(stops.round[run, index])
+        if not at:
+            records.append(Stop(threshold, None))
+            continue
+        scores = _by_domain(cell, groups, valid, test)
+        records.append(Stop(threshold, at, float(train.score[0]), **scores))
     return records
 
 
-def summarise(cell: Cell, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per run the evaluation that each rule of selection picks, and the last.
+def summarise(cell: Cell, lines: list[Line]) -> list[RunResult]:
+    """The results of the runs: the evaluation that each rule of selection picks, and the last.
 
-    A run that diverged is told as such and its later evaluations do not count.
+    The evaluations of a run that diverged do not count from then on.
     """
     results = []
     for index, run in enumerate(cell.runs):
-        mine = [line for line in lines if line["run"] == index]
+        mine = [line for line in lines if line.run == index]
         good = selection.candidates(mine)
         picked = {name: rule.pick(good) if good else None for name, rule in RULES.items()}
         results.append(
-            {
-                "seed": run.seed,
-                "hyper": run.hyper,
-                "diverged": any(line["diverged"] for line in mine),
-                "selected": picked["validation"],
-                "by_rule": picked,
-                "last": mine[-1],
-            }
+            RunResult(
+                seed=run.seed,
+                hyper=run.hyper,
+                diverged=any(line.diverged for line in mine),
+                selected=picked["validation"],
+                by_rule=picked,
+                last=mine[-1],
+            )
         )
     return results
