@@ -2,35 +2,27 @@
 
 python -m experiments.contributions --runs=runs/slow,runs/rotated --out=contributions.png
 
-The runs may be going on still: they are told as they are in their newest checkpoint.
+The runs may be unfinished: the table shows their newest checkpoint.
 """
 
-import contextlib
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.experiment.build import Assembled
-from experiments.experiment.grid import Cell
 from experiments.experiment.groups import Config
-from experiments.flags.flag import check_picture
-from experiments.reporting import figures
-from experiments.reporting import finished as trained
-from experiments.reporting.tables import tabulate
-from experiments.running import folder as folders
-from experiments.running import launch
-from experiments.running.checkpoints import Checkpoints
-from fedjax_inv import program
+from experiments.flags import command
+from experiments.flags.flag import check_picture, flag
+from experiments.reporting import figures, finished
+from experiments.reporting.finished import Runs
+from experiments.reporting.tables import table as written
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Tree
 
 NOTE = (
     "C_i: mean over the rounds of the phase that heard of the client. 0 at L: the smoothness above "
@@ -39,12 +31,13 @@ NOTE = (
 )
 
 
-class Options(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Options:
     """The flags of this binary."""
 
-    runs: tuple[str, ...]
-    out: str = "contributions.png"
-    data_dir: str = ""
+    runs: tuple[str, ...] = flag((), "Folders of runs of --algorithm=exit_strategy.", kind=str)
+    out: str = flag("contributions.png", "The picture, a .png file.")
+    data_dir: str = finished.data_dir_flag()
 
 
 class Phase(NamedTuple):
@@ -52,8 +45,8 @@ class Phase(NamedTuple):
 
     title: str
     seeds: tuple[int, ...]
-    domains: tuple[str, ...]  # [C], what each client holds
-    aberrant: tuple[str, ...]  # [C], what is so by the flags; empty where nothing is
+    domains: tuple[str, ...]  # [C], of the client's examples
+    aberrant: tuple[str, ...]  # [C], in what way a client is aberrant by the flags, or ""
     outcome: Outcome  # with leading R
     critical: np.ndarray  # [R, C] the smoothness at which the mean contribution is 0
 
@@ -61,71 +54,35 @@ class Phase(NamedTuple):
 def find(folder: Path, data_dir: str = "") -> list[Phase]:
     """The phases of a run folder, one for each of its hyperparameters.
 
-    Raises UsageError if it is no folder of one algorithm, or not of an exit strategy, or has no
-    checkpoint yet.
+    Raises UsageError for a folder that is not of one algorithm, or not of an exit strategy, or that
+    has no checkpoint yet.
     """
-    where = f"--runs={folder}"
-    try:
-        chosen, cell = folders.read(folder)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
-    except OSError:
-        raise UsageError(
-            f"{where}: must be the folder of a run; of a sweep, that of one algorithm"
-        ) from None
-    made = trained.assembled(trained.alone(chosen, data_dir), cell)
-    done, server = _restore(where, folder, made, chosen, cell)
-    told = exit_strategy.outcome(server)
+    runs = finished.open("runs", folder, data_dir=data_dir, unfinished=True)
+    cell = runs.cell
+    if finished.assessing(runs.shapes.state.server) is None:
+        text = f"is of --algorithm={cell.algorithm}, must be of exit_strategy"
+        raise UsageError(runs.where, ..., text)
+    done, states = runs.newest()
+    server = finished.assessing(states.state.server)
+    assert server is not None
+    outcome = exit_strategy.outcome(server)
     settings = [tuple(run.hyper.items()) for run in cell.runs]
     result = []
     for setting in dict.fromkeys(settings):
         which = [index for index, other in enumerate(settings) if other == setting]
-        varied = [
-            f"{name}={value:g}"
-            for name, value in setting
-            if any(run.hyper[name] != value for run in cell.runs)
-        ]
         seeds = tuple(cell.runs[index].seed for index in which)
+        name = " ".join([folder.name, *finished.varied(cell, which[0])])
         result.append(
             Phase(
-                _title(" ".join([folder.name, *varied]), done, told),
+                _title(name, done, outcome),
                 seeds,
-                _domains(made, cell, seeds),
-                aberrant(chosen, told.mean.shape[-1]),
-                Outcome(*(leaf[which] for leaf in told)),
+                _domains(runs, seeds),
+                aberrant(runs.config, outcome.mean.shape[-1]),
+                Outcome(*(leaf[which] for leaf in outcome)),
                 critical(server)[which],
             )
         )
     return result
-
-
-def _restore(
-    where: str, folder: Path, made: Assembled, chosen: Config, cell: Cell
-) -> tuple[int, Any]:
-    """(rounds done, the exit strategy's server of all runs) of the newest checkpoint."""
-    ready = made.prepare(cell)
-    like = jax.eval_shape(program.make(ready.experiment).init, made.data, ready.inputs)
-    if _assessing(like.state.server) is None:
-        raise UsageError(f"{where}: is of --algorithm={cell.algorithm}, must be of exit_strategy")
-    states = folder / "checkpoints"
-    done = 0
-    if states.is_dir():
-        with contextlib.closing(Checkpoints(states, chosen, cell, reads=True)) as checkpoints:
-            done = checkpoints.latest()
-            if done:
-                server = _assessing(checkpoints.restore(done, like).state.server)
-    if not done:
-        raise UsageError(f"{where}: has no checkpoint yet; must have one")
-    return done, server
-
-
-def _assessing(server: Tree) -> Any:
-    """The server of an exit strategy, within that of a rule for missing uploads; or None."""
-    while not hasattr(server, "assessment"):
-        if not hasattr(server, "wrapped"):
-            return None
-        server = server.wrapped
-    return server
 
 
 def critical(server: exit_strategy.Server) -> np.ndarray:
@@ -137,57 +94,49 @@ def critical(server: exit_strategy.Server) -> np.ndarray:
 
 
 def aberrant(chosen: Config, num_clients: int) -> tuple[str, ...]:
-    """What the flags say of each client."""
-    told: list[list[str]] = [[] for _ in range(num_clients)]
+    """In what way each client is aberrant by the flags."""
+    texts: list[list[str]] = [[] for _ in range(num_clients)]
     for entries, text in (
         (chosen.participation.slow, "{} rounds an update"),
         (chosen.participation.lossy, "arrives with p = {}"),
     ):
         for entry in entries:
             client, _, value = entry.partition(":")
-            told[int(client)].append(text.format(value))
-    return tuple(", ".join(each) for each in told)
+            texts[int(client)].append(text.format(value))
+    return tuple(", ".join(each) for each in texts)
 
 
-def _domains(made: Assembled, cell: Cell, seeds: Sequence[int]) -> tuple[str, ...]:
-    splits = [made.splits[cell.held_out][seed] for seed in seeds]
-    held = np.stack([split.domain for split in splits], axis=1)  # [C, R]
-    names = (*made.dataset.domains, "mixed")  # -1 is the last
-    return tuple(" or ".join(dict.fromkeys(names[each] for each in line)) for line in held)
+def _domains(runs: Runs, seeds: Sequence[int]) -> tuple[str, ...]:
+    splits = [runs.data.splits[runs.cell.held_out][seed] for seed in seeds]
+    domains = np.stack([split.domain for split in splits], axis=1)  # [C, R]
+    names = (*runs.data.dataset.domains, "mixed")  # of -1
+    return tuple(" or ".join(dict.fromkeys(names[each] for each in line)) for line in domains)
 
 
-def _title(name: str, done: int, told: Outcome) -> str:
-    length = told.contributions.shape[-2]
+def _title(name: str, done: int, outcome: Outcome) -> str:
+    length = outcome.contributions.shape[-2]
     return f"{name}, {f'{done} of ' if done < length else ''}{length} rounds of pre-training"
 
 
 def table(phase: Phase) -> str:
     """A line per client."""
-    told = phase.outcome
-    measured = np.isfinite(told.contributions).sum(-2)  # [R, C]
-    length = told.contributions.shape[-2]
-    headers = [
-        "client",
-        "domain",
-        "aberrant",
-        "measured",
-        *(f"C_i, seed {seed}" for seed in phase.seeds),
-        "0 at L",
-        "stays",
+    outcome = phase.outcome
+    length = outcome.contributions.shape[-2]
+    measured = np.isfinite(outcome.contributions).sum(-2)  # [R, C]
+
+    def mean_of(run: int) -> Callable[[int], str]:
+        return lambda client: f"{outcome.mean[run, client]:.1e}"
+
+    columns: list[tuple[str, Callable[[int], object]]] = [
+        ("client", lambda client: client),
+        ("domain", lambda client: phase.domains[client]),
+        ("aberrant", lambda client: phase.aberrant[client]),
+        ("measured", lambda client: f"{_range(measured[:, client])} of {length}"),
+        *((f"C_i, seed {seed}", mean_of(run)) for run, seed in enumerate(phase.seeds)),
+        ("0 at L", lambda client: _range(phase.critical[:, client])),
+        ("stays", lambda client: f"{outcome.stays[:, client].sum()}/{len(phase.seeds)}"),
     ]
-    rows = [
-        [
-            client,
-            phase.domains[client],
-            phase.aberrant[client],
-            f"{_range(measured[:, client])} of {length}",
-            *(f"{value:.1e}" for value in told.mean[:, client]),
-            _range(phase.critical[:, client]),
-            f"{told.stays[:, client].sum()}/{len(phase.seeds)}",
-        ]
-        for client in range(told.mean.shape[-1])
-    ]
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+    return written(range(outcome.mean.shape[-1]), columns)
 
 
 def _range(values: np.ndarray) -> str:
@@ -199,7 +148,7 @@ def _range(values: np.ndarray) -> str:
 
 
 def smoothness(phase: Phase) -> str:
-    """What the server took for L, by seed."""
+    """The smoothness L of the server, by seed."""
     values = zip(phase.seeds, phase.outcome.smoothness, strict=True)
     return "L: " + ", ".join(f"{value:.3g} (seed {seed})" for seed, value in values)
 
@@ -214,17 +163,19 @@ def draw(path: Path, phases: Sequence[Phase]) -> None:
 
 
 def _draw(axis: Axes, phase: Phase) -> None:
-    told, number = phase.outcome, len(phase.seeds)
-    rounds = 1 + np.arange(told.contributions.shape[-2])
-    leaving = np.flatnonzero(told.exits.any(0))
+    outcome, number = phase.outcome, len(phase.seeds)
+    rounds = 1 + np.arange(outcome.contributions.shape[-2])
+    leaving = np.flatnonzero(outcome.exits.any(0))
     color = {int(client): f"C{index % 10}" for index, client in enumerate(leaving)}
-    for run, client in np.ndindex(told.mean.shape):
-        values = told.contributions[run, :, client]
+    for run, client in np.ndindex(outcome.mean.shape):
+        values = outcome.contributions[run, :, client]
         at = np.isfinite(values)
         if not at.any():
             continue
-        exits = told.exits[run, client]
-        marker = "." if at.sum() < 0.5 * np.isfinite(told.contributions[run]).any(1).sum() else ""
+        exits = outcome.exits[run, client]
+        marker = (
+            "." if at.sum() < 0.5 * np.isfinite(outcome.contributions[run]).any(1).sum() else ""
+        )
         style: dict[str, Any] = {"lw": 0.7, "color": "0.6", "alpha": 0.6, "zorder": 1}
         if exits:
             style = {"lw": 1, "color": color[client], "zorder": 2}
@@ -233,7 +184,7 @@ def _draw(axis: Axes, phase: Phase) -> None:
             axis.plot(rounds[at][-1], values[at][-1], "x", ms=7, color=color[client], zorder=3)
     for client in leaving[:10]:
         text = ", ".join(filter(None, [phase.domains[client], phase.aberrant[client]]))
-        count = told.exits[:, client].sum()
+        count = outcome.exits[:, client].sum()
         label = f"client {client} ({text}) leaves in {count} of {number} seeds"
         axis.plot([], [], color=color[client], label=figures.literal(label))
     if len(leaving) > 10:
@@ -245,12 +196,12 @@ def _draw(axis: Axes, phase: Phase) -> None:
 
 
 def run(options: Options) -> str:
-    """Draws the picture, and returns the tables and where the picture is.
+    """Draws the picture, and returns the tables and the path of the picture.
 
     Raises UsageError for an option out of its range.
     """
     if not options.runs:
-        raise UsageError("--runs=: must be one or several folders")
+        raise UsageError("--runs=", ..., "must be one or several folders")
     out = check_picture("out", options.out)
     phases = [phase for name in options.runs for phase in find(Path(name), options.data_dir)]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -259,23 +210,7 @@ def run(options: Options) -> str:
     return "\n" + "\n\n".join([*texts, f"{NOTE}\nPicture: {out}."])
 
 
-def define(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags."""
-    flags.DEFINE_list("runs", [], "Folders of runs of --algorithm=exit_strategy.", values)
-    for name, text in (
-        ("out", "The picture, a .png file."),
-        ("data_dir", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own."),
-    ):
-        flags.DEFINE_string(name, Options._field_defaults[name], text, values)
-
-
-def options(values: flags.FlagValues = flags.FLAGS) -> Options:
-    """The parsed flags."""
-    parsed = values.flag_values_dict()
-    given = {name: parsed[name] for name in Options._fields}
-    return Options(**(given | {"runs": tuple(parsed["runs"])}))
-
+BINARY = command.of(run, Options, __doc__)
 
 if __name__ == "__main__":
-    define()
-    launch.main(run, __doc__, lambda given: options())
+    command.main(BINARY)

@@ -2,14 +2,15 @@
 
 python -m experiments.explain --runs=runs/fedavg,runs/games --images=0,3,8 --out=masks.png
 
-A run is explained as it is at its end, or (--state=best) where it was selected. The state that a
-game is judged by is the one at its stop: train it with --stop_below=0.6 --watch_examples=500
---after_stop=end.
+A run is explained in its last state, or (--state=best) in the selected one. A game is judged by its
+state at the stop: train it with --stop_below=0.6 --watch_examples=500 --after_stop=end.
 
 LIME (Ribeiro et al. 2016) blackens random squares of an image and fits a linear model to the
-probability of the class that the run predicts; a square's weight says how much it speaks for it.
+probability of the class that the run predicts; the weight of a square says how much it speaks for
+this class.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,27 +18,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 from lime.lime_image import LimeImageExplainer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.experiment import build, config, grid
-from experiments.experiment.build import Assembled
-from experiments.experiment.groups import Config
-from experiments.flags.flag import check_picture
-from experiments.reporting import figures
-from experiments.reporting import finished as trained
-from experiments.reporting.finished import Finished
-from experiments.reporting.tables import tabulate
-from experiments.running import launch
-from fedjax_inv import program
+from experiments.experiment import config
+from experiments.flags import command
+from experiments.flags.flag import Range, check_picture, flag
+from experiments.reporting import figures, finished
+from experiments.reporting.finished import OneRun
+from experiments.reporting.tables import table
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Algorithm, Tree
 
-_CHANNELS = (1, 2, 3)  # that make a picture: grey, red and green, red, green and blue
+_CHANNELS = (1, 2, 3)  # of pictures: grey; red and green; red, green and blue
 _BATCH = 100  # perturbed images per call of the network
 _SQUARES = 14  # along the side of an image, where --segment=0
 
@@ -50,67 +46,27 @@ NOTE = (
 Classifier = Callable[[np.ndarray], np.ndarray]
 
 
-class Options(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Options:
     """The flags of this binary."""
 
-    runs: tuple[str, ...]
-    images: tuple[int, ...] = (0,)
-    seed: int = 0
-    run: int = 0
-    samples: int = 1000
-    segment: int = 0
-    out: str = "masks.png"
-    data_dir: str = ""
-    state: str = "last"
-
-
-class Trained(NamedTuple):
-    """A run of a finished run folder."""
-
-    finished: Finished
-    which: int  # of the cell's runs
-    state: str  # which of its states is explained
-
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-        return self.finished.folder
-
-    @property
-    def config(self) -> Config:
-        """Its flags."""
-        return self.finished.config
-
-    @property
-    def cell(self) -> grid.Cell:
-        """Its cell."""
-        return self.finished.cell
-
-    @property
-    def run(self) -> program.Run:
-        """The run itself."""
-        return self.cell.runs[self.which]
-
-    @property
-    def label(self) -> str:
-        """The algorithm, its settings and what varies of its hyperparameters; folder and state."""
-        names = [self.cell.label, *self.finished.varied(self.which)]
-        return f"{' '.join(names)} ({self.folder.name}, {self._when()})"
-
-    def _when(self) -> str:
-        """Of when the state is."""
-        run = self.finished.result["runs"][self.which]
-        stops = [stop["round"] for stop in run.get("stops", [])]
-        ends = self.config.watching.after_stop == "end" and stops and all(stops)
-        if self.state == "last" and ends:
-            return f"at its stop in round {max(stops)}"
-        told = self.finished.told(self.which, self.state)
-        assert told is not None  # by `find`
-        return f"after round {told['round']}"
+    runs: tuple[str, ...] = flag((), "Folders of finished runs, on the same data.", kind=str)
+    images: tuple[int, ...] = flag((0,), "Which images of the test domain, counted from 0.")
+    seed: int = flag(0, "Which seed's run; it also seeds LIME.")
+    run: int = flag(0, "Which run of that seed, where hyperparameters vary.")
+    samples: int = flag(
+        1000, "Perturbed images per mask.", Range(lambda value: value >= 2, "at least 2")
+    )
+    segment: int = flag(
+        0, "Side in pixels of the squares that LIME hides; 0: so that some 14 make a side."
+    )
+    out: str = flag("masks.png", "The picture; the weights go beside it, as .weights.npz.")
+    data_dir: str = finished.data_dir_flag()
+    state: str = finished.state_flag("last")
 
 
 class Domain(NamedTuple):
-    """What the test client of a run holds, M examples."""
+    """The M examples of the test client of a run."""
 
     x: Tree  # [M, ...], as the data set stores it
     y: np.ndarray  # [M] int32
@@ -118,7 +74,7 @@ class Domain(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Images of it as the networks see them, I in all."""
+    """I images of a domain, preprocessed."""
 
     x: np.ndarray  # [I, H, W, channels] float32
     y: np.ndarray  # [I] int32
@@ -126,38 +82,26 @@ class Images(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """What LIME says about I images and R runs."""
+    """The masks of I images and R runs."""
 
-    weights: np.ndarray  # [I, R, H, W], of the square that the pixel is in
+    weights: np.ndarray  # [I, R, H, W], of the pixel's square
     predicted: np.ndarray  # [I, R] int, the class that the weights speak for
     probability: np.ndarray  # [I, R], of that class
 
 
-def find(folder: Path, options: Options) -> Trained:
-    """The run of a finished folder that the options ask for.
+def find(folder: Path, options: Options) -> OneRun:
+    """The run of a folder that the options ask for, on the data that it was trained on.
 
     Raises UsageError if there is none, or it has no such state, as one that diverged.
     """
-    trained.check_state(options.state)
-    one = trained.find("runs", folder, options.data_dir)
-    seeds = one.config.run.seeds
-    if options.seed not in seeds:
-        told = ", ".join(map(str, seeds))
-        raise UsageError(f"--seed={options.seed}: must be one of {told}, those of {folder}")
-    indices = [index for index, each in enumerate(one.cell.runs) if each.seed == options.seed]
-    if not 0 <= options.run < len(indices):
-        raise UsageError(
-            f"--run={options.run}: must be in 0..{len(indices) - 1}, the runs of "
-            f"--seed={options.seed} in {folder}"
-        )
-    which = indices[options.run]
-    trained.check_told(one, which, options.state)
-    return Trained(one, which, options.state)
+    runs = finished.open("runs", folder, data_dir=options.data_dir)
+    return runs.select(options.seed, options.run, options.state)
 
 
-def held_out(one: Trained, made: Assembled) -> Domain:
-    """What the test client of a run holds, in the order of the data set."""
-    split = made.splits[one.cell.held_out][one.run.seed]
+def test_domain(one: OneRun) -> Domain:
+    """The examples of the test client of a run, in the order of the data set."""
+    made = one.runs.data
+    split = made.splits[one.runs.cell.held_out][one.run.seed]
     rows = np.sort(parts_of(split.test)[0])
     x = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], made.data.x)
     return Domain(x, np.asarray(made.data.y)[rows], made.dataset.classes)
@@ -169,15 +113,13 @@ def seen_images(
     """Images of the domain. Raises UsageError for an index out of range, or if there are none."""
     for index in indices:
         if not 0 <= index < len(domain.y):
-            raise UsageError(
-                f"--images={index}: must be in 0..{len(domain.y) - 1}, those of the test domain"
-            )
+            text = f"must be in 0..{len(domain.y) - 1}, those of the test domain"
+            raise UsageError("--images", index, text)
     x = jax.tree.map(lambda leaf: jnp.asarray(leaf[list(indices)]), domain.x)
     seen = np.asarray((render or unit_range)(x), np.float32)
     if seen.ndim != 4 or seen.shape[3] not in _CHANNELS:
-        raise UsageError(
-            f"--runs: must be on images of 1, 2 or 3 channels, not on inputs {seen.shape[1:]}"
-        )
+        text = f"must be on images of 1, 2 or 3 channels, not on inputs {seen.shape[1:]}"
+        raise UsageError("--runs", ..., text)
     return Images(seen, domain.y[list(indices)], domain.classes)
 
 
@@ -189,26 +131,15 @@ def to_rgb(x: np.ndarray) -> np.ndarray:
 
 
 def from_rgb(rgb: np.ndarray, channels: int) -> np.ndarray:
-    """The images [..., channels] that `to_rgb` made RGB [..., 3] of."""
+    """The inverse of `to_rgb`: images [..., channels] of RGB [..., 3]."""
     return rgb[..., :channels]
 
 
-def restore(one: Trained, made: Assembled) -> tuple[Algorithm, Tree]:
-    """A run's algorithm, on rendered inputs, and its server in the state that is asked for.
-
-    Raises UsageError if it was not kept, or the checkpoint is not one of this run.
-    """
-    held = trained.served(one.finished, made, one.state)
-    trained.check_kept(one.finished, held, one.which, one.state)
-    server = jax.tree.map(lambda leaf: leaf[one.which], held.server)
-    # LIME changes what the network sees, so this one takes inputs as they are after rendering.
-    network = build.model(one.config.model, made.dataset._replace(render=None))
-    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, build.Sizes())
-    return algorithm, server
-
-
 def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
-    """What a client never seen predicts from RGB images, whose inputs have `channels`."""
+    """The predictions for a client that was never seen, from RGB images.
+
+    channels: of the network's inputs.
+    """
 
     @jax.jit
     def probabilities(server: Tree, x: jax.Array) -> jax.Array:
@@ -225,33 +156,29 @@ def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
     return classify
 
 
-def assembled(one: Trained) -> Assembled:
-    """The data of a run, dealt as they were; raises UsageError if they are others by now."""
-    made = trained.assembled(one.config, one.cell)
-    trained.check_data(one.finished, made)
-    return made
-
-
-def check_same(runs: Sequence[Trained], domains: Sequence[Domain]) -> None:
+def check_same(runs: Sequence[OneRun], domains: Sequence[Domain]) -> None:
     """Raises UsageError if the test domains of two runs differ. domains: one per run."""
-
     leaves = jax.tree.leaves(domains[0])
     for one, domain in zip(runs, domains, strict=True):
         others = jax.tree.leaves(domain)
         if len(others) != len(leaves) or not all(map(np.array_equal, others, leaves)):
-            old, new = ({**config.to_record(t.config), **t.cell._asdict()} for t in (runs[0], one))
+            first, other = runs[0].runs, one.runs
+            old, new = (
+                {**config.to_record(each.config), **each.cell._asdict()} for each in (first, other)
+            )
             differ = ", ".join(name for name in old if old[name] != new[name])
             raise UsageError(
-                f"--runs={runs[0].folder},{one.folder}: must have the same test images; these "
-                f"runs differ in {differ}"
+                f"--runs={first.path},{other.path}",
+                ...,
+                f"must have the same test images; these runs differ in {differ}",
             )
 
 
 def squares(height: int, width: int, side: int) -> np.ndarray:
-    """[height, width] int: which square of side x side pixels a pixel is in, numbered by rows.
+    """[height, width] int: the number of the square of side x side pixels that a pixel is in.
 
     LIME's own segmentation, quickshift, groups pixels of like colour within some ten pixels: it
-    leaves one or two segments of an image of 8x8 or 28x28, and none of them is a stroke.
+    finds one or two segments in an image of 8x8 or 28x28, and none of them is a stroke.
     """
     rows, columns = np.arange(height) // side, np.arange(width) // side
     return rows[:, None] * (columns[-1] + 1) + columns
@@ -314,16 +241,21 @@ def figure_of(x: np.ndarray) -> np.ndarray:
 
 
 def shares(images: Images, masks: Masks, labels: Sequence[str]) -> str:
-    """A table: how much absolute weight lies on the figures of all images, how much elsewhere."""
+    """A table of the absolute weight on the figures of all images and elsewhere, by run."""
     figure = figure_of(images.x)[:, None]
     size = np.abs(masks.weights)
     on, off = ((size * where).sum((0, 2, 3)) for where in (figure, ~figure))
-    with np.errstate(invalid="ignore"):  # a run that no square matters to
+    with np.errstate(invalid="ignore"):  # 0 / 0 of a run for which no square matters
         percent = 100 * on / (on + off)
     rows = list(zip(labels, on, off, percent, strict=True))
     rows.append(("pixels", figure.sum(), (~figure).sum(), 100 * figure.mean()))
-    headers = ["absolute weight", "on the figure", "on the background", "on the figure, %"]
-    return tabulate(rows, headers, tablefmt="github", floatfmt=("", ".4g", ".4g", ".1f"))
+    columns = {
+        "absolute weight": lambda row: row[0],
+        "on the figure": lambda row: f"{row[1]:.4g}",
+        "on the background": lambda row: f"{row[2]:.4g}",
+        "on the figure, %": lambda row: f"{row[3]:.1f}",
+    }
+    return table(rows, columns, align="decimal")
 
 
 def draw(
@@ -337,7 +269,7 @@ def draw(
 ) -> None:
     """A line per image: the image, then the mask of each run.
 
-    labels: of the runs. indices: what the images are called.
+    labels: of the runs. indices: the numbers of the images.
     """
     lines, columns = masks.predicted.shape
     drawing = Figure(figsize=(2.2 + 2.7 * columns, 1.1 + 2.4 * lines), layout="constrained")
@@ -388,28 +320,28 @@ def _draw_mask(axis: Axes, weights: np.ndarray, figure: np.ndarray) -> None:
 
 
 def run(options: Options) -> str:
-    """Writes the masks, and returns the table and where they are.
+    """Writes the masks, and returns the table and the paths.
 
     Raises UsageError for an option out of its range.
     """
     for name in ("runs", "images"):
         if not getattr(options, name):
-            raise UsageError(f"--{name}=: must be one or several")
-    if options.samples < 2:
-        raise UsageError(f"--samples={options.samples}: must be at least 2")
+            raise UsageError(f"--{name}=", ..., "must be one or several")
     out = check_picture("out", options.out)
     runs = [find(Path(folder), options) for folder in options.runs]
-    sources = [assembled(one) for one in runs]
-    domains = [held_out(one, made) for one, made in zip(runs, sources, strict=True)]
+    for one in runs:
+        one.runs.check_data()
+    domains = [test_domain(one) for one in runs]
     check_same(runs, domains)
-    images = seen_images(domains[0], sources[0].dataset.render, options.images)
+    images = seen_images(domains[0], runs[0].runs.data.dataset.render, options.images)
     largest = min(images.x.shape[1:3])
     side = options.segment or max(1, largest // _SQUARES)
     if not 1 <= side <= largest:
-        raise UsageError(f"--segment={side}: must be in 0..{largest}, the side of the images")
+        raise UsageError("--segment", side, f"must be in 0..{largest}, the side of the images")
     channels = images.x.shape[-1]
+    # LIME changes images after they are rendered.
     classifiers = [
-        classifier(*restore(one, each), channels) for one, each in zip(runs, sources, strict=True)
+        classifier(one.algorithm(rendered=True), one.served().server, channels) for one in runs
     ]
     masks = explain_all(
         images,
@@ -421,52 +353,21 @@ def run(options: Options) -> str:
     out.parent.mkdir(parents=True, exist_ok=True)
     labels = [one.label for one in runs]
     draw(out, images, masks, title=_title(runs[0]), labels=labels, indices=options.images)
-    arrays = out.with_suffix(".weights.npz")  # not the name of somebody's data
+    arrays = out.with_suffix(".weights.npz")  # .npz alone may be the name of a data set
     np.savez(arrays, **masks._asdict(), images=options.images, runs=options.runs)
     return f"\n{shares(images, masks, labels)}\n\n{NOTE}\nMasks: {out}. Weights: {arrays}."
 
 
-def _title(one: Trained) -> str:
+def _title(one: OneRun) -> str:
+    chosen, held_out = one.runs.config, one.runs.cell.held_out
     return (
-        f"{one.config.data.stem}, {one.config.environment.name} domains, held out: "
-        f"{one.cell.held_out or 'test split'}\n"
+        f"{chosen.data.stem}, {chosen.environment.name} domains, held out: "
+        f"{held_out or 'test split'}\n"
         "LIME weights: orange speaks for the predicted class, purple against it"
     )
 
 
-def define(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags."""
-    flags.DEFINE_list("runs", [], "Folders of finished runs, on the same data.", values)
-    flags.DEFINE_list("images", ["0"], "Which images of the test domain, counted from 0.", values)
-    of_segment = "Side in pixels of the squares that LIME hides; 0: so that some 14 make a side."
-    for name, text in (
-        ("seed", "Which seed's run; it also seeds LIME."),
-        ("run", "Which run of that seed, where hyperparameters vary."),
-        ("samples", "Perturbed images per mask."),
-        ("segment", of_segment),
-    ):
-        default = Options._field_defaults[name]
-        flags.DEFINE_integer(name, default, text, flag_values=values)
-    for name, text in (
-        ("out", "The picture; the weights go beside it, as .weights.npz."),
-        ("data_dir", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own."),
-        ("state", trained.STATE_HELP),
-    ):
-        flags.DEFINE_string(name, Options._field_defaults[name], text, values)
-
-
-def options(values: flags.FlagValues = flags.FLAGS) -> Options:
-    """The parsed flags; raises UsageError, in one line, for images that are no numbers."""
-    parsed = values.flag_values_dict()
-    try:
-        images = tuple(map(int, parsed["images"]))
-    except ValueError:
-        text = ",".join(parsed["images"])
-        raise UsageError(f"--images={text}: must be whole numbers") from None
-    given = {name: parsed[name] for name in Options._fields}
-    return Options(**(given | {"runs": tuple(parsed["runs"]), "images": images}))
-
+BINARY = command.of(run, Options, __doc__)
 
 if __name__ == "__main__":
-    define()
-    launch.main(run, __doc__, lambda given: options())
+    command.main(BINARY)

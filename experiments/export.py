@@ -2,145 +2,144 @@
 
 python -m experiments.export --run=runs/fedipg-digits-75 --out=networks
 
-Writes for each run (seed, hyperparameters) model.safetensors and model.json, which says of which
-network, flags, versions and data, and how well it does. `fedjax_inv.models.saved.load` reads it:
+Writes for each run (seed, hyperparameters) model.safetensors and model.json, which holds its
+network, flags, versions, data and scores. `fedjax_inv.models.saved.load` reads it:
 
     model = models.mlp(10, widths=(32,))  # model.json: network
     like = jax.eval_shape(model.init, jax.random.key(0), x[:1])
     logits = models.predict(model, models.saved.load("model.safetensors", like), x)
 
-Of a personal algorithm that is the network of a client never seen, and clients.safetensors holds
-what each client has in place of arrays of these names [C, ...]. Of an algorithm without a single
-network model.safetensors holds its server.
+Of a personal algorithm this is the network of a client that was never seen, and clients.safetensors
+holds each client's own arrays [C, ...] by the same names. Of an algorithm without a single network
+model.safetensors holds the server.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from absl import flags
 
 from experiments.experiment import build, config, grid
-from experiments.experiment.build import Assembled
-from experiments.flags.flag import check_place
-from experiments.reporting import finished as trained
-from experiments.reporting.finished import Finished
-from experiments.reporting.tables import tabulate
+from experiments.flags import command
+from experiments.flags.flag import check_place, flag
+from experiments.reporting import finished
+from experiments.reporting.finished import OneRun
+from experiments.reporting.tables import table
 from experiments.running import folder as folders
-from experiments.running import launch, provenance
+from experiments.running import provenance
+from experiments.running.records import Start
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Tree
 
 
-class Options(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Options:
     """The flags of this binary."""
 
-    run: str
-    state: str = "best"
-    out: str = ""
-    data_dir: str = ""
+    run: str = finished.run_flag()
+    state: str = finished.state_flag("best")
+    out: str = flag("", "The folder; default: export/ in that of the run.")
+    data_dir: str = finished.data_dir_flag()
+
+
+class Written(NamedTuple):
+    """The files of a run."""
+
+    folder: Path
+    round: int
+    test: float  # accuracy
 
 
 def network(server: Tree, own: Tree) -> tuple[str, dict[str, jax.Array]]:
-    """(what it is, the arrays that are taken along by name). own: what a client keeps."""
-    while hasattr(server, "wrapped"):  # by a rule for missing uploads, or an exit strategy
-        server = server.wrapped
-    if hasattr(server, "variables"):
-        return "network", saved.named(server.variables) | saved.named(own)
-    return "server", saved.named(server)
+    """(what the arrays are, the arrays to export by name). own: the state of a client."""
+    variables = finished.network(server)
+    if variables is not None:
+        return "network", saved.named(variables) | saved.named(own)
+    return "server", saved.named(finished.innermost(server))
 
 
-def about(one: Finished, made: Assembled, which: int, state: str) -> dict[str, Any]:
-    """What model.json says of a run, but for its arrays."""
-    told, run = one.told(which, state), one.cell.runs[which]
-    assert told is not None
-    data = one.starts[-1].get("data") if one.starts else None
+def about(one: OneRun) -> dict[str, Any]:
+    """The content of model.json, except for the arrays."""
+    runs, line = one.runs, one.line()
+    start = runs.starts[-1]
     return {
-        "run": {"folder": str(one.folder), "state": state, "round": told["round"]},
+        "run": {"folder": str(runs.path), "state": one.state, "round": line.round},
         "accuracy": {
-            "validation": told["validation_accuracy"],
-            "test": told["test_accuracy"],
-            "by_domain": {name: each["accuracy"] for name, each in told["domains"].items()},
+            "validation": line.validation_accuracy,
+            "test": line.test_accuracy,
+            "by_domain": {name: domain.accuracy for name, domain in line.domains.items()},
         },
         "network": {
-            "model": one.config.model.model,
-            "arguments": build.arguments(one.config.model, made.dataset),
+            "model": runs.config.model.model,
+            "arguments": build.arguments(runs.config.model, runs.data.dataset),
             "inputs": {
                 name or "x": [str(leaf.dtype), *leaf.shape[1:]]
-                for name, leaf in saved.named(made.dataset.x).items()
+                for name, leaf in saved.named(runs.data.dataset.x).items()
             },
-            "classes": made.dataset.classes,
+            "classes": runs.data.dataset.classes,
         },
         "algorithm": {
-            "name": one.cell.algorithm,
-            "settings": one.cell.settings,
-            "held_out": one.cell.held_out,
-            **run._asdict(),
+            "name": runs.cell.algorithm,
+            "settings": runs.cell.settings,
+            "held_out": runs.cell.held_out,
+            **one.run._asdict(),
         },
-        "data": {
-            "dataset": one.config.data.dataset,
-            "sha256": data or provenance.fingerprint(made.data),
-        },
-        "trained": [{k: v for k, v in start.items() if k != "data"} for start in one.starts],
-        "exported": {k: v for k, v in provenance.record(()).items() if k != "data"},
-        "flags": config.to_record(one.config),
+        "data": {"dataset": runs.config.data.dataset, "sha256": start.data},
+        "trained": [_versions(each) for each in runs.starts],
+        "exported": _versions(provenance.record(())),
+        "flags": config.to_record(runs.config),
     }
+
+
+def _versions(start: Start) -> dict[str, Any]:
+    return {"date": start.date, "commit": start.commit, "versions": start.versions}
+
+
+def export(one: OneRun, out: Path) -> Written:
+    """Writes the files of a run into a folder of its own; raises UsageError without the state."""
+    record, served = about(one), one.served()
+    place = out / grid.folder_name(one.name)
+    place.mkdir(parents=True, exist_ok=True)
+    algorithm = one.algorithm()
+    holds, named = network(served.server, finished.unseen(algorithm, served.server))
+    arrays = {"model.safetensors": saved.save(place / "model.safetensors", named)}
+    if algorithm.personal:
+        arrays["clients.safetensors"] = saved.save(place / "clients.safetensors", served.clients)
+    folders.write_json(place / "model.json", record | {"holds": holds, "arrays": arrays})
+    return Written(place, record["run"]["round"], record["accuracy"]["test"])
 
 
 def run(options: Options) -> str:
     """Writes the files, and returns a table of them.
 
-    Raises UsageError, in one line, for what is no finished run or has no such state.
+    Raises UsageError, in one line, for a folder without a finished run or the state.
     """
-    trained.check_state(options.state)
     if not options.run:
-        raise UsageError("--run=: must be the folder of a finished run")
-    one = trained.find("run", Path(options.run), options.data_dir)
-    out = Path(options.out or one.folder / "export")
+        raise UsageError("--run=", ..., "must be the folder of a finished run")
+    runs = finished.open("run", Path(options.run), data_dir=options.data_dir)
+    out = Path(options.out or runs.path / "export")
     check_place("out", out, is_folder=True)
-    made = trained.assembled(one.config, one.cell)
-    held = trained.served(one, made, options.state)
-    algorithm = trained.algorithm(one, made, 0)
-    rows: list[list[str]] = []
+    written: list[Written] = []
     lacking: list[UsageError] = []
-    for which in range(len(one.cell.runs)):
+    for index in range(len(runs.cell.runs)):
         try:
-            trained.check_kept(one, held, which, options.state)
+            written.append(export(runs.run(index, options.state), out))
         except UsageError as error:
             lacking.append(error)
-            continue
-        record = about(one, made, which, options.state)
-        place = out / grid.folder_name(one.name(which))
-        place.mkdir(parents=True, exist_ok=True)
-        mine = jax.tree.map(lambda leaf, at=which: leaf[at], held)
-        unseen = algorithm.init_client(mine.server, jnp.int32(0)) if algorithm.personal else ()
-        what, told = network(mine.server, unseen)
-        arrays = {"model.safetensors": saved.save(place / "model.safetensors", told)}
-        if algorithm.personal:
-            arrays["clients.safetensors"] = saved.save(place / "clients.safetensors", mine.clients)
-        folders.write_json(place / "model.json", record | {"holds": what, "arrays": arrays})
-        test = f"{100 * record['accuracy']['test']:.1f}"
-        rows.append([str(place), str(record["run"]["round"]), test])
-    if not rows:
+    if not written:
         raise lacking[0]
-    table = tabulate(rows, ["network", "of round", "test, %"], tablefmt="github")
-    return "\n".join(["", table, *(f"Not written: {each}." for each in lacking)])
+    columns = {
+        "network": lambda each: each.folder,
+        "of round": lambda each: each.round,
+        "test, %": lambda each: f"{100 * each.test:.1f}",
+    }
+    text = table(written, columns, align="decimal")
+    return "\n".join(["", text, *(f"Not written: {each}." for each in lacking)])
 
 
-def define(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags."""
-    trained.define(values)
-    flags.DEFINE_string("out", "", "The folder; default: export/ in that of the run.", values)
-
-
-def options(values: flags.FlagValues = flags.FLAGS) -> Options:
-    """The parsed flags."""
-    parsed = values.flag_values_dict()
-    return Options(**{name: parsed[name] for name in Options._fields})
-
+BINARY = command.of(run, Options, __doc__)
 
 if __name__ == "__main__":
-    define()
-    launch.main(run, __doc__, lambda given: options())
+    command.main(BINARY)

@@ -3,11 +3,13 @@
 python -m experiments.factors --runs=runs/fedavg,runs/fedmix,runs/fedcfa --hook=1 --out=factors.png
 
 A factor is a unit of the body's outputs, or a channel as the mean over its positions; a dot is an
-example. A colour is a client, those with most examples, and grey are examples of all clients. They
-are as the method trains on them: of FedMix mixed with the mean of all, of FedCFA positive
-counterfactuals, of which some factors are an average's. A run is told as in its newest checkpoint.
+example. Colours are clients, those with most examples, and grey dots are examples of all clients.
+The factors are those that the method trains on: FedMix mixes examples with the mean of all, FedCFA
+makes positive counterfactuals, some of whose factors are an average's. The picture shows the newest
+checkpoint of a run.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,18 +17,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
-from experiments import explain
 from experiments.experiment import build, config
-from experiments.experiment.build import Assembled
-from experiments.explain import Trained
-from experiments.flags.flag import check_picture
-from experiments.reporting import figures
-from experiments.reporting.tables import tabulate
-from experiments.running import launch
+from experiments.flags import command
+from experiments.flags.flag import Range, check_picture, flag
+from experiments.reporting import figures, finished
+from experiments.reporting.finished import OneRun
+from experiments.reporting.tables import table
 from fedjax_inv import averaging
 from fedjax_inv.algorithms import fedcfa
 from fedjax_inv.checks import UsageError
@@ -35,7 +34,7 @@ from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
 _CHUNK = 128  # examples in the average of a client, at most
-_MOST_BLOCKS = 20  # that a network is looked through for its cut
+_MOST_BLOCKS = 20  # the highest cut of a network that is tried
 
 NOTE = (
     "shift: how far the clients' mean factors are from the mean of all, in standard deviations, of "
@@ -44,34 +43,41 @@ NOTE = (
 )
 
 
-class Options(NamedTuple):
+def _at_least(lowest: int) -> Range:
+    return Range(lambda value: value >= lowest, f"at least {lowest}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
     """The flags of this binary."""
 
-    runs: tuple[str, ...]
-    hook: int = -1
-    clients: int = 3
-    examples: int = 150
-    seed: int = 0
-    run: int = 0
-    out: str = "factors.png"
-    data_dir: str = ""
+    runs: tuple[str, ...] = flag((), "Folders of finished runs on images.", kind=str)
+    hook: int = flag(
+        -1, "Layers, or stages, before the factors; -1: the run's own body.", _at_least(-1)
+    )
+    clients: int = flag(3, "How many clients are drawn, those with most examples.", _at_least(1))
+    examples: int = flag(150, "Examples of each of them, and of all, at most.", _at_least(3))
+    seed: int = flag(0, "Which seed's run; it also draws examples and seeds t-SNE.")
+    run: int = flag(0, "Which run of that seed, where hyperparameters vary.")
+    out: str = flag("factors.png", "The picture, a .png file.")
+    data_dir: str = finished.data_dir_flag()
 
 
 class Panel(NamedTuple):
-    """What is drawn of a run: N examples with F factors."""
+    """The panel of a run: N examples with F factors."""
 
     label: str
     factors: np.ndarray  # [N, F] as the method trains on them
-    client: np.ndarray  # [N] int, -1 for those of all
+    client: np.ndarray  # [N] int, -1 for examples of all
     correlation: float
     shift_of_images: float
     shift: float
 
 
 def recut(variables: Variables, old: int, new: int) -> Variables:
-    """The variables of a network of blocks with `new` in its body, where there were `old`."""
+    """The variables of a network of blocks with `new` blocks in its body instead of `old`."""
 
-    def moved(halves: Halves) -> Halves:
+    def cut(halves: Halves) -> Halves:
         stems = {name.rpartition("_")[0] for half in halves for name in half}
         blocks = {
             start + int(name.rpartition("_")[2]): tree
@@ -83,7 +89,7 @@ def recut(variables: Variables, old: int, new: int) -> Variables:
         head = {f"{stem}_{i - new}": tree for i, tree in blocks.items() if i >= new}
         return Halves(body, head)
 
-    return Variables(moved(variables.params), moved(variables.stats))
+    return Variables(cut(variables.params), cut(variables.stats))
 
 
 def shift(factors: np.ndarray, client: np.ndarray) -> float:
@@ -107,34 +113,35 @@ def correlation(factors: np.ndarray) -> float:
 def chosen_rows(
     parts: Sequence[np.ndarray], clients: int, examples: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, whose they are): at most so many of all, as of -1, and of each of the largest."""
+    """(rows, their clients): at most `examples` of all clients, which count as client -1, and of
+    each of the `clients` with most examples."""
     rng = np.random.default_rng(seed)
     largest = np.argsort([-len(part) for part in parts], kind="stable")[:clients]
     groups = {-1: np.concatenate(parts)} | {int(who): parts[who] for who in largest}
-    rows = [rng.permutation(held)[:examples] for held in groups.values()]
+    rows = [rng.permutation(part)[:examples] for part in groups.values()]
     return np.concatenate(rows), np.repeat(list(groups), [len(each) for each in rows])
 
 
 def encoded(model: Model, variables: Variables, x: Tree) -> Array:
-    """What the body puts out, in evaluation mode: [N, ..., F]."""
+    """The outputs of the body, in evaluation mode: [N, ..., F]."""
     mask = jnp.ones(len(jax.tree.leaves(x)[0]), bool)
     return model.encode(variables.params.body, variables.stats.body, x, mask, False)[0]
 
 
 def trained_on(
-    one: Trained, model: Model, variables: Variables, x: Array, y: Array, average: Array
+    one: OneRun, model: Model, variables: Variables, x: Array, y: Array, average: Array
 ) -> Array:
     """Factors [N, F] of images as the run's method trains on them.
 
     x: [N, ...] images, y: [N] labels, average: [A, ...] mean images.
     """
-    if one.cell.algorithm == "fedmix":
+    if one.runs.cell.algorithm == "fedmix":
         ratio = one.run.hyper.get("ratio", 0.05)
         return averaging.embedding(
             encoded(model, variables, (1 - ratio) * x + ratio * average.mean(0))
         )
     factors = encoded(model, variables, x)
-    if one.cell.algorithm != "fedcfa":
+    if one.runs.cell.algorithm != "fedcfa":
         return averaging.embedding(factors)
     mask = jnp.ones(len(x), bool)
 
@@ -144,40 +151,45 @@ def trained_on(
         return jnp.take_along_axis(logits, y[:, None], 1)[:, 0]
 
     scores = fedcfa.factor_scores(true_logit, factors)
-    low, _ = fedcfa.split_factors(scores, min(one.cell.settings.get("top_k", 24), scores.shape[1]))
+    top_k = min(one.runs.cell.settings.get("top_k", 24), scores.shape[1])
+    low, _ = fedcfa.split_factors(scores, top_k)
     others = encoded(model, variables, average)[jnp.arange(len(x)) % len(average)]
     return averaging.embedding(fedcfa.replaced(factors, others, low))
 
 
-def network(one: Trained, made: Assembled, hook: int) -> tuple[Model, Variables]:
-    """A run's network, cut where its factors are to be; hook: -1 for where it was in training.
+def network(one: OneRun, hook: int) -> tuple[Model, Variables]:
+    """A run's network, cut before its factors; hook: -1 for the cut of its training.
 
-    Raises UsageError where it cannot be cut there, and for what is not one network on images.
+    Raises UsageError where it cannot be cut there, and for a run without a single network, or on
+    data that are not stored as images.
     """
-    where = f"--runs={one.folder}"
+    runs = one.runs
+    made = runs.data
     is_stored = made.dataset.render is None and isinstance(made.data.x, jax.Array)
     if not is_stored or made.dataset.words:
-        raise UsageError(f"{where}: must be on images that are stored as such")
-    _, server = explain.restore(one, made)
-    if not hasattr(server, "variables"):
-        raise UsageError(f"{where}: is of --algorithm={one.cell.algorithm}, has no single network")
+        raise UsageError(f"--runs={runs.path}", ..., "must be on images that are stored as such")
+    variables = finished.network(one.served().server)
+    if variables is None:
+        text = f"is of --algorithm={runs.cell.algorithm}, has no single network"
+        raise UsageError(f"--runs={runs.path}", ..., text)
     if hook < 0:
-        return made.model, server.variables
-    model = build.model(config.changed(one.config, cut=hook).model, made.dataset)
+        return made.model, variables
+    model = build.model(config.changed(runs.config, cut=hook).model, made.dataset)
     key = jax.eval_shape(lambda: jax.random.key(0))
     like = jax.eval_shape(model.init, key, made.data.x[:1])
     for old in range(_MOST_BLOCKS):
-        variables = recut(server.variables, old, hook)
-        if jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, like):
-            return model, variables
-    raise UsageError(f"--hook={hook}: --model={one.config.model.model} cannot be cut there")
+        cut = recut(variables, old, hook)
+        if jax.tree.map(jnp.shape, cut) == jax.tree.map(jnp.shape, like):
+            return model, cut
+    raise UsageError("--hook", hook, f"--model={runs.config.model.model} cannot be cut there")
 
 
-def panel(one: Trained, options: Options) -> Panel:
-    """What is drawn of a run; raises UsageError, in one line, where it has no such factors."""
-    made = explain.assembled(one)
-    model, variables = network(one, made, options.hook)
-    parts = parts_of(made.splits[one.cell.held_out][one.run.seed].train)
+def panel(one: OneRun, options: Options) -> Panel:
+    """The panel of a run; raises UsageError, in one line, where it has no such factors."""
+    one.runs.check_data()
+    made = one.runs.data
+    model, variables = network(one, options.hook)
+    parts = parts_of(made.splits[one.runs.cell.held_out][one.run.seed].train)
     rows, client = chosen_rows(parts, options.clients, options.examples, options.seed)
 
     def images(rows: np.ndarray) -> Array:
@@ -221,55 +233,29 @@ def draw(path: Path, panels: Sequence[Panel], seed: int) -> None:
 
 
 def run(options: Options) -> str:
-    """Draws the picture, and returns a table and where it is.
+    """Draws the picture, and returns a table and the path of the picture.
 
     Raises UsageError for an option out of its range.
     """
     if not options.runs:
-        raise UsageError("--runs=: must be one or several folders")
-    for name, least in (("clients", 1), ("examples", 3), ("hook", -1)):
-        if getattr(options, name) < least:
-            raise UsageError(f"--{name}={getattr(options, name)}: must be at least {least}")
+        raise UsageError("--runs=", ..., "must be one or several folders")
     out = check_picture("out", options.out)
-    of_run = explain.Options((), seed=options.seed, run=options.run, data_dir=options.data_dir)
-    panels = [panel(explain.find(Path(folder), of_run), options) for folder in options.runs]
+    panels = []
+    for folder in options.runs:
+        runs = finished.open("runs", Path(folder), data_dir=options.data_dir)
+        panels.append(panel(runs.select(options.seed, options.run, "last"), options))
     out.parent.mkdir(parents=True, exist_ok=True)
     draw(out, panels, options.seed)
-    rows = [
-        (one.label, *(f"{n:.3f}" for n in (one.correlation, one.shift_of_images, one.shift)))
-        for one in panels
-    ]
-    headers = ["run", "mean |r|", "shift, images as they are", "shift, as trained on"]
-    table = tabulate(rows, headers, tablefmt="github", disable_numparse=True)
-    return f"\n{table}\n\n{NOTE}\nPicture: {out}."
+    columns = {
+        "run": lambda one: one.label,
+        "mean |r|": lambda one: f"{one.correlation:.3f}",
+        "shift, images as they are": lambda one: f"{one.shift_of_images:.3f}",
+        "shift, as trained on": lambda one: f"{one.shift:.3f}",
+    }
+    return f"\n{table(panels, columns)}\n\n{NOTE}\nPicture: {out}."
 
 
-def define(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags."""
-    flags.DEFINE_list("runs", [], "Folders of finished runs on images.", values)
-    for name, text in (
-        ("hook", "Layers, or stages, before the factors; -1: the run's own body."),
-        ("clients", "How many clients are drawn, those with most examples."),
-        ("examples", "Examples of each of them, and of all, at most."),
-        ("seed", "Which seed's run; it also draws examples and seeds t-SNE."),
-        ("run", "Which run of that seed, where hyperparameters vary."),
-    ):
-        default = Options._field_defaults[name]
-        flags.DEFINE_integer(name, default, text, flag_values=values)
-    for name, text in (
-        ("out", "The picture, a .png file."),
-        ("data_dir", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own."),
-    ):
-        flags.DEFINE_string(name, Options._field_defaults[name], text, values)
-
-
-def options(values: flags.FlagValues = flags.FLAGS) -> Options:
-    """The parsed flags."""
-    parsed = values.flag_values_dict()
-    given = {name: parsed[name] for name in Options._fields}
-    return Options(**(given | {"runs": tuple(parsed["runs"])}))
-
+BINARY = command.of(run, Options, __doc__)
 
 if __name__ == "__main__":
-    define()
-    launch.main(run, __doc__, lambda given: options())
+    command.main(BINARY)

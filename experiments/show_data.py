@@ -1,15 +1,15 @@
-"""What the data of an experiment look like: images of every domain, and what each client holds.
+"""The data of an experiment: images of every domain, and the examples of each client.
 
 python -m experiments.show_data --environment=stained --stain=both --clients=20 --out=data.png
 
-It takes the flags of train, and shows the data as its first seed deals them. Nothing is trained.
+It takes the flags of train, and shows the data as the first seed divides them. It trains nothing.
 """
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import matplotlib
 import numpy as np
 from absl import flags
@@ -18,59 +18,61 @@ from matplotlib.figure import Figure
 
 from experiments.experiment import build, command_line
 from experiments.experiment.groups import Config
-from experiments.flags.flag import check_picture
-from experiments.reporting import figures
-from experiments.reporting.tables import tabulate
-from experiments.running import launch
+from experiments.flags import command
+from experiments.flags.flag import Range, check, check_picture, flag, flags_of
+from experiments.parts import devices
+from experiments.reporting import data_figures, figures
+from experiments.reporting.data_figures import rendered, to_rgb
+from experiments.reporting.tables import table as written
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
-from fedjax_inv.models.blocks import unit_range
 
-# What the values of a cue are called, where they are not just numbers.
+# The names of a cue's values, where they are not just numbers.
 _NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}
 _STEP = 1.3  # between the lines of images, of which each is 1 high
 _LONGEST = 12.0  # inches of a picture of counts
 _MOST_IMAGES = 500  # in a line
-_MOST_PIXELS = 60_000  # along a side, which a .png of matplotlib can have
+_MOST_PIXELS = 60_000  # along a side of a .png that matplotlib can write
 _MOST_WRITTEN = 20  # columns of a picture of counts in which each count is written
 
 
-class Options(NamedTuple):
-    """The flags of this binary."""
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags of this binary beside those of train."""
 
-    config: Config  # those of train
-    images: int = 10
-    out: str = "data.png"
+    images: int = flag(
+        10,
+        "Images of each domain, their labels in turn.",
+        Range(lambda value: 1 <= value <= _MOST_IMAGES, f"in 1..{_MOST_IMAGES}"),
+    )
+    out: str = flag("data.png", "The picture, a .png file.")
 
 
-class Held(NamedTuple):
-    """What each client holds, and last the test; N = C + 1 holders of M examples."""
+class Holdings(NamedTuple):
+    """The examples of each client and, last, of the test: N = C + 1 holders of M examples."""
 
     names: list[str]  # of the holders and their domains
     rows: list[np.ndarray]  # of the data set, for training and validation, or for the test
     sizes: list[tuple[int, int, int]]  # for training, for validation, for the test
 
 
-def held(split: Split) -> Held:
-    """What the clients of a split hold, and its test."""
+def holdings_of(split: Split) -> Holdings:
+    """The examples of the clients of a split, and of its test."""
     train, valid = parts_of(split.train), parts_of(split.valid)
     (test,) = parts_of(split.test)
-    domains = [split.domains[domain] if domain >= 0 else "mixed" for domain in split.domain]
-    tested = split.test_domain[0]
-    return Held(
-        [
-            *(f"{client}: {domain}" for client, domain in enumerate(domains)),
-            "test split" if tested < 0 else f"held out: {split.domains[tested]}",
-        ],
+    domain = split.test_domain[0]
+    test_name = "test split" if domain < 0 else f"held out: {split.domains[domain]}"
+    return Holdings(
+        [*data_figures.client_names(split), test_name],
         [*(np.concatenate(pair) for pair in zip(train, valid, strict=True)), test],
         [*((len(t), len(v), 0) for t, v in zip(train, valid, strict=True)), (0, 0, len(test))],
     )
 
 
 def cues(dataset: Dataset) -> dict[str, np.ndarray]:
-    """What an environment has drawn for each image, by name: [M] integers, of several values."""
+    """The cues of each image in an environment, by name: [M] integers, of several values."""
     if dataset.render is None or not hasattr(dataset.x, "_asdict"):
         return {}
     drawn = {name: np.asarray(leaf) for name, leaf in dataset.x._asdict().items()}
@@ -82,29 +84,38 @@ def cues(dataset: Dataset) -> dict[str, np.ndarray]:
 
 
 def best_guess(cue: np.ndarray, y: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """What the cue alone makes one guess: [values of the cue], the commonest label of each.
+    """The guess of the label from the cue alone: [values of the cue], the commonest label of each.
 
-    cue, y: [M]. seen: the rows that are looked at.
+    cue, y: [M]. seen: the rows that are counted.
     """
     counts = np.zeros((cue.max() + 1, y.max() + 1), int)
     np.add.at(counts, (cue[seen], y[seen]), 1)
     return counts.argmax(1)
 
 
-def table(dataset: Dataset, holdings: Held) -> str:
-    """Sizes, and how often each cue alone would tell the label: a row for each holder."""
+def table(dataset: Dataset, holdings: Holdings) -> str:
+    """Sizes, and how often the guess from a cue alone is right: a row for each holder."""
     seen = np.concatenate(holdings.rows[:-1])
-    guesses = [best_guess(cue, dataset.y, seen)[cue] == dataset.y for cue in cues(dataset).values()]
-    rows: list[list[Any]] = [
-        [name, *(size or "" for size in sizes), *(_percent(right[rows]) for right in guesses)]
-        for name, rows, sizes in zip(*holdings, strict=True)
-    ]
-    total = [sum(column) for column in zip(*holdings.sizes, strict=True)]
-    rows.append(["in all", *total, *([""] * len(guesses))])
-    headers = ["client: domain", "training", "validation", "test"]
-    headers += [f"right by {name} alone, %" for name in cues(dataset)]
-    right = ["left"] + ["right"] * (len(headers) - 1)
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=right)
+    guesses = {
+        name: best_guess(cue, dataset.y, seen)[cue] == dataset.y
+        for name, cue in cues(dataset).items()
+    }
+    total = tuple(sum(column) for column in zip(*holdings.sizes, strict=True))
+    lines = [*zip(*holdings, strict=True), ("in all", None, total)]
+
+    def size(at: int) -> Callable[[Any], object]:
+        # The sum shows 0, too.
+        return lambda line: line[2][at] if line[1] is None else line[2][at] or ""
+
+    def right(guess: np.ndarray) -> Callable[[Any], str]:
+        return lambda line: "" if line[1] is None else _percent(guess[line[1]])
+
+    columns = {
+        "client: domain": lambda line: line[0],
+        **{name: size(at) for at, name in enumerate(("training", "validation", "test"))},
+        **{f"right by {name} alone, %": right(guess) for name, guess in guesses.items()},
+    }
+    return written(lines, columns, align="right")
 
 
 def _percent(right: np.ndarray) -> str:
@@ -121,27 +132,8 @@ def chosen(dataset: Dataset, domain: int, count: int) -> np.ndarray:
     return rows[np.lexsort((labels, turn))][:count]
 
 
-def rendered(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
-    """Examples as a network sees them, float32; images are [n, height, width, channels]."""
-    x = jax.tree.map(lambda leaf: jnp.asarray(leaf[rows]), dataset.x)
-    return np.asarray((dataset.render or unit_range)(x), np.float32)
-
-
-def to_rgb(x: np.ndarray) -> np.ndarray:
-    """Images [..., channels] as RGB [..., 3] in [0, 1].
-
-    One channel is grey, two are red and green, three as they are; of more, each has its own hue.
-    """
-    channels = x.shape[-1]
-    if channels in (1, 3):
-        return np.broadcast_to(x, (*x.shape[:-1], 3)).clip(0, 1)
-    hues = matplotlib.colormaps["hsv"](np.arange(channels) / channels)[:, :3]
-    hues = np.eye(3)[:2] if channels == 2 else hues
-    return (x @ hues).clip(0, 1)
-
-
-def draw(path: Path, dataset: Dataset, holdings: Held, *, title: str, count: int) -> None:
-    """A line of `count` images for each domain; beside them what each client holds."""
+def draw(path: Path, dataset: Dataset, holdings: Holdings, *, title: str, count: int) -> None:
+    """A line of `count` images for each domain; beside them the counts of each client."""
     num_lines, num_holders = len(dataset.domains), len(holdings.names)
     drawn = cues(dataset)
     counts = {"class": (dataset.y, dataset.classes)}
@@ -167,7 +159,7 @@ def draw(path: Path, dataset: Dataset, holdings: Held, *, title: str, count: int
 
 
 def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], count: int) -> None:
-    """Images with their labels, and beside them which cue each class of the domain has."""
+    """Images with their labels, and beside them how often each class of the domain has each cue."""
     for line in range(len(dataset.domains)):
         rows, top = chosen(dataset, line, count), _STEP * line
         images = to_rgb(rendered(dataset, rows)) if len(rows) else ()
@@ -198,13 +190,13 @@ def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], cou
 
 
 def _draw_counts(axis: Axes, counts: np.ndarray, height: float) -> None:
-    """Counts [N, values], shaded by their share of the holder's examples, so many inches high."""
+    """Counts [N, values], shaded by their share of the holder's examples. height: in inches."""
     num_holders, num_values = counts.shape
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    most = max(share.max(), min(1.0, 3 / num_values))  # even shares are of a light shade
+    most = max(share.max(), min(1.0, 3 / num_values))  # even shares have a light shade
     axis.imshow(share, aspect="auto", cmap="Blues", vmin=0, vmax=most)
     axis.tick_params(length=0)
-    axis.axhline(len(counts) - 1.5, color="black", lw=0.8)  # below it, the test
+    axis.axhline(len(counts) - 1.5, color="black", lw=0.8)  # above the test
     if num_values <= _MOST_WRITTEN and height / num_holders > 0.1:
         for (row, column), number in np.ndenumerate(counts):
             color = "white" if share[row, column] > 0.6 * most else "black"
@@ -213,46 +205,55 @@ def _draw_counts(axis: Axes, counts: np.ndarray, height: float) -> None:
             )
 
 
-def show(options: Options) -> str:
-    """Draws the picture, and returns the table and where the picture is.
+def show(config: Config, options: Options) -> str:
+    """Draws the picture, and returns the table and the path of the picture.
 
     Raises UsageError for flags that do not fit the data, and for data that are no images.
     """
-    out, config = check_picture("out", options.out), options.config
-    if not 1 <= options.images <= _MOST_IMAGES:
-        raise UsageError(f"--images={options.images}: must be in 1..{_MOST_IMAGES}")
+    out = check_picture("out", options.out)
     made = build.assemble(config, config.run.seeds[:1])
     if len(made.splits) > 1:
-        raise UsageError(f"--held_out={config.data.held_out}: must be one domain to be shown")
+        text = "must be one domain to be shown"
+        raise UsageError(f"--held_out={config.data.held_out}", ..., text)
     shape = rendered(made.dataset, np.arange(1)).shape[1:]
     if len(shape) != 3:
-        raise UsageError(
-            f"--dataset={config.data.dataset}: must hold images [height, width, channels], its "
-            f"examples are {list(shape)}"
-        )
+        text = f"must hold images [height, width, channels], its examples are {list(shape)}"
+        raise UsageError(f"--dataset={config.data.dataset}", ..., text)
     ((held_out, splits),) = made.splits.items()
-    holdings = held(splits[config.run.seeds[0]])
+    holdings = holdings_of(splits[config.run.seeds[0]])
     title = f"{config.title}, held out: {held_out or 'test split'}, seed {config.run.seeds[0]}"
     out.parent.mkdir(parents=True, exist_ok=True)
     draw(out, made.dataset, holdings, title=title, count=options.images)
     return f"\n{title}\n\n{table(made.dataset, holdings)}\n\nPicture: {out}."
 
 
-def define(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags of train, and those of this binary."""
-    command_line.define(values)
-    default = Options._field_defaults
-    text = "Images of each domain, their labels in turn."
-    flags.DEFINE_integer("images", default["images"], text, flag_values=values)
-    flags.DEFINE_string("out", default["out"], "The picture, a .png file.", values)
+def _binary(
+    run: Callable[[Config, Options], str], about: str | None, record: type[Options]
+) -> command.Binary:
+    # transitional: command_line.binary
+    own = flags_of(record)
+
+    def define(values: flags.FlagValues) -> None:
+        command_line.define(values)
+        command.define(own, values)
+
+    def read(argv: Sequence[str], values: flags.FlagValues) -> tuple[Config, Options]:
+        config = command_line.read(values, command_line.parse(argv, values))
+        options = record(**{field.name: command.value_of(field, values) for field in own})
+        check(options)
+        return config, options
+
+    def start(arguments: tuple[Config, Options]) -> str:
+        devices.prepare(arguments[0].run)
+        return run(*arguments)
+
+    def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:
+        return command_line.answer(argv, about or "", values)
+
+    return command.Binary(start, define, read, answer)
 
 
-def read(given: command_line.Given, values: flags.FlagValues = flags.FLAGS) -> Options:
-    """The parsed flags; raises UsageError, in one line, as train does."""
-    told = values.flag_values_dict()
-    return Options(command_line.read(values, given), told["images"], told["out"])
-
+BINARY = _binary(show, __doc__, Options)
 
 if __name__ == "__main__":
-    define()
-    launch.main(show, __doc__, read)
+    command.main(BINARY)

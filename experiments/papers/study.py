@@ -26,9 +26,6 @@ from experiments.running import folder as folders
 from experiments.running import launch, log, records
 from fedjax_inv.checks import UsageError
 
-# What result.json says of runs that end at a stop.
-_STOPPED = {"runs": [{"seed": int, "stops?": [{"round": (int, None)}]}]}
-
 
 class Row(NamedTuple):
     """A line of a table."""
@@ -49,8 +46,8 @@ class Ran(NamedTuple):
     """A cell of a row: one algorithm and held-out domain."""
 
     held_out: str
-    runs: list[dict[str, Any]]  # of the selected hyperparameters, one per seed; none: all diverged
-    logs: list[list[dict[str, Any]]]  # of those runs, the lines of metrics.jsonl, from round 0 on
+    runs: list[Any]  # of the selected hyperparameters, one per seed; none: all diverged
+    logs: list[list[Any]]  # of those runs, the lines of metrics.jsonl, from round 0 on
     result: dict[str, Any]  # of all its runs, as result.json has them
 
 
@@ -175,10 +172,8 @@ def _check_reached(row: Row, folder: Path) -> None:
     """Raises UsageError where what a row starts from has not come as far as it was to."""
     if not row.start:
         return
-    runs = records.read(folder / row.start / "result.json", _STOPPED)["runs"]
-    missed = [
-        run["seed"] for run in runs if any(not stop["round"] for stop in run.get("stops", ()))
-    ]
+    runs = records.read(folder / row.start / "result.json", records.Result).runs
+    missed = [run.seed for run in runs if any(not stop.round for stop in run.stops or ())]
     if missed:
         raise UsageError(
             f"{row.label}: starts from the network of {row.start}, which has not reached its "

@@ -1,87 +1,295 @@
-"""Finished runs, by their folder: what all binaries share that look at what was trained."""
+"""The one way to look at what was trained: the runs of a folder, their data and their states."""
 
 import contextlib
+import dataclasses
+import functools
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-from absl import flags
+import jax.numpy as jnp
 
 from experiments.experiment import build, config, effects
 from experiments.experiment.build import Assembled
 from experiments.experiment.grid import Cell
 from experiments.experiment.groups import Config
+from experiments.flags.flag import Range, flag
 from experiments.parts import selection
-from experiments.running import checkpoints, kept, provenance
+from experiments.running import checkpoints, provenance, selected
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
-from experiments.running.kept import Served
+from experiments.running.records import Line, Result, Start
+from experiments.running.selected import Served
 from fedjax_inv import program
+from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Algorithm
+from fedjax_inv.program import Run, Training
+from fedjax_inv.types import Algorithm, Tree, Variables
 
-# Which states of a run there are: the one that --select selects, and that of its end.
 STATES = ("best", "last")
-STATE_HELP = "best: the state that the run's --select selects; last: that of its end."
 
 
-class Finished(NamedTuple):
-    """A finished run folder."""
+def state_flag(default: str) -> Any:
+    """The flag --state, of all binaries that look at a state of a run."""
+    allowed = Range(lambda state: state in STATES, f"one of {', '.join(STATES)}")
+    text = "best: the state that the run's --select selects; last: that of its end."
+    return flag(default, text, allowed)
 
-    where: str  # the flag that names it, with the folder
-    folder: Path
+
+def run_flag() -> Any:
+    """The flag --run, of binaries that look at one folder."""
+    return flag("", "The folder of a finished run; of a sweep, that of one algorithm.")
+
+
+def data_dir_flag() -> Any:
+    """The flag --data_dir, of all binaries that look at finished runs."""
+    return flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Runs:
+    """The runs of a folder: a cell that `train` or `sweep` has run, or is running."""
+
+    where: str  # the flag that names the folder, with its value
+    path: Path
     config: Config  # on one device of one process
     cell: Cell
-    result: dict[str, Any]  # what result.json says
-    starts: list[dict[str, Any]]  # what config.json says of each; none in an earlier version's
+    starts: Sequence[Start]
+    known_result: Result | None  # None of runs that may be unfinished
 
-    def told(self, which: int, state: str) -> dict[str, Any] | None:
-        """The evaluation of a run in a state; None where there is no such, or it diverged."""
-        run = self.result["runs"][which]
-        if state == "best":
-            return selection.picked(run, self.config.watching.select)
-        return None if run["diverged"] else run["last"]
+    @property
+    def result(self) -> Result:
+        """The result of the runs."""
+        assert self.known_result is not None, "opened with unfinished=True"
+        return self.known_result
 
-    def varied(self, which: int) -> list[str]:
-        """The hyperparameters of a run that others of its folder have otherwise."""
-        return [
-            f"{name}={value:g}"
-            for name, value in self.cell.runs[which].hyper.items()
-            if any(other.hyper[name] != value for other in self.cell.runs)
-        ]
+    @functools.cached_property
+    def data(self) -> Assembled:
+        """The data of the runs, divided among clients as in training."""
+        held_out = self.cell.held_out or "none"
+        return build.assemble(config.changed(self.config, held_out=held_out, init_from=""))
 
-    def name(self, which: int) -> str:
-        """What a run is called among those of its folder."""
-        return " ".join([f"seed={self.cell.runs[which].seed}", *self.varied(which)])
+    def check_data(self) -> None:
+        """Raises UsageError unless the data are still those that the runs were trained on."""
+        if self.starts[-1].data != provenance.fingerprint(self.data.data):
+            raise UsageError(
+                self.where,
+                ...,
+                f"was trained on other data than --dataset={self.config.data.dataset} has by now; "
+                "must have those, to the last bit",
+            )
+
+    def run(self, index: int, state: str) -> "OneRun":
+        """A run by its number in the cell, in one of STATES."""
+        return OneRun(self, index, state)
+
+    def select(self, seed: int, number: int, state: str) -> "OneRun":
+        """The run that --seed and --run name: the run `number` among those of the seed.
+
+        Raises UsageError if there is none, or it has no such state.
+        """
+        seeds = self.config.run.seeds
+        if seed not in seeds:
+            allowed = ", ".join(map(str, seeds))
+            text = f"must be one of {allowed}, those of {self.path}"
+            raise UsageError("--seed", seed, text)
+        indices = [index for index, run in enumerate(self.cell.runs) if run.seed == seed]
+        if not 0 <= number < len(indices):
+            text = f"must be in 0..{len(indices) - 1}, the runs of --seed={seed} in {self.path}"
+            raise UsageError("--run", number, text)
+        one = self.run(indices[number], state)
+        one.line()
+        return one
+
+    def algorithm(self, index: int = 0, *, rendered: bool = False) -> Algorithm:
+        """The algorithm of a run, to predict with; its local training is not that of the run.
+
+        rendered: whether inputs are rendered already.
+        """
+        dataset = self.data.dataset
+        model = (
+            build.model(self.config.model, dataset._replace(render=None))
+            if rendered
+            else self.data.model
+        )
+        hyper = self.cell.runs[index].hyper
+        return build.algorithm(self.config, self.cell, model, hyper, build.Sizes())
+
+    @functools.cached_property
+    def shapes(self) -> Training:
+        """The shapes of the states of all runs."""
+        ready = self.data.prepare(self.cell)
+        return jax.eval_shape(program.make(ready.experiment).init, self.data.data, ready.inputs)
+
+    def newest(self) -> tuple[int, Training]:
+        """(rounds, the states of all runs after them), by the newest checkpoint.
+
+        Raises UsageError if there is no checkpoint, or it is another run's.
+        """
+        with self._checkpoints("has no checkpoint yet; must have one") as reader:
+            done = reader.latest()
+            return done, reader.restore(done, self.shapes)
+
+    @functools.cached_property
+    def best(self) -> Served:
+        """The selected states of all runs; raises UsageError if they cannot be read."""
+        with self._checkpoints("has no checkpoint any more; must have one") as reader:
+            shapes = selected.of(self.shapes, self.algorithm().personal)
+            return reader.selected(reader.latest(), shapes)
+
+    @functools.cached_property
+    def last(self) -> Served:
+        """The last states of all runs; raises UsageError if they cannot be read."""
+        with self._checkpoints("has no checkpoint any more; must have one") as reader:
+            states = reader.restore(reader.latest(), self.shapes)
+            return jax.device_get(selected.of(states, self.algorithm().personal))
+
+    @contextlib.contextmanager
+    def _checkpoints(self, lacking: str) -> Iterator[Checkpoints]:
+        """A reader of the checkpoints. lacking: the error where there is none."""
+        place = self.path / "checkpoints"
+        if not checkpoints.rounds(place):
+            raise UsageError(self.where, ..., lacking)
+        with contextlib.closing(Checkpoints(place, self.config, self.cell, reads=True)) as reader:
+            yield reader
 
 
-def find(flag: str, folder: Path, data_dir: str = "", dataset: str = "") -> Finished:
-    """The finished run of a folder. flag: the one that names it. data_dir: another than it had.
-    dataset: other data that are asked for.
+@dataclasses.dataclass(frozen=True)
+class OneRun:
+    """A run of a folder in one of STATES."""
 
-    Raises UsageError, in one line, if it is no run, or an unfinished one.
+    runs: Runs
+    index: int  # in the cell
+    state: str
+
+    @property
+    def run(self) -> Run:
+        """Its seed and hyperparameters."""
+        return self.runs.cell.runs[self.index]
+
+    @property
+    def varied(self) -> list[str]:
+        """Those hyperparameters in which runs of the folder differ."""
+        return varied(self.runs.cell, self.index)
+
+    @property
+    def name(self) -> str:
+        """Its name among the runs of the folder."""
+        return " ".join([f"seed={self.run.seed}", *self.varied])
+
+    @property
+    def label(self) -> str:
+        """Algorithm, settings, hyperparameters that vary, folder, and when the state was."""
+        names = [self.runs.cell.label, *self.varied]
+        return f"{' '.join(names)} ({self.runs.path.name}, {self._when()})"
+
+    def _when(self) -> str:
+        """When the state was."""
+        stops = [stop.round for stop in self.runs.result.runs[self.index].stops or []]
+        reached = [round for round in stops if round is not None]
+        ends = self.runs.config.watching.after_stop == "end" and len(reached) == len(stops)
+        if self.state == "last" and ends and reached:
+            return f"at its stop in round {max(reached)}"
+        return f"after round {self.line().round}"
+
+    def line(self) -> Line:
+        """The evaluation of the state; raises UsageError if the run has no such state."""
+        result, rule = self.runs.result.runs[self.index], self.runs.config.watching.select
+        best = self.state == "best"
+        line = selection.picked(result, rule) if best else result.last
+        if line is None or (result.diverged and not best):
+            why = "has diverged" if result.diverged else f"has nothing that --select={rule} selects"
+            raise UsageError(self.runs.where, ..., f"its run {self.name} {why}")
+        return line
+
+    def served(self) -> Served:
+        """The state: server [...], clients [C, ...] and round [], on the host.
+
+        Raises UsageError if the run has no such state, or it cannot be read.
+        """
+        of_all = self.runs.best if self.state == "best" else self.runs.last
+        mine = jax.tree.map(lambda leaf: leaf[self.index], of_all)
+        at = self.line().round
+        if self.state == "best" and mine.round != at:
+            raise UsageError(
+                self.runs.where,
+                ...,
+                f"its run {self.name} was not saved as it was after round {at}, as --select was "
+                "another then; --state=last was",
+            )
+        return mine
+
+    def algorithm(self, *, rendered: bool = False) -> Algorithm:
+        """Its algorithm, as `Runs.algorithm`."""
+        return self.runs.algorithm(self.index, rendered=rendered)
+
+
+def unseen(algorithm: Algorithm, server: Tree) -> Tree:
+    """The state of a client that was never seen; () unless the algorithm is personal."""
+    return algorithm.init_client(server, jnp.int32(0)) if algorithm.personal else ()
+
+
+def varied(cell: Cell, index: int) -> list[str]:
+    """The hyperparameters of a run in which runs of its cell differ."""
+    return [
+        f"{name}={value:g}"
+        for name, value in cell.runs[index].hyper.items()
+        if any(run.hyper[name] != value for run in cell.runs)
+    ]
+
+
+def network(server: Tree) -> Variables | None:
+    """The single network of a server; None of an algorithm without one."""
+    return getattr(innermost(server), "variables", None)
+
+
+def innermost(server: Tree) -> Tree:
+    """The server of the algorithm itself, without those that wrap it."""
+    return innermost(server.wrapped) if hasattr(server, "wrapped") else server
+
+
+def assessing(server: Tree) -> exit_strategy.Server | None:
+    """The server of an exit strategy, among a server and those that it wraps; None without one."""
+    if hasattr(server, "assessment"):
+        return server
+    return assessing(server.wrapped) if hasattr(server, "wrapped") else None
+
+
+def open(
+    flag: str, folder: Path, *, data_dir: str = "", dataset: str = "", unfinished: bool = False
+) -> Runs:
+    """The runs of a folder.
+
+    flag: the name of the flag that names the folder. data_dir: the TFDS folder, if another than in
+    training. dataset: other data that are asked for. unfinished: whether the runs may be going on
+    still; their result is not read then.
+
+    Raises UsageError, in one line, if the folder holds no runs or, without `unfinished`, no result.
     """
-    where = f"--{flag}={folder}"
+    where, result = f"--{flag}={folder}", None
     try:
         chosen, cell = folders.read(folder)
-        starts = folders.starts(folder)
-        result = folders.result(folder, cell.record())
+        begun = folders.begun(folder)
+        if not unfinished:
+            result = folders.result(folder, begun.cell)
     except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
+        raise UsageError(where, ..., str(error)) from None
     except OSError:
-        result = None
-    # Where a run goes on with more rounds, its checkpoints are past its result.
-    if result is None or folders.goes_on(result):
-        raise UsageError(f"{where}: must be the folder of a finished run{_why(folder)}")
-    return Finished(where, folder, alone(chosen, data_dir, dataset), cell, result, starts)
+        if unfinished:
+            text = "must be the folder of a run; of a sweep, that of one algorithm"
+            raise UsageError(where, ..., text) from None
+    # A run that goes on with more rounds has checkpoints that are newer than its result.
+    if not unfinished and (result is None or result.gone_on):
+        raise UsageError(where, ..., f"must be the folder of a finished run{_why(folder)}")
+    return Runs(where, folder, _alone(chosen, data_dir, dataset), cell, begun.starts, result)
 
 
-def alone(chosen: Config, data_dir: str = "", dataset: str = "") -> Config:
-    """A run's flags on one device of one process: how it was spread does not matter to its state.
+def _alone(chosen: Config, data_dir: str, dataset: str) -> Config:
+    """A run's flags on one device of one process, which have no influence on its states.
 
-    data_dir, dataset: as of `find`. Raises UsageError where data_dir was set and nothing is looked
-    for there.
+    Raises UsageError where data_dir was set and no data are looked for there.
     """
     effects.check_data_dir(data_dir, chosen.data.dataset, dataset)
     one: dict[str, Any] = {"devices": 1, "hold": "auto", "num_processes": 1, "process_id": 0}
@@ -90,86 +298,10 @@ def alone(chosen: Config, data_dir: str = "", dataset: str = "") -> Config:
 
 
 def _why(folder: Path) -> str:
-    """What a folder is that holds no result of a run."""
-    if not os.path.isdir(folder):  # it may have no name that a path can have
+    """The reason why a folder holds no result of a run."""
+    if not os.path.isdir(folder):  # Path.is_dir raises for names that no path can have
         return ""
     if (folder / "config.json").is_file():
         return "; this one is unfinished, --resume goes on with it"
     cells = sorted(place.parent.name for place in folder.glob("*/config.json"))
     return f"; of a sweep, that of one algorithm: {', '.join(cells)}" if cells else ""
-
-
-def define(values: flags.FlagValues) -> None:
-    """Defines the flags that say which state of which run."""
-    for name, default, text in (
-        ("run", "", "The folder of a finished run; of a sweep, that of one algorithm."),
-        ("state", "best", STATE_HELP),
-        ("data_dir", "", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own."),
-    ):
-        flags.DEFINE_string(name, default, text, values)
-
-
-def check_state(state: str) -> None:
-    """Raises UsageError for a --state that there is not."""
-    if state not in STATES:
-        raise UsageError(f"--state={state}: must be one of {', '.join(STATES)}")
-
-
-def assembled(chosen: Config, cell: Cell) -> Assembled:
-    """The data of a run's flags, dealt as they were."""
-    return build.assemble(config.changed(chosen, held_out=cell.held_out or "none", init_from=""))
-
-
-def check_data(one: Finished, made: Assembled) -> None:
-    """Raises UsageError unless a run's data are still those that it was trained on."""
-    if one.starts and one.starts[-1].get("data") not in (None, provenance.fingerprint(made.data)):
-        raise UsageError(
-            f"{one.where}: was trained on other data than --dataset={one.config.data.dataset} has "
-            "by now; must have those, to the last bit"
-        )
-
-
-def algorithm(one: Finished, made: Assembled, which: int) -> Algorithm:
-    """The algorithm of a run; its local work is another, which does not matter to how it serves."""
-    return build.algorithm(
-        one.config, one.cell, made.model, one.cell.runs[which].hyper, build.Sizes()
-    )
-
-
-def served(one: Finished, made: Assembled, state: str) -> Served:
-    """What all runs of a folder serve by in a state, on the host; `Finished.told` of what that is.
-
-    Raises UsageError if it cannot be read, or the checkpoint is another run's. Of a run whose best
-    state was not kept the round is another than is told.
-    """
-    place = one.folder / "checkpoints"
-    if not checkpoints.rounds(place):
-        raise UsageError(f"{one.where}: has no checkpoint any more; must have one")
-    ready = made.prepare(one.cell)
-    like = jax.eval_shape(program.make(ready.experiment).init, made.data, ready.inputs)
-    personal = algorithm(one, made, 0).personal
-    with contextlib.closing(Checkpoints(place, one.config, one.cell, reads=True)) as reader:
-        done = reader.latest()
-        if state == "best":
-            return reader.kept(done, kept.of(like, personal))
-        return jax.device_get(kept.of(reader.restore(done, like), personal))
-
-
-def check_told(one: Finished, which: int, state: str) -> None:
-    """Raises UsageError if a run has no such state: it diverged, or nothing of it was selected."""
-    if one.told(which, state) is None:
-        why = "has diverged"
-        if not one.result["runs"][which]["diverged"]:
-            why = f"has nothing that --select={one.config.watching.select} selects"
-        raise UsageError(f"{one.where}: its run {one.name(which)} {why}")
-
-
-def check_kept(one: Finished, held: Served, which: int, state: str) -> None:
-    """Raises UsageError if what is held of a run is not what is told of it."""
-    check_told(one, which, state)
-    told = one.told(which, state)
-    if state == "best" and told and held.round[which] != told["round"]:
-        raise UsageError(
-            f"{one.where}: its run {one.name(which)} was not kept as it was after round "
-            f"{told['round']}, by an earlier version or another --select; --state=last was"
-        )

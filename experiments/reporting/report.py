@@ -1,4 +1,4 @@
-"""Tables of finished cells."""
+"""The tables of finished cells."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,10 +8,11 @@ import numpy as np
 
 from experiments.parts import selection
 from experiments.parts.selection import RULES
-from experiments.reporting.tables import tabulate
+from experiments.reporting.tables import table as written
+from experiments.running.records import Line, Result, RunResult
 
 
-def told(rule: str) -> str:
+def explained(rule: str) -> str:
     """A rule of selection in words."""
     looks, scored = ("looked at", "test") if rule == "oracle" else ("never looked at", "validation")
     return (
@@ -26,23 +27,34 @@ class Chosen(NamedTuple):
 
     label: str
     held_out: str
-    hyper: dict[str, float]  # those that were chosen from several values
-    runs: list[dict[str, Any]]
-    indices: list[int]  # of those runs in the cell
-    diverged: str  # how many of the cell's runs did
+    hyper: dict[str, float]  # the selected hyperparameters that had several values
+    runs: list[RunResult]  # `selected`: by the rule, or the last evaluation where it picks none
+    indices: list[int]  # of the runs in the cell
+    diverged: str  # how many of the cell's runs diverged
 
-    def over_seeds(self, value: Callable[[dict[str, Any]], float]) -> list[float]:
+    @property
+    def selected(self) -> list[Line]:
+        """The selected evaluation of each seed."""
+        return [run["selected"] for run in self.runs]
+
+    @property
+    def last(self) -> list[Line]:
+        """The last evaluation of each seed."""
+        return [run["last"] for run in self.runs]
+
+    def over_seeds(self, value: Callable[[Any], float]) -> list[float]:
         """value(selected evaluation) of each seed."""
-        return [value(run["selected"]) for run in self.runs]
+        return [value(line) for line in self.selected]
 
 
-def choose(label: str, result: dict[str, Any], rule: str = "validation") -> Chosen | None:
+def choose(label: str, result: Any, rule: str = "validation") -> Chosen | None:
     """Selects a cell's hyperparameters, and an evaluation of each seed, by a rule of `selection`.
 
-    A setting in which the rule finds something for more seeds goes first. One of which a seed
-    diverged, or with nothing to select for any, does not count; None if all do not.
+    A setting in which the rule picks an evaluation for more seeds is preferred. A setting in which
+    a seed diverged, or in which the rule picks none, does not count; None if no setting does.
+
+    result: a `records.Result`, or a plain dict of the same entries.
     """
-    held_out = _held_out(result)
     by_hyper: dict[str, list[int]] = {}
     for index, run in enumerate(result["runs"]):
         by_hyper.setdefault(str(run["hyper"]), []).append(index)
@@ -57,32 +69,34 @@ def choose(label: str, result: dict[str, Any], rule: str = "validation") -> Chos
     best, best_rank = None, (0, -1.0)
     for indices in by_hyper.values():
         runs = [result["runs"][index] for index in indices]
-        runs = [run | {"selected": selection.picked(run, rule)} for run in runs]
-        count = sum(run["selected"] is not None for run in runs)
+        picked = [selection.picked(run, rule) for run in runs]
+        count = sum(line is not None for line in picked)
         if count == 0 or any(run["diverged"] for run in runs):
             continue
-        # A seed with nothing to select is told as it ended.
-        runs = [run | {"selected": run["selected"] or run["last"]} for run in runs]
+        runs = [
+            run | {"selected": run["last"] if line is None else line}
+            for run, line in zip(runs, picked, strict=True)
+        ]
         mean = float(np.mean([RULES[rule].score(run["selected"]) for run in runs]))
         if (count, mean) > best_rank:
             hyper = {k: v for k, v in runs[0]["hyper"].items() if k in varied}
-            best = Chosen(label, held_out, hyper, runs, indices, diverged)
+            best = Chosen(label, _held_out(result), hyper, runs, indices, diverged)
             best_rank = (count, mean)
     return best
 
 
-def _held_out(result: dict[str, Any]) -> str:
-    """The held-out domain, or what the evaluations of a result call the test split."""
+def _held_out(result: Any) -> str:
+    """The held-out domain, or the name of the test split in the evaluations of a result."""
     if result["cell"]["held_out"] is not None:
         return result["cell"]["held_out"]
     domains = result["runs"][0]["last"]["domains"]
     return next(name for name, domain in domains.items() if domain["split"] == "test")
 
 
-def _why_none(result: dict[str, Any]) -> str:
-    """What is told of a cell of which nothing could be chosen."""
-    settings = {str(run["hyper"]) for run in result["runs"]}
-    broken = {str(run["hyper"]) for run in result["runs"] if run["diverged"]}
+def _why_none(result: Result) -> str:
+    """The text for a cell in which nothing could be chosen."""
+    settings = {str(run.hyper) for run in result.runs}
+    broken = {str(run.hyper) for run in result.runs if run.diverged}
     return "diverged" if settings == broken else "none"
 
 
@@ -97,130 +111,165 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean} ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else mean
 
 
+def tests(lines: Sequence[Line]) -> str:
+    """The test accuracy over seeds."""
+    return percent([line.test_accuracy for line in lines])
+
+
 def table(
     chosen: Sequence[Chosen],
-    paper: dict[str, str],
+    paper: Mapping[str, str],
     cells: Mapping[tuple[str, str], str] | None = None,
 ) -> str:
-    """Test accuracy per held-out domain, its mean and the worst domain, a row per algorithm.
+    """The test accuracy per held-out domain, its mean and the worst domain, a row per algorithm;
+    and over all held-out domains the mean selected round and the accuracy at the last round.
 
-    Of all held-out domains, the mean round that is selected, and of the accuracy at the last round.
-    cells: the label and the held-out domain of all, and what is told of one without a choice.
+    paper: an algorithm's number in a paper. cells: (label, held-out domain) of all cells -> the
+    text of a cell in which nothing was chosen.
     """
     cells = cells or {(one.label, one.held_out): "" for one in chosen}
     held_outs = list(dict.fromkeys(held_out for _, held_out in cells))
-    rows = []
-    for label in dict.fromkeys(label for label, _ in cells):
-        mine = {one.held_out: one for one in chosen if one.label == label}
-        test = {h: one.over_seeds(lambda e: e["test_accuracy"]) for h, one in mine.items()}
-        row = [
-            label,
-            *(percent(test[h]) if h in test else cells.get((label, h), "") for h in held_outs),
-        ]
-        complete = len(test) == len(held_outs)
-        if len(held_outs) > 1:
-            by_seed = np.array(list(test.values()))
-            row += [percent(by_seed.mean(0)), percent(by_seed.min(0))] if complete else ["", ""]
-        row += _in_time(list(mine.values())) if complete else ["", ""]
-        rows.append([*row, paper.get(label.split()[0], "")] if paper else row)
-    summary = ["mean", "worst domain"] if len(held_outs) > 1 else []
-    summary += ["at round", "at the last round"]
-    headers = ["held-out accuracy, %", *held_outs, *summary, *(["paper"] if paper else [])]
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+    by_label = {
+        label: {one.held_out: one for one in chosen if one.label == label} for label, _ in cells
+    }
 
+    def test_of(held_out: str) -> Callable[[str], str]:
+        def text(label: str) -> str:
+            one = by_label[label].get(held_out)
+            return tests(one.selected) if one else cells.get((label, held_out), "")
 
-def _in_time(chosen: Sequence[Chosen]) -> list[str]:
-    """The selected round and the test accuracy at the last one, each a mean over held-out domains
-    first."""
-    rounds = [one.over_seeds(lambda e: e["round"]) for one in chosen]
-    last = [[run["last"]["test_accuracy"] for run in one.runs] for one in chosen]
-    return [spread(np.mean(rounds, 0)), percent(np.mean(last, 0))]
+        return text
+
+    def over_domains(
+        value: Callable[[Chosen], list[float]],
+        join: Callable[..., Any],
+        text: Callable[[Sequence[float]], str],
+    ) -> Callable[[str], str]:
+        """The column of a value of each seed, joined over held-out domains; empty where one lacks.
+
+        join: of [domains, seeds], along the first axis.
+        """
+
+        def joined(label: str) -> str:
+            ones = by_label[label].values()
+            return (
+                text(join([value(one) for one in ones], 0)) if len(ones) == len(held_outs) else ""
+            )
+
+        return joined
+
+    def test(one: Chosen) -> list[float]:
+        return [line.test_accuracy for line in one.selected]
+
+    columns: list[tuple[str, Callable[[str], str]]] = [
+        ("held-out accuracy, %", lambda label: label),
+        *((held_out, test_of(held_out)) for held_out in held_outs),
+    ]
+    if len(held_outs) > 1:
+        columns.append(("mean", over_domains(test, np.mean, percent)))
+        columns.append(("worst domain", over_domains(test, np.min, percent)))
+    columns += [
+        (
+            "at round",
+            over_domains(lambda one: [line.round for line in one.selected], np.mean, spread),
+        ),
+        (
+            "at the last round",
+            over_domains(lambda one: [line.test_accuracy for line in one.last], np.mean, percent),
+        ),
+    ]
+    if paper:
+        columns.append(("paper", lambda label: paper.get(label.split()[0], "")))
+    return written(by_label, columns)
 
 
 def domains_table(chosen: Sequence[Chosen]) -> str:
-    """Accuracy per domain at the selected evaluation: validation, and test where held out."""
-    rows = []
-    names = list(chosen[0].runs[0]["selected"]["domains"])
-    for one in chosen:
-        scores = [
-            [run["selected"]["domains"][name]["accuracy"] for run in one.runs] for name in names
-        ]
-        worst = one.over_seeds(lambda e: e["worst_accuracy"])
-        rows.append([one.label, *map(percent, scores), percent(worst)])
-    headers = [
-        "accuracy by domain, %",
-        *(f"{name} (held out)" if name == chosen[0].held_out else name for name in names),
-        "worst domain",
+    """The accuracy by domain at the selected evaluation: validation, and test where held out."""
+    held_out = chosen[0].held_out
+
+    def of(name: str) -> Callable[[Chosen], str]:
+        return lambda one: percent([line.domains[name].accuracy for line in one.selected])
+
+    columns: list[tuple[str, Callable[[Chosen], str]]] = [
+        ("accuracy by domain, %", lambda one: one.label),
+        *(
+            (f"{name} (held out)" if name == held_out else name, of(name))
+            for name in chosen[0].selected[0].domains
+        ),
+        ("worst domain", lambda one: percent([line.worst_accuracy for line in one.selected])),
     ]
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+    return written(chosen, columns)
+
+
+class _Stopped(NamedTuple):
+    """The stops of a cell's seeds at a threshold."""
+
+    chosen: Chosen
+    threshold: float
+    met: str  # the number of seeds that stopped
+    stops: list[Any]  # a `records.Stop` of each seed that stopped
 
 
 def stops_table(chosen: Sequence[Chosen]) -> str:
-    """Per threshold of a stop what there was at the stop, over the seeds that stopped."""
+    """The evaluation at the stop for each threshold, over the seeds that stopped."""
     rows = []
     for one in chosen:
-        last = percent([run["last"]["test_accuracy"] for run in one.runs])
-        for index, first in enumerate(one.runs[0]["stops"]):
-            stops = [run["stops"][index] for run in one.runs]
-            met = [stop for stop in stops if stop["round"]]
-            row = [one.label, one.held_out, f"{first['threshold']:g}", f"{len(met)}/{len(stops)}"]
-            if met:
-                domains = [
-                    f"{name} {percent([stop['domains'][name]['accuracy'] for stop in met])}"
-                    for name in met[0]["domains"]
-                ]
-                row += [
-                    spread([stop["round"] for stop in met]),
-                    percent([stop["train_accuracy"] for stop in met]),
-                    ", ".join(domains),
-                    percent([stop["worst_accuracy"] for stop in met]),
-                ]
-            else:
-                row += ["", "", "", ""]
-            rows.append([*row, last])
-    headers = [
-        *("at the stop", "held out", "threshold", "stopped", "round", "training, %"),
-        *("by domain, %", "worst domain, %", "held out at the last round, %"),
-    ]
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+        for stops in zip(*(run.stops or [] for run in one.runs), strict=True):
+            met = [stop for stop in stops if stop.round is not None]
+            rows.append(_Stopped(one, stops[0].threshold, f"{len(met)}/{len(stops)}", met))
+
+    def domains(row: _Stopped) -> str:
+        names = row.stops[0].domains if row.stops else ()
+        of = {name: [stop.domains[name].accuracy for stop in row.stops] for name in names}
+        return ", ".join(f"{name} {percent(values)}" for name, values in of.items())
+
+    def over(
+        value: Callable[[Any], float], text: Callable[[Sequence[float]], str]
+    ) -> Callable[[_Stopped], str]:
+        return lambda row: text([value(stop) for stop in row.stops]) if row.stops else ""
+
+    return written(
+        rows,
+        {
+            "at the stop": lambda row: row.chosen.label,
+            "held out": lambda row: row.chosen.held_out,
+            "threshold": lambda row: f"{row.threshold:g}",
+            "stopped": lambda row: row.met,
+            "round": over(lambda stop: stop.round, spread),
+            "training, %": over(lambda stop: stop.train_accuracy, percent),
+            "by domain, %": domains,
+            "worst domain, %": over(lambda stop: stop.worst_accuracy, percent),
+            "held out at the last round, %": lambda row: tests(row.chosen.last),
+        },
+    )
 
 
 def choices_table(chosen: Sequence[Chosen]) -> str:
-    """What was selected, by which validation accuracy, and at which cost."""
-    drops = any("dropped" in run["last"] for one in chosen for run in one.runs)
-    rows = [
-        [
-            one.label,
-            one.held_out,
-            ", ".join(f"{name}={value:g}" for name, value in one.hyper.items()),
-            ", ".join(str(run["selected"]["round"]) for run in one.runs),
-            percent(one.over_seeds(lambda e: e["validation_accuracy"])),
-            percent(one.over_seeds(lambda e: e["test_accuracy"])),
-            percent([run["last"]["test_accuracy"] for run in one.runs]),
-            f"{np.mean([run['last']['bytes'] for run in one.runs]) / 1e6:.1f}",
-            one.diverged,
-            *([_dropped(one)] if drops else []),
-        ]
-        for one in chosen
-    ]
-    headers = [
-        *("algorithm", "held out", "selected", "at round", "validation, %", "held out, %"),
-        *("held out at the last round, %", "MB sent in all", "runs diverged"),
-        *(["rounds with a client dropped"] if drops else []),
-    ]
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
-
-
-def _dropped(one: Chosen) -> str:
-    return ", ".join(str(run["last"].get("dropped", 0)) for run in one.runs)
+    """The selected hyperparameters and rounds, their validation accuracy, and their cost."""
+    columns: dict[str, Callable[[Chosen], str]] = {
+        "algorithm": lambda one: one.label,
+        "held out": lambda one: one.held_out,
+        "selected": lambda one: ", ".join(f"{k}={v:g}" for k, v in one.hyper.items()),
+        "at round": lambda one: ", ".join(str(line.round) for line in one.selected),
+        "validation, %": lambda one: percent([e.validation_accuracy for e in one.selected]),
+        "held out, %": lambda one: tests(one.selected),
+        "held out at the last round, %": lambda one: tests(one.last),
+        "MB sent in all": lambda one: f"{np.mean([line.bytes for line in one.last]) / 1e6:.1f}",
+        "runs diverged": lambda one: one.diverged,
+    }
+    if any(line.dropped is not None for one in chosen for line in one.last):
+        columns["rounds with a client dropped"] = lambda one: ", ".join(
+            str(line.dropped or 0) for line in one.last
+        )
+    return written(chosen, columns)
 
 
 def write(
     folder: Path,
-    results: Iterable[tuple[str, dict[str, Any]]],
+    results: Iterable[tuple[str, Result]],
     *,
     title: str,
-    paper: dict[str, str],
+    paper: Mapping[str, str],
     rule: str = "validation",
 ) -> str:
     """Writes table.md, and returns the table.
@@ -233,7 +282,7 @@ def write(
     missing = {(label, _held_out(result)): _why_none(result) for label, result in results}
     if not ones:
         text = "every run diverged: lower --learning_rate"
-        if not all(run["diverged"] for _, result in results for run in result["runs"]):
+        if not all(run.diverged for _, result in results for run in result.runs):
             text = "a seed of every setting diverged: lower --learning_rate"
         if "none" in missing.values():
             text = f"nothing to select by {rule}: no seed of any setting has such an evaluation"
@@ -243,8 +292,8 @@ def write(
     parts = [f"# {title}", test]
     if len({one.held_out for one in ones}) == 1:
         parts.append(domains_table(ones))
-    if "stops" in ones[0].runs[0]:
+    if ones[0].runs[0].stops is not None:
         parts.append(stops_table(ones))
-    parts += [told(rule), choices_table(ones)]
+    parts += [explained(rule), choices_table(ones)]
     (folder / "table.md").write_text("\n\n".join(parts) + "\n")
     return test

@@ -1,11 +1,9 @@
-"""The figures of finished cells, and of what their clients hold."""
+"""The figures of finished cells."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,24 +12,22 @@ from matplotlib.lines import Line2D
 from experiments.reporting import figures, report
 from experiments.reporting.report import Chosen
 from experiments.running import log
-from fedjax_inv.data import federation, partitions
-from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.models.blocks import unit_range
+from experiments.running.records import Line, Result
 
-MOST_DOTS = 120  # domains or clients, of all algorithms, that are told one by one
+MOST_DOTS = 120  # domains or clients, of all algorithms, that are drawn one by one
 
 Drawn = Sequence[tuple[Chosen, Path]]  # cells, with their folders
-Parts = dict[str, float]  # of a run: accuracy in percent by domain or client
+Parts = dict[str, float]  # accuracy of a run in percent, by domain or client
 
 
 def write(
     folder: Path,
-    results: Iterable[tuple[str, Path, dict[str, Any]]],
+    results: Iterable[tuple[str, Path, Result]],
     *,
     title: str,
     rule: str = "validation",
 ) -> None:
-    """Writes curves.png and, where there is something to tell, domains.png, clients.png and
+    """Writes curves.png and, where a run has their numbers, domains.png, clients.png and
     gradients.png; nothing if every cell diverged.
 
     results: (label, cell's folder, result) of each cell. rule: of selection.
@@ -41,19 +37,13 @@ def write(
     if not drawn:
         return
     _curves(folder / "curves.png", drawn, title)
-    first = drawn[0][0].runs[0]
-    splits = [domain["split"] for domain in first["selected"]["domains"].values()]
+    first = drawn[0][0].selected[0]
+    splits = [domain.split for domain in first.domains.values()]
     if splits.count("validation") > 1:
         _parts(folder / "domains.png", drawn, title, by_domain, "domain")
-    if "accuracy_by_client" in first["selected"]:
-        _parts(
-            folder / "clients.png",
-            drawn,
-            title,
-            by_client,
-            "client",
-        )
-    if "gradients" in first["last"]:
+    if first.accuracy_by_client is not None:
+        _parts(folder / "clients.png", drawn, title, by_client, "client")
+    if drawn[0][0].last[0].gradients is not None:
         _gradients(folder / "gradients.png", drawn, title)
 
 
@@ -82,13 +72,13 @@ def _curves(path: Path, drawn: Drawn, title: str) -> None:
     """Accuracy against rounds: a panel per held-out domain, a pair of lines per algorithm."""
     figure, axes, labels = _panels(drawn, "round")
     for one, folder in drawn:
-        lines = log.read(folder, one.runs[0]["last"]["round"])
+        lines = log.read(folder, one.last[0].round)
         number = labels.index(one.label)
-        rounds = [line["round"] for line in lines if line["run"] == one.indices[0]]
+        rounds = [line.round for line in lines if line.run == one.indices[0]]
         style = figures.style(number) | {"markevery": figures.spaced(len(rounds), number)}
         for key, how in (("test", {"lw": 1.8}), ("validation", {"lw": 0.7, "mfc": "white"})):
             of_seeds = [
-                [line[f"{key}_accuracy"] for line in lines if line["run"] == index]
+                [getattr(line, f"{key}_accuracy") for line in lines if line.run == index]
                 for index in one.indices
             ]
             mean, low, high = mean_and_band(100 * np.array(of_seeds))
@@ -105,29 +95,29 @@ def _curves(path: Path, drawn: Drawn, title: str) -> None:
     figures.save(figure, path)
 
 
-def by_domain(run: dict[str, Any]) -> Parts:
-    """The accuracy on each domain, in percent, where a run is selected."""
-    domains = run["selected"]["domains"]
-    return {name: 100 * domain["accuracy"] for name, domain in domains.items()}
+def by_domain(line: Line) -> Parts:
+    """The accuracy on each domain, in percent."""
+    return {name: 100 * domain.accuracy for name, domain in line.domains.items()}
 
 
-def by_client(run: dict[str, Any]) -> Parts:
-    """The same on the test in each client's proportions of classes; NaN where it has none."""
-    told = enumerate(run["selected"]["accuracy_by_client"])
+def by_client(line: Line) -> Parts:
+    """The accuracy on the test in each client's proportions of classes, in percent; NaN where it
+    has no example."""
     return {
-        str(client): np.nan if accuracy is None else 100 * accuracy for client, accuracy in told
+        str(client): np.nan if accuracy is None else 100 * accuracy
+        for client, accuracy in enumerate(line.accuracy_by_client or [])
     }
 
 
 def _parts(
-    path: Path, drawn: Drawn, title: str, of_run: Callable[[dict[str, Any]], Parts], what: str
+    path: Path, drawn: Drawn, title: str, parts_of: Callable[[Line], Parts], what: str
 ) -> None:
-    """Accuracies where runs are selected: a panel per held-out domain, a marker per algorithm and
-    part; or of many parts a line through all of them."""
-    told = [[of_run(run) for run in one.runs] for one, _ in drawn]
+    """Accuracies of the selected evaluations: a panel per held-out domain, a marker per algorithm
+    and part; where there are many parts, a line through all of them."""
+    by_cell = [[parts_of(line) for line in one.selected] for one, _ in drawn]
     held_outs = list(dict.fromkeys(one.held_out for one, _ in drawn))
-    # The same in all panels, whatever is held out there.
-    every = dict.fromkeys(name for runs in told for parts in runs for name in parts)
+    # The same names in all panels.
+    every = dict.fromkeys(name for runs in by_cell for parts in runs for name in parts)
     first = [name for name in held_outs if name in every and len(held_outs) > 1]
     names = list(dict.fromkeys([*first, *every]))
     num_labels = len({one.label for one, _ in drawn})
@@ -136,7 +126,7 @@ def _parts(
     width = min(12 / columns, 1 + 0.1 * len(names) * (num_labels + 1)) if is_few else 0
     x_label = what if is_few else f"{what}s, the worst first, %"
     figure, axes, labels = _panels(drawn, x_label, width)
-    for (one, _), runs in zip(drawn, told, strict=True):
+    for (one, _), runs in zip(drawn, by_cell, strict=True):
         number, axis = labels.index(one.label), axes[one.held_out]
         values = np.array([[run.get(name, np.nan) for name in names] for run in runs])
         if is_few:
@@ -151,10 +141,10 @@ def _parts(
         if is_few and held_out in names:
             at = names.index(held_out)
             axis.axvspan(at - 0.5, at + 0.5, color="0.93", lw=0, zorder=0)
-    told_of = "accuracy where selected"
-    if of_run is by_client:
-        told_of += ", on the test in each client's proportions of classes"
-    kinds = f"{told_of}; {figures.over_seeds(len(drawn[0][0].runs))}"
+    quantity = "accuracy where selected"
+    if parts_of is by_client:
+        quantity += ", on the test in each client's proportions of classes"
+    kinds = f"{quantity}; {figures.over_seeds(len(drawn[0][0].runs))}"
     figures.entitle(figure, f"{title}\n{kinds}")
     handles = [Line2D([], [], **_dot(number, is_few)) for number in range(len(labels))]
     figures.legend(figure, handles, labels)
@@ -179,8 +169,10 @@ def draw_dots(axis: Axes, values: np.ndarray, number: int, count: int) -> None:
 
 
 def draw_quantiles(axis: Axes, values: np.ndarray, number: int) -> None:
-    """What so many percent of the parts lie below, mean and a band over seeds, of values [seeds,
-    parts], NaN where there is none."""
+    """The quantiles of the parts: their mean over seeds, with a band.
+
+    values: [seeds, parts], NaN where there is none.
+    """
     part = np.linspace(0, 1, 101)
     mean, low, high = mean_and_band(np.array([np.nanquantile(of, part) for of in values]))
     style = figures.style(number)
@@ -189,19 +181,16 @@ def draw_quantiles(axis: Axes, values: np.ndarray, number: int) -> None:
 
 
 def _gradients(path: Path, drawn: Drawn, title: str) -> None:
-    """What --watch_gradients tells of the first seed: a column per cell, a line per client."""
-    width = min(4.2, 100 / len(drawn))  # or there may be more pixels than matplotlib can count
+    """The gradients of the first seed: a column per cell, a line per client."""
+    # A wider figure may have more pixels than matplotlib can count.
+    width = min(4.2, 100 / len(drawn))
     figure = Figure(figsize=(width * len(drawn) + 0.6, 6.5), layout="constrained")
     axes = figure.subplots(3, len(drawn), squeeze=False, sharex=True, sharey="row")
     for (one, folder), column in zip(drawn, axes.T, strict=True):
-        lines = [
-            line
-            for line in log.read(folder, one.runs[0]["last"]["round"])
-            if line["run"] == one.indices[0]
-        ]
-        x = [line["round"] for line in lines]
+        lines = [line for line in log.read(folder, one.last[0].round) if line.run == one.indices[0]]
+        x = [line.round for line in lines]
         for axis, key in zip(column, ("invariance", "norm", "cosine"), strict=True):
-            values = np.array([line["gradients"][key] for line in lines], float)
+            values = np.array([getattr(line.gradients, key) for line in lines], float)
             axis.plot(x, values, lw=1)
             axis.axhline(0, color="0.6", lw=0.8, ls=":")
         text = figures.wrapped(f"{one.label}, held out: {one.held_out}", width - 0.2, 9)
@@ -210,51 +199,5 @@ def _gradients(path: Path, drawn: Drawn, title: str) -> None:
     names = ("<grad R(w), w> of each client", "gradient norm of each", "mean cosine of clients")
     for axis, name in zip(axes[:, 0], names, strict=True):
         axis.set_ylabel(name, fontsize=9)
-    figures.entitle(figure, f"{title}; seed {drawn[0][0].runs[0]['seed']}")
+    figures.entitle(figure, f"{title}; seed {drawn[0][0].runs[0].seed}")
     figures.save(figure, path)
-
-
-def draw_partition(path: Path, dataset: Dataset, split: federation.Split) -> None:
-    """Draws what each client holds: its class counts, and examples of every domain."""
-    rows = federation.parts_of(split.train)
-    counts = partitions.class_counts(dataset.y, rows, len(dataset.classes))
-    shown, domains = _examples(dataset)
-    height = max(2.6, min(9.0, 0.22 * len(rows) + 1.6), min(9.0, 0.5 * len(domains) + 1.6))
-    figure = Figure(figsize=(11, height), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    picture = left.imshow(counts, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
-    figure.colorbar(picture, ax=left, label="training examples", fraction=0.05)
-    left.set(xlabel="class", ylabel="client", title="What each client trains on")
-    figures.name_x(left, dataset.classes, 4.2)
-    names = [dataset.domains[d] if d >= 0 else "mixed" for d in split.domain]
-    figures.name_y(left, [f"{i}: {n}" for i, n in enumerate(names)], height - 1.4)
-    right.set(xticks=[], yticks=[])
-    right.set_frame_on(False)
-    if shown is not None:
-        lines = len(domains)
-        right.imshow(shown, cmap="gray", vmin=0, vmax=1, extent=(0, 6, lines - 0.5, -0.5))
-        right.set_aspect(shown.shape[0] / shown.shape[1] * 6 / lines)
-        figures.name_y(right, domains, height - 1.4)
-        right.tick_params(length=0)
-        right.set_title("Examples of every domain", fontsize=10)
-    figures.save(figure, path, dpi=110)
-
-
-def _examples(dataset: Dataset, count: int = 6) -> tuple[np.ndarray | None, list[str]]:
-    """One picture with a line of `count` images per domain, and the domains that it shows; None if
-    the data are not images."""
-    lines, names = [], []
-    for domain, name in enumerate(dataset.domains):
-        first = np.flatnonzero(dataset.domain == domain)[:count]
-        x = jax.tree.map(lambda leaf, first=first: leaf[first], dataset.x)
-        images = np.asarray(dataset.render(x) if dataset.render else unit_range(jnp.asarray(x)))
-        if images.ndim != 4:
-            return None, []
-        if images.shape[-1] == 2:  # the two colours of Colored MNIST: red and green
-            images = np.concatenate([images, np.zeros_like(images[..., :1])], -1)
-        elif images.shape[-1] not in (1, 3):
-            images = images.max(-1, keepdims=True)
-        if len(images) == count:
-            lines.append(np.concatenate(list(images), axis=1))
-            names.append(name)
-    return (np.concatenate(lines), names) if lines else (None, [])

@@ -18,7 +18,7 @@ from experiments.experiment.groups import Config
 from experiments.flags.errors import Diverged
 from experiments.flags.flag import check_place
 from experiments.parts import devices
-from experiments.reporting import report, run_figures
+from experiments.reporting import data_figures, report, run_figures
 from experiments.running import checkpoints, chunks, events, initial, log, loop, provenance, records
 from experiments.running import folder as folders
 from experiments.running.signals import Stop, Stopped
@@ -295,7 +295,7 @@ def _report(
 ) -> str:
     config, cells = made.config, made.cells
     split = made.splits[cells[0].held_out][config.run.seeds[0]]
-    run_figures.draw_partition(folder / "partition.png", made.dataset, split)
+    data_figures.draw_partition(folder / "partition.png", made.dataset, split)
     count = len(config.run.seeds)
     title = (
         f"{config.title}, {config.model.model}, {config.run.rounds} rounds, "
@@ -314,4 +314,4 @@ def _report(
         of_cells = [result for _, _, result in done]
         folders.write_json(folder / "result.json", {"title": title, "cells": of_cells})
     where = f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}."
-    return f"\n{title}\n\n{text}\n\n{report.told(rule)}\n{where}"
+    return f"\n{title}\n\n{text}\n\n{report.explained(rule)}\n{where}"
