@@ -7,32 +7,37 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 
-from experiments import explain
 from experiments.experiment import config, grid
 from experiments.experiment.grid import Cell
 from experiments.experiment.groups import Config
 from experiments.parts.selection import RULES
+from experiments.reporting import finished
 from experiments.running import folder as folders
-from experiments.running import kept, log, provenance, summary
+from experiments.running import log, provenance, records, selected, summary
+from experiments.running.records import Domain, Line, Result, RunResult, Start
+from experiments.running.selected import SelectedStates
 from fedjax_inv.checks import UsageError
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome, Training
 from fedjax_inv.rounds import State
+from runs import line
 
 CHOSEN = config.of(rounds=7, eval_every=3, seeds=(0, 1), resume=True)
 (CELL,) = grid.cells(CHOSEN, ["75"])
-EVALUATIONS = [(3, 0), (3, 1), (6, 0), (6, 1), (7, 0), (7, 1)]
+EVALUATIONS = [(0, 0), (0, 1), (3, 0), (3, 1), (6, 0), (6, 1), (7, 0), (7, 1)]
+START = Start("2026-01-01", None, {}, "0" * 64)
 
 
 def begun(folder: Path, chosen: Config = CHOSEN) -> Path:
     """A folder in which the run has begun."""
-    folders.write_json(folder / "config.json", folders.description(chosen, CELL))
+    folders.begin(folder, chosen, CELL, START)
     return folder
 
 
@@ -44,66 +49,50 @@ def edited(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
     return folder
 
 
-def told(round: int, run: int, accuracy: float, **others: Any) -> dict[str, Any]:
-    """A line of an evaluation, as far as rules and progress look at it."""
-    line = {"round": round, "run": run, "diverged": False, "domains": {}, "seconds": 1.0}
-    line |= {"validation_accuracy": accuracy, "test_accuracy": accuracy, "train_loss": None}
-    return line | others
-
-
 def written(folder: Path, texts: list[str]) -> Path:
     (begun(folder) / "metrics.jsonl").write_text("\n".join(texts))
     return folder
 
 
-LINE: dict[str, Any] = dict(
-    seconds=1.0,
-    bytes=0,
-    diverged=False,
-    validation_accuracy=0.5,
-    test_accuracy=0.25,
-    domains={"75": {"accuracy": 0.25, "loss": None, "examples": 4, "split": "test"}},
-)
-LINES = [json.dumps(LINE | {"round": r, "run": i}) for r, i in EVALUATIONS]
+def text_of(one: Line) -> str:
+    return json.dumps(one, default=msgspec.to_builtins)
+
+
+LINES = [text_of(line(round, run=run)) for round, run in EVALUATIONS]
 
 
 def test_a_log_is_read_up_to_a_round(tmp_path: Path) -> None:
     folder = written(tmp_path, [*LINES, ""])
-    for done, count in ((3, 2), (6, 4), (7, 6), (None, 6)):
+    for done, count in ((0, 2), (3, 4), (6, 6), (7, 8), (None, 8)):
         read = log.read(folder, done)
-        assert [(line["round"], line["run"]) for line in read] == EVALUATIONS[:count]
+        assert [(one.round, one.run) for one in read] == EVALUATIONS[:count]
 
 
 def test_a_log_begins_with_round_0(tmp_path: Path) -> None:
-    """But not one of an earlier version."""
-    start = [json.dumps(LINE | {"round": 0, "run": run}) for run in (0, 1)]
-    folder = written(tmp_path, [*start, *LINES, ""])
-    for done, count in ((0, 2), (3, 4), (6, 6), (7, 8), (None, 8)):
-        assert len(log.read(folder, done)) == count
-    for damaged in ([start[0], *LINES], [start[1], *LINES], ["{", *start[1:], *LINES]):
+    for damaged in ([LINES[0], *LINES[2:]], LINES[1:], ["{", *LINES[1:]]):
         with pytest.raises(UsageError, match=r"line [12] is damaged .* of round 0 and run [01]"):
-            log.read(written(folder, damaged), 7)
+            log.read(written(tmp_path, damaged), 7)
 
 
 def test_round_0_is_never_selected() -> None:
     """Even where it is best by every rule, nor is its state kept."""
     one = Cell("fedavg", {}, "75", CELL.runs[:1])
-    agreeing = {str(k): {"accuracy": 0.9, "examples": 9, "split": "validation"} for k in (0, 1)}
-    lines = [told(0, 0, 0.9, domains=agreeing), told(3, 0, 0.2), told(6, 0, 0.1)]
+    agreeing = {str(k): Domain(0.9, None, 9, "validation") for k in (0, 1)}
+    lines = [line(0, 0.9, domains=agreeing), line(3, 0.2), line(6, 0.1)]
     (run,) = summary.summarise(one, lines)
-    picked = {rule: line and line["round"] for rule, line in run["by_rule"].items()}
+    picked = {rule: each and each.round for rule, each in run.by_rule.items()}
     assert picked == {"validation": 3, "agreement": None, "last": 6, "oracle": 3}
     state: Any = State({"w": np.zeros((1, 2))}, (), (), np.zeros(1, np.int32), None)
     stops: Any = None
     for rule, rounds in (("validation", [0, 3, 3]), ("last", [0, 3, 6])):
-        keeper = kept.Kept(RULES[rule], [], kept.of(Training(state, stops), False))
-        for line, expected in zip(lines, rounds, strict=True):
-            keeper.look([line], partial(Training, state, stops), False)
-            assert keeper.served.round == [expected]
+        best = SelectedStates(RULES[rule], [], selected.of(Training(state, stops), False))
+        for each, expected in zip(lines, rounds, strict=True):
+            best.look([each], partial(Training, state, stops), False)
+            assert best.served.round == [expected]
     # Not even of a run that diverged at once.
-    (run,) = summary.summarise(one, [lines[0], told(3, 0, 0.5, diverged=True)])
-    assert run["diverged"]
-    assert set(run["by_rule"].values()) == {None}
+    (run,) = summary.summarise(one, [lines[0], line(3, 0.5, diverged=True)])
+    assert run.diverged
+    assert set(run.by_rule.values()) == {None}
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
@@ -125,7 +114,7 @@ def test_a_gap_in_the_middle_of_a_log_is_told(tmp_path: Path, damage: str, at: i
         assert "\n" not in str(error.value)
     # What is before is whole.
     if at >= 2:
-        assert len(log.read(folder, 3)) == 2
+        assert len(log.read(folder, 0)) == 2
 
 
 def test_a_log_that_does_not_reach_its_checkpoint_is_told(tmp_path: Path) -> None:
@@ -139,25 +128,23 @@ def test_a_log_that_does_not_reach_its_checkpoint_is_told(tmp_path: Path) -> Non
 
 
 def test_the_last_line_of_a_machine_that_went_down_does_not_count(tmp_path: Path) -> None:
-    folder = written(tmp_path, [*LINES[:4], LINES[4][:9]])
-    assert len(log.read(folder)) == 4
+    folder = written(tmp_path, [*LINES[:6], LINES[6][:9]])
+    assert len(log.read(folder)) == 6
     going_on = log.Log(folder, 6)
-    going_on.append(
-        [json.loads(line) | {"segment_bytes": 5, "diverged": False} for line in LINES[4:]]
-    )
-    assert [line["bytes"] for line in going_on.lines[4:]] == [5, 5]
-    assert [(line["round"], line["run"]) for line in log.read(folder, 7)] == EVALUATIONS
+    going_on.append([line(7, run=run, bytes=5) for run in (0, 1)])
+    assert [one.bytes for one in going_on.lines[6:]] == [5, 5]
+    assert [(one.round, one.run) for one in log.read(folder, 7)] == EVALUATIONS
 
 
 def test_what_is_counted_goes_on_where_the_log_ends(tmp_path: Path) -> None:
-    told = LINE | {"round": 3, "seconds": 2.5, "bytes": 10, "dropped": 1}
-    lines = [json.dumps(told | {"run": run, "diverged": run == 1}) for run in (0, 1)]
-    going_on = log.Log(written(tmp_path, lines), 3)
+    counted: dict[str, Any] = dict(seconds=2.5, bytes=10, dropped=1)
+    lines = [line(3, run=run, diverged=run == 1, **counted) for run in (0, 1)]
+    going_on = log.Log(written(tmp_path, [*LINES[:2], *map(text_of, lines)]), 3)
     assert going_on.seconds == 2.5
-    new = LINE | {"round": 6, "segment_bytes": 5, "dropped": 2}
-    going_on.append([new | {"run": run} for run in (0, 1)])
-    for line in log.read(tmp_path)[2:]:
-        assert (line["bytes"], line["dropped"], line["diverged"]) == (15, 3, line["run"] == 1)
+    added = going_on.append([line(6, run=run, bytes=5, dropped=2) for run in (0, 1)])
+    assert added == log.read(tmp_path)[4:]
+    for one in added:
+        assert (one.bytes, one.dropped, one.diverged) == (15, 3, one.run == 1)
 
 
 def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
@@ -214,7 +201,7 @@ def test_what_has_no_effect_makes_no_other_run(tmp_path: Path) -> None:
     """The first edition kept flags that it ignored; here they could not be given again."""
     chosen = config.changed(CHOSEN, environment="none", held_out="none", optimizer="adam")
     (cell,) = grid.cells(chosen, [None])
-    folders.write_json(tmp_path / "config.json", folders.description(chosen, cell))
+    folders.begin(tmp_path, chosen, cell, START)
     edited(tmp_path, lambda told: told.update(data_seed=0, momentum=0.5, alpha=2.0))
     assert folders.finished(chosen, cell, tmp_path) is None
     # It has one with sgd.
@@ -228,9 +215,8 @@ def test_what_has_no_effect_makes_no_other_run(tmp_path: Path) -> None:
 def test_a_damaged_record_is_told(tmp_path: Path, name: str, text: str) -> None:
     begun(tmp_path)
     (tmp_path / name).write_text(text)
-    find = explain.Options(runs=(str(tmp_path),))
     with pytest.raises(UsageError, match=rf"{name}: is damaged; .* or delete"):
-        explain.find(tmp_path, find)
+        finished.open("runs", tmp_path)
     with pytest.raises(UsageError, match=rf"{name}: is damaged; .* or delete") as error:
         folders.finished(CHOSEN, CELL, tmp_path)
     assert "\n" not in str(error.value)
@@ -268,10 +254,10 @@ def outcome(metrics: dict[str, list[float]], broken: list[int], loss: float) -> 
     return Outcome(**told)
 
 
-def line_of(told: Outcome, length: int, drops: bool = False) -> dict[str, Any]:
+def line_of(told: Outcome, length: int, drops: bool = False) -> Line:
     cell = Cell("fedavg", {}, "75", CELL.runs[:1])
-    (line,) = summary.lines(cell, ["0"], told, [7], done=3, length=length, seconds=0.0, drops=drops)
-    return line
+    (one,) = summary.lines(cell, ["0"], told, [7], done=3, length=length, seconds=0.0, drops=drops)
+    return one
 
 
 def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None:
@@ -279,13 +265,13 @@ def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None
     metrics = {"loss": [3.0, 2.0, nan], "body": [nan, 4.0, nan], "s": [1.0, 3.0, 8.0]}
     metrics["never"] = [nan, nan, nan]
     told = outcome(metrics, [-1, -1, -1], 0.1)
-    line = line_of(told, 3)
-    assert line["train_metrics"] == {"body": 4.0, "s": 4.0, "never": None}
-    assert line["train_loss"] == 2.0
+    one = line_of(told, 3)
+    assert one.train_metrics == {"body": 4.0, "s": 4.0, "never": None}
+    assert one.train_loss == 2.0
     # Rounds that fill up a segment do not count.
-    assert line_of(told, 2)["train_metrics"] == {"body": 4.0, "s": 2.0, "never": None}
-    assert line_of(told, 2)["segment_bytes"] == 14
-    assert line_of(outcome(metrics, [-1, -1, 4], 0.1), 3)["train_loss"] is None
+    assert line_of(told, 2).train_metrics == {"body": 4.0, "s": 2.0, "never": None}
+    assert line_of(told, 2).bytes == 14
+    assert line_of(outcome(metrics, [-1, -1, 4], 0.1), 3).train_loss is None
 
 
 def test_no_domain_is_called_as_the_test_split_is() -> None:
@@ -310,28 +296,25 @@ def test_no_domain_is_called_as_the_test_split_is() -> None:
 def test_a_run_diverged_unless_what_is_not_finite_was_dropped(
     broken: list[int], loss: float, drops: bool, diverged: bool
 ) -> None:
-    line = line_of(outcome({"loss": [1.0, 1.0]}, broken, loss), 2, drops)
-    assert line["diverged"] is diverged
-    assert line.get("dropped") == (sum(b >= 0 for b in broken) if drops else None)
+    one = line_of(outcome({"loss": [1.0, 1.0]}, broken, loss), 2, drops)
+    assert one.diverged is diverged
+    assert one.dropped == (sum(b >= 0 for b in broken) if drops else None)
 
 
 def test_every_start_is_told_and_none_makes_another_run(tmp_path: Path) -> None:
-    """A folder of before, without any, goes on as well."""
-    begun(tmp_path)
-    assert folders.finished(CHOSEN, CELL, tmp_path) is None
     for number in (1, 2):
-        folders.begin(tmp_path, CHOSEN, CELL, {"date": number})
+        folders.begin(tmp_path, CHOSEN, CELL, START | {"date": str(number)})
         assert folders.finished(CHOSEN, CELL, tmp_path) is None
         assert folders.read(tmp_path)[1] == CELL
     told = json.loads((tmp_path / "config.json").read_text())
-    assert told["starts"] == [{"date": 1}, {"date": 2}]
+    assert [start["date"] for start in told["starts"]] == ["1", "2"]
 
 
 def test_a_start_tells_versions_commit_date_and_data(tmp_path: Path) -> None:
     told = provenance.record({"x": np.zeros((2, 3))})
-    assert json.loads(json.dumps(told)) == told
-    assert told["versions"]["jax"] == jax.__version__
-    assert told["date"].endswith("+00:00")
+    assert records.decoded(msgspec.json.encode(told), Start) == told
+    assert told.versions["jax"] == jax.__version__
+    assert told.date.endswith("+00:00")
     assert provenance.commit(tmp_path) is None
 
     def git(*words: str) -> str:
@@ -367,6 +350,14 @@ def test_a_fingerprint_is_of_all_that_arrays_are() -> None:
     assert len({provenance.fingerprint(each) for each in (arrays, *others)}) == 6
 
 
+def test_digests_stay_what_folders_hold() -> None:
+    tree = {"x": np.arange(3, dtype=np.int16), "n": np.float32(2)}
+    assert provenance.fingerprint(tree)[:16] == "06e94e8d75d3c664"
+    assert provenance.checksum(tree)[:16] == "369a5e573189354b"
+    Pair = NamedTuple("Pair", [("x", Any), ("n", Any)])
+    assert provenance.checksum(Pair(**tree)) == provenance.checksum(tree)
+
+
 LONGER = config.changed(CHOSEN, rounds=9)
 
 
@@ -374,12 +365,11 @@ def finished_run(folder: Path, chosen: Config = CHOSEN, done: int = 6) -> Path:
     """A run that is over after `done` rounds, with what `finished` looks at."""
     begun(folder, chosen)
     (folder / "checkpoints" / str(done)).mkdir(parents=True)
-    line = {name: LINE[name] for name in ("validation_accuracy", "test_accuracy", "domains")}
-    last = line | {"round": done}
+    last = line(done)
     runs = [
-        run | {"diverged": False, "selected": last, "last": last} for run in CELL.record()["runs"]
+        RunResult(run.seed, run.hyper, False, last, {"validation": last}, last) for run in CELL.runs
     ]
-    (folder / "result.json").write_text(json.dumps({"cell": CELL.record(), "runs": runs}))
+    folders.write_json(folder / "result.json", Result(records.Cell.of(CELL), runs))
     return folder
 
 
@@ -389,16 +379,16 @@ def six(**changes: Any) -> Config:
 
 def test_a_finished_run_may_have_more_rounds(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, six())
-    mine = json.loads((folder / "result.json").read_text())
+    mine = records.read(folder / "result.json", Result)
     assert folders.finished(six(), CELL, folder) == mine
     assert folders.finished(LONGER, CELL, folder) is None
     with pytest.raises(UsageError, match="whose rounds is 6 and not 9; add --resume to go on"):
         folders.finished(config.changed(LONGER, resume=False), CELL, folder)
     # However the continuation ends, what there was is there until there is more.
     for chosen in (six(), LONGER):
-        folders.begin(folder, chosen, CELL, {})
-        told = json.loads((folder / "result.json").read_text())
-        assert told["runs"] == mine["runs"]
+        folders.begin(folder, chosen, CELL, START)
+        marked = records.read(folder / "result.json", Result)
+        assert marked == mine | {"gone_on": True}
         assert folders.finished(LONGER, CELL, folder) is None
         with pytest.raises(UsageError, match="add --resume"):
             folders.finished(config.changed(LONGER, resume=False), CELL, folder)

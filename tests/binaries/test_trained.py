@@ -1,5 +1,4 @@
-"""What is left of a finished run: the state that is judged is the one that is kept, taken along and
-evaluated."""
+"""Finished runs: the selected state is the one that is saved, exported and evaluated."""
 
 import json
 import shutil
@@ -12,25 +11,19 @@ import chex
 import jax
 import numpy as np
 import pytest
-from absl import flags
 
 from experiments import evaluate, explain, export
-from experiments.experiment import command_line, config
+from experiments.experiment import config
 from experiments.parts.selection import RULES
-from experiments.reporting import finished as trained
-from experiments.running import kept
+from experiments.reporting import finished
+from experiments.running import selected
 from experiments.running.checkpoints import Checkpoints
-from experiments.running.kept import Kept, Served
+from experiments.running.selected import SelectedStates, Served
 from fedjax_inv import models, rounds
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.program import Training
-from runs import Ran, go_on, halved, metrics, no_figures, ran, states
-
-
-def told(round: int, run: int, accuracy: float, diverged: bool = False) -> dict[str, Any]:
-    scores = {"validation_accuracy": accuracy, "test_accuracy": 1 - accuracy}
-    return {"round": round, "run": run, "diverged": diverged, **scores}
+from runs import Ran, go_on, halved, line, metrics, no_figures, parsed, ran, states
 
 
 def after(round: int, num_runs: int) -> Training:
@@ -50,7 +43,16 @@ ACCURACIES = [
 ]
 DIVERGES = (9, 9, 2, 1)
 LINES = [
-    [told(round, run, accuracy, round >= DIVERGES[run]) for run, accuracy in enumerate(of_round)]
+    [
+        line(
+            round,
+            accuracy,
+            run=run,
+            test_accuracy=1 - accuracy,
+            diverged=round >= DIVERGES[run],
+        )
+        for run, accuracy in enumerate(of_round)
+    ]
     for round, of_round in enumerate(ACCURACIES, 1)
 ]
 
@@ -63,11 +65,11 @@ LINES = [
 def test_of_each_run_the_state_that_the_rule_picks(
     rule: str, expected: list[int], resumed_at: int
 ) -> None:
-    keeper = Kept(RULES[rule], [], kept.none(kept.of(after(0, 4), personal=True)))
+    keeper = SelectedStates(RULES[rule], [], selected.none(selected.of(after(0, 4), personal=True)))
     for done, lines in enumerate(LINES):
         if done == resumed_at:
             before = [line for of_round in LINES[:done] for line in of_round]
-            keeper = Kept(RULES[rule], before, keeper.served)
+            keeper = SelectedStates(RULES[rule], before, keeper.served)
         keeper.look(lines, partial(after, done + 1, 4), personal=True)
     np.testing.assert_array_equal(keeper.served.round, expected)
     value = np.where(np.array(expected) > 0, 10 * np.array(expected) + np.arange(4), 0)
@@ -77,7 +79,9 @@ def test_of_each_run_the_state_that_the_rule_picks(
 
 def test_what_is_kept_is_never_changed_in_place() -> None:
     """It may still be on its way to the disk."""
-    keeper = Kept(RULES["last"], [], kept.none(kept.of(after(0, 4), personal=False)))
+    keeper = SelectedStates(
+        RULES["last"], [], selected.none(selected.of(after(0, 4), personal=False))
+    )
     keeper.look(LINES[0], partial(after, 1, 4), personal=False)
     first = keeper.served
     copy = jax.tree.map(np.copy, first)
@@ -102,26 +106,26 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ran, dict[
         seeds=(0, 1),
     )
     seen: dict[int, Served] = {}
-    look = Kept.look
+    look = SelectedStates.look
 
     def look_and_tell(
-        self: Kept, lines: Any, states: Callable[[], Training], personal: bool
+        self: SelectedStates, lines: Any, states: Callable[[], Training], personal: bool
     ) -> None:
         assert personal
-        seen[lines[0]["round"]] = jax.device_get(kept.of(states(), personal))
+        seen[lines[0].round] = jax.device_get(selected.of(states(), personal))
         look(self, lines, states, personal)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Kept, "look", look_and_tell)
+        patch.setattr(SelectedStates, "look", look_and_tell)
         yield ran(chosen), seen
 
 
 def served(run: Ran, folder: Path, done: int) -> Served:
-    """What a folder's checkpoint says was kept."""
+    """The selected states in a folder's checkpoint."""
     like = jax.eval_shape(run.job.program.init, run.job.data, run.job.inputs)
     checkpoints = Checkpoints(folder / "checkpoints", run.job.config, run.job.cell, reads=True)
     try:
-        return checkpoints.kept(done, kept.of(like, run.job.personal))
+        return checkpoints.selected(done, selected.of(like, run.job.personal))
     finally:
         checkpoints.close()
 
@@ -156,28 +160,11 @@ def test_it_is_the_same_however_often_the_run_is_stopped(
     chex.assert_trees_all_equal(served(run, folder, 6), served(run, run.folder, 6))
 
 
-def test_a_checkpoint_of_before_goes_on(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
-) -> None:
-    """It has nothing kept; what is picked from there on is."""
-    run, _ = whole
-    folder = halved(run.job, tmp_path / "run")
-    for item in ("kept", "about"):
-        (folder / "checkpoints" / "1" / item).rename(tmp_path / item)
-    np.testing.assert_array_equal(served(run, folder, 1).round, [0, 0])
-    go_on(run.job, folder)
-    assert metrics(folder) == metrics(run.folder)
-    picked = [told["selected"]["round"] for told in run.runs]
-    expected = [round if round > 1 else 0 for round in picked]
-    np.testing.assert_array_equal(served(run, folder, 6).round, expected)
-
-
 @pytest.fixture(scope="module")
 def held_out_images(whole: tuple[Ran, dict[int, Served]]) -> list[tuple[np.ndarray, np.ndarray]]:
     """The images and the labels of the held-out domain, which each seed draws anew."""
     data = whole[0].job.data
-    one = trained.find("run", whole[0].folder)
-    made = trained.assembled(one.config, one.cell)
+    made = finished.open("run", whole[0].folder).data
     rows = [parts_of(made.splits["80"][seed].test)[0] for seed in (0, 1)]
     return [(np.asarray(data.x)[each], np.asarray(data.y)[each]) for each in rows]
 
@@ -278,12 +265,10 @@ def test_an_evaluation_on_other_data(
         text = evaluate.run(evaluate.Options(str(run.folder), "last", new, out))
     told = json.loads((tmp_path / "new.json").read_text())
     assert "| a " in text
-    one = trained.find("run", run.folder)
-    made = trained.assembled(one.config, one.cell)
-    held = trained.served(one, made, "last")
-    algorithm = trained.algorithm(one, made, 0)
+    runs = finished.open("run", run.folder)
+    algorithm = runs.algorithm()
     for index, got in enumerate(told["runs"]):
-        server = jax.tree.map(lambda a, i=index: a[i], held.server)
+        server = runs.run(index, "last").served().server
         outputs = algorithm.predict(server, algorithm.init_client(server, 0), x[some])
         right = np.asarray(outputs).argmax(1) == y[some]
         domains = got["domains"]
@@ -291,7 +276,7 @@ def test_an_evaluation_on_other_data(
         assert domains["a"]["accuracy"] == pytest.approx(right[:9].mean())
         assert domains["b"]["accuracy"] == pytest.approx(right[9:].mean())
         assert np.array(got["confusion"])[:5].sum() == 0
-        assert evaluate.recalls(got)[:5] == [None] * 5
+        assert evaluate.recalls(np.array(got["confusion"]))[:5] == [None] * 5
         # Each client's own network, on all of it.
         assert [each["client"] for each in got["clients"]] == [0, 1]
         assert {each["examples"] for each in got["clients"]} == {len(right)}
@@ -300,12 +285,12 @@ def test_an_evaluation_on_other_data(
 def test_what_is_told_of_logits_by_hand() -> None:
     outputs = np.array([[1.0, 3.0, 0.0], [500.0, 0.0, -500.0], [0.0, 0.0, 0.0]], np.float32)
     y = np.array([1, 1, 2])
-    told = evaluate.tell(outputs, y)
+    told = evaluate.scores(outputs, y)
     losses = [np.log(np.exp([-2, 0, -3]).sum()), 500.0, np.log(3)]
     assert told == pytest.approx((3, 1 / 3, np.mean(losses)))
     counts = evaluate.confusion(outputs.argmax(1), y, 3)
     np.testing.assert_array_equal(counts, [[0, 0, 0], [1, 1, 0], [1, 0, 0]])
-    assert evaluate.recalls({"confusion": counts.tolist()}) == [None, 0.5, 0.0]
+    assert evaluate.recalls(counts) == [None, 0.5, 0.0]
 
 
 def edited(change: Callable[[Path], Any]) -> Callable[[Path, Path], Path]:
@@ -336,7 +321,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "gone on": ("this one is unfinished", result(lambda told: told.update(gone_on=True))),
     "unfinished": ("this one is unfinished", lambda to: (to / "result.json").unlink()),
     "passed by": (
-        "its run seed=0 was not kept as it was after round 99, by an",
+        "its run seed=0 was not saved as it was after round 99, as --sel",
         result(lambda told: told["runs"][0]["by_rule"]["validation"].update(round=99)),
     ),
     "nothing": (
@@ -347,8 +332,9 @@ BAD: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 
 def explained(folder: Path) -> None:
-    one = explain.find(folder, explain.Options((), state="best"))
-    explain.restore(one, explain.assembled(one))
+    one = explain.find(folder, explain.Options(state="best"))
+    one.runs.check_data()
+    one.served()
 
 
 LOOKS: dict[str, Callable[[Path], Any]] = {
@@ -383,9 +369,7 @@ def test_what_was_not_kept_is_not_taken_along(
 
 @pytest.mark.parametrize("binary", [export, evaluate])
 def test_the_flags(binary: Any) -> None:
-    values = flags.FlagValues()
-    binary.define(values)
-    command_line.parse(["", "--run=a", "--state=last", "--out=b"], values)
-    assert binary.options(values) == binary.Options("a", "last", out="b")
+    options = parsed(binary.BINARY, "--run=a", "--state=last", "--out=b")
+    assert options == binary.Options("a", "last", out="b")
     with pytest.raises(ValueError, match="--state=first: must be one of best, last"):
-        binary.run(binary.Options("a", "first"))
+        parsed(binary.BINARY, "--run=a", "--state=first")
