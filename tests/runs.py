@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from absl import flags
 
 from experiments import train
 from experiments.experiment.groups import Config
+from experiments.flags import flag
 from experiments.flags.command import Binary
 from experiments.reporting import figures
 from experiments.running import folder as folders
@@ -128,3 +129,9 @@ def parsed(binary: Binary, *arguments: str) -> Any:
     values = flags.FlagValues()
     binary.define(values)
     return binary.read(["", *arguments], values)
+
+
+def started(run: Callable[..., str], *arguments: Any) -> str:
+    """Runs a binary with options in the last place, whose ranges its command line would check."""
+    flag.check(arguments[-1])
+    return run(*arguments)

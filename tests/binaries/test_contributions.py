@@ -6,17 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from absl import flags
 from matplotlib.figure import Figure
 
 from experiments import contributions, sweep
 from experiments.contributions import Options, Phase
-from experiments.experiment import command_line, config
-from experiments.reporting import figures
+from experiments.experiment import config
+from experiments.reporting import figures, finished
 from fedjax_inv import missing
 from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv.checks import UsageError
-from runs import Ran, halved, jobs, no_figures, ran, states
+from runs import Ran, halved, jobs, no_figures, parsed, ran, states
 
 TINY = config.of(
     environment="rotated",
@@ -125,8 +124,8 @@ def test_a_rule_for_missing_uploads_goes_around_it() -> None:
         assessment = ()
 
     server = Assessing()
-    assert contributions._assessing(missing.Server(server, ())) is server
-    assert contributions._assessing(missing.Server((), ())) is None
+    assert finished.assessing(missing.Server(server, ())) is server
+    assert finished.assessing(missing.Server((), ())) is None
 
 
 def phase(contributions_of: np.ndarray, stays: np.ndarray) -> Phase:
@@ -198,10 +197,7 @@ def test_the_binary(run: Ran, tmp_path: Path) -> None:
     assert "tiny, 3 rounds of pre-training\n\n| client   | domain" in text
     assert text.endswith(f"Picture: {out}.")
     assert out.read_bytes().startswith(b"\x89PNG")
-    values = flags.FlagValues()
-    contributions.define(values)
-    command_line.parse(["", "--runs=a,b", "--out=c.png"], values)
-    assert contributions.options(values) == Options(("a", "b"), "c.png")
+    assert parsed(contributions.BINARY, "--runs=a,b", "--out=c.png") == Options(("a", "b"), "c.png")
 
 
 def test_a_folder_that_is_no_such_run_is_told_in_one_line(run: Ran, tmp_path: Path) -> None:

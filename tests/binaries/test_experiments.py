@@ -13,6 +13,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,16 +21,18 @@ from experiments import sweep, train
 from experiments.experiment import build, config, grid, groups
 from experiments.experiment.grid import Cell
 from experiments.experiment.groups import Config
+from experiments.flags.errors import Diverged
 from experiments.reporting import report, run_figures
-from experiments.running import chunks, kept, log, loop
+from experiments.running import chunks, log, loop, provenance, records, selected
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
+from experiments.running.records import Domain, Result, RunResult
 from experiments.running.signals import Stop
 from fedjax_inv import diagnostics, models, platforms, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Federation
-from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
+from runs import Ran, go_on, halved, jobs, line, metrics, no_figures, ran, states
 
 TINY = config.of(
     angles=(0.0, 40.0, 80.0),
@@ -172,7 +175,7 @@ def test_a_run_folder_is_complete(trained: Ran) -> None:
     }
     told = json.loads((trained.folder / "config.json").read_text())["flags"]
     assert set(told) == set(groups.FLAGS)
-    lines = log.read(trained.folder)
+    lines = metrics(trained.folder)
     expected = [(round, seed) for round in (0, 3, 6) for seed in (0, 1)]
     assert [(line["round"], line["seed"]) for line in lines] == expected
     for line in lines:
@@ -258,12 +261,11 @@ def test_round_0_is_of_the_network_that_training_starts_from(
 
 def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:
     for index, run in enumerate(trained.runs):
-        lines = log.read(trained.folder)
-        mine = [line for line in lines if line["run"] == index]
-        best = max(line["validation_accuracy"] for line in mine)
-        *_, latest = (line for line in mine if line["validation_accuracy"] == best)
-        assert run["selected"] == latest
-        assert run["last"] == mine[-1]
+        mine = [each for each in log.read(trained.folder) if each.run == index]
+        best = max(each.validation_accuracy for each in mine)
+        *_, latest = (each for each in mine if each.validation_accuracy == best)
+        assert run["selected"] == msgspec.to_builtins(latest)
+        assert run["last"] == msgspec.to_builtins(mine[-1])
     tests = [100 * run["selected"]["test_accuracy"] for run in trained.runs]
     expected = f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
     assert expected in (trained.folder / "table.md").read_text()
@@ -313,7 +315,7 @@ def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
     before = Ran(folder, whole.job).runs
     assert {run["last"]["round"] for run in before} == {half}
     # Killed before it is over, it has the result that it had.
-    folders.begin(folder, chosen, whole.job.cell, {})
+    folders.begin(folder, chosen, whole.job.cell, provenance.record(whole.job.data))
     assert Ran(folder, whole.job).runs == before
     assert folders.finished(chosen, whole.job.cell, folder) is None
     go_on(whole.job, folder)
@@ -398,14 +400,14 @@ def test_a_marked_run_is_never_selected(
     swept: tuple[Path, list[loop.Job], int], tmp_path: Path
 ) -> None:
     folder, *_ = swept
-    result = json.loads((folder / "fedipg-80" / "result.json").read_text())
-    diverged = [run["diverged"] for run in result["runs"]]
-    assert diverged == [run["hyper"]["learning_rate"] > 1 for run in result["runs"]]
+    result = records.read(folder / "fedipg-80" / "result.json", Result)
+    diverged = [run.diverged for run in result.runs]
+    assert diverged == [run.hyper["learning_rate"] > 1 for run in result.runs]
     chosen = report.choose("fedipg", result)
     assert chosen is not None
     assert chosen.hyper["learning_rate"] in (0.1, 0.3)
     assert chosen.diverged == "4 of 12"
-    result["runs"] = [run for run in result["runs"] if run["diverged"]]
+    result |= {"runs": [run for run in result.runs if run.diverged]}
     told = report.write(tmp_path, [("fedipg", result)], title="", paper={})
     assert "every run diverged" in told
     assert "every run diverged" in (tmp_path / "table.md").read_text()
@@ -422,12 +424,12 @@ def test_a_sweep_keeps_finished_cells(
     shutil.rmtree(folder / "fedipg-40")
     again = []
 
-    def run_cell(job: loop.Job, place: Path, stop: Stop) -> dict[str, Any]:
+    def run_cell(job: loop.Job, place: Path, stop: Stop) -> Result:
         """Finishes a cell without computing."""
         del stop
         again.append(grid.folder_name(job.cell.name))
         shutil.copytree(before / grid.folder_name(job.cell.name), place, dirs_exist_ok=True)
-        return json.loads((place / "result.json").read_text())
+        return records.read(place / "result.json", Result)
 
     monkeypatch.setattr(loop, "run_cell", run_cell)
     with no_figures():
@@ -444,7 +446,7 @@ def test_a_diverging_run_stops_with_round_and_client_and_keeps_the_checkpoint(
     folder = halved(trained.job, tmp_path / "run")
     before = states(folder, 3)
     told = r"^round 4, client \d \(fedipg, seed=0, learning_rate=.*nonfinite=drop"
-    with pytest.raises(loop.Diverged, match=told) as error:
+    with pytest.raises(Diverged, match=told) as error:
         go_on(with_rate(trained.job, 1e30), folder)
     assert "\n" not in str(error.value)
     assert not (folder / "result.json").exists()
@@ -487,7 +489,7 @@ def test_a_bad_checkpoint_is_told_in_one_line(
         )
         place, job = folder / "checkpoints", trained.job
         with contextlib.closing(Checkpoints(place, job.config, job.cell)) as checkpoints:
-            checkpoints.save(3, first, kept.of(first, personal=False))
+            checkpoints.save(3, first, selected.of(first, personal=False))
     else:
         other = halved(sampled.job, tmp_path / "other")
         shutil.rmtree(folder / "checkpoints")
@@ -535,22 +537,22 @@ def test_an_algorithm_and_a_network_from_anywhere(
         assert mine["domains"] == listed["domains"]
 
 
+def cell_of(held_out: str) -> records.Cell:
+    return records.Cell("fedavg", {}, held_out, [records.Run(0, {})])
+
+
 def test_selection_goes_by_validation_and_never_by_test() -> None:
-    def run(rate: float, seed: int, validation: float, test: float) -> dict[str, Any]:
-        evaluation = {"validation_accuracy": validation, "test_accuracy": test}
-        return {
-            "seed": seed,
-            "hyper": {"learning_rate": rate},
-            "diverged": False,
-            "selected": evaluation,
-        }
+    def run(rate: float, seed: int, validation: float, test: float) -> RunResult:
+        picked = line(5, validation, test_accuracy=test)
+        hyper = {"learning_rate": rate}
+        return RunResult(seed, hyper, False, picked, {"validation": picked}, picked)
 
     runs = [run(0.1, 0, 0.8, 0.1), run(0.1, 1, 0.7, 0.2), run(0.2, 0, 0.9, 0.9)]
     runs.append(run(0.2, 1, 0.5, 0.9))
-    chosen = report.choose("fedavg", {"cell": {"held_out": "80"}, "runs": runs})
+    chosen = report.choose("fedavg", Result(cell_of("80"), runs))
     assert chosen is not None
     assert chosen.hyper == {"learning_rate": 0.1}
-    assert chosen.over_seeds(lambda e: e["test_accuracy"]) == [0.1, 0.2]
+    assert chosen.over_seeds(lambda e: e.test_accuracy) == [0.1, 0.2]
     assert report.percent([0.1, 0.2]) == "15.0 ± 7.1"
     assert report.percent([0.1]) == "10.0"
 
@@ -568,10 +570,10 @@ def test_labels_name_only_what_differs() -> None:
 
 def test_leave_one_out_table_has_mean_and_worst_over_domains() -> None:
     def cell(domain: str, accuracies: list[float]) -> report.Chosen:
-        runs = [
-            {"selected": {"test_accuracy": a, "round": 10 * a}, "last": {"test_accuracy": a / 2}}
-            for a in accuracies
-        ]
+        runs = []
+        for seed, accuracy in enumerate(accuracies):
+            picked = line(int(10 * accuracy), accuracy)
+            runs.append(RunResult(seed, {}, False, picked, {}, line(20, accuracy / 2)))
         return report.Chosen("fedavg", domain, {}, runs, [0, 1], "0 of 2")
 
     table = report.table([cell("0", [0.1, 0.6]), cell("80", [0.3, 0.2])], {"fedavg": "94.3"})
@@ -585,15 +587,14 @@ def test_leave_one_out_table_has_mean_and_worst_over_domains() -> None:
 def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> None:
     """Neither a row nor a column goes, and no mean is over fewer domains than it says."""
 
-    def result(domain: str, diverged: bool) -> dict[str, Any]:
+    def result(domain: str, diverged: bool) -> Result:
         domains = {
-            name: {"accuracy": 0.3, "split": "test" if name == domain else "validation"}
+            name: Domain(0.3, None, 4, "test" if name == domain else "validation")
             for name in ("0", "80")
         }
-        told = {"round": 2, "domains": domains, "validation_accuracy": 0.3, "test_accuracy": 0.3}
-        told |= {"bytes": 1, "worst_accuracy": 0.3}
-        run = {"seed": 0, "hyper": {}, "diverged": diverged, "selected": told, "last": told}
-        return {"cell": {"held_out": domain}, "runs": [run]}
+        picked = line(2, 0.3, domains=domains)
+        run = RunResult(0, {}, diverged, picked, {"validation": picked}, picked)
+        return Result(cell_of(domain), [run])
 
     def rows(*cells: tuple[str, str, bool]) -> list[list[str]]:
         results = [(label, result(domain, gone)) for label, domain, gone in cells]

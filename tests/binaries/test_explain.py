@@ -1,5 +1,6 @@
 """LIME masks: what the explainer sees is what the network sees, and it finds what decides."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -11,14 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags
 
 from experiments import explain, sweep
-from experiments.experiment import build, command_line, config
+from experiments.experiment import build, config
+from experiments.reporting import finished
+from experiments.running import provenance
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.types import Algorithm, Array, Tree
-from runs import no_figures, ran
+from runs import no_figures, parsed, ran, started
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,16 +92,26 @@ def options(*folders: Path, **changes: Any) -> explain.Options:
     return explain.Options(tuple(map(str, folders)), **changes)
 
 
-def changed(folder: Path, to: Path, *, held_out: str | None = "0.9", **changes: Any) -> Path:
-    """The folder as if it had been run with other flags."""
+def changed(
+    folder: Path,
+    to: Path,
+    *,
+    held_out: str | None = "0.9",
+    other_data: bool = False,
+    **changes: Any,
+) -> Path:
+    """The folder as if it had been run with other flags. other_data: which are for other data."""
     shutil.copytree(folder, to)
     record = json.loads((to / "config.json").read_text())
     record["flags"].update(changes)
-    del record["starts"]  # which tell of the data that there were
     result = json.loads((to / "result.json").read_text())
     for name, told in (("config.json", record), ("result.json", result)):
         told["cell"]["held_out"] = held_out
         (to / name).write_text(json.dumps(told))
+    if other_data:
+        data = finished.open("runs", to).data.data
+        record["starts"][-1]["data"] = provenance.fingerprint(data)
+        (to / "config.json").write_text(json.dumps(record))
     return to
 
 
@@ -126,14 +138,14 @@ def test_the_classifier_is_the_run_that_was_asked_for(
 ) -> None:
     folder = request.getfixturevalue(name)
     one = explain.find(folder, options(folder, seed=seed, run=run))
-    made = explain.assembled(one)
-    dataset, domain, held_out = made.dataset, explain.held_out(one, made), one.cell.held_out
+    made = one.runs.data
+    dataset, domain, held_out = made.dataset, explain.test_domain(one), one.runs.cell.held_out
     assert held_out is not None
     rows = np.sort(federation.parts_of(made.splits[held_out][seed].test)[0])
     np.testing.assert_array_equal(domain.y, made.data.y[rows])
     images = explain.seen_images(domain, dataset.render, range(len(rows)))
     np.testing.assert_array_equal(images.y, domain.y)
-    algorithm, server = explain.restore(one, made)
+    algorithm, server = one.algorithm(rendered=True), one.served().server
     classify = explain.classifier(algorithm, server, images.x.shape[-1])
     probabilities = classify(explain.to_rgb(images.x))
     # However many there are, as LIME's last batch may be short.
@@ -289,7 +301,7 @@ def test_a_bad_option_is_told_in_one_line(
     fedavg: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        explain.run(options(fedavg)._replace(**changes))
+        started(explain.run, dataclasses.replace(options(fedavg), **changes))
     assert "\n" not in str(error.value)
 
 
@@ -302,12 +314,14 @@ def refused(message: str, *folders: Path) -> None:
 def test_a_run_of_many_devices_and_another_data_folder(fedavg: Path, tmp_path: Path) -> None:
     folder = changed(fedavg, tmp_path / "run", devices=64)
     one = explain.find(folder, options(folder))
-    explain.restore(one, explain.assembled(one))
+    one.runs.check_data()
+    one.served()
     with pytest.raises(UsageError, match=r"^--data_dir=here: has no effect with"):
         explain.find(folder, options(folder, data_dir="here"))
     of_tfds = changed(fedavg, tmp_path / "mnist", dataset="mnist", data_dir="there")
-    assert explain.find(of_tfds, options(of_tfds)).config.data.data_dir == "there"
-    assert explain.find(of_tfds, options(of_tfds, data_dir="here")).config.data.data_dir == "here"
+    assert explain.find(of_tfds, options(of_tfds)).runs.config.data.data_dir == "there"
+    here = explain.find(of_tfds, options(of_tfds, data_dir="here"))
+    assert here.runs.config.data.data_dir == "here"
 
 
 def test_folders_that_cannot_be_explained(fedavg: Path, tmp_path: Path) -> None:
@@ -331,18 +345,18 @@ def test_other_images_are_refused(fedavg: Path, tmp_path: Path) -> None:
     refused(
         f"{same}test_flip",
         fedavg,
-        changed(fedavg, tmp_path / "flip", held_out="0.8", test_flip=0.8),
+        changed(fedavg, tmp_path / "flip", held_out="0.8", other_data=True, test_flip=0.8),
     )
     held_out = changed(fedavg, tmp_path / "held_out", held_out="0.1")
     refused(f"{same}held_out", fedavg, held_out)
-    classes = changed(fedavg, tmp_path / "classes", num_classes=5)
+    classes = changed(fedavg, tmp_path / "classes", other_data=True, num_classes=5)
     refused(f"{same}num_classes", fedavg, classes)
     refused("1, 2 or 3 channels, not on inputs .*8, 8, 5", classes)
 
 
 def test_every_part_of_the_domain_is_compared(fedavg: Path) -> None:
     one = explain.find(fedavg, options(fedavg))
-    domain = explain.held_out(one, explain.assembled(one))
+    domain = explain.test_domain(one)
     for other in (
         domain._replace(y=1 - domain.y),
         domain._replace(classes=("0-4", "others")),
@@ -363,6 +377,7 @@ def test_inputs_that_are_no_images_are_refused(fedavg: Path, tmp_path: Path) -> 
         fedavg,
         tmp_path / "run",
         held_out=None,
+        other_data=True,
         dataset=str(path),
         environment="none",
         clients=2,
@@ -376,28 +391,22 @@ def test_images_drawn_for_the_test_are_those_of_the_seed(fedavg: Path, tmp_path:
     flags = dict(environment="none", partition="iid", clients=2)
     folder = changed(fedavg, tmp_path / "run", held_out=None, **flags)
     one = explain.find(folder, options(folder, seed=1))
-    made = explain.assembled(one)
-    dataset, splits, domain = made.dataset, made.splits[None], explain.held_out(one, made)
+    made = one.runs.data
+    dataset, splits, domain = made.dataset, made.splits[None], explain.test_domain(one)
     rows = [np.sort(federation.parts_of(splits[seed].test)[0]) for seed in (0, 1)]
     assert not np.array_equal(rows[0], rows[1])
     images = explain.seen_images(domain, dataset.render, range(5))
     np.testing.assert_allclose(images.x * 255, dataset.x[rows[1][:5]], rtol=1e-6)
 
 
-def parsed(*arguments: str) -> explain.Options:
-    values = flags.FlagValues()
-    explain.define(values)
-    command_line.parse(["", *arguments], values)
-    return explain.options(values)
-
-
 def test_the_flags() -> None:
-    assert parsed() == explain.Options(())
+    assert parsed(explain.BINARY) == explain.Options()
     arguments = ("--runs=a,b", "--images=1,2", "--seed=3", "--run=4", "--samples=20")
-    several = parsed(*arguments, "--segment=5", "--out=x.png", "--data_dir=d", "--state=best")
+    others = ("--segment=5", "--out=x.png", "--data_dir=d", "--state=best")
+    several = parsed(explain.BINARY, *arguments, *others)
     assert several == explain.Options(("a", "b"), (1, 2), 3, 4, 20, 5, "x.png", "d", "best")
     with pytest.raises(ValueError, match="--images=1,x: must be whole numbers"):
-        parsed("--images=1,x")
+        parsed(explain.BINARY, "--images=1,x")
 
 
 def test_the_binary_ends_with_one_line_and_status_2(fedavg: Path) -> None:

@@ -15,13 +15,15 @@ from matplotlib.transforms import Bbox
 
 from experiments import evaluate
 from experiments.papers import study
-from experiments.reporting import figures, run_figures
+from experiments.reporting import data_figures, figures, run_figures
+from experiments.running.records import Cell, Domain, Line, Result, Run, RunResult
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
 from fedjax_inv.types import Federation
+from runs import line
 
-Cells = list[tuple[str, Path, dict[str, Any]]]
+Cells = list[tuple[str, Path, Result]]
 
 
 @pytest.fixture
@@ -74,20 +76,21 @@ def check(figure: Figure) -> None:
         assert not legend.get_window_extent().overlaps(axis.get_window_extent())
 
 
-def told(held_out: str, domains: list[str], round: int, seed: int, clients: int) -> dict[str, Any]:
+def told(held_out: str, domains: list[str], round: int, seed: int, clients: int) -> Line:
     """An evaluation whose accuracies follow from what it is of."""
     scores = {name: (10 * index + round + seed) / 100 for index, name in enumerate(domains)}
-    return {
-        "round": round,
-        "domains": {
-            name: {"accuracy": score, "split": "test" if name == held_out else "validation"}
+    return line(
+        round,
+        run=seed,
+        seed=seed,
+        domains={
+            name: Domain(score, None, 100, "test" if name == held_out else "validation")
             # As a run has them: what is held out comes last.
             for name, score in sorted(scores.items(), key=lambda one: one[0] == held_out)
         },
-        "test_accuracy": scores[held_out],
-        "validation_accuracy": 0.5,
-        "accuracy_by_client": [None, *((k % 90 + seed) / 100 for k in range(1, clients))],
-    }
+        test_accuracy=scores[held_out],
+        accuracy_by_client=[None, *((k % 90 + seed) / 100 for k in range(1, clients))],
+    )
 
 
 def cells(
@@ -98,27 +101,21 @@ def cells(
     clients: int,
 ) -> Cells:
     """Finished cells, and their logs."""
-    logs: dict[Path, list[dict[str, Any]]] = {}
+    logs: dict[Path, list[Line]] = {}
     result: Cells = []
     for label, held_out in itertools.product(labels, held_outs):
         place = Path(f"{label}/{held_out}")
         lines = [
-            told(held_out, domains, round, seed, clients) | {"run": seed}
-            for round in (0, 5, 10)
-            for seed in (0, 1)
+            told(held_out, domains, round, seed, clients) for round in (0, 5, 10) for seed in (0, 1)
         ]
         logs[place] = lines
-        runs = [
-            {
-                "seed": seed,
-                "hyper": {},
-                "diverged": False,
-                "selected": lines[2 + seed],
-                "last": lines[4 + seed],
-            }
-            for seed in (0, 1)
-        ]
-        result.append((label, place, {"cell": {"held_out": held_out}, "runs": runs}))
+        runs = []
+        for seed in (0, 1):
+            picked = lines[2 + seed]
+            of = RunResult(seed, {}, False, picked, {"validation": picked}, lines[4 + seed])
+            runs.append(of)
+        cell = Cell("fedavg", {}, held_out, [Run(seed, {}) for seed in (0, 1)])
+        result.append((label, place, Result(cell, runs)))
     monkeypatch.setattr(run_figures.log, "read", lambda folder, done: logs[folder])
     return result
 
@@ -203,7 +200,7 @@ def test_what_clients_hold(
     per_client = size // clients
     held = Federation(((), ()), rows, np.arange(clients) * per_client, np.full(clients, per_client))
     split = Split(held, held, held, np.arange(clients) % len(domains), domains, np.array([-1]))
-    run_figures.draw_partition(Path("partition.png"), dataset, split)
+    data_figures.draw_partition(Path("partition.png"), dataset, split)
     figure = saved["partition.png"]
     check(figure)
     left, right, _ = figure.axes
@@ -219,23 +216,28 @@ def test_what_clients_hold(
 
 @pytest.mark.parametrize(("num_classes", "clients"), [(2, 1), (120, 1000)])
 def test_an_evaluation(saved: dict[str, Figure], num_classes: int, clients: int) -> None:
-    def run(seed: int) -> dict[str, Any]:
-        served = [{"client": c, "accuracy": (c % 50 + seed) / 100} for c in range(seed, clients)]
-        return {
-            "domains": {"a": {"accuracy": 0.5}, "a name that is $long$ enough": {"accuracy": 1.0}},
-            "clients": served,
-            "confusion": np.eye(num_classes, dtype=int).tolist(),
+    def run(seed: int) -> evaluate.RunScores:
+        served = [
+            evaluate.ClientScores(client, "a", 9, (client % 50 + seed) / 100, 1.0)
+            for client in range(seed, clients)
+        ]
+        domains = {
+            name: evaluate.DomainScores("test", 9, accuracy, 1.0)
+            for name, accuracy in (("a", 0.5), ("a name that is $long$ enough", 1.0))
         }
+        counts = np.eye(num_classes, dtype=int).tolist()
+        return evaluate.RunScores(seed, 5, domains, served, counts)
 
-    told = {"runs": [run(0), run(1)], "classes": tuple(f"class {k}" for k in range(num_classes))}
+    classes = tuple(f"class {k}" for k in range(num_classes))
+    told = evaluate.Evaluated("run", "best", "digits", classes, {}, [run(0), run(1)])
     evaluate.draw(Path("e.png"), told, "fedavg, held out: $a$")
     figure = saved["e.png"]
     check(figure)
     assert len(figure.axes) == 5
     if clients > 1:
-        line = figure.axes[2].lines[0].get_xydata()
-        assert line[0, 0] == 0
-        np.testing.assert_allclose(line[[0, -1], 1], [0.5, 49.5])
+        curve = figure.axes[2].lines[0].get_xydata()
+        assert curve[0, 0] == 0
+        np.testing.assert_allclose(curve[[0, -1], 1], [0.5, 49.5])
 
 
 def test_series(saved: dict[str, Figure]) -> None:

@@ -1,14 +1,16 @@
 """Names of domains and classes in tables and figures: as they are, whatever they hold."""
 
+import csv
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from experiments import show_data
 from experiments.experiment import build, config
-from experiments.reporting import run_figures, tables
+from experiments.reporting import data_figures, tables
 from fedjax_inv.checks import UsageError
 
 NAMES = (r"$\nonsense$", "a|b", "Grüße_ü", "$5 and $6")
@@ -24,23 +26,71 @@ def data(tmp_path: Path) -> str:
     return str(tmp_path / "names.npz")
 
 
+def columns(*headings: str) -> tables.Columns[tuple[Any, ...]]:
+    """Columns of tuples, which take the entries in order."""
+    return [(heading, lambda row, at=at: row[at]) for at, heading in enumerate(headings)]
+
+
 def test_a_bar_of_a_name_is_no_border() -> None:
-    head, _, line = tables.tabulate([["a|b", 1], ["c", 2.5]], ["x|y", "n"]).splitlines()[:3]
+    text = tables.table([("a|b", 1), ("c", 2.5)], columns("x|y", "n"))
+    head, _, line = text.splitlines()[:3]
     assert head.startswith("| x\\|y ")
     assert line.startswith("| a\\|b ")
     assert line.replace("\\|", "").count("|") == 3
 
 
+ROWS = [("a,b", 1.5, None), ("50% of $x_1$", "diverged", "")]
+
+
+def test_tables_in_all_forms() -> None:
+    heads = columns("run", "test, %", "paper")
+    assert tables.table(ROWS, heads).splitlines() == [
+        "| run          | test, %   | paper   |",
+        "|--------------|-----------|---------|",
+        "| a,b          | 1.5       |         |",
+        "| 50% of $x_1$ | diverged  |         |",
+    ]
+    assert tables.table(ROWS, heads, align="right").splitlines()[2:] == [
+        "| a,b          |       1.5 |         |",
+        "| 50% of $x_1$ |  diverged |         |",
+    ]
+    text = tables.table(ROWS, heads, form="csv")
+    assert list(csv.reader(text.splitlines())) == [
+        ["run", "test, %", "paper"],
+        ["a,b", "1.5", ""],
+        ["50% of $x_1$", "diverged", ""],
+    ]
+    lines = [line.strip() for line in tables.table(ROWS, heads, form="latex").splitlines()]
+    assert lines[0] == r"\begin{tabular}{lll}"
+    assert r"50\% of \$x\_1\$ & diverged  &         \\" in lines
+    assert set(tables.FORMS) == {"markdown", "latex", "csv"}
+
+
+@pytest.mark.parametrize("form", tables.FORMS)
+def test_columns_without_a_cell_and_tables_without_a_row(form: str) -> None:
+    heads = columns("run", "test, %", "paper")
+    assert "paper" in tables.table(ROWS, heads, form=form)
+    assert "paper" not in tables.table(ROWS, heads, form=form, omit_empty=True)
+    assert "paper" in tables.table([], heads, form=form)
+    # Domains may have the name of another column.
+    assert tables.table(ROWS, columns("run", "mean", "mean"), form=form).count("mean") == 2
+
+
+def test_numbers_stand_below_each_other() -> None:
+    text = tables.table([("a", "1.25"), ("b", "30")], columns("", "n"), align="decimal")
+    assert [line.split("|")[2] for line in text.splitlines()[2:]] == ["  1.25 ", " 30    "]
+
+
 def test_strange_names_are_shown(data: str, tmp_path: Path) -> None:
     chosen = config.of(dataset=data, held_out=NAMES[3])
     out = tmp_path / "data.png"
-    told = show_data.show(show_data.Options(chosen, images=2, out=str(out)))
+    told = show_data.show(chosen, show_data.Options(images=2, out=str(out)))
     assert out.stat().st_size
     for name in NAMES[:3]:
         assert name.replace("|", "\\|") in told
     made = build.assemble(chosen)
     partition = tmp_path / "partition.png"
-    run_figures.draw_partition(partition, made.dataset, made.splits[NAMES[3]][0])
+    data_figures.draw_partition(partition, made.dataset, made.splits[NAMES[3]][0])
     assert partition.stat().st_size
 
 

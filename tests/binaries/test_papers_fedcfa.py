@@ -1,5 +1,6 @@
 """The studies of FedCFA: what is compared, what the tables tell, what lies where in the figures."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,15 @@ import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import explain, factors
+from experiments import factors
 from experiments.experiment import command_line, config, grid
 from experiments.papers import fedcfa, study
 from experiments.papers.study import Done, Row
-from experiments.reporting import figures
+from experiments.reporting import figures, finished
 from fedjax_inv import models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models.blocks import unit_range
-from runs import no_figures
+from runs import no_figures, started
 
 
 def parsed(*arguments: str) -> study.Options:
@@ -281,19 +282,20 @@ def test_factors_of_a_run(
     assert panel.factors.shape == (60, 6)
     assert len(set(panel.client)) == 3
     with pytest.raises(UsageError, match=r"^--clients=0: must be at least 1"):
-        factors.run(options._replace(clients=0))
-    trained = explain.find(folder, explain.Options((), run=1))
-    made = explain.assembled(trained)
+        started(factors.run, dataclasses.replace(options, clients=0))
+    trained = finished.open("runs", folder).select(0, 1, "last")
+    made = trained.runs.data
     # Wherever it is cut, it is the same network.
     x = unit_range(made.data.x[:5])
-    cut = [factors.network(trained, made, hook) for hook in (0, 1, 2)]
+    cut = [factors.network(trained, hook) for hook in (0, 1, 2)]
     outputs = [models.predict(model, variables, x) for model, variables in cut]
     np.testing.assert_allclose(outputs[1:], [outputs[0]] * 2, rtol=1e-5)
     with pytest.raises(UsageError, match="cut"):
-        factors.network(trained, made, 3)
-    of_texts = made._replace(dataset=made.dataset._replace(words=("", "a")))
+        factors.network(trained, 3)
+    of_texts = finished.open("runs", folder)
+    vars(of_texts)["data"] = made._replace(dataset=made.dataset._replace(words=("", "a")))
     with pytest.raises(UsageError, match=r"^--runs=.*: must be on images"):
-        factors.network(trained, of_texts, 2)
+        factors.network(of_texts.select(0, 1, "last"), 2)
     # Counterfactuals have three factors of a mean image, and the other five are the image's.
     model, variables = cut[1]
     average = x[:1] * 0 + 0.5

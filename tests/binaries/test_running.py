@@ -354,8 +354,12 @@ def test_digests_stay_what_folders_hold() -> None:
     tree = {"x": np.arange(3, dtype=np.int16), "n": np.float32(2)}
     assert provenance.fingerprint(tree)[:16] == "06e94e8d75d3c664"
     assert provenance.checksum(tree)[:16] == "369a5e573189354b"
-    Pair = NamedTuple("Pair", [("x", Any), ("n", Any)])
     assert provenance.checksum(Pair(**tree)) == provenance.checksum(tree)
+
+
+class Pair(NamedTuple):
+    x: Any
+    n: Any
 
 
 LONGER = config.changed(CHOSEN, rounds=9)

@@ -1,27 +1,24 @@
 """Which evaluation a rule selects, by hand."""
 
-from typing import Any
-
+import msgspec
 import numpy as np
 import pytest
 
+import runs
 from experiments.parts import selection
 from experiments.parts.selection import RULES
 from experiments.reporting import report
+from experiments.running.records import Cell, Domain, Line, Result, Run, RunResult
 
 
-def line(round: int, accuracies: tuple[float, ...], test: float, examples: int = 400) -> Any:
-    domains: dict[str, Any] = {
-        str(index): {"accuracy": accuracy, "examples": examples, "split": "validation"}
+def line(round: int, accuracies: tuple[float, ...], test: float, examples: int = 400) -> Line:
+    domains = {
+        str(index): Domain(accuracy, None, examples, "validation")
         for index, accuracy in enumerate(accuracies)
     }
-    domains["test"] = {"accuracy": test, "examples": examples, "split": "test"}
-    return {
-        "round": round,
-        "domains": domains,
-        "validation_accuracy": float(np.mean(accuracies)),
-        "test_accuracy": test,
-    }
+    domains["test"] = Domain(test, None, examples, "test")
+    accuracy = float(np.mean(accuracies))
+    return runs.line(round, accuracy, test_accuracy=test, domains=domains)
 
 
 LINES = [
@@ -40,7 +37,7 @@ LINES = [
 def test_rules(rule: str, round: int) -> None:
     picked = RULES[rule].pick(LINES)
     assert picked is not None
-    assert picked["round"] == round
+    assert picked.round == round
 
 
 @pytest.mark.parametrize("rule", ["validation", "oracle"])
@@ -48,23 +45,26 @@ def test_of_equally_good_evaluations_the_later_is_picked(rule: str) -> None:
     again = [line(30, (0.8, 0.9), 0.7), line(35, (0.8, 0.9), 0.7), line(40, (0.8, 0.8), 0.6)]
     picked = RULES[rule].pick([*LINES, *again])
     assert picked is not None
-    assert picked["round"] == 35
+    assert picked.round == 35
 
 
 def test_only_the_oracle_looks_at_the_test() -> None:
-    others = [line(each["round"], accuracies(each), 0.0) for each in LINES]
+    others = [line(each.round, accuracies(each), 0.0) for each in LINES]
     for name, rule in RULES.items():
         if name != "oracle":
             ours, theirs = rule.pick(LINES), rule.pick(others)
             assert ours is not None
             assert theirs is not None
-            assert ours["round"] == theirs["round"]
+            assert ours.round == theirs.round
             assert rule.score(ours) == rule.score(theirs)
 
 
-def accuracies(each: Any) -> tuple[float, ...]:
-    domains = each["domains"].values()
-    return tuple(d["accuracy"] for d in domains if d["split"] == "validation")
+def accuracies(each: Line) -> tuple[float, ...]:
+    return tuple(d.accuracy for d in each.domains.values() if d.split == "validation")
+
+
+def domain(accuracy: float, examples: int) -> Domain:
+    return Domain(accuracy, None, examples, "validation")
 
 
 def test_domains_agree_as_often_as_chance_has_it() -> None:
@@ -74,64 +74,65 @@ def test_domains_agree_as_often_as_chance_has_it() -> None:
         sizes = rng.integers(300, 900, num_domains)
         agree = [
             selection.differ_by_chance(
-                [{"accuracy": rng.binomial(size, 0.7) / size, "examples": size} for size in sizes]
+                [domain(rng.binomial(size, 0.7) / size, size) for size in sizes]
             )
             for _ in range(2000)
         ]
         assert abs(np.mean(agree) - share) < 0.04
-    assert not selection.differ_by_chance([{"accuracy": 0.5, "examples": 9}])
-    assert not selection.differ_by_chance(
-        [{"accuracy": 0.5, "examples": 9}, {"accuracy": 0.0, "examples": 0}]
-    )
+    assert not selection.differ_by_chance([domain(0.5, 9)])
+    assert not selection.differ_by_chance([domain(0.5, 9), domain(0.0, 0)])
     # All right everywhere.
-    assert selection.differ_by_chance([{"accuracy": 1.0, "examples": n} for n in (5, 9)])
+    assert selection.differ_by_chance([domain(1.0, n) for n in (5, 9)])
 
 
 def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
-    def run(rate: float, lines: list[Any]) -> dict[str, Any]:
+    cell = Cell("fedipg", {}, "0.9", [Run(0, {})])
+
+    def run(rate: float, lines: list[Line], seed: int = 0, diverged: bool = False) -> RunResult:
         picked = {name: rule.pick(lines) for name, rule in RULES.items()}
-        return {
-            "seed": 0,
-            "hyper": {"rate": rate},
-            "diverged": False,
-            "selected": picked["validation"],
-            "by_rule": picked,
-            "last": lines[-1],
-        }
+        hyper = {"rate": rate}
+        return RunResult(seed, hyper, diverged, picked["validation"], picked, lines[-1])
+
+    def chosen(rule: str, *several: RunResult) -> report.Chosen | None:
+        return report.choose("fedipg", Result(cell, list(several)), rule)
 
     never = [line(5, (0.8, 0.95), 0.05)]
-    result = {"cell": {"held_out": "0.9"}, "runs": [run(0.1, LINES), run(0.2, never)]}
+    both = run(0.1, LINES), run(0.2, never)
     expected = {"validation": (0.2, 5), "agreement": (0.1, 15), "oracle": (0.1, 20)}
     for rule, (rate, round) in expected.items():
-        chosen = report.choose("fedipg", result, rule)
-        assert chosen is not None
-        assert chosen.hyper == {"rate": rate}
-        assert chosen.runs[0]["selected"]["round"] == round
+        picked = chosen(rule, *both)
+        assert picked is not None
+        assert picked.hyper == {"rate": rate}
+        assert picked.selected[0].round == round
     # What agrees for one of two seeds goes before what never does, and tells the other as it ended.
-    for some, agree in ((result["runs"][0], True), (result["runs"][1], False)):
-        ended = {**run(some["hyper"]["rate"], never), "seed": 1, "last": never[-1]}
-        half = {**result, "runs": [some | {"last": LINES[-1]}, ended]}
-        picked = report.choose("fedipg", half, "agreement")
+    for some, agree in ((both[0], True), (both[1], False)):
+        ended = run(some.hyper["rate"], never, seed=1)
+        picked = chosen("agreement", some | {"last": LINES[-1]}, ended)
         assert (picked is not None) == agree
         if picked is not None:
-            assert [each["selected"]["round"] for each in picked.runs] == [15, 5]
+            assert [each.round for each in picked.selected] == [15, 5]
     # Nothing agrees in any setting.
-    assert report.choose("fedipg", result | {"runs": [run(0.2, never)]}, "agreement") is None
+    assert chosen("agreement", run(0.2, never)) is None
     # Why is told: a rule that found nothing is no divergence, nor the other way round.
-    bad = run(0.2, never) | {"diverged": True}
-    for runs, why in (
+    bad = run(0.2, never, diverged=True)
+    for several, why in (
         ([run(0.2, never)], "none"),
         ([bad], "diverged"),
-        ([bad, run(0.2, never) | {"seed": 1}], "diverged"),
+        ([bad, run(0.2, never, seed=1)], "diverged"),
         ([bad, run(0.1, never)], "none"),
     ):
-        assert report._why_none(result | {"runs": runs}) == why
-    both = report.choose("fedipg", result, "agreement")
-    assert both is not None
+        assert report._why_none(Result(cell, several)) == why
+    picked = chosen("agreement", *both)
+    assert picked is not None
     cells = {("fedipg", "0.9"): "none", ("fedavg", "0.9"): "none"}
-    assert report.table([both], {}, cells).splitlines()[-1].split("|")[2].strip() == "none"
-    # A folder of before the rules.
-    (first, _) = result["runs"]
-    del first["by_rule"]
-    assert report.choose("fedipg", result | {"runs": [first]}) is not None
-    assert report.choose("fedipg", result | {"runs": [first]}, "oracle") is None
+    assert report.table([picked], {}, cells).splitlines()[-1].split("|")[2].strip() == "none"
+
+
+def test_results_may_be_plain_dicts() -> None:
+    """As the studies of papers have them."""
+    picked = {name: rule.pick(LINES) for name, rule in RULES.items()}
+    one = RunResult(0, {"rate": 0.1}, False, picked["validation"], picked, LINES[-1])
+    result = Result(Cell("fedipg", {}, "0.9", [Run(0, {"rate": 0.1})]), [one])
+    chosen = report.choose("fedipg", msgspec.to_builtins(result), "oracle")
+    assert chosen is not None
+    assert chosen.runs[0]["selected"]["round"] == 20

@@ -1,5 +1,6 @@
 """The picture of an experiment's data: it shows what the clients hold, and the table counts it."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -7,21 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from absl import flags
 from matplotlib.figure import Figure
 
 from experiments import show_data
-from experiments.experiment import build, command_line, config
-from experiments.reporting import figures
+from experiments.experiment import build, config
+from experiments.experiment.groups import Config
+from experiments.reporting import data_figures, figures
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.environments import Colored
+from runs import parsed, started
 
 ROOT = Path(__file__).parents[2]
 
 
-def options(tmp_path: Path, *, images: int = 10, **values: Any) -> show_data.Options:
-    return show_data.Options(config.of(**values), images, str(tmp_path / "new" / "data.png"))
+Chosen = tuple[Config, show_data.Options]
+
+
+def options(tmp_path: Path, *, images: int = 10, **values: Any) -> Chosen:
+    return config.of(**values), show_data.Options(images, str(tmp_path / "new" / "data.png"))
 
 
 def cells(table: str) -> list[list[str]]:
@@ -31,23 +36,24 @@ def cells(table: str) -> list[list[str]]:
     return [rows[0], *rows[2:]]
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, chosen: show_data.Options) -> tuple[str, Figure]:
+def shown(monkeypatch: pytest.MonkeyPatch, chosen: Chosen) -> tuple[str, Figure]:
     """What is printed, and the figure that is not written."""
     seen: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, path, **other: seen.append(figure))
-    text = show_data.show(chosen)
+    text = show_data.show(*chosen)
     (figure,) = seen
     return text, figure
 
 
 def test_the_picture_is_there_and_the_table_is_right(tmp_path: Path) -> None:
     chosen = options(tmp_path, environment="stained", stain="both", clients=7, seeds=(3, 4))
-    text = show_data.show(chosen)
-    assert Path(chosen.out).read_bytes().startswith(b"\x89PNG")
+    text = show_data.show(*chosen)
+    out = chosen[1].out
+    assert Path(out).read_bytes().startswith(b"\x89PNG")
     assert text.strip().startswith("digits, stained domains, held out: test, seed 3\n")
-    assert text.endswith(f"Picture: {chosen.out}.")
+    assert text.endswith(f"Picture: {out}.")
 
-    made = build.assemble(chosen.config, (3,))
+    made = build.assemble(chosen[0], (3,))
     split = made.splits["test"][3]
     order = np.asarray(split.train.order)
     parts = [
@@ -89,7 +95,8 @@ def test_a_cue_is_judged_by_what_it_means_in_training() -> None:
     )
     rows = [np.array([0, 2]), np.array([1, 3]), np.arange(4, 10)]
     sizes = [(1, 1, 0), (2, 0, 0), (0, 0, 6)]
-    told = cells(show_data.table(dataset, show_data.Held(["0: d", "1: d", "test"], rows, sizes)))
+    holdings = show_data.Holdings(["0: d", "1: d", "test"], rows, sizes)
+    told = cells(show_data.table(dataset, holdings))
     assert told[0][4] == "right by color alone, %"
     assert [row[1:] for row in told[1:]] == [
         ["1", "1", "", "100.0"],
@@ -105,7 +112,7 @@ def test_the_figure_shows_labels_images_and_counts(
     chosen = options(tmp_path, environment="combinations", colors=3, clients=4, images=5)
     text, figure = shown(monkeypatch, chosen)
     assert "held out: 2" in text
-    dataset = build.assemble(chosen.config).dataset
+    dataset = build.assemble(chosen[0]).dataset
     images, by_class, by_color = figure.axes
     assert [tick.get_text() for tick in images.get_yticklabels()] == ["0", "1", "2"]
     assert [t.get_text() for t in images.texts if len(t.get_text()) == 1] == list("01234" * 3)
@@ -156,7 +163,7 @@ def test_any_environment(
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])
 def test_rgb(channels: int) -> None:
     x = np.random.default_rng(0).uniform(size=(2, 3, 4, channels)).astype(np.float32)
-    rgb = show_data.to_rgb(x)
+    rgb = data_figures.to_rgb(x)
     assert rgb.shape == (2, 3, 4, 3)
     assert rgb.min() >= 0
     assert rgb.max() <= 1
@@ -164,7 +171,7 @@ def test_rgb(channels: int) -> None:
         red_green_blue = {1: x.repeat(3, -1), 2: np.pad(x, [(0, 0)] * 3 + [(0, 1)]), 3: x}
         np.testing.assert_allclose(rgb, red_green_blue[channels])
     else:  # an image in one channel has that channel's hue, and hues differ
-        hues = show_data.to_rgb(np.eye(channels)[:, None, None])
+        hues = data_figures.to_rgb(np.eye(channels)[:, None, None])
         assert len(np.unique(hues.round(3), axis=0)) == channels
 
 
@@ -183,19 +190,20 @@ def test_labels_come_in_turn() -> None:
         (dict(out="data.pdf"), "--out=data.pdf: must end in .png"),
         (dict(images=0), "--images=0: must be in 1..500"),
         (
-            dict(config=config.of(environment="combinations", held_out="all")),
+            dict(environment="combinations", held_out="all"),
             "--held_out=all: must be one domain to be shown",
         ),
         (
-            dict(config=config.of(environment="stained", domain_size=600)),
+            dict(environment="stained", domain_size=600),
             r"--domain_size=600: must be an integer in 1\.\.287",
         ),
     ],
 )
 def test_what_cannot_be_shown(tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    chosen = options(tmp_path)._replace(**change)
+    own = {name: change.pop(name) for name in ("out", "images") if name in change}
+    chosen, others = options(tmp_path, **change)
     with pytest.raises(UsageError, match=words) as error:
-        show_data.show(chosen)
+        started(show_data.show, chosen, dataclasses.replace(others, **own))
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
@@ -206,21 +214,15 @@ def test_data_that_are_no_images(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"vectors.npz: must hold images \[height, width, channels\].* \[4\]"
     ):
-        show_data.show(options(tmp_path, dataset=str(path)))
-
-
-def parsed(*arguments: str) -> show_data.Options:
-    values = flags.FlagValues()
-    show_data.define(values)
-    return show_data.read(command_line.parse(["", *arguments], values), values)
+        show_data.show(*options(tmp_path, dataset=str(path)))
 
 
 def test_the_flags_are_those_of_train_and_its_own() -> None:
-    assert parsed() == show_data.Options(config.of())
-    several = parsed("--environment=stained", "--images=4", "--out=x.png")
-    assert several == show_data.Options(config.of(environment="stained"), 4, "x.png")
+    assert parsed(show_data.BINARY) == (config.of(), show_data.Options())
+    several = parsed(show_data.BINARY, "--environment=stained", "--images=4", "--out=x.png")
+    assert several == (config.of(environment="stained"), show_data.Options(4, "x.png"))
     with pytest.raises(UsageError, match="--colors=4: has no effect with --environment=rotated"):
-        parsed("--colors=4")
+        parsed(show_data.BINARY, "--colors=4")
 
 
 def test_the_binary_prints_the_table(tmp_path: Path) -> None:

@@ -65,27 +65,27 @@ LINES = [
 def test_of_each_run_the_state_that_the_rule_picks(
     rule: str, expected: list[int], resumed_at: int
 ) -> None:
-    keeper = SelectedStates(RULES[rule], [], selected.none(selected.of(after(0, 4), personal=True)))
+    best = SelectedStates(RULES[rule], [], selected.none(selected.of(after(0, 4), personal=True)))
     for done, lines in enumerate(LINES):
         if done == resumed_at:
             before = [line for of_round in LINES[:done] for line in of_round]
-            keeper = SelectedStates(RULES[rule], before, keeper.served)
-        keeper.look(lines, partial(after, done + 1, 4), personal=True)
-    np.testing.assert_array_equal(keeper.served.round, expected)
+            best = SelectedStates(RULES[rule], before, best.served)
+        best.look(lines, partial(after, done + 1, 4), personal=True)
+    np.testing.assert_array_equal(best.served.round, expected)
     value = np.where(np.array(expected) > 0, 10 * np.array(expected) + np.arange(4), 0)
-    np.testing.assert_array_equal(keeper.served.server["w"], value)
-    np.testing.assert_array_equal(keeper.served.clients, np.repeat(value[:, None], 4, axis=1))
+    np.testing.assert_array_equal(best.served.server["w"], value)
+    np.testing.assert_array_equal(best.served.clients, np.repeat(value[:, None], 4, axis=1))
 
 
-def test_what_is_kept_is_never_changed_in_place() -> None:
-    """It may still be on its way to the disk."""
-    keeper = SelectedStates(
+def test_selected_states_are_never_changed_in_place() -> None:
+    """Orbax may still be writing them."""
+    best = SelectedStates(
         RULES["last"], [], selected.none(selected.of(after(0, 4), personal=False))
     )
-    keeper.look(LINES[0], partial(after, 1, 4), personal=False)
-    first = keeper.served
+    best.look(LINES[0], partial(after, 1, 4), personal=False)
+    first = best.served
     copy = jax.tree.map(np.copy, first)
-    keeper.look(LINES[1], partial(after, 2, 4), personal=False)
+    best.look(LINES[1], partial(after, 2, 4), personal=False)
     chex.assert_trees_all_equal(first, copy)
     assert first.clients == ()
 

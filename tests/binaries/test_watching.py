@@ -1,8 +1,7 @@
-"""What is told of a run while it goes on: TensorBoard's events and stderr."""
+"""The progress of a run: TensorBoard's events and stderr."""
 
 import importlib.util
 import io
-import json
 import shutil
 import struct
 import sys
@@ -18,9 +17,10 @@ from experiments.experiment import config
 from experiments.experiment.grid import Cell
 from experiments.running import events, launch, log
 from experiments.running.progress import Progress
+from experiments.running.records import Line
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import grid
-from runs import go_on, halved, no_figures, ran
+from runs import go_on, halved, line, no_figures, ran
 
 Scalars = list[tuple[str, int, float]]  # name, step, value
 
@@ -69,20 +69,20 @@ def test_events_say_what_the_log_says_and_no_step_twice(tmp_path: Path) -> None:
             told = scalars(place / "tensorboard" / run)
             steps = {(name, step): value for name, step, value in told}
             assert len(steps) == len(told)
-            mine = [line for line in lines if line["run"] == index]
+            mine = [each for each in lines if each.run == index]
             assert {step for _, step in steps} == {0, 2, 4}
-            for line in mine:
-                at = line["round"]
+            for one in mine:
+                at = one.round
                 assert ("training/loss", at) in steps or at == 0
                 expected = {
-                    "training/loss": line["train_loss"],
-                    "accuracy/test": line["test_accuracy"],
-                    "accuracy/worst_domain": line["worst_accuracy"],
-                    "megabytes_sent": line["bytes"] / 1e6,
+                    "training/loss": one.train_loss,
+                    "accuracy/test": one.test_accuracy,
+                    "accuracy/worst_domain": one.worst_accuracy,
+                    "megabytes_sent": one.bytes / 1e6,
                 }
-                for name, domain in line["domains"].items():
-                    expected[f"accuracy_by_domain/{name}"] = domain["accuracy"]
-                    expected[f"loss_by_domain/{name}"] = domain["loss"]
+                for name, domain in one.domains.items():
+                    expected[f"accuracy_by_domain/{name}"] = domain.accuracy
+                    expected[f"loss_by_domain/{name}"] = domain.loss
                 for name, value in expected.items():
                     if value is not None:
                         assert steps[name, at] == pytest.approx(value, rel=1e-6)
@@ -125,9 +125,9 @@ def test_progress(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal(is_terminal)
     monkeypatch.setattr(sys, "stderr", screen)
 
-    def lines(loss: float | None) -> list[dict[str, Any]]:
-        line = {"train_loss": loss, "validation_accuracy": 0.5, "test_accuracy": 0.25}
-        return [line | {"seconds": 1.5}, line | {"seconds": 1.5, "validation_accuracy": 0.7}]
+    def lines(loss: float | None) -> list[Line]:
+        of_both: dict[str, Any] = dict(train_loss=loss, test_accuracy=0.25, seconds=1.5)
+        return [line(1, accuracy, **of_both) for accuracy in (0.5, 0.7)]
 
     progress = Progress("fedavg, held out 75", 100, 0)
     compiled = jax.jit(lambda x: x * 3.25 + 17)
@@ -149,29 +149,6 @@ def test_progress(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "| 100/100 [" in text
         assert "loss=2.000" in text
     else:
-        told = [line.partition(": ")[2] for line in text.splitlines()]
+        told = [text.partition(": ")[2] for text in text.splitlines()]
         assert "round 5 of 100, valid 0.600, test 0.250, loss 2.000, 1.5 s" in told
-        assert len([line for line in told if line.startswith("round ")]) == 21
-
-
-def test_a_log_of_an_earlier_version_goes_on_without_round_0(tmp_path: Path) -> None:
-    chosen = config.of(
-        angles=(0.0, 40.0),
-        rounds=2,
-        eval_every=1,
-        widths=(4,),
-        run_dir=str(tmp_path / "whole"),
-    )
-    whole = ran(chosen)
-    folder = halved(whole.job, tmp_path / "half")
-    path = folder / "metrics.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
-    go_on(whole.job, folder)
-    assert [line["round"] for line in log.read(folder)] == [1, 2]
-    told = [json.loads((place / "result.json").read_text()) for place in (folder, whole.folder)]
-    for result in told:
-        for run in result["runs"]:
-            for line in (run["selected"], run["last"], *run["by_rule"].values()):
-                if line:
-                    del line["seconds"]
-    assert told[0] == told[1]
+        assert len([each for each in told if each.startswith("round ")]) == 21
