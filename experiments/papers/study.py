@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
@@ -25,6 +26,21 @@ from experiments.reporting.tables import tabulate
 from experiments.running import folder as folders
 from experiments.running import launch, log, records
 from fedjax_inv.checks import UsageError
+
+
+class _Stop(msgspec.Struct):
+    round: int | None
+
+
+class _StoppedRun(msgspec.Struct):
+    seed: int
+    stops: list[_Stop] = []
+
+
+class _Stopped(msgspec.Struct):
+    """The part of a `records.Result` that says where its runs stopped."""
+
+    runs: list[_StoppedRun]
 
 
 class Row(NamedTuple):
@@ -172,8 +188,8 @@ def _check_reached(row: Row, folder: Path) -> None:
     """Raises UsageError where what a row starts from has not come as far as it was to."""
     if not row.start:
         return
-    runs = records.read(folder / row.start / "result.json", records.Result).runs
-    missed = [run.seed for run in runs if any(not stop.round for stop in run.stops or ())]
+    runs = records.read(folder / row.start / "result.json", _Stopped).runs
+    missed = [run.seed for run in runs if any(not stop.round for stop in run.stops)]
     if missed:
         raise UsageError(
             f"{row.label}: starts from the network of {row.start}, which has not reached its "

@@ -32,7 +32,8 @@ from fedjax_inv import diagnostics, models, platforms, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Federation
-from runs import Ran, go_on, halved, jobs, line, metrics, no_figures, ran, states
+from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
+from runs import line as line_of
 
 TINY = config.of(
     angles=(0.0, 40.0, 80.0),
@@ -543,7 +544,7 @@ def cell_of(held_out: str) -> records.Cell:
 
 def test_selection_goes_by_validation_and_never_by_test() -> None:
     def run(rate: float, seed: int, validation: float, test: float) -> RunResult:
-        picked = line(5, validation, test_accuracy=test)
+        picked = line_of(5, validation, test_accuracy=test)
         hyper = {"learning_rate": rate}
         return RunResult(seed, hyper, False, picked, {"validation": picked}, picked)
 
@@ -572,8 +573,8 @@ def test_leave_one_out_table_has_mean_and_worst_over_domains() -> None:
     def cell(domain: str, accuracies: list[float]) -> report.Chosen:
         runs = []
         for seed, accuracy in enumerate(accuracies):
-            picked = line(int(10 * accuracy), accuracy)
-            runs.append(RunResult(seed, {}, False, picked, {}, line(20, accuracy / 2)))
+            picked = line_of(int(10 * accuracy), accuracy)
+            runs.append(RunResult(seed, {}, False, picked, {}, line_of(20, accuracy / 2)))
         return report.Chosen("fedavg", domain, {}, runs, [0, 1], "0 of 2")
 
     table = report.table([cell("0", [0.1, 0.6]), cell("80", [0.3, 0.2])], {"fedavg": "94.3"})
@@ -592,7 +593,7 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
             name: Domain(0.3, None, 4, "test" if name == domain else "validation")
             for name in ("0", "80")
         }
-        picked = line(2, 0.3, domains=domains)
+        picked = line_of(2, 0.3, domains=domains)
         run = RunResult(0, {}, diverged, picked, {"validation": picked}, picked)
         return Result(cell_of(domain), [run])
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from experiments import explain, sweep
-from experiments.experiment import build, config
+from experiments.experiment import config
 from experiments.reporting import finished
 from experiments.running import provenance
 from fedjax_inv.checks import UsageError
@@ -152,8 +152,7 @@ def test_the_classifier_is_the_run_that_was_asked_for(
     np.testing.assert_allclose(classify(explain.to_rgb(images.x[:3])), probabilities[:3], atol=1e-6)
 
     # On the stored test examples, by the network that renders them.
-    network = build.model(one.config.model, dataset)
-    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, build.Sizes())
+    algorithm = one.algorithm()
 
     @jax.jit
     def stored(server: Tree, x: Tree) -> Array:

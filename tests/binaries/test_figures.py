@@ -199,7 +199,7 @@ def test_what_clients_hold(
     dataset = Dataset(x, rows % num_classes, names, rows % len(domains), domains, rows < 0)
     per_client = size // clients
     held = Federation(((), ()), rows, np.arange(clients) * per_client, np.full(clients, per_client))
-    split = Split(held, held, held, np.arange(clients) % len(domains), domains, np.array([-1]))
+    split = Split(held, held, held, np.arange(clients) % len(domains), np.array([-1]), domains)
     data_figures.draw_partition(Path("partition.png"), dataset, split)
     figure = saved["partition.png"]
     check(figure)
