@@ -21,14 +21,15 @@ import pytest
 from absl import flags
 
 from experiments import contributions, evaluate, explain, export, factors, show_data, sweep, train
-from experiments.experiment import command_line, config, grid
+from experiments.experiment import build, command_line, config, grid
 from experiments.experiment.command_line import Given
 from experiments.papers import cafe, fedcfa, fedipg, fl_games, study
 from experiments.parts import devices
 from experiments.running import folder as folders
-from experiments.running import launch, loop
+from experiments.running import launch, loop, provenance, records
 from fedjax_inv import checks
 from fedjax_inv.data import prepare
+from runs import line
 
 _MEMORY = 4 * 10**9  # bytes of the machine and of the device, whatever they are
 _SECONDS = 30  # after which a command hangs
@@ -50,7 +51,7 @@ def _paper(paper: study.Paper) -> Binary:
     )
 
 
-BINARIES = {
+BINARIES: dict[str, Any] = {
     "train": Binary(
         command_line.define, lambda given, values: command_line.read(values, given), train.train
     ),
@@ -59,14 +60,12 @@ BINARIES = {
         lambda given, values: command_line.read(values, given),
         sweep.sweep,
     ),
-    "show_data": Binary(show_data.define, show_data.read, show_data.show),
-    "evaluate": Binary(evaluate.define, lambda given, v: evaluate.options(v), evaluate.run),
-    "export": Binary(export.define, lambda given, v: export.options(v), export.run),
-    "explain": Binary(explain.define, lambda given, v: explain.options(v), explain.run),
-    "contributions": Binary(
-        contributions.define, lambda given, v: contributions.options(v), contributions.run
-    ),
-    "factors": Binary(factors.define, lambda given, v: factors.options(v), factors.run),
+    "show_data": show_data.BINARY,
+    "evaluate": evaluate.BINARY,
+    "export": export.BINARY,
+    "explain": explain.BINARY,
+    "contributions": contributions.BINARY,
+    "factors": factors.BINARY,
     "cafe": _paper(cafe.PAPER),
     "fedcfa": _paper(fedcfa.PAPER),
     "fedipg": _paper(fedipg.PAPER),
@@ -83,6 +82,9 @@ def run(command: str) -> None:
     binary, values = BINARIES[name], flags.FlagValues()
     binary.define(values)
     with launch.errors_in_one_line():
+        if not isinstance(binary, Binary):  # transitional
+            print(binary.run(binary.read(["", *arguments], values)))
+            return
         given = command_line.parse(["", *arguments], values)
         print(binary.work(binary.read(given, values)))
 
@@ -227,12 +229,13 @@ def _runs(folder: Path) -> None:
     """Run folders: of a finished run that has no checkpoint, an unfinished one, and others."""
     chosen = config.of()
     (cell,) = grid.cells(chosen, ["75"])
+    start = provenance.record(build.assemble(chosen).data)
     for name in ("finished", "unfinished", "sweep/cell"):
-        folders.begin(folder / name, chosen, cell, {})
-    told = {"round": 5, "validation_accuracy": 0.5, "test_accuracy": 0.5, "domains": {}}
-    run = {"seed": 0, "hyper": cell.runs[0].hyper, "diverged": False}
-    run |= {"selected": told, "last": told}
-    folders.write_json(folder / "finished/result.json", {"cell": cell.record(), "runs": [run]})
+        folders.begin(folder / name, chosen, cell, start)
+    last = line(5)
+    run = records.RunResult(0, cell.runs[0].hyper, False, last, {"validation": last}, last)
+    result = records.Result(records.Cell.of(cell), [run])
+    folders.write_json(folder / "finished/result.json", result)
     (folder / "damaged").mkdir()
     (folder / "damaged" / "config.json").write_text("{}")
 

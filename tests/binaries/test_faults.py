@@ -21,15 +21,17 @@ from typing import Any, NamedTuple, NoReturn
 
 import chex
 import jax
+import msgspec
 import pytest
 from absl import flags
 
 from experiments import contributions, evaluate, explain, export, factors, show_data
 from experiments.experiment import build, command_line, config, grid
 from experiments.experiment.groups import Config
+from experiments.flags import errors
 from experiments.papers import fedcfa, study
-from experiments.reporting import finished as trained
-from experiments.running import checkpoints, kept, launch, provenance, records
+from experiments.reporting import finished
+from experiments.running import checkpoints, launch, provenance, selected
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.signals import Stop
@@ -89,7 +91,7 @@ class Refused:
         """What is told."""
         before = held(folder)
         self._capsys.readouterr()
-        with pytest.raises(SystemExit) as ended, launch.errors_in_one_line(), no_figures():
+        with pytest.raises(SystemExit) as ended, errors.in_one_line(), no_figures():
             work()
         assert ended.value.code == 2
         told = self._capsys.readouterr().err
@@ -120,8 +122,9 @@ def resume(folder: Path, **changes: Any) -> None:
 
 
 def explained(folder: Path, name: str = "x.png") -> None:
-    one = explain.find(folder, explain.Options(()))
-    explain.restore(one, explain.assembled(one))
+    one = explain.find(folder, explain.Options())
+    one.runs.check_data()
+    one.served()
 
 
 def evaluated(folder: Path, name: str = "x.png") -> None:
@@ -183,6 +186,7 @@ TYPES: dict[str, list[Callable[[Any], Any]]] = {
         changed(flags=5, cell=[]),
         changed(starts=5),
         changed(starts=[{"data": 5}]),
+        changed(starts=[]),
         deep("flags", "rounds", to="many"),
         deep("flags", "rounds", to=[3]),
         deep("flags", "rounds", to=None),
@@ -192,6 +196,7 @@ TYPES: dict[str, list[Callable[[Any], Any]]] = {
         deep("cell", "runs", to=7),
         deep("cell", "runs", 0, "seed", to="0"),
         deep("cell", "runs", 0, "more", to=1),
+        deep("starts", 0, "versions", to=[]),
         deep("cell", "settings", to=[]),
     ],
     "result.json": [
@@ -204,6 +209,7 @@ TYPES: dict[str, list[Callable[[Any], Any]]] = {
         deep("runs", 0, "by_rule", "last", to=7),
         deep("runs", 0, "last", "domains", to={"0": {}}),
         deep("runs", 0, "seed", to=True),
+        deep("runs", 0, "more", to=1),
         deep("runs", 0, "stops", to=[{}]),
     ],
     "chunks.json": [changed(clients="1"), changed(runs=None), changed(runs=1.5)],
@@ -267,25 +273,6 @@ def test_what_a_study_starts_from_is_read_through_the_same_door(
         (tmp_path / row.start / "result.json").write_text(text)
         line = refused(lambda: study._check_reached(row, tmp_path), tmp_path)
         assert "result.json: is damaged" in line
-
-
-def test_what_kind_a_value_of_json_is() -> None:
-    kind = {"a": int, "b?": (str, None), "c": [records.NUMBER], "d": {str: bool}}
-    good = {"a": 1, "c": [1, 2.5], "d": {"x": True}, "more": 1}
-    assert records.is_of(good, kind)
-    assert records.is_of(good | {"b": None}, kind)
-    for bad in (
-        {"a": True},
-        {"a": 1.0},
-        {"b": 5},
-        {"c": 5},
-        {"c": [1, "2"]},
-        {"d": []},
-        {"d": {"x": 1}},
-    ):
-        assert not records.is_of(good | bad, kind)
-    assert not records.is_of({"a": 1}, kind)
-    assert not records.is_of([], kind)
 
 
 # --- checkpoints
@@ -361,7 +348,7 @@ def test_no_bit_of_a_checkpoint_changes_unseen(made: Runs, tmp_path: Path) -> No
 
     def read(place: Path) -> Any:
         with contextlib.closing(Checkpoints(place, job.config, job.cell, reads=True)) as reader:
-            served = reader.kept(2, kept.of(like, job.personal))
+            served = reader.selected(2, selected.of(like, job.personal))
             return jax.tree.leaves((reader.restore(2, like).state.server, served))
 
     whole = read(source)
@@ -387,13 +374,6 @@ def test_who_looks_at_a_broken_checkpoint_is_told(
     for name in ("explain", "init_from"):
         line = refused(partial(LOOKS[name], folder), folder)
         assert f"{folder / 'checkpoints' / '3'}: corrupt" in line
-
-
-def test_a_checkpoint_of_before_there_were_checksums(made: Runs, tmp_path: Path) -> None:
-    folder = copied(made.half, tmp_path / "run")
-    for place in (folder / "checkpoints").iterdir():
-        shutil.rmtree(place / "about")
-    same_end(go_on(made.whole.job, folder), made.whole)
 
 
 def test_a_checkpoint_of_another_round_is_none_of_this_run(
@@ -531,7 +511,7 @@ OUTS: dict[str, Callable[[Path, str], Any]] = {
     "export": lambda run, out: export.run(export.Options(str(run), out=out)),
     "contributions": lambda run, out: contributions.run(contributions.Options((str(run),), out)),
     "factors": lambda run, out: factors.run(factors.Options((str(run),), out=out)),
-    "show_data": lambda run, out: show_data.show(show_data.Options(TINY, out=out)),
+    "show_data": lambda run, out: show_data.show(TINY, show_data.Options(out=out)),
 }
 
 
@@ -610,7 +590,7 @@ def test_a_disk_that_is_full_for_a_checkpoint(
 def test_a_defect_is_no_line(refused: Refused) -> None:
     """It has a traceback; an error of the system has an errno."""
     for error in (ValueError("x"), OSError("not of the system")):
-        with pytest.raises(type(error)), launch.errors_in_one_line():
+        with pytest.raises(type(error)), errors.in_one_line():
             raise error
 
 
@@ -789,5 +769,5 @@ def test_a_spoiled_note_of_the_start_is_told(
 
 
 def test_that_a_run_is_finished_is_told_where_it_lies(made: Runs) -> None:
-    one = trained.find("run", made.whole.folder)
-    assert one.result["runs"] == made.whole.runs
+    one = finished.open("run", made.whole.folder)
+    assert msgspec.to_builtins(one.result.runs) == made.whole.runs
