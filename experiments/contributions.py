@@ -1,4 +1,4 @@
-"""Who contributes: the pre-training phase of runs of an exit strategy, as a table and a picture.
+"""Clients' contributions in the pre-training phase of an exit strategy: a table and a picture.
 
 python -m experiments.contributions --runs=runs/slow,runs/rotated --out=contributions.png
 

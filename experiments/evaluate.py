@@ -1,4 +1,4 @@
-"""How well a finished run does: by domain, class and client, on its own data or on others.
+"""The scores of a finished run by domain, class and client, on its own data or on others.
 
 python -m experiments.evaluate --run=runs/fedipg-digits-75
 python -m experiments.evaluate --run=runs/fedipg-digits-75 --dataset=new.npz --state=last
@@ -114,11 +114,11 @@ class Evaluated(msgspec.Struct, frozen=True):
 
 def own_parts(runs: Runs, seed: int) -> list[Part]:
     """The validation examples of each client, and those of the test, as in training."""
-    made = runs.data
-    split = made.splits[runs.cell.held_out][seed]
+    assembled = runs.data
+    split = assembled.splits[runs.cell.held_out][seed]
     names = program.group_names(split)
     group = program.groups(split.domain)
-    data = jax.tree.map(np.asarray, made.data)
+    data = jax.tree.map(np.asarray, assembled.data)
 
     def part(domain: str, kind: str, client: int, rows: np.ndarray) -> Part:
         return Part(domain, kind, client, jax.tree.map(lambda a: a[rows], data.x), data.y[rows])
@@ -242,7 +242,7 @@ def chosen(runs: Runs) -> list[int]:
 
 def evaluate(runs: Runs, options: Options) -> Evaluated:
     """The scores of the selected runs of a folder."""
-    made, which = runs.data, chosen(runs)
+    assembled, which = runs.data, chosen(runs)
     if not options.dataset:
         runs.check_data()
     else:
@@ -253,7 +253,7 @@ def evaluate(runs: Runs, options: Options) -> Evaluated:
             image_size=runs.config.data.image_size,
             stride=runs.config.data.stride,
         )
-        new = new_parts(f"--dataset={options.dataset}", build.source(asked), made.dataset)
+        new = new_parts(f"--dataset={options.dataset}", build.source(asked), assembled.dataset)
     algorithm = runs.algorithm(which[0])  # of all, which differ in their seed
     scored = []
     for index in which:
@@ -264,7 +264,7 @@ def evaluate(runs: Runs, options: Options) -> Evaluated:
         run=str(runs.path),
         state=options.state,
         dataset=options.dataset or runs.config.data.dataset,
-        classes=made.dataset.classes,
+        classes=assembled.dataset.classes,
         hyper=runs.cell.runs[which[0]].hyper,
         runs=scored,
     )

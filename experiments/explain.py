@@ -1,4 +1,4 @@
-"""Which pixels decide: LIME masks of finished runs, side by side (FL Games, Fig. 1a).
+"""The pixels that decide: LIME masks of finished runs, side by side (FL Games, Fig. 1a).
 
 python -m experiments.explain --runs=runs/fedavg,runs/games --images=0,3,8 --out=masks.png
 
@@ -100,11 +100,11 @@ def find(folder: Path, options: Options) -> OneRun:
 
 def test_domain(one: OneRun) -> Domain:
     """The examples of the test client of a run, in the order of the data set."""
-    made = one.runs.data
-    split = made.splits[one.runs.cell.held_out][one.run.seed]
+    assembled = one.runs.data
+    split = assembled.splits[one.runs.cell.held_out][one.run.seed]
     rows = np.sort(parts_of(split.test)[0])
-    x = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], made.data.x)
-    return Domain(x, np.asarray(made.data.y)[rows], made.dataset.classes)
+    x = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], assembled.data.x)
+    return Domain(x, np.asarray(assembled.data.y)[rows], assembled.dataset.classes)
 
 
 def seen_images(

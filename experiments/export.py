@@ -1,4 +1,4 @@
-"""Networks to take along: those of a finished run, each in a file with what it is.
+"""The networks of finished runs as files, each with a description.
 
 python -m experiments.export --run=runs/fedipg-digits-75 --out=networks
 

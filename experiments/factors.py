@@ -1,4 +1,4 @@
-"""What clients' factors look like: t-SNE of finished runs, a panel each (FedCFA, Fig. III).
+"""Clients' factors: t-SNE of finished runs, a panel each (FedCFA, Fig. III).
 
 python -m experiments.factors --runs=runs/fedavg,runs/fedmix,runs/fedcfa --hook=1 --out=factors.png
 
@@ -164,19 +164,19 @@ def network(one: OneRun, hook: int) -> tuple[Model, Variables]:
     data that are not stored as images.
     """
     runs = one.runs
-    made = runs.data
-    is_stored = made.dataset.render is None and isinstance(made.data.x, jax.Array)
-    if not is_stored or made.dataset.words:
+    assembled = runs.data
+    is_stored = assembled.dataset.render is None and isinstance(assembled.data.x, jax.Array)
+    if not is_stored or assembled.dataset.words:
         raise UsageError(f"--runs={runs.path}", ..., "must be on images that are stored as such")
     variables = finished.network(one.served().server)
     if variables is None:
         text = f"is of --algorithm={runs.cell.algorithm}, has no single network"
         raise UsageError(f"--runs={runs.path}", ..., text)
     if hook < 0:
-        return made.model, variables
-    model = build.model(config.changed(runs.config, cut=hook).model, made.dataset)
+        return assembled.model, variables
+    model = build.model(config.changed(runs.config, cut=hook).model, assembled.dataset)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    like = jax.eval_shape(model.init, key, made.data.x[:1])
+    like = jax.eval_shape(model.init, key, assembled.data.x[:1])
     for old in range(_MOST_BLOCKS):
         cut = recut(variables, old, hook)
         if jax.tree.map(jnp.shape, cut) == jax.tree.map(jnp.shape, like):
@@ -187,17 +187,17 @@ def network(one: OneRun, hook: int) -> tuple[Model, Variables]:
 def panel(one: OneRun, options: Options) -> Panel:
     """The panel of a run; raises UsageError, in one line, where it has no such factors."""
     one.runs.check_data()
-    made = one.runs.data
+    assembled = one.runs.data
     model, variables = network(one, options.hook)
-    parts = parts_of(made.splits[one.runs.cell.held_out][one.run.seed].train)
+    parts = parts_of(assembled.splits[one.runs.cell.held_out][one.run.seed].train)
     rows, client = chosen_rows(parts, options.clients, options.examples, options.seed)
 
     def images(rows: np.ndarray) -> Array:
-        return unit_range(made.data.x[rows])
+        return unit_range(assembled.data.x[rows])
 
     average = jnp.stack([images(part[:_CHUNK]).mean(0) for part in parts])
     plain = np.asarray(averaging.embedding(encoded(model, variables, images(rows))))
-    factors = trained_on(one, model, variables, images(rows), made.data.y[rows], average)
+    factors = trained_on(one, model, variables, images(rows), assembled.data.y[rows], average)
     return Panel(
         one.label,
         np.asarray(factors),

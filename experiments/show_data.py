@@ -211,20 +211,20 @@ def show(config: Config, options: Options) -> str:
     Raises UsageError for flags that do not fit the data, and for data that are no images.
     """
     out = check_picture("out", options.out)
-    made = build.assemble(config, config.run.seeds[:1])
-    if len(made.splits) > 1:
+    assembled = build.assemble(config, config.run.seeds[:1])
+    if len(assembled.splits) > 1:
         text = "must be one domain to be shown"
         raise UsageError(f"--held_out={config.data.held_out}", ..., text)
-    shape = rendered(made.dataset, np.arange(1)).shape[1:]
+    shape = rendered(assembled.dataset, np.arange(1)).shape[1:]
     if len(shape) != 3:
         text = f"must hold images [height, width, channels], its examples are {list(shape)}"
         raise UsageError(f"--dataset={config.data.dataset}", ..., text)
-    ((held_out, splits),) = made.splits.items()
+    ((held_out, splits),) = assembled.splits.items()
     holdings = holdings_of(splits[config.run.seeds[0]])
     title = f"{config.title}, held out: {held_out or 'test split'}, seed {config.run.seeds[0]}"
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw(out, made.dataset, holdings, title=title, count=options.images)
-    return f"\n{title}\n\n{table(made.dataset, holdings)}\n\nPicture: {out}."
+    draw(out, assembled.dataset, holdings, title=title, count=options.images)
+    return f"\n{title}\n\n{table(assembled.dataset, holdings)}\n\nPicture: {out}."
 
 
 def _binary(

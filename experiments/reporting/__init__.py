@@ -1,1 +1,1 @@
-"""What finished runs are shown as: tables and figures."""
+"""Finished runs, their tables and their figures."""

@@ -1,4 +1,4 @@
-"""How every figure is drawn: names as they are, lines that grey print tells apart, files."""
+"""Parts of all figures: literal names, lines that differ in grey print, files."""
 
 import math
 import textwrap
@@ -12,19 +12,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 _LINES = ("-", "--", ":", "-.", (0, (8, 2)))
-_MARKERS = "osv^D<>PX*d"  # as many as share no factor with the lines: 55 pairs
-_CHARACTER = 0.62  # the width of most, of the size of the font
-_LINE = 1.5  # the height of a line of text, of the same
+_MARKERS = "osv^D<>PX*d"  # 11 markers and 5 lines share no factor: 55 pairs
+_CHARACTER = 0.62  # the width of most characters, as a part of the font size
+_LINE = 1.5  # the height of a line of text, as a part of the font size
 _LONGEST = 24  # characters of a name at an axis
 
 
 def literal(text: str) -> str:
-    """A text that is drawn as it is: matplotlib takes what is between two $ for mathematics."""
+    """A text for matplotlib to draw literally; it would typeset text between two $."""
     return text.replace("$", r"\$")
 
 
 def wrapped(text: str, inches: float, size: float = 10) -> str:
-    """A text, to be drawn as it is, in lines that are no wider than so many inches."""
+    """A text to draw literally, in lines that are no wider than so many inches."""
     characters = max(8, int(inches * 72 / (_CHARACTER * size)))
     lines = [textwrap.wrap(line, characters) or [""] for line in text.splitlines()]
     return literal("\n".join(line for part in lines for line in part))
@@ -41,12 +41,12 @@ def style(index: int) -> dict[str, Any]:
 
 
 def over_seeds(count: int) -> str:
-    """What a mean and its bars or band are of."""
+    """The caption of a mean with bars or a band."""
     return "one seed" if count == 1 else f"mean and standard deviation over {count} seeds"
 
 
 def spaced(count: int, index: int = 0) -> tuple[int, int]:
-    """`markevery` of a line of `count` points: few markers, not those of its neighbours."""
+    """`markevery` of a line of `count` points: few markers, not where other lines have theirs."""
     step = max(1, count // 8)
     return (index % step, step)
 
@@ -61,7 +61,7 @@ def panels(
 ) -> tuple[Figure, list[Axes]]:
     """A figure of some panels that share their axes, each so many inches wide and high.
 
-    What stands on the x axis is told under every column, on the y axis beside every line.
+    Every column has the label of the x axis, every line that of the y axis.
     """
     columns = min(columns, count)
     lines = -(-count // columns)
@@ -81,9 +81,9 @@ def panels(
 def entitle(figure: Figure, text: str, size: float = 10) -> None:
     """A title over all panels, no wider than the figure, which grows by its height."""
     width, height = figure.get_size_inches()
-    told = wrapped(text, width - 0.2, size)
-    figure.suptitle(told, fontsize=size)
-    figure.set_size_inches(width, height + _LINE * size / 72 * (told.count("\n") + 1))
+    lines = wrapped(text, width - 0.2, size)
+    figure.suptitle(lines, fontsize=size)
+    figure.set_size_inches(width, height + _LINE * size / 72 * (lines.count("\n") + 1))
 
 
 def legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
@@ -94,7 +94,7 @@ def legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> N
     width, height = figure.get_size_inches()
     texts = [wrapped(name, width - 1, 9) for name in names]
     for columns in range(min(len(texts), 8), 0, -1):
-        made = figure.legend(
+        drawn = figure.legend(
             handles,
             texts,
             loc="outside lower center",
@@ -103,20 +103,20 @@ def legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> N
             fontsize=9,
             handlelength=4,  # enough for the longest dashes
         )
-        box = made.get_window_extent()
+        box = drawn.get_window_extent()
         if box.width <= 0.98 * figure.bbox.width or columns == 1:
             break
-        made.remove()
+        drawn.remove()
     figure.set_size_inches(width, height + box.height / figure.dpi)
 
 
 def legend_of(figure: Figure, axes: Sequence[Axes]) -> None:
-    """The legend of all that has a name in any of the panels."""
-    told: dict[str, Artist] = {}
+    """The legend of everything with a name in any of the panels."""
+    by_name: dict[str, Artist] = {}
     for axis in axes:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
-            told.setdefault(name, handle)
-    legend(figure, list(told.values()), list(told))
+            by_name.setdefault(name, handle)
+    legend(figure, list(by_name.values()), list(by_name))
 
 
 def name_x(axis: Axes, names: Sequence[str], inches: float, size: float = 8) -> None:
@@ -124,14 +124,14 @@ def name_x(axis: Axes, names: Sequence[str], inches: float, size: float = 8) -> 
     high = _LINE * size / 72
     wide = _CHARACTER * size / 72 * max(map(len, _cut(names)), default=0) + high / 2
     fits = wide * len(names) <= inches
-    places, told = _thinned(names, wide if fits else high, inches)
-    axis.set_xticks(places, told, fontsize=size, rotation=0 if fits else 90)
+    places, texts = _thinned(names, wide if fits else high, inches)
+    axis.set_xticks(places, texts, fontsize=size, rotation=0 if fits else 90)
 
 
 def name_y(axis: Axes, names: Sequence[str], inches: float, size: float = 8) -> None:
     """Names at 0, 1, ... of a y axis so many inches long."""
-    places, told = _thinned(names, _LINE * size / 72, inches)
-    axis.set_yticks(places, told, fontsize=size)
+    places, texts = _thinned(names, _LINE * size / 72, inches)
+    axis.set_yticks(places, texts, fontsize=size)
 
 
 def _cut(names: Sequence[str]) -> list[str]:

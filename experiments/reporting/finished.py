@@ -1,4 +1,4 @@
-"""The one way to look at what was trained: the runs of a folder, their data and their states."""
+"""The one way to look at finished runs: their folder, their data and their states."""
 
 import contextlib
 import dataclasses
@@ -238,6 +238,9 @@ def varied(cell: Cell, index: int) -> list[str]:
         for name, value in cell.runs[index].hyper.items()
         if any(run.hyper[name] != value for run in cell.runs)
     ]
+
+
+# transitional: `Algorithm.network` and its wrappers, in place of the next two.
 
 
 def network(server: Tree) -> Variables | None:

@@ -1,4 +1,4 @@
-"""The run folder: whose it is, what it holds, and files that are written whole or not at all."""
+"""Run folders: their run, their records, and files that are written whole or not at all."""
 
 import contextlib
 import fcntl
@@ -54,13 +54,13 @@ _NOT_COMPARED = {
 }
 
 
-def default(chosen: Config, name: str, told: Collection[str]) -> Path:
+def default(chosen: Config, name: str, named: Collection[str]) -> Path:
     """The folder of a run without --run_dir: its name, and the flags that differ from the defaults.
 
     It is the same for the same flags, so that a run can go on there. A checksum replaces long text.
-    told: flags that are in the name already.
+    named: flags that are in the name already.
     """
-    left_out = {*_HOW, *told}
+    left_out = {*_HOW, *named}
     if chosen.data.dataset == chosen.data.stem:
         left_out.add("dataset")  # its stem is in every name
     changed = {

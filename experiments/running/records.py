@@ -118,7 +118,7 @@ class Cell(Record, frozen=True):
 
 
 class Start(Record, frozen=True):
-    """What one start of a run ran on."""
+    """The provenance of one start of a run."""
 
     date: str
     commit: str | None
@@ -127,7 +127,7 @@ class Start(Record, frozen=True):
 
 
 class Begun(Record, frozen=True):
-    """config.json: what a folder's run was asked for, and its starts, the latest last."""
+    """config.json: the flags and the cell of a folder's run, and its starts, the latest last."""
 
     flags: dict[str, Flag]
     cell: Cell
@@ -135,7 +135,7 @@ class Begun(Record, frozen=True):
 
 
 class About(Record, frozen=True):
-    """What a checkpoint says about itself: whose it is, and the SHA-256 of its items."""
+    """The note of a checkpoint: its run, and the SHA-256 of its items."""
 
     round: int
     sha256: dict[str, str]

@@ -22,13 +22,13 @@ class Served(NamedTuple):
 
 
 def of(states: Training, personal: bool) -> Served:
-    """What the runs predict with by now; shapes for shapes."""
+    """The part of the current states that predictions need; shapes for shapes."""
     state = states.state
     return Served(state.server, state.clients if personal else (), state.round)
 
 
 def none(like: Served) -> Served:
-    """What stands for no state: zeros on the host. like: shapes."""
+    """No states yet: zeros on the host. like: shapes."""
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
 
 
