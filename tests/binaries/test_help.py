@@ -47,9 +47,8 @@ def check(name: str, arguments: list[str], folder: Path) -> None:
     elif name in ("train", "sweep"):
         command_line.of_arguments(arguments)
     else:
-        module.define(values)
-        given = command_line.parse(["", *arguments], values)
-        assert module.read(given, values) if name == "show_data" else module.options(values)
+        module.BINARY.define(values)
+        assert module.BINARY.read(["", *arguments], values)
 
 
 @pytest.mark.parametrize("name", MODULES)
