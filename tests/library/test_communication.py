@@ -57,7 +57,7 @@ def test_each_exchange_and_each_type_counts() -> None:
         """All that a visit tells may be looked at."""
         told = visit.shard.size + visit.shard.who + visit.round + visit.delay
         told += jax.random.bits(visit.key).astype(jnp.int32) + visit.own["kept"]
-        told += visit.prompt.sum()
+        told += visit.undelayed_message.sum()
         return Reply(visit.own, told.astype(jnp.int16), {})
 
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
@@ -70,7 +70,7 @@ def test_each_exchange_and_each_type_counts() -> None:
             second,
             aggregators.total(),
             update,
-            prompt=lambda server: server["codes"][:3],
+            broadcast_undelayed=lambda server: server["codes"][:3],
         ),
     )
     algorithm = Algorithm(

@@ -11,7 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import federations
-from fedjax_inv import clients, diagnostics, models
+from fedjax_inv import devices, diagnostics, models
 from fedjax_inv.algorithms import fedipg
 from fedjax_inv.types import Array, Federation, Halves, Variables
 from test_fedipg import point, real_examples, widened
@@ -20,7 +20,7 @@ MODEL = federations.normed_body()  # with statistics
 
 
 def agreement(
-    variables: Variables, federation: Federation, axis: clients.Axis | None = None
+    variables: Variables, federation: Federation, axis: devices.Axis | None = None
 ) -> diagnostics.Agreement:
     """As a program, in batches that leave a smaller one."""
     fn = partial(diagnostics.agreement, MODEL, axis=axis, batch_size=3)
@@ -67,9 +67,9 @@ def by_hand() -> tuple[dict[int, np.ndarray], float]:
 
 
 @pytest.mark.parametrize(
-    "axis", [None, clients.vmapped(), clients.chunked(3)], ids=["default", "vmapped", "chunked"]
+    "axis", [None, devices.vmapped(), devices.chunked(3)], ids=["default", "vmapped", "chunked"]
 )
-def test_agreement_is_a_loop_over_clients(axis: clients.Axis | None) -> None:
+def test_agreement_is_a_loop_over_clients(axis: devices.Axis | None) -> None:
     with jax.enable_x64(True):
         got = agreement(given(), federations.in_floats(federations.federation()), axis)
         told, cosine = by_hand()

@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import clients, evaluation, rounds
+from fedjax_inv import devices, evaluation, rounds
 from fedjax_inv.data import federation as built
 from fedjax_inv.types import Algorithm, Array, Federation, Tree
 
@@ -61,15 +61,15 @@ def expected(federation: Federation, own: np.ndarray) -> evaluation.Scores:
     return evaluation.Scores(np.float32(score), np.float32(loss), np.int32(size))
 
 
-def on_four_devices() -> clients.Axis:
+def on_four_devices() -> devices.Axis:
     """The axis that shares the work out, one part of it after the other on a device."""
-    return clients.sharded("clients", clients.chunked(1))
+    return devices.sharded("clients", devices.chunked(1))
 
 
-AXES: dict[str, Callable[[], clients.Axis | None]] = {
+AXES: dict[str, Callable[[], devices.Axis | None]] = {
     "default": lambda: None,
-    "chunked": lambda: clients.chunked(3),  # which divides neither the clients nor the parts
-    "vmapped": clients.vmapped,
+    "chunked": lambda: devices.chunked(3),  # which divides neither the clients nor the parts
+    "vmapped": devices.vmapped,
     "sharded": on_four_devices,
 }
 
@@ -93,7 +93,7 @@ def program(axis: str, personal: bool, seen: bool = True, runs: bool = False) ->
         evaluate = jax.vmap(evaluate, (None, Federation(None, 0, 0, 0), None))
     if axis == "sharded":
         mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
-        evaluate = clients.over(mesh, evaluate)
+        evaluate = devices.over(mesh, evaluate)
     return jax.jit(evaluate)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from federations import assert_close, assert_equal, plain
 from fedjax_inv import (
-    clients,
     communication,
+    devices,
     evaluation,
     local,
     models,
@@ -25,6 +25,7 @@ from fedjax_inv.algorithms.erm import erm
 from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.program import one_run
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Tree
 
 C, K, T = 4, 3, 2  # clients, classes, rounds of a segment
@@ -129,8 +130,8 @@ def result() -> list[Tree]:
     return trained(made(), inputs())
 
 
-def federation_of(holdings: program.Holdings, run: int) -> Federation:
-    return Federation(world()[0], *(leaf[run] for leaf in holdings))
+def federation_of(shards: devices.ClientShards, run: int) -> Federation:
+    return Federation(world()[0], *(leaf[run] for leaf in shards))
 
 
 def test_an_evaluation_is_an_outcome_of_no_rounds() -> None:
@@ -181,7 +182,7 @@ def test_every_run_is_what_it_is_alone() -> None:
     @jax.jit
     def alone(hyper: Tree, state: rounds.State, cohorts: Cohort, everybody: Tree) -> Tree:
         train, valid, test = everybody
-        state, reports = rounds.run(algorithm(hyper), state, cohorts, train, axis=clients.vmapped())
+        state, reports = rounds.run(algorithm(hyper), state, cohorts, train, axis=devices.vmapped())
         scores = [
             evaluation.evaluate(algorithm(hyper), state, held, seen=seen)
             for held, seen in ((train, True), (valid, True), (test, False))
@@ -315,7 +316,7 @@ def test_metrics_of_several_exchanges_have_their_numbers_but_for_the_last_that_h
         ([report(a=told), report(), report(a=told), report()], {"0.a", "a"}),
         ([report()], set()),
     ):
-        means = program._mean_metrics(tuple(reports))
+        means = one_run._mean_metrics(tuple(reports))
         assert_equal(means, dict.fromkeys(names, expected))
 
 
@@ -466,9 +467,9 @@ def test_groups_are_domains_or_everybody() -> None:
         (
             [program.Run(3, {"a": 1.0}), program.Run(1, {"b": 1.0})],
             {},
-            r"runs: set \['b'\] and \['a'\], must set the same",
+            r"runs: must all set the same hyperparameters, not \['b'\] and \['a'\]",
         ),
-        (program.grid((3, 4)), {}, "splits: has none for seed 4"),
+        (program.grid((3, 4)), {}, "splits: has none for seed 4, must have one for each seed"),
         (RUNS, {"watch_examples": -1}, "watch_examples=-1: must be an integer of at least 0"),
     ],
 )

@@ -25,7 +25,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import federations
 from federations import TABLE, Config, assert_close, assert_equal, plain
-from fedjax_inv import algorithms, averaging, clients, local, rounds, tree
+from fedjax_inv import algorithms, averaging, devices, local, rounds, tree
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Shard, Tree, Variables
 
 Result = tuple[rounds.State, tuple[rounds.Report, ...]]
@@ -67,7 +67,7 @@ class Case:
         }
 
         def step(state: rounds.State, cohort: Cohort, federation: Federation) -> Result:
-            axis = clients.chunked(1)
+            axis = devices.chunked(1)
             return rounds.step(
                 self.algorithm, state, cohort, federation, axis=axis, drop_nonfinite=True
             )
@@ -76,7 +76,7 @@ class Case:
             def one(lane: Lane) -> Result:
                 algorithm = federations.build(name, config, **lane.numbers)
                 return rounds.run(
-                    algorithm, lane.state, lane.schedule, federation, axis=clients.chunked(3)
+                    algorithm, lane.state, lane.schedule, federation, axis=devices.chunked(3)
                 )
 
             return jax.vmap(one)(lanes)
@@ -320,12 +320,12 @@ def test_a_run_on_devices_with_empty_slots_on_bytes_is_a_loop_of_steps(case: Cas
     schedule = with_empty_slots(case.schedule)
 
     def on_device(state: rounds.State, schedule: Cohort, federation: Federation) -> Result:
-        axis = clients.owned("clients")
+        axis = devices.owned("clients")
         return rounds.run(case.algorithm, state, schedule, federation, axis=axis)
 
     whole: Any = PartitionSpec()
     lies = rounds.State(whole, PartitionSpec("clients"), whole, whole, whole)
-    run = jax.jit(clients.over(mesh, on_device, (lies, whole, whole), (lies, whole)))
+    run = jax.jit(devices.over(mesh, on_device, (lies, whole, whole), (lies, whole)))
     start = case.restored(case.stops[0])
 
     def padded(leaf: Array) -> Array:
@@ -431,7 +431,7 @@ def test_nothing_is_mutated_and_numbers_may_be_traced(case: Case) -> None:
     def trace(numbers: dict[str, Array]) -> Any:
         algorithm = federations.build(case.name, case.config, **numbers)
         case.init(algorithm, variables, 0)
-        return rounds.step(algorithm, start, cohort, case.federation, axis=clients.chunked(1))
+        return rounds.step(algorithm, start, cohort, case.federation, axis=devices.chunked(1))
 
     jax.eval_shape(trace, case.numbers)
     assert_equal(inputs, before)
@@ -455,7 +455,7 @@ class Unfused:
             return rounds.init(algorithm, variables, federation, key, history=federations.HISTORY)
 
         def step(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Tree]:
-            axis = clients.vmapped()
+            axis = devices.vmapped()
             # Deltas travel in the last exchange.
             state, (*_, report) = rounds.step(algorithm, state, cohort, federation, axis=axis)
             own = algorithm.init_client(state.server, jnp.int32(0))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import federations
 from federations import assert_equal
-from fedjax_inv import aggregators, clients, local, rounds, tree
+from fedjax_inv import aggregators, devices, local, rounds, tree
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -98,7 +98,7 @@ def start(make: Callable[[], Algorithm], num_slots: int = C, history: int = 1) -
 def program(make: Callable[[], Algorithm], drop_nonfinite: bool) -> Callable[..., Any]:
     """A jitted round of the algorithm that `make` makes."""
     algorithm = make()
-    axis = clients.chunked(2)
+    axis = devices.chunked(2)
 
     def step(state: rounds.State, cohort: Cohort) -> Result:
         return rounds.step(
@@ -169,7 +169,7 @@ def test_a_step_is_traced_once_as_it_returns_what_it_takes(history: int) -> None
 
     def step(state: rounds.State, cohort: Cohort) -> rounds.State:
         traces.append(1)
-        return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.vmapped())[0]
+        return rounds.step(algorithm, state, cohort, FEDERATION, axis=devices.vmapped())[0]
 
     state, step = start(one, C, history), jax.jit(step)
     for _ in range(3):
@@ -223,9 +223,11 @@ def prompted() -> Algorithm:
 
     def answer(visit: Visit) -> Reply:
         reply = client(visit)
-        return reply._replace(upload={**reply.upload, "heard": visit.prompt - visit.message})
+        return reply._replace(
+            upload={**reply.upload, "heard": visit.undelayed_message - visit.message}
+        )
 
-    return toy(exchange(client=answer, prompt=lambda server: 10 * server[0]))
+    return toy(exchange(client=answer, broadcast_undelayed=lambda server: 10 * server[0]))
 
 
 def test_a_prompt_is_never_delayed() -> None:
@@ -432,7 +434,7 @@ def test_who_holds_more_than_a_full_batch_is_reported() -> None:
         ),
         lambda server, own, x: x,
     )
-    step = functools.partial(rounds.step, algorithm, axis=clients.vmapped(), drop_nonfinite=True)
+    step = functools.partial(rounds.step, algorithm, axis=devices.vmapped(), drop_nonfinite=True)
     state, (report,) = jax.jit(step)(
         rounds.init(algorithm, variables, FEDERATION, jax.random.key(0)),
         federations.cohort([0, 1, 2, 3, 4]),
@@ -466,7 +468,7 @@ def test_aggregators_may_be_a_tree() -> None:
 
 def test_run_stacks_the_reports_of_its_steps() -> None:
     schedule = federations.schedule()
-    run = functools.partial(rounds.run, one(), axis=clients.chunked(2))
+    run = functools.partial(rounds.run, one(), axis=devices.chunked(2))
     state, reports = run(start(one, C, 3), schedule, FEDERATION)
     looped = steps(one, schedule, history=3)
     assert_equal(state, looped[-1][0])
@@ -506,9 +508,9 @@ def test_a_schedule_that_does_not_fit_is_one_line(schedule: Cohort, words: str) 
     algorithm = one()
     state = start(one, 2, 2)
     for call in (
-        lambda: rounds.run(algorithm, state, schedule, FEDERATION, axis=clients.vmapped()),
+        lambda: rounds.run(algorithm, state, schedule, FEDERATION, axis=devices.vmapped()),
         lambda: rounds.step(
-            algorithm, state, tree.take(schedule, 0), FEDERATION, axis=clients.vmapped()
+            algorithm, state, tree.take(schedule, 0), FEDERATION, axis=devices.vmapped()
         ),
     ):
         with pytest.raises(ValueError, match=f"^schedule: {words}") as error:
@@ -518,7 +520,7 @@ def test_a_schedule_that_does_not_fit_is_one_line(schedule: Cohort, words: str) 
 
 def test_what_is_traced_cannot_be_looked_at_and_passes() -> None:
     algorithm = one()
-    run = functools.partial(rounds.run, algorithm, axis=clients.vmapped())
+    run = functools.partial(rounds.run, algorithm, axis=devices.vmapped())
     state = start(one, 2, 2)
     for schedule, _ in MISTAKES:
         _, (report,) = jax.eval_shape(run, state, schedule, FEDERATION)
@@ -528,11 +530,11 @@ def test_what_is_traced_cannot_be_looked_at_and_passes() -> None:
 @pytest.mark.parametrize("sizes", [federations.SIZES[1:], (*federations.SIZES, 2)])
 def test_a_state_of_another_federation_is_one_line(sizes: tuple[int, ...]) -> None:
     algorithm, other = one(), federations.federation(sizes)
-    words = f"^federation: has {len(sizes)} clients, must have {C}, those that the state is of"
+    words = f"^federation: has {len(sizes)} clients, must have {C}, as the state has"
     for call in (rounds.step, rounds.run):
         cohort = federations.cohort([0, 1]) if call is rounds.step else once([0, 1])
         with pytest.raises(ValueError, match=words):
-            call(algorithm, start(one, 2), cohort, other, axis=clients.vmapped())
+            call(algorithm, start(one, 2), cohort, other, axis=devices.vmapped())
 
 
 def test_init_refuses_no_history_and_rows_that_are_none() -> None:

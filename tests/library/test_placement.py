@@ -11,9 +11,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 import federations
 from benchmarks import hlo
-from fedjax_inv import clients, communication, local, models, rounds, schedules
+from fedjax_inv import communication, devices, local, models, rounds, schedules
 from fedjax_inv.algorithms import scaffold
-from fedjax_inv.shares import Common, Holdings, Layout
+from fedjax_inv.devices import ClientShards, Layout, SharedExamples
 from fedjax_inv.types import Examples, Federation
 
 RUNS = 2
@@ -43,22 +43,22 @@ def test_each_device_holds_what_its_own_clients_need(num_devices: int) -> None:
     num_examples = 60
     x = {"image": np.arange(num_examples * 2.0).reshape(-1, 2), "id": np.arange(num_examples)}
     data = Examples(jax.tree.map(jnp.asarray, x), jnp.arange(num_examples) % 7)
-    train = holdings(Holdings, [[4, 0, 1, 7, 5], [1, 1, 0, 9, 0]], num_examples)
-    test = holdings(Common, [[6], [3]], num_examples)
-    classes = holdings(Common, [[2, 5], [0, 9]], num_examples)
+    train = holdings(ClientShards, [[4, 0, 1, 7, 5], [1, 1, 0, 9, 0]], num_examples)
+    test = holdings(SharedExamples, [[6], [3]], num_examples)
+    classes = holdings(SharedExamples, [[2, 5], [0, 9]], num_examples)
     inputs = {"train": train, "test": test, "classes": classes, "seed": jnp.arange(RUNS)}
     layout = Layout(mesh(num_devices), own=True)
-    dealt, mine = layout.dealt(data, inputs)
+    placed, mine = layout.place(data, inputs)
     share = -(-5 // num_devices)
     for device in range(num_devices):
         (held,) = (
             shard.data[0]
-            for shard in dealt.x["id"].addressable_shards
+            for shard in placed.x["id"].addressable_shards
             if shard.device == layout.mesh.devices[device]
         )
-        for leaf in (dealt.x["image"][device][:, 0] / 2, dealt.x["id"][device]):
+        for leaf in (placed.x["image"][device][:, 0] / 2, placed.x["id"][device]):
             np.testing.assert_array_equal(leaf, held)
-        np.testing.assert_array_equal(dealt.y[device], held % 7)
+        np.testing.assert_array_equal(placed.y[device], held % 7)
 
         def ids(name: str, run: int, client: int, device: int = device, held: Any = held) -> Any:
             of_device = mine[name]._replace(order=mine[name].order[device])
@@ -87,10 +87,10 @@ def test_each_device_holds_what_its_own_clients_need(num_devices: int) -> None:
 
 def test_whole_holdings_are_whole_on_every_device() -> None:
     data = Examples(jnp.arange(6.0), jnp.arange(6))
-    inputs = {"train": holdings(Holdings, [[2, 3]], 6)}
-    dealt, mine = Layout(mesh(4), own=False).dealt(data, inputs)
-    assert len(dealt.x.sharding.device_set) == 4
-    assert all(shard.data.shape == (6,) for shard in dealt.x.addressable_shards)
+    inputs = {"train": holdings(ClientShards, [[2, 3]], 6)}
+    placed, mine = Layout(mesh(4), own=False).place(data, inputs)
+    assert len(placed.x.sharding.device_set) == 4
+    assert all(shard.data.shape == (6,) for shard in placed.x.addressable_shards)
     np.testing.assert_array_equal(mine["train"].order, inputs["train"].order)
 
 
@@ -98,11 +98,11 @@ def test_whole_holdings_are_whole_on_every_device() -> None:
 def test_states_come_back_from_devices_as_they_were(num_clients: int) -> None:
     layout = Layout(mesh(4), own=True)
     states = {"own": jnp.arange(RUNS * num_clients * 3.0).reshape(RUNS, num_clients, 3)}
-    placed = layout.of_stored(states)
+    placed = layout.place_clients(states)
     assert placed["own"].addressable_shards[0].data.shape == (RUNS, -(-num_clients // 4), 3)
-    back = layout.to_store(placed, num_clients)
+    back = layout.gather_clients(placed, num_clients)
     np.testing.assert_array_equal(back["own"], states["own"])
-    shapes = layout.to_store(jax.eval_shape(lambda: placed), num_clients)
+    shapes = layout.gather_clients(jax.eval_shape(lambda: placed), num_clients)
     assert shapes["own"].shape == states["own"].shape
 
 
@@ -117,9 +117,9 @@ def test_devices_exchange_the_upload_once_and_no_clients_state() -> None:
     lies = rounds.State(whole, PartitionSpec("clients"), whole, whole, whole)
 
     def run(*arguments: Any) -> Any:
-        return rounds.run(algorithm, *arguments, axis=clients.owned("clients"))
+        return rounds.run(algorithm, *arguments, axis=devices.owned("clients"))
 
-    on_all = jax.jit(clients.over(mesh(4), run, (lies, whole, whole), (lies, whole)))
+    on_all = jax.jit(devices.over(mesh(4), run, (lies, whole, whole), (lies, whole)))
     compiled = on_all.lower(state, schedules.everyone(8, 2), federation).compile()
     read = hlo.Program(compiled.as_text() or "")
     (sent,) = communication.traffic(algorithm, state, Federation(*federation))

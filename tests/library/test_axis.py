@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType
 
 from federations import assert_close
-from fedjax_inv import clients
+from fedjax_inv import devices
 from fedjax_inv.types import Array, Tree
 
 
@@ -38,7 +38,7 @@ def slots_of(num_slots: int) -> tuple[Tree, Tree]:
     return slots, init
 
 
-def check(axis: clients.Axis, num_slots: int) -> None:
+def check(axis: devices.Axis, num_slots: int) -> None:
     slots, init = slots_of(num_slots)
     accumulator, kept = jax.jit(lambda slots, init: axis(fn, add, init, slots))(slots, init)
     x, present = np.asarray(slots["x"], np.float64), np.asarray(slots["present"])
@@ -52,24 +52,24 @@ def check(axis: clients.Axis, num_slots: int) -> None:
     ("num_slots", "size"), [(1, 1), (1, 2**31), (4, 1), (4, 2), (7, 3), (7, 7), (7, 8)]
 )
 def test_chunked_is_a_loop(num_slots: int, size: int) -> None:
-    check(clients.chunked(size), num_slots)
+    check(devices.chunked(size), num_slots)
 
 
-def on_four_devices(inner: clients.Axis | None) -> clients.Axis:
+def on_four_devices(inner: devices.Axis | None) -> devices.Axis:
     """The sharded axis, with the `over` that it needs around it."""
     mesh = jax.make_mesh((4,), ("anything",), axis_types=(AxisType.Auto,))
 
-    def axis(fn: clients.Fn, add: clients.Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
-        return clients.over(mesh, partial(clients.sharded("anything", inner), fn, add))(init, slots)
+    def axis(fn: devices.Fn, add: devices.Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
+        return devices.over(mesh, partial(devices.sharded("anything", inner), fn, add))(init, slots)
 
     return axis
 
 
 @pytest.mark.parametrize("num_slots", [1, 4, 7])
 def test_vmapped_and_sharded_are_a_loop(num_slots: int) -> None:
-    check(clients.vmapped(), num_slots)
+    check(devices.vmapped(), num_slots)
     check(on_four_devices(None), num_slots)
-    check(on_four_devices(clients.chunked(2)), num_slots)
+    check(on_four_devices(devices.chunked(2)), num_slots)
 
 
 def test_sharded_computes_a_slot_on_each_device() -> None:
@@ -91,9 +91,9 @@ def test_chunks_of_one_are_not_vmapped() -> None:
 
     slots, init = slots_of(4)
     for axis, branches in (
-        (clients.chunked(1), True),
-        (clients.chunked(2), False),
-        (clients.vmapped(), False),
+        (devices.chunked(1), True),
+        (devices.chunked(2), False),
+        (devices.vmapped(), False),
     ):
         program = str(jax.make_jaxpr(partial(axis, branching, add))(init, slots))
         assert (" cond[" in program) == branches
@@ -101,4 +101,4 @@ def test_chunks_of_one_are_not_vmapped() -> None:
 
 def test_chunked_refuses_no_client() -> None:
     with pytest.raises(ValueError, match="client_chunk=0: must be at least 1"):
-        clients.chunked(0)
+        devices.chunked(0)

@@ -1,0 +1,36 @@
+"""Where the work, the data and the states of clients lie: in time, in memory and on devices.
+
+An `Axis` lays the slots of a cohort over time and memory (`vmapped`, `chunked`) and over devices
+(`sharded`, `owned`). A `Layout` places the arrays of a program on k devices. On each device lie
+
+| what                  | with own=False              | with own=True                              |
+|-----------------------|-----------------------------|--------------------------------------------|
+| examples              | all                         | those of its own clients and test shards   |
+| orders (rows of them) | all                         | its own, renumbered to its own examples    |
+| states of clients     | all                         | those of its own clients                   |
+| shared test examples  | all; it evaluates every     | a k-th of each test shard, and it          |
+|                       | k-th batch                  | evaluates these                            |
+| server, sizes, rest   | all                         | all                                        |
+
+With own=False (`sharded`) a device works on a k-th of the slots; with own=True (`owned`) on the
+slots of the clients that it owns. `owner` says which device owns a client. On the host and in
+checkpoints arrays are the same for either layout and for any number of devices.
+"""
+
+from fedjax_inv.devices.axis import Add as Add
+from fedjax_inv.devices.axis import Assignment as Assignment
+from fedjax_inv.devices.axis import Axis as Axis
+from fedjax_inv.devices.axis import Fn as Fn
+from fedjax_inv.devices.axis import chunked as chunked
+from fedjax_inv.devices.axis import over as over
+from fedjax_inv.devices.axis import owned as owned
+from fedjax_inv.devices.axis import sharded as sharded
+from fedjax_inv.devices.axis import vmapped as vmapped
+from fedjax_inv.devices.ownership import clients_per_device as clients_per_device
+from fedjax_inv.devices.ownership import first_client as first_client
+from fedjax_inv.devices.ownership import owner as owner
+from fedjax_inv.devices.placement import ClientShards as ClientShards
+from fedjax_inv.devices.placement import Layout as Layout
+from fedjax_inv.devices.placement import SharedExamples as SharedExamples
+from fedjax_inv.devices.placement import is_shards as is_shards
+from fedjax_inv.devices.placement import local_view as local_view
