@@ -60,7 +60,7 @@ def test_other_shapes_are_refused(objective, logits, labels, mask) -> None:
         (jnp.ones(5), jnp.full(5, 0.5)),  # weights
     ],
 )
-def test_a_masked_mean_of_something_else_is_refused(values, mask) -> None:
+def test_a_masked_mean_of_other_shapes_is_refused(values, mask) -> None:
     with pytest.raises(
         ValueError, match=r"^values=.*: must be \[B\], and mask=.* must be bool \[B\]$"
     ):
@@ -86,7 +86,7 @@ class Variants(chex.TestCase):
 
 
 @pytest.mark.parametrize("label", [-1, 3, 99])
-def test_a_label_that_is_no_class_is_not_passed_over(label: int) -> None:
+def test_a_label_that_is_no_class_is_refused_or_nan(label: int) -> None:
     logits, labels, mask = jnp.ones((2, 3)), jnp.array([0, label]), jnp.array([True, True])
     for objective in (objectives.cross_entropy, objectives.accuracy):
         with pytest.raises(ValueError, match=rf"^labels\[1\]={label}: must be in 0\.\.2$"):
