@@ -1,20 +1,21 @@
 """Where the work, the data and the states of clients lie: in time, in memory and on devices.
 
 An `Axis` lays the slots of a cohort over time and memory (`vmapped`, `chunked`) and over devices
-(`sharded`, `owned`). A `Layout` places the arrays of a program on k devices. On each device lie
+(`sharded`, `owned`). A `Layout` places the arrays of a program on k devices, in one of two ways. A
+shard is the list of the rows of one client, or of one set of test examples. On each device lie
 
-| what                  | with own=False              | with own=True                              |
-|-----------------------|-----------------------------|--------------------------------------------|
-| examples              | all                         | those of its own clients and test shards   |
-| orders (rows of them) | all                         | its own, renumbered to its own examples    |
-| states of clients     | all                         | those of its own clients                   |
-| shared test examples  | all; it evaluates every     | a k-th of each test shard, and it          |
-|                       | k-th batch                  | evaluates these                            |
-| server, sizes, rest   | all                         | all                                        |
+| arrays                 | with own=False | with own=True                           |
+|------------------------|----------------|-----------------------------------------|
+| examples               | all            | the rows of its own shards              |
+| shards of clients      | all            | those of the clients that it owns       |
+| states of clients      | all            | those of the clients that it owns       |
+| shared (test) shards   | all            | a k-th of each                          |
+| server, and all others | all            | all                                     |
 
-With own=False (`sharded`) a device works on a k-th of the slots; with own=True (`owned`) on the
-slots of the clients that it owns. `owner` says which device owns a client. On the host and in
-checkpoints arrays are the same for either layout and for any number of devices.
+`owner` says which device owns a client. With own=False (`sharded`) a device computes a k-th of the
+slots, and every k-th batch of an evaluation; with own=True (`owned`) the slots of its own clients,
+and the examples of its own shards. On the host and in checkpoints, arrays are the same for either
+layout and for any number of devices.
 """
 
 from fedjax_inv.devices.axis import Add as Add

@@ -5,7 +5,7 @@
     outcome = compiled.evaluate(data, inputs, training)                     # before the first round
     training, outcome = compiled.segment(data, inputs, training, cohorts)   # again and again
 
-`host_inputs` makes the inputs, on the host; `one_run` is what one run does; `compiled` is the
+`host_inputs` computes the inputs on the host; `one_run` says what one run does; `compiled` is the
 program of all runs and where its arrays lie. Nothing here knows of flags, files or the screen. Axis
 letter: R runs.
 """

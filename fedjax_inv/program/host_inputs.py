@@ -1,4 +1,4 @@
-"""The inputs of a program, made on the host: which runs there are and what each works on.
+"""The inputs of a program, computed on the host: the runs, and the examples of each run.
 
 Axis letter: R runs.
 """
