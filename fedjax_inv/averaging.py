@@ -176,4 +176,11 @@ def averaging_of(
         # What travels beside the network may be a change, which counts once.
         blank=blank if side is NOTHING else None,
     )
-    return Algorithm(init_server, init_client, (exchange,), predict, personal=serve is not None)
+    return Algorithm(
+        init_server,
+        init_client,
+        (exchange,),
+        predict,
+        personal=serve is not None,
+        network=lambda server: server.variables,
+    )

@@ -129,7 +129,7 @@ def _reusing(exchange: Exchange, index: int) -> Exchange:
         aggregate=aggregators.stacked() if reuses else exchange.aggregate,
         update=recall if reuses else skip,
         attends=lambda server, who, round: exchange.attends(server.wrapped, who, round),
-        prompt=lambda server: exchange.prompt(server.wrapped),
+        broadcast_undelayed=lambda server: exchange.broadcast_undelayed(server.wrapped),
     )
 
 

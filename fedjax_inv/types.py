@@ -236,7 +236,7 @@ class Visit(NamedTuple):
     round: Array  # [] int32, from 0
     delay: Array  # [] int32
     key: Array  # of this round, exchange and client
-    prompt: Tree = ()  # what the server sent beside the message, never delayed
+    undelayed_message: Tree = ()  # what the server broadcast beside the message, never delayed
 
 
 class Reply(NamedTuple):
@@ -320,7 +320,7 @@ class Exchange(NamedTuple):
     aggregate: Tree  # an Aggregator, or a tree of them that is a prefix of the upload
     update: Update
     attends: Attends = always
-    prompt: Broadcast = nothing  # what reaches all clients in time, however delayed they are
+    broadcast_undelayed: Broadcast = nothing  # the message that is never delayed
     # (server) -> an upload of zeros, where a client's last one may stand in for one that is missing
     blank: Callable[[Tree], Tree] | None = None
 
@@ -357,6 +357,8 @@ class Algorithm(NamedTuple):
     exchanges: tuple[Exchange, ...]  # the round trips of one round, in order
     predict: Predict
     personal: bool = False  # whether clients are served by what they keep, each differently
+    # server -> the single network that it serves; None: there is none
+    network: Callable[[Tree], Variables] | None = None
 
 
 class Facts(NamedTuple):

@@ -32,7 +32,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import augment, federation, sources
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
-from fedjax_inv.shares import Layout
+from fedjax_inv.devices import Layout
 from fedjax_inv.types import (
     Algorithm,
     Array,

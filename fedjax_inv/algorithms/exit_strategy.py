@@ -287,7 +287,7 @@ def wrap(
             broadcast=lambda server: exchange.broadcast(server.wrapped),
             update=update,
             attends=attends,
-            prompt=lambda server: exchange.prompt(server.wrapped),
+            broadcast_undelayed=lambda server: exchange.broadcast_undelayed(server.wrapped),
             blank=blank and (lambda server: blank(server.wrapped)),
         )
 
@@ -313,11 +313,11 @@ def wrap(
     def global_gradient() -> Exchange:
         """The mean of everybody's gradients at the current network, and L."""
 
-        def prompt(server: Server) -> tuple[Tree, Tree]:
+        def broadcast_undelayed(server: Server) -> tuple[Tree, Tree]:
             return server.wrapped, server.assessment.direction
 
         def client(visit: Visit) -> Reply:
-            wrapped, direction = visit.prompt
+            wrapped, direction = visit.undelayed_message
             params = parameters(wrapped)
 
             def sums(batch: Batch) -> _Gradients:
@@ -344,7 +344,12 @@ def wrap(
             return server._replace(assessment=new)
 
         return Exchange(
-            lambda server: (), client, aggregators.mean(), update, pretraining, prompt=prompt
+            lambda server: (),
+            client,
+            aggregators.mean(),
+            update,
+            pretraining,
+            broadcast_undelayed=broadcast_undelayed,
         )
 
     def products() -> Exchange:
@@ -356,7 +361,7 @@ def wrap(
                 visit.shard,
                 lambda batch: jax.grad(risk_of(visit.message, visit.own, batch))(params),
             )
-            inner = optax.tree.vdot(visit.prompt, gradient)
+            inner = optax.tree.vdot(visit.undelayed_message, gradient)
             return Reply(visit.own, _Products(inner, _square(gradient), visit.round), {})
 
         def update(server: Server, found: aggregators.Stack, cohort: Cohort) -> Server:
@@ -387,7 +392,7 @@ def wrap(
             aggregators.stacked(),
             update,
             pretraining,
-            prompt=lambda server: server.assessment.gradient,
+            broadcast_undelayed=lambda server: server.assessment.gradient,
         )
 
     return Algorithm(

@@ -14,7 +14,7 @@ import pytest
 
 import federations as tiny
 from federations import assert_equal, plain
-from fedjax_inv import clients, local, missing, models, objectives, rounds, tree
+from fedjax_inv import devices, local, missing, models, objectives, rounds, tree
 from fedjax_inv.algorithms import exit_strategy, fedavg, fedbn, fl_games, scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
@@ -327,7 +327,7 @@ def run(
 
     @partial(jax.jit, compiler_options=options)
     def go_on(state: rounds.State) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
-        return rounds.run(algorithm, state, schedule, held, axis=clients.chunked(2))
+        return rounds.run(algorithm, state, schedule, held, axis=devices.chunked(2))
 
     before = begin()
     return plain((before, *go_on(before)))
@@ -538,7 +538,7 @@ def test_an_exit_goes_inside_of_reuse_and_then_forgets_who_left() -> None:
     assert memory.arrived[PLANTED]
 
     # Whatever is remembered of who has left, nothing comes of it; of who is absent, it does.
-    step = jax.jit(partial(rounds.step, algorithm, axis=clients.chunked(2)))
+    step = jax.jit(partial(rounds.step, algorithm, axis=devices.chunked(2)))
 
     def after_one_more(doubled: int) -> np.ndarray:
         factor = 1 + (np.arange(NUM_CLIENTS) == doubled)[:, None]

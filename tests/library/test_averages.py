@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import federations
-from fedjax_inv import averages, averaging, clients, local, models, rounds
+from fedjax_inv import averages, averaging, devices, local, models, rounds
 from fedjax_inv.aggregators import Stack
 from fedjax_inv.algorithms import fedcfa, fedmix
 from fedjax_inv.averages import Averages
@@ -172,7 +172,7 @@ def kept(attend: list[list[int]], **arguments: object) -> list[Averages]:
     variables = MODEL.init(jax.random.key(0), HELD.data.x[:1])
     state = rounds.init(made, variables, HELD, jax.random.key(0))
     step = jax.jit(
-        lambda state, cohort: rounds.step(made, state, cohort, HELD, axis=clients.chunked(1))[0]
+        lambda state, cohort: rounds.step(made, state, cohort, HELD, axis=devices.chunked(1))[0]
     )
     told = [state.server.side.averages]
     for slots in attend:
@@ -325,7 +325,7 @@ def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
         model = models.painted(plain, render) if is_painted else plain
         made = MIXING[name](model, federations.steps(0.1))
         state = rounds.init(made, variables, held, jax.random.key(0))
-        return rounds.run(made, state, schedule, held, axis=clients.chunked(2))[0]
+        return rounds.run(made, state, schedule, held, axis=devices.chunked(2))[0]
 
     got, expected = (ended(held is painted, held.data.x).server for held in (painted, rendered))
     federations.assert_close(got, expected)

@@ -16,7 +16,7 @@ from fedjax_inv import (
     aggregators,
     algorithms,
     averaging,
-    clients,
+    devices,
     local,
     models,
     objectives,
@@ -89,7 +89,7 @@ def run(algorithm: Algorithm) -> list[rounds.State]:
     @jax.jit
     def step(state: rounds.State, present: Array) -> rounds.State:
         cohort = federations.cohort(list(range(NUM_CLIENTS)))._replace(present=present)
-        return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.chunked(1))[0]
+        return rounds.step(algorithm, state, cohort, FEDERATION, axis=devices.chunked(1))[0]
 
     start = partial(rounds.init, algorithm, federation=FEDERATION, key=jax.random.key(0))
     state, found = jax.jit(start)(first()), []
@@ -131,7 +131,7 @@ def test_every_other_algorithm_takes_a_loss(name: str) -> None:
         def trace() -> Any:
             state = rounds.init(algorithm, first(), FEDERATION, jax.random.key(0))
             cohort = federations.cohort(list(range(NUM_CLIENTS)))
-            return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.chunked(1))
+            return rounds.step(algorithm, state, cohort, FEDERATION, axis=devices.chunked(1))
 
         return jax.eval_shape(trace)
 

@@ -11,7 +11,7 @@ import pytest
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import clients, local, models, rounds
+from fedjax_inv import devices, local, models, rounds
 from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.models import FrozenBatchNorm, GroupNorm
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
@@ -150,7 +150,7 @@ def test_nothing_of_a_frozen_norm_moves_in_a_federation() -> None:
     algorithm = fedavg(model, local.epochs(optimizer, batch_size=4))
     cohort = federations.cohort(list(range(data.num_clients)))
     state = rounds.init(algorithm, randomised(model, data.data.x[:1]), data, KEY)
-    axis = clients.chunked(1)
+    axis = devices.chunked(1)
     after, _ = jax.jit(lambda s: rounds.step(algorithm, s, cohort, data, axis=axis))(state)
     before, now = state.server.variables, after.server.variables
     assert len(jax.tree.leaves(before.stats)) == 4 * 20
