@@ -30,7 +30,7 @@ class _Conv(nn.Module):
         check_images(x)
         if min(x.shape[1:3]) < self.smallest:
             raise UsageError(
-                f"inputs: are images {x.shape[1:]}, must be at least {self.smallest} pixels a side"
+                "inputs", x, f"must be images of at least {self.smallest} pixels a side"
             )
         x = nn.Conv(
             self.features,
@@ -89,7 +89,7 @@ def alexnet(
     checks.integers("widths", widths, 1)
     if len(widths) != len(_CONVS) + _NUM_DENSE:
         raise UsageError(
-            f"widths={tuple(widths)}: must be {len(_CONVS)} channels and {_NUM_DENSE} units"
+            "widths", tuple(widths), f"must be {len(_CONVS)} channels and {_NUM_DENSE} units"
         )
     checks.number("dropout", dropout, "in [0, 1)", lambda rate: 0 <= rate < 1)
     chosen = lowerings.lowering(conv)

@@ -57,7 +57,7 @@ def cnn(
     checks.integer("num_classes", num_classes, 1)
     checks.integers("widths", widths, 1)
     if any(width % _GROUPS for width in widths):
-        raise UsageError(f"widths={tuple(widths)}: must be multiples of {_GROUPS}")
+        raise UsageError("widths", tuple(widths), f"must be multiples of {_GROUPS}")
     chosen = lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         _Conv(width, 2 if i == 1 else 1, chosen) for i, width in enumerate(widths)
@@ -75,8 +75,10 @@ class _PooledConv(nn.Module):
         check_images(x)
         if min(x.shape[1:3]) < 2:
             raise UsageError(
-                f"inputs: are {x.shape} before a convolution, must be images [B, height, width, "
-                "channels] whose sides are at least 2 there, to be halved; leave out a convolution"
+                "inputs",
+                x,
+                "must be images of at least 2 pixels a side before every convolution, which halves "
+                "them; leave out a convolution",
             )
         conv = nn.Conv(self.features, (5, 5), padding=2, conv_general_dilated=self.conv)
         return lowerings.max_pool(nn.relu(conv(x)), 2)

@@ -28,7 +28,7 @@ class _Conv(nn.Module):
         check_images(x)
         if min(x.shape[1:3]) < self.smallest:
             raise UsageError(
-                f"inputs: are images {x.shape[1:]}, must be at least {self.smallest} pixels a side"
+                "inputs", x, f"must be images of at least {self.smallest} pixels a side"
             )
         init = nn.initializers.he_normal()
         x = nn.Conv(self.features, (5, 5), kernel_init=init, conv_general_dilated=self.conv)(x)
@@ -64,7 +64,7 @@ def lenet(
     checks.integer("num_classes", num_classes, 1)
     checks.integers("widths", widths, 1)
     if len(widths) <= _NUM_CONVS:
-        raise UsageError(f"widths={tuple(widths)}: must be {_NUM_CONVS} channels, then units")
+        raise UsageError("widths", tuple(widths), f"must be {_NUM_CONVS} channels, then units")
     chosen = lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         _Conv(width, _SMALLEST if i == 0 else 1, chosen)

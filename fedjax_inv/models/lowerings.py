@@ -77,17 +77,17 @@ def _checked(conv: Callable[[Array, Array, _Geometry], Array]) -> Conv:
             ("rhs_dilation", tuple(rhs_dilation or ones), ones),
         ):
             if value != allowed:
-                raise UsageError(f"{argument}={value}: must be {allowed} unless conv is 'lax'")
+                raise UsageError(argument, value, f"must be {allowed} unless conv is 'lax'")
         layout = partial(lax.conv_dimension_numbers, inputs.shape, kernel.shape)
         if layout(dimension_numbers) != layout(_channels_last(inputs.ndim)):
-            raise UsageError(f"dimension_numbers={dimension_numbers}: must be channels last")
+            raise UsageError("dimension_numbers", dimension_numbers, "must be channels last")
         space, window = inputs.shape[1:-1], kernel.shape[:-2]
         if isinstance(padding, str):
             padding = lax.padtype_to_pads(space, window, strides, padding)
         padding = tuple((low, high) for low, high in padding)
         for n, k, (low, high) in zip(space, window, padding, strict=True):
             if low + n + high < k:
-                raise UsageError(f"padding={padding}: the window {window} must fit into {space}")
+                raise UsageError("padding", padding, f"the window {window} must fit into {space}")
         return conv(inputs, kernel, _Geometry(tuple(strides), padding, ones, ones, precision))
 
     return conv_general_dilated
@@ -353,7 +353,7 @@ def max_pool(x: Array, size: int, stride: int | None = None, padding: int = 0) -
     between 1 and the padded height and width, and for a padding of more than half of it.
     """
     if x.ndim != 4:
-        raise UsageError(f"{x.shape=}: must be [B, height, width, C]")
+        raise UsageError("x", x, "must be [B, height, width, C]")
     batch, height, width, channels = x.shape
     checks.integer("padding", padding, 0)
     checks.integer("size", size, 1, min(height, width) + 2 * padding)

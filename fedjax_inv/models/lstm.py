@@ -28,7 +28,7 @@ def word_weights(x: Array, vocabulary: int) -> Array:
     what are not words.
     """
     if not _are_words(x):
-        raise UsageError(f"inputs: are {x.dtype} {x.shape}; must be words, integers [B, T]")
+        raise UsageError("inputs", x, "must be words, integers [B, T]")
     return jax.nn.one_hot(x, vocabulary)
 
 
@@ -90,8 +90,10 @@ class _Encoder(nn.Module):
             out = x @ (vectors * is_word[:, None])  # padding has no vector
         else:
             raise UsageError(
-                f"inputs: are {x.dtype} {x.shape}; must be words, integers [B, T], or weights of "
-                f"words, floats [B, T, {self.vocabulary}]"
+                "inputs",
+                x,
+                "must be words, integers [B, T], or weights of words, floats "
+                f"[B, T, {self.vocabulary}]",
             )
         for i, width in enumerate(self.widths):
             out = _Layer(width, name=f"layer{i + 1}")(out, real)

@@ -134,13 +134,13 @@ def resnet18(
     """
     checks.integer("num_classes", num_classes, 1)
     if image_size not in _STEMS:
-        raise UsageError(f"{image_size=}: must be one of {', '.join(map(str, _STEMS))}")
+        raise UsageError("image_size", image_size, f"must be one of {', '.join(map(str, _STEMS))}")
     checks.one_of("norm", norm, NORMS)
     checks.integers("widths", widths, 1)
     if len(widths) != len(_STRIDES):
-        raise UsageError(f"widths={tuple(widths)}: must be {len(_STRIDES)}, one of each stage")
+        raise UsageError("widths", tuple(widths), f"must be {len(_STRIDES)}, one of each stage")
     if norm == "group" and any(width % GroupNorm.groups for width in widths):
-        raise UsageError(f"widths={tuple(widths)}: must be multiples of {GroupNorm.groups}")
+        raise UsageError("widths", tuple(widths), f"must be multiples of {GroupNorm.groups}")
     make_norm, chosen = NORMS[norm], lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         _FirstLayer(widths[0], _STEMS[image_size], make_norm, chosen),

@@ -33,23 +33,20 @@ def load(path: str | Path, like: Tree) -> Tree:
     its `init`. Raises ValueError, in one line, if the file is missing or damaged, lacks an array,
     holds one more, or one of another shape; ImportError without `safetensors`.
     """
-    held, needed = _read(path), named(like)
+    path = Path(path)
+    arrays, needed = _read(path), named(like)
     for name, leaf in needed.items():
-        if name not in held:
-            raise UsageError(
-                f"path={path}: lacks {name}{_of(leaf)}, which the network has"
-                + _more([other for other in needed if other not in held])
-            )
-        if held[name].shape != leaf.shape:
-            there = list(held[name].shape)
-            raise UsageError(f"path={path}: {name} is {there}, must be {list(leaf.shape)}")
-    left = [name for name in held if name not in needed]
-    if left:
-        raise UsageError(
-            f"path={path}: holds {left[0]}{_of(held[left[0]])}, which the network has not"
-            + _more(left)
-        )
-    leaves = [jnp.asarray(held[name], leaf.dtype) for name, leaf in needed.items()]
+        if name not in arrays:
+            more = _more([other for other in needed if other not in arrays])
+            raise UsageError("path", path, f"lacks {name}{_of(leaf)}, which the network has{more}")
+        if arrays[name].shape != leaf.shape:
+            found = list(arrays[name].shape)
+            raise UsageError("path", path, f"{name} is {found}, must be {list(leaf.shape)}")
+    unknown = [name for name in arrays if name not in needed]
+    if unknown:
+        first, more = f"{unknown[0]}{_of(arrays[unknown[0]])}", _more(unknown)
+        raise UsageError("path", path, f"holds {first}, which the network has not{more}")
+    leaves = [jnp.asarray(arrays[name], leaf.dtype) for name, leaf in needed.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
@@ -61,20 +58,20 @@ def named(tree: Tree) -> dict[str, jax.Array]:
     }
 
 
-def _read(path: str | Path) -> dict[str, np.ndarray]:
+def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
     except ImportError as error:
         raise ImportError(f"{error}: pip install 'fedjax_inv[experiments]'") from error
-    file = Path(path).expanduser()
+    file = path.expanduser()
     if not file.is_file():
-        raise UsageError(f"path={path}: must be a .safetensors file, there is none")
+        raise UsageError("path", path, "must be a .safetensors file, there is none")
     try:
         return load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
-        told = " ".join(str(error).split())
-        raise UsageError(f"path={path}: must be a whole .safetensors file: {told}") from None
+        reason = " ".join(str(error).split())
+        raise UsageError("path", path, f"must be a whole .safetensors file: {reason}") from None
 
 
 def _of(leaf: np.ndarray | jax.Array) -> str:
