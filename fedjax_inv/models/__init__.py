@@ -1,4 +1,4 @@
-"""Networks as two halves, with a cut that can move."""
+"""Networks in two halves, body and head, with a cut that can move."""
 
 from fedjax_inv.models import saved as saved
 from fedjax_inv.models import weights as weights

@@ -1,6 +1,6 @@
-"""A `Model` from a sequence of flax.linen blocks, from any flax.linen module, from functions.
+"""A `Model` from a sequence of flax.linen blocks, from any flax.linen module, or from functions.
 
-Whatever it is made of, a model scales 8-bit images to [0, 1] before it sees them.
+Every such model scales 8-bit images to [0, 1] first.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,12 @@ class _Blocks(nn.Module):
 
 class _Identity(nn.Module):
     @nn.compact
-    def __call__(self, x: Tree, **given: Any) -> Tree:
+    def __call__(self, x: Tree, **unused: Any) -> Tree:
         return x
 
 
 def check_images(x: Array) -> None:
-    """Raises ValueError unless x is a batch of images; flax would take three axes for one image."""
+    """Check that x are images, else raise UsageError; flax would take three axes for one image."""
     if x.ndim != 4:
         raise UsageError("inputs", x, "must be images [B, height, width, channels]")
 
@@ -47,7 +47,7 @@ def _all_real(x: Tree) -> Array:
     return jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
 
 
-# What a module may take beside its inputs, of (mask [B], train).
+# Arguments that a module may take beside its inputs, as functions of (mask [B], train).
 _ARGUMENTS: dict[str, Callable[[Array, bool], Any]] = {
     "mask": lambda mask, train: mask,
     "train": lambda mask, train: train,
@@ -57,7 +57,7 @@ _ARGUMENTS: dict[str, Callable[[Array, bool], Any]] = {
 
 
 def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
-    """The model of two modules, each called as half(x, **what it takes of `_ARGUMENTS`)."""
+    """Return the model of two modules, each called as half(x, **arguments of `takes`)."""
 
     def arguments(mask: Array, train: bool) -> dict[str, Any]:
         return {name: _ARGUMENTS[name](mask, train) for name in takes}
@@ -83,13 +83,13 @@ def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
             key: Array | None = None,
             /,
         ) -> tuple[Tree, Tree]:
-            variables, given = {"params": params, "batch_stats": stats}, arguments(mask, train)
+            variables, more = {"params": params, "batch_stats": stats}, arguments(mask, train)
             if not train:
-                return half.apply(variables, x, **given), stats
+                return half.apply(variables, x, **more), stats
             rngs = None if key is None else {"dropout": key}
             try:
                 outputs, changed = half.apply(
-                    variables, x, rngs=rngs, mutable=["batch_stats"], **given
+                    variables, x, rngs=rngs, mutable=["batch_stats"], **more
                 )
             except InvalidRngError as error:
                 if key is not None:
@@ -115,14 +115,21 @@ def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
 
 
 def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
-    """The model whose body is `blocks[:cut]` and whose head is the rest.
+    """Return the model whose body is `blocks[:cut]` and whose head is the rest.
 
-    Each block is called as block(x [B, ...], mask [B] bool, train: bool); what it changes without
-    a gradient lives in its collection "batch_stats", and what it draws in training mode comes from
-    its stream "dropout". The last one's outputs are the model's; a classifier's are logits [B, K].
+    Args:
+      blocks: modules called as block(x [B, ...], mask [B] bool, train: bool). State that changes
+        without a gradient lives in their collection "batch_stats", and random draws in training
+        mode come from their stream "dropout". The last block's outputs are the model's; a
+        classifier's are logits [B, K].
+      cut: how many blocks are the body.
 
-    Raises ValueError for blocks that are none, and for a cut off the network; when the model trains
-    without a key, for blocks that draw.
+    Returns:
+      The model.
+
+    Raises:
+      UsageError: unless the blocks are modules, and for a cut beyond the network. When the model
+        trains without a key: if a block draws.
     """
     others = [block for block in blocks if not isinstance(block, nn.Module)]
     if others or not blocks:
@@ -132,17 +139,26 @@ def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
 
 
 def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> Model:
-    """The model of any flax.linen module that is called as module(x, **what it takes).
+    """Return the model of any flax.linen module.
 
-    The body is empty and all is head; its parameters are those of `module.init`. Dropout of the
-    stream "dropout" works in training mode. Raises ValueError for an argument that is not allowed;
-    at initialisation for "batch_stats" without a mask and for collections beyond it and "params".
+    The body is empty and the module is the head, with the parameters of `module.init`. Dropout from
+    the stream "dropout" works in training mode.
 
-    takes: names among "mask" ([B] bool, which examples are real), "train", "training" (bool) and
-    "deterministic" (the contrary). Whatever is averaged over a batch must be so under the mask, as
-    batches are padded with arbitrary examples: `models.BatchNorm` is, and `flax.linen.BatchNorm` if
-    its own mask is given. cut: how many layers of an `nn.Sequential` are the body; it passes on
-    nothing but x, so takes must be empty.
+    Args:
+      module: a module called as module(x, **arguments). Averages over a batch must respect the
+        mask, as batches are padded with arbitrary examples: `models.BatchNorm` does, and
+        `flax.linen.BatchNorm` does if it gets the mask.
+      takes: the names of its arguments, among "mask" ([B] bool, which examples are real), "train",
+        "training" (bool) and "deterministic" (its opposite).
+      cut: how many layers of an `nn.Sequential` are the body. It passes on nothing but x, so that
+        `takes` must be empty.
+
+    Returns:
+      The model.
+
+    Raises:
+      UsageError: for an argument that is not allowed. At initialisation: for "batch_stats" without
+        a mask, and for collections other than it and "params".
     """
     if not isinstance(module, nn.Module):
         raise UsageError("module", module, "must be a flax.linen module")
@@ -166,11 +182,20 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
 def from_function(
     init: Callable[[Array, Tree], Tree], apply: Callable[[Tree, Tree], Array]
 ) -> Model:
-    """The model of plain functions: init(key, x [B, ...]) -> params, apply(params, x) -> outputs.
+    """Return the model of plain functions.
 
-    The body is empty and all is head. Neither statistics nor draws, and `apply` must treat each
-    example by itself: batches are padded with arbitrary ones. Raises ValueError for what is not a
-    function.
+    The body is empty and the function is the head; there are no statistics and no draws.
+
+    Args:
+      init: (key, x [B, ...]) -> params.
+      apply: (params, x) -> outputs. It must treat each example by itself, as batches are padded
+        with arbitrary examples.
+
+    Returns:
+      The model.
+
+    Raises:
+      UsageError: for arguments that are not functions.
     """
     for name, function in (("init", init), ("apply", apply)):
         if not callable(function):
@@ -197,10 +222,21 @@ def from_function(
 def apply(
     model: Model, variables: Variables, x: Tree, mask: Array, train: bool, key: Array | None = None
 ) -> tuple[Array, Halves]:
-    """The whole network: (outputs [B, ...], stats) of x [B, ...] under mask [B].
+    """Apply the whole network.
 
-    key: what is drawn in training mode, by each half from a key of its own. Raises ValueError if
-    the network draws and there is none.
+    Args:
+      model: the network.
+      variables: its parameters and statistics.
+      x: inputs [B, ...].
+      mask: [B] bool, which inputs are real.
+      train: whether in training mode.
+      key: the key of what the network draws in training mode; each half gets a key of its own.
+
+    Returns:
+      (outputs [B, ...], statistics).
+
+    Raises:
+      UsageError: if the network draws and there is no key.
     """
     body_key, head_key = (None, None) if key is None else jax.random.split(key)
     params, stats = variables
@@ -210,5 +246,5 @@ def apply(
 
 
 def predict(model: Model, variables: Variables, x: Tree) -> Array:
-    """Outputs [B, ...] of x [B, ...] in evaluation mode; a classifier's are logits [B, K]."""
+    """Return the outputs [B, ...] of x [B, ...] in evaluation mode; [B, K] of a classifier."""
     return apply(model, variables, x, _all_real(x), False)[0]

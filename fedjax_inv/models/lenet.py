@@ -12,14 +12,14 @@ from fedjax_inv.models.mlp import Logits
 from fedjax_inv.types import Array, Model
 
 _NUM_CONVS = 2
-_SMALLEST = 2**_NUM_CONVS  # pixels a side, of which the poolings leave one
+_SMALLEST = 2**_NUM_CONVS  # pixels a side, which the poolings reduce to one
 
 
 class _Conv(nn.Module):
     """A 5x5 convolution, ReLU and 2x2 max pooling."""
 
     features: int
-    smallest: int  # side of the inputs
+    smallest: int  # pixels a side of the inputs, at least
     conv: lowerings.Conv
 
     @nn.compact
@@ -52,14 +52,22 @@ def lenet(
     cut: int | None = None,
     conv: str = "auto",
 ) -> Model:
-    """Two 5x5 convolutions, each with ReLU and 2x2 max pooling, then dense layers with ReLU and a
-    linear classifier: logits [B, K] of images [B, height, width, channels] of at least 4x4 pixels.
+    """Build two convolutions and dense layers, in the manner of LeNet-5.
 
-    Convolutions keep the size of an image; kernels start as in He et al. 2015.
+    Two 5x5 convolutions, each followed by ReLU and 2x2 max pooling; then dense layers with ReLU and
+    a linear classifier. Convolutions keep an image's size; kernels start as in He et al. 2015.
 
-    widths: channels of the two convolutions, then units of the dense layers, one at least. cut: how
-    many of these layers are the body; all of them by default. conv: one of `lowerings.LOWERINGS`.
-    Raises ValueError for an argument that is not allowed, and at initialisation for other inputs.
+    Args:
+      num_classes: K.
+      widths: channels of the two convolutions, then units of the dense layers, at least one.
+      cut: how many of these layers are the body; by default all.
+      conv: one of `lowerings.LOWERINGS`.
+
+    Returns:
+      Model: logits [B, K] of images [B, height, width, channels] of at least 4x4 pixels.
+
+    Raises:
+      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
     checks.integer("num_classes", num_classes, 1)
     checks.integers("widths", widths, 1)
@@ -71,4 +79,5 @@ def lenet(
         for i, width in enumerate(widths[:_NUM_CONVS])
     ]
     blocks += [_Dense(width) for width in widths[_NUM_CONVS:]]
-    return from_blocks([*blocks, Logits(num_classes)], len(widths) if cut is None else cut)
+    blocks += [Logits(num_classes)]
+    return from_blocks(blocks, len(widths) if cut is None else cut)

@@ -1,4 +1,4 @@
-"""Networks in files of their own: `save` writes what `load` reads, by names of our own."""
+"""Networks in .safetensors files: `save` writes what `load` reads, by names of our own."""
 
 from pathlib import Path
 
@@ -11,27 +11,43 @@ from fedjax_inv.types import Tree
 
 
 def save(path: str | Path, tree: Tree) -> dict[str, list[int]]:
-    """Writes a tree of arrays as a .safetensors file, and returns the shapes by name.
+    """Write a tree of arrays as a .safetensors file.
 
-    The names are those of `named`: of `Variables` "params/body/Dense_0/kernel", and so on. Raises
-    ImportError without `safetensors`.
+    Args:
+      path: the file.
+      tree: the arrays. Their names are those of `named`, such as "params/body/Dense_0/kernel".
+
+    Returns:
+      The shapes by name.
+
+    Raises:
+      ImportError: without `safetensors`.
     """
     try:
         from safetensors.numpy import save_file
     except ImportError as error:
         raise ImportError(f"{error}: pip install 'fedjax_inv[experiments]'") from error
-    # Copies, as a row of a larger array may not be laid out by itself.
+    # Copies in C order: safetensors writes memory as it lies, and a view may have strides.
     arrays = {name: np.array(leaf, order="C") for name, leaf in named(tree).items()}
     save_file(arrays, path)
     return {name: list(array.shape) for name, array in arrays.items()}
 
 
 def load(path: str | Path, like: Tree) -> Tree:
-    """The tree that a file holds, with the structure and the dtypes of `like`.
+    """Load the tree that a file holds.
 
-    like: of the same shapes, as the variables of the model that was saved, or `jax.eval_shape` of
-    its `init`. Raises ValueError, in one line, if the file is missing or damaged, lacks an array,
-    holds one more, or one of another shape; ImportError without `safetensors`.
+    Args:
+      path: the file.
+      like: a tree with the structure, shapes and dtypes of the result, such as the variables of the
+        saved model, or `jax.eval_shape` of its `init`.
+
+    Returns:
+      The tree.
+
+    Raises:
+      UsageError: if the file is missing or damaged, if it lacks an array or has one more, or if an
+        array has another shape.
+      ImportError: without `safetensors`.
     """
     path = Path(path)
     arrays, needed = _read(path), named(like)
@@ -51,7 +67,7 @@ def load(path: str | Path, like: Tree) -> Tree:
 
 
 def named(tree: Tree) -> dict[str, jax.Array]:
-    """The leaves of a tree by the names of the places that they have in it."""
+    """Return the leaves of a tree by name, the path to each in the tree."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -1,4 +1,4 @@
-"""Weights of a ResNet-18 from a local file in the names and layouts of PyTorch's torchvision."""
+"""Weights of a ResNet-18 from a local file with torchvision's names and layouts."""
 
 import logging
 import zipfile
@@ -58,25 +58,45 @@ _COUNTER = "num_batches_tracked"  # PyTorch's BatchNorm saves it; ours does not 
 
 
 def load(path: str | Path, variables: Variables) -> tuple[Variables, Report]:
-    """The variables of a `models.resnet18` with the weights of a file, and what was taken.
+    """Load the weights of a file into the variables of a `models.resnet18`.
 
-    path: a .safetensors or .npz file with torchvision's names ("conv1.weight",
-    "layer2.0.downsample.1.running_mean", "fc.bias") and layouts. variables: the network's, cut
-    anywhere; they give shapes and dtypes, and the classifier where the file's has another number of
-    classes or is not there, of which a warning is logged.
+    If the file has no classifier, or one for another number of classes, the network's classifier
+    stays, and a warning is logged.
 
-    Raises ValueError, in one line, if the file is missing or damaged, lacks an array, holds one
-    that the network has no place for, or one of another shape; ImportError without `safetensors`.
+    Args:
+      path: a .safetensors or .npz file with torchvision's names ("conv1.weight",
+        "layer2.0.downsample.1.running_mean", "fc.bias") and layouts.
+      variables: the network's variables, cut anywhere.
+
+    Returns:
+      (variables, report): the variables with the file's weights, in the dtypes of the old ones, and
+      which arrays were loaded.
+
+    Raises:
+      UsageError: if the file is missing or damaged, if it lacks an array or has one that the
+        network has no place for, or if an array has another shape.
+      ImportError: without `safetensors`.
     """
     path = Path(path)
     return _placed(path, _read(path), variables)
 
 
 def pretrained(model: Model, path: str | Path) -> Model:
-    """The `models.resnet18` that starts from the weights of a file, as `load` reads it, at once.
+    """Return the `models.resnet18` that starts from the weights of a file.
 
-    The key draws the classifier alone, where the file's does not fit; that it does not, and what
-    else `load` raises of names and shapes, is told at initialisation.
+    The file is read at once. At initialisation the key draws the classifier alone, if the file's
+    does not fit.
+
+    Args:
+      model: the network.
+      path: the file, as in `load`.
+
+    Returns:
+      The model.
+
+    Raises:
+      UsageError: as `load` does; for names and shapes, at initialisation.
+      ImportError: without `safetensors`.
     """
     path = Path(path)
     arrays = _read(path)

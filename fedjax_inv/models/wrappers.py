@@ -1,4 +1,4 @@
-"""Models made of another model: what its inputs are, and in which type it computes."""
+"""Models made from another model: with other inputs, or another type to compute in."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,12 +13,12 @@ from fedjax_inv.types import Apply, Array, Model, Tree
 
 
 def unit_range(x: Array) -> Array:
-    """8-bit images scaled to [0, 1] float32; anything else as it is."""
+    """Return 8-bit images scaled to [0, 1] float32, and any other array unchanged."""
     return x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x
 
 
 def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
-    """The model on stored inputs that `render` turns into the ones that it takes."""
+    """Return the model with `render` before it: stored inputs -> the model's own inputs."""
 
     def encode(
         params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
@@ -29,10 +29,16 @@ def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
 
 
 def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
-    """The model on stored trees, of which `render` makes the images that it takes, and on images.
+    """Return the model on stored trees that `render` turns into images, and on images.
 
-    One array is taken for images that are rendered already, such as averages of them: `see` leaves
-    it as it is.
+    Args:
+      model: a model on images.
+      render: a stored tree -> images.
+
+    Returns:
+      A model that takes a single array for images that are rendered already, such as averages of
+        them,
+      and does not render it again.
     """
 
     def see(x: Tree, /) -> Tree:
@@ -43,10 +49,18 @@ def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
 
 
 def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Model:
-    """The model on inputs [B, ..., C] of which it sees (x - mean [C]) / std [C].
+    """Return the model with (x - mean) / std as inputs.
 
-    mean, std: of each channel, where 8-bit images have been scaled to [0, 1]. Raises ValueError for
-    an std that is not above 0 and for other lengths than the mean's.
+    Args:
+      model: a model on inputs [B, ..., C].
+      mean: [C] the mean of each channel, where 8-bit images have been scaled to [0, 1].
+      std: [C] the standard deviation of each channel.
+
+    Returns:
+      The model on inputs x [B, ..., C].
+
+    Raises:
+      UsageError: for an std that is not above 0, and if mean and std have different lengths.
     """
     finite = partial(checks.number, allowed="that is finite", is_allowed=lambda number: True)
     positive = partial(checks.number, allowed="above 0", is_allowed=lambda number: number > 0)
@@ -59,12 +73,20 @@ def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Mod
 
 
 def computed_in(model: Model, dtype: str) -> Model:
-    """The model that computes in another floating type, "bfloat16" or "float16", as matrix units
-    are fast in.
+    """Return the model that computes in another floating type, in which matrix units are fast.
 
-    Parameters, statistics, the features at the cut and the outputs are float32 as before, and so
-    are losses, gradients and optimizers. Normalisation layers take their means in float32. Raises
-    ValueError for another type.
+    Parameters, statistics, the features at the cut and the outputs stay float32, and so do losses,
+    gradients and optimizers. Normalisation layers compute their means in float32.
+
+    Args:
+      model: any model.
+      dtype: "bfloat16", "float16" or "float32".
+
+    Returns:
+      The model.
+
+    Raises:
+      UsageError: for another type.
     """
     checks.one_of("dtype", dtype, ("float32", "bfloat16", "float16"))
 
@@ -93,11 +115,19 @@ def computed_in(model: Model, dtype: str) -> Model:
 
 
 def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
-    """The model that trains on augment(x, key) and is otherwise what it was.
+    """Return the model that trains on augmented inputs, and is unchanged in evaluation mode.
 
-    augment: of inputs x [B, ...], 8-bit images scaled to [0, 1], and a key, as `data.augment`'s; it
-    must treat each example by itself, as batches are padded with arbitrary ones. The key is of the
-    body's training mode, each step's own. Training without one raises ValueError.
+    Args:
+      model: any model.
+      augment: (x [B, ...], key) -> augmented x, such as `data.augment.augment`; 8-bit images arrive
+        scaled to [0, 1]. It must treat each example by itself, as batches are padded with arbitrary
+        examples. Every step has a key of its own.
+
+    Returns:
+      The model.
+
+    Raises:
+      UsageError: when it trains without a key.
     """
 
     def encode(
