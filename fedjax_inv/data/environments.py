@@ -300,8 +300,7 @@ def paint(x: Colored, num_colors: int) -> Array:
 
     Returns:
       Images [B, height, width, num_colors] in [0, 1], float32. If colours are tracers, a colour out
-        of
-      range gives a black image.
+      of range gives a black image.
 
     Raises:
       UsageError: for other images, and for colours out of range.

@@ -310,8 +310,7 @@ def stack(splits: Sequence[Split]) -> Split:
 
     Returns:
       One split whose arrays have a leading axis of R, such as order [R, M] and start [R, C]; the
-        data
-      are shared, not stacked.
+      data are shared, not stacked.
 
     Raises:
       UsageError: if the splits do not share their data, or have different numbers of clients.

@@ -87,8 +87,7 @@ def simpson(
 
     Returns:
       The data set with x a `Shaded`, which `shade` renders. Its domains are the clients, "0" and so
-        on,
-      which share the examples evenly and at random, and last "test".
+      on, which share the examples evenly and at random, and last "test".
 
     Raises:
       UsageError: for arguments that are not allowed, if the data lack one of the classes, and for
@@ -144,8 +143,7 @@ def shade(x: Shaded, colors: np.ndarray) -> Array:
 
     Returns:
       Images [B, height, width, 3] float32 in [0, 1], red, green and blue. If steps are tracers, a
-        step
-      out of range gives the nearest colour.
+      step out of range gives the nearest colour.
 
     Raises:
       UsageError: for other images, and for steps out of range.

@@ -152,8 +152,7 @@ def stained(
 
     Returns:
       The data set with x a `Stained`, which `tint` renders. Its domains are named by their number
-        and
-      agreement, such as "0 (0.9)", and the last one is "test".
+      and agreement, such as "0 (0.9)", and the last one is "test".
 
     Raises:
       UsageError: for arguments that are not allowed, and if there are too few examples.
@@ -207,8 +206,7 @@ def tint(x: Stained) -> Array:
 
     Returns:
       Images [B, height, width, 3] float32 in [0, 1], red, green and blue. If colours are tracers,
-        an
-      index out of range gives the nearest colour.
+      an index out of range gives the nearest colour.
 
     Raises:
       UsageError: for other images, and for colours out of range.

@@ -87,7 +87,7 @@ def alexnet(
         below 1; the original's is 0.5.
 
     Returns:
-      Model: logits [B, K] of images [B, height, width, channels] of at least 8x8 pixels.
+      A model with logits [B, K] of images [B, height, width, channels] of at least 8x8 pixels.
 
     Raises:
       UsageError: for an argument that is not allowed, and at initialisation for other inputs.

@@ -58,7 +58,7 @@ def cnn(
       conv: one of `lowerings.LOWERINGS`.
 
     Returns:
-      Model: logits [B, K] of images [B, height, width, channels] of any size.
+      A model with logits [B, K] of images [B, height, width, channels] of any size.
 
     Raises:
       UsageError: for an argument that is not allowed, and at initialisation for other inputs.
@@ -123,9 +123,8 @@ def leaf_cnn(
       conv: one of `lowerings.LOWERINGS`.
 
     Returns:
-      Model: logits [B, K] of images [B, height, width, channels], with sides of at least 2 pixels
-        before
-      every convolution, which halves them.
+      A model with logits [B, K] of images [B, height, width, channels], with sides of at least 2
+      pixels before every convolution, which halves them.
 
     Raises:
       UsageError: for an argument that is not allowed, and at initialisation for other inputs.

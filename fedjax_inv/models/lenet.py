@@ -64,7 +64,7 @@ def lenet(
       conv: one of `lowerings.LOWERINGS`.
 
     Returns:
-      Model: logits [B, K] of images [B, height, width, channels] of at least 4x4 pixels.
+      A model with logits [B, K] of images [B, height, width, channels] of at least 4x4 pixels.
 
     Raises:
       UsageError: for an argument that is not allowed, and at initialisation for other inputs.

@@ -51,8 +51,7 @@ def lowering(conv: str) -> Conv:
 
     Returns:
       A function with the signature of `jax.lax.conv_general_dilated`. All but "lax" raise
-        UsageError
-      for groups and dilation.
+      UsageError for groups and dilation.
 
     Raises:
       UsageError: for another name.

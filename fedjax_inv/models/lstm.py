@@ -84,7 +84,7 @@ class _Encoder(nn.Module):
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         del mask, train
-        # Variance 1, for which the layers' initialisation is made.
+        # Variance 1, which the layers' initialisation expects.
         shape = (self.vocabulary, self.embedding)
         vectors = self.param("embedding", nn.initializers.normal(1.0), shape)
         if _are_words(x):
@@ -134,7 +134,7 @@ def lstm(
         it the head; by default 1.
 
     Returns:
-      Model: logits [B, K] of words [B, T], integers in 0..V - 1, for any T.
+      A model with logits [B, K] of words [B, T], integers in 0..V - 1, for any T.
 
     Raises:
       UsageError: for an argument that is not allowed, and at initialisation for other inputs.

@@ -56,7 +56,7 @@ def mlp(
       norm: "batch" for `BatchNorm` between each hidden layer and its activation, or "none".
 
     Returns:
-      Model: logits [B, K] of inputs [B, ...], which are flattened to [B, D].
+      A model with logits [B, K] of inputs [B, ...], which are flattened to [B, D].
 
     Raises:
       UsageError: for an argument that is not allowed.

@@ -32,9 +32,7 @@ class BatchNorm(nn.Module):
         some = mask.any()
         real = mask.reshape(-1, *(1,) * (x.ndim - 1))
         # Without a real example, the batch's statistics are those of zeros and must not count.
-        momentum: Any = jnp.where(
-            some, self.momentum, 1.0
-        )  # an array works, though flax types a float
+        momentum: Any = jnp.where(some, self.momentum, 1.0)  # flax types a float; an array works
         norm = nn.BatchNorm(
             use_running_average=not train,
             momentum=momentum,
@@ -42,9 +40,7 @@ class BatchNorm(nn.Module):
             # E[x^2] - E[x]^2 loses all digits of a variance that is small beside the mean.
             use_fast_variance=False,
         )
-        nn.share_scope(
-            self, norm
-        )  # so that parameters have this module's name, not the inner one's
+        nn.share_scope(self, norm)  # puts parameters under this module's name
         # Zeros where the mask is false: a NaN would reach the gradients as 0 x NaN.
         return norm(jnp.where(real, x, 0), mask=real | ~some)
 

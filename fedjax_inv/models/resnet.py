@@ -138,7 +138,7 @@ def resnet18(
       conv: one of `lowerings.LOWERINGS`.
 
     Returns:
-      Model: logits [B, K] of images [B, height, width, channels].
+      A model with logits [B, K] of images [B, height, width, channels].
 
     Raises:
       UsageError: for an argument that is not allowed, and at initialisation for other inputs.

@@ -37,8 +37,7 @@ def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
 
     Returns:
       A model that takes a single array for images that are rendered already, such as averages of
-        them,
-      and does not render it again.
+      them, and does not render it again.
     """
 
     def see(x: Tree, /) -> Tree:
