@@ -34,7 +34,7 @@ from experiments.running import launch
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv.models.wrappers import unit_range
+from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Algorithm, Tree
 
 _CHANNELS = (1, 2, 3)  # that make a picture: grey, red and green, red, green and blue

@@ -31,7 +31,7 @@ from fedjax_inv import averaging
 from fedjax_inv.algorithms import fedcfa
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv.models.wrappers import unit_range
+from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
 _CHUNK = 128  # examples in the average of a client, at most

@@ -26,7 +26,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
-from fedjax_inv.models.wrappers import unit_range
+from fedjax_inv.models.blocks import unit_range
 
 # What the values of a cue are called, where they are not just numbers.
 _NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}

@@ -23,7 +23,7 @@ import optax
 
 from fedjax_inv import aggregators, averaging, checks, local, models, permutation, tree
 from fedjax_inv.checks import UsageError
-from fedjax_inv.models.wrappers import unit_range
+from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Model, Setup, Shard, Trained, Tree, Visit
 
 COMBINING = ("pool", "paper")

@@ -16,7 +16,7 @@ from experiments.reporting.report import Chosen
 from experiments.running import log
 from fedjax_inv.data import federation, partitions
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.models.wrappers import unit_range
+from fedjax_inv.models.blocks import unit_range
 
 MOST_DOTS = 120  # domains or clients, of all algorithms, that are told one by one
 

@@ -16,7 +16,7 @@ from experiments.papers.study import Done, Row
 from experiments.reporting import figures
 from fedjax_inv import models
 from fedjax_inv.checks import UsageError
-from fedjax_inv.models.wrappers import unit_range
+from fedjax_inv.models.blocks import unit_range
 from runs import no_figures
 
 
