@@ -526,7 +526,8 @@ def _check_draws(config: Config, loaded: Dataset, count: int) -> None:
     size = 2 * count * sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.x))  # and on the device
     what = f" for {count} draws of the data, twice"
     if count > 1:
-        checks.memory("--seeds", shown(config.run.seeds), size, devices.memory(), what)
+        where = f"--seeds={shown(config.run.seeds)}"
+        checks.memory(where, ..., size, devices.memory(), what)
 
 
 def _check_rule(made: Assembled) -> None:

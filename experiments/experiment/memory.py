@@ -67,7 +67,7 @@ def _delay(chosen: Participation) -> str:
 
 
 def _check(name: str, value: object, needed: int, what: str) -> None:
-    checks.memory(f"--{name}", shown(value), needed, devices.memory(), f" for {what}")
+    checks.memory(f"--{name}={shown(value)}", ..., needed, devices.memory(), f" for {what}")
 
 
 def _of_run(

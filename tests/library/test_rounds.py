@@ -541,5 +541,5 @@ def test_init_refuses_no_history_and_rows_out_of_range() -> None:
     with pytest.raises(ValueError, match="history=0: must be an integer of at least 1"):
         start(one, C, 0)
     beyond = FEDERATION._replace(size=FEDERATION.size.at[0].set(99))
-    with pytest.raises(ValueError, match=r"size=99 of client 0: must lie in"):
+    with pytest.raises(ValueError, match=r"start\[0\]=0: must lie, with size\[0\]=99, in the"):
         rounds.init(one(), empty(C), beyond, jax.random.key(0))

@@ -210,6 +210,6 @@ def test_impossible_networks_are_refused(arguments, message: str) -> None:
 
 
 def test_images_without_channels_are_refused() -> None:
-    message = r"^inputs: are \(2, 8, 8\), must be images \[B, height, width, channels\]"
+    message = r"^inputs=float32 \(2, 8, 8\): must be images \[B, height, width, channels\]"
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(tiny().init, KEY, noise(0, 2, 8, 8))
