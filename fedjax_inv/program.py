@@ -65,7 +65,7 @@ class Experiment(NamedTuple):
     end_at_stop: bool = False  # whether a run stays as it is once all thresholds are met
     drop_nonfinite: bool = False  # as in `rounds.step`
     history: int = 1  # broadcasts that are kept: one more than the longest delay
-    watch_gradients: bool = False  # tell how clients' gradients lie at `server.variables`
+    watch_gradients: bool = False  # measure how clients' gradients agree at the algorithm's network
     pooled: bool = False  # training is on one client, validation on others
     # hyperparameter -> (round [], from 0) -> what it is multiplied by in that round
     schedules: Mapping[str, Callable[[Array], Array]] = {}
@@ -461,9 +461,11 @@ class _Runs(NamedTuple):
         self, data: Examples, inputs: Inputs, state: rounds.State
     ) -> diagnostics.Agreement:
         """How the training clients' gradients lie at the server's network."""
+        network = self.algorithm(inputs).network
+        assert network, "watch_gradients needs an algorithm with a network"
         return diagnostics.agreement(
             self.experiment.model,
-            state.server.variables,
+            network(state.server),
             Federation(data, *inputs.train),
             loss=self.experiment.loss,
             axis=self.axis,

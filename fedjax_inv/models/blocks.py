@@ -206,17 +206,17 @@ def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
 
 
 def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
-    """The model on stored trees, of which `render` makes the images that it takes, and on images.
+    """The model on stored trees, which `render` turns into images, and on images.
 
-    One array is taken for images that are rendered already, such as averages of them: `see` leaves
-    it as it is.
+    A single array counts as rendered images, such as averages of them: `preprocess` returns it
+    unchanged.
     """
 
-    def see(x: Tree, /) -> Tree:
+    def preprocess(x: Tree, /) -> Tree:
         is_rendered = jax.tree_util.treedef_is_leaf(jax.tree.structure(x))
         return x if is_rendered else render(x)
 
-    return rendered(model, see)._replace(see=see)
+    return rendered(model, preprocess)._replace(preprocess=preprocess)
 
 
 def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Model:

@@ -112,7 +112,7 @@ def lstm(
     Word 0 is padding, wherever it stands: nothing happens at that time, so that outputs and
     gradients are those of the text without it. The network also takes weights of words, floats
     [B, T, V], which it embeds as that mixture of their vectors; a time at which no word but padding
-    weighs is padding. The model's `inputs` makes them of words, for who averages or mixes inputs.
+    weighs is padding. The model's `mixable` converts words to weights, for averages and mixtures.
 
     vocabulary: V, words 0..V - 1. embedding: the length of their vectors. widths: units of the
     layers. cut: 1 makes the layers the body, which puts out the last one's units, so that a factor
@@ -125,4 +125,4 @@ def lstm(
     checks.integers("widths", widths, 1)
     blocks = [_Encoder(vocabulary, embedding, tuple(widths)), Logits(num_classes)]
     model = from_blocks(blocks, 1 if cut is None else cut)
-    return model._replace(inputs=partial(word_weights, vocabulary=vocabulary))
+    return model._replace(mixable=partial(word_weights, vocabulary=vocabulary))
