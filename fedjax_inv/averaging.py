@@ -38,7 +38,7 @@ from fedjax_inv.types import (
 class Message(NamedTuple):
     """The message of the server."""
 
-    variables: Variables  # of the network, without those that are not shared
+    variables: Variables  # the shared variables of the network
     side: Tree
 
 
@@ -162,8 +162,8 @@ def averaging(
       serve: (server, own) -> the variables that a client is served with, for a personal algorithm;
         default: the server's.
       side: the method's own state, messages and uploads.
-      scale_delta: the factor of a client's delta; default: 1. The client knows from the message
-        all that the server sent it, so a weight that the server keeps goes here.
+      scale_delta: the factor of a client's delta; default: 1. It may depend on the message, so that
+        the server can weight clients: it sends the weights in `SideState.send`.
       server_delta: the delta of the server's step; default: the mean of the clients' deltas.
 
     Returns:
@@ -242,9 +242,9 @@ def averaging_of(
 
     def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
         del cohort
-        kept = side.update(server.side, mean.side, mean.delta)
-        delta = server_delta(kept, mean.delta, mean.side) if server_delta else mean.delta
-        return servers.update(server_optimizer, server, delta)._replace(side=kept)
+        state = side.update(server.side, mean.side, mean.delta)
+        delta = server_delta(state, mean.delta, mean.side) if server_delta else mean.delta
+        return servers.update(server_optimizer, server, delta)._replace(side=state)
 
     def predict(server: servers.Server, own: Tree, x: Tree) -> Array:
         variables = serve(server, own) if serve else server.variables

@@ -121,7 +121,7 @@ Plan = Callable[[Shard, Array], _Steps]
 
 
 def _work(
-    optimizer: optax.GradientTransformation, plan: Plan, momentum: float | None = None
+    optimizer: optax.GradientTransformation, plan: Plan, momentum: float | Array | None = None
 ) -> Work:
     """The work whose steps see the batches of a plan."""
 
@@ -175,7 +175,7 @@ def _with_loop(
     init: Callable[[Variables], Local],
     run: TrainLocal,
     with_optimizer: Callable[[ChangeOptimizer], Work],
-    momentum: float | None,
+    momentum: float | Array | None,
 ) -> Work:
     """The work with a loop."""
 
@@ -210,7 +210,7 @@ def epochs(
     batch_size: int,
     num_epochs: int = 1,
     num_batches: int | None = None,
-    momentum: float | None = 0.0,
+    momentum: float | Array | None = 0.0,
 ) -> Work:
     """Return local training in passes over the client's examples, each in a new random order.
 
@@ -277,7 +277,7 @@ def steps(
     *,
     batch_size: int,
     num_steps: int,
-    momentum: float | None = 0.0,
+    momentum: float | Array | None = 0.0,
 ) -> Work:
     """Return local training with the same number of steps for every client.
 
@@ -314,7 +314,7 @@ def full_batch(
     *,
     capacity: int,
     num_steps: int = 1,
-    momentum: float | None = 0.0,
+    momentum: float | Array | None = 0.0,
 ) -> Work:
     """Return local training whose steps take all of the client's examples at once.
 

@@ -231,7 +231,7 @@ class Work(NamedTuple):
     run_local: TrainLocal | None = None  # the loop of `run`; None: not possible
     # Momentum of the local SGD, for methods that need it; an optax optimizer does not reveal it.
     # None: unknown.
-    momentum: float | None = None
+    momentum: float | Array | None = None
 
 
 # A round.

@@ -126,30 +126,30 @@ def _check_scalar(risk: Callable[[Tree], Any], params: Tree, has_aux: bool) -> N
 
 
 def _forward_over_reverse(
-    risk: Risk, penalty: float | Array, params: Tree, kept: Part
+    risk: Risk, penalty: float | Array, params: Tree, chosen: Part
 ) -> tuple[_Parts, Tree]:
     def whole(params: Tree) -> tuple[Array, Tree]:
         risks, aux = risk(params)
         return risks.whole, aux
 
     def value_and_grad(part: Tree) -> tuple[tuple[Array, Tree], Tree]:
-        (value, aux), grads = jax.value_and_grad(whole, has_aux=True)(kept.put(params, part))
+        (value, aux), grads = jax.value_and_grad(whole, has_aux=True)(chosen.put(params, part))
         return (value, grads), aux
 
-    part = kept.get(params)
+    part = chosen.get(params)
     (value, grads), (s, products), aux = jax.jvp(value_and_grad, (part,), (part,), has_aux=True)
     scale = 2 * penalty * s
     penalised = optax.tree.add_scale(grads, scale, products)
-    direct = optax.tree.add_scale(kept.get(penalised), scale, kept.get(grads))
-    return _Parts(value, s, aux), kept.put(penalised, direct)
+    direct = optax.tree.add_scale(chosen.get(penalised), scale, chosen.get(grads))
+    return _Parts(value, s, aux), chosen.put(penalised, direct)
 
 
 def _reverse_over_forward(
-    risk: Risk, penalty: float | Array, params: Tree, kept: Part
+    risk: Risk, penalty: float | Array, params: Tree, chosen: Part
 ) -> tuple[_Parts, Tree]:
     def pushed(params: Tree) -> tuple[_Risks, _Risks, Tree]:
-        part = kept.get(params)
-        return jax.jvp(lambda part: risk(kept.put(params, part)), (part,), (part,), has_aux=True)
+        part = chosen.get(params)
+        return jax.jvp(lambda part: risk(chosen.put(params, part)), (part,), (part,), has_aux=True)
 
     def objective(params: Tree) -> tuple[Array, _Parts]:
         # A layer's product with its parameters is also a part of its derivative along them.

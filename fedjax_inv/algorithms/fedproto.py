@@ -79,7 +79,7 @@ class _Pass(NamedTuple):
 
     sums: Array  # [K, D]
     counts: Array  # [K]
-    seen: Array  # [] examples since the pass began
+    size: Array  # [] int32, examples since the start of the pass
 
 
 def distances(features: Array, y: Array, known: Prototypes) -> Array:
@@ -152,10 +152,10 @@ def fedproto(
             grads, (value, distance, after, features) = jax.grad(objective, has_aux=True)(
                 at.variables.params
             )
-            begins = at.carry.seen >= visit.shard.size
+            begins = at.carry.size >= visit.shard.size
             old = jax.tree.map(lambda leaf: jnp.where(begins, 0, leaf), at.carry)
             sums, counts = prototypes(features, batch.y, batch.mask, num_classes)
-            carry = _Pass(old.sums + sums, old.counts + counts, old.seen + batch.mask.sum())
+            carry = _Pass(old.sums + sums, old.counts + counts, old.size + batch.mask.sum())
             return Step(grads, after, {"loss": value, "distance": distance}, carry=carry)
 
         none = _Pass(

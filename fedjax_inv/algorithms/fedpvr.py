@@ -37,20 +37,20 @@ def without_memory(
             raise UsageError("params", None, "must be given, as they tell the part")
         nowhere = jax.tree.map(lambda leaf: False, params)
         everywhere = jax.tree.map(lambda leaf: True, params)
-        forgets = optax.tree.map_params(
+        resets = optax.tree.map_params(
             optimizer,
-            lambda leaf, forgets: forgets,
+            lambda leaf, is_reset: is_reset,
             state,
             part.put(nowhere, part.get(everywhere)),
             transform_non_params=lambda leaf: False,
         )
-        anew = jax.tree.map(
-            lambda forgets, first, now: first if forgets else now,
-            forgets,
+        partly_reset = jax.tree.map(
+            lambda is_reset, first, now: first if is_reset else now,
+            resets,
             optimizer.init(params),
             state,
         )
-        return optimizer.update(grads, anew, params)
+        return optimizer.update(grads, partly_reset, params)
 
     return optax.GradientTransformation(optimizer.init, update)
 

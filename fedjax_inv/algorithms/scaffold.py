@@ -39,15 +39,15 @@ class Control(NamedTuple):
     num_clients: Array  # [], N
 
 
-def corrected_gradient(grads: Tree, own: Tree, everybody: Tree) -> Tree:
+def corrected_gradient(grads: Tree, own: Tree, mean: Tree) -> Tree:
     """Return grads - c_i + c, leaf by leaf.
 
     Args:
       grads: the client's gradient.
       own: c_i, of the shapes of `grads`.
-      everybody: c, of the same shapes.
+      mean: c, of the same shapes.
     """
-    return jax.tree.map(lambda g, c_i, c: g - c_i + c, grads, own, everybody)
+    return jax.tree.map(lambda g, c_i, c: g - c_i + c, grads, own, mean)
 
 
 def scaffold(

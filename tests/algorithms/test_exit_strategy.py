@@ -596,10 +596,10 @@ def test_wrong_arguments_are_one_line(arguments: dict[str, Any], words: str) -> 
 def test_parameters_that_do_not_fit_are_told() -> None:
     model, algorithm, _ = game()
     variables = tiny.initial(model, jax.random.key(0))
+    other = exit_strategy.wrap(algorithm, parameters=lambda server: server.variables.params)
     with pytest.raises(UsageError, match="parameters: do not fit the server"):
-        other = exit_strategy.wrap(algorithm, parameters=lambda server: server.variables.params)
         rounds.init(other, variables, tiny.federation(), jax.random.key(0))
-    with pytest.raises(UsageError, match="parameters=None: must be .* has no single network"):
+    with pytest.raises(UsageError, match=r"parameters=None: must be .* has no single network"):
         exit_strategy.wrap(algorithm)
     with pytest.raises(UsageError, match="batch_size=0"):
         exit_strategy.wrap(algorithm, batch_size=0, parameters=game_parameters)

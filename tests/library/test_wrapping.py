@@ -24,16 +24,16 @@ class Counting(NamedTuple):
 
 
 def counting(algorithm: Algorithm) -> Algorithm:
-    (exchange,) = (wrapping.lift(one) for one in algorithm.exchanges)
+    first, *others = map(wrapping.lift, algorithm.exchanges)
 
     def update(server: Counting, aggregated: Tree, cohort: Cohort) -> Counting:
-        server = exchange.update(server, aggregated, cohort)
+        server = first.update(server, aggregated, cohort)
         return server._replace(count=server.count + 1)
 
     def init_server(setup: Setup) -> Counting:
         return Counting(algorithm.init_server(setup), jnp.int32(0))
 
-    return wrapping.around(algorithm, init_server, (exchange._replace(update=update),))
+    return wrapping.around(algorithm, init_server, (first._replace(update=update), *others))
 
 
 def run(algorithm: Algorithm, config: Config = CONFIG) -> rounds.State:
