@@ -30,7 +30,6 @@ from fedjax_inv import program
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Tree
 
 NOTE = (
     "C_i: mean over the rounds of the phase that heard of the client. 0 at L: the smoothness above "
@@ -105,7 +104,7 @@ def _restore(
     """(rounds done, the exit strategy's server of all runs) of the newest checkpoint."""
     ready = made.prepare(cell)
     like = jax.eval_shape(program.make(ready.experiment).init, made.data, ready.inputs)
-    if _assessing(like.state.server) is None:
+    if exit_strategy.server_in(like.state.server) is None:
         raise UsageError(f"{where}: is of --algorithm={cell.algorithm}, must be of exit_strategy")
     states = folder / "checkpoints"
     done = 0
@@ -113,19 +112,10 @@ def _restore(
         with contextlib.closing(Checkpoints(states, chosen, cell, reads=True)) as checkpoints:
             done = checkpoints.latest()
             if done:
-                server = _assessing(checkpoints.restore(done, like).state.server)
+                server = exit_strategy.server_in(checkpoints.restore(done, like).state.server)
     if not done:
         raise UsageError(f"{where}: has no checkpoint yet; must have one")
     return done, server
-
-
-def _assessing(server: Tree) -> Any:
-    """The server of an exit strategy, within that of a rule for missing uploads; or None."""
-    while not hasattr(server, "assessment"):
-        if not hasattr(server, "wrapped"):
-            return None
-        server = server.wrapped
-    return server
 
 
 def critical(server: exit_strategy.Server) -> np.ndarray:

@@ -29,9 +29,10 @@ from experiments.reporting.finished import Finished
 from experiments.reporting.tables import tabulate
 from experiments.running import folder as folders
 from experiments.running import launch, provenance
+from fedjax_inv import wrapping
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
-from fedjax_inv.types import Tree
+from fedjax_inv.types import Algorithm, Tree
 
 
 class Options(NamedTuple):
@@ -43,13 +44,12 @@ class Options(NamedTuple):
     data_dir: str = ""
 
 
-def network(server: Tree, own: Tree) -> tuple[str, dict[str, jax.Array]]:
-    """(what it is, the arrays that are taken along by name). own: what a client keeps."""
-    while hasattr(server, "wrapped"):  # by a rule for missing uploads, or an exit strategy
-        server = server.wrapped
-    if hasattr(server, "variables"):
-        return "network", saved.named(server.variables) | saved.named(own)
-    return "server", saved.named(server)
+def network(algorithm: Algorithm, server: Tree, own: Tree) -> tuple[str, dict[str, jax.Array]]:
+    """Return ("network" or "server", the exported arrays by name). own: a client's own state."""
+    if algorithm.network:
+        return "network", saved.named(algorithm.network(server)) | saved.named(own)
+    *_, innermost = wrapping.layers(server)
+    return "server", saved.named(innermost)
 
 
 def about(one: Finished, made: Assembled, which: int, state: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def run(options: Options) -> str:
         place.mkdir(parents=True, exist_ok=True)
         mine = jax.tree.map(lambda leaf, at=which: leaf[at], held)
         unseen = algorithm.init_client(mine.server, jnp.int32(0)) if algorithm.personal else ()
-        what, told = network(mine.server, unseen)
+        what, told = network(algorithm, mine.server, unseen)
         arrays = {"model.safetensors": saved.save(place / "model.safetensors", told)}
         if algorithm.personal:
             arrays["clients.safetensors"] = saved.save(place / "clients.safetensors", mine.clients)

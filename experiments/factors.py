@@ -158,16 +158,17 @@ def network(one: Trained, made: Assembled, hook: int) -> tuple[Model, Variables]
     is_stored = made.dataset.render is None and isinstance(made.data.x, jax.Array)
     if not is_stored or made.dataset.words:
         raise UsageError(f"{where}: must be on images that are stored as such")
-    _, server = explain.restore(one, made)
-    if not hasattr(server, "variables"):
+    algorithm, server = explain.restore(one, made)
+    if algorithm.network is None:
         raise UsageError(f"{where}: is of --algorithm={one.cell.algorithm}, has no single network")
+    trained = algorithm.network(server)
     if hook < 0:
-        return made.model, server.variables
+        return made.model, trained
     model = build.model(config.changed(one.config, cut=hook).model, made.dataset)
     key = jax.eval_shape(lambda: jax.random.key(0))
     like = jax.eval_shape(model.init, key, made.data.x[:1])
     for old in range(_MOST_BLOCKS):
-        variables = recut(server.variables, old, hook)
+        variables = recut(trained, old, hook)
         if jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, like):
             return model, variables
     raise UsageError(f"--hook={hook}: --model={one.config.model.model} cannot be cut there")

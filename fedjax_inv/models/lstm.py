@@ -123,7 +123,7 @@ def lstm(
     stands: nothing happens at that time, so that outputs and gradients are those of the text
     without it. The network also takes weights of words, floats [B, T, V], and embeds them as that
     mixture of the words' vectors; a time at which only padding has weight is padding. The model's
-    `inputs` converts words to weights, for averages and mixtures.
+    `mixable` converts words to weights, for averages and mixtures.
 
     Args:
       num_classes: K.
@@ -145,4 +145,4 @@ def lstm(
     checks.integers("widths", widths, 1)
     blocks = [_Encoder(vocabulary, embedding, tuple(widths)), Logits(num_classes)]
     model = from_blocks(blocks, 1 if cut is None else cut)
-    return model._replace(inputs=partial(word_weights, vocabulary=vocabulary))
+    return model._replace(mixable=partial(word_weights, vocabulary=vocabulary))

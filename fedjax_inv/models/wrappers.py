@@ -40,11 +40,11 @@ def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
       them, and does not render it again.
     """
 
-    def see(x: Tree, /) -> Tree:
+    def preprocess(x: Tree, /) -> Tree:
         is_rendered = jax.tree_util.treedef_is_leaf(jax.tree.structure(x))
         return x if is_rendered else render(x)
 
-    return rendered(model, see)._replace(see=see)
+    return rendered(model, preprocess)._replace(preprocess=preprocess)
 
 
 def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Model:

@@ -358,7 +358,7 @@ def test_the_mean_of_batches_that_are_alike_is_the_batch() -> None:
         ({"history_gradient": "no"}, "^history_gradient='no': must be one of literal, straight"),
         (
             {"drift_mode": "row_mean", "parameter_calibration": False},
-            "^drift_mode='row_mean': needs parameter_calibration, as the rows of a linear",
+            "^drift_mode='row_mean': needs parameter_calibration=True, as the rows of a ",
         ),
     ],
 )

@@ -286,7 +286,7 @@ def test_the_network_is_called_once_and_may_say_more() -> None:
 def test_mixed_loss_refuses_what_is_no_mean_example(which: str) -> None:
     problem = Problem()
     setattr(problem, which, getattr(problem, which)[:1])
-    with pytest.raises(ValueError, match=r"^mean_x .* and mean_y .*: must be one of x"):
+    with pytest.raises(ValueError, match=rf"^{which}=float32 .*: must have the shape of one ex"):
         problem.mixed(0.1)
 
 

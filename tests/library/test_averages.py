@@ -235,7 +235,7 @@ def test_the_papers_server_draws_anew_in_every_round() -> None:
     everyone, sizes = jnp.ones(5, bool), jnp.full(5, 4, jnp.int32)
     sent = Stack(Averages(x, y, jnp.ones((5, 2), bool)), everyone, jnp.arange(5), sizes)
 
-    def after(kept: averages.Kept, _: None) -> tuple[averages.Kept, Array]:
+    def after(kept: averages.Pool, _: None) -> tuple[averages.Pool, Array]:
         kept = side.update(kept, sent)
         return kept, kept.averages.x
 
@@ -255,7 +255,7 @@ def test_eight_bit_images_are_averaged_as_the_network_sees_them() -> None:
     made = partial(averages.of_shard, num_classes=2, rows=1, length=5, batch_size=2)
     told = made(shard, jax.random.key(0))
     np.testing.assert_allclose(told.x[0], images.mean(0) / 255, rtol=1e-6)
-    doubled = made(shard, jax.random.key(0), inputs=lambda x: 2 * averages.as_numbers(x))
+    doubled = made(shard, jax.random.key(0), mixable=lambda x: 2 * averages.as_numbers(x))
     np.testing.assert_allclose(doubled.x, 2 * told.x, rtol=1e-6)
 
 
@@ -350,8 +350,8 @@ def test_a_painted_network_takes_images_that_are_rendered() -> None:
     painted, rendered, render = painted_and_rendered()
     plain = federations.mlp()
     model = models.painted(plain, render)
-    federations.assert_close(jax.jit(model.see)(painted.data.x), rendered.data.x)
-    assert model.see(rendered.data.x) is rendered.data.x
+    federations.assert_close(jax.jit(model.preprocess)(painted.data.x), rendered.data.x)
+    assert model.preprocess(rendered.data.x) is rendered.data.x
     variables = plain.init(jax.random.key(0), rendered.data.x[:1])
     predict = jax.jit(lambda x: models.predict(model, variables, x))
     expected = models.predict(plain, variables, rendered.data.x)
