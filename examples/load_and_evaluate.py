@@ -12,7 +12,7 @@ import optax
 import orbax.checkpoint as ocp
 from sklearn.datasets import load_digits
 
-from fedjax_inv import clients, evaluation, local, models, rounds, schedules
+from fedjax_inv import devices, evaluation, local, models, rounds, schedules
 from fedjax_inv.algorithms import fedbn
 from fedjax_inv.data import federation
 
@@ -29,7 +29,7 @@ def main() -> tuple[np.ndarray, np.ndarray]:
     start = rounds.init(
         algorithm, model.init(jax.random.key(0), data.x[:1]), train, jax.random.key(1)
     )
-    run = jax.jit(lambda *a: rounds.run(algorithm, *a, axis=clients.chunked(1))[0])
+    run = jax.jit(lambda *a: rounds.run(algorithm, *a, axis=devices.chunked(1))[0])
     trained = run(start, schedules.everyone(num_clients=5, num_rounds=10), train)
 
     with tempfile.TemporaryDirectory() as folder, ocp.StandardCheckpointer() as checkpointer:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_inv import clients, evaluation, local, models, rounds, schedules
+from fedjax_inv import devices, evaluation, local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
 
@@ -33,7 +33,7 @@ def main() -> np.ndarray:
     def accuracy(seed: jax.Array) -> jax.Array:
         key = jax.random.key(seed)
         state = rounds.init(algorithm, model.init(key, data.x[:1]), train, key)
-        state, _ = rounds.run(algorithm, state, schedule, train, axis=clients.chunked(1))
+        state, _ = rounds.run(algorithm, state, schedule, train, axis=devices.chunked(1))
         return evaluation.evaluate(algorithm, state, test, seen=False).score[0]
 
     accuracies = np.asarray(accuracy(np.arange(3)))

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from fedjax_inv import clients, evaluation, local, models, rounds, schedules
+from fedjax_inv import devices, evaluation, local, models, rounds, schedules
 from fedjax_inv.algorithms import fedipg
 from fedjax_inv.data import federation
 from fedjax_inv.types import Array, Model
@@ -45,7 +45,7 @@ def main() -> list[float]:
         algorithm = fedipg.fedipg(model, local.epochs(optax.sgd(0.5), batch_size=50))
         variables = model.init(jax.random.key(0), data.x[:1])
         state = rounds.init(algorithm, variables, train, jax.random.key(1))
-        run = jax.jit(lambda *a: rounds.run(algorithm, *a, axis=clients.chunked(1))[0])
+        run = jax.jit(lambda *a: rounds.run(algorithm, *a, axis=devices.chunked(1))[0])
         state = run(state, schedules.everyone(num_clients=5, num_rounds=10), train)
         return float(evaluation.evaluate(algorithm, state, test, seen=False).score[0])
 
