@@ -1,4 +1,4 @@
-"""An algorithm of your own: clients that step along the sign of the gradient (signSGD).
+"""Your own algorithm: clients step along the sign of the gradient (signSGD).
 
 python examples/own_algorithm.py
 python -m experiments.train --algorithm=examples.own_algorithm:signs --set=weight_decay=0.01
@@ -16,11 +16,11 @@ from fedjax_inv.types import Algorithm, Array, Batch, GradFn, Model, Step, Varia
 
 
 def signs(model: Model, work: Work, *, weight_decay: float | Array = 0.0) -> Algorithm:
-    """FedAvg whose local steps follow sign(gradient) + weight_decay * parameters."""
+    """Return FedAvg with local steps along sign(gradient) + weight_decay * parameters."""
     risk_gradient = averaging.gradient(model)
 
     def gradient_from(visit: Visit) -> GradFn:
-        del visit  # all that the client may look at
+        del visit  # not needed here; it holds the message and the client's own state
 
         def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
             step = risk_gradient(variables, batch, key)
@@ -35,7 +35,7 @@ def signs(model: Model, work: Work, *, weight_decay: float | Array = 0.0) -> Alg
 
 
 def main() -> float:
-    """Trains it on digits; prints and returns the accuracy on held-out ones."""
+    """Train on digits; print and return the accuracy on held-out digits."""
     x, y = load_digits(return_X_y=True)
     data = federation.examples((x / 16).astype(np.float32), y.astype(np.int32))
     train = federation.of_parts(data, np.array_split(np.arange(1500), 5))

@@ -1,4 +1,4 @@
-"""From NumPy arrays to accuracies: a federation of your own data, FedAvg, three seeds at once.
+"""Your own arrays as a federation: FedAvg with three seeds in one program.
 
 python examples/own_arrays.py
 """
@@ -13,8 +13,8 @@ from fedjax_inv.data import federation
 
 
 def main() -> np.ndarray:
-    """Prints and returns the accuracy of each seed on examples that nobody trains on."""
-    # Two classes of points in the plane; each of eight clients sees them shifted a little further.
+    """Print and return each seed's accuracy on examples that no client trains on."""
+    # Two classes of points in the plane; each of eight clients shifts them a little further.
     rng = np.random.default_rng(0)
     rows, y = np.arange(2400), rng.integers(0, 2, 2400)
     x = rng.normal(size=(2400, 2)) + 3 * y[:, None] + 0.2 * (rows % 8)[:, None]

@@ -1,4 +1,4 @@
-"""Networks of your own: a flax module with dropout, and two plain functions.
+"""Your own networks: a flax module with dropout, and two plain functions.
 
 python examples/own_network.py
 """
@@ -16,7 +16,7 @@ from fedjax_inv.types import Array, Model
 
 
 class Network(nn.Module):
-    """An ordinary flax module."""
+    """A flax module with dropout."""
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
@@ -25,17 +25,17 @@ class Network(nn.Module):
 
 
 def init(key: Array, x: Array) -> Array:
-    """The parameters of a linear classifier."""
+    """Return the parameters of a linear classifier."""
     return 0.1 * jax.random.normal(key, (x.shape[1], 10))
 
 
 def linear(kernel: Array, x: Array) -> Array:
-    """Its logits."""
+    """Return the logits of the linear classifier."""
     return x @ kernel
 
 
 def main() -> list[float]:
-    """Trains both by FedIPG on scikit-learn's digits; prints and returns their accuracies."""
+    """Train both by FedIPG on scikit-learn's digits; print and return their accuracies."""
     x, y = load_digits(return_X_y=True)
     data = federation.examples((x / 16).astype(np.float32), y.astype(np.int32))
     train = federation.of_parts(data, np.array_split(np.arange(1500), 5))
