@@ -1,5 +1,5 @@
-# `make run`: install and run the main job. `make test`: install and run all tests.
-# `make check`: lint, format and types. Everything lives in .venv.
+# `make run` installs the package and runs a first comparison. `make test` installs the test
+# dependencies and runs all tests. `make check` checks lint, format and types. All is installed in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,8 +27,8 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	# For programs that are compiled for TPUs, in a folder of its own: JAX would look for one at every
-	# start. There is none for other machines than those of Linux.
+	# libtpu compiles programs for TPUs. It has a folder of its own, because JAX would otherwise look
+	# for a TPU at every start. It exists for Linux only.
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 		--target=$(VENV)/accelerators libtpu
 	touch $@

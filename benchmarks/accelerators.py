@@ -52,11 +52,11 @@ from experiments.flags.flag import check_known
 from experiments.parts import devices
 from experiments.running import chunks
 from experiments.running.launch import errors_in_one_line
-from fedjax_inv import clients, communication, local, platforms, program, rounds, schedules
+from fedjax_inv import communication, local, platforms, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
+from fedjax_inv.devices import ClientShards, Layout, chunked, vmapped
 from fedjax_inv.models import lowerings
-from fedjax_inv.shares import Holdings, Layout
 from fedjax_inv.types import Array, Cohort, Examples, Federation, Tree
 
 FLAGS = flags.FLAGS
@@ -145,12 +145,12 @@ def of_workload(name: str) -> Work:
             num_batches=num_batches,
         )
         algorithm = fedavg.fedavg(model, work)
-        axis = clients.chunked(chunk) if chunk else clients.vmapped()
+        axis = chunked(chunk) if chunk else vmapped()
         layout = Layout(mesh, workload.cohort == workload.num_clients) if mesh else None
         if layout is not None:
             axis = layout.axis(axis)
 
-        def advance(data: Examples, held: Holdings, state: Tree, cohort: Tree) -> Tree:
+        def advance(data: Examples, held: ClientShards, state: Tree, cohort: Tree) -> Tree:
             federation = Federation(data, *(leaf[0] for leaf in held))
             return rounds.run(algorithm, state, cohort, federation, axis=axis)
 
@@ -162,10 +162,10 @@ def of_workload(name: str) -> Work:
         state = jax.eval_shape(start, noise)
         upload = sum(each.up for each in communication.traffic(algorithm, state, noise))
         schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 10)
-        examples, held = noise.data, Holdings(*(leaf[None] for leaf in noise[1:]))
+        examples, held = noise.data, ClientShards(*(leaf[None] for leaf in noise[1:]))
         on_all: Callable[..., Tree] = advance
         if layout is not None:
-            examples, held = layout.dealt(examples, held, _shapes)
+            examples, held = layout.place(examples, held, _shapes)
             on_all = layout.over(advance, (PartitionSpec(), PartitionSpec()), PartitionSpec())
         arguments = examples, held, state, schedule
         jitted = jax.jit(on_all, donate_argnums=2)
@@ -213,11 +213,11 @@ def of_presets(name: str) -> Work:
         cohort = build.cohorts(config, inputs, config.watching.eval_every)
         layout = Layout(mesh, devices.holds_own(config, num_clients)) if mesh else None
         if layout is not None:
-            data, inputs = layout.dealt(data, inputs, _shapes)
+            data, inputs = layout.place(data, inputs, _shapes)
         compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
         training = jax.eval_shape(compiled.init, data, inputs)
         if layout is not None:
-            held = _shapes(training.state.clients, NamedSharding(layout.mesh, layout.of_clients))
+            held = _shapes(training.state.clients, NamedSharding(layout.mesh, layout.client_spec))
             training = training._replace(state=training.state._replace(clients=held))
         hyper, held = jax.tree.map(lambda leaf: leaf[0], (ready.inputs.hyper, ready.inputs.train))
         state = jax.tree.map(

@@ -19,7 +19,7 @@ from absl import app, flags
 from sklearn.datasets import load_digits
 
 from benchmarks import workloads
-from fedjax_inv import clients, local, models, rounds, schedules
+from fedjax_inv import devices, local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation as federations
 from fedjax_inv.types import Cohort, Examples, Federation
@@ -67,7 +67,7 @@ def timed(federation: Federation, schedule: Cohort, num_seeds: int = 1) -> Timed
     model = models.mlp(10)
     work = local.epochs(optax.sgd(0.1), batch_size=FLAGS.batch_size)
     algorithm = fedavg.fedavg(model, work)
-    axis = clients.chunked(FLAGS.client_chunk)
+    axis = devices.chunked(FLAGS.client_chunk)
 
     def start(key: jax.Array) -> rounds.State:
         variables = model.init(key, federation.data.x[:1])

@@ -62,8 +62,9 @@ def client_of(
     zero = jnp.int32(0)
 
     def visit_of(exchange: Exchange) -> Visit:
-        message, prompt = exchange.broadcast(state.server), exchange.prompt(state.server)
-        return Visit(message, own, shard, zero, zero, jax.random.key(2), prompt)
+        message = exchange.broadcast(state.server)
+        undelayed = exchange.broadcast_undelayed(state.server)
+        return Visit(message, own, shard, zero, zero, jax.random.key(2), undelayed)
 
     visits = [(exchange.client, visit_of(exchange)) for exchange in algorithm.exchanges]
     # What trains tells its loss.

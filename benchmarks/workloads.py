@@ -20,9 +20,10 @@ from experiments.experiment.grid import Cell
 from experiments.experiment.groups import Config
 from experiments.parts import devices
 from experiments.running import chunks
-from fedjax_inv import clients, local, models, program, rounds, schedules
+from fedjax_inv import local, models, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
+from fedjax_inv.devices import ClientShards, SharedExamples, chunked, over, sharded
 from fedjax_inv.types import Cohort, Federation, Model
 
 median = statistics.median
@@ -131,16 +132,16 @@ class Engine:
             num_epochs=workload.num_epochs,
         )
         algorithm = fedavg.fedavg(model, work)
-        axis = clients.chunked(choice.chunk or workload.cohort)
+        axis = chunked(choice.chunk or workload.cohort)
         if mesh is not None:
-            axis = clients.sharded(mesh.axis_names[0], axis)
+            axis = sharded(mesh.axis_names[0], axis)
 
         def advance(
             state: rounds.State, cohort: Cohort, data: Federation
         ) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
             return rounds.run(algorithm, state, cohort, data, axis=axis)
 
-        on_all = advance if mesh is None else clients.over(mesh, advance)
+        on_all = advance if mesh is None else over(mesh, advance)
         self._advance = jax.jit(on_all, donate_argnums=0)
         variables = model.init(jax.random.key(0), data.data.x[:1])
         self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
@@ -184,13 +185,13 @@ def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
     flags = config_of(workload, num_devices)
     hyper = {"learning_rate": workload.learning_rate, "server_learning_rate": 1.0}
     cell = Cell("fedavg", {}, None, (program.Run(0, hyper),))
-    held = program.Holdings(*(leaf[None] for leaf in data[1:]))
+    held = ClientShards(*(leaf[None] for leaf in data[1:]))
     inputs = program.Inputs(
         {name: jnp.array([value]) for name, value in hyper.items()},
         jnp.zeros(1, jnp.int32),
         held,
         held,
-        program.Common(*held),
+        SharedExamples(*held),
         jnp.zeros((1, workload.num_clients), jnp.int32),
     )
     experiment = build.experiment(flags, cell, model_of(workload, "auto"), 1, build.Sizes())
@@ -203,7 +204,7 @@ def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
 
     examples = data.data
     if layout is not None:
-        examples, inputs = layout.dealt(examples, inputs)
+        examples, inputs = layout.place(examples, inputs)
     machine = chunks.Machine(make, examples)
     chunk = chunks.choose(flags, cell, experiment, inputs, machine).clients
     return Choice(0 if chunk >= workload.cohort else chunk, "auto")

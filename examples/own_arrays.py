@@ -1,4 +1,4 @@
-"""From NumPy arrays to accuracies: a federation of your own data, FedAvg, three seeds at once.
+"""Your own arrays as a federation: FedAvg with three seeds in one program.
 
 python examples/own_arrays.py
 """
@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_inv import clients, evaluation, local, models, rounds, schedules
+from fedjax_inv import devices, evaluation, local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
 
 
 def main() -> np.ndarray:
-    """Prints and returns the accuracy of each seed on examples that nobody trains on."""
-    # Two classes of points in the plane; each of eight clients sees them shifted a little further.
+    """Print and return each seed's accuracy on examples that no client trains on."""
+    # Two classes of points in the plane; each of eight clients shifts them a little further.
     rng = np.random.default_rng(0)
     rows, y = np.arange(2400), rng.integers(0, 2, 2400)
     x = rng.normal(size=(2400, 2)) + 3 * y[:, None] + 0.2 * (rows % 8)[:, None]
@@ -33,7 +33,7 @@ def main() -> np.ndarray:
     def accuracy(seed: jax.Array) -> jax.Array:
         key = jax.random.key(seed)
         state = rounds.init(algorithm, model.init(key, data.x[:1]), train, key)
-        state, _ = rounds.run(algorithm, state, schedule, train, axis=clients.chunked(1))
+        state, _ = rounds.run(algorithm, state, schedule, train, axis=devices.chunked(1))
         return evaluation.evaluate(algorithm, state, test, seen=False).score[0]
 
     accuracies = np.asarray(accuracy(np.arange(3)))

@@ -59,11 +59,11 @@ def find(folder: Path, data_dir: str = "") -> list[Phase]:
     """
     runs = finished.open("runs", folder, data_dir=data_dir, unfinished=True)
     cell = runs.cell
-    if finished.assessing(runs.shapes.state.server) is None:
+    if exit_strategy.server_in(runs.shapes.state.server) is None:
         text = f"is of --algorithm={cell.algorithm}, must be of exit_strategy"
         raise UsageError(runs.where, ..., text)
     done, states = runs.newest()
-    server = finished.assessing(states.state.server)
+    server = exit_strategy.server_in(states.state.server)
     assert server is not None
     outcome = exit_strategy.outcome(server)
     settings = [tuple(run.hyper.items()) for run in cell.runs]

@@ -29,9 +29,10 @@ from experiments.reporting.tables import table
 from experiments.running import folder as folders
 from experiments.running import provenance
 from experiments.running.records import Start
+from fedjax_inv import wrapping
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
-from fedjax_inv.types import Tree
+from fedjax_inv.types import Algorithm, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +53,12 @@ class Written(NamedTuple):
     test: float  # accuracy
 
 
-def network(server: Tree, own: Tree) -> tuple[str, dict[str, jax.Array]]:
-    """(what the arrays are, the arrays to export by name). own: the state of a client."""
-    variables = finished.network(server)
-    if variables is not None:
-        return "network", saved.named(variables) | saved.named(own)
-    return "server", saved.named(finished.innermost(server))
+def network(algorithm: Algorithm, server: Tree, own: Tree) -> tuple[str, dict[str, jax.Array]]:
+    """Return ("network" or "server", the exported arrays by name). own: a client's own state."""
+    if algorithm.network:
+        return "network", saved.named(algorithm.network(server)) | saved.named(own)
+    *_, innermost = wrapping.layers(server)
+    return "server", saved.named(innermost)
 
 
 def about(one: OneRun) -> dict[str, Any]:
@@ -103,7 +104,8 @@ def export(one: OneRun, out: Path) -> Written:
     place = out / grid.folder_name(one.name)
     place.mkdir(parents=True, exist_ok=True)
     algorithm = one.algorithm()
-    holds, named = network(served.server, finished.unseen(algorithm, served.server))
+    unseen = finished.unseen(algorithm, served.server)
+    holds, named = network(algorithm, served.server, unseen)
     arrays = {"model.safetensors": saved.save(place / "model.safetensors", named)}
     if algorithm.personal:
         arrays["clients.safetensors"] = saved.save(place / "clients.safetensors", served.clients)

@@ -168,10 +168,11 @@ def network(one: OneRun, hook: int) -> tuple[Model, Variables]:
     is_stored = assembled.dataset.render is None and isinstance(assembled.data.x, jax.Array)
     if not is_stored or assembled.dataset.words:
         raise UsageError(f"--runs={runs.path}", ..., "must be on images that are stored as such")
-    variables = finished.network(one.served().server)
-    if variables is None:
+    algorithm, server = one.algorithm(), one.served().server
+    if algorithm.network is None:
         text = f"is of --algorithm={runs.cell.algorithm}, has no single network"
         raise UsageError(f"--runs={runs.path}", ..., text)
+    variables = algorithm.network(server)
     if hook < 0:
         return assembled.model, variables
     model = build.model(config.changed(runs.config, cut=hook).model, assembled.dataset)

@@ -5,9 +5,9 @@ __version__ = "0.6.0"
 from fedjax_inv import aggregators as aggregators
 from fedjax_inv import algorithms as algorithms
 from fedjax_inv import averaging as averaging
-from fedjax_inv import clients as clients
 from fedjax_inv import communication as communication
 from fedjax_inv import data as data
+from fedjax_inv import devices as devices
 from fedjax_inv import diagnostics as diagnostics
 from fedjax_inv import evaluation as evaluation
 from fedjax_inv import local as local

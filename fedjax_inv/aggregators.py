@@ -1,6 +1,6 @@
 """How a server combines uploads: monoids that fold a cohort chunk by chunk.
 
-An upload of an absent client reaches `add` as zeros.
+`add` gets zeros as the upload of an absent client.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class _Sum(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """What `stacked` hands to the server: every upload, in slot order."""
+    """The result of `stacked`: every upload, in the order of the slots."""
 
     values: Tree  # [S, ...]; zeros where absent
     present: Array  # [S] bool
@@ -30,12 +30,12 @@ class Stack(NamedTuple):
 
 
 def by_size(slots: Slots) -> Array:
-    """The weight of a client: its number of examples, as in FedAvg."""
+    """Return the weight of each client [S]: its number of examples, as in FedAvg."""
     return slots.size.astype(jnp.float32)
 
 
 def uniform(slots: Slots) -> Array:
-    """The weight of a client: 1."""
+    """Return the weight of each client [S]: 1."""
     return jnp.ones(slots.size.shape)
 
 
@@ -43,9 +43,13 @@ _WEIGHTS: dict[str, Weight] = {"size": by_size, "uniform": uniform}
 
 
 def weight_of(weighting: str | Weight) -> Weight:
-    """The weight called "size" or "uniform", or a function of one's own as it is.
+    """Return the weight function with a name.
 
-    Raises ValueError for another name.
+    Args:
+      weighting: "size", "uniform", or a weight function, which is returned as it is.
+
+    Raises:
+      UsageError: for another name.
     """
     if callable(weighting):
         return weighting
@@ -58,7 +62,11 @@ def _zeros(upload: Tree, *leading: int) -> Tree:
 
 
 def mean(weight: Weight = by_size) -> Aggregator:
-    """The mean over present clients, weighted by `weight`; 0 where all weights are."""
+    """Return an aggregator for the weighted mean over present clients.
+
+    Args:
+      weight: the weight of each slot's client. The mean is 0 if all weights are 0.
+    """
 
     def init(upload: Tree, num_slots: int) -> _Sum:
         del num_slots
@@ -79,7 +87,7 @@ def mean(weight: Weight = by_size) -> Aggregator:
 
 
 def total() -> Aggregator:
-    """The sum over present clients."""
+    """Return an aggregator for the sum over present clients."""
 
     def add(accumulator: Tree, uploads: Tree, slots: Slots) -> Tree:
         del slots
@@ -91,7 +99,7 @@ def total() -> Aggregator:
 
 
 def stacked() -> Aggregator:
-    """All uploads as a `Stack`; needs memory for the whole cohort."""
+    """Return an aggregator for all uploads as a `Stack`; it needs memory for the whole cohort."""
 
     def init(upload: Tree, num_slots: int) -> Stack:
         return Stack(
@@ -102,7 +110,7 @@ def stacked() -> Aggregator:
         )
 
     def add(stack: Stack, uploads: Tree, slots: Slots) -> Stack:
-        # An absent slot writes nothing, so that padding slots cannot land on a real one.
+        # An absent slot writes nothing, so that a padding slot cannot overwrite a real one.
         index = jnp.where(slots.present, slots.position, stack.present.shape[0])
         new = Stack(uploads, slots.present, slots.who, slots.size)
         return tree.put(stack, index, new)
@@ -111,7 +119,11 @@ def stacked() -> Aggregator:
 
 
 def combine(aggregators: Tree) -> Aggregator:
-    """One aggregator out of a tree of them that is a prefix of the upload."""
+    """Return one aggregator for uploads with several parts.
+
+    Args:
+      aggregators: a tree of aggregators that is a prefix of the upload's tree.
+    """
 
     def each(fn: Callable[..., Tree], *trees: Tree) -> Tree:
         return jax.tree.map(fn, aggregators, *trees, is_leaf=lambda a: isinstance(a, Aggregator))

@@ -1,16 +1,17 @@
 """Averages of examples: clients send means of their inputs and labels, the server passes them on.
 
-    x_bar = (1 / n) sum of x over a random chunk of n examples, y_bar that of their one-hot labels
+    x_bar = (1 / n) sum of x over a random chunk of n examples, y_bar the same of one-hot labels
 
-What FedCFA and FedMix know of the clients that are not at hand. Two ways to combine them, by name:
+FedCFA and FedMix know other clients by these averages. A row is one mean example. There are two
+ways to combine the rows of several clients:
 
 - "pool": a chunk has a fixed number of examples, and the server keeps the rows of the round's
   clients side by side.
-- "paper": a client of N examples cuts them into B chunks of floor(N / B), and the server makes B
-  rows of the clients' rows by the same method (Jiang et al. 2025, "FedCFA", Eq. 3 and 4).
+- "paper": a client with N examples cuts them into B chunks of floor(N / B), and the server combines
+  the clients' rows into B rows in the same way (Jiang et al. 2025, "FedCFA", Eq. 3 and 4).
 
-Rows are made anew in every round and replaced by those of the next. A row of a client without an
-example in it is not real, and zeros; a "pool" row may be of few examples, in the extreme of one.
+Each round replaces the rows of the last one. A row without an example is zeros and not real; a
+"pool" row may be the mean of few examples, even of one.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ import optax
 from fedjax_inv import aggregators, averaging, checks, local, models, permutation, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models.blocks import unit_range
-from fedjax_inv.types import Array, Model, Setup, Shard, Trained, Tree, Visit
+from fedjax_inv.types import Array, Model, Setup, Shard, Trained, Tree, Variables, Visit
 
 COMBINING = ("pool", "paper")
 
@@ -37,11 +38,11 @@ class Averages(NamedTuple):
     real: Array  # [A] bool; the other rows are zeros
 
 
-class Kept(NamedTuple):
-    """What the server keeps."""
+class Pool(NamedTuple):
+    """The state of the server."""
 
     averages: Averages
-    seed: Array  # [] uint32, of the key that shuffles next
+    seed: Array  # [] uint32, of the key for the next shuffle
 
 
 class _Sums(NamedTuple):
@@ -51,26 +52,34 @@ class _Sums(NamedTuple):
 
 
 def as_numbers(x: Tree) -> Array:
-    """Inputs as they are averaged: 8-bit images in [0, 1], else as they are, in floating point.
+    """Return inputs in floating point, for averaging: 8-bit images in [0, 1], others unchanged.
 
-    Raises ValueError for others: a mean of word numbers, or of what a picture is drawn from, means
-    nothing to a network.
+    Args:
+      x: preprocessed inputs [B, ...].
+
+    Raises:
+      UsageError: for a tree of arrays and for integers, as a mean of word numbers or of drawing
+        instructions means nothing to a network.
     """
     if not jax.tree_util.treedef_is_leaf(jax.tree.structure(x)):
         raise UsageError(
-            "inputs: are a tree of arrays; must be one array, such as rendered images, to average"
+            "inputs",
+            ...,
+            "are a tree of arrays; must be one array, such as rendered images, to average",
         )
     numbers = unit_range(x)
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
         raise UsageError(
-            f"inputs: are {numbers.dtype}; must be 8-bit images or in floating point to average, "
-            "or `inputs` must make such of them, as models.word_weights does of words"
+            "inputs",
+            ...,
+            f"are {numbers.dtype}; must be 8-bit images or in floating point to average, or "
+            "`mixable` must convert them, as models.word_weights converts words",
         )
     return numbers
 
 
 def _sums(x: Tree, y: Array, group: Array, rows: int) -> _Sums:
-    """Sums over the examples of each group [N] in 0..rows - 1; others must be finite."""
+    """Sums over the examples of each group [N] in 0..rows - 1; all examples must be finite."""
     member = group == jnp.arange(rows)[:, None]
 
     def total(values: Array) -> Array:
@@ -100,21 +109,42 @@ def _split(x: Tree, y: Array, mask: Array, key: Array, rows: int, length: Array 
 
 
 def chunk_means(x: Tree, y: Array, mask: Array, key: Array, chunk: int) -> Averages:
-    """Means of random chunks of the real examples: (x [A, ...], y [A, K], real [A]).
+    """Return means of random chunks of the real examples.
 
-    x: [N, ...] in floating point. y: [N, K], one-hot or mean labels. mask: [N] bool. A is
-    ceil(N / chunk); of n real examples ceil(n / chunk) rows are real, the last of them the mean of
-    what is left over. Raises ValueError for a chunk below 1.
+    Args:
+      x: inputs [N, ...] in floating point.
+      y: one-hot or mean labels [N, K].
+      mask: [N] bool, which examples are real.
+      key: the random key of the order.
+      chunk: examples in a chunk.
+
+    Returns:
+      (x [A, ...], y [A, K], real [A]), A = ceil(N / chunk). Of n real examples ceil(n / chunk) rows
+      are real; the last of them is the mean of the remaining examples.
+
+    Raises:
+      UsageError: for a chunk below 1.
     """
     checks.integer("chunk", chunk)
     return _split(x, y, mask, key, -(-mask.shape[0] // chunk), chunk)
 
 
 def split_means(x: Tree, y: Array, mask: Array, key: Array, rows: int) -> Averages:
-    """Means of `rows` random chunks of equal size: (x [A, ...], y [A, K], real [A]), A = rows.
+    """Return means of `rows` random chunks of equal size (Eq. 4).
 
-    As `chunk_means`, but of n real examples each chunk has floor(n / rows), the rest is left out,
-    and fewer than `rows` examples give no row (Eq. 4). Raises ValueError for rows below 1.
+    Args:
+      x: inputs [N, ...] in floating point.
+      y: one-hot or mean labels [N, K].
+      mask: [N] bool, which examples are real.
+      key: the random key of the order.
+      rows: chunks.
+
+    Returns:
+      (x [A, ...], y [A, K], real [A]), A = rows. Of n real examples each chunk has floor(n / rows)
+      and the rest is left out; fewer than `rows` examples give no row.
+
+    Raises:
+      UsageError: for rows below 1.
     """
     checks.integer("rows", rows)
     return _split(x, y, mask, key, rows, mask.sum() // rows)
@@ -128,12 +158,23 @@ def of_shard(
     rows: int,
     length: Array | int,
     batch_size: int,
-    inputs: Callable[[Tree], Tree] = as_numbers,
+    mixable: Callable[[Tree], Tree] = as_numbers,
 ) -> Averages:
-    """Means of the first `rows` chunks of `length` examples, of a client's in a random order.
+    """Return means of the first `rows` chunks of a client's examples, in a random order.
 
-    The last real row is the mean of what is left over. The examples that count are read batch by
-    batch, so that memory is that of one batch.
+    The examples are read batch by batch, so that memory is needed for one batch.
+
+    Args:
+      shard: the client's examples.
+      key: the random key of the order.
+      num_classes: K.
+      rows: the number of chunks, A.
+      length: examples in a chunk, an int or [].
+      batch_size: examples that are read at once.
+      mixable: stored inputs [B, ...] -> the inputs to average [B, ...].
+
+    Returns:
+      (x [A, ...], y [A, K], real [A]); the last real row is the mean of the remaining examples.
     """
     used = jnp.minimum(shard.size, rows * length)
     order = permutation.draw(key)
@@ -142,7 +183,7 @@ def of_shard(
         place = number * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         batch = local.take_batch(shard, permutation.at(order, place, shard.size), place < used)
         group = jnp.where(batch.mask, place // jnp.maximum(length, 1), rows)
-        return _sums(inputs(batch.x), jax.nn.one_hot(batch.y, num_classes), group, rows)
+        return _sums(mixable(batch.x), jax.nn.one_hot(batch.y, num_classes), group, rows)
 
     shapes = jax.eval_shape(of_batch, jnp.int32(0))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -153,7 +194,13 @@ def of_shard(
 
 
 def draw(averages: Averages, key: Array, num: int) -> tuple[Tree, Array]:
-    """(x [num, ...], y [num, K]) of rows drawn with replacement; zeros where none is real."""
+    """Return (x [num, ...], y [num, K]) of rows drawn with replacement; zeros if none is real.
+
+    Args:
+      averages: the rows, A of them.
+      key: the random key of the draw.
+      num: how many rows are drawn.
+    """
     row = jax.random.randint(key, (num,), 0, jnp.maximum(averages.real.sum(), 1))
     return tree.take((averages.x, averages.y), row)
 
@@ -164,20 +211,25 @@ def exchanged(
     combining: str = "pool",
     rows: int = 16,
     chunk: int = 128,
-    inputs: Callable[[Tree], Tree] = as_numbers,
+    mixable: Callable[[Tree], Tree] = as_numbers,
 ) -> averaging.SideState:
-    """The exchange of averages beside the network: a client's message holds `Averages`.
+    """Return the exchange of averages beside the network: a client's message has `Averages`.
 
-    Before the first round nothing of them is real. model: a classifier; its outputs tell K, and
-    what it sees of stored inputs, as rendered images, is what is averaged.
-    combining: "pool" or "paper". rows: of a client's averages, with "pool" at most so many, with
-    "paper" exactly, the paper's B, or none of a client with fewer examples. chunk: with "pool" the
-    examples of a row, else only how many are read at once. inputs: what of seen inputs
-    [B, ...] is averaged; the model must take that too.
+    Before the first round no row is real. With "pool" the server keeps rows of all C clients, C
+    times `rows` in all, in the order of clients, so that the result does not depend on the order of
+    slots.
 
-    With "pool" the server keeps rows for all C clients, C rows in all; they are in the order of
-    clients, so that the order of slots decides nothing. Raises ValueError for an argument that is
-    not allowed, and before the first round for inputs that cannot be averaged.
+    Args:
+      model: a classifier; its outputs give K, and its preprocessed inputs are averaged.
+      combining: "pool" or "paper".
+      rows: rows of a client: with "pool" at most this number; with "paper" exactly (the paper's
+        B), or none if the client has fewer examples.
+      chunk: with "pool" the examples of a row; with "paper" the examples that are read at once.
+      mixable: preprocessed inputs [B, ...] -> the inputs to average, which the model must accept.
+
+    Raises:
+      UsageError: for an argument that is not allowed; before the first round for inputs that cannot
+        be averaged.
     """
     checks.one_of("combining", combining, COMBINING)
     checks.integer("rows", rows)
@@ -185,9 +237,9 @@ def exchanged(
     pools = combining == "pool"
 
     def averaged(x: Tree) -> Tree:
-        return inputs(model.see(x))
+        return mixable(model.preprocess(x))
 
-    def init(setup: Setup) -> Kept:
+    def init(setup: Setup) -> Pool:
         x = jax.eval_shape(averaged, setup.sample)
         outputs = jax.eval_shape(
             lambda variables, x: models.predict(model, variables, x), setup.variables, setup.sample
@@ -198,8 +250,8 @@ def exchanged(
             jnp.zeros((num_rows, outputs.shape[-1])),
             jnp.zeros(num_rows, bool),
         )
-        # Not a key, as checkpoints hold numbers.
-        return Kept(empty, jax.random.bits(setup.key, dtype=jnp.uint32))
+        # A seed instead of a key, as checkpoints store numbers.
+        return Pool(empty, jax.random.bits(setup.key, dtype=jnp.uint32))
 
     def upload(visit: Visit, trained: Trained) -> Averages:
         del trained
@@ -210,13 +262,14 @@ def exchanged(
             rows=rows,
             length=chunk if pools else visit.shard.size // rows,
             batch_size=chunk,
-            inputs=averaged,
+            mixable=averaged,
         )
 
-    def update(kept: Kept, sent: aggregators.Stack) -> Kept:
-        key, shuffle = jax.random.split(jax.random.key(kept.seed))
-        # By client, not by slot; who is absent sent nothing real, and stands last. By counting, as
-        # a sort is slow on accelerators.
+    def update(pool: Pool, sent: aggregators.Stack, delta: Variables) -> Pool:
+        del delta
+        key, shuffle = jax.random.split(jax.random.key(pool.seed))
+        # Order by client, not by slot; absent clients, without real rows, come last. By counting,
+        # as a sort is slow on accelerators.
         who = jnp.where(sent.present, sent.who, np.iinfo(np.int32).max)
         is_before = who < who[:, None]
         index = jnp.arange(who.shape[0])
@@ -224,16 +277,16 @@ def exchanged(
         by_client = tree.put(optax.tree.zeros_like(sent.values), is_before.sum(1), sent.values)
         x, y, real = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), by_client)
         if pools:
-            place = jnp.where(real, jnp.cumsum(real) - 1, kept.averages.real.shape[0])
-            empty = optax.tree.zeros_like(kept.averages)
+            place = jnp.where(real, jnp.cumsum(real) - 1, pool.averages.real.shape[0])
+            empty = optax.tree.zeros_like(pool.averages)
             averages = tree.put(empty, place, Averages(x, y, real))
         else:
             averages = split_means(x, y, real, shuffle, rows)
-        return Kept(averages, jax.random.bits(key, dtype=jnp.uint32))
+        return Pool(averages, jax.random.bits(key, dtype=jnp.uint32))
 
     return averaging.SideState(
         init=init,
-        send=lambda kept: kept.averages,
+        send=lambda pool: pool.averages,
         upload=upload,
         aggregate=aggregators.stacked(),
         update=update,

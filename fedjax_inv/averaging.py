@@ -1,11 +1,12 @@
-"""What FedAvg and its many relatives share: local training, deltas up, an optimizer on their mean.
+"""The common part of FedAvg and its relatives: local training, deltas up, an optimizer on the mean.
 
-A method says what differs: the gradient of a local step, what a client remembers, and what travels
-beside the network. The method's own file holds that and nothing else.
+A method states what differs: the gradient of a local step, the state of a client, further messages
+and uploads, and how a client's delta and the server's step are scaled. The method's own file holds
+that and nothing else.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import optax
@@ -35,54 +36,89 @@ from fedjax_inv.types import (
 
 
 class Message(NamedTuple):
-    """What the server sends."""
+    """The message of the server."""
 
-    variables: Variables  # of the network, those that are shared
+    variables: Variables  # the shared variables of the network
     side: Tree
 
 
 class Upload(NamedTuple):
-    """What a client sends."""
+    """The upload of a client."""
 
-    delta: Tree  # how far local training moved those of the `Variables` that are shared
+    delta: Tree  # change of the shared `Variables` by local training
     side: Tree
 
 
 class SideState(NamedTuple):
-    """What a method keeps on the server and exchanges beside the network."""
+    """A method's own state on the server, and its messages and uploads beside the network."""
 
-    init: Callable[[Setup], Tree]  # what the server keeps
-    send: Callable[[Tree], Tree]  # what is kept -> what clients receive of it
+    init: Callable[[Setup], Tree]  # the state before the first round
+    send: Callable[[Tree], Tree]  # state -> a part of the message
     upload: Callable[[Visit, Trained], Tree]
     aggregate: Tree  # an aggregator of the upload, or a tree of them
-    update: Callable[[Tree, Tree], Tree]  # (what is kept, aggregated upload) -> what is kept
+    # (state, aggregated upload, mean delta) -> state; the mean is of the deltas as uploaded
+    update: Callable[[Tree, Tree, Variables], Tree]
 
 
 NOTHING = SideState(
     init=lambda setup: (),
-    send=lambda kept: (),
+    send=lambda state: (),
     upload=lambda visit, trained: (),
     aggregate=(),
-    update=lambda kept, aggregated: (),
+    update=lambda state, aggregated, delta: state,
 )
+
+
+class ScaleDelta(Protocol):
+    """A factor of a client's delta."""
+
+    def __call__(self, visit: Visit, trained: Trained, /) -> Array:
+        """Return the factor that the client multiplies its delta by before the upload, []."""
+
+
+class ServerDelta(Protocol):
+    """The delta of the server's step."""
+
+    def __call__(self, side: Tree, delta: Variables, aggregated: Tree, /) -> Variables:
+        """Return the delta that the server's optimizer gets.
+
+        Args:
+          side: the method's state on the server, already updated in this round.
+          delta: the mean of the clients' deltas.
+          aggregated: the aggregated upload of `SideState`.
+        """
 
 
 def risk(
     model: Model, loss: Loss, params: Halves, stats: Halves, batch: Batch, key: Array
 ) -> tuple[Array, Halves]:
-    """(mean loss over the batch's real examples, changed stats), in training mode."""
+    """Return (mean loss over the batch's real examples [], new statistics) in training mode.
+
+    Args:
+      model: the network.
+      loss: the objective.
+      params: its parameters.
+      stats: its statistics before the batch.
+      batch: examples [B, ...].
+      key: the random key of training mode.
+    """
     variables = Variables(params, stats)
     outputs, stats = models.apply(model, variables, batch.x, batch.mask, True, key)
     return loss(outputs, batch.y, batch.mask), stats
 
 
 def embedding(features: Array) -> Array:
-    """Features [B, ..., D], averaged over the axes between, an image's positions; [B, D]."""
+    """Return features [B, ..., D] averaged over the axes between (an image's positions), [B, D]."""
     return features.mean(tuple(range(1, features.ndim - 1)))
 
 
 def gradient(model: Model, loss: Loss = objectives.cross_entropy) -> GradFn:
-    """The gradient of `risk`; reports it as "loss"."""
+    """Return the gradient of `risk`; its steps report the risk as "loss".
+
+    Args:
+      model: the network.
+      loss: the objective.
+    """
 
     def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
         def of(params: Halves) -> tuple[Array, Halves]:
@@ -107,13 +143,35 @@ def averaging(
     shared: Callable[[Variables], Variables] = lambda variables: variables,
     serve: Callable[[servers.Server, Tree], Variables] | None = None,
     side: SideState = NOTHING,
+    scale_delta: ScaleDelta | None = None,
+    server_delta: ServerDelta | None = None,
 ) -> Algorithm:
-    """FedAvg whose clients step along `gradient_from(visit)`.
+    """Return FedAvg whose clients step along `gradient_from(visit)`.
 
-    weighting: of the deltas, as in `aggregators.weight_of`. start: where training starts; by
-    default from the network received, with a new optimizer state. remember: what a client keeps.
-    shared: which of the variables travel. serve: (server, own) -> the variables that a client is
-    served with, for a personal algorithm; by default the server's. side: what else travels.
+    Args:
+      model: the network.
+      work: local training.
+      gradient_from: visit -> the gradient of the client's local steps.
+      server_optimizer: the optimizer of the server, on the mean delta.
+      weighting: the weights of the deltas, as in `aggregators.weight_of`.
+      init_client: a client's state before its first turn.
+      start: visit -> where training starts; default: the received network, with a new optimizer
+        state.
+      remember: (visit, result of training) -> the client's new state.
+      shared: the variables of the network that travel.
+      serve: (server, own) -> the variables that a client is served with, for a personal algorithm;
+        default: the server's.
+      side: the method's own state, messages and uploads.
+      scale_delta: the factor of a client's delta; default: 1. It may depend on the message, so that
+        the server can weight clients: it sends the weights in `SideState.send`.
+      server_delta: the delta of the server's step; default: the mean of the clients' deltas.
+
+    Returns:
+      The algorithm, of one exchange. Its `network` is the server's, of which a personal algorithm
+      holds the shared variables alone.
+
+    Raises:
+      UsageError: for an unknown weighting.
     """
     begin = start or (lambda visit: work.init(visit.message.variables))
     return averaging_of(
@@ -126,6 +184,8 @@ def averaging(
         shared=shared,
         serve=serve,
         side=side,
+        scale_delta=scale_delta,
+        server_delta=server_delta,
     )
 
 
@@ -140,8 +200,30 @@ def averaging_of(
     shared: Callable[[Variables], Variables] = lambda variables: variables,
     serve: Callable[[servers.Server, Tree], Variables] | None = None,
     side: SideState = NOTHING,
+    scale_delta: ScaleDelta | None = None,
+    server_delta: ServerDelta | None = None,
 ) -> Algorithm:
-    """FedAvg with a local training of one's own; the other arguments are those of `averaging`."""
+    """Return FedAvg with a method's own local training.
+
+    Args:
+      model: the network.
+      train: visit -> the result of local training.
+      server_optimizer: as in `averaging`, like all other arguments.
+      weighting: as in `averaging`.
+      init_client: as in `averaging`.
+      remember: as in `averaging`.
+      shared: as in `averaging`.
+      serve: as in `averaging`.
+      side: as in `averaging`.
+      scale_delta: as in `averaging`.
+      server_delta: as in `averaging`.
+
+    Returns:
+      The algorithm, as in `averaging`.
+
+    Raises:
+      UsageError: for an unknown weighting.
+    """
     weight = aggregators.weight_of(weighting)
 
     def init_server(setup: Setup) -> servers.Server:
@@ -153,13 +235,16 @@ def averaging_of(
     def client(visit: Visit) -> Reply:
         trained = train(visit)
         delta = optax.tree.sub(shared(trained.local.variables), visit.message.variables)
+        if scale_delta:
+            delta = optax.tree.scale(scale_delta(visit, trained), delta)
         upload = Upload(delta, side.upload(visit, trained))
         return Reply(remember(visit, trained), upload, trained.metrics)
 
     def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
         del cohort
-        server = servers.update(server_optimizer, server, mean.delta)
-        return server._replace(side=side.update(server.side, mean.side))
+        state = side.update(server.side, mean.side, mean.delta)
+        delta = server_delta(state, mean.delta, mean.side) if server_delta else mean.delta
+        return servers.update(server_optimizer, server, delta)._replace(side=state)
 
     def predict(server: servers.Server, own: Tree, x: Tree) -> Array:
         variables = serve(server, own) if serve else server.variables
@@ -173,7 +258,15 @@ def averaging_of(
         client,
         Upload(aggregators.mean(weight), side.aggregate),
         update,
-        # What travels beside the network may be a change, which counts once.
+        # Extra uploads may be increments; replaying a stale one would apply it twice, so reuse is
+        # disabled.
         blank=blank if side is NOTHING else None,
     )
-    return Algorithm(init_server, init_client, (exchange,), predict, personal=serve is not None)
+    return Algorithm(
+        init_server,
+        init_client,
+        (exchange,),
+        predict,
+        personal=serve is not None,
+        network=lambda server: server.variables,
+    )

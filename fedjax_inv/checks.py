@@ -1,6 +1,6 @@
-"""The door of the library: a wrong argument is one clear line, wherever it is concrete.
+"""Checks of arguments: a wrong one raises `UsageError`, whose message is one line.
 
-Inside a compiled program values are tracers and pass; so whoever traces checks first.
+Values inside a compiled program are tracers and cannot be checked, so `jit` comes after the checks.
 """
 
 import math
@@ -26,10 +26,12 @@ class UsageError(ValueError):
         UsageError("alpha", 0.1, "must be higher, or {clients} lower", clients=("num_clients", 50))
 
     Attributes:
-      argument: the name of the argument at fault, or a path.
-      value: its value; ... (Ellipsis) where none is shown.
-      allowed: what it must be. Braces name entries of `others` if there are any.
-      others: other arguments that the text speaks of, as (argument, value) by their names in it.
+      argument: the name of the wrong argument, or a path.
+      value: its value; ... (Ellipsis) if the message shows none.
+      allowed: which values are allowed. Names in braces stand for entries of `others`, if there
+        are any.
+      others: by the names in `allowed`, other arguments that the message names, as
+        (argument, value).
     """
 
     def __init__(
@@ -46,14 +48,20 @@ class UsageError(ValueError):
         return self.line(_assigned)
 
     def line(self, assigned: Callable[[str, Any], str]) -> str:
-        """The message, with arguments written by `assigned`: (argument, value) -> "name=value".
+        """Return the message with arguments written by `assigned`.
 
-        This is how a binary tells the message in terms of its flags.
+        A binary passes a function that writes its flags in place of the arguments.
+
+        Args:
+          assigned: (argument, value) -> text such as "name=value"; a value of ... is not shown.
+
+        Returns:
+          One line.
         """
         if not self.allowed:  # a whole sentence
             return self.argument
-        told = {name: assigned(*other) for name, other in self.others.items()}
-        allowed = self.allowed.format(**told) if told else self.allowed
+        others = {name: assigned(*other) for name, other in self.others.items()}
+        allowed = self.allowed.format(**others) if others else self.allowed
         return f"{assigned(self.argument, self.value)}: {allowed}"
 
 
@@ -62,12 +70,12 @@ def _assigned(argument: str, value: Any) -> str:
 
 
 def is_concrete(tree: Tree) -> bool:
-    """Whether no leaf is a tracer, so that its values can be looked at."""
+    """Return whether no leaf is a tracer, so that all values are known."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def shown(value: Any) -> str:
-    """A value in one line: dtype and shape of an array, strings in quotes."""
+    """Return a value as text of one line: an array as dtype and shape, a string in quotes."""
     if getattr(value, "ndim", 0) > 0:
         return f"{value.dtype} {value.shape}"
     return repr(value) if isinstance(value, str) else str(value)
@@ -76,18 +84,36 @@ def shown(value: Any) -> str:
 def integer(
     name: str, value: Any, low: int = 1, high: int | None = None, meaning: str = ""
 ) -> None:
-    """A whole number that is at least low and, unless it is None, at most high; a bool is none.
+    """Check that a value is an integer between two bounds; a bool is not one.
 
-    meaning: what the bounds are, in words that go after them. Raises ValueError for another value.
+    Args:
+      name: the argument's name.
+      value: the value to check.
+      low: the smallest allowed value.
+      high: the largest allowed value; None for no bound.
+      meaning: text appended to the bounds in the message.
+
+    Raises:
+      UsageError: for any other value.
     """
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or value < low or (high is not None and value > high):
         allowed = f"of at least {low}" if high is None else f"in {low}..{high}"
-        raise UsageError(f"{name}={shown(value)}: must be an integer {allowed}{meaning}")
+        raise UsageError(name, value, f"must be an integer {allowed}{meaning}")
 
 
 def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) -> None:
-    """Raises ValueError unless `value` is a finite number in [lowest, highest], or traced."""
+    """Check that a value is a finite number in [lowest, highest]; tracers pass.
+
+    Args:
+      name: the argument's name.
+      value: the value to check: a number or an array [] of one.
+      lowest: the smallest allowed value.
+      highest: the largest allowed value.
+
+    Raises:
+      UsageError: for any other value, and for a bool.
+    """
     if not is_concrete(value):
         return
     allowed = f"at least {lowest:g}" if highest == np.inf else f"in [{lowest:g}, {highest:g}]"
@@ -95,63 +121,85 @@ def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) ->
         number = float(value)
     except (TypeError, ValueError):
         number = np.nan
-    is_finite = abs(number) <= float(np.finfo(np.float32).max)  # in which all is computed
+    is_finite = abs(number) <= float(np.finfo(np.float32).max)  # programs compute in float32
     if isinstance(value, bool | str) or not (is_finite and lowest <= number <= highest):
-        raise UsageError(f"{name}={value}: must be a finite number, {allowed}")
+        raise UsageError(name, value, f"must be a finite number, {allowed}")
 
 
 def number(name: str, value: Any, allowed: str, is_allowed: Callable[[Any], bool]) -> None:
-    """A finite number for which is_allowed holds, said in words by allowed; a bool is none.
+    """Check that a value is a finite number with a property; a bool is not a number.
 
-    Raises ValueError for another value.
+    Args:
+      name: the argument's name.
+      value: the value to check.
+      allowed: the property in words that follow "must be a number", as "above 0".
+      is_allowed: whether a number has the property.
+
+    Raises:
+      UsageError: for any other value.
     """
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or not is_allowed(value):
-        raise UsageError(f"{name}={shown(value)}: must be a number {allowed}")
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not is_allowed(value):
+        raise UsageError(name, value, f"must be a number {allowed}")
 
 
 def probability(name: str, value: Any) -> None:
-    """A number between 0 and 1. Raises ValueError for another value."""
+    """Check that a value is a number from 0 to 1, else raise UsageError."""
     number(name, value, "between 0 and 1", lambda p: 0 <= p <= 1)
 
 
 def fraction(name: str, value: Any) -> None:
-    """A number above 0 and below 1. Raises ValueError for another value."""
+    """Check that a value is a number above 0 and below 1, else raise UsageError."""
     number(name, value, "above 0 and below 1", lambda p: 0 < p < 1)
 
 
 def each(name: str, values: Any, check: Callable[[str, Any], None]) -> None:
-    """A list, tuple or array [n], n >= 1, of which each element passes check(name, value).
+    """Check each element of a list, a tuple or an array [n] with n >= 1.
 
-    Raises ValueError for another value.
+    Args:
+      name: the argument's name.
+      values: the values to check.
+      check: called as check(name, value), with a name such as "values[0]".
+
+    Raises:
+      UsageError: for anything that is not such a list, and as `check` does.
     """
     if not (isinstance(values, Sequence) or np.ndim(values) == 1) or len(values) == 0:
-        raise UsageError(f"{name}={shown(values)}: must be a list of numbers, at least one")
+        raise UsageError(name, values, "must be a list of numbers, at least one")
     for index, value in enumerate(values):
         check(f"{name}[{index}]", value)
 
 
 def one_of(name: str, value: Any, allowed: Collection[str]) -> None:
-    """Raises ValueError unless `value` is one of `allowed`."""
+    """Check that a value is one of the allowed names, else raise UsageError."""
     if value not in allowed:
-        raise UsageError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+        raise UsageError(name, value, f"must be one of {', '.join(allowed)}")
 
 
 def machine_bytes() -> int:
-    """The memory of this machine."""
+    """Return the size of this machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def memory(name: str, value: Any, needed: int, there: int | None = None, what: str = "") -> None:
-    """Raises ValueError if `needed` bytes are more than `there`, by default in this machine.
+    """Check that arrays fit into memory.
 
-    what: needs them, in words, if that is not plain.
+    Args:
+      name: the argument that decides how large the arrays are.
+      value: its value; ... if the message shows none.
+      needed: the size of the arrays in bytes.
+      there: the size of the memory in bytes, by default this machine's.
+      what: text appended to the needed size in the message, as " for images".
+
+    Raises:
+      UsageError: if more is needed than there is.
     """
     there = machine_bytes() if there is None else there
     if needed > there:
         raise UsageError(
-            f"{name}={value}: needs {_gigabytes(needed)}{what}, must fit into "
-            f"{_gigabytes(there)} of memory"
+            name,
+            value,
+            f"needs {_gigabytes(needed)}{what}, must fit into {_gigabytes(there)} of memory",
         )
 
 
@@ -168,16 +216,28 @@ def integers(
     ndim: int | None = 1,
     may_be_empty: bool = False,
 ) -> np.ndarray:
-    """Integers in low..high, of `ndim` axes, as a NumPy array of int64; None is no bound.
+    """Check that values are integers between two bounds.
 
-    Raises ValueError for other values.
+    Args:
+      name: the argument's name.
+      values: the values to check: an array, or nested lists.
+      low: the smallest allowed value; None for no bound.
+      high: the largest allowed value; None for no bound.
+      ndim: the number of axes; None for any.
+      may_be_empty: whether there may be no value.
+
+    Returns:
+      The values as an int64 array.
+
+    Raises:
+      UsageError: for any other values.
     """
     array = np.asarray(values)
     if array.size == 0 and not may_be_empty:
-        raise UsageError(f"{name}={array.dtype} {array.shape}: must hold at least one integer")
+        raise UsageError(name, array, "must hold at least one integer")
     if (array.size and array.dtype.kind not in "iu") or ndim not in (None, array.ndim):
         axes = "" if ndim is None else f" with ndim={ndim}"
-        raise UsageError(f"{name}={array.dtype} {array.shape}: must be integers{axes}")
+        raise UsageError(name, array, f"must be integers{axes}")
     outside = np.zeros(array.shape, bool)
     if low is not None:
         outside |= array < low
@@ -187,77 +247,102 @@ def integers(
         first = tuple(np.argwhere(outside)[0].tolist())
         place = str(list(first)) if first else ""
         allowed = f"at least {low}" if high is None else f"in {low}..{high}"
-        raise UsageError(f"{name}{place}={array[first]}: must be {allowed}")
+        raise UsageError(f"{name}{place}", array[first], f"must be {allowed}")
     return array.astype(np.int64, copy=False)
 
 
 def federation(federation: Federation) -> None:
-    """Raises ValueError unless every client's rows are rows of the examples."""
+    """Check that every client's rows are rows of the examples.
+
+    Args:
+      federation: M examples, and the order [L] of rows of which clients hold parts.
+
+    Raises:
+      UsageError: if they are not, or if arrays have other shapes. The values of tracers are not
+        checked.
+    """
     data, order, start, size = federation
     lengths = {leaf.shape[0] for leaf in jax.tree.leaves(data)}
     if len(lengths) != 1:
-        raise UsageError(f"data: x and y must be of one length, not {sorted(lengths)}")
+        raise UsageError("data", ..., f"x and y must be of one length, not {sorted(lengths)}")
     if order.ndim != 1:
-        raise UsageError(f"order {order.shape}: must be [L]")
+        raise UsageError("order", order, "must be [L]")
     if start.ndim != 1 or start.shape != size.shape:
-        raise UsageError(f"start {start.shape} and size {size.shape}: must both be [C]")
+        raise UsageError("start", start, "must be [C], and so must {size}", size=("size", size))
     if not is_concrete((order, start, size)):
         return
     rows, first, count = (np.asarray(array) for array in (order, start, size))
     (num_examples,) = lengths
     if rows.size and not (rows.min() >= 0 and rows.max() < num_examples):
-        raise UsageError(
-            f"order: holds {rows.min()}..{rows.max()}, must be rows in 0..{num_examples - 1}"
-        )
+        found = f"holds {rows.min()}..{rows.max()}"
+        raise UsageError("order", ..., f"{found}, must be rows in 0..{num_examples - 1}")
     end = first.astype(np.int64) + count
     wrong = np.flatnonzero((first < 0) | (count < 0) | (end > len(rows)))
     if len(wrong):
-        who = wrong[0]
+        client = wrong[0]
         raise UsageError(
-            f"start={first[who]} and size={count[who]} of client {who}: must lie in the "
-            f"{len(rows)} rows of order"
+            f"start[{client}]",
+            first[client],
+            f"must lie, with {{size}}, in the {len(rows)} rows of order",
+            size=(f"size[{client}]", count[client]),
         )
 
 
 def schedule(schedule: Cohort, num_clients: int, history: int) -> None:
-    """Raises ValueError unless the schedule fits a run of C clients that keeps H broadcasts.
+    """Check that a schedule fits a run.
 
-    Who is present must be a client, once in a round, with a delay in 0..H - 1.
+    A client may be present once in a round, with a delay in 0..H - 1. The values of tracers are not
+    checked.
+
+    Args:
+      schedule: who, present and delay, each [T, S].
+      num_clients: C, the number of clients.
+      history: H, the number of broadcasts that the run keeps.
+
+    Raises:
+      UsageError: if it does not fit.
     """
     if not is_concrete(schedule):
         return
     who, present, delay = (np.asarray(array) for array in schedule)
     if who.ndim != 2 or not who.shape == present.shape == delay.shape:
-        raise UsageError(
-            f"schedule: who {who.shape}, present {present.shape} and delay {delay.shape}: "
-            "must all be [T, S]"
-        )
+        shapes = f"who {who.shape}, present {present.shape} and delay {delay.shape}"
+        raise UsageError("schedule", ..., f"{shapes}: must all be [T, S]")
     outside = present & ((who < 0) | (who >= num_clients))
     if outside.any():
-        raise UsageError(
-            f"schedule: round {np.argwhere(outside)[0][0]} names client {who[outside][0]}: "
-            f"must be in 0..{num_clients - 1}"
-        )
-    # Absent slots name nobody, each another one.
+        found = f"round {np.argwhere(outside)[0][0]} names client {who[outside][0]}"
+        raise UsageError("schedule", ..., f"{found}: must be in 0..{num_clients - 1}")
+    # Absent slots name no client: each gets a negative number of its own.
     named = np.sort(np.where(present, who, -1 - np.arange(who.shape[1])), axis=1)
     twice = (np.diff(named, axis=1) == 0).any(1)
     if twice.any():
-        raise UsageError(
-            f"schedule: round {np.flatnonzero(twice)[0]} names a client twice: must be once"
-        )
+        found = f"round {np.flatnonzero(twice)[0]} names a client twice"
+        raise UsageError("schedule", ..., f"{found}: must be once")
     late = present & ((delay < 0) | (delay >= history))
     if late.any():
         raise UsageError(
-            f"schedule: a delay of {delay[late][0]}: must be in 0..{history - 1}, as the run "
-            f"keeps history={history} broadcasts"
+            "schedule",
+            ...,
+            f"a delay of {delay[late][0]}: must be in 0..{history - 1}, as the run keeps "
+            "{history} broadcasts",
+            history=("history", history),
         )
 
 
 def same_shapes(**trees: Tree) -> None:
-    """Raises ValueError unless all the named trees have the structure and shapes of the first."""
+    """Check that trees have the structure and the shapes of the first one.
+
+    Args:
+      **trees: the trees by their names.
+
+    Raises:
+      UsageError: for the first tree that has not.
+    """
     (first, expected), *others = (
         (name, jax.tree.map(jnp.shape, tree)) for name, tree in trees.items()
     )
     for name, shapes in others:
         if shapes != expected:
-            raise UsageError(f"{name}: has shapes {shapes}, must have those of {first}, {expected}")
+            raise UsageError(
+                name, ..., f"has shapes {shapes}, must have those of {first}, {expected}"
+            )

@@ -1,4 +1,4 @@
-"""Bytes on the wire, from shapes alone: what a client downloads and uploads in each exchange."""
+"""Communication: the bytes that a client downloads and uploads in each exchange, from shapes."""
 
 import math
 from typing import NamedTuple
@@ -11,19 +11,30 @@ from fedjax_inv.types import Algorithm, Federation, Shard, Tree, Visit
 
 
 class Traffic(NamedTuple):
-    """Bytes of one client in one exchange."""
+    """The bytes that one client downloads and uploads in one exchange."""
 
     down: int
     up: int
 
 
 def size(shapes: Tree) -> int:
-    """Bytes of a tree of arrays or shapes."""
+    """Return the bytes of a tree of arrays or shapes."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def traffic(algorithm: Algorithm, state: State, federation: Federation) -> tuple[Traffic, ...]:
-    """Bytes per participating client of each exchange of a round; nothing is computed."""
+    """Return the bytes per participating client of each exchange of a round.
+
+    Only shapes are computed.
+
+    Args:
+      algorithm: the algorithm whose exchanges are measured.
+      state: a state of a run, or its shapes.
+      federation: the federation of the run, or its shapes.
+
+    Returns:
+      A `Traffic` for each exchange, in the order of the exchanges.
+    """
 
     def shapes(state: State, federation: Federation) -> list[tuple[Tree, Tree]]:
         own = tree.take(state.clients, 0)
@@ -31,11 +42,12 @@ def traffic(algorithm: Algorithm, state: State, federation: Federation) -> tuple
         shard = Shard(federation.data, federation.order, start, size, state.round)
         pairs = []
         for exchange in algorithm.exchanges:
-            message, prompt = exchange.broadcast(state.server), exchange.prompt(state.server)
-            visit = Visit(message, own, shard, state.round, state.round, state.key, prompt)
+            message = exchange.broadcast(state.server)
+            undelayed = exchange.broadcast_undelayed(state.server)
+            visit = Visit(message, own, shard, state.round, state.round, state.key, undelayed)
             reply = exchange.client(visit)
             own = reply.own
-            pairs.append(((message, prompt), reply.upload))
+            pairs.append(((message, undelayed), reply.upload))
         return pairs
 
     return tuple(

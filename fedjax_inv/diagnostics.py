@@ -1,4 +1,4 @@
-"""How far clients agree about a network: their gradients at one point, for looking at."""
+"""Diagnostics of a network: how far the clients' gradients at it agree."""
 
 from typing import NamedTuple
 
@@ -6,17 +6,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import checks, clients, local, models, objectives
+from fedjax_inv import checks, devices, local, models, objectives
 from fedjax_inv.types import Array, Batch, Federation, Halves, Loss, Model, Shard, Tree, Variables
 
 
 class Agreement(NamedTuple):
-    """What the gradients of the risks R_i say; all is 0 for a client without examples."""
+    """Statistics of the gradients of the risks R_i; all are 0 for a client without examples."""
 
     loss: Array  # [C] R_i(w)
     norm: Array  # [C] ||grad R_i(w)||
     invariance: Halves  # [C] <grad R_i(w), w> by the body and by the head; s_i(w) is their sum
-    cosine: Array  # [] mean over pairs of clients; 0 unless two have a gradient
+    cosine: Array  # [] mean over pairs of clients; 0 unless two have a nonzero gradient
 
 
 def agreement(
@@ -25,28 +25,42 @@ def agreement(
     federation: Federation,
     *,
     loss: Loss = objectives.cross_entropy,
-    axis: clients.Axis | None = None,
+    axis: devices.Axis | None = None,
     batch_size: int = 512,
 ) -> Agreement:
-    """How each client's gradient, over all of its examples, lies to w and to the others'.
+    """Compare each client's gradient, over all of its examples, with w and with the others'.
 
-    R_i is the mean loss in evaluation mode, so that batches do not matter: norms have the given
-    statistics, nothing is dropped. axis: how clients are laid over memory and devices, as in
-    `rounds.step`, by default one after the other; there are as many gradients at a time, and their
-    sum. Raises ValueError for a batch_size below 1, and for rows that are none.
+    R_i is the mean loss in evaluation mode, so that batches do not matter: norms use the statistics
+    of the network, and nothing is dropped.
+
+    Args:
+      model: the model of the network.
+      variables: the network; w are its parameters.
+      federation: the clients and their examples.
+      loss: the mean loss of a batch of outputs.
+      axis: how clients are laid over memory and devices, as in `rounds.step`; by default one client
+        after the other. Memory is needed for one gradient of each client computed at a time, and
+        for their sum.
+      batch_size: B, over how many examples a gradient is computed at a time.
+
+    Returns:
+      The statistics of each client [C] and the mean cosine [].
+
+    Raises:
+      UsageError: if batch_size is below 1, or if a client's rows are not rows of the examples.
     """
     checks.integer("batch_size", batch_size)
     checks.federation(federation)
     data, order, start, size = federation
 
     def total_loss(params: Halves, batch: Batch) -> Array:
-        given = Variables(params, variables.stats)
-        outputs, _ = models.apply(model, given, batch.x, batch.mask, False)
+        network = Variables(params, variables.stats)
+        outputs, _ = models.apply(model, network, batch.x, batch.mask, False)
         return loss(outputs, batch.y, batch.mask) * batch.mask.sum()
 
     def client(slot: tuple[Array, Array]) -> tuple[Tree, tuple[Array, Array, Halves]]:
-        """The direction of a client's gradient, and what is told of the client."""
-        who, size = slot  # 0 and 0 where the axis has appended a slot
+        """Return (the direction of a client's gradient, (loss, norm, invariance))."""
+        who, size = slot  # 0 and 0 if the axis has appended the slot
         shard = Shard(data, order, start[who], size, who)
 
         def sums(batch: Batch) -> tuple[Array, Halves]:
@@ -68,7 +82,7 @@ def agreement(
 
     everyone = jnp.arange(federation.num_clients, dtype=jnp.int32), size
     zeros = optax.tree.zeros_like(variables.params)
-    total, (value, norm, invariance) = (axis or clients.chunked(1))(client, add, zeros, everyone)
+    total, (value, norm, invariance) = (axis or devices.chunked(1))(client, add, zeros, everyone)
     # The square of a sum of m unit vectors is m and the cosines of all pairs, each twice.
     count = (norm > 0).sum()
     cosines = optax.tree.norm(total, squared=True) - count
@@ -77,5 +91,5 @@ def agreement(
 
 
 def _inner(first: Tree, second: Tree) -> Array:
-    """The inner product of two trees, [], 0 of empty ones."""
+    """Return the inner product [] of two trees; 0 if they are empty."""
     return jnp.asarray(optax.tree.vdot(first, second))

@@ -1,4 +1,4 @@
-"""Score and loss: per client, on average, for the worst client, for clients never seen."""
+"""Scores and losses: of each client, on average, of the worst client, of clients never seen."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,15 +6,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import checks, clients, local, objectives, tree
+from fedjax_inv import checks, devices, local, objectives, tree
 from fedjax_inv.rounds import State
 from fedjax_inv.types import Algorithm, Array, Batch, Federation, Loss, Shard, Tree
 
-_PERSONAL_BATCH = 128  # at most, as a personal model sees one client's examples only
+_PERSONAL_BATCH = 128  # at most, because a personal model predicts one client's examples only
 
 
 class Scores(NamedTuple):
-    """How each client of a federation is served."""
+    """The score and the loss of each client of a federation."""
 
     score: Array  # [C] mean score, by default accuracy in 0..1; 0 for a client without examples
     loss: Array  # [C] mean loss, by default cross-entropy in nats
@@ -26,35 +26,49 @@ def evaluate(
     state: State,
     federation: Federation,
     *,
-    axis: clients.Axis | None = None,
+    axis: devices.Axis | None = None,
     seen: bool = True,
     batch_size: int = 512,
     needed: Array | bool = True,
     loss: Loss = objectives.cross_entropy,
     score: Loss = objectives.accuracy,
 ) -> Scores:
-    """Every client's mean score and loss on its own examples.
+    """Return every client's mean score and loss on its own examples.
 
-    axis: how the work is laid over memory and devices, as in `rounds.step`; by default one client
-    after the other. Where all clients share a model, everybody's examples go through it in common
-    batches of batch_size, one after the other; a personal algorithm's clients go through their own.
-    seen: the federation's clients are the run's own, in the same order; otherwise each is a client
-    never seen and predicts with `init_client`'s state. needed: [] where false, nothing is predicted
-    and the scores mean nothing. Raises ValueError for a batch_size below 1, and for rows that are
-    none.
+    If all clients share a model, it predicts the examples of all clients in common batches, one
+    batch after the other. A personal algorithm predicts each client's examples with its own state.
+
+    Args:
+      algorithm: the algorithm of the run.
+      state: the state to evaluate.
+      federation: the clients and the examples to predict.
+      axis: how the work is laid over memory and devices, as in `rounds.step`; by default one client
+        after the other.
+      seen: whether the federation's clients are those of the run, in the same order. Otherwise each
+        is a client never seen, with the state that `init_client` gives.
+      batch_size: B; a personal algorithm's batches have at most 128 examples.
+      needed: [] bool; if false, nothing is predicted and the scores mean nothing.
+      loss: the mean loss of a batch of outputs.
+      score: the mean score of a batch of outputs.
+
+    Returns:
+      The scores, each [C].
+
+    Raises:
+      UsageError: if batch_size is below 1, or if a client's rows are not rows of the examples.
     """
     checks.integer("batch_size", batch_size)
     checks.federation(federation)
-    axis = axis or clients.chunked(1)
+    axis = axis or devices.chunked(1)
     size = federation.size
     federation = federation._replace(size=jnp.where(needed, size, 0))
 
     def unseen(who: Array) -> Tree:
         return algorithm.init_client(state.server, who)
 
-    def personal(who: Array, place: Array) -> tuple[Array, Array]:
-        """The sums of a client's scores and losses. place: where its state lies, if it is seen."""
-        own = tree.take(state.clients, place) if seen else unseen(who)
+    def personal(who: Array, local_index: Array) -> tuple[Array, Array]:
+        """Return the sums of a client's scores and losses; its state lies at `local_index`."""
+        own = tree.take(state.clients, local_index) if seen else unseen(who)
         data, order, start, size = federation
         shard = Shard(data, order, start[who], size[who], who)
 
@@ -66,7 +80,7 @@ def evaluate(
         return local.fold(shard, sums, batch_size=min(batch_size, _PERSONAL_BATCH))
 
     def each(batch: Batch) -> tuple[Array, Array]:
-        """The score and the loss of each example [B], under a model that all clients share."""
+        """Return the score and the loss of each example [B], under a model that all share."""
         outputs = algorithm.predict(state.server, (), batch.x)
 
         def alone(one: Tree) -> tuple[Array, Array]:
@@ -85,36 +99,37 @@ def evaluate(
 
 
 def _by_client(
-    federation: Federation, sums_of: Callable[[Array, Array], Tree], axis: clients.Axis
+    federation: Federation, sums_of: Callable[[Array, Array], Tree], axis: devices.Axis
 ) -> Tree:
-    """sums_of(client, its place) of all clients, each [C]."""
+    """Return sums_of(client, index of its state on the device) of all clients, each [C]."""
 
     def client(turn: tuple[Array, Array]) -> tuple[Tree, Tree]:
         return (), sums_of(*turn)
 
     number = federation.num_clients
     everyone = jnp.arange(number, dtype=jnp.int32)
-    dealt = axis.deal(everyone, everyone, jnp.ones(number, bool), number)
-    turns = dealt.slots, dealt.place
-    return dealt.whole(axis.fold(client, lambda nothing, uploads, slots: (), (), turns)[1])
+    mine = axis.assign(everyone, everyone, jnp.ones(number, bool), number)
+    turns = mine.slots, mine.local_index
+    return mine.gather(axis.fold(client, lambda nothing, uploads, slots: (), (), turns)[1])
 
 
 def _in_common(
     federation: Federation,
     each: Callable[[Batch], tuple[Array, Array]],
-    axis: clients.Axis,
+    axis: devices.Axis,
     batch_size: int,
 ) -> tuple[Array, Array]:
-    """The sums over every client's examples of what `each` tells of an example; each [C].
+    """Return the sums over each client's examples of the two numbers from `each`, each [C].
 
-    The examples of all clients are numbered one client after the other. Of k devices that hold all
-    of them each takes every k-th batch; one that holds some clients alone, all batches of theirs.
+    The examples of all clients are numbered one client after the other. If all lie on each of k
+    devices, a device takes every k-th batch. If a device owns some clients, it takes all batches of
+    their examples.
     """
     data, order, start, size = federation
     part, num_parts = axis.part()
-    if not axis.is_alike:
-        held, everyone = axis.holds(len(size)), jnp.arange(len(size))
-        size = jnp.where((held[0] <= everyone) & (everyone <= held[-1]), size, 0)
+    if not axis.replicated:
+        local, everyone = axis.local_clients(len(size)), jnp.arange(len(size))
+        size = jnp.where((local[0] <= everyone) & (everyone <= local[-1]), size, 0)
     end = jnp.cumsum(size)
     first, total = end - size, end[-1]
     num_batches = -(-total // batch_size)
@@ -138,37 +153,43 @@ def _in_common(
 
 
 def _scattered(totals: Array, who: Array, values: Array) -> Array:
-    """`totals` [C] with values [B] added where they belong."""
-    if len(totals) == 1:  # not a scatter: XLA's CPU compiler gets some of these wrong under vmap
+    """Add values [B] to the entries `who` [B] of `totals` [C]."""
+    if len(totals) == 1:  # not a scatter: XLA's CPU compiler gets some scatters wrong under vmap
         return totals + values.sum()
     return totals.at[who].add(values)
 
 
 def mean(scores: Scores) -> tuple[Array, Array]:
-    """(score, loss) over all examples: clients weighted by size."""
+    """Return (score, loss), each [], over all examples: clients weighted by size."""
     weights = scores.size / jnp.maximum(scores.size.sum(), 1)
     return (scores.score * weights).sum(), (scores.loss * weights).sum()
 
 
 def balanced(scores: Scores) -> Array:
-    """The mean score over clients that have examples, whatever their sizes; 0 without any.
+    """Return the unweighted mean score [] over clients that have examples; 0 if none has.
 
-    Where each "client" is a class (`data.federation.by_class`) and the score is accuracy, this is
-    the class-balanced accuracy, the mean of the classes' recalls.
+    If each "client" is a class (`data.federation.by_class`) and the score is accuracy, this is the
+    class-balanced accuracy, the mean of the classes' recalls.
     """
     counts = scores.size > 0
     return jnp.where(counts, scores.score, 0).sum(-1) / jnp.maximum(counts.sum(-1), 1)
 
 
 def worst(scores: Scores) -> Array:
-    """The lowest score of a client that has examples."""
+    """Return the lowest score [] of a client that has examples; infinity if none has."""
     return jnp.where(scores.size > 0, scores.score, jnp.inf).min()
 
 
 def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
-    """Scores of groups of clients (domains), clients weighted by size.
+    """Return the scores of groups of clients (domains), clients weighted by size.
 
-    group: [C] int32, the group of each client; a negative one is left out.
+    Args:
+      scores: of the clients, each [C].
+      group: [C] int32, the group of each client; a client with a negative one is left out.
+      num_groups: G.
+
+    Returns:
+      The scores of the groups, each [G]; 0 for a group without examples.
     """
     # Not segment_sum: XLA's CPU compiler gets some of its vmapped scatters wrong (BUILD_NOTES.md).
     member = group == jnp.arange(num_groups)[:, None]  # [G, C]

@@ -1,9 +1,9 @@
 """Local training: minibatch loops over one client's examples.
 
 The number of steps is the client's own: there is no batch without a real example, and under `vmap`
-a client that has finished waits unchanged for the longest one. Where all clients have as many
-steps, that is told when the program is traced: an accelerator need not ask after each step whether
-there is another one, nor keep what a waiting client has.
+a client that has finished waits unchanged for the longest one. If all clients have the same number
+of steps, it is known when the program is traced: then an accelerator need not check after each step
+whether there is another one, nor keep the state of waiting clients.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,15 @@ from fedjax_inv.types import (
 
 
 def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
-    """The examples at `positions` [B] of the shard; `mask` [B] says which are real.
+    """Return a batch of the client's examples.
 
-    A position outside 0..size-1 is taken as the nearest one inside, so that what is not real
-    repeats a real example: a NaN elsewhere would reach gradients as 0 x NaN.
+    A position outside 0..size-1 counts as the nearest one inside, so that padding repeats a real
+    example: a NaN elsewhere would reach gradients as 0 x NaN.
+
+    Args:
+      shard: the client's examples.
+      positions: [B] int, places in the shard.
+      mask: [B] bool, which of them are real.
     """
     rows = shard.order[shard.start + jnp.clip(positions, 0, jnp.maximum(shard.size - 1, 0))]
     examples = tree.take(shard.data, rows)
@@ -47,16 +52,21 @@ def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
 def _batch_of_pass(
     shard: Shard, order: permutation.Permutation, number: Array, batch_size: int
 ) -> Batch:
-    """The batch of this number, from 0, of a pass over the client's examples in an order."""
+    """The batch with this number, from 0, of a pass over the client's examples in an order."""
     index = number * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
     return take_batch(shard, permutation.at(order, index, shard.size), index < shard.size)
 
 
 def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
-    """The sum of fn(batch) over the client's real examples, each in one batch; zeros without any.
+    """Return the sum of fn(batch) over the client's examples, in stored order.
 
-    fn: batch -> a tree of sums over its real examples. The last batch is smaller. Examples come as
-    they lie. Raises ValueError for a batch_size below 1.
+    Args:
+      shard: the client's examples; zeros are returned if it has none.
+      fn: batch -> a tree of sums over the real examples of the batch.
+      batch_size: examples in a batch; the last batch is smaller.
+
+    Raises:
+      UsageError: for a batch_size below 1.
     """
     checks.integer("batch_size", batch_size)
 
@@ -68,14 +78,20 @@ def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
 
 
 def fold_sample(shard: Shard, key: Array, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
-    """fn(batch) of examples drawn without replacement; zeros, and no work, where there are none.
+    """Return fn(batch) on one batch drawn without replacement.
 
-    The batch holds all examples of a client that has fewer. Raises ValueError for a batch_size
-    below 1.
+    Args:
+      shard: the client's examples; zeros are returned, without work, if it has none.
+      key: the random key of the draw.
+      fn: batch -> a tree of sums over the real examples of the batch.
+      batch_size: examples in the batch; a client that has fewer gives all of its examples.
+
+    Raises:
+      UsageError: for a batch_size below 1.
     """
     checks.integer("batch_size", batch_size)
     order = permutation.draw(key)
-    # The batch depends on the turn: XLA moves what does not out of the loop, which may never turn.
+    # The batch depends on the turn: XLA would move other work out of the loop, which may not turn.
     return _sum(
         lambda turn: fn(_batch_of_pass(shard, order, turn, batch_size)), jnp.minimum(shard.size, 1)
     )
@@ -94,17 +110,19 @@ def _zeros(shapes: Tree) -> Tree:
 
 
 class _Steps(NamedTuple):
-    """The steps of a client's visit."""
+    """The steps of a client's turn."""
 
     num_steps: Array  # []
-    batch_at: Callable[[Array], Batch]  # of a step []
-    known: int | None = None  # how many there are for every client that has examples; None: differs
+    batch_at: Callable[[Array], Batch]  # number of a step [] -> its batch
+    known: int | None = None  # steps of each client with examples; None: they differ
 
 
 Plan = Callable[[Shard, Array], _Steps]
 
 
-def _work(optimizer: optax.GradientTransformation, plan: Plan) -> Work:
+def _work(
+    optimizer: optax.GradientTransformation, plan: Plan, momentum: float | Array | None = None
+) -> Work:
     """The work whose steps see the batches of a plan."""
 
     def init(variables: Variables) -> Local:
@@ -118,28 +136,30 @@ def _work(optimizer: optax.GradientTransformation, plan: Plan) -> Work:
         has_steps = num_steps > 0
 
         def if_any(after: Tree, before: Tree) -> Tree:
-            """What a step leaves: where it is done without examples too, nothing new then."""
-            # In every step: after the last one, what was before the first would have been copied.
+            """The state after a step; of a client without examples, the state before it."""
+            # Mask every step; masking only after the loop would keep a copy of the initial state
+            # alive.
             return optax.tree.where(has_steps, after, before) if turns is known else after
 
         def one(index: Array, local: Local) -> tuple[Local, Tree]:
-            """(local after the step, what is averaged over the steps)."""
+            """(the state after the step, the values to average over the steps)."""
             step_key = jax.random.fold_in(steps_key, index)
             step = grad_fn(local, batch_at(index), step_key)
             params, stats = local.variables
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
-            # No updates, rather than the old parameters: the kernel of a product adds to those.
+            # Zero the update instead of selecting the old parameters: XLA then fuses the add into
+            # the matmul.
             moved = updates, (step.metrics, step.average)
-            updates, told = if_any(moved, optax.tree.zeros_like(moved))
+            updates, averaged = if_any(moved, optax.tree.zeros_like(moved))
             stats, opt_state, carry = if_any(
                 (step.stats, opt_state, step.carry), (stats, local.opt_state, local.carry)
             )
             variables = Variables(optax.apply_updates(params, updates), stats)
-            return Local(variables, opt_state, carry), told
+            return Local(variables, opt_state, carry), averaged
 
         def body(index: Array, carry: tuple[Local, Tree]) -> tuple[Local, Tree]:
-            local, told = one(index, carry[0])
-            return local, jax.tree.map(jnp.add, carry[1], told)
+            local, averaged = one(index, carry[0])
+            return local, jax.tree.map(jnp.add, carry[1], averaged)
 
         zeros = _zeros(jax.eval_shape(lambda: one(jnp.int32(0), local)[1]))
         with jax.named_scope("local_steps"):
@@ -148,15 +168,16 @@ def _work(optimizer: optax.GradientTransformation, plan: Plan) -> Work:
         metrics, average = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), sums)
         return Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
 
-    return _made(init, run, lambda change: _work(change(optimizer), plan))
+    return _with_loop(init, run, lambda change: _work(change(optimizer), plan), momentum)
 
 
-def _made(
+def _with_loop(
     init: Callable[[Variables], Local],
     run: TrainLocal,
     with_optimizer: Callable[[ChangeOptimizer], Work],
+    momentum: float | Array | None,
 ) -> Work:
-    """The work of a loop."""
+    """The work with a loop."""
 
     def plain(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
         def at(local: Local, batch: Batch, key: Array) -> Step:
@@ -164,13 +185,22 @@ def _made(
 
         return run(at, local, shard, key)
 
-    return Work(init, plain, with_optimizer, run)
+    return Work(init, plain, with_optimizer, run, momentum)
 
 
 def seeing_local(work: Work) -> TrainLocal:
-    """`work.run_local`. Raises ValueError for local training without it."""
+    """Return `work.run_local`.
+
+    Args:
+      work: local training.
+
+    Raises:
+      UsageError: if it is None.
+    """
     if work.run_local is None:
-        raise UsageError("work: its gradient sees no optimizer; must be one of fedjax_inv.local's")
+        raise UsageError(
+            "work", ..., "its gradient sees no optimizer; must be one of fedjax_inv.local's"
+        )
     return work.run_local
 
 
@@ -180,12 +210,21 @@ def epochs(
     batch_size: int,
     num_epochs: int = 1,
     num_batches: int | None = None,
+    momentum: float | Array | None = 0.0,
 ) -> Work:
-    """Passes over the client's examples in a new order each, the last batch of a pass smaller.
+    """Return local training in passes over the client's examples, each in a new random order.
 
-    num_batches: of a pass of each client that has examples, where all have as many. A client that
-    has another number trains to NaN then, which every run reports. Raises ValueError for counts
-    below 1.
+    Args:
+      optimizer: the local optimizer.
+      batch_size: examples in a batch; the last batch of a pass is smaller.
+      num_epochs: passes.
+      num_batches: batches in a pass, if all clients with examples have this number; None: they
+        may differ. A client with another number trains to NaN, which every run reports.
+      momentum: the optimizer's momentum, for methods that need it (`Work.momentum`); it is
+        recorded and changes nothing. None: unknown.
+
+    Raises:
+      UsageError: for counts below 1.
     """
     checks.integer("batch_size", batch_size)
     checks.integer("num_epochs", num_epochs)
@@ -225,18 +264,31 @@ def epochs(
         return _Steps(jnp.where(shard.size > 0, known, 0), batch_at, known)
 
     if num_batches is None:
-        return _work(optimizer, plan)
+        return _work(optimizer, plan, momentum)
 
     def fits(shard: Shard) -> Array:
         return (batches_of(shard) == num_batches) | (shard.size == 0)
 
-    return _only_if(_work(optimizer, partial(plan_of, num_batches)), fits)
+    return _only_if(_work(optimizer, partial(plan_of, num_batches), momentum), fits)
 
 
-def steps(optimizer: optax.GradientTransformation, *, batch_size: int, num_steps: int) -> Work:
-    """The same number of steps for every client, each on a batch drawn with replacement.
+def steps(
+    optimizer: optax.GradientTransformation,
+    *,
+    batch_size: int,
+    num_steps: int,
+    momentum: float | Array | None = 0.0,
+) -> Work:
+    """Return local training with the same number of steps for every client.
 
-    Raises ValueError for counts below 1.
+    Args:
+      optimizer: the local optimizer.
+      batch_size: examples in a batch, each drawn with replacement.
+      num_steps: steps of a client that has examples.
+      momentum: as in `epochs`.
+
+    Raises:
+      UsageError: for counts below 1.
     """
     checks.integer("batch_size", batch_size)
     checks.integer("num_steps", num_steps)
@@ -254,17 +306,29 @@ def steps(optimizer: optax.GradientTransformation, *, batch_size: int, num_steps
 
         return _Steps(jnp.where(shard.size > 0, num_steps, 0), batch_at, num_steps)
 
-    return _work(optimizer, plan)
+    return _work(optimizer, plan, momentum)
 
 
 def full_batch(
-    optimizer: optax.GradientTransformation, *, capacity: int, num_steps: int = 1
+    optimizer: optax.GradientTransformation,
+    *,
+    capacity: int,
+    num_steps: int = 1,
+    momentum: float | Array | None = 0.0,
 ) -> Work:
-    """Steps on all of the client's examples at once; one step of it is FedSGD's client.
+    """Return local training whose steps take all of the client's examples at once.
 
-    capacity: the most examples that a client has (`int(federation.size.max())`), the length of the
-    batch. A client with more trains to NaN, which every run reports, rather than on a part of them.
-    Raises ValueError for counts below 1.
+    With one step this is FedSGD's client.
+
+    Args:
+      optimizer: the local optimizer.
+      capacity: the length of the batch, at least the examples of the largest client
+        (`int(federation.size.max())`). A client with more trains to NaN, which every run reports.
+      num_steps: steps of a client that has examples.
+      momentum: as in `epochs`.
+
+    Raises:
+      UsageError: for counts below 1.
     """
     checks.integer("capacity", capacity)
     checks.integer("num_steps", num_steps)
@@ -275,11 +339,11 @@ def full_batch(
         batch = take_batch(shard, index, index < shard.size)
         return _Steps(jnp.where(shard.size > 0, num_steps, 0), lambda step: batch, num_steps)
 
-    return _only_if(_work(optimizer, plan), lambda shard: shard.size <= capacity)
+    return _only_if(_work(optimizer, plan, momentum), lambda shard: shard.size <= capacity)
 
 
 def _only_if(work: Work, fits: Callable[[Shard], Array]) -> Work:
-    """The work, that leaves NaN of everything unless the shard fits."""
+    """The work, whose results are NaN unless the shard fits."""
 
     def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
         trained = seeing_local(work)(grad_fn, local, shard, key)
@@ -295,4 +359,4 @@ def _only_if(work: Work, fits: Callable[[Shard], Array]) -> Work:
         assert work.with_optimizer
         return _only_if(work.with_optimizer(change), fits)
 
-    return _made(work.init, run, with_optimizer)
+    return _with_loop(work.init, run, with_optimizer, work.momentum)

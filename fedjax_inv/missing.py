@@ -1,12 +1,14 @@
-"""What a server does about uploads that are missing.
+"""Rules for uploads that are missing.
 
-`skip` averages what arrived. `reuse` lets a client's last upload stand in for it, as of its
-arrival: its size and delay are those that it came with. Who never arrived counts nothing.
+`skip` averages the uploads that arrived. `reuse` lets a client's last upload stand in for a missing
+one. The stored upload keeps the size and delay it arrived with. A client that never arrived has no
+weight.
 
-A client is missed in every round whose exchange it would attend, be it absent, late or not sampled:
-an empty slot names nobody. So with `reuse` a round averages over all clients that have ever arrived
-(Gu et al. 2021, "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", whose
-updates it repeats like here). A round in which nothing arrives changes nothing, as with any rule.
+A client is missing in every round whose exchange it would attend, if it is absent, late or not
+sampled: the rule cannot tell these apart. So with `reuse` a round averages over all clients that
+have ever arrived (Gu et al. 2021, "Fast Federated Learning in the Presence of Arbitrary Device
+Unavailability", which repeats updates in the same way). A round in which nothing arrives changes
+nothing, as with any rule.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, checks, tree
+from fedjax_inv import aggregators, checks, tree, wrapping
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
@@ -32,16 +34,16 @@ from fedjax_inv.types import (
 
 
 class Memory(NamedTuple):
-    """Everybody's last upload in an exchange."""
+    """The last upload of every client in one exchange."""
 
-    upload: Tree  # [C, ...]; zeros of who never arrived
-    size: Array  # [C] int32, examples of the client; 0 of who never arrived
-    delay: Array  # [C] int32, as of arrival
+    upload: Tree  # [C, ...]; zeros for a client that never arrived
+    size: Array  # [C] int32, examples of the client; 0 if it never arrived
+    delay: Array  # [C] int32, at arrival
     arrived: Array  # [C] bool
 
 
 class Server(NamedTuple):
-    """The server of the algorithm, and what it remembers."""
+    """The server of the wrapped algorithm, and the stored uploads."""
 
     wrapped: Tree
     memories: tuple[Tree, ...]  # per exchange a Memory; () where nothing can stand in
@@ -53,50 +55,56 @@ class _Sent(NamedTuple):
 
 
 def reuse(algorithm: Algorithm) -> Algorithm:
-    """`algorithm` whose server lets a client's last upload stand in for a missing one.
+    """Return `algorithm` with the rule that a client's last upload stands in for a missing one.
 
-    Keeps C uploads. Only those stand in that the exchange lets (`Exchange.blank`), of clients that
-    would attend the round: who has left an exit strategy, which this goes around, is not reused.
-    Raises ValueError where no exchange lets any.
+    Only uploads of exchanges with `Exchange.blank` stand in, and only those of clients that would
+    attend the round: a client that has left an inner exit strategy is not reused.
+
+    Args:
+      algorithm: the algorithm; its server will also store C uploads.
+
+    Raises:
+      UsageError: if no exchange has a `blank`.
     """
     if all(exchange.blank is None for exchange in algorithm.exchanges):
         raise UsageError(
-            "algorithm: has no exchange whose uploads can stand in for later ones; must have one "
-            "with `blank`, as fedavg, fedprox and fedipg do"
+            "algorithm",
+            ...,
+            "has no exchange whose uploads can stand in for later ones; must have one with "
+            "`blank`, as fedavg, fedprox and fedipg do",
         )
 
     def init_server(setup: Setup) -> Server:
-        wrapped, num_clients = algorithm.init_server(setup), setup.num_clients
+        wrapped = algorithm.init_server(setup)
+        memories = tuple(
+            _empty(exchange.blank(wrapped), setup.num_clients) if exchange.blank else ()
+            for exchange in algorithm.exchanges
+        )
+        return Server(wrapped, memories)
 
-        def memory(blank: Callable[[Tree], Tree] | None) -> Tree:
-            if blank is None:
-                return ()
-            upload = jax.tree.map(
-                lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), blank(wrapped)
-            )
-            none = jnp.zeros(num_clients, jnp.int32)
-            return Memory(upload, none, none, jnp.zeros(num_clients, bool))
-
-        return Server(wrapped, tuple(memory(exchange.blank) for exchange in algorithm.exchanges))
-
-    return Algorithm(
-        init_server,
-        lambda server, who: algorithm.init_client(server.wrapped, who),
-        tuple(_reusing(exchange, index) for index, exchange in enumerate(algorithm.exchanges)),
-        lambda server, own, x: algorithm.predict(server.wrapped, own, x),
-        algorithm.personal,
+    exchanges = tuple(
+        _reusing(exchange, index) if exchange.blank else wrapping.lift(exchange)
+        for index, exchange in enumerate(algorithm.exchanges)
     )
+    return wrapping.around(algorithm, init_server, exchanges)
+
+
+def _empty(blank: Tree, num_clients: int) -> Memory:
+    """The memory before the first round. blank: an upload of zeros."""
+    upload = jax.tree.map(lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), blank)
+    none = jnp.zeros(num_clients, jnp.int32)
+    return Memory(upload, none, none, jnp.zeros(num_clients, bool))
 
 
 def _reusing(exchange: Exchange, index: int) -> Exchange:
-    """The exchange numbered `index`, with a memory where its uploads can stand in."""
-    reuses = exchange.blank is not None
+    """The exchange numbered `index`, with a memory."""
+    lifted = wrapping.lift(exchange)
 
     def client(visit: Visit) -> Reply:
         reply = exchange.client(visit)
-        return reply._replace(upload=_Sent(reply.upload, visit.round)) if reuses else reply
+        return reply._replace(upload=_Sent(reply.upload, visit.round))
 
-    def recall(server: Server, sent: aggregators.Stack, cohort: Cohort) -> Server:
+    def update(server: Server, sent: aggregators.Stack, cohort: Cohort) -> Server:
         old: Memory = server.memories[index]
         num_clients = old.arrived.shape[0]
         arrived = Memory(sent.values.upload, sent.size, cohort.delay, sent.present)
@@ -104,9 +112,9 @@ def _reusing(exchange: Exchange, index: int) -> Exchange:
 
         round = jnp.where(sent.present, sent.values.round, 0).max()
         everybody = jnp.arange(num_clients, dtype=jnp.int32)
-        attends = jax.vmap(
-            lambda who: jnp.asarray(exchange.attends(server.wrapped, who, round), bool)
-        )(everybody)
+        attends = jax.vmap(lambda who: jnp.asarray(lifted.attends(server, who, round), bool))(
+            everybody
+        )
         counts = memory.arrived & attends
 
         aggregator = aggregators.combine(exchange.aggregate)
@@ -115,21 +123,13 @@ def _reusing(exchange: Exchange, index: int) -> Exchange:
         uploads = jax.vmap(optax.tree.where)(counts, memory.upload, zeros)
         slots = Slots(everybody, everybody, counts, memory.size, memory.delay)
         aggregated = aggregator.finish(aggregator.add(start, uploads, slots))
-        cohort = Cohort(everybody, counts, memory.delay)
-        wrapped = exchange.update(server.wrapped, aggregated, cohort)
+        server = lifted.update(server, aggregated, Cohort(everybody, counts, memory.delay))
         memories = (*server.memories[:index], memory, *server.memories[index + 1 :])
-        return Server(wrapped, memories)
+        return server._replace(memories=memories)
 
-    def skip(server: Server, aggregated: Tree, cohort: Cohort) -> Server:
-        return server._replace(wrapped=exchange.update(server.wrapped, aggregated, cohort))
-
-    return Exchange(
-        broadcast=lambda server: exchange.broadcast(server.wrapped),
-        client=client,
-        aggregate=aggregators.stacked() if reuses else exchange.aggregate,
-        update=recall if reuses else skip,
-        attends=lambda server, who, round: exchange.attends(server.wrapped, who, round),
-        prompt=lambda server: exchange.prompt(server.wrapped),
+    # Stand-ins do not stand in once more.
+    return lifted._replace(
+        client=client, aggregate=aggregators.stacked(), update=update, blank=None
     )
 
 
@@ -140,9 +140,14 @@ RULES: dict[str, Callable[[Algorithm], Algorithm]] = {
 
 
 def with_rule(algorithm: Algorithm, rule: str) -> Algorithm:
-    """`algorithm` under the rule of that name, "skip" or "reuse".
+    """Return `algorithm` with a rule for missing uploads.
 
-    Raises ValueError for another name, and as `reuse` does.
+    Args:
+      algorithm: the algorithm.
+      rule: "skip" or "reuse".
+
+    Raises:
+      UsageError: for another rule, and as in `reuse`.
     """
     checks.one_of("missing", rule, RULES)
     return RULES[rule](algorithm)

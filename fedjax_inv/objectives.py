@@ -1,6 +1,6 @@
 """Masked losses and scores: means over real examples only.
 
-Targets may be any tree; cross-entropy and accuracy are for those that are classes.
+A loss may have any targets; those here are for classes.
 """
 
 import jax
@@ -14,13 +14,18 @@ from fedjax_inv.types import Array
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
-    """The mean of `values` [B] where `mask` [B] bool is true; 0 if it is true nowhere.
+    """Return the mean [] of values whose mask is true.
 
-    Raises ValueError for other shapes, and for weights instead of a mask.
+    Args:
+      values: [B].
+      mask: [B] bool. If all are false, the mean is 0.
+
+    Raises:
+      UsageError: for other shapes, and if the mask is not of booleans.
     """
     if values.ndim != 1 or values.shape != mask.shape or mask.dtype != bool:
         raise UsageError(
-            f"values {values.shape} and mask {mask.dtype} {mask.shape}: must be [B] and bool [B]"
+            "values", values, "must be [B], and {mask} must be bool [B]", mask=("mask", mask)
         )
     # `where` first: a NaN under the mask must reach neither the value nor the gradient.
     total = jnp.where(mask, values, 0).sum()
@@ -28,15 +33,21 @@ def masked_mean(values: Array, mask: Array) -> Array:
 
 
 def cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
-    """Mean softmax cross-entropy in nats of logits [B, K] against labels [B] in 0..K-1; [].
+    """Return the mean softmax cross-entropy [] in nats.
 
-    A label outside has NaN for a loss, which a run reports. Raises ValueError for other shapes, for
-    labels that are no integers, and for a label outside where it is concrete.
+    Args:
+      logits: [B, K].
+      labels: [B] integers in 0..K-1. The loss of another label is NaN, which a run reports.
+      mask: [B] bool, which examples are real.
+
+    Raises:
+      UsageError: for other shapes, for labels that are not integers, and for a label outside of
+        0..K-1 unless labels are traced.
     """
     _check_classes(logits, labels, mask)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise UsageError(f"labels: are {labels.dtype}, must be integers")
-    # Not by taking the label's entry, whose gradient scatters: on a GPU a kernel of its own.
+        raise UsageError("labels", labels, "must be integers")
+    # Not an index into the logits: its gradient is a scatter, a kernel of its own on a GPU.
     is_label = jnp.arange(logits.shape[1]) == labels[:, None]
     losses = -jnp.where(is_label, jax.nn.log_softmax(logits), 0).sum(-1)
     is_class = (labels >= 0) & (labels < logits.shape[1])
@@ -44,9 +55,15 @@ def cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
 
 
 def accuracy(logits: Array, labels: Array, mask: Array) -> Array:
-    """The fraction of real examples whose largest of the logits [B, K] is the label's [B]; [].
+    """Return the fraction [] of real examples whose largest logit is that of the label.
 
-    Raises ValueError as `cross_entropy` does.
+    Args:
+      logits: [B, K].
+      labels: [B] in 0..K-1.
+      mask: [B] bool, which examples are real.
+
+    Raises:
+      UsageError: for other shapes, and for a label outside of 0..K-1 unless labels are traced.
     """
     _check_classes(logits, labels, mask)
     return masked_mean((jnp.argmax(logits, -1) == labels).astype(jnp.float32), mask)
@@ -54,20 +71,31 @@ def accuracy(logits: Array, labels: Array, mask: Array) -> Array:
 
 def _check_classes(logits: Array, labels: Array, mask: Array) -> None:
     if logits.ndim != 2 or labels.ndim != 1 or len(logits) != len(labels):
-        raise UsageError(f"logits {logits.shape} and labels {labels.shape}: must be [B, K] and [B]")
+        raise UsageError(
+            "logits", logits, "must be [B, K], and {labels} must be [B]", labels=("labels", labels)
+        )
     if checks.is_concrete((labels, mask)) and labels.shape == mask.shape:
-        # Of NumPy, as a trace that these arrays are constants of would trace their indexing.
+        # In NumPy: inside a trace, jnp would trace the indexing of these constants.
         real = np.asarray(labels)[np.asarray(mask)]
         checks.integers("labels", real, 0, logits.shape[1] - 1, may_be_empty=True)
 
 
 def soft_cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
-    """Mean softmax cross-entropy in nats of logits [B, K] against labels [B, K] that sum to 1; [].
+    """Return the mean softmax cross-entropy [] in nats against probabilities of the classes.
 
-    Raises ValueError for other shapes.
+    Args:
+      logits: [B, K].
+      labels: [B, K] that sum to 1 for each example.
+      mask: [B] bool, which examples are real.
+
+    Raises:
+      UsageError: for other shapes.
     """
     if logits.ndim != 2 or logits.shape != labels.shape:
         raise UsageError(
-            f"logits {logits.shape} and labels {labels.shape}: must both be [B, K], of one shape"
+            "logits",
+            logits,
+            "must be [B, K], and {labels} must have the same shape",
+            labels=("labels", labels),
         )
     return masked_mean(optax.losses.softmax_cross_entropy(logits, labels), mask)

@@ -1,4 +1,4 @@
-"""The parameters that a method looks at: all of them, or the classifier's, which is the head."""
+"""The parameters that a method works on: all of them, or those of the classifier, the head."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from fedjax_inv.types import Halves, Tree
 
 
 class Part(NamedTuple):
-    """Some of the parameters, or of a tree of their structure."""
+    """Access to a part of the parameters, or of a tree of their structure."""
 
     get: Callable[[Halves], Tree]  # params -> the part
     put: Callable[[Halves, Tree], Halves]  # (params, part) -> params with that part

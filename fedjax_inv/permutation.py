@@ -1,10 +1,10 @@
-"""A random order of n examples that is evaluated where it is needed: no sort, no array of length n.
+"""A random order of n examples, computed at the positions asked for: no sort, no array of length n.
 
 In round r, x and its partner (K_r - x) mod n change places iff a hash of the larger of the two,
 keyed by the round, has its top bit set. This is the swap-or-not shuffle of Hoang, Morris & Rogaway
-2012, "An Enciphering Scheme Based on a Card Shuffle". Deviations: it is here for statistics, not
-secrecy, so the rounds are few and the hash is two keyed multiplications instead of a block cipher;
-K_r is a word of 32 bits mod n, hence some shifts are likelier than others by 1 in floor(2^32 / n).
+2012, "An Enciphering Scheme Based on a Card Shuffle". Deviations: we need statistics, not secrecy,
+so there are few rounds, and the hash is two keyed multiplications instead of a block cipher; K_r is
+a word of 32 bits mod n, hence some shifts are likelier than others by 1 in floor(2^32 / n).
 """
 
 from typing import NamedTuple
@@ -25,19 +25,25 @@ class Permutation(NamedTuple):
     """A bijection of 0..n-1 for every n; the rows of a stacked one serve as epochs."""
 
     shift: Array  # [24] uint32, K before it is reduced mod n
-    before: Array  # [24] uint32, keys the hash before its first multiplication
-    after: Array  # [24] uint32, and after it
+    before: Array  # [24] uint32, key of the hash before its first multiplication
+    after: Array  # [24] uint32, key of the hash after its first multiplication
 
 
 def draw(key: Array) -> Permutation:
-    """A permutation drawn uniformly, up to the deviations above."""
+    """Draw a permutation uniformly, up to the deviations above."""
     return Permutation(*jax.random.bits(key, (3, _ROUNDS), jnp.uint32))
 
 
 def at(permutation: Permutation, position: Array, size: Array) -> Array:
-    """The images [B] int32 of `position` [B] under the permutation of 0..size-1; size [] int32.
+    """Return the images of positions under a permutation of 0..size-1.
 
-    A position outside is taken as the nearest one inside; if size is 0, every image is 0.
+    Args:
+      permutation: as drawn.
+      position: [B] integers; one outside of 0..size-1 counts as the nearest one inside.
+      size: [] int32, n.
+
+    Returns:
+      The images, [B] int32; all 0 if size is 0.
     """
     position = jnp.clip(position, 0, jnp.maximum(size, 1) - 1).astype(jnp.uint32)
     size = jnp.maximum(size, 1).astype(jnp.uint32)
@@ -46,14 +52,14 @@ def at(permutation: Permutation, position: Array, size: Array) -> Array:
         shift, before, after = constants
         # The true sum lies in 0..size-1, so that it may wrap on the way.
         partner = shift - x + jnp.where(x > shift, size, 0)
-        # One multiplication is too few: the swaps of different pairs in a round then correlate.
+        # With one multiplication, the swaps of different pairs in a round would correlate.
         mixed = (jnp.maximum(x, partner) ^ before) * jnp.uint32(0x7FEB352D)
         mixed = (mixed ^ (mixed >> 15) ^ after) * jnp.uint32(0x846CA68B)
         return jnp.where(mixed >> 31 == 1, partner, x), None
 
     reduced = permutation._replace(shift=permutation.shift % size)
-    # A loop on a CPU, where XLA fuses unrolled rounds into the gather that reads the examples and
-    # runs them again for every feature. On accelerators each turn of a loop would be a launch.
+    # On a CPU a loop: XLA would fuse unrolled rounds into the gather that reads the examples, and
+    # compute them again for every feature. On accelerators each turn of a loop is a launch.
     unroll = not platforms.on_cpu()
     image, _ = jax.lax.scan(swap_or_not, position, reduced, unroll=unroll)
     return image.astype(jnp.int32)

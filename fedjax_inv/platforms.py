@@ -1,4 +1,4 @@
-"""The platform that a program is traced for, where that decides how it is written."""
+"""The platform that a program is traced for, on which its operations may depend."""
 
 import contextlib
 import contextvars
@@ -6,31 +6,39 @@ from collections.abc import Iterator
 
 import jax
 
-_asked: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
+_platform: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
 
 
 def on_cpu() -> bool:
-    """Whether what is traced now will run on a CPU: a core does one thing after the other, and the
-    turns of a loop cost nothing."""
-    return _platform() == "cpu"
+    """Return whether programs are traced for a CPU.
+
+    There a core does one operation after the other, and the turns of a loop cost nothing.
+    """
+    return _current() == "cpu"
 
 
 def on_tpu() -> bool:
-    """Whether what is traced now will run on a TPU, whose compiler makes of a grouped convolution
-    one with an axis more."""
-    return _platform() == "tpu"
+    """Return whether programs are traced for a TPU.
+
+    Its compiler turns a grouped convolution into a convolution with one more axis.
+    """
+    return _current() == "tpu"
 
 
-def _platform() -> str:
-    return _asked.get() or jax.default_backend()
+def _current() -> str:
+    return _platform.get() or jax.default_backend()
 
 
 @contextlib.contextmanager
 def traced_for(platform: str) -> Iterator[None]:
-    """While entered, programs are written for "cpu", "gpu" or "tpu", to be compiled for a machine
-    that is not there; by default they are for the one that is."""
-    token = _asked.set(platform)
+    """Trace programs for another platform than this machine's while the context is open.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu". The programs can then be compiled for a machine that is not
+        here.
+    """
+    token = _platform.set(platform)
     try:
         yield
     finally:
-        _asked.reset(token)
+        _platform.reset(token)

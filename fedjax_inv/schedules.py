@@ -1,9 +1,11 @@
-"""Participation as data: who attends which round, and how stale it is.
+"""Participation as data: which clients attend each round, and how stale their broadcast is.
 
-A schedule is a `Cohort` with leading T: what the world decides (sampling, dropout, delay); what an
-algorithm decides is its exchanges' `attends`. Draws are keyed by (round, client), so a longer
+A schedule is a `Cohort` with leading T. It holds what the world decides: sampling, dropout, delay;
+an algorithm decides by `attends` of its exchanges. Draws are keyed by (round, client), so a longer
 schedule starts with the shorter one and the order of slots does not matter.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,23 +21,44 @@ def _schedule(who: Array) -> Cohort:
 
 
 def everyone(num_clients: int, num_rounds: int) -> Cohort:
-    """All C clients in every round; [T, C]. Raises ValueError for counts below 1."""
+    """Return a schedule in which all clients attend every round.
+
+    Args:
+      num_clients: C, at least 1.
+      num_rounds: T, at least 1.
+
+    Returns:
+      The schedule, [T, C].
+
+    Raises:
+      UsageError: if a count is below 1.
+    """
     checks.integer("num_clients", num_clients)
     checks.integer("num_rounds", num_rounds)
     return _schedule(jnp.tile(jnp.arange(num_clients), (num_rounds, 1)))
 
 
 def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohort:
-    """`cohort` clients a round, uniformly without replacement; [T, cohort].
+    """Return a schedule of clients drawn uniformly without replacement in each round.
 
-    Raises ValueError unless 1 <= cohort <= num_clients.
+    Args:
+      key: a random key.
+      num_clients: C, at least 1.
+      cohort: S, how many clients attend a round, in 1..C.
+      num_rounds: T, at least 1.
+
+    Returns:
+      The schedule, [T, S].
+
+    Raises:
+      UsageError: if a count is out of its bounds.
     """
     checks.integer("num_clients", num_clients)
     checks.integer("num_rounds", num_rounds)
     checks.integer("cohort", cohort, 1, num_clients, ", the clients")
 
     def draw(round_index: Array) -> Array:
-        # The first of a permutation of all, without the rest of it.
+        # The first S of a permutation of all clients; the rest is not computed.
         drawn = permutation.draw(jax.random.fold_in(key, round_index))
         return permutation.at(drawn, jnp.arange(cohort, dtype=jnp.int32), jnp.int32(num_clients))
 
@@ -43,24 +66,42 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
 
 
 def cohort_size(num_clients: int, rate: float) -> int:
-    """How many of C clients a sampling rate selects: rate C, rounded.
+    """Return how many of C clients a sampling rate selects: rate C, rounded.
 
-    Raises ValueError for a rate outside (0, 1], or one that selects nobody.
+    Args:
+      num_clients: C, at least 1.
+      rate: the part of the clients that attend a round, above 0 and at most 1.
+
+    Raises:
+      UsageError: if an argument is out of its bounds, or if the rate selects no client.
     """
     checks.integer("num_clients", num_clients)
     checks.number("rate", rate, "above 0 and at most 1", lambda rate: 0 < rate <= 1)
     cohort = round(rate * num_clients)
     if cohort < 1:
-        raise UsageError(f"rate={rate}: selects none of num_clients={num_clients}, must be higher")
+        raise UsageError(
+            "rate",
+            rate,
+            "selects none of {num_clients}, must be higher",
+            num_clients=("num_clients", num_clients),
+        )
     return cohort
 
 
 def upload_probabilities(key: Array, num_clients: int, *, sparse: float, frequency: float) -> Array:
-    """[C] with which probability an upload of each client arrives: `frequency` for a part of the
-    clients, 1 for the others.
+    """Return the probability with which an upload of each client arrives.
 
-    sparse: how large that part is; drawn uniformly, rounded to whole clients. Raises ValueError for
-    a sparse outside [0, 1] or a frequency outside (0, 1].
+    Args:
+      key: a random key, which draws the sparse clients uniformly.
+      num_clients: C, at least 1.
+      sparse: the part of the clients that are sparse, between 0 and 1; rounded to whole clients.
+      frequency: the probability of sparse clients, above 0 and at most 1; that of others is 1.
+
+    Returns:
+      The probabilities, [C].
+
+    Raises:
+      UsageError: if an argument is out of its bounds.
     """
     checks.integer("num_clients", num_clients)
     checks.probability("sparse", sparse)
@@ -70,10 +111,16 @@ def upload_probabilities(key: Array, num_clients: int, *, sparse: float, frequen
 
 
 def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
-    """Each client of each round is absent with a probability; a scalar, or one per client [C].
+    """Return a schedule from which each client of each round is dropped with a probability.
 
-    Where an upload arrives with probability p, that of being absent is 1 - p.
-    Raises ValueError for a probability outside [0, 1], or not one for every client named.
+    Args:
+      schedule: [T, S].
+      key: a random key.
+      probability: of being absent, a scalar or one per client [C], between 0 and 1. If uploads
+        arrive with probability p, it is 1 - p.
+
+    Raises:
+      UsageError: if a probability is out of its bounds, or if a client of the schedule has none.
     """
     return schedule._replace(present=schedule.present & ~_failed(schedule, key, probability))
 
@@ -81,23 +128,30 @@ def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
 def stale(
     schedule: Cohort, key: Array, probability: float | Array, num_clients: int, *, longest: int
 ) -> Cohort:
-    """Those whom `dropout` would make absent deliver later what they have begun.
+    """Return a schedule in which clients that `dropout` would drop deliver their update later.
 
-    A client begins in the first round that it is in after its last delivery, on that round's
-    broadcast, and delivers in the first one, of those that it is in, in which it does not fail.
-    What is more than `longest` rounds old is thrown away: it begins anew. Delays that the schedule
-    had are forgotten.
+    A client begins an update in its first scheduled round after its last delivery, on the broadcast
+    of that round. It delivers the update in the first of its scheduled rounds in which it does not
+    fail. If the update is more than `longest` rounds old by then, the client discards it and begins
+    a new one. Delays of the schedule are overwritten. The run must keep 1 + longest broadcasts.
 
-    probability: of failing in a round; a scalar, or one per client [C]. With the same key, those
-    fail whom `dropout` drops. The run must keep 1 + longest broadcasts. Raises ValueError as
-    `dropout` does, and for a longest below 1.
+    Args:
+      schedule: [T, S].
+      key: a random key. With the same key, the clients fail that `dropout` drops.
+      probability: of failing in a round, a scalar or one per client [C], between 0 and 1.
+      num_clients: C, at least 1.
+      longest: the age in rounds of the oldest update that is delivered, at least 1.
+
+    Raises:
+      UsageError: if an argument is out of its bounds, or if a client of the schedule has no
+        probability.
     """
     checks.integer("num_clients", num_clients)
     checks.integer("longest", longest)
     nothing = -1
 
     def turn(begun: Array, now: tuple[Array, Array, Array, Array]) -> tuple[Array, Tree]:
-        """begun: [C] the round in which each client began what it is at."""
+        """Play a round. begun: [C] the round in which each client began its current update."""
         round_index, who, present, fails = now
         since = begun[who]
         begins = (since == nothing) | (round_index - since > longest)
@@ -117,11 +171,9 @@ def stale(
 
 
 def _failed(schedule: Cohort, key: Array, probability: float | Array) -> Array:
-    """[T, S] bool, drawn for each client of each round with a probability."""
+    """Draw whether each client of each round fails, [T, S] bool."""
     probability = jnp.asarray(probability)
-    lowest, highest = _range(probability)
-    if not (lowest >= 0 and highest <= 1):
-        raise UsageError(f"probability={probability}: must be between 0 and 1")
+    _check("probability", probability, "must be between 0 and 1", lambda p: (p >= 0) & (p <= 1))
     _check_per_client("probability", probability, schedule)
 
     def fails(round_index: Array, who: Array) -> Array:
@@ -133,15 +185,20 @@ def _failed(schedule: Cohort, key: Array, probability: float | Array) -> Array:
 
 
 def delayed(schedule: Cohort, delay: int | Array) -> Cohort:
-    """Clients that work on the broadcast of `delay` rounds ago; a scalar, or one per client [C].
+    """Return a schedule in which clients work on the broadcast of some rounds ago.
 
-    In the first rounds: on the first broadcast. The run must keep 1 + max(delay) broadcasts
-    (`rounds.init(history=...)`). Raises ValueError for a negative delay, or not one for every
-    client named.
+    In the first rounds they work on the first broadcast. The run must keep 1 + max(delay)
+    broadcasts (`rounds.init(history=...)`).
+
+    Args:
+      schedule: [T, S].
+      delay: rounds, a scalar or one per client [C], at least 0.
+
+    Raises:
+      UsageError: if a delay is negative, or if a client of the schedule has none.
     """
     delay = jnp.asarray(delay, jnp.int32)
-    if _range(delay)[0] < 0:
-        raise UsageError(f"delay={delay}: must be at least 0")
+    _check("delay", delay, "must be at least 0", lambda d: d >= 0)
     _check_per_client("delay", delay, schedule)
     per_slot = delay[schedule.who] if delay.ndim else jnp.full(schedule.who.shape, delay)
     return schedule._replace(delay=per_slot)
@@ -150,11 +207,19 @@ def delayed(schedule: Cohort, delay: int | Array) -> Cohort:
 def randomly_delayed(
     schedule: Cohort, key: Array, probability: float | Array, *, longest: int
 ) -> Cohort:
-    """`delayed` by d rounds with probability p (1 - p)^d, drawn for each client of each round.
+    """Return a schedule with delays drawn for each client of each round.
 
-    What is above `longest` is `longest`. probability: p, so that 1 / p - 1 is the mean of what is
-    drawn. The run must keep 1 + longest broadcasts. Raises ValueError for a probability outside
-    (0, 1], and for a longest below 1.
+    A delay is d rounds with probability p (1 - p)^d; delays above `longest` become `longest`. The
+    run must keep 1 + longest broadcasts.
+
+    Args:
+      schedule: [T, S].
+      key: a random key.
+      probability: p, above 0 and at most 1; the mean of d is 1 / p - 1.
+      longest: the longest delay in rounds, at least 1.
+
+    Raises:
+      UsageError: if probability or longest is out of its bounds.
     """
     checks.integer("longest", longest)
     if checks.is_concrete(probability):
@@ -170,14 +235,17 @@ def randomly_delayed(
 
 
 def every(schedule: Cohort, period: Array) -> Cohort:
-    """Client c attends only the rounds t with t mod period[c] = 0; all attend the first.
+    """Return a schedule in which client c attends only the rounds t with t mod period[c] = 0.
 
-    period: a scalar, or one per client [C]. Raises ValueError for a period below 1, or not one for
-    every client named.
+    Args:
+      schedule: [T, S].
+      period: rounds, a scalar or one per client [C], at least 1.
+
+    Raises:
+      UsageError: if a period is below 1, or if a client of the schedule has none.
     """
     period = jnp.asarray(period, jnp.int32)
-    if _range(period)[0] < 1:
-        raise UsageError(f"period={period}: must be at least 1")
+    _check("period", period, "must be at least 1", lambda p: p >= 1)
     _check_per_client("period", period, schedule)
     rounds = jnp.arange(schedule.who.shape[0])[:, None]
     due = rounds % (period[schedule.who] if period.ndim else period) == 0
@@ -185,51 +253,76 @@ def every(schedule: Cohort, period: Array) -> Cohort:
 
 
 def slow(schedule: Cohort, rounds_per_update: Array) -> Cohort:
-    """Clients that need m rounds for an update; a scalar, or one per client [C]; 1 is regular.
+    """Return a schedule in which clients need m rounds for an update.
 
-    An update started in round s, on its broadcast w_s, arrives in round s + m - 1, which makes
-    w_{s + m}: so what makes w_t was computed from w_{t - m}. Round 0 sees all of them, without
-    delay; from round 1 on, every m-th round does. The run must keep max(m) broadcasts. Raises
-    ValueError for m below 1, or not one for every client named.
+    A client starts an update in round s, on its broadcast w_s, and delivers it in round s + m - 1,
+    whose result is w_{s + m}: so the update that leads to w_t was computed from w_{t - m}. In round
+    0 all clients attend without delay; later a client attends every m-th round. The run must keep
+    max(m) broadcasts.
+
+    Args:
+      schedule: [T, S].
+      rounds_per_update: m, a scalar or one per client [C], at least 1; 1 for a regular client.
+
+    Raises:
+      UsageError: if an m is below 1, or if a client of the schedule has none.
     """
     rounds_per_update = jnp.asarray(rounds_per_update, jnp.int32)
-    if _range(rounds_per_update)[0] < 1:
-        raise UsageError(f"rounds_per_update={rounds_per_update}: must be at least 1")
+    _check("rounds_per_update", rounds_per_update, "must be at least 1", lambda m: m >= 1)
     _check_per_client("rounds_per_update", rounds_per_update, schedule)
     return delayed(every(schedule, rounds_per_update), rounds_per_update - 1)
 
 
 def first_all(schedule: Cohort, num_clients: int) -> Cohort:
-    """Each of the C clients attends once at the beginning, on the newest broadcast.
+    """Return a schedule in which each client attends once at the beginning, without delay.
 
-    The first ceil(C / S) rounds are replaced: all attend round 0 where there is a slot for each.
-    Comes last, after what makes clients absent. Raises ValueError for a schedule that is shorter.
+    The first ceil(C / S) rounds are replaced: all clients attend round 0 if there are C slots or
+    more. Apply it last, after functions that make clients absent.
+
+    Args:
+      schedule: [T, S].
+      num_clients: C, at least 1.
+
+    Raises:
+      UsageError: if num_clients is below 1, or if the schedule has fewer than ceil(C / S) rounds.
     """
     checks.integer("num_clients", num_clients)
     num_rounds, num_slots = schedule.who.shape
     needed = -(-num_clients // num_slots)
     if num_rounds < needed:
         raise UsageError(
-            f"schedule: has {num_rounds} rounds of {num_slots} slots, must have at least {needed}, "
-            f"so that each of num_clients={num_clients} attends once"
+            "schedule",
+            ...,
+            f"has {num_rounds} rounds of {num_slots} slots, must have at least {needed}, "
+            "so that each of {num_clients} attends once",
+            num_clients=("num_clients", num_clients),
         )
     who = jnp.arange(needed * num_slots, dtype=jnp.int32).reshape(needed, num_slots)
     first = Cohort(who, who < num_clients, jnp.zeros_like(who))
     return jax.tree.map(lambda leaf, new: leaf.at[:needed].set(new), schedule, first)
 
 
-def _range(values: Array) -> tuple[float, float]:
-    """The lowest and the highest of some values; 1, which is always allowed, of traced ones."""
-    # In numpy: inside of a program, a jnp operation is traced whatever it is on.
-    known = np.asarray(values) if checks.is_concrete(values) else np.ones(1)
-    return known.min(), known.max()
+def _check(
+    name: str, values: Array, allowed: str, is_allowed: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """Raise UsageError for the first value that is not allowed, unless values are traced."""
+    if not checks.is_concrete(values):
+        return
+    known = np.asarray(values)  # in NumPy: inside a program, jnp operations are traced
+    wrong = np.argwhere(~is_allowed(known))
+    if len(wrong):
+        place = str(wrong[0].tolist()) if known.ndim else ""
+        raise UsageError(f"{name}{place}", known[tuple(wrong[0])], allowed)
 
 
 def _check_per_client(name: str, values: Array, schedule: Cohort) -> None:
+    """Raise UsageError unless values are a scalar, or one for each client of the schedule."""
     if values.ndim > 1:
-        raise UsageError(f"{name}: has shape {values.shape}, must be a scalar or one per client")
+        raise UsageError(name, ..., f"has shape {values.shape}, must be a scalar or one per client")
     if not values.ndim or not checks.is_concrete(schedule):
         return
     most = int(np.max(np.asarray(schedule.who), initial=0, where=np.asarray(schedule.present)))
     if len(values) <= most:
-        raise UsageError(f"{name}: has {len(values)} values, must have one for client {most} too")
+        raise UsageError(
+            name, ..., f"has {len(values)} values, must have one for client {most} too"
+        )

@@ -12,7 +12,7 @@ from fedjax_inv.types import Tree, Variables
 
 
 class Server(NamedTuple):
-    """The global network, the server optimizer's state, and what a method keeps beside them."""
+    """The global network, the server optimizer's state, and further state of a method."""
 
     variables: Variables
     opt_state: Tree
@@ -20,14 +20,26 @@ class Server(NamedTuple):
 
 
 def init(optimizer: optax.GradientTransformation, variables: Variables, side: Tree = ()) -> Server:
-    """The server before the first round."""
+    """Return the server before the first round.
+
+    Args:
+      optimizer: the server optimizer.
+      variables: the network that training starts from.
+      side: further state of the method.
+    """
     return Server(variables, optimizer.init(variables.params), side)
 
 
 def update(
     optimizer: optax.GradientTransformation, server: Server, mean_delta: Variables
 ) -> Server:
-    """One server step along `mean_delta`; statistics move by their plain mean delta."""
+    """Return the server after one step along the mean delta.
+
+    Args:
+      optimizer: the server optimizer, whose gradient is the negative mean delta of the parameters.
+      server: the server before the step.
+      mean_delta: the mean change of the clients' networks; it is added to the statistics as it is.
+    """
     gradient = optax.tree.scale(-1, mean_delta.params)
     updates, opt_state = optimizer.update(gradient, server.opt_state, server.variables.params)
     params = optax.apply_updates(server.variables.params, updates)

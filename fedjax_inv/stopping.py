@@ -2,10 +2,10 @@
 
 The best responses of a game make its accuracy oscillate. FL Games (Gupta et al. 2022, Section D.2)
 and IRM Games (Ahuja et al. 2020) stop in the low state, where the players' ensemble does not follow
-what is spurious, and do not roll back. The rule looks at training examples only, so it may run
-inside a compiled program, for several thresholds at once.
+spurious features, and do not roll back. The rule looks at training examples only. It can run inside
+a compiled program, for several thresholds at once.
 
-A network that is to be trained up to an accuracy, and no further, stops when it reaches it.
+A network that shall be trained up to an accuracy, and no further, stops when it reaches it.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,19 @@ from fedjax_inv.types import Array, Tree
 
 
 class Stops(NamedTuple):
-    """Where each of K thresholds stopped, or would have stopped, a run."""
+    """The round in which each of K thresholds stopped, or would have stopped, a run."""
 
-    round: Array  # [K] int32, rounds played by then; 0 while the threshold has not been met
-    scores: Tree  # [K, ...] what was measured there; zeros until then
+    round: Array  # [K] int32, rounds played until the threshold was met; 0 before it is
+    scores: Tree  # [K, ...] measured in that round; zeros before it
 
 
 def init(num_thresholds: int, scores: Tree) -> Stops:
-    """No threshold has been met. scores: shapes of what `update` will measure."""
+    """Return stops of which no threshold has been met.
+
+    Args:
+      num_thresholds: K.
+      scores: the shapes of the scores that `update` measures.
+    """
     zeros = jax.tree.map(lambda s: jnp.zeros((num_thresholds, *s.shape), s.dtype), scores)
     return Stops(jnp.zeros(num_thresholds, jnp.int32), zeros)
 
@@ -40,15 +45,19 @@ def update(
     measure: Callable[[Array], Tree],
     above: bool = False,
 ) -> Stops:
-    """The stops after a round.
+    """Return the stops after a round.
 
-    accuracy: [], pooled training accuracy after it; NaN stops nothing. thresholds: [K]; one is met
-    in the first round after which accuracy < threshold. num_rounds: [] int32, how many have
-    been played. warm_start: so many rounds must have been played before a stop. measure: (whether
-    a threshold is met []) -> scores of this round; called in every round, it should take no time
-    where none is. above: a threshold is met where accuracy >= threshold instead.
+    Args:
+      stops: the stops before the round.
+      accuracy: [], pooled training accuracy after the round; NaN stops nothing.
+      thresholds: [K]; a threshold is met in the first round after which accuracy < threshold.
+      num_rounds: [] int32, how many rounds have been played.
+      warm_start: how many rounds must have been played before a stop.
+      measure: (whether a threshold is met []) -> scores of this round. It is called in every round,
+        and should take no time if no threshold is met.
+      above: whether a threshold is met if accuracy >= threshold instead.
     """
-    # Not a loop of no turn or one around `measure`: XLA moves what does not change out of loops.
+    # Not a loop of 0 or 1 turns around `measure`: XLA moves loop-invariant code out of loops.
     is_met = accuracy >= thresholds if above else accuracy < thresholds
     now = (stops.round == 0) & is_met & (num_rounds >= warm_start)
     scores = measure(now.any())
@@ -60,5 +69,5 @@ def update(
 
 
 def all_met(stops: Stops) -> Array:
-    """[] bool, whether there is nothing left to wait for; false without thresholds."""
+    """Return whether all thresholds have been met, [] bool; false without thresholds."""
     return (stops.round > 0).all() & (stops.round.size > 0)

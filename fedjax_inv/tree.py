@@ -1,4 +1,4 @@
-"""What `optax.tree` lacks: the leading axis of all leaves, and a test for NaN."""
+"""Functions of trees that `optax.tree` lacks: of the leading axis of all leaves, and of NaN."""
 
 import jax
 import jax.numpy as jnp
@@ -8,19 +8,25 @@ from fedjax_inv.types import Array, Tree
 
 
 def take(tree: Tree, index: Array | int) -> Tree:
-    """The entries `index` of the leading axis of every leaf."""
+    """Return the entries `index` of the leading axis of every leaf."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def put(tree: Tree, index: Array, values: Tree) -> Tree:
-    """`tree` with `values` at `index` of the leading axis; an index beyond it writes nothing."""
+    """Return `tree` with other values at some indices of the leading axis.
+
+    Args:
+      tree: leaves [C, ...].
+      index: [S] or [] int32; an index of C or more writes nothing.
+      values: leaves [S, ...] or [...].
+    """
     length = min((leaf.shape[0] for leaf in jax.tree.leaves(tree)), default=0)
     if platforms.on_cpu() or jnp.ndim(index) != 1 or index.shape[0] < length:
         return jax.tree.map(
             lambda leaf, value: leaf.at[index].set(value, mode="drop"), tree, values
         )
-    # Where all entries may be written, each looks for its value. On an accelerator a scatter is a
-    # kernel of its own for each leaf, and where the old leaf is asked for once more, a copy.
+    # If all entries may be written, each looks for its value: on an accelerator a scatter is a
+    # kernel of its own for each leaf, and a copy if the old leaf is used again.
     is_here = index == jnp.arange(length)[:, None]
     source, is_written = jnp.argmax(is_here, 1), is_here.any(1)
 
@@ -31,20 +37,20 @@ def put(tree: Tree, index: Array, values: Tree) -> Tree:
 
 
 def weighted_sum(tree: Tree, weights: Array) -> Tree:
-    """The sum over the leading axis of every leaf, weighted by `weights` [S]."""
+    """Return the sum over the leading axis of every leaf, weighted by `weights` [S]."""
 
     def leaf(values: Array) -> Array:
-        # At the default precision a GPU may round deltas to the ten bits of TF32.
+        # At the default precision a GPU may round values to the ten bits of TF32.
         return jnp.tensordot(weights.astype(values.dtype), values, 1, precision="highest")
 
     return jax.tree.map(leaf, tree)
 
 
 def all_finite(tree: Tree) -> Array:
-    """Whether no leaf holds a NaN or an infinity; [] bool."""
+    """Return whether no leaf holds a NaN or an infinity, [] bool."""
     of_shape: dict[tuple[int, ...], Array] = {}
     for leaf in jax.tree.leaves(tree):
-        # One reduction of all leaves of a shape, such as a network's and its optimizer's.
+        # One reduction for all leaves of a shape, such as a network's and its optimizer's.
         of_shape[leaf.shape] = of_shape.get(leaf.shape, jnp.bool_(True)) & jnp.isfinite(leaf)
     checks = [jnp.all(leaf) for leaf in of_shape.values()]
     return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)

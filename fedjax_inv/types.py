@@ -18,20 +18,20 @@ Tree = Any
 Metrics = dict[str, Array]
 
 
-# Who holds what.
+# The data of a federation.
 
 
 class Examples(NamedTuple):
-    """All examples of a federation: one copy on the device, in its own dtype."""
+    """All examples of a federation: one copy on the device, in their own dtype."""
 
     x: Tree  # [M, ...]; uint8 images stay uint8, the model scales them to [0, 1]
     y: Tree  # [M, ...] targets; of classifiers [M] int32 in 0..K-1
 
 
 class Federation(NamedTuple):
-    """Who holds which examples: client c those of order[start[c] : start[c] + size[c]].
+    """The examples and their owners: client c has order[start[c] : start[c] + size[c]].
 
-    Clients may be of any sizes; memory is O(L + C). `data.federation.of_parts` makes one.
+    Clients may be of any sizes; memory is O(L + C). `data.federation.of_parts` builds one.
     """
 
     data: Examples
@@ -46,17 +46,17 @@ class Federation(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """What one client sees of the federation: its rows are order[start : start + size]."""
+    """One client's view of the federation: its rows are order[start : start + size]."""
 
     data: Examples  # shared, not stacked
     order: Array  # [L], shared
     start: Array  # []
     size: Array  # []
-    who: Array  # [] which client this is
+    who: Array  # [] int32, the client's number
 
 
 class Batch(NamedTuple):
-    """Examples of one step; where the mask is false, x and y repeat those of a real one."""
+    """Examples of one step; where the mask is false, x and y repeat a real example."""
 
     x: Tree  # [B, ...]
     y: Tree  # [B, ...]
@@ -64,14 +64,14 @@ class Batch(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """Who attends one exchange. A schedule is a cohort with a leading T axis."""
+    """The clients that attend one exchange. A schedule is a cohort with a leading T axis."""
 
     who: Array  # [S] int32, the client in each slot
     present: Array  # [S] bool, false = empty slot or dropped out
     delay: Array  # [S] int32, rounds since the client last heard the server
 
 
-# What a network is.
+# The network.
 
 
 class Halves(NamedTuple):
@@ -82,21 +82,26 @@ class Halves(NamedTuple):
 
 
 class Variables(NamedTuple):
-    """What a network is made of."""
+    """The arrays of a network."""
 
-    params: Halves  # what gradients change
-    stats: Halves  # what a training step changes without a gradient (BatchNorm)
+    params: Halves  # changed by gradients
+    stats: Halves  # changed by a training step without a gradient (BatchNorm)
 
 
 class Initialise(Protocol):
     """Draws a network."""
 
     def __call__(self, key: Array, x: Tree, /) -> Variables:
-        """x: a batch of inputs [B, ...] of the shape that the network is for; B may be 1."""
+        """Return new variables.
+
+        Args:
+          key: the random key that they are drawn with.
+          x: inputs [B, ...] of the shape that the network is for; B may be 1.
+        """
 
 
 class Apply(Protocol):
-    """Half of a network."""
+    """Runs one half of a network."""
 
     def __call__(
         self,
@@ -108,16 +113,21 @@ class Apply(Protocol):
         key: Array | None = None,
         /,
     ) -> tuple[Array, Tree]:
-        """The outputs [B, ...] of inputs [B, ...], and the half's statistics after them.
+        """Return (outputs [B, ...], the half's statistics after the inputs).
 
-        mask: [B] bool, which inputs are real; the others must not matter to the real ones' outputs
-        nor to the statistics. train: whether statistics move, and dropout drops, by `key`; without
-        a key nothing may be drawn.
+        Args:
+          params: the half's parameters.
+          stats: the half's statistics.
+          inputs: [B, ...].
+          mask: [B] bool, which inputs are real. The others must change neither the outputs of the
+            real ones nor the statistics.
+          train: training mode, in which statistics move and dropout is active.
+          key: the random key of training mode; without one nothing may be drawn.
         """
 
 
 def as_stored(x: Tree, /) -> Tree:
-    """What a network sees that takes inputs as they are stored."""
+    """Return the inputs unchanged: the preprocessing of a network without one."""
     return x
 
 
@@ -127,60 +137,66 @@ class Model(NamedTuple):
     init: Initialise
     encode: Apply
     decode: Apply
-    # stored inputs -> what is made of them before all else, such as rendered images; encode takes
-    # those too, and makes nothing more of them
-    see: Callable[[Tree], Tree] = as_stored
-    # seen inputs -> others that it takes too, and of which means are taken; None: seen ones
-    inputs: Callable[[Tree], Tree] | None = None
+    # Preprocessing (e.g. rendering). Must be idempotent: `encode` accepts raw or preprocessed
+    # inputs.
+    preprocess: Callable[[Tree], Tree] = as_stored
+    # Maps preprocessed inputs to a space where averaging makes sense; `encode` accepts that too.
+    # None: preprocessed inputs can be averaged as they are.
+    mixable: Callable[[Tree], Tree] | None = None
 
 
 class Loss(Protocol):
-    """What training minimises, or an evaluation tells."""
+    """The objective of training, or a measure of an evaluation."""
 
     def __call__(self, outputs: Array, y: Tree, mask: Array, /) -> Array:
-        """[], the mean over the real examples of outputs [B, ...] and y [B, ...], mask [B].
+        """Return the mean loss over the real examples, []; 0 if none is real.
 
-        What it makes of an example must not depend on the others of the batch; 0 without any.
+        The loss of an example must not depend on the other examples of the batch.
+
+        Args:
+          outputs: [B, ...] of the network.
+          y: [B, ...] targets.
+          mask: [B] bool, which examples are real.
         """
 
 
-# What happens in a local step.
+# A local step.
 
 
 class Step(NamedTuple):
-    """What a gradient function makes of a batch."""
+    """The result of a gradient function on a batch."""
 
     grads: Halves  # of the parameters
-    stats: Halves  # after the batch
-    metrics: Metrics  # of the step, scalars; reported as their mean over the steps
-    average: Tree = ()  # what else the method wants the mean over the steps of
-    carry: Tree = ()  # what `Local.carry` becomes
+    stats: Halves  # the network's statistics after the batch
+    metrics: Metrics  # scalars; their means over the steps are reported
+    average: Tree = ()  # further values of which the method needs the mean over the steps
+    carry: Tree = ()  # the new value of `Local.carry`
 
 
 class GradFn(Protocol):
-    """The direction of a local step; the optimizer decides how far."""
+    """The direction of a local step; the optimizer decides the length."""
 
     def __call__(self, variables: Variables, batch: Batch, key: Array, /) -> Step:
-        """A step from `variables` on `batch`, which holds at least one real example."""
+        """Return a step from `variables` on `batch`, which has at least one real example."""
 
 
 class Local(NamedTuple):
-    """What local training carries from step to step."""
+    """The state of local training, carried from step to step."""
 
     variables: Variables
     opt_state: Tree
-    carry: Tree = ()  # what a method keeps from step to step beside them
+    carry: Tree = ()  # further state of a method
 
 
 class LocalGradFn(Protocol):
-    """The direction of a local step that depends on more than where the network is."""
+    """The direction of a local step that depends on the whole state of local training."""
 
     def __call__(self, local: Local, batch: Batch, key: Array, /) -> Step:
-        """A step from `local` on `batch`, which holds at least one real example."""
+        """Return a step from `local` on `batch`, which has at least one real example."""
 
 
 class Trained(NamedTuple):
-    """What local training leaves."""
+    """The result of local training."""
 
     local: Local
     num_steps: Array  # [] int32
@@ -192,14 +208,14 @@ class Train(Protocol):
     """The loop of local training."""
 
     def __call__(self, grad_fn: GradFn, local: Local, shard: Shard, key: Array, /) -> Trained:
-        """Trains from `local` on the shard; without examples there is no step."""
+        """Train from `local` on the shard; without examples there is no step."""
 
 
 class TrainLocal(Protocol):
-    """The loop of local training whose gradient sees all that it carries."""
+    """The loop of local training for a gradient that sees the whole state."""
 
     def __call__(self, grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array, /) -> Trained:
-        """As `Train`; each step's `carry` is the next one's, of the shapes of `local.carry`."""
+        """Train like `Train`; each step's `carry`, shaped like `local.carry`, is the next one's."""
 
 
 ChangeOptimizer = Callable[[optax.GradientTransformation], optax.GradientTransformation]
@@ -210,16 +226,19 @@ class Work(NamedTuple):
 
     init: Callable[[Variables], Local]
     run: Train
-    # (what it makes of an optimizer) -> the same work with another one; None where there is none
+    # (change of the optimizer) -> the same work with the changed optimizer; None: not possible
     with_optimizer: Callable[[ChangeOptimizer], "Work"] | None = None
-    run_local: TrainLocal | None = None  # the loop of `run`; None where there is no such one
+    run_local: TrainLocal | None = None  # the loop of `run`; None: not possible
+    # Momentum of the local SGD, for methods that need it; an optax optimizer does not reveal it.
+    # None: unknown.
+    momentum: float | Array | None = None
 
 
-# What happens in a round.
+# A round.
 
 
 class Setup(NamedTuple):
-    """What a server may know before the first round."""
+    """All that a server may know before the first round."""
 
     variables: Variables  # a drawn network
     num_clients: int
@@ -228,27 +247,27 @@ class Setup(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """One client's turn in one exchange: all that it may look at."""
+    """One client's turn in one exchange: all that the client may look at."""
 
-    message: Tree  # what the server broadcast, `delay` rounds ago
-    own: Tree  # what the client kept from its last turn
+    message: Tree  # the server's broadcast of `delay` rounds ago
+    own: Tree  # the client's own state, from its last turn
     shard: Shard
     round: Array  # [] int32, from 0
     delay: Array  # [] int32
     key: Array  # of this round, exchange and client
-    prompt: Tree = ()  # what the server sent beside the message, never delayed
+    undelayed_message: Tree = ()  # a second message of the server, never delayed
 
 
 class Reply(NamedTuple):
-    """What a client's turn leaves behind."""
+    """The result of a client's turn."""
 
-    own: Tree  # what it keeps, of the shapes of `Visit.own`
+    own: Tree  # the client's new state, of the shapes of `Visit.own`
     upload: Tree
     metrics: Metrics  # scalars
 
 
 class Slots(NamedTuple):
-    """What an aggregator may know of the uploads that it is given."""
+    """All that an aggregator may know of the uploads."""
 
     position: Array  # [S] int32, which slot of the cohort
     who: Array  # [S] int32
@@ -270,44 +289,61 @@ class Aggregator(NamedTuple):
 
 
 class Broadcast(Protocol):
-    """What the server sends."""
+    """The server's half of the way down."""
 
     def __call__(self, server: Tree, /) -> Tree:
-        """The message, the same for every client; `communication` counts its bytes as download."""
+        """Return the message, the same for all clients.
+
+        `communication` counts its bytes as download.
+        """
 
 
 class Client(Protocol):
-    """What a client does; a pure function that is vmapped, scanned and sharded over clients."""
+    """A client's turn: a pure function that is vmapped, scanned and sharded over clients."""
 
     def __call__(self, visit: Visit, /) -> Reply:
-        """Its turn. Nothing but `visit` may decide it, so that no client sees another's data."""
+        """Return the client's reply.
+
+        It may depend on `visit` alone, so that no client sees another client's data.
+        """
 
 
 class Update(Protocol):
-    """What the server makes of what came in."""
+    """The server's half of the way up."""
 
     def __call__(self, server: Tree, aggregated: Tree, cohort: Cohort, /) -> Tree:
-        """The server after the exchange; not asked where nobody attended.
+        """Return the server after the exchange.
 
-        aggregated: what the exchange's aggregator made of the uploads. cohort: those who attended.
+        Its result is discarded where nobody attended.
+
+        Args:
+          server: the server before the exchange.
+          aggregated: the result of the exchange's aggregator.
+          cohort: the clients that attended.
         """
 
 
 class Attends(Protocol):
-    """Who of those that the schedule sends takes part: turns of a game, who has left."""
+    """Which of the scheduled clients take part: turns of a game, clients that have left."""
 
     def __call__(self, server: Tree, who: Array, round: Array, /) -> Array | bool:
-        """[] bool, whether client `who` [] attends the exchange in `round` [], from 0."""
+        """Return whether a client attends, [] bool.
+
+        Args:
+          server: the server before the exchange.
+          who: [] int32, the client's number.
+          round: [] int32, from 0.
+        """
 
 
 def always(server: Tree, who: Array, round: Array, /) -> bool:
-    """An exchange that everybody attends whom the schedule sends."""
+    """Return True: all scheduled clients attend."""
     del server, who, round
     return True
 
 
 def nothing(server: Tree, /) -> Tree:
-    """A broadcast of an exchange that sends nothing."""
+    """Return an empty message."""
     del server
     return ()
 
@@ -320,32 +356,40 @@ class Exchange(NamedTuple):
     aggregate: Tree  # an Aggregator, or a tree of them that is a prefix of the upload
     update: Update
     attends: Attends = always
-    prompt: Broadcast = nothing  # what reaches all clients in time, however delayed they are
-    # (server) -> an upload of zeros, where a client's last one may stand in for one that is missing
+    broadcast_undelayed: Broadcast = nothing  # a second message, which is never delayed
+    # server -> an upload of zeros, if a client's last upload may stand in for a missing one
     blank: Callable[[Tree], Tree] | None = None
 
 
 class InitServer(Protocol):
-    """The server before the first round."""
+    """Builds the server before the first round."""
 
     def __call__(self, setup: Setup, /) -> Tree:
-        """A tree of arrays; its shapes never change."""
+        """Return a tree of arrays; its shapes never change."""
 
 
 class InitClient(Protocol):
-    """What a client keeps before its first turn, or one that was never seen."""
+    """Builds the state of a client before its first turn, or of a client that was never seen."""
 
     def __call__(self, server: Tree, who: Array, /) -> Tree:
-        """A tree of arrays. who: [], of a client never seen any number."""
+        """Return a tree of arrays.
+
+        Args:
+          server: the server.
+          who: [] int32, the client's number; arbitrary for a client that was never seen.
+        """
 
 
 class Predict(Protocol):
-    """How a client is served."""
+    """Serves a client."""
 
     def __call__(self, server: Tree, own: Tree, x: Tree, /) -> Array:
-        """The outputs, logits [B, K] for classifiers, of x [B, ...].
+        """Return the outputs [B, ...], logits [B, K] for classifiers.
 
-        own: what the client keeps; () unless the algorithm is personal.
+        Args:
+          server: the server.
+          own: the client's own state; () unless the algorithm is personal.
+          x: inputs [B, ...].
         """
 
 
@@ -356,14 +400,16 @@ class Algorithm(NamedTuple):
     init_client: InitClient
     exchanges: tuple[Exchange, ...]  # the round trips of one round, in order
     predict: Predict
-    personal: bool = False  # whether clients are served by what they keep, each differently
+    personal: bool = False  # whether each client is served with its own state
+    # server -> the single network that it serves; None: there is none
+    network: Callable[[Tree], Variables] | None = None
 
 
 class Facts(NamedTuple):
-    """What the binaries need to know of an algorithm beyond its signature.
+    """Facts about an algorithm that the binaries need and its signature does not tell.
 
-    A module with a factory says so by FACTS; without it, these defaults count.
+    A module with a factory states them as FACTS; without it, these defaults hold.
     """
 
-    pooled: bool = False  # trains on a federation of one client that holds every example
-    needs_norm: bool = False  # is another algorithm for a network without normalisation layers
+    pooled: bool = False  # trains on a federation of one client that has all examples
+    needs_norm: bool = False  # is a different algorithm only for networks with normalisation

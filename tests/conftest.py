@@ -2,11 +2,14 @@
 
 import os
 
+import xla_flags
+
 # Compiling takes nearly all of the time, so compile quickly rather than well: a third of the time.
-# `XLA_FLAGS= pytest` tests what XLA makes by default.
-os.environ.setdefault(
-    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-)
+# `XLA_FLAGS= pytest` tests with XLA's defaults.
+if "XLA_FLAGS" not in os.environ:
+    os.environ["XLA_FLAGS"] = xla_flags.known(
+        "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"
+    )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax

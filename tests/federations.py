@@ -33,9 +33,9 @@ HISTORY = 3
 
 
 def federation(sizes: tuple[int, ...] = SIZES, *, seed: int = 0) -> Federation:
-    """Clients of the given sizes with 8-bit images whose brightness depends on the class.
+    """Clients of these sizes, with 8-bit images whose brightness depends on the class.
 
-    Nobody holds the last four examples, nor the last 8 rows of the order.
+    No client has the last four examples, nor the last 8 rows of the order.
     """
     rng = np.random.default_rng(seed)
     num_examples = sum(sizes) + 4
@@ -44,8 +44,8 @@ def federation(sizes: tuple[int, ...] = SIZES, *, seed: int = 0) -> Federation:
     data = federations.examples(x.astype(np.uint8), y.astype(np.int32))
     ends = np.cumsum(sizes)
     parts = np.split(rng.permutation(sum(sizes)), ends[:-1])
-    dealt = federations.of_parts(data, parts)
-    return dealt._replace(order=jnp.concatenate([dealt.order, jnp.zeros(8, jnp.int32)]))
+    split = federations.of_parts(data, parts)
+    return split._replace(order=jnp.concatenate([split.order, jnp.zeros(8, jnp.int32)]))
 
 
 def in_floats(federation: Federation) -> Federation:
@@ -55,10 +55,10 @@ def in_floats(federation: Federation) -> Federation:
 
 
 def relaid(federation: Federation) -> Federation:
-    """The same clients in floats, whose rows lie in another order of clients, amid garbage.
+    """The same clients in floats, with their rows in another order of clients, amid garbage.
 
-    The shapes are those of `federation`; nobody's examples and rows hold NaN, infinities and labels
-    that are no class.
+    The shapes are those of `federation`. Examples and rows of no client hold NaN, infinities and
+    labels that are no class.
     """
     federation = in_floats(federation)
     x, y = (np.array(leaf) for leaf in federation.data)
@@ -73,23 +73,23 @@ def relaid(federation: Federation) -> Federation:
         start[client] = at
         order[at : at + len(parts[client])] = parts[client]
         at += len(parts[client]) + 1
-    held = [jnp.asarray(array) for array in (x, y, order, start)]
-    return Federation(Examples(*held[:2]), *held[2:], federation.size)
+    arrays = [jnp.asarray(array) for array in (x, y, order, start)]
+    return Federation(Examples(*arrays[:2]), *arrays[2:], federation.size)
 
 
 def shard_of(federation: Federation, who: int) -> Shard:
-    """What a client sees."""
+    """A client's view of the federation."""
     start, size = federation.start[who], federation.size[who]
     return Shard(federation.data, federation.order, start, size, jnp.int32(who))
 
 
 def rows_of(federation: Federation, who: int) -> np.ndarray:
-    """The rows that a client holds."""
+    """The rows of a client's examples."""
     return federations.parts_of(federation)[who]
 
 
 def schedule() -> Cohort:
-    """Six rounds of five slots: orders that change, dropouts, delays, a round nobody attends."""
+    """Six rounds of five slots: changing orders, dropouts, delays, a round without clients."""
     who = np.array(
         [
             [0, 1, 2, 3, 4],
@@ -169,12 +169,12 @@ def cnn() -> Model:
 
 
 def normed() -> Model:
-    """A network with statistics in both of its halves."""
+    """A network with statistics in both halves."""
     return models.from_blocks([NormedHidden(5), NormedHidden(4), Linear(NUM_CLASSES)], 1)
 
 
 def small_normed() -> Model:
-    """The smallest network with statistics in both of its halves."""
+    """The smallest network with statistics in both halves."""
     return models.from_blocks([NormedHidden(4), NormedLinear(NUM_CLASSES)], 1)
 
 
@@ -389,7 +389,7 @@ def _module(name: str) -> Any:
 
 
 def hyperparameters(config: Config) -> dict[str, float]:
-    """The arguments that are numbers, which may be traced."""
+    """The numeric arguments, which may be traced."""
     return {name: value for name, value in config.arguments.items() if type(value) is float}
 
 
@@ -419,19 +419,19 @@ def assert_equal(first: Tree, second: Tree) -> None:
 def assert_close(first: Tree, second: Tree, *, rtol: float = 1e-4, atol: float = 2e-5) -> None:
     """Up to sums taken in another order.
 
-    In float32 the runs of every configuration here differ by rounding of 1e-9 to 4e-7, which is a
-    hundredth of what the defaults allow. A law that is broken (a delay ignored, another seed, a
-    number halved) moves something by 20 to 6,000 times of it. So the defaults are far from both.
+    In float32 the runs of every configuration here differ by rounding of 1e-9 to 4e-7, a hundredth
+    of the default tolerances. A broken law (an ignored delay, another seed, a halved number) causes
+    differences of 20 to 6,000 times the tolerances. So the defaults are far from both.
 
-    An algorithm for which they fail: look at the largest difference, and at the same difference
-    after the law is broken on purpose (let clients hear the newest broadcast, fold the slot into
-    the key instead of the client). If the two lie a factor of 100 apart, it is rounding, which the
-    configuration magnifies: where a small number divides (an epsilon of Adam or of a norm), or
-    over many steps at a large rate. Tame the configuration first, as those here are; then choose a
-    tolerance in the geometric middle of the two. If they are of one size, the law is broken.
+    If an algorithm fails: compare the largest difference with the same difference after the law is
+    broken on purpose (let clients hear the newest broadcast, fold the slot into the key instead of
+    the client). If they are a factor of 100 apart, the cause is rounding, which the configuration
+    magnifies: by division by a small number (an epsilon of Adam or of a norm), or over many steps
+    at a large rate. Tame the configuration first, like those here; then choose a tolerance in the
+    geometric middle of the two. If they are of one size, the law is broken.
 
     Against a reference in float64, most of the difference is float32 itself: 1e-3 and 1e-4 for a
-    few steps through a norm, else the defaults; a test that must tell more runs under
+    few steps through a norm, else the defaults; a test that needs more precision runs under
     `jax.enable_x64`.
     """
     chex.assert_trees_all_close(plain(first), plain(second), rtol=rtol, atol=atol)

@@ -32,14 +32,13 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import augment, federation, sources
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
-from fedjax_inv.shares import Layout
+from fedjax_inv.devices import Layout
 from fedjax_inv.types import (
     Algorithm,
     Array,
     Cohort,
     Examples,
     Model,
-    Setup,
     Tree,
     Variables,
     Work,
@@ -234,17 +233,21 @@ def work(clients: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
     """Local training."""
     made = optimizers.made(clients, "optimizer", learning_rate)
     optimizer = _regular(made, clients.weight_decay, clients.clip)
-    if clients.batch_size == 0:
-        num_steps = clients.local_steps or clients.local_epochs
-        return local.full_batch(optimizer, capacity=sizes.capacity, num_steps=num_steps)
-    size = clients.batch_size
-    if clients.local_steps:
-        return local.steps(optimizer, batch_size=size, num_steps=clients.local_steps)
+    momentum = clients.momentum if clients.optimizer == "sgd" else None
+    size, num_steps = clients.batch_size, clients.local_steps
+    if size == 0:
+        num_steps = num_steps or clients.local_epochs
+        return local.full_batch(
+            optimizer, capacity=sizes.capacity, num_steps=num_steps, momentum=momentum
+        )
+    if num_steps:
+        return local.steps(optimizer, batch_size=size, num_steps=num_steps, momentum=momentum)
     return local.epochs(
         optimizer,
         batch_size=size,
         num_epochs=clients.local_epochs,
         num_batches=sizes.num_batches,
+        momentum=momentum,
     )
 
 
@@ -277,8 +280,8 @@ def algorithm(
             optimizer, server.server_weight_decay, server.server_clip
         )
     method = factory(cell.algorithm)
-    if model.inputs is not None and takes(method, "inputs"):
-        arguments["inputs"] = model.inputs
+    if model.mixable is not None and takes(method, "mixable"):
+        arguments["mixable"] = model.mixable
     flag = f"--algorithm={cell.algorithm}"
     names = {name: f"set={name}" for name in hyperparameters(cell.algorithm)}
     made = called(flag, names, Algorithm, method, model, local_work, **arguments)
@@ -517,7 +520,7 @@ def assemble(config: Config, seeds: Sequence[int] | None = None) -> Assembled:
         _check_classes(made)
     if config.watching.watch_gradients:
         for cell in cells:
-            _check_server(made, cell)
+            _check_network(made, cell)
     return made
 
 
@@ -526,7 +529,8 @@ def _check_draws(config: Config, loaded: Dataset, count: int) -> None:
     size = 2 * count * sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.x))  # and on the device
     what = f" for {count} draws of the data, twice"
     if count > 1:
-        checks.memory("--seeds", shown(config.run.seeds), size, devices.memory(), what)
+        where = f"--seeds={shown(config.run.seeds)}"
+        checks.memory(where, ..., size, devices.memory(), what)
 
 
 def _check_rule(made: Assembled) -> None:
@@ -556,21 +560,11 @@ def _check_classes(made: Assembled) -> None:
                 )
 
 
-def _check_server(made: Assembled, cell: Cell) -> None:
-    """Raises UsageError unless the server of a cell's algorithm holds a network's variables."""
-    of_cell = algorithm(made.config, cell, made.model, cell.runs[0].hyper, Sizes())
-    sample = _sample(made.dataset)
-
-    def server(key: Array) -> Tree:
-        x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sample)
-        return of_cell.init_server(Setup(made.model.init(key, x), 1, x, key))
-
-    if not hasattr(jax.eval_shape(server, jax.eval_shape(lambda: jax.random.key(0))), "variables"):
-        rule = made.config.participation.missing  # which may wrap one
-        beside = "" if rule == "skip" else f", with --missing={rule},"
+def _check_network(made: Assembled, cell: Cell) -> None:
+    """Raise UsageError unless a cell's algorithm has a single network."""
+    if algorithm(made.config, cell, made.model, cell.runs[0].hyper, Sizes()).network is None:
         raise UsageError(
-            f"--watch_gradients=true: --algorithm={cell.algorithm}{beside} has no single network "
-            "to look at"
+            f"--watch_gradients=true: --algorithm={cell.algorithm} has no single network to look at"
         )
 
 

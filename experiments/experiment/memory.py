@@ -67,7 +67,7 @@ def _delay(chosen: Participation) -> str:
 
 
 def _check(name: str, value: object, needed: int, what: str) -> None:
-    checks.memory(f"--{name}", shown(value), needed, devices.memory(), f" for {what}")
+    checks.memory(f"--{name}={shown(value)}", ..., needed, devices.memory(), f" for {what}")
 
 
 def _of_run(
@@ -101,7 +101,7 @@ def _of_run(
         ) from None
     held_by_all, number = _bytes(state.clients), of_clients.shape[0]
     layout = devices.layout(made.config, number)
-    held = held_by_all // number * -(-number // (layout.num_parts if layout else 1))
+    held = held_by_all // number * (layout.clients_per_device(number) if layout else number)
     return _bytes(state._replace(clients=())) + held, _bytes(sent)
 
 

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 from experiments.experiment.groups import Config, Running
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.shares import Layout
+from fedjax_inv.devices import Layout
 
 
 def prepare(run: Running) -> None:

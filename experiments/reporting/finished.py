@@ -23,10 +23,9 @@ from experiments.running.checkpoints import Checkpoints
 from experiments.running.records import Line, Result, Start
 from experiments.running.selected import Served
 from fedjax_inv import program
-from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Run, Training
-from fedjax_inv.types import Algorithm, Tree, Variables
+from fedjax_inv.types import Algorithm, Tree
 
 STATES = ("best", "last")
 
@@ -238,26 +237,6 @@ def varied(cell: Cell, index: int) -> list[str]:
         for name, value in cell.runs[index].hyper.items()
         if any(run.hyper[name] != value for run in cell.runs)
     ]
-
-
-# transitional: `Algorithm.network` and its wrappers, in place of the next two.
-
-
-def network(server: Tree) -> Variables | None:
-    """The single network of a server; None of an algorithm without one."""
-    return getattr(innermost(server), "variables", None)
-
-
-def innermost(server: Tree) -> Tree:
-    """The server of the algorithm itself, without those that wrap it."""
-    return innermost(server.wrapped) if hasattr(server, "wrapped") else server
-
-
-def assessing(server: Tree) -> exit_strategy.Server | None:
-    """The server of an exit strategy, among a server and those that it wraps; None without one."""
-    if hasattr(server, "assessment"):
-        return server
-    return assessing(server.wrapped) if hasattr(server, "wrapped") else None
 
 
 def open(

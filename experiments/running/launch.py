@@ -211,7 +211,7 @@ class _Programs:
         layout = devices.layout(self.config, ready.inputs.train.size.shape[1])
         if layout is None:
             return ready
-        data, inputs = layout.dealt(self.data, ready.inputs)
+        data, inputs = layout.place(self.data, ready.inputs)
         if not layout.own:  # the next cell's, too
             self.data = data
         return ready._replace(data=data, inputs=inputs, layout=layout)

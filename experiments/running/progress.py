@@ -37,21 +37,11 @@ class Progress:
         """
         if likely:
             self.tell(f"compiling {what}")
-        start, compiled = time.monotonic(), 0.0
-
-        def listen(event: str, duration_secs: float, **about: str | int) -> None:
-            nonlocal compiled
-            del duration_secs, about  # they are of the last step alone
-            if event == _COMPILED:
-                compiled = time.monotonic()
-
-        jax.monitoring.register_event_duration_secs_listener(listen)
-        try:
+        start = time.monotonic()
+        with compilations() as ends:
             yield
-        finally:
-            jax.monitoring.unregister_event_duration_listener(listen)
-        if compiled:
-            self.tell(f"compiled {what} in {compiled - start:.1f} s")
+        if ends:
+            self.tell(f"compiled {what} in {ends[-1] - start:.1f} s")
 
     def start(self) -> None:
         """Shows the bar, if stderr is a terminal."""
@@ -82,6 +72,32 @@ class Progress:
         """Ends the bar, which stays on the terminal."""
         if self._bar is not None:
             self._bar.close()
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[float]]:
+    """The times at which JAX ends compilations in its body, as `time.monotonic` has them.
+
+    They come from an event of JAX. Where a later JAX has no such event, there are no times.
+    """
+    ends: list[float] = []
+
+    def listen(event: str, duration_secs: float, **about: str | int) -> None:
+        del duration_secs, about
+        if event == _COMPILED:
+            ends.append(time.monotonic())
+
+    try:
+        register = jax.monitoring.register_event_duration_secs_listener
+        unregister = jax.monitoring.unregister_event_duration_listener
+    except AttributeError:
+        yield ends
+        return
+    register(listen)
+    try:
+        yield ends
+    finally:
+        unregister(listen)
 
 
 def _mean(values: Sequence[float | None]) -> str:

@@ -1,7 +1,7 @@
 """One algorithm per file: its kernels, and a factory with the file's name.
 
 `from fedjax_inv.algorithms import fedipg` gives the kernels (`fedipg.invariance`) and the factory
-(`fedipg.fedipg`). LISTED names the files that hold an algorithm.
+(`fedipg.fedipg`). LISTED names the files with an algorithm.
 """
 
 LISTED = (

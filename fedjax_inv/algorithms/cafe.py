@@ -1,20 +1,20 @@
-"""CAFE: FedAvg whose clients train a cosine classifier without the directions that it drifts in.
+"""CAFE: FedAvg whose clients train a cosine classifier without the directions of its drift.
 
     minimise  CE(z, y),   z_c = scale (mean over the round's batches i = 1..t of q_c^i) . h / ||h||
     q_c = u_c - alpha (u_c . d_G) d_G - beta (u_c . d_L) d_L                 (Feature Calibration)
     u_c = w_c / (||w_c|| + gamma)                                          (Parameter Calibration)
 
 The mean over batches is the History-Aware Average. h: the body's features. w_c: the classifier's
-row of a class, without a bias. d_G, d_L: unit directions of the classifier that was received, and
-of the client's momentum for it before the step. The server serves with d_G of its own classifier,
-without d_L and history.
+row of a class, without a bias. d_G: a unit direction of the received classifier. d_L: a unit
+direction of the client's momentum for the classifier, before the step. The server serves with d_G
+of its own classifier, without d_L and history.
 
-"Drift-Aware Federated Learning: A Causal Perspective" (arXiv 2503.09116), Eq. 34b and 37. Open in
-it, and taken from Tang et al. 2020, "Long-Tailed Classification by Keeping the Good and Removing
-the Bad Momentum Causal Effect": scale and gamma. Ours: how a matrix becomes a direction
-(`drift_mode`), alpha and beta, how d_L is made orthogonal to d_G, and that earlier batches count by
-their classifiers, applied to the present features. Directions and earlier classifiers are constants
-for the gradient.
+"Drift-Aware Federated Learning: A Causal Perspective" (arXiv 2503.09116), Eq. 34b and 37. The paper
+leaves open, and we took from Tang et al. 2020, "Long-Tailed Classification by Keeping the Good and
+Removing the Bad Momentum Causal Effect": scale and gamma. The paper leaves open, and we chose: how
+a matrix becomes a direction (`drift_mode`), alpha and beta, how d_L becomes orthogonal to d_G, and
+that the classifiers of earlier batches are applied to the present features. Directions and earlier
+classifiers are constants for the gradient.
 """
 
 from collections.abc import Callable
@@ -44,12 +44,12 @@ from fedjax_inv.types import (
 )
 
 _EPSILON = 1e-12  # added to squared norms under a root
-_PARALLEL = 1e-4  # the sine below which two directions are one
+_PARALLEL = 1e-4  # the sine below which two directions count as parallel
 _SQUARINGS = 10
 
 
 def unit(vectors: Array) -> Array:
-    """`vectors` [..., D] at length 1, however short they are; those of zeros stay."""
+    """Return vectors [..., D] at length 1, also very short ones; zero vectors stay."""
     largest = jnp.abs(vectors).max(-1, keepdims=True)
     is_some = largest > jnp.finfo(vectors.dtype).tiny
     # Scaled first, so that no square underflows.
@@ -59,11 +59,13 @@ def unit(vectors: Array) -> Array:
 
 
 def leading_direction(matrix: Array) -> Array:
-    """The right-singular vector of the largest singular value of `matrix` [K, D], up to its sign;
-    [D], zeros of a matrix of zeros.
+    """Return the right-singular vector of the largest singular value, up to its sign, [D].
 
-    By 2^10 steps of power iteration on the K x K matrix of products of rows, from a fixed start:
-    among equal singular values, the direction is the start's.
+    It takes 2^10 steps of power iteration on the K x K matrix of products of rows, from a fixed
+    start, which decides among equal singular values.
+
+    Args:
+      matrix: [K, D]; a matrix of zeros gives zeros.
     """
     size = matrix.shape[0]
     largest = jnp.abs(matrix).max()
@@ -77,23 +79,27 @@ def leading_direction(matrix: Array) -> Array:
     for _ in range(_SQUARINGS):
         power = power / jnp.where(is_some, jnp.trace(power), 1)
         power = product(power, power)
-    # No vector that data make: rows that sum to 0 would be orthogonal to ones.
+    # Not ones, to which the columns of a matrix whose rows sum to 0 would be orthogonal.
     start = jnp.cos(jnp.arange(1, 1 + size, dtype=matrix.dtype))
     return unit(product(unit(product(power, start)), matrix))
 
 
-# What makes a direction of a matrix [K, D]: one [D], or one for each class [K, D].
+# The ways from a matrix [K, D] to a direction [D], or to one direction for each class [K, D].
 DIRECTIONS: dict[str, Callable[[Array], Array]] = {
     "svd": leading_direction,
     "row_mean": lambda matrix: unit(matrix.mean(0)),
     "classwise": unit,
-    "feature_ema": unit,  # of a mean of features [D]
+    "feature_ema": unit,  # from a mean of features [D]
 }
 
 
 def orthogonal(direction: Array, to: Array) -> Array:
-    """The part of unit vectors `direction` [..., D] that is orthogonal to unit vectors `to`, at
-    length 1; zeros where they are parallel."""
+    """Return the part of `direction` orthogonal to `to`, at length 1, [..., D].
+
+    Args:
+      direction: unit vectors [..., D].
+      to: unit vectors of a shape that broadcasts; a parallel pair gives zeros.
+    """
     rest = direction - (direction * to).sum(-1, keepdims=True) * to
     square = (rest**2).sum(-1, keepdims=True)
     differs = square >= _PARALLEL**2
@@ -101,7 +107,12 @@ def orthogonal(direction: Array, to: Array) -> Array:
 
 
 def rows_over_norms(classifier: Array, gamma: float | Array) -> Array:
-    """w_c / (||w_c|| + gamma), row by row of `classifier` [K, D]; [K, D]."""
+    """Return w_c / (||w_c|| + gamma) of each row, [K, D].
+
+    Args:
+      classifier: [K, D].
+      gamma: the constant added to the norms.
+    """
     norm = jnp.sqrt((classifier**2).sum(-1, keepdims=True) + _EPSILON)
     return classifier / (norm + gamma)
 
@@ -114,9 +125,14 @@ def without(
     alpha: float | Array,
     beta: float | Array,
 ) -> Array:
-    """`rows` [K, D] less alpha and beta of their projections on two unit vectors; [K, D].
+    """Return rows minus parts of their projections on two directions (Feature Calibration), [K, D].
 
-    The directions: [D], or one for each class [K, D]; zeros remove nothing (Feature Calibration).
+    Args:
+      rows: [K, D].
+      global_direction: a unit vector [D], or one for each class [K, D]; zeros remove nothing.
+      local_direction: of the same shapes.
+      alpha: the share of the projection on the global direction to remove.
+      beta: the share of the projection on the local direction to remove.
     """
 
     def part(direction: Array) -> Array:
@@ -134,42 +150,56 @@ def calibrate(
     beta: float | Array,
     gamma: float | Array,
 ) -> Array:
-    """q_c of each row of `classifier` [K, D]; [K, D] (Eq. 34b for one batch).
+    """Return q_c of each row of the classifier (Eq. 34b for one batch), [K, D].
 
-    The directions: unit vectors [D] or zeros, or one for each class [K, D].
+    Args:
+      classifier: [K, D].
+      global_direction: a unit vector [D] or zeros, or one for each class [K, D].
+      local_direction: of the same shapes.
+      alpha: the share of the global direction to remove.
+      beta: the share of the local direction to remove.
+      gamma: the constant added to the classifier's norms.
     """
     rows = rows_over_norms(classifier, gamma)
     return without(rows, global_direction, local_direction, alpha=alpha, beta=beta)
 
 
 def logits(features: Array, calibrated: Array, *, scale: float | Array) -> Array:
-    """scale h / ||h|| . q_c of features [B, D] and calibrated rows [K, D]; [B, K]."""
+    """Return scale h / ||h|| . q_c, [B, K].
+
+    Args:
+      features: h, [B, D].
+      calibrated: q, [K, D].
+      scale: the factor of the logits.
+    """
     norm = jnp.sqrt((features**2).sum(-1, keepdims=True) + _EPSILON)
     return scale * (features / norm) @ calibrated.T
 
 
 class _History(NamedTuple):
-    """What a client carries from batch to batch of a round."""
+    """A client's state from batch to batch of a round."""
 
     total: Array  # [K, D] sum of the past batches' calibrated classifiers
     num_batches: Array  # []
-    features: Tree  # [D] their mean, newer ones counting more; () where nobody needs it
+    features: Tree  # [D] moving average of the features; () if not needed
 
 
 def _momentum(opt_state: Tree) -> Halves | None:
-    """The momentum of sgd in an optimizer's state; None where it keeps none."""
+    """The momentum of sgd in an optimizer's state; None if it has none."""
     return optax.tree.get(opt_state, "trace")
 
 
 def _check_momentum(work: Work) -> None:
-    """Raises ValueError for local training without a momentum."""
+    """Raise UsageError for local training without momentum."""
     some = Variables(Halves(jnp.zeros(1), jnp.zeros(1)), Halves((), ()))
     if _momentum(jax.eval_shape(work.init, some).opt_state) is None:
-        raise UsageError("beta: must be 0 where the clients' optimizer is no sgd with momentum")
+        raise UsageError(
+            "beta", ..., "must be 0 where the clients' optimizer is no sgd with momentum"
+        )
 
 
 def _is_zero(weight: float | Array) -> bool:
-    """Whether a weight is known to be 0; one that is traced counts as such."""
+    """Whether a weight is 0 or traced."""
     return not checks.is_concrete(weight) or float(weight) == 0
 
 
@@ -179,8 +209,7 @@ def _kernel(head: Tree) -> Array:
 
 
 def _embedding(features: Array, width: int) -> Array:
-    """Features [B, ...] as the classifier takes them [B, D]: flattened, or averaged over
-    positions."""
+    """Features [B, ...] as the classifier's inputs [B, D]: flattened or averaged over positions."""
     flat = features.reshape(features.shape[0], -1)
     return flat if flat.shape[1] == width else averaging.embedding(features)
 
@@ -204,26 +233,39 @@ def cafe(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
 ) -> Algorithm:
-    """CAFE; the model's head must be one linear classifier, whose bias is not used.
+    """Return CAFE; the model's head must be one linear classifier, whose bias is not used.
 
-    The clients' optimizer must be sgd with momentum, unless beta is 0 or drift_mode "feature_ema";
-    the paper has 0.9, anew in each round, and momentum on the server (`server_optimizer`) too.
+    The clients' optimizer must be sgd with momentum, unless beta is 0 or drift_mode "feature_ema".
+    The paper has momentum 0.9, reset in each round, and momentum on the server (`server_optimizer`)
+    too.
 
-    alpha: how much of the global direction is removed. beta: how much of the local one. gamma: what
-    is added to the classifier's norms. scale: of the logits, which lie within it for alpha and beta
-    of at most 1. drift_mode: how a direction is made of a matrix: "svd", its leading right-singular
-    vector; "row_mean", the mean of its rows; "classwise", each class has that of its own row, which
-    when serving only scales the logits; or "feature_ema", of no matrix but of a moving average of
-    features, which travels beside the network. feature_decay: of that average, a batch.
-    orthogonal_directions: whether the local direction is made orthogonal to the global one.
-    feature_calibration: False leaves both directions in. parameter_calibration: False leaves the
-    classifier's norms in. history_average: False takes the present batch's classifier alone.
-    history_gradient: "literal", 1/t of the present batch's, or "straight_through", all of it.
-    weighting: of clients, as in FedAvg ("size" or "uniform").
+    Args:
+      model: the network.
+      work: local training.
+      alpha: share of the global direction that is removed.
+      beta: share of the local direction that is removed.
+      gamma: constant that is added to the classifier's norms.
+      scale: factor of the logits, and their bound for alpha and beta of at most 1.
+      drift_mode: how a matrix becomes a direction: "svd", its leading right-singular vector;
+        "row_mean", the mean of its rows; "classwise", for each class its own row, which in serving
+        only scales the logits; or "feature_ema", a moving average of features, which is sent beside
+        the network, instead of a matrix.
+      orthogonal_directions: whether the local direction is made orthogonal to the global one.
+      feature_decay: decay of the average of features from batch to batch, in [0, 1].
+      feature_calibration: whether the directions are removed.
+      parameter_calibration: whether the classifier's rows are divided by their norms.
+      history_average: whether classifiers are averaged over the batches of the round; if not, the
+        present batch's is taken alone.
+      history_gradient: gradient of that average by the present batch's classifier: "literal", 1/t,
+        or "straight_through", 1.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
 
-    Raises ValueError for values out of range, for "row_mean" without parameter_calibration, as the
-    rows of a linear softmax's gradient sum to 0, and for local training that cannot be looked into
-    and without a momentum; before the first round for another head.
+    Raises:
+      UsageError: for values out of range; for "row_mean" without parameter_calibration, as the rows
+        of a linear softmax's gradient sum to 0; for local training whose gradient sees no
+        optimizer, or without momentum; before the first round for another head.
     """
     checks.one_of("drift_mode", drift_mode, DIRECTIONS)
     checks.one_of("history_gradient", history_gradient, ("literal", "straight_through"))
@@ -232,8 +274,10 @@ def cafe(
     checks.real("feature_decay", feature_decay, 0, 1)
     if drift_mode == "row_mean" and feature_calibration and not parameter_calibration:
         raise UsageError(
-            "drift_mode='row_mean': needs parameter_calibration, as the rows of a linear softmax's "
-            "gradient sum to 0"
+            "drift_mode",
+            drift_mode,
+            "needs {parameter_calibration}, as the rows of a linear softmax's gradient sum to 0",
+            parameter_calibration=("parameter_calibration", True),
         )
     train_local, direction_of = local.seeing_local(work), DIRECTIONS[drift_mode]
     averages_features = drift_mode == "feature_ema"
@@ -249,14 +293,16 @@ def cafe(
             or shapes[:-1] not in ([], [shapes[-1][1:]])
             or jax.tree.leaves(stats.head)
         ):
-            raise UsageError(f"model: its head holds {shapes}, must be one linear classifier")
+            raise UsageError(
+                "model", ..., f"its head holds {shapes}, must be one linear classifier"
+            )
 
     def rows(classifier: Array, global_direction: Array, local_direction: Array) -> Array:
         """q of one batch, without the parts that are switched off; [K, D]."""
-        taken = rows_over_norms(classifier, gamma) if parameter_calibration else classifier
+        divided = rows_over_norms(classifier, gamma) if parameter_calibration else classifier
         if not feature_calibration:
-            return taken
-        return without(taken, global_direction, local_direction, alpha=alpha, beta=beta)
+            return divided
+        return without(divided, global_direction, local_direction, alpha=alpha, beta=beta)
 
     def global_direction_of(head: Tree, side: Tree) -> Array:
         return direction_of(side if averages_features else _kernel(head).T)
@@ -317,7 +363,7 @@ def cafe(
             send=lambda mean: mean,
             upload=lambda visit, trained: trained.local.carry.features,
             aggregate=aggregators.mean(aggregators.weight_of(weighting)),
-            update=lambda mean, uploaded: uploaded,
+            update=lambda mean, uploaded, delta: uploaded,
         )
     training = averaging.averaging_of(
         model, train, server_optimizer=server_optimizer, weighting=weighting, side=side

@@ -2,8 +2,8 @@
 
     minimise  R(w) = (1 / n) sum over all examples
 
-Run it on `data.federation.pooled`: a federation of one client. Unlike FedAvg's clients, that one
-keeps its optimizer's state (momentum) from round to round, as ordinary training does.
+Run it on `data.federation.pooled`: a federation of one client. Unlike FedAvg's clients, this client
+keeps its optimizer's state (momentum) from round to round, as in ordinary training.
 """
 
 import optax
@@ -15,7 +15,13 @@ FACTS = Facts(pooled=True)
 
 
 def erm(model: Model, work: Work, *, loss: Loss = objectives.cross_entropy) -> Algorithm:
-    """Ordinary training, written as a federation of one client."""
+    """Return ordinary training, as a federation of one client.
+
+    Args:
+      model: the network.
+      work: local training.
+      loss: the objective of training.
+    """
     grad_fn = averaging.gradient(model, loss)
     return averaging.averaging(
         model,

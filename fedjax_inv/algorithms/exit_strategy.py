@@ -1,31 +1,32 @@
 """Exit strategy: after a pre-training phase, clients that hold the others back leave.
 
-    client i trains on if the mean over the phase of its C_i is at least the threshold
+    client i stays if the mean over the phase of its C_i is at least the threshold
 
     C_i = step_size a_i (<grad R(w), g_i> - (L step_size / 2) ||g_i||^2) / ||grad R(w)||^2     (13)
 
-with g_i = grad R_i at the network that client i trains from, which is older than w where it is
+with g_i = grad R_i at the network that client i trains from, which is older than w if the client is
 delayed, a_i = n_i / n, and L the smoothness of R. Hao et al. 2025, "Invariant Federated Learning
 for Edge Intelligence", arXiv 2503.06158, Section IV and Algorithm 1, lines 1 and 7.
 
 A client that rarely arrives contributes like any other when it does, and little over the phase. The
-optional `share` is our rule for it: who also leaves is whose sum of C_i, 0 where it did not arrive,
-is below that part of the median client's.
+optional `share` is our rule for such clients: a client also leaves if its sum of C_i, 0 where it
+did not arrive, is below that share of the median client's sum.
 
 Eq. 13 is printed with a plus, without the second step size and without 1 / n: the descent lemma
-gives the above. The paper leaves open, and we chose: the phase is rounds of the algorithm itself,
-measured after each of them, so that its exchanges keep their random numbers; n counts the clients
-that attend; R is evaluated as clients are served (no dropout, normalisation by its statistics); a
-client that was never measured stays; without an L that is given, each round of the phase does one
-step of power iteration on the Hessian of R, and all C_i are taken with the latest estimate.
+gives the formula above. The paper leaves open, and we chose: the phase consists of rounds of the
+algorithm itself, each measured at its end, so that the exchanges keep their random numbers; n
+counts the clients that attend; R is evaluated as clients are served (no dropout, normalisation by
+stored statistics); a client that was never measured stays; if no L is given, each round of the
+phase does one step of power iteration on the Hessian of R, and all C_i use the latest estimate.
 
-The server needs <grad R(w), g_i> but no gradient of a client by itself, so a round measures in two
-exchanges: the mean of everybody's gradients at w, then each client's product with it. It keeps a
-gradient and [P, C] numbers. Both exchanges reach delayed clients in time, as if for the phase they
-answered such questions at once; only the network that g_i is taken at is delayed.
+The server needs <grad R(w), g_i> but no gradient of a single client. So a round measures in two
+exchanges: first the mean of all gradients at w, then each client's product with it. The server
+stores one gradient and [P, C] numbers. Both exchanges reach delayed clients in time, as if clients
+answered these questions at once; only the network of g_i is delayed.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import chex
@@ -34,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import aggregators, checks, local, objectives, tree
+from fedjax_inv import aggregators, checks, local, objectives, tree, wrapping
 from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
@@ -55,16 +56,16 @@ from fedjax_inv.types import (
 
 
 class Assessment(NamedTuple):
-    """What the server knows of its clients' contributions."""
+    """The server's measurements of its clients' contributions."""
 
     gradient: Tree  # grad R at the current network, of the parameters' shapes
-    direction: Tree  # where power iteration has come, a unit vector; () if the smoothness is given
+    direction: Tree  # state of the power iteration, a unit vector; () if the smoothness is given
     smoothness: Array  # [], L; 0 until the first measurement
     # C_i of each round is linear - smoothness * quadratic; 0 where not measured.
     linear: Array  # [P, C]
     quadratic: Array  # [P, C]
     measured: Array  # [P, C] bool
-    stays: Array  # [C] bool, who would stay if the phase ended now
+    stays: Array  # [C] bool, which clients would stay if the phase ended now
 
 
 class Server(NamedTuple):
@@ -75,13 +76,32 @@ class Server(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the phase has found, as NumPy arrays; of several runs with leading axes."""
+    """The results of the phase as NumPy arrays; of several runs with leading axes."""
 
     contributions: np.ndarray  # [P, C] C_i of each round; NaN where not measured
-    mean: np.ndarray  # [C] over the phase; NaN of who was never measured
+    mean: np.ndarray  # [C] over the phase; NaN for a client that was never measured
     stays: np.ndarray  # [C] bool, I_ID
     exits: np.ndarray  # [C] bool, I_OOD
     smoothness: np.ndarray  # [], L
+
+
+class _Phase(NamedTuple):
+    """The settings of the phase."""
+
+    algorithm: Algorithm
+    parameters: Callable[[Any], Tree]
+    step_size: float | Array
+    smoothness: float | Array | None
+    threshold: float | Array
+    share: float | Array | None
+    num_rounds: int
+    loss: Loss
+    batch_size: int
+
+    def attends(self, server: Server, who: Array, round: Array) -> Array:
+        """Whether a client is measured: in all rounds of the phase."""
+        del server, who
+        return round < self.num_rounds
 
 
 class _Gradients(NamedTuple):
@@ -89,7 +109,7 @@ class _Gradients(NamedTuple):
     product: Tree  # of the Hessian and the direction; () if the smoothness is given
 
 
-class _Products(NamedTuple):
+class _ClientProducts(NamedTuple):
     inner: Array  # [] <grad R(w), g_i>
     square: Array  # [] ||g_i||^2
     round: Array  # []
@@ -103,11 +123,20 @@ def contribution(
     step_size: float | Array,
     smoothness: float | Array,
 ) -> Array:
-    """What each client contributes to a round of gradient descent, Eq. 13 corrected; [S].
+    """Return each client's contribution to a round of gradient descent (Eq. 13, corrected), [S].
 
-    global_grad: grad R(w). client_grads: the gradients that the clients send, with a leading S.
-    weights: a_i [S], of sum 1. A round decreases R by at least ||grad R(w)||^2 sum C_i. 0 where the
-    global gradient is zero. Raises ValueError for other shapes and weights, and negative numbers.
+    The round decreases R by at least ||grad R(w)||^2 sum C_i. Contributions are 0 if the global
+    gradient is zero.
+
+    Args:
+      global_grad: grad R(w).
+      client_grads: the gradients g_i of the clients, with a leading S.
+      weights: a_i, [S], of sum 1.
+      step_size: the length of the round along the gradient.
+      smoothness: L.
+
+    Raises:
+      UsageError: for other shapes and weights, and negative numbers.
     """
     chex.assert_rank(weights, 1)
     chex.assert_tree_shape_prefix(client_grads, weights.shape)
@@ -115,7 +144,7 @@ def contribution(
     checks.real("step_size", step_size)
     checks.real("smoothness", smoothness)
     if checks.is_concrete(weights) and not np.isclose(np.sum(weights), 1, atol=1e-3):
-        raise UsageError(f"weights={np.asarray(weights)}: must have the sum 1")
+        raise UsageError("weights", weights, f"must have the sum 1, not {np.sum(weights):g}")
     inner = jax.vmap(lambda grad: optax.tree.vdot(global_grad, grad))(client_grads)
     squares = jax.vmap(_square)(client_grads)
     linear, quadratic = _terms(inner, squares, _square(global_grad), weights, step_size)
@@ -129,7 +158,7 @@ def _square(gradient: Tree) -> Array:
 def _terms(
     inner: Array, squares: Array, global_square: Array, weights: Array, step_size: float | Array
 ) -> tuple[Array, Array]:
-    """(a, b), each [S], so that contributions are a - smoothness * b."""
+    """(a, b), [S] each, such that contributions are a - smoothness * b."""
     is_zero = global_square == 0
     scale = step_size * weights * jnp.where(is_zero, 0, 1 / jnp.where(is_zero, 1, global_square))
     return scale * inner, scale * step_size * squares / 2
@@ -138,10 +167,18 @@ def _terms(
 def largest_curvature(
     risk: Callable[[Tree], Array], params: Tree, key: Array, *, num_iterations: int = 20
 ) -> Array:
-    """The smoothness L at a point: the largest |eigenvalue| of the Hessian of risk at params; [].
+    """Return the smoothness L at a point, the largest |eigenvalue| of the risk's Hessian, [].
 
-    Power iteration from a random start, a Hessian-vector product each, which comes from below.
-    risk: params -> scalar. Raises ValueError for less than one iteration.
+    Power iteration from a random start approaches it from below.
+
+    Args:
+      risk: params -> a scalar.
+      params: the point.
+      key: the random key of the start.
+      num_iterations: iterations, each with one Hessian-vector product.
+
+    Raises:
+      UsageError: for less than one iteration.
     """
     checks.integer("num_iterations", num_iterations)
 
@@ -154,16 +191,25 @@ def largest_curvature(
 
 
 def random_direction(key: Array, params: Tree) -> Tree:
-    """A unit vector of the shapes of `params`."""
+    """Return a random unit vector of the shapes of `params`.
+
+    Args:
+      key: the random key.
+      params: a tree of arrays.
+    """
     drawn = optax.tree.random_like(key, params)
     return optax.tree.scale(1 / optax.tree.norm(drawn), drawn)
 
 
 def power_step(direction: Tree, product: Tree) -> tuple[Tree, Array]:
-    """(the next unit vector, the estimate of the largest |eigenvalue|) of power iteration.
+    """Return (next unit vector, estimate of the largest |eigenvalue| []) of power iteration.
 
-    product: matrix times direction. Where it is zero, the direction stays. The norm is the
-    estimate, as Rayleigh's quotient does not settle where eigenvalues of both signs are as large.
+    The estimate is the norm of the product: Rayleigh's quotient does not converge if the largest
+    eigenvalues have both signs.
+
+    Args:
+      direction: the unit vector.
+      product: the matrix times the direction; if it is zero, the direction stays.
     """
     norm = optax.tree.norm(product)
     is_zero = norm == 0
@@ -171,10 +217,20 @@ def power_step(direction: Tree, product: Tree) -> tuple[Tree, Array]:
     return optax.tree.where(is_zero, direction, unit), norm
 
 
-def outcome(server: Server) -> Outcome:
-    """What the phase has found up to now, for a table or a figure.
+def server_in(server: Tree) -> Server | None:
+    """Return the server of the exit strategy in a server that may wrap it; None if there is none.
 
-    server: of a run, or of several with leading axes.
+    Args:
+      server: the server of a run, or of several runs with leading axes.
+    """
+    return next((one for one in wrapping.layers(server) if isinstance(one, Server)), None)
+
+
+def outcome(server: Server) -> Outcome:
+    """Return the results of the phase up to now, for a table or a figure.
+
+    Args:
+      server: of a run, or of several runs with leading axes; see `server_in`.
     """
     assessment = jax.tree.map(np.asarray, server.assessment._replace(gradient=(), direction=()))
     measured, smoothness = assessment.measured, assessment.smoothness
@@ -191,9 +247,15 @@ def outcome(server: Server) -> Outcome:
 
 
 def check_someone_stays(server: Server) -> None:
-    """Raises ValueError where all clients that were measured have left.
+    """Raise UsageError if all clients that were measured have left.
 
-    A run then changes nothing any more; it cannot raise, being compiled.
+    From then on a run changes nothing; it cannot raise by itself, as it is compiled.
+
+    Args:
+      server: of a run, or of several runs with leading axes.
+
+    Raises:
+      UsageError: as above.
     """
     _, mean, stays, _, _ = outcome(server)
     known = ~np.isnan(mean)
@@ -201,8 +263,11 @@ def check_someone_stays(server: Server) -> None:
     if empty.any():
         highest = np.nanmax(mean[empty], axis=-1).min()
         raise UsageError(
-            "threshold, share: no client that was measured stays; must be at most the largest mean "
-            f"contribution, {highest:.3g}, and 1"
+            "threshold",
+            ...,
+            "no client that was measured stays; must be at most the largest mean contribution, "
+            f"{highest:.3g}, and {{share}} at most 1",
+            share=("share", ...),
         )
 
 
@@ -214,24 +279,34 @@ def wrap(
     threshold: float | Array = 0.0,
     share: float | Array | None = None,
     pretraining_rounds: int = 5,
-    parameters: Callable[[Any], Tree] = lambda server: server.variables.params,
+    parameters: Callable[[Any], Tree] | None = None,
     loss: Loss = objectives.cross_entropy,
     batch_size: int = 256,
 ) -> Algorithm:
-    """`algorithm` whose clients leave after P rounds if they contribute less than the threshold.
+    """Return `algorithm` whose clients leave after P rounds if they contribute too little.
 
-    Who has left attends no exchange any more. Where nobody is left, nothing changes any more; see
+    A client that has left attends no exchange. If nobody is left, nothing changes any more; see
     `check_someone_stays`. With the threshold -inf nobody leaves, and the network is that of
     `algorithm` bit for bit.
 
-    step_size: how far a round goes along the gradient: the clients' learning rate times their local
-    steps. smoothness: L, or None for an estimate. threshold: the least mean C_i of who stays, over
-    the rounds in which it was measured. share: the least sum of C_i of who stays over that of the
-    median client, None for no such rule. pretraining_rounds: P. parameters: server of
-    `algorithm` -> its leaves that are the network's parameters; of FL Games
-    `lambda game: (game.body.params, game.players.params)`. loss: whose mean R_i is, of
-    `algorithm.predict`. batch_size: examples at a time of a gradient, which is of all examples.
-    Raises ValueError for values out of range.
+    Args:
+      algorithm: the algorithm.
+      step_size: the length of a round along the gradient: the clients' learning rate times their
+        number of local steps.
+      smoothness: L, or None for an estimate by power iteration.
+      threshold: the least mean C_i of a client that stays, over the rounds in which it was
+        measured.
+      share: the least sum of C_i of a client that stays over that of the median client, or None
+        for no such rule.
+      pretraining_rounds: P.
+      parameters: server of `algorithm` -> its leaves that are the network's parameters; default:
+        those of `algorithm.network`. For FL Games
+        `lambda game: (game.body.params, game.players.params)`.
+      loss: the objective whose mean is R_i, on the outputs of `algorithm.predict`.
+      batch_size: examples at a time in the pass for a gradient, which is over all examples.
+
+    Raises:
+      UsageError: for values out of range, and without `parameters` if there is no network.
     """
     checks.real("step_size", step_size)
     if smoothness is not None:
@@ -242,161 +317,188 @@ def wrap(
         checks.real("share", share)
     checks.integer("pretraining_rounds", pretraining_rounds)
     checks.integer("batch_size", batch_size)
-
-    def init_server(setup: Setup) -> Server:
-        wrapped = algorithm.init_server(setup)
-        try:
-            params = parameters(wrapped)
-        except AttributeError as error:
-            raise UsageError(
-                f"parameters: do not fit the server of the algorithm ({error}); must be a function "
-                "server -> the parameters of its network"
-            ) from None
-        table = jnp.zeros((pretraining_rounds, setup.num_clients))
-        direction: Tree = ()
-        if smoothness is None:
-            direction = random_direction(jax.random.fold_in(setup.key, 1), params)
-        assessment = Assessment(
-            gradient=optax.tree.zeros_like(params),
-            direction=direction,
-            smoothness=jnp.zeros(()),
-            linear=table,
-            quadratic=table,
-            measured=table > 0,
-            stays=jnp.ones(setup.num_clients, bool),
-        )
-        return Server(wrapped, assessment)
-
-    def pretraining(server: Server, who: Array, round: Array) -> Array:
-        del server, who
-        return round < pretraining_rounds
-
-    def staying(exchange: Exchange) -> Exchange:
-        """An exchange of the algorithm, for those who have not left."""
-        blank = exchange.blank
-
-        def update(server: Server, aggregated: Tree, cohort: Cohort) -> Server:
-            wrapped = exchange.update(server.wrapped, aggregated, cohort)
-            return server._replace(wrapped=wrapped)
-
-        def attends(server: Server, who: Array, round: Array) -> Array:
-            stays = (round < pretraining_rounds) | server.assessment.stays[who]
-            return stays & exchange.attends(server.wrapped, who, round)
-
-        return exchange._replace(
-            broadcast=lambda server: exchange.broadcast(server.wrapped),
-            update=update,
-            attends=attends,
-            prompt=lambda server: exchange.prompt(server.wrapped),
-            blank=blank and (lambda server: blank(server.wrapped)),
-        )
-
-    def risk_of(wrapped: Tree, own: Tree, batch: Batch) -> Callable[[Tree], Array]:
-        """Parameters -> the sum of the batch's losses."""
-        leaves, structure = jax.tree.flatten(wrapped)
-        places = jax.tree.leaves(parameters(jax.tree.unflatten(structure, range(len(leaves)))))
-
-        def risk(params: Tree) -> Array:
-            changed = list(leaves)
-            for place, leaf in zip(places, jax.tree.leaves(params), strict=True):
-                changed[place] = leaf
-            served = jax.tree.unflatten(structure, changed)
-            value = loss(algorithm.predict(served, own, batch.x), batch.y, batch.mask)
-            return batch.mask.sum() * value
-
-        return risk
-
-    def mean(shard: Shard, sums: Callable[[Batch], Tree]) -> Tree:
-        found = local.fold(shard, sums, batch_size=batch_size)
-        return optax.tree.scale(1 / jnp.maximum(shard.size, 1), found)
-
-    def global_gradient() -> Exchange:
-        """The mean of everybody's gradients at the current network, and L."""
-
-        def prompt(server: Server) -> tuple[Tree, Tree]:
-            return server.wrapped, server.assessment.direction
-
-        def client(visit: Visit) -> Reply:
-            wrapped, direction = visit.prompt
-            params = parameters(wrapped)
-
-            def sums(batch: Batch) -> _Gradients:
-                gradient = jax.grad(risk_of(wrapped, visit.own, batch))
-                if smoothness is None:
-                    return _Gradients(*jax.jvp(gradient, (params,), (direction,)))
-                return _Gradients(gradient(params), ())
-
-            return Reply(visit.own, mean(visit.shard, sums), {})
-
-        def update(server: Server, found: _Gradients, cohort: Cohort) -> Server:
-            del cohort
-            old = server.assessment
-            # A given number may differ between runs of one start: it counts from here on.
-            if smoothness is None:
-                direction, estimate = power_step(old.direction, found.product)
-            else:
-                direction, estimate = old.direction, jnp.asarray(smoothness)
-            new = old._replace(
-                gradient=found.gradient,
-                direction=direction,
-                smoothness=estimate.astype(old.smoothness.dtype),
-            )
-            return server._replace(assessment=new)
-
-        return Exchange(
-            lambda server: (), client, aggregators.mean(), update, pretraining, prompt=prompt
-        )
-
-    def products() -> Exchange:
-        """What is in Eq. 13 of each client's gradient, at the network that it last received."""
-
-        def client(visit: Visit) -> Reply:
-            params = parameters(visit.message)
-            gradient = mean(
-                visit.shard,
-                lambda batch: jax.grad(risk_of(visit.message, visit.own, batch))(params),
-            )
-            inner = optax.tree.vdot(visit.prompt, gradient)
-            return Reply(visit.own, _Products(inner, _square(gradient), visit.round), {})
-
-        def update(server: Server, found: aggregators.Stack, cohort: Cohort) -> Server:
-            del cohort
-            old = server.assessment
-            size = jnp.where(found.present, found.size, 0)
-            inner, square, round = found.values
-            linear, quadratic = _terms(
-                inner, square, _square(old.gradient), size / jnp.maximum(size.sum(), 1), step_size
-            )
-            at = (round, jnp.where(found.present, found.who, old.stays.shape[0]))
-            new = old._replace(
-                linear=old.linear.at[at].set(linear, mode="drop"),
-                quadratic=old.quadratic.at[at].set(quadratic, mode="drop"),
-                measured=old.measured.at[at].set(True, mode="drop"),
-            )
-            count = new.measured.sum(0)
-            total = (new.linear - new.smoothness * new.quadratic).sum(0)
-            leaves = total / jnp.maximum(count, 1) < threshold
-            if share is not None:
-                leaves |= total < share * jnp.nanmedian(jnp.where(count > 0, total, jnp.nan))
-            leaves &= count > 0
-            return server._replace(assessment=new._replace(stays=~leaves))
-
-        return Exchange(
-            lambda server: server.wrapped,
-            client,
-            aggregators.stacked(),
-            update,
-            pretraining,
-            prompt=lambda server: server.assessment.gradient,
-        )
-
-    return Algorithm(
-        init_server,
-        lambda server, who: algorithm.init_client(server.wrapped, who),
-        (*map(staying, algorithm.exchanges), global_gradient(), products()),
-        lambda server, own, x: algorithm.predict(server.wrapped, own, x),
-        algorithm.personal,
+    phase = _Phase(
+        algorithm,
+        parameters or _network_parameters(algorithm),
+        step_size,
+        smoothness,
+        threshold,
+        share,
+        pretraining_rounds,
+        loss,
+        batch_size,
     )
+    staying = (_staying(exchange, pretraining_rounds) for exchange in algorithm.exchanges)
+    return wrapping.around(
+        algorithm,
+        partial(_init_server, phase),
+        (*staying, _global_gradient(phase), _products(phase)),
+    )
+
+
+def _network_parameters(algorithm: Algorithm) -> Callable[[Any], Tree]:
+    network = algorithm.network
+    if network is None:
+        raise UsageError(
+            "parameters",
+            None,
+            "must be a function server -> the parameters of its network, as the algorithm has no "
+            "single network",
+        )
+    return lambda server: network(server).params
+
+
+def _init_server(phase: _Phase, setup: Setup) -> Server:
+    wrapped = phase.algorithm.init_server(setup)
+    try:
+        params = phase.parameters(wrapped)
+    except AttributeError as error:
+        raise UsageError(
+            "parameters",
+            ...,
+            f"do not fit the server of the algorithm ({error}); must be a function server -> the "
+            "parameters of its network",
+        ) from None
+    table = jnp.zeros((phase.num_rounds, setup.num_clients))
+    direction: Tree = ()
+    if phase.smoothness is None:
+        direction = random_direction(jax.random.fold_in(setup.key, 1), params)
+    assessment = Assessment(
+        gradient=optax.tree.zeros_like(params),
+        direction=direction,
+        smoothness=jnp.zeros(()),
+        linear=table,
+        quadratic=table,
+        measured=table > 0,
+        stays=jnp.ones(setup.num_clients, bool),
+    )
+    return Server(wrapped, assessment)
+
+
+def _staying(exchange: Exchange, num_rounds: int) -> Exchange:
+    """An exchange of the algorithm, for clients that have not left."""
+    lifted = wrapping.lift(exchange)
+
+    def attends(server: Server, who: Array, round: Array) -> Array:
+        stays = (round < num_rounds) | server.assessment.stays[who]
+        return stays & lifted.attends(server, who, round)
+
+    return lifted._replace(attends=attends)
+
+
+def _risk(phase: _Phase, wrapped: Tree, own: Tree, batch: Batch) -> Callable[[Tree], Array]:
+    """The function parameters -> the sum of the batch's losses, as the client is served."""
+    leaves, structure = jax.tree.flatten(wrapped)
+    numbered = jax.tree.unflatten(structure, range(len(leaves)))
+    places = jax.tree.leaves(phase.parameters(numbered))
+
+    def risk(params: Tree) -> Array:
+        changed = list(leaves)
+        for place, leaf in zip(places, jax.tree.leaves(params), strict=True):
+            changed[place] = leaf
+        served = jax.tree.unflatten(structure, changed)
+        outputs = phase.algorithm.predict(served, own, batch.x)
+        return batch.mask.sum() * phase.loss(outputs, batch.y, batch.mask)
+
+    return risk
+
+
+def _mean(phase: _Phase, shard: Shard, sums: Callable[[Batch], Tree]) -> Tree:
+    """The mean over a client's examples. sums: a batch -> sums over its examples."""
+    total = local.fold(shard, sums, batch_size=phase.batch_size)
+    return optax.tree.scale(1 / jnp.maximum(shard.size, 1), total)
+
+
+def _global_gradient(phase: _Phase) -> Exchange:
+    """The exchange for the mean of all gradients at the current network, and L."""
+
+    def broadcast_undelayed(server: Server) -> tuple[Tree, Tree]:
+        return server.wrapped, server.assessment.direction
+
+    def client(visit: Visit) -> Reply:
+        wrapped, direction = visit.undelayed_message
+        params = phase.parameters(wrapped)
+
+        def sums(batch: Batch) -> _Gradients:
+            gradient = jax.grad(_risk(phase, wrapped, visit.own, batch))
+            if phase.smoothness is None:
+                return _Gradients(*jax.jvp(gradient, (params,), (direction,)))
+            return _Gradients(gradient(params), ())
+
+        return Reply(visit.own, _mean(phase, visit.shard, sums), {})
+
+    def update(server: Server, mean: _Gradients, cohort: Cohort) -> Server:
+        del cohort
+        old = server.assessment
+        # A given L may differ between runs with the same start, so it is stored only here.
+        if phase.smoothness is None:
+            direction, estimate = power_step(old.direction, mean.product)
+        else:
+            direction, estimate = old.direction, jnp.asarray(phase.smoothness)
+        new = old._replace(
+            gradient=mean.gradient,
+            direction=direction,
+            smoothness=estimate.astype(old.smoothness.dtype),
+        )
+        return server._replace(assessment=new)
+
+    return Exchange(
+        lambda server: (),
+        client,
+        aggregators.mean(),
+        update,
+        phase.attends,
+        broadcast_undelayed=broadcast_undelayed,
+    )
+
+
+def _products(phase: _Phase) -> Exchange:
+    """The exchange for the products of Eq. 13, at the network that each client last received."""
+
+    def client(visit: Visit) -> Reply:
+        params = phase.parameters(visit.message)
+
+        def sums(batch: Batch) -> Tree:
+            return jax.grad(_risk(phase, visit.message, visit.own, batch))(params)
+
+        gradient = _mean(phase, visit.shard, sums)
+        inner = optax.tree.vdot(visit.undelayed_message, gradient)
+        return Reply(visit.own, _ClientProducts(inner, _square(gradient), visit.round), {})
+
+    def update(server: Server, sent: aggregators.Stack, cohort: Cohort) -> Server:
+        del cohort
+        return server._replace(assessment=_assess(phase, server.assessment, sent))
+
+    return Exchange(
+        lambda server: server.wrapped,
+        client,
+        aggregators.stacked(),
+        update,
+        phase.attends,
+        broadcast_undelayed=lambda server: server.assessment.gradient,
+    )
+
+
+def _assess(phase: _Phase, old: Assessment, sent: aggregators.Stack) -> Assessment:
+    """The assessment after a round's products."""
+    size = jnp.where(sent.present, sent.size, 0)
+    inner, square, round = sent.values
+    linear, quadratic = _terms(
+        inner, square, _square(old.gradient), size / jnp.maximum(size.sum(), 1), phase.step_size
+    )
+    at = (round, jnp.where(sent.present, sent.who, old.stays.shape[0]))
+    new = old._replace(
+        linear=old.linear.at[at].set(linear, mode="drop"),
+        quadratic=old.quadratic.at[at].set(quadratic, mode="drop"),
+        measured=old.measured.at[at].set(True, mode="drop"),
+    )
+    count = new.measured.sum(0)
+    total = (new.linear - new.smoothness * new.quadratic).sum(0)
+    leaves = total / jnp.maximum(count, 1) < phase.threshold
+    if phase.share is not None:
+        leaves |= total < phase.share * jnp.nanmedian(jnp.where(count > 0, total, jnp.nan))
+    leaves &= count > 0
+    return new._replace(stays=~leaves)
 
 
 WRAPPED: dict[str, Callable[..., Algorithm]] = {
@@ -420,15 +522,27 @@ def exit_strategy(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
 ) -> Algorithm:
-    """`wrap` around FedAvg, FedIPG, or what a factory of one's own makes of these arguments.
+    """Return FedAvg, FedIPG or another algorithm with the exit strategy (see `wrap`).
 
-    wrapped: "fedavg" or "fedipg"; in Python also a factory. penalty: of a wrapped FedIPG, None for
-    its default. step_size: how far a round goes along the gradient: the clients' learning rate
-    times their local steps. smoothness: L, None for an estimate by power iteration. threshold: the
-    least mean contribution of who stays. share: the least sum of contributions of who stays over
-    the median client's, None for no such rule; it finds who rarely arrives. pretraining_rounds:
-    after which clients may leave. weighting: of clients, as in FedAvg ("size" or "uniform"). Raises
-    ValueError for values out of range.
+    Args:
+      model: the network.
+      work: local training.
+      wrapped: the algorithm, "fedavg" or "fedipg"; in Python also a factory of one's own, called
+        with the arguments of FedAvg.
+      penalty: FedIPG's penalty, or None for its default.
+      step_size: the length of a round along the gradient: the clients' learning rate times their
+        number of local steps.
+      smoothness: L, or None for an estimate by power iteration.
+      threshold: the least mean contribution of a client that stays.
+      share: the least sum of contributions of a client that stays over that of the median client,
+        or None for no such rule; it finds clients that rarely arrive.
+      pretraining_rounds: the rounds after which clients may leave.
+      loss: the objective of local training and of contributions.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
+
+    Raises:
+      UsageError: for values out of range.
     """
     factory: Callable[..., Algorithm]
     if callable(wrapped):
@@ -438,7 +552,12 @@ def exit_strategy(
         factory = WRAPPED[wrapped]
     settings: dict[str, Any] = {} if penalty is None else {"penalty": penalty}
     if settings and factory is fedavg.fedavg:
-        raise UsageError(f"penalty={penalty}: must be None for wrapped='fedavg', which has none")
+        raise UsageError(
+            "penalty",
+            penalty,
+            "must be None for {wrapped}, which has none",
+            wrapped=("wrapped", "fedavg"),
+        )
     algorithm = factory(
         model,
         work,

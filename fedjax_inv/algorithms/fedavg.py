@@ -1,4 +1,4 @@
-"""FedAvg: clients train from the global network, the server averages how far they moved.
+"""FedAvg: clients train from the global network, the server averages their changes of it.
 
     minimise  sum_i (n_i / n) R_i(w)
 
@@ -22,9 +22,18 @@ def fedavg(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
 ) -> Algorithm:
-    """FedAvg (McMahan et al. 2017, Algorithm 1).
+    """Return FedAvg (McMahan et al. 2017, Algorithm 1).
 
-    weighting: "size" (n_i / n), "uniform" over the clients that attend, or a function of `Slots`.
+    Args:
+      model: the network.
+      work: local training.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients, "size" (n_i / n) or "uniform" over the clients that attend; in
+        Python also a function of `Slots`.
+
+    Raises:
+      UsageError: for another weighting.
     """
     grad_fn = averaging.gradient(model, loss)
     return averaging.averaging(

@@ -2,12 +2,14 @@
 
     minimise  sum_i (n_i / n) R_i(w, b_i)
 
-over the shared w and the normalisation variables b_i of each client: affine and statistics.
+over the shared w and the normalisation variables b_i (affine and statistics) of each client.
 Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization"
-(arXiv 2102.07623), Algorithm 1. The paper says nothing of a client never seen: ours is served with
-the mean b_i of the clients that attended the latest round, weighted as their deltas are. Clients
-upload b_i for that mean alone, and `communication` counts it; FedBN itself uploads none. The server
-sends none.
+(arXiv 2102.07623), Algorithm 1.
+
+The paper leaves open, and we chose: a client that was never seen is served with the mean b_i of the
+clients that attended the latest round, with the weights of their deltas. Clients upload b_i for
+this mean alone, and `communication` counts it; FedBN itself does not upload it. The server never
+sends b_i.
 """
 
 from collections.abc import Callable
@@ -33,15 +35,21 @@ FACTS = Facts(needs_norm=True)
 
 
 def in_norm(path: tuple[str, ...]) -> bool:
-    """Whether a variable belongs to a normalisation layer: a module on its path says "norm"."""
+    """Return whether a variable belongs to a normalisation layer.
+
+    Args:
+      path: names of modules down to the variable; "norm" in one of them tells the layer.
+    """
     return any("norm" in part.lower() for part in path)
 
 
 def partition(tree: Tree, is_local: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:
-    """(local, shared): `tree` twice, each with None where a leaf is the other's.
+    """Return (local, shared): `tree` twice, with None for the leaves of the other part.
 
-    is_local: told a leaf's path, ("params", "body", "blocks_0", "BatchNorm_0", "scale") in a
-    `Variables`.
+    Args:
+      tree: such as a `Variables`.
+      is_local: a leaf's path -> whether the leaf is local; a path is such as ("params", "body",
+        "blocks_0", "BatchNorm_0", "scale").
     """
 
     def part(local: bool) -> Tree:
@@ -55,7 +63,12 @@ def partition(tree: Tree, is_local: Callable[[tuple[str, ...]], bool]) -> tuple[
 
 
 def combine(local: Tree, shared: Tree) -> Tree:
-    """The tree that `partition` has cut in two."""
+    """Return the tree that `partition` has cut in two.
+
+    Args:
+      local: the local part, with None for shared leaves.
+      shared: the shared part, with None for local leaves.
+    """
     return jax.tree.map(
         lambda ours, theirs: theirs if ours is None else ours,
         local,
@@ -73,11 +86,16 @@ def fedbn(
     weighting: str | aggregators.Weight = "size",
     is_local: Callable[[tuple[str, ...]], bool] = in_norm,
 ) -> Algorithm:
-    """FedBN (Li et al. 2021, Algorithm 1). A client's `own` are its local variables.
+    """Return FedBN (Li et al. 2021, Algorithm 1). A client's own state is its local variables.
 
-    weighting: of clients, as in FedAvg ("size" or "uniform"). is_local: which variables stay with
-    their client, by path (see `partition`); where nothing is local, this is FedAvg. The server
-    optimizer acts on shared parameters only.
+    Args:
+      model: the network.
+      work: local training.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta of the shared parameters.
+      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
+      is_local: path -> whether the variable stays with its client (see `partition`); if nothing
+        is local, this is FedAvg.
     """
     grad_fn = averaging.gradient(model, loss)
 
@@ -101,12 +119,12 @@ def fedbn(
         remember=lambda visit, trained: local_part(trained.local.variables),
         shared=lambda variables: partition(variables, is_local)[1],
         serve=serve,
-        # The mean over the clients of the latest attended round; at first the initial variables.
+        # The mean over the clients of the latest round; before it the initial variables.
         side=averaging.SideState(
             init=lambda setup: local_part(setup.variables),
             send=lambda mean: (),
             upload=lambda visit, trained: local_part(trained.local.variables),
             aggregate=aggregators.mean(aggregators.weight_of(weighting)),
-            update=lambda old, new: new,
+            update=lambda old, new, delta: new,
         ),
     )

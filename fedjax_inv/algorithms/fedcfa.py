@@ -6,16 +6,17 @@
         replaced by those of e(x_g); y_neg = (top_k / |F|) y_g + (1 - top_k / |F|) y
 
 (x_g, y_g) is a random row of averages that the clients of the last round sent. A factor is a unit,
-or a channel with all of its positions (the last axis of F), and its score the gradient of the true
-class's logit through the head that the round started with, a mean over positions.
+or a channel with all of its positions (the last axis of F). Its score is the gradient of the true
+class's logit through the head at the start of the round, averaged over positions.
 
 Jiang et al. 2025, "FedCFA: Alleviating Simpson's Paradox in Model Aggregation with Counterfactual
-Federated Learning" (AAAI; arXiv 2412.18904), Algorithm 1 and Eq. 3 to 12. Where it is silent: as in
-the authors' release, scores are signed, F and F_g are constants in the two counterfactual terms and
-averages form a pool. Ours: the head that scores is in evaluation mode, which scores each example by
-itself; BatchNorm's statistics are those of real examples alone, whatever the weights, and each kind
-of features is normalised by its own batch. Averages that nobody has sent yet, in the first round,
-switch the counterfactual terms off, and fewer than three real examples the correlation.
+Federated Learning" (AAAI; arXiv 2412.18904), Algorithm 1 and Eq. 3 to 12. The paper leaves open,
+and we chose, as in the authors' release: scores are signed, F and F_g are constants in the two
+counterfactual terms, and averages form a pool. Our own choices: the head computes scores in
+evaluation mode, which scores each example by itself; BatchNorm's statistics are those of real
+examples alone, whatever the weights, and each kind of features is normalised by its own batch. The
+counterfactual terms are off while there are no averages, in the first round, and the correlation is
+off for fewer than three real examples.
 """
 
 from collections.abc import Callable
@@ -44,30 +45,40 @@ from fedjax_inv.types import (
     Work,
 )
 
-# Added to variances: a factor that hardly varies counts as constant, from a standard deviation of
-# 1e-4 down, as the gradient of its correlation would be that many times larger.
+# Added to variances. A factor with a standard deviation below 1e-4 counts as constant, as the
+# gradient of its correlation grows with the inverse of the deviation.
 _EPSILON = 1e-8
 
 
 def factor_scores(decode_true_logit: Callable[[Array], Array], factors: Array) -> Array:
-    """The gradient of the true class's logit by each factor, a mean over positions; [B, F].
+    """Return the gradient of the true class's logit by each factor, [B, F].
 
-    decode_true_logit: factors [B, ..., F] -> [B], each example by itself. Signed, as in the
-    release.
+    It is averaged over positions and signed, as in the release.
+
+    Args:
+      decode_true_logit: factors [B, ..., F] -> logits [B], each example by itself.
+      factors: [B, ..., F].
     """
     gradient = jax.grad(lambda factors: decode_true_logit(factors).sum())(factors)
     return averaging.embedding(gradient)
 
 
 def split_factors(scores: Array, top_k: int) -> tuple[Array, Array]:
-    """Which top_k factors of each row of scores [B, F] are lowest, which highest; bool [B, F] both.
+    """Return (the lowest top_k factors of each row, the highest), bool [B, F] each.
 
-    Exactly top_k of a row are true, and for top_k <= F / 2 none in both: among equal scores, those
-    to the left count as lower. Raises ValueError for a top_k outside 0..F.
+    Exactly top_k of a row are true, and for top_k <= F / 2 no factor is true in both: among equal
+    scores the left one counts as lower.
+
+    Args:
+      scores: [B, F].
+      top_k: how many factors, in 0..F.
+
+    Raises:
+      UsageError: for another top_k.
     """
     checks.integer("top_k", top_k, 0, scores.shape[1], ", as many as there are factors")
 
-    if not platforms.on_cpu():  # there top_k becomes a sort: the factors below each are counted
+    if not platforms.on_cpu():  # where top_k becomes a sort: count the factors below each
         one, other = scores[:, :, None], scores[:, None, :]
         index = jnp.arange(scores.shape[1])
         is_below = (other < one) | ((other == one) & (index < index[:, None]))
@@ -83,22 +94,39 @@ def split_factors(scores: Array, top_k: int) -> tuple[Array, Array]:
 
 
 def replaced(factors: Array, average: Array, which: Array) -> Array:
-    """`factors` [B, ..., F] with those of `average` [B, ..., F] where `which` [B, F] (Eq. 6, 7)."""
+    """Return factors with some of them replaced (Eq. 6, 7), [B, ..., F].
+
+    Args:
+      factors: [B, ..., F].
+      average: the factors that replace them [B, ..., F].
+      which: [B, F] bool, the factors to replace.
+    """
     which = which.reshape(which.shape[0], *(1,) * (factors.ndim - 2), which.shape[1])
     return jnp.where(which, average, factors)
 
 
 def counterfactual_labels(labels: Array, average: Array, top_k: int, num_factors: int) -> Array:
-    """(top_k / F) average + (1 - top_k / F) labels, of one-hot labels [B, K]; [B, K] (Eq. 8)."""
+    """Return (top_k / F) average + (1 - top_k / F) labels (Eq. 8), [B, K].
+
+    Args:
+      labels: one-hot labels [B, K].
+      average: labels of the averages [B, K].
+      top_k: how many factors are replaced.
+      num_factors: F.
+    """
     share = top_k / num_factors
     return share * average + (1 - share) * labels
 
 
 def factor_decorrelation(factors: Array, mask: Array) -> Array:
-    """The mean over pairs of factors [B, F] of |Pearson's r| over real examples; [] (Eq. 10, 11).
+    """Return the mean of |Pearson's r| over pairs of factors (Eq. 10, 11), [].
 
-    mask: [B] bool, which are real; 0 with fewer than three, of which any two correlate. A factor
-    that is constant correlates with none.
+    A constant factor correlates with none.
+
+    Args:
+      factors: [B, F].
+      mask: [B] bool, which examples are real. With fewer than three the result is 0, as any two
+        examples correlate.
     """
     num_factors, count = factors.shape[1], mask.sum()
     real, number = mask[:, None], jnp.maximum(count, 1).astype(factors.dtype)
@@ -112,7 +140,7 @@ def factor_decorrelation(factors: Array, mask: Array) -> Array:
 
 
 def _is_zero(weight: float | Array) -> bool:
-    """Whether a weight is known to be 0."""
+    """Whether a weight is known to be 0 when the program is traced."""
     return checks.is_concrete(weight) and float(weight) == 0
 
 
@@ -128,33 +156,42 @@ def fedcfa(
     combining: str = "pool",
     rows: int = 16,
     chunk: int = 128,
-    inputs: Callable[[Tree], Tree] = averages.as_numbers,
+    mixable: Callable[[Tree], Tree] = averages.as_numbers,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
 ) -> Algorithm:
-    """FedCFA; the factors are what the model's body puts out.
+    """Return FedCFA; the factors are the outputs of the model's body.
 
-    top_k: how many of the factors are replaced. positive_weight: of the counterfactuals that keep
-    their label. negative_weight: of those whose label changes. decorrelation_weight: of the mean
-    correlation of factors. With all three at 0 this is FedAvg, and what a 0 switches off is not
-    computed. detach: whether the counterfactual terms train the head alone, as in the release.
+    With all three weights at 0 this is FedAvg; a term of weight 0 is not computed. Each term is
+    reported without its weight, averaged over local steps.
 
-    combining: of averages on the server, "pool" (the release's) or "paper". rows: of averages, that
-    a client sends, at most; the paper's B. chunk: examples in a row of a "pool". inputs: what of
-    seen inputs is averaged, if they are neither 8-bit images nor in floating point; the model
-    must take that too. See `averages.exchanged` for these four. weighting: of clients, as in FedAvg
-    ("size" or "uniform").
+    Args:
+      model: the network.
+      work: local training.
+      top_k: how many of the factors are replaced.
+      positive_weight: weight of the counterfactuals that keep their label.
+      negative_weight: weight of the counterfactuals whose label changes.
+      decorrelation_weight: weight of the mean correlation of factors.
+      detach: whether the counterfactual terms train the head alone, as in the release.
+      combining: how the server combines averages, "pool" (as in the release) or "paper"; see
+        `averages.exchanged`, also for the next three.
+      rows: the most averages that a client sends, the paper's B.
+      chunk: examples in a row of a "pool".
+      mixable: preprocessed inputs -> the inputs to average, which the model must accept; needed for
+        inputs that are neither 8-bit images nor in floating point.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
 
-    Reports each term, unweighted, averaged over local steps. Raises ValueError for values out of
-    range; before the first round for a top_k above the number of factors, and for inputs that
-    cannot be averaged.
+    Raises:
+      UsageError: for values out of range; before the first round for a top_k above the number of
+        factors, and for inputs that cannot be averaged.
     """
     checks.integer("top_k", top_k, 0)
     weights = {"positive": positive_weight, "negative": negative_weight}
     for name, weight in (*weights.items(), ("decorrelation", decorrelation_weight)):
         checks.real(f"{name}_weight", weight)
     swaps = {name: weight for name, weight in weights.items() if not _is_zero(weight)}
-    side = averages.exchanged(model, combining=combining, rows=rows, chunk=chunk, inputs=inputs)
+    side = averages.exchanged(model, combining=combining, rows=rows, chunk=chunk, mixable=mixable)
 
     def check_factors(setup: Setup) -> None:
         params, stats = setup.variables
@@ -164,13 +201,15 @@ def fedcfa(
 
         shape = jax.eval_shape(encoded, setup.sample).shape
         if len(shape) < 2:
-            raise UsageError(f"model: its body puts out {shape}, must put out factors [B, ..., F]")
+            raise UsageError(
+                "model", ..., f"its body puts out {shape}, must put out factors [B, ..., F]"
+            )
         checks.integer("top_k", top_k, 0, shape[-1], ", as many as the body has factors")
 
     def counterfactual_losses(
         visit: Visit, params: Halves, stats: Halves, batch: Batch, factors: Array, key: Array
     ) -> Metrics:
-        """Of each kind that counts, the mean loss of the head on it; 0 before there are averages.
+        """The mean loss of the head on each kind of counterfactuals; 0 without averages.
 
         factors: [B, ..., F] of the batch.
         """
@@ -183,7 +222,7 @@ def fedcfa(
             logits, _ = model.decode(
                 received.params.head, received.stats.head, factors, batch.mask, False
             )
-            # Not by index, of which the gradient is a scatter.
+            # By mask, as the gradient of an index is a scatter.
             is_true = batch.y[:, None] == jnp.arange(logits.shape[1])
             return jnp.where(is_true, logits, 0).sum(1)
 
@@ -196,7 +235,7 @@ def fedcfa(
             factors, average = jax.lax.stop_gradient((factors, average))
 
         def loss(which: Array, labels: Array, key: Array) -> Array:
-            # Without averages nothing is replaced, so that no NaN hides behind the 0.
+            # Without averages replace nothing, or the 0 would hide a NaN.
             counterfactual = replaced(factors, average, which & pool.real.any())
             logits, _ = model.decode(params.head, stats.head, counterfactual, batch.mask, True, key)
             return objectives.soft_cross_entropy(logits, labels, batch.mask)
@@ -214,20 +253,20 @@ def fedcfa(
                 factors, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
                 logits, head = model.decode(params.head, stats.head, factors, mask, True, head_key)
                 total = objectives.cross_entropy(logits, batch.y, mask)
-                told = {"loss": total}
+                metrics = {"loss": total}
                 if swaps:
                     swap_key = jax.random.fold_in(key, 1)
                     losses = counterfactual_losses(visit, params, stats, batch, factors, swap_key)
                     total += sum(swaps[name] * losses[name] for name in swaps)
-                    told |= {f"{name}_loss": value for name, value in losses.items()}
+                    metrics |= {f"{name}_loss": value for name, value in losses.items()}
                 if not _is_zero(decorrelation_weight):
                     correlation = factor_decorrelation(averaging.embedding(factors), mask)
                     total += decorrelation_weight * correlation
-                    told["correlation"] = correlation
-                return total, (Halves(body, head), told)
+                    metrics["correlation"] = correlation
+                return total, (Halves(body, head), metrics)
 
-            grads, (moved, told) = jax.grad(objective, has_aux=True)(variables.params)
-            return Step(grads, moved, told)
+            grads, (moved, metrics) = jax.grad(objective, has_aux=True)(variables.params)
+            return Step(grads, moved, metrics)
 
         return grad_fn
 

@@ -1,15 +1,16 @@
-"""FedIIR: FedAvg whose clients align their classifier's gradient with everybody's.
+"""FedIIR: FedAvg whose clients align their classifier's gradient with the mean gradient.
 
     minimise  R_i(w) + penalty ||grad_head R_i(w) - G||^2
     G <- decay G + (1 - decay) mean of grad_head R_b(w) over all batches b of the round's clients
 
 Guo et al. 2023, "Out-of-Distribution Generalization of Federated Learning via Implicit Invariant
-Relationships" (ICML), as its official release has it: G starts at 0 and is not corrected for that;
-R_i is the minibatch's risk; clients count alike in the mean of networks, batches in that of
-gradients, the smaller last one of a client too.
+Relationships" (ICML), as in its official release: G starts at 0 without a correction for it; R_i is
+the minibatch's risk; all clients have the same weight in the mean of networks, and all batches in
+that of gradients, also the smaller last batch of a client.
 
-A round has two exchanges. As clients keep nothing, both send the network down: in the first one the
-classifier's gradient comes up, in the second G goes down beside the network, and the delta up.
+A round has two exchanges. As clients keep no state, both send the network. In the first one the
+classifier's gradient is uploaded; in the second one G is sent beside the network, and the delta is
+uploaded.
 """
 
 import jax
@@ -38,9 +39,14 @@ from fedjax_inv.types import (
 
 
 def alignment(classifier_grads: Tree, mean_grads: Tree) -> Array:
-    """||classifier_grads - mean_grads||^2, over all entries of two trees of the same shapes; [].
+    """Return ||classifier_grads - mean_grads||^2 over all entries, [].
 
-    Raises ValueError for trees of other shapes.
+    Args:
+      classifier_grads: a tree of gradients.
+      mean_grads: a tree of the same shapes.
+
+    Raises:
+      UsageError: for trees of different shapes.
     """
     checks.same_shapes(classifier_grads=classifier_grads, mean_grads=mean_grads)
     return optax.tree.norm(optax.tree.sub(classifier_grads, mean_grads), squared=True)
@@ -57,12 +63,24 @@ def fediir(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "uniform",
 ) -> Algorithm:
-    """FedIIR; the classifier is the model's head.
+    """Return FedIIR; the classifier is the model's head.
 
-    penalty: the paper's gamma, 0 is FedAvg. decay: of G, from round to round. gradient_batch_size:
-    of the batches that G is the mean over; the release's are those of training. weighting: of the
-    networks, as in FedAvg, "uniform" in the release. Reports R as "loss" and the squared distance
-    as "alignment", averaged over local steps. Raises ValueError for values out of range.
+    It reports R as "loss" and the squared distance as "alignment", averaged over local steps.
+
+    Args:
+      model: the network.
+      work: local training.
+      penalty: weight of the alignment, the paper's gamma; 0 is FedAvg.
+      decay: decay of G from round to round, in [0, 1].
+      gradient_batch_size: examples in a batch of the pass for G; the release takes the batches of
+        training.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients in the mean of networks, "uniform" (as in the release) or
+        "size"; in Python also a function of `Slots`.
+
+    Raises:
+      UsageError: for values out of range.
     """
     checks.real("penalty", penalty)
     checks.real("decay", decay, 0, 1)
@@ -92,7 +110,7 @@ def fediir(
             params, stats = visit.message
 
             def of_batch(batch: Batch) -> Tree:
-                # One key for all batches: a fold knows no number of a batch to fold into it.
+                # One key for all batches, as a fold does not number them.
                 return with_classifier_grads(params, stats, batch, visit.key)[2]
 
             total = local.fold(visit.shard, of_batch, batch_size=gradient_batch_size)
@@ -133,7 +151,7 @@ def fediir(
         side=averaging.NOTHING._replace(
             init=lambda setup: optax.tree.zeros_like(setup.variables.params.head),
             send=lambda mean_grads: mean_grads,
-            update=lambda mean_grads, nothing: mean_grads,
+            update=lambda mean_grads, nothing, delta: mean_grads,
         ),
     )
     return training._replace(exchanges=(mean_gradient(), *training.exchanges))

@@ -3,15 +3,16 @@
     minimise  f_i(w) = R_i(w) + penalty * s(w)^2,        s(w) = <grad R_i(w), w>          (9)
     grad f_i = grad R_i + 2 penalty s (P grad R_i + H_i P w)                              (30, 36)
 
-Hao et al. 2025, "Invariant Federated Learning for Edge Intelligence", arXiv 2503.06158. P keeps all
-parameters, or the classifier's only (`penalty_on`); of a linear classifier the penalty is IRMv1's
-(Arjovsky et al. 2019, arXiv 1907.02893), whose code also gave us the warm-up and the scaled loss.
-The paper leaves open, and we chose: R_i is the minibatch's risk, as in training, whose s^2 exceeds
-the client's by a variance on average, unless `estimator` takes s from two halves; w is every
-trainable parameter; the server is FedAvg's.
+Hao et al. 2025, "Invariant Federated Learning for Edge Intelligence", arXiv 2503.06158. P projects
+on all parameters, or on the classifier's alone (`penalty_on`); for a linear classifier the penalty
+is IRMv1's (Arjovsky et al. 2019, arXiv 1907.02893), whose code is the source of the warm-up and the
+scaled loss. The paper leaves open, and we chose: R_i is the minibatch's risk, as in training, whose
+s^2 exceeds the client's s^2 by a variance on average, unless `estimator` takes s from two halves; w
+is all trainable parameters; the server is FedAvg's.
 
-The penalty acts when it sets in after a warm-up at 1e2 to 1e4, with the loss scaled, and the
-server adapts (Adam); a client that adapts hides its disagreement. The paper's 1e-2 changes little.
+The penalty has an effect if it starts after a warm-up with 1e2 to 1e4, the loss is scaled, and the
+server's optimizer is adaptive (Adam); an adaptive client optimizer hides the clients' disagreement.
+The paper's 1e-2 changes little.
 """
 
 from collections.abc import Callable
@@ -45,11 +46,11 @@ ESTIMATORS = ("square", "halves")
 
 
 class _Risks(NamedTuple):
-    """What the penalty is made of: s(w)^2 is the product of the second's s and the third's."""
+    """The risks of a batch: s(w)^2 is the s of the second times the s of the third."""
 
     whole: Array  # [] R(w)
-    first: Array  # [] R(w), or that of half of the examples
-    second: Array  # [] R(w), or that of the others
+    first: Array  # [] R(w), or the risk of half of the examples
+    second: Array  # [] R(w), or the risk of the other half
 
 
 Risk = Callable[[Tree], tuple[_Risks, Tree]]  # params -> (risks, aux)
@@ -62,9 +63,16 @@ class _Parts(NamedTuple):
 
 
 def invariance(risk: Callable[[Tree], Array], params: Tree) -> Array:
-    """s(w) = <grad R(w), w>: how fast the risk changes as the parameters grow; [].
+    """Return s(w) = <grad R(w), w>, the slope of the risk as the parameters grow (Eq. 9), [].
 
-    One Jacobian-vector product, Eq. 9. risk: params -> scalar. Raises ValueError for another risk.
+    It takes one Jacobian-vector product.
+
+    Args:
+      risk: params -> a scalar.
+      params: w.
+
+    Raises:
+      UsageError: for a risk that returns something else.
     """
     _check_scalar(risk, params, has_aux=False)
     return jax.jvp(risk, (params,), (params,))[1]
@@ -77,14 +85,19 @@ def penalised_value_and_grad(
     derivative: str = "reverse_over_forward",
     has_aux: bool = False,
 ) -> Callable[[Tree], tuple[Any, Tree]]:
-    """The function params -> (f, grad f) of f = R + penalty <grad R, w>^2, Eq. 9 and 30.
+    """Return the function params -> (f, grad f), with f = R + penalty <grad R, w>^2 (Eq. 9, 30).
 
-    risk: params -> scalar; with has_aux params -> (scalar, aux), and the function gives
-    ((f, aux), grad f), as `jax.value_and_grad` does. derivative: "forward_over_reverse" pushes w
-    through the gradient of R, which gives grad R and H w together; "reverse_over_forward"
-    differentiates s, which has work in common with R that is done, and transposed, once. They give
-    the same numbers. Raises ValueError for another derivative or risk,
-    and a negative penalty.
+    Args:
+      risk: params -> a scalar; with has_aux params -> (scalar, aux).
+      penalty: the weight of the penalty.
+      derivative: "forward_over_reverse" pushes w through the gradient of R, which gives grad R and
+        H w together; "reverse_over_forward" differentiates s and does the work that s and R have in
+        common once. Both give the same numbers.
+      has_aux: whether the risk returns a pair. Then the function returns ((f, aux), grad f), like
+        `jax.value_and_grad`.
+
+    Raises:
+      UsageError: for another derivative or risk, and a negative penalty.
     """
     checks.real("penalty", penalty)
     checks.one_of("derivative", derivative, _ROUTES)
@@ -104,42 +117,42 @@ def penalised_value_and_grad(
 
 
 def _check_scalar(risk: Callable[[Tree], Any], params: Tree, has_aux: bool) -> None:
-    told = jax.eval_shape(risk, params)
-    is_pair = isinstance(told, tuple) and len(told) == 2
-    value: Any = told if not has_aux else told[0] if is_pair else None
+    result = jax.eval_shape(risk, params)
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    value: Any = result if not has_aux else result[0] if is_pair else None
     if jax.tree.leaves(value) != [value] or value.shape or not jnp.issubdtype(value, jnp.floating):
         needed = "(a real scalar, aux)" if has_aux else "a real scalar; with aux, take has_aux=True"
-        raise UsageError(f"risk: returns {told}, must return {needed}")
+        raise UsageError("risk", ..., f"returns {result}, must return {needed}")
 
 
 def _forward_over_reverse(
-    risk: Risk, penalty: float | Array, params: Tree, kept: Part
+    risk: Risk, penalty: float | Array, params: Tree, chosen: Part
 ) -> tuple[_Parts, Tree]:
     def whole(params: Tree) -> tuple[Array, Tree]:
         risks, aux = risk(params)
         return risks.whole, aux
 
     def value_and_grad(part: Tree) -> tuple[tuple[Array, Tree], Tree]:
-        (value, aux), grads = jax.value_and_grad(whole, has_aux=True)(kept.put(params, part))
+        (value, aux), grads = jax.value_and_grad(whole, has_aux=True)(chosen.put(params, part))
         return (value, grads), aux
 
-    part = kept.get(params)
+    part = chosen.get(params)
     (value, grads), (s, products), aux = jax.jvp(value_and_grad, (part,), (part,), has_aux=True)
     scale = 2 * penalty * s
     penalised = optax.tree.add_scale(grads, scale, products)
-    direct = optax.tree.add_scale(kept.get(penalised), scale, kept.get(grads))
-    return _Parts(value, s, aux), kept.put(penalised, direct)
+    direct = optax.tree.add_scale(chosen.get(penalised), scale, chosen.get(grads))
+    return _Parts(value, s, aux), chosen.put(penalised, direct)
 
 
 def _reverse_over_forward(
-    risk: Risk, penalty: float | Array, params: Tree, kept: Part
+    risk: Risk, penalty: float | Array, params: Tree, chosen: Part
 ) -> tuple[_Parts, Tree]:
     def pushed(params: Tree) -> tuple[_Risks, _Risks, Tree]:
-        part = kept.get(params)
-        return jax.jvp(lambda part: risk(kept.put(params, part)), (part,), (part,), has_aux=True)
+        part = chosen.get(params)
+        return jax.jvp(lambda part: risk(chosen.put(params, part)), (part,), (part,), has_aux=True)
 
     def objective(params: Tree) -> tuple[Array, _Parts]:
-        # A layer's product with its parameters is a part of its derivative along them.
+        # A layer's product with its parameters is also a part of its derivative along them.
         risks, s, aux = eliminate_common_subexpressions(pushed)(params)
         return risks.whole + penalty * s.first * s.second, _Parts(risks.whole, s.whole, aux)
 
@@ -159,11 +172,16 @@ def penalty_schedule(
     warmup_rounds: int = 0,
     warmup_penalty: float | Array = 0.0,
 ) -> optax.Schedule:
-    """The function round [] -> penalty []: `warmup_penalty` at first, after that `penalty`.
+    """Return the function round [] -> penalty []: first `warmup_penalty`, then `penalty`.
 
-    penalty: a number, or a schedule of the round, counted from the first of the run. Raises
-    ValueError for values out of range, of a schedule for its first; a negative one that is found
-    later is NaN, which a run reports.
+    Args:
+      penalty: a number, or a schedule of the round, counted from the first round of the run. A
+        negative value of a schedule becomes NaN, which a run reports.
+      warmup_rounds: rounds with the warm-up penalty.
+      warmup_penalty: the penalty in these rounds.
+
+    Raises:
+      UsageError: for values out of range; of a schedule only the first value is checked.
     """
     checks.integer("warmup_rounds", warmup_rounds, 0)
     checks.real("warmup_penalty", warmup_penalty)
@@ -178,9 +196,12 @@ def penalty_schedule(
 
 
 def half_masks(mask: Array) -> tuple[Array, Array]:
-    """Two masks [B]: of the real examples under `mask` [B], every other one, and the rest.
+    """Return two masks [B] bool that split the real examples in halves, one example in turn each.
 
-    Their numbers differ by one at most; of a single example the second half is empty.
+    The first half has one example more if the number is odd.
+
+    Args:
+      mask: [B] bool, which examples are real.
     """
     is_even = jnp.cumsum(mask) % 2 == 1
     return mask & is_even, mask & ~is_even
@@ -201,21 +222,32 @@ def fedipg(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
 ) -> Algorithm:
-    """FedIPG (Algorithm 1 without the exit strategy).
+    """Return FedIPG (Algorithm 1 without the exit strategy).
 
-    penalty: the paper's lambda, 0 is FedAvg; in Python also a schedule of the round.
-    warmup_rounds: rounds before it sets in. warmup_penalty: what there is before. penalty_on: "all"
-    parameters or the "classifier" (the model's head). scale_loss: whether f is divided by max(1,
-    penalty). derivative: the route of `penalised_value_and_grad`, "reverse_over_forward" or
-    "forward_over_reverse". weighting: of clients, as in FedAvg ("size" or "uniform").
+    It reports R as "loss" and s as "invariance", of whole batches, averaged over local steps.
 
-    estimator: of s^2, from a minibatch; "square", or "halves", the product of s on both of its
-    `half_masks`. Where examples are drawn independently, and no norm mixes them, that is unbiased
-    for s^2 of the client, but may be negative, without a lower bound: clip local gradients. A batch
-    of one real example is not penalised. For "reverse_over_forward" alone.
+    Args:
+      model: the network.
+      work: local training.
+      penalty: weight of the penalty, the paper's lambda; 0 is FedAvg. In Python also a schedule of
+        the round.
+      warmup_rounds: rounds before the penalty starts.
+      warmup_penalty: the penalty in these rounds.
+      penalty_on: parameters that the penalty is on: "all", or the "classifier" (the model's head).
+      estimator: estimator of s^2 from a minibatch: "square", or "halves", the product of s on its
+        two `half_masks`. For independent examples, and without normalisation across examples,
+        "halves" is unbiased for the client's s^2, but may be negative without a lower bound: clip
+        local gradients. It leaves a batch with one real example without a penalty, and needs
+        derivative "reverse_over_forward".
+      scale_loss: whether f is divided by max(1, penalty).
+      derivative: method of `penalised_value_and_grad`, "reverse_over_forward" or
+        "forward_over_reverse".
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
 
-    Reports R as "loss" and s as "invariance", of whole batches, averaged over local steps. Raises
-    ValueError for values out of range.
+    Raises:
+      UsageError: for values out of range.
     """
     penalty_at = penalty_schedule(
         penalty, warmup_rounds=warmup_rounds, warmup_penalty=warmup_penalty
@@ -224,15 +256,20 @@ def fedipg(
     checks.one_of("penalty_on", penalty_on, PARTS)
     checks.one_of("estimator", estimator, ESTIMATORS)
     if estimator == "halves" and derivative != "reverse_over_forward":
-        raise UsageError(f"{derivative=}: must be reverse_over_forward for estimator='halves'")
+        raise UsageError(
+            "derivative",
+            derivative,
+            "must be reverse_over_forward for {estimator}",
+            estimator=("estimator", estimator),
+        )
 
     def gradient_from(visit: Visit) -> GradFn:
         now = penalty_at(visit.round)
 
         def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
             def risks(params: Halves) -> tuple[_Risks, Halves]:
-                given = Variables(params, variables.stats)
-                outputs, stats = models.apply(model, given, batch.x, batch.mask, True, key)
+                at = Variables(params, variables.stats)
+                outputs, stats = models.apply(model, at, batch.x, batch.mask, True, key)
                 whole = loss(outputs, batch.y, batch.mask)
                 if estimator == "square":
                     return _Risks(whole, whole, whole), stats

@@ -1,18 +1,18 @@
-"""FedMix: mixup with examples of other clients, of which only means are known.
+"""FedMix: mixup with the mean examples of other clients.
 
     (1 - l) R(u, y) + l R(u, y_bar) + l (1 - l) <grad_u R(u, y), x_bar>,        u = (1 - l) x
 
-in place of the risk R(x, y) of a minibatch: the Taylor series, up to l, of the risk of mixup,
-(1 - l) R(u + l x_bar, y) + l R(u + l x_bar, y_bar). One mean example (x_bar, y_bar) is drawn for
-each minibatch, and its x_bar stands beside every example: R is a mean over the minibatch, and so is
-the inner product. Yoon et al. 2021, "FedMix: Approximation of Mixup under Mean Augmented Federated
-Learning" (arXiv 2107.00233), Algorithm 2. Public code divides the last term by the size of the
-minibatch once more.
+replaces the risk R(x, y) of a minibatch. It is the risk of mixup,
+(1 - l) R(u + l x_bar, y) + l R(u + l x_bar, y_bar), to first order in l. One mean example
+(x_bar, y_bar) is drawn for each minibatch and is the same for all of its examples: R is a mean over
+the minibatch, and so is the inner product. Yoon et al. 2021, "FedMix: Approximation of Mixup under
+Mean Augmented Federated Learning" (arXiv 2107.00233), Algorithm 2. Public code divides the last
+term by the size of the minibatch once more.
 
-The paper exchanges means before training. Here each client sends its own in the first round that it
-attends, in an exchange before that round's training, and no more; the server keeps them. Whoever
-finds none trains as in FedAvg. Inputs are mixed as the network sees them: 8-bit images in
-[0, 1], and what is rendered once it is.
+The paper exchanges means before training. Here each client sends its means once, in the first round
+that it attends, in an exchange before that round's training; the server keeps them. Without any
+mean a client trains as in FedAvg. Preprocessed inputs are mixed: 8-bit images in [0, 1], and
+rendered images.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ from fedjax_inv.types import (
     Work,
 )
 
-_BATCH_SIZE = 64  # of the pass that takes a client's means; it changes nothing but time
+_BATCH_SIZE = 64  # of the pass for a client's means; it changes only time
 
 
 def mixed_loss(
@@ -56,23 +56,29 @@ def mixed_loss(
     ratio: float | Array,
     has_aux: bool = False,
 ) -> Any:
-    """The loss of mixup with a mean example, to first order in `ratio`, as in the file's docstring.
+    """Return the loss of mixup with a mean example, to first order in `ratio` (see above).
 
-    loss_fn: (x [B, ...], y [B, K]) -> the mean loss over a batch, a scalar; with has_aux (scalar,
-    aux), where aux must not depend on y, and the result is (scalar, aux) too. It is called once.
-    y: [B, K] one-hot labels. mean_x, mean_y: of one mean example, [...] and [K]. ratio: l in 0..1.
-    Raises ValueError for another ratio and other shapes.
+    Args:
+      loss_fn: (x [B, ...], y [B, K]) -> the mean loss over a batch, []; with has_aux (loss, aux),
+        where aux must not depend on y. It is called once.
+      x: inputs [B, ...].
+      y: one-hot labels [B, K].
+      mean_x: the input of one mean example [...].
+      mean_y: its label [K].
+      ratio: l, in [0, 1].
+      has_aux: whether loss_fn returns a pair, and so this function.
+
+    Raises:
+      UsageError: for another ratio and other shapes.
     """
     checks.real("ratio", ratio, 0, 1)
-    if mean_x.shape != x.shape[1:] or mean_y.shape != y.shape[1:]:
-        raise UsageError(
-            f"mean_x {mean_x.shape} and mean_y {mean_y.shape}: must be one of x {x.shape} and one "
-            f"of y {y.shape}"
-        )
+    for name, mean, batch in (("mean_x", mean_x, x), ("mean_y", mean_y, y)):
+        if mean.shape != batch.shape[1:]:
+            raise UsageError(name, mean, f"must have the shape of one example, {batch.shape[1:]}")
     targets = jnp.stack([y, jnp.broadcast_to(mean_y, y.shape)])
 
     def losses(mixed: Array) -> tuple[Any, Tree]:
-        """Against both targets [2]; what does not depend on the target is computed once."""
+        """The losses for both targets [2]; the network runs once."""
         if has_aux:
             return jax.vmap(lambda y: loss_fn(mixed, y), out_axes=(0, None))(targets)
         return jax.vmap(lambda y: loss_fn(mixed, y))(targets), ()
@@ -90,28 +96,38 @@ def fedmix(
     *,
     ratio: float | Array = 0.05,
     rows: int = 1,
-    inputs: Callable[[Tree], Tree] = averages.as_numbers,
+    mixable: Callable[[Tree], Tree] = averages.as_numbers,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
 ) -> Algorithm:
-    """FedMix (Yoon et al. 2021, Algorithm 2), with cross-entropy.
+    """Return FedMix (Yoon et al. 2021, Algorithm 2), with cross-entropy.
 
-    ratio: how much of a mean is mixed in, the paper's lambda; 0 is FedAvg. rows: means that a
-    client sends at most, each of ceil(n / rows) of its n examples, the last one of what is left;
-    1 is the mean of all. inputs: what of seen inputs is averaged and mixed, if they are neither
-    8-bit images nor in floating point, one array; the model must take that too. weighting: of
-    clients, as in FedAvg ("size" or "uniform"). Reports the mixed loss as "loss". Raises ValueError
-    for values out of range, and before the first round for inputs that have no mean, as words.
+    It reports the mixed loss as "loss".
+
+    Args:
+      model: the network.
+      work: local training.
+      ratio: share of the mean example in the mixture, the paper's lambda, in [0, 1]; 0 is FedAvg.
+      rows: the most means of a client, each of ceil(n / rows) of its n examples, the last one of
+        the remaining examples; 1 is the mean of all.
+      mixable: preprocessed inputs -> the inputs to average and mix, one array, which the model must
+        accept; needed for inputs that are neither 8-bit images nor in floating point.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
+
+    Raises:
+      UsageError: for values out of range; before the first round for inputs without a mean, such as
+        words.
     """
     checks.real("ratio", ratio, 0, 1)
     checks.integer("rows", rows)
 
-    def seen(x: Tree) -> Array:
-        return inputs(model.see(x))
+    def mixed_inputs(x: Tree) -> Array:
+        return mixable(model.preprocess(x))
 
     def init(setup: Setup) -> Averages:
-        """Of no client yet; each leaf is [C, rows, ...]."""
-        x = jax.eval_shape(seen, setup.sample)
+        """The means of no client yet; each leaf is [C, rows, ...]."""
+        x = jax.eval_shape(mixed_inputs, setup.sample)
         outputs = jax.eval_shape(
             lambda variables: models.predict(model, variables, setup.sample), setup.variables
         )
@@ -123,7 +139,7 @@ def fedmix(
         )
 
     def collection() -> Exchange:
-        """The first exchange: who has not sent means yet sends them."""
+        """The first exchange: clients that have not sent their means yet send them."""
 
         def client(visit: Visit) -> Reply:
             means = averages.of_shard(
@@ -133,7 +149,7 @@ def fedmix(
                 rows=rows,
                 length=-(-visit.shard.size // rows),
                 batch_size=_BATCH_SIZE,
-                inputs=seen,
+                mixable=mixed_inputs,
             )
             return Reply(visit.own, means, {})
 
@@ -143,16 +159,16 @@ def fedmix(
             return server._replace(side=tree.put(server.side, who, sent.values))
 
         return Exchange(
-            lambda server: jnp.zeros_like(server.side.y[0, 0]),  # tells how many classes there are
+            lambda server: jnp.zeros_like(server.side.y[0, 0]),  # [K], for its length
             client,
             aggregators.stacked(),
             update,
             attends=lambda server, who, round: ~server.side.real[who].any(),
         )
 
-    def all_rows(kept: Averages) -> Averages:
-        """Those of all clients [C * rows], the real ones first."""
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+    def all_rows(means: Averages) -> Averages:
+        """The rows of all clients [C * rows], the real ones first."""
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), means)
         # By counting, as a sort is slow on accelerators.
         index, real = jnp.arange(flat.real.shape[0]), jnp.cumsum(flat.real)
         place = jnp.where(flat.real, real - 1, real[-1] + index - real)
@@ -161,22 +177,22 @@ def fedmix(
     def gradient_from(visit: Visit) -> GradFn:
         means = visit.message.side
         num_classes = means.y.shape[1]
-        now = jnp.where(means.real.any(), ratio, 0)
+        share = jnp.where(means.real.any(), ratio, 0)
 
         def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
             mean_x, mean_y = tree.take(averages.draw(means, jax.random.fold_in(key, 1), 1), 0)
             is_class = (batch.y >= 0) & (batch.y < num_classes)
-            # A label that is none has NaN for a loss, as elsewhere.
+            # The loss of an invalid label is NaN, as elsewhere.
             y = jnp.where(is_class[:, None], jax.nn.one_hot(batch.y, num_classes), jnp.nan)
 
             def objective(params: Halves) -> tuple[Array, Halves]:
                 def risk(x: Array, y: Array) -> tuple[Array, Halves]:
-                    given = Variables(params, variables.stats)
-                    outputs, stats = models.apply(model, given, x, batch.mask, True, key)
+                    now = Variables(params, variables.stats)
+                    outputs, stats = models.apply(model, now, x, batch.mask, True, key)
                     return objectives.soft_cross_entropy(outputs, y, batch.mask), stats
 
-                x = seen(batch.x)
-                return mixed_loss(risk, x, y, mean_x, mean_y, ratio=now, has_aux=True)
+                x = mixed_inputs(batch.x)
+                return mixed_loss(risk, x, y, mean_x, mean_y, ratio=share, has_aux=True)
 
             (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(variables.params)
             return Step(grads, stats, {"loss": value})
@@ -190,7 +206,7 @@ def fedmix(
         server_optimizer=server_optimizer,
         weighting=weighting,
         side=averaging.NOTHING._replace(
-            init=init, send=all_rows, update=lambda kept, nothing: kept
+            init=init, send=all_rows, update=lambda means, nothing, delta: means
         ),
     )
     return training._replace(exchanges=(collection(), *training.exchanges))

@@ -1,15 +1,16 @@
-"""FedProto: clients' features stay near the prototype of their class, the mean over all clients.
+"""FedProto: clients' features stay near the prototype of their class, a mean over all clients.
 
     minimise  CE(f(x), y) + penalty mean of ||e(x) - P_y||^2 / D
-    P_k <- the mean, over the clients that hold class k, of their own mean of e(x) for it
+    P_k <- the mean, over the clients with class k, of their own means of e(x) for it
 
-e is the body, with D outputs. A client takes its means in its last pass over its examples, as it
-trains. A class that has no prototype yet has no second term, so the first round is without it.
+e is the body, with D outputs. A client computes its means in its last pass over its examples, while
+it trains. A class without a prototype has no second term, such as all classes in the first round.
 
 Tan et al. 2022, "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI; arXiv
 2105.00243), Algorithm 1, with the mean squared distance and the unweighted mean over clients of its
-official release. There each client keeps its network to itself; here networks are averaged too,
-unless told not to. Ours: of a class that nobody sends in a round, the last prototype stays.
+official release. There each client has a network of its own; here networks are averaged too, unless
+share_weights is false. The paper leaves open, and we chose: the last prototype of a class stays
+while no client sends one.
 """
 
 from typing import NamedTuple
@@ -38,9 +39,13 @@ from fedjax_inv.types import (
 
 
 def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tuple[Array, Array]:
-    """(the sum of the features of each class [K, D], how many examples it has [K]).
+    """Return (the sum of the features of each class [K, D], its number of examples [K]).
 
-    features: [N, D]. y: [N] labels. mask: [N] bool, which examples are real.
+    Args:
+      features: [N, D].
+      y: labels [N].
+      mask: [N] bool, which examples are real.
+      num_classes: K.
     """
     is_of = (y[:, None] == jnp.arange(num_classes)) & mask[:, None]
     real = jnp.where(mask[:, None], features, 0)
@@ -49,34 +54,42 @@ def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tupl
 
 
 class Prototypes(NamedTuple):
-    """What the server sends beside the network."""
+    """The prototypes, which the server sends beside the network."""
 
     mean: Array  # [K, D]
-    known: Array  # [K] bool, whether a class has one
+    known: Array  # [K] bool, whether the class has a prototype
 
 
 class _Sent(NamedTuple):
-    """What a client sends beside its network; the server adds them up."""
+    """The upload of a client beside its network; the server sums the uploads."""
 
-    mean: Array  # [K, D] zeros of a class that it does not hold
-    holds: Array  # [K] 1 of a class that it holds, or 0
+    mean: Array  # [K, D] zeros for a class that the client does not have
+    holds: Array  # [K] 1 for a class that the client has, else 0
 
 
-class _Kept(NamedTuple):
+class _State(NamedTuple):
+    """The server's state beside the network."""
+
     prototypes: Prototypes
-    initial: Tree  # the network that clients start with, where they keep theirs; otherwise ()
+    initial: Tree  # the network that clients start with if they have their own; otherwise ()
 
 
 class _Pass(NamedTuple):
-    """What a client carries from step to step of a pass over its examples."""
+    """A client's state during a pass over its examples."""
 
     sums: Array  # [K, D]
     counts: Array  # [K]
-    seen: Array  # [] examples since the pass began
+    size: Array  # [] int32, examples since the start of the pass
 
 
 def distances(features: Array, y: Array, known: Prototypes) -> Array:
-    """The mean squared distance of features [B, D] from their class's prototype, 0 without; [B]."""
+    """Return the mean squared distance of features from their class's prototype, [B].
+
+    Args:
+      features: [B, D].
+      y: labels [B].
+      known: the prototypes; the distance is 0 for a class without one.
+    """
     squares = ((features - known.mean[y]) ** 2).mean(-1)
     return jnp.where(known.known[y], squares, 0)
 
@@ -91,13 +104,25 @@ def fedproto(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
 ) -> Algorithm:
-    """FedProto; the features are the body's, averaged over positions.
+    """Return FedProto; the features are the body's outputs, averaged over positions.
 
-    penalty: the paper's lambda; 0 is FedAvg. share_weights: whether networks are averaged. If not,
-    as in the paper, a client keeps its own, that all start alike, and one that never trained is
-    served with the initial network. weighting: of networks, as in FedAvg ("size" or "uniform").
-    Reports both terms, the second unweighted as "distance". Raises ValueError for a negative
-    penalty, and for local training that cannot carry anything from step to step.
+    It reports both terms, the second one without its weight as "distance".
+
+    Args:
+      model: the network.
+      work: local training.
+      penalty: weight of the distance, the paper's lambda; 0 is FedAvg.
+      share_weights: whether networks are averaged. If not, as in the paper, each client keeps its
+        own network, from a common start, and a client that never trained is served with the initial
+        network.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients in the mean of networks, "size" or "uniform"; in Python also a
+        function of `Slots`.
+
+    Raises:
+      UsageError: for a negative penalty, and for local training without a state that is carried
+        from step to step.
     """
     checks.real("penalty", penalty)
     train_local = local.seeing_local(work)
@@ -127,10 +152,10 @@ def fedproto(
             grads, (value, distance, after, features) = jax.grad(objective, has_aux=True)(
                 at.variables.params
             )
-            begins = at.carry.seen >= visit.shard.size
+            begins = at.carry.size >= visit.shard.size
             old = jax.tree.map(lambda leaf: jnp.where(begins, 0, leaf), at.carry)
             sums, counts = prototypes(features, batch.y, batch.mask, num_classes)
-            carry = _Pass(old.sums + sums, old.counts + counts, old.seen + batch.mask.sum())
+            carry = _Pass(old.sums + sums, old.counts + counts, old.size + batch.mask.sum())
             return Step(grads, after, {"loss": value, "distance": distance}, carry=carry)
 
         none = _Pass(
@@ -139,7 +164,7 @@ def fedproto(
         start = work.init(visit.message.variables if share_weights else visit.own)
         return train_local(grad_fn, start._replace(carry=none), visit.shard, visit.key)
 
-    def init(setup: Setup) -> _Kept:
+    def init(setup: Setup) -> _State:
         params, stats = setup.variables
 
         def shapes(x: Tree) -> tuple[Array, Array]:
@@ -152,21 +177,22 @@ def fedproto(
         none = Prototypes(
             jnp.zeros((num_classes, width), features.dtype), jnp.zeros(num_classes, bool)
         )
-        return _Kept(none, () if share_weights else setup.variables)
+        return _State(none, () if share_weights else setup.variables)
 
     def upload(visit: Visit, trained: Trained) -> _Sent:
         sums, counts, _ = trained.local.carry
         return _Sent(sums / jnp.maximum(counts, 1)[:, None], (counts > 0).astype(sums.dtype))
 
-    def update(kept: _Kept, total: _Sent) -> _Kept:
-        old, is_held = kept.prototypes, total.holds > 0
+    def update(state: _State, total: _Sent, delta: Variables) -> _State:
+        del delta
+        old, is_new = state.prototypes, total.holds > 0
         mean = total.mean / jnp.maximum(total.holds, 1)[:, None]
-        new = Prototypes(jnp.where(is_held[:, None], mean, old.mean), old.known | is_held)
-        return kept._replace(prototypes=new)
+        new = Prototypes(jnp.where(is_new[:, None], mean, old.mean), old.known | is_new)
+        return state._replace(prototypes=new)
 
     side = averaging.SideState(
         init=init,
-        send=lambda kept: kept.prototypes,
+        send=lambda state: state.prototypes,
         upload=upload,
         aggregate=aggregators.total(),
         update=update,

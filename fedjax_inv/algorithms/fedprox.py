@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the network that they received.
+"""FedProx: FedAvg whose clients stay near the network that they received.
 
     minimise  R_i(w) + (proximal / 2) ||w - w_received||^2
 
@@ -26,9 +26,16 @@ from fedjax_inv.types import (
 
 
 def proximal_gradient(grads: Tree, params: Tree, received: Tree, proximal: float | Array) -> Tree:
-    """`grads` + proximal (params - received), leaf by leaf.
+    """Return grads + proximal (params - received), leaf by leaf.
 
-    Raises ValueError unless all three are trees of the same shapes.
+    Args:
+      grads: the gradient of the risk.
+      params: the parameters, of the shapes of `grads`.
+      received: the parameters of the received network, of the same shapes.
+      proximal: the paper's mu.
+
+    Raises:
+      UsageError: for trees of different shapes.
     """
     checks.same_shapes(grads=grads, params=params, received=received)
     return jax.tree.map(lambda g, w, r: g + proximal * (w - r), grads, params, received)
@@ -43,10 +50,18 @@ def fedprox(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
 ) -> Algorithm:
-    """FedProx (Li et al. 2020, Algorithm 2).
+    """Return FedProx (Li et al. 2020, Algorithm 2).
 
-    proximal: the paper's mu, 0 is FedAvg. weighting: of clients, as in FedAvg ("size" or
-    "uniform"). Raises ValueError for a negative mu.
+    Args:
+      model: the network.
+      work: local training.
+      proximal: weight of the proximal term, the paper's mu; 0 is FedAvg.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
+
+    Raises:
+      UsageError: for a negative proximal.
     """
     checks.real("proximal", proximal)
     risk_gradient = averaging.gradient(model, loss)

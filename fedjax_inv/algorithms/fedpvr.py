@@ -1,11 +1,11 @@
-"""FedPVR: SCAFFOLD on the classifier, where clients differ most, and FedAvg on what is below.
+"""FedPVR: SCAFFOLD on the classifier, where clients differ most, and FedAvg on the layers below.
 
     body:       y <- y - rate m,   m <- momentum m + grad R_i(y)
     classifier: y <- y - rate (grad R_i(y) - c_i + c)
 
 Li et al. 2023, "On the Effectiveness of Partial Variance Reduction in Federated Learning with
-Heterogeneous Data" (CVPR), Algorithm 1; c_i and c, of the classifier alone, are those of `scaffold`
-(option II). The momentum is that of the clients' optimizer, which the classifier never sees.
+Heterogeneous Data" (CVPR), Algorithm 1; c_i and c, of the classifier alone, are as in `scaffold`
+(option II). The clients' optimizer has the momentum; for the classifier it is switched off.
 """
 
 import jax
@@ -22,31 +22,35 @@ from fedjax_inv.types import Algorithm, Loss, Model, Tree, Work
 def without_memory(
     optimizer: optax.GradientTransformation, part: Part
 ) -> optax.GradientTransformation:
-    """The optimizer that starts anew, before each step, for a part of the parameters.
+    """Return the optimizer with its state reset before each step, for a part of the parameters.
 
-    Of an SGD with momentum that leaves plain SGD for the part. What is not kept parameter by
-    parameter, as a count of steps, stays. Its update must be given the parameters.
+    An SGD with momentum becomes plain SGD for the part. State that is not per parameter, such as a
+    count of steps, stays. The update needs the parameters.
+
+    Args:
+      optimizer: the optimizer.
+      part: the part of the parameters.
     """
 
     def update(grads: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
         if params is None:
-            raise UsageError("params=None: must be given, as they tell the part")
+            raise UsageError("params", None, "must be given, as they tell the part")
         nowhere = jax.tree.map(lambda leaf: False, params)
         everywhere = jax.tree.map(lambda leaf: True, params)
-        forgets = optax.tree.map_params(
+        resets = optax.tree.map_params(
             optimizer,
-            lambda kept, forgets: forgets,
+            lambda leaf, is_reset: is_reset,
             state,
             part.put(nowhere, part.get(everywhere)),
-            transform_non_params=lambda kept: False,
+            transform_non_params=lambda leaf: False,
         )
-        anew = jax.tree.map(
-            lambda forgets, first, kept: first if forgets else kept,
-            forgets,
+        partly_reset = jax.tree.map(
+            lambda is_reset, first, now: first if is_reset else now,
+            resets,
             optimizer.init(params),
             state,
         )
-        return optimizer.update(grads, anew, params)
+        return optimizer.update(grads, partly_reset, params)
 
     return optax.GradientTransformation(optimizer.init, update)
 
@@ -60,16 +64,29 @@ def fedpvr(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "uniform",
 ) -> Algorithm:
-    """FedPVR (Li et al. 2023, Algorithm 1); the classifier is the model's head.
+    """Return FedPVR (Li et al. 2023, Algorithm 1); the classifier is the model's head.
 
-    A client's `own` is its control variate. The paper's momentum, 0.9, is to be that of the
-    clients' optimizer. corrected: "classifier", or "all" parameters, which is SCAFFOLD without a
-    momentum. weighting: of the networks, as in FedAvg ("uniform" or "size"). Raises ValueError for
-    another `corrected`, and for local training whose optimizer cannot be changed.
+    A client's own state is its control variate. The clients' optimizer must have the paper's
+    momentum, 0.9.
+
+    Args:
+      model: the network.
+      work: local training.
+      corrected: parameters that are corrected: "classifier", or "all", which is SCAFFOLD without
+        momentum.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients, "uniform" or "size", for the networks alone; in Python also a
+        function of `Slots`.
+
+    Raises:
+      UsageError: for another `corrected`, and for local training whose optimizer cannot be changed.
     """
     checks.one_of("corrected", corrected, PARTS)
     if work.with_optimizer is None:
-        raise UsageError("work: its optimizer cannot be changed; must be one of fedjax_inv.local's")
+        raise UsageError(
+            "work", ..., "its optimizer cannot be changed; must be one of fedjax_inv.local's"
+        )
     part = PARTS[corrected]
     return scaffold.with_variates(
         model,

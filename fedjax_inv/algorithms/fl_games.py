@@ -4,13 +4,13 @@
     SMOOTH adds         (1/m) sum_{p != k} (mean over p's last H predictors)                 (2)
 
 Gupta et al. 2022, "FL Games", arXiv 2205.11101, Algorithm 1. The terms are functions: logits are
-averaged, not parameters. A player answers with a few optimizer steps while its opponents stand
-still; players move together (parallel) or in turn (sequential). The representation phi is the
+averaged, not parameters. A player responds with a few optimizer steps while its opponents are
+fixed; players move together (parallel) or in turn (sequential). The representation phi is the
 identity (F: a model whose body is empty) or learned (V).
 
 The paper leaves open, and we chose: the scale of Eq. 2, by `memory_mix`; an empty memory is left
 out; a predictor enters the memory right after its update, so a current predictor counts twice; each
-player keeps its optimizer's state; phi's server optimizer is Adam; FAST follows the mean over a
+player keeps its optimizer's state; phi's server optimizer is Adam; FAST takes the mean over a
 client's examples, not over its batches, of which the last may be smaller.
 """
 
@@ -26,6 +26,7 @@ from fedjax_inv import aggregators, checks, local, objectives, tree
 from fedjax_inv.types import (
     Algorithm,
     Array,
+    Attends,
     Batch,
     Cohort,
     Exchange,
@@ -55,24 +56,24 @@ class Predictor(NamedTuple):
 
 
 class Game(NamedTuple):
-    """The server: what has been played so far."""
+    """The server: all moves so far."""
 
     body: Predictor  # phi
     body_opt_state: Tree
     players: Predictor  # [C, ...] current actions
-    memory: Predictor  # [C, H, ...] the last H actions of each, move n in place n % H
-    moves: Array  # [C] int32, how often each has moved
+    memory: Predictor  # [C, H, ...] the last H actions of each player, move n in place n % H
+    moves: Array  # [C] int32, number of moves of each player
 
 
 class Ensemble(NamedTuple):
-    """What clients are sent to improve the representation."""
+    """The message for an update of the representation."""
 
     body: Predictor
     players: Predictor  # [C, ...]
 
 
 class Table(NamedTuple):
-    """What players are sent to answer: all that has been played."""
+    """The message for a response: all moves so far."""
 
     body: Predictor
     players: Predictor  # [C, ...]
@@ -88,12 +89,19 @@ def response_logits(
     *,
     memory_mix: str,
 ) -> Array:
-    """The logits [B, K] that a player is judged by, Eq. 1 and 2.
+    """Return the logits of a player's loss (Eq. 1 and 2), [B, K].
 
-    own: [B, K]. opponents: [P, B, K], P = m - 1. memory: [P, H, B, K]. memory_size: [] or [P],
-    how many of H are filled, the first. memory_mix: the scale of Eq. 2, "literal" (1 / m over all
-    2m - 1 terms, as printed), "normalised" (1 / (2m - 1)), or "per_opponent" (an opponent counts as
-    the mean of its action and its memory, then 1 / m). Raises ValueError for another mix.
+    Args:
+      own: the player's logits [B, K].
+      opponents: the opponents' logits [P, B, K], P = m - 1.
+      memory: logits of their last actions [P, H, B, K].
+      memory_size: [] or [P] int, how many of H are filled, the first ones.
+      memory_mix: the scale of Eq. 2: "literal" (1 / m over all 2m - 1 terms, as printed),
+        "normalised" (1 / (2m - 1)), or "per_opponent" (an opponent counts as the mean of its action
+        and its memory, then 1 / m).
+
+    Raises:
+      UsageError: for another memory_mix, and a memory_size outside 0..H.
     """
     chex.assert_rank([own, opponents, memory], [2, 3, 4])
     chex.assert_equal_shape_suffix([own, opponents, memory], 2)
@@ -129,16 +137,29 @@ def fl_games(
     fast: bool = False,
     loss: Loss = objectives.cross_entropy,
 ) -> Algorithm:
-    """FL Games (Algorithm 1); the clients of the federation are the players.
+    """Return FL Games (Algorithm 1); the clients of the federation are the players.
 
-    play: all players move in every round ("parallel"), or player after player ("sequential").
-    memory: H of SMOOTH, 0 for none. memory_mix: how a player weighs its memory
-    (`response_logits`), "per_opponent", "literal" or "normalised". learned: whether the
-    representation is (V), or stays as it is (F); where it is, each cycle of moves comes after a
-    round that updates it. body_optimizer: learning rate -> phi's server optimizer.
-    body_learning_rate: of that optimizer. body_batch_size: examples of each client for a gradient
-    of phi. fast: phi's gradient is that of all of a client's examples, not of one batch. Raises
-    ValueError for values out of range.
+    Args:
+      model: the network.
+      work: local training.
+      play: "parallel": all players move in every round; "sequential": one player after the other.
+      memory: H of SMOOTH, the last actions of a player that others respond to; 0 for none.
+      memory_mix: weight of the memory (`response_logits`), "per_opponent", "literal" or
+        "normalised".
+      learned: whether the representation is learned (V) or fixed (F). If it is, each cycle of moves
+        follows a round that updates it.
+      body_optimizer: learning rate -> the server's optimizer of the representation.
+      body_learning_rate: the learning rate of this optimizer.
+      body_batch_size: examples of each client for a gradient of the representation.
+      fast: whether the gradient of the representation is over all of a client's examples instead
+        of one batch.
+      loss: the objective.
+
+    Returns:
+      The algorithm. It has no `network`: its players are served together.
+
+    Raises:
+      UsageError: for values out of range.
     """
     checks.one_of("play", play, PLAYS)
     checks.integer("memory", memory, 0)
@@ -146,11 +167,6 @@ def fl_games(
     checks.real("body_learning_rate", body_learning_rate)
     checks.integer("body_batch_size", body_batch_size)
     optimizer = body_optimizer(body_learning_rate)
-
-    def turn(game: Game, round: Array) -> Array:
-        """Whose turn it is: a player's number, in parallel play 0; -1 is phi's."""
-        moves = game.moves.shape[0] if play == "sequential" else 1
-        return round % (moves + learned) - learned
 
     def init_server(setup: Setup) -> Game:
         keys = jax.random.split(setup.key, setup.num_clients)
@@ -167,150 +183,163 @@ def fl_games(
     def init_client(game: Game, who: Array) -> Tree:
         return work.init(_alone(tree.take(game.players, who))).opt_state
 
-    def logits_of(predictor: Predictor, features: Array, mask: Array) -> Array:
-        return model.decode(predictor.params, predictor.stats, features, mask, False)[0]
+    def turn(game: Game, round: Array) -> Array:
+        """The player whose turn it is, [] int32; in parallel play 0; -1 is phi's turn."""
+        moves = game.moves.shape[0] if play == "sequential" else 1
+        return round % (moves + learned) - learned
 
-    def representation() -> Exchange:
-        """phi's exchange: its gradient through the ensemble, then a step of the server."""
+    def all_attend(game: Game, who: Array, round: Array) -> Array:
+        del who
+        return turn(game, round) < 0
 
-        def broadcast(game: Game) -> Ensemble:
-            return Ensemble(game.body, game.players)
-
-        def client(visit: Visit) -> Reply:
-            ensemble: Ensemble = visit.message
-            batch_key, step_key = jax.random.split(visit.key)
-
-            def risk(body: Tree, batch: Batch) -> tuple[Array, tuple[Array, Tree]]:
-                features, stats = model.encode(
-                    body, ensemble.body.stats, batch.x, batch.mask, True, step_key
-                )
-                logits = jax.vmap(lambda p: logits_of(p, features, batch.mask))(ensemble.players)
-                value = loss(logits.mean(0), batch.y, batch.mask)
-                return value, (value, stats)
-
-            def sums(batch: Batch) -> tuple[Tree, tuple[Array, Tree]]:
-                """The gradients, losses and statistics of parts of a batch, times their sizes."""
-                parts = jax.tree.map(
-                    lambda leaf: leaf.reshape(-1, body_batch_size, *leaf.shape[1:]), batch
-                )
-                count = parts.mask.sum(1).astype(jnp.float32)
-
-                def total(body: Tree) -> tuple[Array, Tree]:
-                    values, told = jax.vmap(risk, in_axes=(None, 0))(body, parts)
-                    return count @ values, tree.weighted_sum(told, count)
-
-                return jax.grad(total, has_aux=True)(ensemble.body.params)
-
-            if fast:
-                # Several at a time, so that sums of the size of phi are made less often.
-                width = _BATCHES_AT_ONCE * body_batch_size
-                found = local.fold(visit.shard, sums, batch_size=width)
-                count = visit.shard.size
-            else:
-                found = local.fold_sample(visit.shard, batch_key, sums, batch_size=body_batch_size)
-                count = jnp.minimum(visit.shard.size, body_batch_size)
-            grads, (value, stats) = optax.tree.scale(1 / jnp.maximum(count, 1), found)
-            return Reply(visit.own, Predictor(grads, stats), {"body_loss": value})
-
-        def update(game: Game, mean: Predictor, cohort: Cohort) -> Game:
-            del cohort
-            updates, opt_state = optimizer.update(
-                mean.params, game.body_opt_state, game.body.params
-            )
-            body = Predictor(optax.apply_updates(game.body.params, updates), mean.stats)
-            return game._replace(body=body, body_opt_state=opt_state)
-
-        def attends(game: Game, who: Array, round: Array) -> Array:
-            del who
-            return turn(game, round) < 0
-
-        return Exchange(broadcast, client, aggregators.mean(), update, attends)
-
-    def responses() -> Exchange:
-        """The players' exchange: the best response to what the others last played."""
-
-        def broadcast(game: Game) -> Table:
-            return Table(game.body, game.players, game.memory, game.moves)
-
-        def client(visit: Visit) -> Reply:
-            table: Table = visit.message
-            who = visit.shard.who
-            num_players = table.moves.shape[0]
-            others = (who + 1 + jnp.arange(num_players - 1)) % num_players
-            # What the others do and what they did, [P, 1 + H, ...]: their logits are one product.
-            played = jax.tree.map(
-                lambda now, past: jnp.concatenate([now[others, None], past[others]], 1),
-                table.players,
-                table.memory,
-            )
-            memory_size = jnp.minimum(table.moves[others], memory)
-
-            def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-                features, _ = model.encode(*table.body, batch.x, batch.mask, False)
-                # A barrier, or XLA merges the product of what stands still with that of what
-                # moves, whose parameters it then copies together in every step.
-                seen = jax.lax.optimization_barrier(features)
-
-                def play_of(predictor: Predictor) -> Array:
-                    return logits_of(predictor, seen, batch.mask)
-
-                theirs = jax.vmap(jax.vmap(play_of))(played)
-
-                def risk(head: Tree) -> tuple[Array, Tree]:
-                    logits, stats = model.decode(
-                        head, variables.stats.head, features, batch.mask, True, key
-                    )
-                    logits = response_logits(
-                        logits, theirs[:, 0], theirs[:, 1:], memory_size, memory_mix=memory_mix
-                    )
-                    return loss(logits, batch.y, batch.mask), stats
-
-                (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(
-                    variables.params.head
-                )
-                return Step(Halves({}, grads), Halves({}, stats), {"loss": value})
-
-            start = Local(_alone(tree.take(table.players, who)), visit.own)
-            trained = work.run(grad_fn, start, visit.shard, visit.key)
-            end = trained.local.variables
-            played = Predictor(end.params.head, end.stats.head)
-            return Reply(trained.local.opt_state, played, trained.metrics)
-
-        def update(game: Game, played: aggregators.Stack, cohort: Cohort) -> Game:
-            del cohort
-            num_players = game.moves.shape[0]
-            who = jnp.where(played.present, played.who, num_players)
-            moved = jnp.zeros(num_players, bool).at[who].set(True, mode="drop")
-            players = tree.put(game.players, who, played.values)
-            # Of the oldest, once all are filled.
-            is_place = moved[:, None] & (game.moves[:, None] % max(memory, 1) == jnp.arange(memory))
-
-            def enter(past: Array, new: Array) -> Array:
-                here = is_place.reshape(*is_place.shape, *[1] * (new.ndim - 1))
-                return jnp.where(here, new[:, None], past)
-
-            return game._replace(
-                players=players,
-                memory=jax.tree.map(enter, game.memory, players),
-                moves=game.moves + moved,
-            )
-
-        def attends(game: Game, who: Array, round: Array) -> Array:
-            now = turn(game, round)
-            return now == who if play == "sequential" else now >= 0
-
-        return Exchange(broadcast, client, aggregators.stacked(), update, attends)
+    def players_attend(game: Game, who: Array, round: Array) -> Array:
+        now = turn(game, round)
+        return now == who if play == "sequential" else now >= 0
 
     def predict(game: Game, own: Tree, x: Tree) -> Array:
         del own
         mask = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
         features, _ = model.encode(*game.body, x, mask, False)
-        return jax.vmap(lambda p: logits_of(p, features, mask))(game.players).mean(0)
+        return jax.vmap(lambda p: _logits(model, p, features, mask))(game.players).mean(0)
 
-    exchanges = (representation(), responses()) if learned else (responses(),)
+    responses = _responses(model, work, loss, memory, memory_mix, players_attend)
+    representation = _representation(model, optimizer, loss, body_batch_size, fast, all_attend)
+    exchanges = (representation, responses) if learned else (responses,)
     return Algorithm(init_server, init_client, exchanges, predict)
 
 
 def _alone(predictor: Predictor) -> Variables:
     """A predictor as variables without a body."""
     return Variables(Halves({}, predictor.params), Halves({}, predictor.stats))
+
+
+def _logits(model: Model, predictor: Predictor, features: Array, mask: Array) -> Array:
+    return model.decode(predictor.params, predictor.stats, features, mask, False)[0]
+
+
+def _representation(
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    loss: Loss,
+    batch_size: int,
+    fast: bool,
+    attends: Attends,
+) -> Exchange:
+    """phi's exchange: its gradient through the ensemble, then a step of the server."""
+
+    def broadcast(game: Game) -> Ensemble:
+        return Ensemble(game.body, game.players)
+
+    def client(visit: Visit) -> Reply:
+        ensemble: Ensemble = visit.message
+        batch_key, step_key = jax.random.split(visit.key)
+
+        def risk(body: Tree, batch: Batch) -> tuple[Array, tuple[Array, Tree]]:
+            features, stats = model.encode(
+                body, ensemble.body.stats, batch.x, batch.mask, True, step_key
+            )
+            logits = jax.vmap(lambda p: _logits(model, p, features, batch.mask))(ensemble.players)
+            value = loss(logits.mean(0), batch.y, batch.mask)
+            return value, (value, stats)
+
+        def sums(batch: Batch) -> tuple[Tree, tuple[Array, Tree]]:
+            """The gradients, losses and statistics of parts of a batch, times their sizes."""
+            parts = jax.tree.map(lambda leaf: leaf.reshape(-1, batch_size, *leaf.shape[1:]), batch)
+            count = parts.mask.sum(1).astype(jnp.float32)
+
+            def total(body: Tree) -> tuple[Array, Tree]:
+                values, others = jax.vmap(risk, in_axes=(None, 0))(body, parts)
+                return count @ values, tree.weighted_sum(others, count)
+
+            return jax.grad(total, has_aux=True)(ensemble.body.params)
+
+        if fast:
+            # Several batches at a time, as each sum has the size of phi.
+            width = _BATCHES_AT_ONCE * batch_size
+            total = local.fold(visit.shard, sums, batch_size=width)
+            count = visit.shard.size
+        else:
+            total = local.fold_sample(visit.shard, batch_key, sums, batch_size=batch_size)
+            count = jnp.minimum(visit.shard.size, batch_size)
+        grads, (value, stats) = optax.tree.scale(1 / jnp.maximum(count, 1), total)
+        return Reply(visit.own, Predictor(grads, stats), {"body_loss": value})
+
+    def update(game: Game, mean: Predictor, cohort: Cohort) -> Game:
+        del cohort
+        updates, opt_state = optimizer.update(mean.params, game.body_opt_state, game.body.params)
+        body = Predictor(optax.apply_updates(game.body.params, updates), mean.stats)
+        return game._replace(body=body, body_opt_state=opt_state)
+
+    return Exchange(broadcast, client, aggregators.mean(), update, attends)
+
+
+def _responses(
+    model: Model, work: Work, loss: Loss, memory: int, memory_mix: str, attends: Attends
+) -> Exchange:
+    """The players' exchange: a best response to the opponents' last actions."""
+
+    def broadcast(game: Game) -> Table:
+        return Table(game.body, game.players, game.memory, game.moves)
+
+    def client(visit: Visit) -> Reply:
+        table: Table = visit.message
+        who = visit.shard.who
+        num_players = table.moves.shape[0]
+        others = (who + 1 + jnp.arange(num_players - 1)) % num_players
+        # The opponents' actions, current and past, [P, 1 + H, ...]: their logits are one product.
+        actions = jax.tree.map(
+            lambda now, past: jnp.concatenate([now[others, None], past[others]], 1),
+            table.players,
+            table.memory,
+        )
+        memory_size = jnp.minimum(table.moves[others], memory)
+
+        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+            features, _ = model.encode(*table.body, batch.x, batch.mask, False)
+            # A barrier, or XLA merges the product of fixed parameters with that of trained ones,
+            # and copies them together in every step.
+            fixed = jax.lax.optimization_barrier(features)
+
+            def play_of(predictor: Predictor) -> Array:
+                return _logits(model, predictor, fixed, batch.mask)
+
+            theirs = jax.vmap(jax.vmap(play_of))(actions)
+
+            def risk(head: Tree) -> tuple[Array, Tree]:
+                logits, stats = model.decode(
+                    head, variables.stats.head, features, batch.mask, True, key
+                )
+                logits = response_logits(
+                    logits, theirs[:, 0], theirs[:, 1:], memory_size, memory_mix=memory_mix
+                )
+                return loss(logits, batch.y, batch.mask), stats
+
+            (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(variables.params.head)
+            return Step(Halves({}, grads), Halves({}, stats), {"loss": value})
+
+        start = Local(_alone(tree.take(table.players, who)), visit.own)
+        trained = work.run(grad_fn, start, visit.shard, visit.key)
+        end = trained.local.variables
+        response = Predictor(end.params.head, end.stats.head)
+        return Reply(trained.local.opt_state, response, trained.metrics)
+
+    def update(game: Game, sent: aggregators.Stack, cohort: Cohort) -> Game:
+        del cohort
+        num_players = game.moves.shape[0]
+        who = jnp.where(sent.present, sent.who, num_players)
+        moved = jnp.zeros(num_players, bool).at[who].set(True, mode="drop")
+        players = tree.put(game.players, who, sent.values)
+        # The place of the oldest action, once all are filled.
+        is_place = moved[:, None] & (game.moves[:, None] % max(memory, 1) == jnp.arange(memory))
+
+        def enter(past: Array, new: Array) -> Array:
+            here = is_place.reshape(*is_place.shape, *[1] * (new.ndim - 1))
+            return jnp.where(here, new[:, None], past)
+
+        return game._replace(
+            players=players,
+            memory=jax.tree.map(enter, game.memory, players),
+            moves=game.moves + moved,
+        )
+
+    return Exchange(broadcast, client, aggregators.stacked(), update, attends)

@@ -1,15 +1,15 @@
-"""MOON: FedAvg whose clients' features stay near the server's and leave their own last network's.
+"""MOON: FedAvg whose features are drawn to the server's and away from the client's last network's.
 
     minimise  CE(f(x), y) + penalty mean of -log(e^g / (e^g + e^p))
     g = cos(z, z_received) / temperature,   p = cos(z, z_previous) / temperature,   z = m(e(x))
 
 e is the body and m a projection, two dense layers with a ReLU between, which is trained and
-averaged with the network. z_received and z_previous, constants, are those of the network that was
-received and of the client's own last one; before its first turn that is the initial network.
+averaged with the network. The constants z_received and z_previous are the z of the received network
+and of the client's own last network; before its first turn that is the initial network.
 
-Li et al. 2021, "Model-Contrastive Federated Learning" (CVPR; arXiv 2103.16257), Algorithm 1. Ours:
-the classifier reads e(x) and not z, so that all methods have one network to serve with; the two
-other networks are in evaluation mode.
+Li et al. 2021, "Model-Contrastive Federated Learning" (CVPR; arXiv 2103.16257), Algorithm 1. The
+paper leaves open, and we chose: the two other networks are in evaluation mode. We changed: the
+classifier reads e(x) and not z, so that all methods serve with the same network.
 """
 
 from typing import NamedTuple
@@ -39,15 +39,22 @@ from fedjax_inv.types import (
 )
 
 _EPSILON = 1e-12  # added to squared norms under a root
-_NAME = "projection"  # of its parameters, beside those of the head
+_NAME = "projection"  # key of its parameters, beside those of the head
 
 
 def contrastive(
     z: Array, z_global: Array, z_previous: Array, *, temperature: float | Array
 ) -> Array:
-    """-log(e^g / (e^g + e^p)) of each row, g and p as above; [B].
+    """Return -log(e^g / (e^g + e^p)) of each row, with g and p as above, [B].
 
-    z, z_global, z_previous: [B, P]. Raises ValueError unless they are of one shape.
+    Args:
+      z: features of the trained network [B, P].
+      z_global: features of the received network [B, P].
+      z_previous: features of the client's last network [B, P].
+      temperature: the paper's tau.
+
+    Raises:
+      UsageError: for different shapes.
     """
     checks.same_shapes(z=z, z_global=z_global, z_previous=z_previous)
 
@@ -61,11 +68,11 @@ def contrastive(
 
 
 class _Extractor(NamedTuple):
-    """What z is made with."""
+    """The part of a network that computes z."""
 
     body: Tree
     stats: Tree  # of the body
-    projection: Tree  # () without
+    projection: Tree  # () without a projection
 
 
 class _Projection(nn.Module):
@@ -88,20 +95,29 @@ def moon(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
 ) -> Algorithm:
-    """MOON (Li et al. 2021, Algorithm 1). A client's `own` is what its last network makes z with.
+    """Return MOON (Li et al. 2021, Algorithm 1). A client's own state is its last extractor of z.
 
-    penalty: the paper's mu, of 1 to 10; 0 is FedAvg. temperature: the paper's tau. projection: how
-    many outputs it has; 0: there is none, and z are the body's features, averaged over positions.
-    weighting: of clients, as in FedAvg ("size" or "uniform").
+    It reports both terms, the second one without its weight as "contrast".
 
-    Reports both terms, the second unweighted as "contrast". Raises ValueError for values out of
-    range; before the first round for a head whose parameters have no names, to set those of the
-    projection beside.
+    Args:
+      model: the network.
+      work: local training.
+      penalty: weight of the contrast, the paper's mu, 1 to 10 there; 0 is FedAvg.
+      temperature: the paper's tau.
+      projection: outputs of the projection; 0: there is none, and z are the body's features,
+        averaged over positions.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
+
+    Raises:
+      UsageError: for values out of range; before the first round for a head whose parameters are no
+        dict, as the projection's are added to it.
     """
     checks.real("penalty", penalty)
     checks.real("temperature", temperature)
     if checks.is_concrete(temperature) and float(temperature) == 0:
-        raise UsageError(f"{temperature=}: must be above 0")
+        raise UsageError("temperature", temperature, "must be above 0")
     checks.integer("projection", projection, 0)
     module = _Projection(projection)
 
@@ -109,14 +125,14 @@ def moon(
         params, stats = variables
         return _Extractor(params.body, stats.body, params.head[_NAME] if projection else ())
 
-    def projected(taken: Tree, features: Array) -> Array:
+    def projected(params: Tree, features: Array) -> Array:
         features = averaging.embedding(features)
-        return jnp.asarray(module.apply({"params": taken}, features)) if projection else features
+        return jnp.asarray(module.apply({"params": params}, features)) if projection else features
 
-    def constant(of: _Extractor, batch: Batch) -> Array:
-        """z of a network that is not trained."""
-        features, _ = model.encode(of.body, of.stats, batch.x, batch.mask, False)
-        return projected(of.projection, features)
+    def constant(fixed: _Extractor, batch: Batch) -> Array:
+        """The z of a network that is not trained."""
+        features, _ = model.encode(fixed.body, fixed.stats, batch.x, batch.mask, False)
+        return projected(fixed.projection, features)
 
     def gradient_from(visit: Visit) -> GradFn:
         received, previous = extractor(visit.message.variables), visit.own
@@ -159,11 +175,16 @@ def moon(
             return training.init_server(setup)
         params, stats = setup.variables
         if not hasattr(params.head, "keys") or _NAME in params.head:
-            raise UsageError(f"model: its head must be a dict without {_NAME!r}, or projection=0")
+            raise UsageError(
+                "model",
+                ...,
+                f"its head must be a dict without {_NAME!r}, or {{projection}} must be 0",
+                projection=("projection", projection),
+            )
         real = jnp.ones(jax.tree.leaves(setup.sample)[0].shape[0], bool)
         features, _ = model.encode(params.body, stats.body, setup.sample, real, False)
-        taken = module.init(setup.key, averaging.embedding(features))["params"]
-        variables = Variables(Halves(params.body, {**params.head, _NAME: taken}), stats)
+        drawn = module.init(setup.key, averaging.embedding(features))["params"]
+        variables = Variables(Halves(params.body, {**params.head, _NAME: drawn}), stats)
         return training.init_server(setup._replace(variables=variables))
 
     return training._replace(init_server=init_server)

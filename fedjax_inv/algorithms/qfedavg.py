@@ -1,13 +1,12 @@
-"""q-FedAvg: FedAvg that listens to a client the more, the larger its loss.
+"""q-FedAvg: FedAvg that gives a client more weight, the larger its loss.
 
     minimise  sum_i F_i(w)^(q + 1) / (q + 1)
     g_i = (w - w_i) / step_size
     w <- w - sum_i F_i^q g_i / sum_i (q F_i^(q - 1) ||g_i||^2 + F_i^q / step_size)
 
-over the cohort; F_i is the loss of all of the client's examples at the network that it received, w,
-and w_i is what local training made of it. Li et al. 2020, "Fair Resource Allocation in Federated
-Learning" (arXiv 1905.10497), Algorithm 2. Statistics (BatchNorm), which have no gradient, are
-averaged; the paper has none.
+over the cohort; w is the network that the client received, F_i the loss of all of its examples at
+w, and w_i the network after local training. Li et al. 2020, "Fair Resource Allocation in Federated
+Learning" (arXiv 1905.10497), Algorithm 2. The paper has no statistics (BatchNorm); we average them.
 """
 
 from typing import NamedTuple
@@ -34,26 +33,32 @@ from fedjax_inv.types import (
     Work,
 )
 
-_SMALLEST_LOSS = 1e-10  # in place of 0, of which no power below 0 is finite
+_SMALLEST_LOSS = 1e-10  # in place of 0, whose negative powers are infinite
 
 
 class Upload(NamedTuple):
-    """What a client sends; the sums of the first two make the step."""
+    """The upload of a client; the server's step is the ratio of the first two sums."""
 
     delta: Tree  # of the parameters' shapes
     curvature: Tree  # [], the paper's h
-    stats: Tree  # how far training moved them
+    stats: Tree  # change of the statistics by local training
 
 
 def scaled_update(
     delta: Tree, loss: Array, *, q: float | Array, step_size: float | Array
 ) -> tuple[Tree, Array]:
-    """(F^q delta / step_size, h = q F^(q - 1) ||delta / step_size||^2 + F^q / step_size).
+    """Return (F^q delta / step_size, h = q F^(q - 1) ||delta / step_size||^2 + F^q / step_size).
 
-    delta: w_i - w, how far local training moved the parameters. loss: F [], at least 0; of a
-    negative one h is NaN. step_size: that of local training, the paper's 1 / L. The paper's
-    Delta is minus the first; h, [], bounds the curvature of F^(q + 1) / (q + 1). Raises ValueError
-    for a negative q, and a step_size that is not above 0.
+    The paper's Delta is minus the first; h, [], bounds the curvature of F^(q + 1) / (q + 1).
+
+    Args:
+      delta: w_i - w, the change of the parameters by local training.
+      loss: F, [], at least 0; for a negative loss h is NaN.
+      q: the exponent.
+      step_size: the learning rate of local training, the paper's 1 / L.
+
+    Raises:
+      UsageError: for a negative q, and a step_size that is not above 0.
     """
     _check(q, step_size)
     loss = jnp.where(loss < 0, jnp.nan, jnp.maximum(loss, _SMALLEST_LOSS))
@@ -67,7 +72,7 @@ def _check(q: float | Array, step_size: float | Array) -> None:
     checks.real("q", q)
     checks.real("step_size", step_size)
     if checks.is_concrete(step_size) and step_size == 0:
-        raise UsageError(f"{step_size=}: must be above 0, as updates are divided by it")
+        raise UsageError("step_size", step_size, "must be above 0, as updates are divided by it")
 
 
 def qfedavg(
@@ -80,20 +85,30 @@ def qfedavg(
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
 ) -> Algorithm:
-    """q-FedAvg (Li et al. 2020, Algorithm 2); clients count by their losses alone.
+    """Return q-FedAvg (Li et al. 2020, Algorithm 2); clients are weighted by their losses alone.
 
-    Local steps that go far, as many with a momentum do, make h large where q > 0, and the server's
-    step small. q: how much a large loss counts; 0 is FedAvg with weighting="uniform". step_size:
-    the paper's 1 / L, to be the clients' learning rate; a larger one damps less. loss_batch_size:
-    examples at once in the pass that takes F, in evaluation mode; it changes nothing but time and
-    memory. Raises ValueError for values out of range.
+    Long local steps, such as many steps with momentum, make h large for q > 0, and so the server's
+    step small.
+
+    Args:
+      model: the network.
+      work: local training.
+      q: the exponent of the loss; 0 is FedAvg with weighting="uniform".
+      step_size: the paper's 1 / L, normally the clients' learning rate; a larger one damps less.
+      loss_batch_size: examples at once in the pass that computes F in evaluation mode; it changes
+        only time and memory.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the step of q-FedAvg.
+
+    Raises:
+      UsageError: for values out of range.
     """
     _check(q, step_size)
     checks.integer("loss_batch_size", loss_batch_size)
     grad_fn = averaging.gradient(model, loss)
 
     def loss_of(variables: Variables, shard: Shard) -> Array:
-        """F, of all examples of a client."""
+        """F, the mean over all examples of a client."""
 
         def total(batch: Batch) -> Array:
             outputs = models.predict(model, variables, batch.x)
@@ -115,7 +130,7 @@ def qfedavg(
 
     def update(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
         del cohort
-        # Where q is so large that all powers of small losses are 0, nothing moves.
+        # If q is so large that all powers of small losses are 0, nothing moves.
         curvature = jnp.where(total.curvature > 0, total.curvature, 1)
         step = optax.tree.scale(1 / curvature, total.delta)
         return servers.update(server_optimizer, server, Variables(step, total.stats))
@@ -131,4 +146,5 @@ def qfedavg(
         lambda server, who: (),
         (exchange,),
         lambda server, own, x: models.predict(model, server.variables, x),
+        network=lambda server: server.variables,
     )

@@ -1,12 +1,12 @@
-"""SCAFFOLD: local steps corrected by how a client's gradient differs from everybody's.
+"""SCAFFOLD: local steps corrected by the difference of a client's gradient from the mean gradient.
 
     y <- y - rate (grad R_i(y) - c_i + c)
     c_i+ = c_i - c + (x - y) / (K rate) = the mean of the K gradients grad R_i(y)      (option II)
     c <- c + (1 / N) sum over the cohort of (c_i+ - c_i)
 
 Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
-(arXiv 1910.06378), Algorithm 1. The identity in the second line holds for the paper's plain SGD; by
-its right side, c_i stays a mean of gradients under any local optimizer.
+(arXiv 1910.06378), Algorithm 1. The identity in the second line holds for the paper's plain SGD. We
+compute its right side, so that c_i is a mean of gradients under any local optimizer.
 """
 
 from typing import NamedTuple
@@ -33,15 +33,21 @@ from fedjax_inv.types import (
 
 
 class Control(NamedTuple):
-    """What the server keeps beside the network."""
+    """The server's state beside the network."""
 
     variate: Tree  # c, of the shapes of the parameters that are corrected
     num_clients: Array  # [], N
 
 
-def corrected_gradient(grads: Tree, own: Tree, everybody: Tree) -> Tree:
-    """grads - c_i + c, leaf by leaf; own: c_i, everybody: c."""
-    return jax.tree.map(lambda g, c_i, c: g - c_i + c, grads, own, everybody)
+def corrected_gradient(grads: Tree, own: Tree, mean: Tree) -> Tree:
+    """Return grads - c_i + c, leaf by leaf.
+
+    Args:
+      grads: the client's gradient.
+      own: c_i, of the shapes of `grads`.
+      mean: c, of the same shapes.
+    """
+    return jax.tree.map(lambda g, c_i, c: g - c_i + c, grads, own, mean)
 
 
 def scaffold(
@@ -52,10 +58,16 @@ def scaffold(
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "uniform",
 ) -> Algorithm:
-    """SCAFFOLD with option II; a client's `own` is its control variate c_i, at first 0.
+    """Return SCAFFOLD with option II; a client's own state is its control variate c_i, first 0.
 
-    server_optimizer: sgd of the paper's eta_g. weighting: of the networks, "uniform" in the paper;
-    the variates are summed over the cohort and divided by N whatever it is.
+    Args:
+      model: the network.
+      work: local training.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta; sgd with the paper's eta_g.
+      weighting: weights of clients, "uniform" (as in the paper) or "size", for the networks alone:
+        the variates are summed over the cohort and divided by N. In Python also a function of
+        `Slots`.
     """
     return with_variates(
         model,
@@ -76,7 +88,16 @@ def with_variates(
     server_optimizer: optax.GradientTransformation,
     weighting: str | aggregators.Weight,
 ) -> Algorithm:
-    """SCAFFOLD that corrects one part of the gradient; the rest is FedAvg."""
+    """Return SCAFFOLD that corrects one part of the gradient; the rest is FedAvg.
+
+    Args:
+      model: the network.
+      work: local training.
+      part: the part of the parameters.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
+    """
     risk_gradient = averaging.gradient(model, loss)
 
     def gradient_from(visit: Visit) -> GradFn:
@@ -92,7 +113,8 @@ def with_variates(
         zeros = optax.tree.zeros_like(part.get(setup.variables.params))
         return Control(zeros, jax.numpy.float32(setup.num_clients))
 
-    def update(control: Control, change: Tree) -> Control:
+    def update(control: Control, change: Tree, delta: Variables) -> Control:
+        del delta
         variate = optax.tree.add_scale(control.variate, 1 / control.num_clients, change)
         return control._replace(variate=variate)
 

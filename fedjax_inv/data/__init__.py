@@ -1,1 +1,1 @@
-"""Data sets on the host, environments, partitions, and the federations built from them."""
+"""Data sets on the host, environments, partitions, and federations."""

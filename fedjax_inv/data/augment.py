@@ -1,7 +1,7 @@
 """DomainBed's training augmentation (Gulrajani & Lopez-Paz 2021) as pure functions on the device.
 
-A random resized crop, a horizontal flip, colour jitter and a random loss of colour, in this order,
-with the distributions of PyTorch's torchvision in floating point instead of 8 bits.
+A random resized crop, a horizontal flip, colour jitter and a random grey image, in this order, with
+the distributions of PyTorch's torchvision, but in floating point instead of 8 bits.
 """
 
 import math
@@ -14,19 +14,29 @@ from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array
 
-_ATTEMPTS = 10  # to draw a crop that fits
+_ATTEMPTS = 10  # draws of a crop, until one fits
 _LUMA = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
 
 
 def resized_crop(image: Array, top: Array, left: Array, height: Array, width: Array) -> Array:
-    """The window of an image [H, W, C], resized to [H, W, C] by linear interpolation.
+    """Cut a window out of an image and resize it by linear interpolation.
 
-    top, left, height, width: [] in pixels, of a window inside the image. Centres of pixels are
-    interpolated; what lies beyond those of the window's edge is the edge's.
+    The interpolation is between the centres of pixels; beyond the centres at the window's edge, it
+    takes the edge's values.
+
+    Args:
+      image: [H, W, C] floating point.
+      top: [] the window's first row, in pixels. The window lies inside the image.
+      left: [] its first column.
+      height: [] its height in pixels.
+      width: [] its width in pixels.
+
+    Returns:
+      The resized window, [H, W, C].
     """
 
     def weights(start: Array, length: Array, size: int) -> Array:
-        """[size of the outputs, size of the inputs]."""
+        """Return the weight of each input in each output, [size, size]."""
         at = (jnp.arange(size) + 0.5) * length / size - 0.5
         at = start + jnp.clip(at, 0, length - 1)
         return jnp.maximum(0, 1 - jnp.abs(at[:, None] - jnp.arange(size)))
@@ -38,11 +48,22 @@ def resized_crop(image: Array, top: Array, left: Array, height: Array, width: Ar
 def crop_window(
     key: Array, height: int, width: int, scale: Sequence[float], ratio: Sequence[float]
 ) -> tuple[Array, Array, Array, Array]:
-    """(top, left, height, width) of a random window of an image, each [] int32.
+    """Draw a random window of an image.
 
-    Its share of the area is uniform in scale, the logarithm of width over height uniform in that of
-    ratio, and where it lies uniform. The first of ten draws that fits into the image counts; if
-    none does, the largest centred window with the image's ratio, or with the next one allowed.
+    Its share of the area is uniform in `scale`, the logarithm of its width over its height is
+    uniform between those of `ratio`, and its place is uniform. The first of ten draws that fits
+    into the image counts. If none fits, the window is the largest centred one with the image's own
+    ratio, or with the nearest ratio allowed.
+
+    Args:
+      key: the key of the draws.
+      height: the image's height in pixels.
+      width: its width in pixels.
+      scale: the smallest and the largest share of the area.
+      ratio: the smallest and the largest width over height.
+
+    Returns:
+      (top, left, height, width), each [] int32 in pixels.
     """
     area_key, ratio_key, top_key, left_key = jax.random.split(key, 4)
     bounds = [math.log(bound) for bound in ratio]
@@ -63,28 +84,28 @@ def crop_window(
 
 
 def grey(image: Array) -> Array:
-    """The luma of an image [H, W, 3] in all three channels."""
+    """Return an image [..., 3] with its luma in all three channels."""
     luma = jnp.einsum("...c,c->...", image, jnp.array(_LUMA, image.dtype), precision="highest")
     return jnp.broadcast_to(luma[..., None], image.shape)
 
 
 def brightened(image: Array, factor: Array) -> Array:
-    """An image in [0, 1] blended with black: factor [] 0 is black, 1 the image."""
+    """Blend an image in [0, 1] with black: factor [] 0 is black, 1 the image."""
     return jnp.clip(factor * image, 0, 1)
 
 
 def contrasted(image: Array, factor: Array) -> Array:
-    """An image [H, W, 3] in [0, 1] blended with its mean luma: factor [] 0 is that, 1 the image."""
+    """Blend an image [H, W, 3] in [0, 1] with its mean luma: factor [] 0 is that, 1 the image."""
     return jnp.clip(factor * image + (1 - factor) * grey(image).mean(), 0, 1)
 
 
 def saturated(image: Array, factor: Array) -> Array:
-    """An image [H, W, 3] in [0, 1] blended with its luma: factor [] 0 is grey, 1 the image."""
+    """Blend an image [H, W, 3] in [0, 1] with its luma: factor [] 0 is grey, 1 the image."""
     return jnp.clip(factor * image + (1 - factor) * grey(image), 0, 1)
 
 
 def hue_shifted(image: Array, shift: Array) -> Array:
-    """An image [..., 3] in [0, 1] with its hue in HSV moved by shift [] of a full turn."""
+    """Move the hue (of HSV) of an image [..., 3] in [0, 1] by `shift` [] of a full turn."""
     red, green, blue = (image[..., i] for i in range(3))
     value, low = image.max(-1), image.min(-1)
     chroma = value - low
@@ -95,7 +116,7 @@ def hue_shifted(image: Array, shift: Array) -> Array:
         jnp.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
     )
     hue = (hue + 6 * shift)[..., None]
-    # A channel is full within a sixth of its own hue, and empty beyond a third.
+    # A channel is full up to a sixth of a turn from its own hue, and empty beyond a third.
     place = (jnp.array([5.0, 3.0, 1.0], image.dtype) + hue) % 6
     missing = jnp.clip(jnp.minimum(place, 4 - place), 0, 1)
     return value[..., None] - chroma[..., None] * missing
@@ -105,10 +126,16 @@ _JITTERS = (brightened, contrasted, saturated, hue_shifted)
 
 
 def jittered(image: Array, order: Array, amounts: Array) -> Array:
-    """An image [H, W, 3] in [0, 1], its colours changed.
+    """Change the colours of an image.
 
-    order: [4] a permutation of 0 brightness, 1 contrast, 2 saturation, 3 hue. amounts: [4] of them
-    in this numbering, three factors and a shift.
+    Args:
+      image: [H, W, 3] in [0, 1].
+      order: [4] the order of the changes, a permutation of 0 brightness, 1 contrast, 2 saturation
+        and 3 hue.
+      amounts: [4] the amounts of these four: three factors and a shift.
+
+    Returns:
+      The image [H, W, 3] in [0, 1].
     """
     return jax.lax.fori_loop(
         0,
@@ -128,20 +155,31 @@ def augment(
     jitter: float = 0.3,
     greyed: float = 0.1,
 ) -> Array:
-    """Images x [B, H, W, 3] in [0, 1], each changed by draws of its own; the same shape and range.
+    """Change each image of a batch by random draws of its own.
 
-    An example's draws depend on the key and on its place in the batch, on nothing else. For
-    `models.augmented`; keywords are bound with `functools.partial`.
+    An example's draws depend on the key and on its place in the batch, and on nothing else. This is
+    an argument for `models.augmented`; `functools.partial` sets other keywords.
 
-    scale, ratio: smallest and largest area of the crop, as a share of the image, and width over
-    height. flip: the probability of a mirror image. jitter: at most 0.5; brightness, contrast and
-    saturation are multiplied by factors uniform in [1 - jitter, 1 + jitter], the hue moves by
-    [-jitter, jitter] of a turn, in random order. greyed: the probability of a grey image. Raises
-    ValueError for an argument that is not allowed and for x that is no colour images in floats.
+    Args:
+      x: images [B, H, W, 3] in [0, 1], floating point.
+      key: the key of the draws.
+      scale: the smallest and the largest area of the crop, as a share of the image.
+      ratio: the smallest and the largest width over height of the crop.
+      flip: the probability of a mirror image.
+      jitter: at most 0.5. Brightness, contrast and saturation are multiplied by factors uniform in
+        [1 - jitter, 1 + jitter], and the hue moves by [-jitter, jitter] of a turn, in random order.
+      greyed: the probability of a grey image.
+
+    Returns:
+      Images of the same shape, dtype and range.
+
+    Raises:
+      UsageError: for an argument that is not allowed, and unless x are colour images in floating
+        point.
     """
     _check(scale, ratio, flip, jitter, greyed)
     if x.ndim != 4 or x.shape[-1] != 3 or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise UsageError(f"x={checks.shown(x)}: must be floating-point images [B, H, W, 3]")
+        raise UsageError("x", x, "must be floating-point images [B, H, W, 3]")
     height, width = x.shape[1:3]
 
     def one(image: Array, index: Array) -> Array:
@@ -150,7 +188,7 @@ def augment(
         image = jnp.where(jax.random.bernoulli(keys[1], flip), image[:, ::-1], image)
         order = jax.random.permutation(keys[2], len(_JITTERS))
         amounts = jitter * jax.random.uniform(keys[3], (len(_JITTERS),), x.dtype, -1, 1)
-        # Rounding of the crop may leave the range, and the jitters are for images within.
+        # Rounding in the crop may leave [0, 1], in which the jitters expect images.
         image = jittered(jnp.clip(image, 0, 1), order, amounts + jnp.array([1, 1, 1, 0], x.dtype))
         image = jnp.where(jax.random.bernoulli(keys[4], greyed), grey(image), image)
         return jnp.clip(image, 0, 1).astype(x.dtype)
@@ -164,7 +202,7 @@ def _check(
     for name, pair, highest in (("scale", scale, 1.0), ("ratio", ratio, math.inf)):
         if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= highest or math.isinf(pair[1]):
             allowed = "above 0 and at most 1" if highest == 1 else "above 0"
-            raise UsageError(f"{name}={tuple(pair)}: must be two increasing numbers {allowed}")
+            raise UsageError(name, tuple(pair), f"must be two increasing numbers {allowed}")
     checks.probability("flip", flip)
     checks.probability("greyed", greyed)
     checks.number("jitter", jitter, "between 0 and 0.5", lambda share: 0 <= share <= 0.5)

@@ -1,4 +1,4 @@
-"""The record that every source makes and that environments, partitions and federations take."""
+"""The record that every source returns, and that environments, partitions and federations take."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,32 +12,33 @@ from fedjax_inv.types import Array, Tree
 
 
 class Dataset(NamedTuple):
-    """Labelled examples on the host, and the domain that each comes from."""
+    """Labelled examples on the host, with the domain of each."""
 
-    # [M, ...] uint8 or float32; images are [M, height, width, channels], texts int32 words [M, T];
-    # a tree if there is render
+    # [M, ...] uint8 or float32: images [M, height, width, channels]; or int32: words of texts
+    # [M, T]; or a tree that `render` takes
     x: Tree
     y: np.ndarray  # [M] int32 in 0..K-1
     classes: tuple[str, ...]  # K names
     domain: np.ndarray  # [M] int32 into domains
     domains: tuple[str, ...]  # ("all",) if the source has none
     test: np.ndarray  # [M] bool, true in the source's official test split
-    # x [B, ...] -> what a network sees: [B, height, width, channels] in [0, 1]; None: x itself
+    # x [B, ...] -> images for a network, [B, height, width, channels] in [0, 1]; None: x itself
     render: Callable[[Tree], Array] | None = None
-    user: np.ndarray | None = None  # [M] int32, whose each example is; None if the source has none
-    words: tuple[str, ...] = ()  # V words that x counts from 0 (padding) on; () if x is no text
+    user: np.ndarray | None = None  # [M] int32, the user of each example, if known
+    words: tuple[str, ...] = ()  # V words, 0 is padding; () if x is not text
 
 
 def check_dataset(dataset: Dataset) -> None:
-    """Looks whether the fields of a data set fit each other; x may hold any numbers, NaN as well.
+    """Check that the fields of a data set fit each other; x may hold any numbers, even NaN.
 
-    Raises ValueError if there is no example, a field has not one entry for each label, a label, a
-    domain or a word is outside of its names, two names are equal, or one array is to be rendered:
-    that is what rendered images are told by.
+    Raises:
+      UsageError: if there is no example; if a field has not one entry for each label; if a label, a
+        domain or a word is out of range; if two names are equal; or if x is one array although
+        there is a `render` (`models.painted` takes one array for images that are rendered already).
     """
     for name, names in (("classes", dataset.classes), ("domains", dataset.domains)):
         if not names or len(set(names)) < len(names):
-            raise UsageError(f"dataset.{name}={names}: must be different names, at least one")
+            raise UsageError(f"dataset.{name}", names, "must be different names, at least one")
     checks.integers("dataset.y", dataset.y, 0, len(dataset.classes) - 1)
     checks.integers("dataset.domain", dataset.domain, 0, len(dataset.domains) - 1)
     num_examples = len(dataset.y)
@@ -46,26 +47,27 @@ def check_dataset(dataset: Dataset) -> None:
     for name, field in (("domain", dataset.domain), ("user", dataset.user)):
         if field is not None and len(field) != num_examples:
             raise UsageError(
-                f"dataset.{name}={checks.shown(field)}: must be integers [{num_examples}], one "
-                "for each label"
+                f"dataset.{name}", field, f"must be integers [{num_examples}], one for each label"
             )
     test = np.asarray(dataset.test)
     if test.dtype != bool or test.shape != (num_examples,):
-        raise UsageError(
-            f"dataset.test={checks.shown(test)}: must be bool [{num_examples}], one for each label"
-        )
+        raise UsageError("dataset.test", test, f"must be bool [{num_examples}], one for each label")
     if dataset.words:
         checks.integers("dataset.x", dataset.x, 0, len(dataset.words) - 1, ndim=2)
     if dataset.render is not None and jax.tree_util.all_leaves([dataset.x]):
-        raise UsageError("dataset.x: must be a tree of arrays, as there is render; is one array")
+        raise UsageError(
+            "dataset.x", ..., "must be a tree of arrays, as there is render; is one array"
+        )
     leaves = jax.tree_util.tree_leaves_with_path(dataset.x)
     if not leaves:
-        raise UsageError(f"dataset.x={dataset.x}: must hold an array [{num_examples}, ...]")
+        raise UsageError("dataset.x", dataset.x, f"must hold an array [{num_examples}, ...]")
     for path, leaf in leaves:
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
         shape = array.shape
         if shape[:1] != (num_examples,) or 0 in shape or array.dtype.kind not in "biuf":
             raise UsageError(
-                f"dataset.x{jax.tree_util.keystr(path)}={array.dtype} {shape}: must be numbers "
-                f"[{num_examples}, ...] without an empty axis, one entry for each label"
+                f"dataset.x{jax.tree_util.keystr(path)}",
+                array,
+                f"must be numbers [{num_examples}, ...] without an empty axis, one entry for each "
+                "label",
             )

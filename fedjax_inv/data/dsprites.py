@@ -1,9 +1,9 @@
 """dSprites, rendered: white squares, ellipses and hearts of 64x64 pixels, from six latents.
 
 After Matthey et al. (2017), https://github.com/google-deepmind/dsprites-dataset: the latents, their
-values and their order are those of the original. The images are procedural and not bit-equal to the
-original file: the exact outlines are not published. Here all outlines turn about their centroid and
-are sized so that the mean pixel of all images is that of the original, 0.043.
+values and their order are those of the original. The exact outlines are not published, so the
+images are not bit-equal to the original's. Here all outlines turn about their centroid, and their
+sizes give the mean pixel of the original, 0.043.
 """
 
 from collections.abc import Sequence
@@ -41,19 +41,30 @@ _HEART_CENTROID = 0.2935  # v, in those units
 
 
 def latent_classes(index: np.ndarray) -> np.ndarray:
-    """The classes [..., 6] of the images `index` [...]: which of its VALUES each latent has.
+    """Return the classes of the latents of images: for each latent, the index into its VALUES.
 
-    The last latent, y, changes fastest. Raises ValueError for what is no integer in 0..737,279.
+    Args:
+      index: [...] numbers of images, integers in 0..737,279. The last latent, y, changes fastest.
+
+    Returns:
+      Integers [..., 6].
+
+    Raises:
+      UsageError: for other numbers.
     """
     index = checks.integers("index", index, 0, NUM_IMAGES - 1, ndim=None, may_be_empty=True)
     return np.stack(np.unravel_index(index, SIZES), axis=-1)
 
 
 def latent_index(classes: np.ndarray) -> np.ndarray:
-    """The inverse of `latent_classes`: [..., 6] -> [...]. Raises ValueError for unknown classes."""
+    """Return the numbers [...] of the images with latent classes [..., 6]: undoes `latent_classes`.
+
+    Raises:
+      UsageError: for classes that do not exist.
+    """
     classes = np.asarray(classes)
     if classes.shape[-1:] != (len(LATENTS),):
-        raise UsageError(f"classes={classes.dtype} {classes.shape}: must be integers [..., 6]")
+        raise UsageError("classes", classes, "must be integers [..., 6]")
     columns = np.moveaxis(classes, -1, 0)
     for i, (column, size) in enumerate(zip(columns, SIZES, strict=True)):
         checks.integers(f"classes[..., {i}]", column, 0, size - 1, ndim=None, may_be_empty=True)
@@ -61,23 +72,29 @@ def latent_index(classes: np.ndarray) -> np.ndarray:
 
 
 def latent_values(index: np.ndarray) -> np.ndarray:
-    """The latents [..., 6] of the images `index` [...], as `render` takes them."""
+    """Return the latents [..., 6] of the images `index` [...], as `render` takes them."""
     classes = latent_classes(index)
     return np.stack([values[classes[..., i]] for i, values in enumerate(VALUES)], axis=-1)
 
 
 def render(latents: np.ndarray) -> np.ndarray:
-    """Draws images: latents [n, 6] -> [n, 64, 64] uint8, 1 inside the shape and 0 elsewhere.
+    """Draw images.
 
-    latents: color (not used), shape 1, 2 or 3 as in SHAPES, scale, orientation in radians
-    counter-clockwise, and position x and y in [0, 1]: columns 16 to 47 from the left and rows 16 to
-    47 from the top. Values between those of the original are drawn as well. Raises ValueError for
-    latents that are not [n, 6], a shape that is not 1, 2 or 3, a scale or a position out of the
-    range of the original's, and a color or an orientation that is not finite.
+    Args:
+      latents: [n, 6] color (not used); shape 1, 2 or 3, as in SHAPES; scale; orientation in radians
+        counter-clockwise; position x and y in [0, 1], which are columns 16 to 47 from the left and
+        rows 16 to 47 from the top. Values between the original's are allowed.
+
+    Returns:
+      Images [n, 64, 64] uint8, 1 inside the shape and 0 elsewhere.
+
+    Raises:
+      UsageError: for latents that are not [n, 6], another shape, a scale or a position out of the
+        original's range, or a color or an orientation that is not finite.
     """
     latents = np.asarray(latents, np.float64)
     if latents.ndim != 2 or latents.shape[1] != len(LATENTS):
-        raise UsageError(f"latents={latents.dtype} {latents.shape}: must be [n, 6]")
+        raise UsageError("latents", latents, "must be [n, 6]")
     for i, (name, values) in enumerate(zip(LATENTS, VALUES, strict=True)):
         column = latents[:, i]
         if name == "shape":
@@ -89,7 +106,8 @@ def render(latents: np.ndarray) -> np.ndarray:
             allowed = f"between {values[0]:g} and {values[-1]:g}"
         if not fits.all():
             row = np.flatnonzero(~fits)[0]
-            raise UsageError(f"latents[{row}, {i}]={column[row]}: must be {allowed}, the {name}")
+            where = f"latents[{row}, {i}]"
+            raise UsageError(where, column[row], f"must be {allowed}, the {name}")
     images = np.empty((len(latents), _SIZE, _SIZE), np.uint8)
     for code, inside in enumerate((_in_square, _in_ellipse, _in_heart), start=1):
         rows = np.flatnonzero(latents[:, 1] == code)
@@ -100,7 +118,7 @@ def render(latents: np.ndarray) -> np.ndarray:
 
 
 def _coordinates(latents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the centres of the pixels lie in the upright shape of scale 1: (u right, v up)."""
+    """Return where the centres of pixels lie in the upright shape of scale 1: (u right, v up)."""
     _, _, scale, orientation, x, y = latents.T[:, :, None, None]
     pixels = np.arange(_SIZE)
     right = pixels - (_FIRST + _SPAN * x)  # [n, 1, 64]
@@ -129,15 +147,22 @@ def load(
     num_images: int | None = 20_000,
     seed: int = 0,
 ) -> Dataset:
-    """Renders a random subset of the images of one or more shapes: x [M, 64, 64, 1], 0 or 255.
+    """Render a random subset of the images of one or several shapes.
 
-    shapes: the classes, out of SHAPES, in the order of their labels. num_images: M, each image at
-    most once; None for all, 245,760 (1 GB) for each shape. seed: of the subset. Raises ValueError
-    for arguments out of range.
+    Args:
+      shapes: the classes, out of SHAPES, in the order of their labels.
+      num_images: M; no image occurs twice. None for all: 245,760 images (1 GB) of each shape.
+      seed: the seed of the subset.
+
+    Returns:
+      A data set with x [M, 64, 64, 1], 0 or 255, and one domain.
+
+    Raises:
+      UsageError: for an argument that is not allowed.
     """
     if not shapes or len(set(shapes)) < len(shapes) or not set(shapes) <= set(SHAPES):
         raise UsageError(
-            f"shapes={shapes!r}: must be of {', '.join(SHAPES)}, at least one and none twice"
+            "shapes", shapes, f"must be of {', '.join(SHAPES)}, at least one and none twice"
         )
     per_shape = NUM_IMAGES // len(SHAPES)
     available = per_shape * len(shapes)

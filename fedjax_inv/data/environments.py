@@ -1,4 +1,4 @@
-"""Environments made from a data set: functions from a `Dataset` to one with other domains."""
+"""Environments: functions from a `Dataset` to a `Dataset` with other domains."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -16,8 +16,8 @@ from fedjax_inv.types import Array
 _WHITE = 255  # the brightest of 8 bits
 _CHUNK = 4096  # images rotated at once: bounds the memory of their float copies
 
-# The two classes that FL Games makes of a data set, label 0 first, for `grouped`. Classes that are
-# not named are dropped: "Bag", as in the code of IRM Games, and "frog". MNIST is `binned`.
+# The two classes that FL Games makes of a data set, label 0 first, for `grouped`. The others are
+# dropped: "Bag", as in the code of IRM Games, and "frog". For MNIST, FL Games uses `binned`.
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "fashion_mnist": {
         "clothing": ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Shirt"),
@@ -31,7 +31,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 # Flip probabilities of the extended clients of FL Games, after Choe et al. (2020). "5_uneven" has
-# uneven probabilities; its environments are of one size, as all are.
+# uneven probabilities, but equal sizes, as all have.
 FLIPS: dict[str, tuple[float, ...]] = {
     "2": (0.3, 0.1),
     "3": (0.3, 0.2, 0.1),
@@ -42,14 +42,14 @@ FLIPS: dict[str, tuple[float, ...]] = {
 
 
 class Colored(NamedTuple):
-    """Grey images, and the colour that each is painted in."""
+    """Grey images, and the colour of each."""
 
     image: np.ndarray | Array  # [M, height, width, 1] uint8
     color: np.ndarray | Array  # [M] int32
 
 
 class Patched(NamedTuple):
-    """Images, and the corner that is covered: 0 is the top left one, 1 the top right one."""
+    """Images, and the covered corner of each: 0 is the top left one, 1 the top right one."""
 
     image: np.ndarray | Array  # [M, height, width, channels] uint8
     corner: np.ndarray | Array  # [M] int32
@@ -61,23 +61,30 @@ def rotated(
     seed: int,
     shares: Sequence[float] | None = None,
 ) -> Dataset:
-    """Deals the images to the angles in turn, after a shuffle, and rotates each by its angle.
+    """Deal the images to angles in turn, after a shuffle, and rotate each by its angle.
 
     Train and official test images are pooled, as in RotatedMNIST (Ghifary et al. 2015, and
-    DomainBed). Images keep their row and size; what comes from outside an image is 0. Domains are
-    named after the angles, as "0" or "22.5", and replace those of the data set.
+    DomainBed). Images keep their row and their size; a pixel from outside the image is 0. The new
+    domains have the angles as names, such as "0" or "22.5".
 
-    dataset: x [M, height, width, channels] uint8 or floating. angles: in degrees, counter-clockwise
-    about the image centre; bilinear interpolation. seed: of the shuffle. shares: the relative sizes
-    of the domains, whose turn comes as often; by default all are equal. Raises ValueError if there
-    are no angles, one is not finite or two are equal, if shares are not as many numbers above 0,
-    and if x are not images.
+    Args:
+      dataset: x [M, height, width, channels] uint8 or floating point.
+      angles: in degrees, counter-clockwise about the image's centre, by bilinear interpolation.
+      seed: the seed of the shuffle.
+      shares: the relative sizes of the domains; by default all are equal.
+
+    Returns:
+      The data set with rotated images, without a test split.
+
+    Raises:
+      UsageError: if there is no angle, an angle is not finite or occurs twice; if there is not one
+        share above 0 for each angle; or if x are not images.
     """
     check_dataset(dataset)
     checks.each("angles", angles, _check_angle)
     domains = _domain_names(angles)
     if domains is None:
-        raise UsageError(f"angles={list(angles)}: must all differ, in six digits")
+        raise UsageError("angles", list(angles), "must all differ, in six digits")
     checks.integer("seed", seed, 0)
     shares = _shares(shares, "angles", angles)
     _check_images(
@@ -88,7 +95,7 @@ def rotated(
     num_examples = len(dataset.y)
     order = np.random.default_rng(seed).permutation(num_examples)
     domain = np.empty(num_examples, np.int32)
-    # When the domains are due [M, domains], each in steps of one through its share.
+    # Domain d's k-th image is due at (k + 1/2) / share [M, domains]; the images go by due times.
     due = (np.arange(num_examples)[:, None] + 0.5) / shares
     domain[order] = np.argsort(due, axis=None, kind="stable")[:num_examples] % len(domains)
     x = np.empty_like(dataset.x)
@@ -101,39 +108,53 @@ def rotated(
 
 
 def flip_probabilities(setting: str) -> tuple[float, ...]:
-    """The flip probabilities of a setting in FLIPS. Raises ValueError if there is no such one."""
+    """Return the flip probabilities of a setting in FLIPS.
+
+    Raises:
+      UsageError: for another setting.
+    """
     if setting not in FLIPS:
-        raise UsageError(f"setting={setting!r}: must be one of {', '.join(FLIPS)}")
+        raise UsageError("setting", setting, f"must be one of {', '.join(FLIPS)}")
     return FLIPS[setting]
 
 
 def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
-    """Makes one class of each group of classes, and drops the examples of all other classes.
+    """Merge groups of classes into one class each, and drop the examples of all other classes.
 
-    dataset: K classes. groups: the new classes in the order of their labels, and the names of the
-    classes in each. Raises ValueError if there is no group or an empty one, the data set lacks a
-    named class, one is named twice, or no example is left.
+    Args:
+      dataset: a data set of K classes.
+      groups: new class -> names of the classes that it merges, in the order of the new labels.
+
+    Returns:
+      The data set with the new classes.
+
+    Raises:
+      UsageError: if there is no group or an empty one, if a class does not exist or occurs twice,
+        or if no example is left.
     """
     check_dataset(dataset)
     if not groups:
-        raise UsageError(f"groups={groups}: must hold at least one group of classes")
+        raise UsageError("groups", groups, "must hold at least one group of classes")
     label = np.full(len(dataset.classes), -1, np.int32)
     for index, (group, names) in enumerate(groups.items()):
         if isinstance(names, str) or len(names) == 0:
-            raise UsageError(f"groups[{group!r}]={names!r}: must be names of classes, at least one")
+            raise UsageError(f"groups[{group!r}]", names, "must be names of classes, at least one")
         for name in names:
             if name not in dataset.classes:
                 raise UsageError(
-                    f"groups[{group!r}]={names}: must be of the classes of the data set, "
-                    f"{', '.join(dataset.classes)}"
+                    f"groups[{group!r}]",
+                    names,
+                    f"must be of the classes of the data set, {', '.join(dataset.classes)}",
                 )
             if label[dataset.classes.index(name)] >= 0:
-                raise UsageError(f"groups[{group!r}]={names}: must not name {name!r} a second time")
+                raise UsageError(
+                    f"groups[{group!r}]", names, f"must not name {name!r} a second time"
+                )
             label[dataset.classes.index(name)] = index
     y = label[dataset.y]
     keep = y >= 0
     if not keep.any():
-        raise UsageError(f"groups={dict(groups)}: must name a class that has examples")
+        raise UsageError("groups", dict(groups), "must name a class that has examples")
     return dataset._replace(
         x=jax.tree.map(lambda leaf: leaf[keep], dataset.x),
         y=y[keep],
@@ -145,15 +166,16 @@ def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
 
 
 def binned(dataset: Dataset, num_classes: int) -> Dataset:
-    """Makes `num_classes` classes of K, each of K / num_classes neighbours: "0-4" and "5-9".
+    """Merge each K / num_classes neighbours of K classes into one, such as "0-4" and "5-9".
 
-    Raises ValueError if `num_classes` is less than 2 or does not divide K.
+    Raises:
+      UsageError: if `num_classes` is below 2 or does not divide K.
     """
     classes = dataset.classes
     checks.integer("num_classes", num_classes, 2)
     if len(classes) % num_classes:
         raise UsageError(
-            f"num_classes={num_classes}: must divide {len(classes)}, the number of classes"
+            "num_classes", num_classes, f"must divide {len(classes)}, the number of classes"
         )
     width = len(classes) // num_classes
     bins = [classes[start : start + width] for start in range(0, len(classes), width)]
@@ -173,38 +195,41 @@ def colored(
     test_fraction: float = 0.2,
     seed: int,
 ) -> Dataset:
-    """Paints grey images in colours that predict the label better than the image does.
+    """Paint grey images in colours that predict the label better than the image does.
 
     Colored MNIST of IRM Games (Ahuja et al. 2020) and FL Games (Gupta et al. 2022), and its
-    extension to K classes by Choe et al. (2020): of the class y~ of an image and the flip
+    extension to K classes by Choe et al. (2020). With the class y~ of an image and the flip
     probability p of its environment,
 
         y = y~ + Bernoulli(label_noise) mod K,    colour = y + Bernoulli(p) mod K.
 
-    x becomes `Colored`, which `paint` renders: one channel per class. The domains are named after
-    the flip probabilities, as "0.2", and replace those of the data set; the last one is the test
-    environment, and no example is in the test split any more.
+    Args:
+      dataset: grey images, x [M, height, width, 1] uint8, of K >= 2 classes; `binned` and `grouped`
+        make few classes of many.
+      flips: p of each training environment. These share the examples outside the test split.
+      test_flip: p of the test environment, which holds the test split.
+      label_noise: the probability that the label is not the class of the image.
+      binarise: whether every pixel that is not 0 becomes white, as for MNIST in IRM Games.
+      shares: the relative sizes of the training environments; by default all are equal.
+      test_fraction: the part of the examples that the test environment holds, drawn at random, if
+        the data set has no test split.
+      seed: the seed of all draws.
 
-    dataset: grey images, x [M, height, width, 1] uint8, of K >= 2 classes: those that are to be
-      told apart, as `binned` and `grouped` make them.
-    flips: p of each training environment. They share the examples outside the test split.
-    test_flip: p of the test environment, which holds the test split.
-    label_noise: the probability that the label is not the class of the image.
-    binarise: makes every pixel that is not 0 white, as IRM Games does for MNIST.
-    shares: the relative sizes of the training environments; by default all are equal.
-    test_fraction: the part of the examples that makes the test environment, drawn at random, if the
-      data set has no test split.
-    seed: of all draws.
+    Returns:
+      The data set with x a `Colored`, which `paint` renders with one channel for each class. Its
+      domains have the flip probabilities as names, such as "0.2"; the last one is the test
+      environment, and there is no test split.
 
-    Raises ValueError for arguments out of range, if two environments have one flip probability, and
-    if an environment is left without examples.
+    Raises:
+      UsageError: for an argument out of range, if two environments have one flip probability, and
+        if an environment has no examples.
     """
     check_dataset(dataset)
     check_grey(dataset)
     if len(dataset.classes) < 2:
-        raise UsageError(f"dataset.classes={dataset.classes}: must be at least two")
+        raise UsageError("dataset.classes", dataset.classes, "must be at least two")
     if not isinstance(binarise, bool | np.bool_):
-        raise UsageError(f"binarise={checks.shown(binarise)}: must be True or False")
+        raise UsageError("binarise", binarise, "must be True or False")
     drawn, color = _environments(
         dataset, flips, test_flip, label_noise, shares, test_fraction, seed
     )
@@ -225,16 +250,26 @@ def patched(
     test_fraction: float = 0.2,
     seed: int,
 ) -> Dataset:
-    """Covers the top left (0) or top right (1) corner of images with a black patch.
+    """Cover the top left (0) or top right (1) corner of images with a black patch.
 
-    Spurious CIFAR-10 of FL Games (Gupta et al. 2022): as `colored`, with the corner for the colour
-    and K = 2 classes. x becomes `Patched`, which `cover` renders.
+    Spurious CIFAR-10 of FL Games (Gupta et al. 2022): as `colored`, with the corner in place of the
+    colour, and K = 2 classes.
 
-    dataset: images, x [M, height, width, channels] uint8, of two classes.
-    patch_size: in pixels; the patches of the two corners must not meet.
-    flips, test_flip, label_noise, shares, test_fraction, seed: as in `colored`.
+    Args:
+      dataset: images, x [M, height, width, channels] uint8, of two classes.
+      flips: as in `colored`.
+      test_flip: as in `colored`.
+      label_noise: as in `colored`.
+      patch_size: the side of a patch in pixels; the patches of the two corners must not overlap.
+      shares: as in `colored`.
+      test_fraction: as in `colored`.
+      seed: as in `colored`.
 
-    Raises ValueError as `colored` does, if there are not two classes, and if a patch does not fit.
+    Returns:
+      The data set with x a `Patched`, which `cover` renders; its domains are those of `colored`.
+
+    Raises:
+      UsageError: as `colored` does, unless there are two classes, and if a patch does not fit.
     """
     check_dataset(dataset)
     _check_images(
@@ -243,7 +278,7 @@ def patched(
         lambda x: x.ndim == 4 and x.dtype == np.uint8,
     )
     if len(dataset.classes) != 2:
-        raise UsageError(f"dataset.classes={dataset.classes}: must be two")
+        raise UsageError("dataset.classes", dataset.classes, "must be two")
     _check_patch_size(patch_size, dataset.x.shape)
     drawn, corner = _environments(
         dataset, flips, test_flip, label_noise, shares, test_fraction, seed
@@ -254,29 +289,42 @@ def patched(
 
 
 def paint(x: Colored, num_colors: int) -> Array:
-    """Puts each image in the channel of its colour: [B, height, width, num_colors] in [0, 1].
+    """Put each image into the channel of its colour; the other channels are 0.
 
-    Colour c is channel num_colors - 1 - c: of two, 1 is the first channel, red, as in IRM Games.
-    The other channels are 0; all are float32. x: image [B, height, width, 1] uint8, color [B] in
-    0..num_colors-1. Raises ValueError for images and colours that are not; under a transformation,
-    where the values of the colours are unknown, one that is out of range makes a black image.
+    Colour c is channel num_colors - 1 - c: with two colours, 1 is the first channel, red, as in IRM
+    Games.
+
+    Args:
+      x: image [B, height, width, 1] uint8, and color [B] in 0..num_colors-1.
+      num_colors: the number of channels.
+
+    Returns:
+      Images [B, height, width, num_colors] in [0, 1], float32. If colours are tracers, a colour out
+      of range gives a black image.
+
+    Raises:
+      UsageError: for other images, and for colours out of range.
     """
     checks.integer("num_colors", num_colors, 1)
     check_cue("color", x.color, num_colors, x.image)
     if x.image.shape[-1] != 1:
-        raise UsageError(
-            f"image={checks.shown(x.image)}: must be grey, uint8 [B, height, width, 1]"
-        )
+        raise UsageError("image", x.image, "must be grey, uint8 [B, height, width, 1]")
     channel = jax.nn.one_hot(num_colors - 1 - x.color, num_colors)
     return x.image / jnp.float32(_WHITE) * channel[..., None, None, :]
 
 
 def cover(x: Patched, patch_size: int) -> Array:
-    """Blackens a square in the corner of each image: [B, height, width, channels] in [0, 1].
+    """Blacken a square in one corner of each image.
 
-    It is float32. x: image [B, height, width, channels] uint8, corner [B]: 0 top left, 1 top right.
-    patch_size: side of the square in pixels. Raises ValueError as `paint` does, and if the squares
-    of the two corners would meet.
+    Args:
+      x: image [B, height, width, channels] uint8, and corner [B]: 0 top left, 1 top right.
+      patch_size: the side of the square in pixels.
+
+    Returns:
+      Images [B, height, width, channels] in [0, 1], float32.
+
+    Raises:
+      UsageError: as `paint` does, and if the squares of the two corners would overlap.
     """
     check_cue("corner", x.corner, 2, x.image)
     _check_patch_size(patch_size, x.image.shape)
@@ -290,11 +338,11 @@ def cover(x: Patched, patch_size: int) -> Array:
 def _check_images(dataset: Dataset, needed: str, fits: Callable[[np.ndarray], bool]) -> None:
     if dataset.render is not None or not hasattr(dataset.x, "ndim") or not fits(dataset.x):
         found = " and ".join(f"{leaf.dtype} {leaf.shape}" for leaf in jax.tree.leaves(dataset.x))
-        raise UsageError(f"dataset.x={found}: must be {needed}")
+        raise UsageError("dataset.x", ..., f"must be {needed}, is {found}")
 
 
 def check_grey(dataset: Dataset) -> None:
-    """Raises ValueError unless a data set holds grey images, x [M, height, width, 1] uint8."""
+    """Check that x are grey images [M, height, width, 1] uint8, else raise UsageError."""
     _check_images(
         dataset,
         "grey images [M, height, width, 1] uint8",
@@ -305,14 +353,21 @@ def check_grey(dataset: Dataset) -> None:
 def check_cue(
     name: str, cue: np.ndarray | Array, num_values: int, image: np.ndarray | Array
 ) -> None:
-    """Raises ValueError unless images are of 8 bits, and each has a cue in 0..num_values-1.
+    """Check that images have 8 bits, and that each has a cue, such as its colour.
 
-    cue: [B]. image: [B, height, width, channels]. The values of a tracer are not looked at.
+    Args:
+      name: the name of the cue.
+      cue: [B] integers in 0..num_values-1. The values of a tracer are not checked.
+      num_values: the number of values.
+      image: [B, height, width, channels] uint8.
+
+    Raises:
+      UsageError: if they are not.
     """
     if image.dtype != np.uint8 or image.ndim < 3:
-        raise UsageError(f"image={checks.shown(image)}: must be uint8 [B, height, width, channels]")
+        raise UsageError("image", image, "must be uint8 [B, height, width, channels]")
     if cue.shape != image.shape[:-3]:
-        raise UsageError(f"{name}={checks.shown(cue)}: must have shape {image.shape[:-3]}")
+        raise UsageError(name, cue, f"must have shape {image.shape[:-3]}")
     if not isinstance(cue, jax.core.Tracer):
         checks.integers(name, cue, 0, num_values - 1, ndim=None, may_be_empty=True)
 
@@ -328,7 +383,7 @@ def _check_angle(name: str, angle: float) -> None:
 
 
 def _domain_names(values: Iterable[float]) -> tuple[str, ...] | None:
-    """The domains that are named after numbers, or None if two would have one name."""
+    """Return numbers as names of domains, or None if two names would be equal."""
     names = tuple(f"{value:g}" for value in values)
     return names if len(set(map(float, names))) == len(names) else None
 
@@ -342,13 +397,20 @@ def _environments(
     test_fraction: float,
     seed: int,
 ) -> tuple[Dataset, np.ndarray]:
-    """Deals the environments and draws the labels: the data set with both, and the cue [M]."""
+    """Deal the examples to environments and draw the labels.
+
+    Returns:
+      The data set with both, and the cue [M].
+    """
     checks.each("flips", flips, checks.probability)
     checks.probability("test_flip", test_flip)
     domains = _domain_names([*flips, test_flip])
     if domains is None:
         raise UsageError(
-            f"flips={list(flips)}: must all differ, and from test_flip={test_flip}, in six digits"
+            "flips",
+            list(flips),
+            "must all differ, and from {test_flip}, in six digits",
+            test_flip=("test_flip", test_flip),
         )
     checks.probability("label_noise", label_noise)
     checks.fraction("test_fraction", test_fraction)
@@ -364,8 +426,10 @@ def _environments(
     sizes = np.bincount(domain, minlength=len(domains))
     if sizes.min() == 0:
         raise UsageError(
-            f"domain={domains[sizes.argmin()]}: must hold an example, but has none of the "
-            f"{len(train)} to train and {test.sum()} to test"
+            "dataset",
+            ...,
+            f"must hold examples for every domain, but domain {domains[sizes.argmin()]} has none "
+            f"of the {len(train)} to train and {test.sum()} to test",
         )
     y = (dataset.y + (rng.random(num_examples) < label_noise)) % num_classes
     flip = np.array([*flips, test_flip])[domain]
@@ -380,9 +444,12 @@ def _environments(
 
 
 def test_rows(dataset: Dataset, test_fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Which examples are in the test [M] bool: the test split, or a random part if there is none.
+    """Return which examples are for the test, [M] bool: the test split, or else a random part.
 
-    test_fraction: of that part, above 0 and below 1.
+    Args:
+      dataset: a data set of M examples.
+      test_fraction: the size of the random part, above 0 and below 1.
+      rng: the generator of the random part.
     """
     if dataset.test.any():
         return dataset.test
@@ -392,12 +459,17 @@ def test_rows(dataset: Dataset, test_fraction: float, rng: np.random.Generator) 
 
 
 def _shares(shares: Sequence[float] | None, name: str, values: Sequence[float]) -> Sequence[float]:
-    """The relative sizes of domains, one for each of the values; equal if there are none."""
+    """Return the relative sizes of domains, one for each of the values; 1 for all by default."""
     if shares is None:
         return [1.0] * len(values)
     checks.each("shares", shares, _check_share)
     if len(shares) != len(values):
-        raise UsageError(f"shares={list(shares)}: must be one for each of {name}={list(values)}")
+        raise UsageError(
+            "shares",
+            list(shares),
+            "must be one for each of {values}",
+            values=(name, list(values)),
+        )
     return shares
 
 

@@ -1,4 +1,4 @@
-"""Federations built from arrays or a data set: who trains on what, and what is held out."""
+"""Federations from arrays or a data set: which client holds which examples for what."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,50 +22,66 @@ class Split(NamedTuple):
 
     train: Federation  # C clients
     valid: Federation  # the same C clients, other examples
-    test: Federation  # one client, of examples that none of the others holds
+    test: Federation  # one client, of examples that no other client holds
     domain: np.ndarray  # [C] int32, the domain of a training client, -1 if it holds several
-    test_domain: np.ndarray  # [1] int32, the held-out domain, -1 if none is
+    test_domain: np.ndarray  # [1] int32, the held-out domain, -1 for none
     domains: tuple[str, ...]
 
 
 def examples(x: Tree, y: Tree) -> Examples:
-    """Puts M examples on the device, in their own dtype; x and y are arrays or trees, [M, ...].
+    """Put M examples on the device, in their own dtype.
 
-    Raises ValueError if they are of different lengths, or hold none.
+    Args:
+      x: inputs: an array or a tree of arrays, [M, ...].
+      y: labels: an array or a tree of arrays, [M, ...].
+
+    Returns:
+      The examples.
+
+    Raises:
+      UsageError: if x and y have different lengths, or no example.
     """
     lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves((x, y))}
     if len(lengths) != 1 or 0 in lengths:
-        raise UsageError(f"x and y have lengths {sorted(lengths)}: must be of one, above 0")
+        raise UsageError(
+            "y", ..., f"must be as long as x, above 0; their lengths are {sorted(lengths)}"
+        )
     return Examples(jax.tree.map(jnp.asarray, x), jax.tree.map(jnp.asarray, y))
 
 
 def of_parts(data: Examples, parts: Sequence[np.ndarray]) -> Federation:
-    """The federation whose client c holds the rows parts[c] of the examples, in that order.
+    """Return the federation whose client c holds the rows parts[c] of the examples, in that order.
 
-    Clients may share rows. Raises ValueError for no client, and for rows that are none.
+    Args:
+      data: the examples, from `examples`.
+      parts: for each client, an array of rows; clients may share rows.
+
+    Raises:
+      UsageError: for no client, and for rows that do not exist.
     """
     if not parts:
-        raise UsageError("parts=[]: must hold an array of rows for at least one client")
+        raise UsageError("parts", parts, "must hold an array of rows for at least one client")
     size = np.array([len(part) for part in parts])
-    # Without the empty ones, which may be of any type; one row at least, as nothing can be gathered
-    # from none.
-    held = [np.asarray(part) for part in parts if len(part)] or [np.zeros(1, np.int32)]
-    order = np.concatenate(held)
+    # Empty parts may have any dtype. The order has at least one row: JAX cannot gather from none.
+    filled = [np.asarray(part) for part in parts if len(part)] or [np.zeros(1, np.int32)]
+    order = np.concatenate(filled)
     if order.size and order.dtype.kind not in "iu":
-        raise UsageError(f"parts: hold {order.dtype}, must hold integers, rows of the examples")
+        raise UsageError(
+            "parts", ..., f"hold {order.dtype}, must hold integers, rows of the examples"
+        )
     return _federation(data, order, np.cumsum(size) - size, size)
 
 
 def _federation(
     data: Examples, order: np.ndarray, start: np.ndarray, size: np.ndarray
 ) -> Federation:
-    held: tuple[Any, ...] = (order, start, size)
-    checks.federation(Federation(data, *held))  # before what is too large for int32 wraps
-    return Federation(data, *(jnp.asarray(array, jnp.int32) for array in held))
+    arrays: tuple[Any, ...] = (order, start, size)
+    checks.federation(Federation(data, *arrays))  # before the conversion to int32, which may wrap
+    return Federation(data, *(jnp.asarray(array, jnp.int32) for array in arrays))
 
 
 def parts_of(federation: Federation) -> list[np.ndarray]:
-    """The rows of each client: what `of_parts` makes a federation of."""
+    """Return the rows of each client, from which `of_parts` makes the federation."""
     order, start, size = (np.asarray(array) for array in federation[1:])
     return [order[begin : begin + count] for begin, count in zip(start, size, strict=True)]
 
@@ -79,14 +95,25 @@ def partitioner(
     min_size: int | None = None,
     shards_per_client: int = 2,
 ) -> Partition:
-    """Makes a partition of the examples by name: "domain", "iid", "dirichlet", "quantity", "shards"
-    or "user".
+    """Return a partition by name.
 
-    alpha, min_size: those of `partitions.dirichlet`, and of "quantity", whose min_size is by
-    default the number of classes, too. shards_per_client: of "shards". Raises ValueError for an
-    unknown name, and for "user" where the data set does not tell users.
+    Args:
+      name: "domain", "iid", "dirichlet", "quantity", "shards" or "user", each a function of
+        `data.partitions`.
+      dataset: the examples to deal.
+      num_clients: C, how many clients share the examples.
+      alpha: the concentration of "dirichlet" and "quantity".
+      min_size: examples of the smallest client, of "dirichlet" and "quantity"; by default the
+        number of classes.
+      shards_per_client: of "shards".
+
+    Returns:
+      (rows to deal [m], generator) -> one array of rows per client.
+
+    Raises:
+      UsageError: for an unknown name, and for "user" if the data set has no users.
     """
-    dealers: dict[str, Partition] = {
+    by_name: dict[str, Partition] = {
         "domain": lambda rows, rng: partitions.by_domain(dataset.domain[rows], num_clients, rng),
         "iid": lambda rows, rng: partitions.iid(len(rows), num_clients, rng),
         "dirichlet": lambda rows, rng: partitions.dirichlet(
@@ -105,11 +132,11 @@ def partitioner(
     }
     user = dataset.user
     if user is not None:
-        dealers["user"] = lambda rows, rng: partitions.by_user(user[rows], num_clients, rng)
+        by_name["user"] = lambda rows, rng: partitions.by_user(user[rows], num_clients, rng)
     elif name == "user":
-        raise UsageError(f"{name=}: needs data that tell whose each example is, these do not")
-    checks.one_of("name", name, dealers)
-    return lambda rows, rng: [rows[part] for part in dealers[name](rows, rng)]
+        raise UsageError("name", name, "needs data with users, which these do not have")
+    checks.one_of("name", name, by_name)
+    return lambda rows, rng: [rows[part] for part in by_name[name](rows, rng)]
 
 
 def split(
@@ -124,23 +151,33 @@ def split(
     first_row: int = 0,
     imbalance: float = 1.0,
 ) -> Split:
-    """Holds out a test client, deals the other examples to clients, and holds out some of each.
+    """Hold out a test client, deal the other examples to clients, and hold out some of each.
 
     With a held-out domain, the test client holds all of it, and the clients share the examples of
-    the other domains that are not in the official test split. Without one, the test client holds
-    the official test split, or a random part of the examples if the data set has none. Every
-    client's examples, and the test's, lie in random order: the first of them are a sample.
+    the other domains outside the official test split. Without one, the test client holds the
+    official test split, or a random part of the examples if the data set has none. The examples of
+    every client, the test's included, lie in random order, so that the first ones are a sample.
 
-    dataset: M examples on the host. data: the same on the device, from `examples`; every federation
-    refers to it. first_row: where they begin in data that hold more. partition: deals rows to
-    clients, as one made by `partitioner`. held_out: the name of the domain that only the test
-    client sees, or None. seed: of the partition and of what is
-    held out at random. validation: the part of each client's n examples that is held out for
-    validation, at least one if n >= 2, and never all. test_fraction: the part that is held out for
-    the test where it is drawn at random. imbalance: if above 1, a part of the examples to deal is
-    drawn in which classes have a long tail (`partitions.long_tail`), and nobody holds the others.
-    Raises ValueError if an argument is out of its range, or the partition cannot be made or deals
-    an example twice.
+    Args:
+      dataset: M examples on the host.
+      data: the same examples on the device, from `examples`, to which all federations refer.
+      partition: deals rows to clients, as a `partitioner` does.
+      held_out: the name of the domain that only the test client sees, or None.
+      seed: the seed of the partition and of the other random draws.
+      validation: the part of each client's n examples that is held out for validation: at least one
+        example if n >= 2, and never all.
+      test_fraction: the part of the examples that is held out for the test, where the test is drawn
+        at random.
+      first_row: the row of `data` at which the data set begins, if `data` holds more.
+      imbalance: above 1, classes have a long tail (`partitions.long_tail`) among the examples to
+        deal, and no client holds the rest.
+
+    Returns:
+      The federations of training, validation and test.
+
+    Raises:
+      UsageError: if an argument is out of range, if the partition is not possible, or if it deals
+        an example twice.
     """
     check_dataset(dataset)
     checks.number("validation", validation, "at least 0 and below 1", lambda part: 0 <= part < 1)
@@ -160,7 +197,7 @@ def split(
         is_test[rng.permutation(num_examples)[:num_test]] = True
     to_deal = np.flatnonzero(~is_test & ~dataset.test)
     if len(to_deal) == 0:
-        raise UsageError(f"held_out={held_out!r}: leaves no examples to train on")
+        raise UsageError("held_out", held_out, "leaves no examples to train on")
     if imbalance != 1:
         labels, num_classes = dataset.y[to_deal], len(dataset.classes)
         to_deal = to_deal[partitions.long_tail(labels, num_classes, imbalance, rng)]
@@ -172,24 +209,24 @@ def split(
         size = _validation_size(len(rows), validation)
         valid.append(rows[:size])
         train.append(rows[size:])
-        held = np.unique(dataset.domain[rows])
-        domain.append(held[0] if len(held) == 1 else -1)
-    # All have the same test order, so that its first examples are the same for every seed.
+        domains = np.unique(dataset.domain[rows])
+        domain.append(domains[0] if len(domains) == 1 else -1)
+    # The order of the test does not depend on the seed, and so neither do its first examples.
     test = [np.random.default_rng(0).permutation(np.flatnonzero(is_test))]
-    # One order of all M examples serves the three, so that their shapes are those of every split.
+    # The three federations share one order of all M examples, so that all splits have equal shapes.
     rest = np.setdiff1d(np.arange(num_examples), np.concatenate([*parts, *test]))
     order = first_row + np.concatenate([*train, *valid, *test, rest])
     sizes = np.array([len(rows) for rows in (*train, *valid, *test)])
     ends = np.cumsum(sizes)
 
-    def those(first: int, last: int) -> Federation:
+    def clients(first: int, last: int) -> Federation:
         return _federation(data, order, (ends - sizes)[first:last], sizes[first:last])
 
     num_clients = len(parts)
     return Split(
-        those(0, num_clients),
-        those(num_clients, 2 * num_clients),
-        those(2 * num_clients, 2 * num_clients + 1),
+        clients(0, num_clients),
+        clients(num_clients, 2 * num_clients),
+        clients(2 * num_clients, 2 * num_clients + 1),
         np.array(domain, np.int32),
         np.array([-1 if held_out is None else dataset.domains.index(held_out)], np.int32),
         dataset.domains,
@@ -198,13 +235,17 @@ def split(
 
 def _check_disjoint(parts: Sequence[np.ndarray], to_deal: np.ndarray) -> None:
     if not parts:
-        raise UsageError("partition: deals to no client, must to at least one")
+        raise UsageError("partition", ..., "deals to no client, must deal to at least one")
     rows, times = np.unique(np.concatenate(parts), return_counts=True)
     if times.max(initial=1) > 1:
-        raise UsageError(f"partition: deals row {rows[times > 1][0]} twice, must once")
+        raise UsageError(
+            "partition", ..., f"deals row {rows[times > 1][0]} twice, must deal it once"
+        )
     strangers = np.setdiff1d(rows, to_deal)
     if len(strangers):
-        raise UsageError(f"partition: deals row {strangers[0]}, which it was not given")
+        raise UsageError(
+            "partition", ..., f"deals row {strangers[0]}, which is not among those to deal"
+        )
 
 
 def _validation_size(size: int, validation: float) -> int:
@@ -214,9 +255,14 @@ def _validation_size(size: int, validation: float) -> int:
 
 
 def by_class(federation: Federation, num_classes: int) -> Federation:
-    """The federation in which "client" k holds all examples of class k, in 0..K-1.
+    """Return the federation in which "client" k holds all examples of class k, in 0..K-1.
 
-    Raises ValueError for labels that are none of these.
+    Args:
+      federation: any federation; the clients share its rows.
+      num_classes: K.
+
+    Raises:
+      UsageError: for labels out of range.
     """
     rows = np.concatenate(parts_of(federation))
     labels = np.asarray(federation.data.y)[rows]
@@ -225,9 +271,18 @@ def by_class(federation: Federation, num_classes: int) -> Federation:
 
 
 def test_shards(split: Split, num_classes: int, seed: int) -> Federation:
-    """Test examples for each training client, in the proportions of its classes.
+    """Draw test examples for each training client, in the proportions of its classes.
 
-    As `partitions.shards_like` draws them, with a seed; it says what it raises.
+    Args:
+      split: the federations of a run.
+      num_classes: K.
+      seed: the seed of the draw, by `partitions.shards_like`.
+
+    Returns:
+      A federation of C clients that may share rows.
+
+    Raises:
+      UsageError: as `partitions.shards_like` does.
     """
     data, rng = split.test.data, np.random.default_rng(seed)
     labels = np.asarray(data.y)
@@ -239,30 +294,40 @@ def test_shards(split: Split, num_classes: int, seed: int) -> Federation:
 
 
 def pooled(federation: Federation) -> Federation:
-    """Makes one client that holds the examples of all, for centralised training."""
+    """Return a federation of one client that holds all examples, for centralised training."""
     data, order, start, size = federation
     begin, count = np.asarray(start), np.asarray(size)
-    if (begin[1:] == (begin + count)[:-1]).all():  # they lie one after the other already
+    if (begin[1:] == (begin + count)[:-1]).all():  # clients' rows follow each other already
         return Federation(data, order, start[:1], jnp.asarray([count.sum()], jnp.int32))
     return of_parts(data, [np.concatenate(parts_of(federation))])
 
 
 def stack(splits: Sequence[Split]) -> Split:
-    """Stacks R splits of one data set, so that R runs can be vmapped: order [R, M], start [R, C].
+    """Stack R splits of one data set, so that R runs can be vmapped.
 
-    The data are shared, not stacked. Raises ValueError if the splits do not share their data, or
-    their numbers of clients.
+    Args:
+      splits: the splits, which share their data.
+
+    Returns:
+      One split whose arrays have a leading axis of R, such as order [R, M] and start [R, C]; the
+      data are shared, not stacked.
+
+    Raises:
+      UsageError: if the splits do not share their data, or have different numbers of clients.
     """
     first = splits[0]
     if any(each.train.data is not first.train.data for each in splits):
-        raise UsageError("splits must share one `data`")
+        raise UsageError("splits", ..., "must share one `data`")
     num_clients = {len(each.domain) for each in splits}
     if len(num_clients) > 1:
-        raise UsageError(f"splits must have one number of clients, not {sorted(num_clients)}")
+        raise UsageError(
+            "splits", ..., f"must have one number of clients, not {sorted(num_clients)}"
+        )
 
     def stacked(federations: Sequence[Federation]) -> Federation:
-        held = zip(*(each[1:] for each in federations), strict=True)
-        return Federation(federations[0].data, *(jnp.asarray(np.stack(leaves)) for leaves in held))
+        arrays = zip(*(each[1:] for each in federations), strict=True)
+        stacks = (jnp.asarray(np.stack(each)) for each in arrays)
+        return Federation(federations[0].data, *stacks)
 
     return Split(
         stacked([each.train for each in splits]),

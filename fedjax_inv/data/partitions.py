@@ -1,6 +1,6 @@
 """Partitions: which client holds which examples, as one array of rows per client.
 
-Rows count the examples that are partitioned, from 0; each goes to exactly one client.
+Rows number the examples to deal, from 0; each goes to exactly one client.
 """
 
 import heapq
@@ -11,13 +11,22 @@ import numpy as np
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 
-_LARGEST_ALPHA = 1e300  # far above, draws from the distribution overflow and are 0
+_LARGEST_ALPHA = 1e300  # far above it, draws overflow and are 0
 
 
 def iid(num_examples: int, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deals shuffled examples to clients whose sizes differ by at most one.
+    """Deal shuffled examples to clients whose sizes differ by at most one.
 
-    Raises ValueError for less than one example or client, and for more clients than examples.
+    Args:
+      num_examples: M.
+      num_clients: C, at most M.
+      rng: the generator of the shuffle.
+
+    Returns:
+      C arrays of rows.
+
+    Raises:
+      UsageError: for less than one example or client, and for more clients than examples.
     """
     checks.integer("num_examples", num_examples, 1)
     _check_num_clients(num_clients, num_examples)
@@ -25,21 +34,29 @@ def iid(num_examples: int, num_clients: int, rng: np.random.Generator) -> list[n
 
 
 def by_domain(domain: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Gives each client a slice of one domain, in the order of the domains.
+    """Give each client a slice of one domain, in the order of the domains.
 
     Each domain gets one client, and every further client goes to the domain with the most examples
-    per client. The clients of a domain have sizes that differ by at most one.
+    per client. The sizes of a domain's clients differ by at most one.
 
-    domain: [M] integers. num_clients: at least the number of domains. rng: shuffles the examples of
-    a domain before it is sliced. Raises ValueError for domains that are not integers, for more
-    clients than examples, and for fewer than domains.
+    Args:
+      domain: [M] integers.
+      num_clients: C, at least the number of domains.
+      rng: the generator that shuffles a domain's examples before they are cut into slices.
+
+    Returns:
+      C arrays of rows.
+
+    Raises:
+      UsageError: for domains that are not integers, for more clients than examples, and for fewer
+        clients than domains.
     """
     domain = checks.integers("domain", domain)
     present, sizes = np.unique(domain, return_counts=True)
     _check_num_clients(num_clients, len(domain))
     if num_clients < len(present):
         raise UsageError(
-            f"num_clients={num_clients}: must be at least {len(present)}, the number of domains"
+            "num_clients", num_clients, f"must be at least {len(present)}, the number of domains"
         )
     clients = np.ones(len(present), int)
     for _ in range(num_clients - len(present)):
@@ -51,11 +68,18 @@ def by_domain(domain: np.ndarray, num_clients: int, rng: np.random.Generator) ->
 
 
 def by_user(user: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deals whole users to clients: the largest first, each to the client with fewest examples.
+    """Deal whole users to clients: the largest first, each to the client with fewest examples.
 
-    user: [M] integers. num_clients: at most the number of users; with as many, each client is a
-    user. rng: of the order among users of a size. Raises ValueError for users that are not
-    integers, and for more clients than users.
+    Args:
+      user: [M] integers.
+      num_clients: C, at most the number of users; with as many, each client is a user.
+      rng: the generator of the order among users of equal size.
+
+    Returns:
+      C arrays of rows.
+
+    Raises:
+      UsageError: for users that are not integers, and for more clients than users.
     """
     user = checks.integers("user", user)
     present, owner, sizes = np.unique(user, return_inverse=True, return_counts=True)
@@ -80,20 +104,25 @@ def dirichlet(
     min_size: int | None = None,
     max_tries: int = 1000,
 ) -> list[np.ndarray]:
-    """Draws, for each class, how it is shared among the clients from a Dirichlet distribution.
+    """Share each class among the clients in proportions drawn from a Dirichlet distribution.
 
-    The procedure of NIID-Bench (Li et al. 2022): class after class, clients that already hold
-    M / num_clients examples get nothing, the others share the shuffled class in proportions drawn
-    from Dir(alpha); all is repeated until every client holds `min_size` examples.
+    The procedure of NIID-Bench (Li et al. 2022): class after class, clients that already hold M /
+    num_clients examples get nothing, and the others share the shuffled class in proportions drawn
+    from Dir(alpha). All is repeated until every client holds `min_size` examples.
 
-    labels: [M] integers, at least 0.
-    num_clients: at most M / min_size.
-    alpha: concentration; small is one class per client, large is IID.
-    rng: of the proportions and the shuffles.
-    min_size: examples of the smallest client; by default the number of classes that occur.
-    max_tries: how often the proportions are drawn before giving up.
+    Args:
+      labels: [M] integers, at least 0.
+      num_clients: C, at most M / min_size.
+      alpha: the concentration: a small one gives each client one class, a large one IID clients.
+      rng: the generator of the proportions and the shuffles.
+      min_size: examples of the smallest client; by default the number of classes that occur.
+      max_tries: how often the proportions are drawn before giving up.
 
-    Raises ValueError for arguments out of range, and if no try gave every client enough examples.
+    Returns:
+      C arrays of rows.
+
+    Raises:
+      UsageError: for arguments out of range, and if no try gave every client enough examples.
     """
     labels = checks.integers("labels", labels, 0)
     num_examples = len(labels)
@@ -118,12 +147,12 @@ def dirichlet(
 def _dirichlet_counts(
     class_sizes: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """How many examples of each class [K] each client gets: [K, C]."""
+    """Draw how many examples of each class [K] each client gets, [K, C]."""
     counts = np.zeros((len(class_sizes), num_clients), int)
     sizes = np.zeros(num_clients, int)
     for row, size in zip(counts, class_sizes, strict=True):
-        # Dir(alpha) over all clients, with a few set to 0 and the rest renormalised, is Dir(alpha)
-        # over the rest; drawn so, there is no division by a sum that may be 0.
+        # Drawing for all clients, setting the others to 0 and renormalising would be the same
+        # distribution, but might divide by 0.
         (open_clients,) = np.nonzero(sizes < class_sizes.sum() / num_clients)
         shares = rng.dirichlet(np.full(len(open_clients), alpha))
         cuts = (np.cumsum(shares[:-1]) * size).astype(int)
@@ -141,15 +170,24 @@ def quantity(
     min_size: int = 1,
     max_tries: int = 1000,
 ) -> list[np.ndarray]:
-    """Deals shuffled examples to clients whose sizes are in proportions drawn from Dir(alpha).
+    """Deal shuffled examples to clients whose sizes are in proportions drawn from Dir(alpha).
 
     The quantity skew of NIID-Bench (Li et al. 2022): the proportions are drawn until every client
     holds `min_size` examples.
 
-    num_clients: at most num_examples / min_size. alpha: concentration; small is a few large
-    clients, large is equal sizes. rng: of the proportions and the shuffle. max_tries: how often the
-    proportions are drawn before giving up. Raises ValueError for arguments out of range, and if no
-    try gave every client enough examples.
+    Args:
+      num_examples: M.
+      num_clients: C, at most M / min_size.
+      alpha: the concentration: a small one gives a few large clients, a large one equal sizes.
+      rng: the generator of the proportions and the shuffle.
+      min_size: examples of the smallest client.
+      max_tries: how often the proportions are drawn before giving up.
+
+    Returns:
+      C arrays of rows.
+
+    Raises:
+      UsageError: for arguments out of range, and if no try gave every client enough examples.
     """
     checks.integer("num_examples", num_examples, 1)
     _check_num_clients(num_clients, num_examples)
@@ -165,13 +203,22 @@ def quantity(
 def shards(
     labels: np.ndarray, num_clients: int, shards_per_client: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Sorts examples by label, cuts them into shards of one size, and deals so many to each client.
+    """Sort examples by label, cut them into shards of one size, and deal some to each client.
 
-    As McMahan et al. 2017, Section 3, who deal two. The sizes of shards differ by at most one. A
-    shard holds one class, or several where their ends fall into it.
+    As in McMahan et al. 2017, Section 3, where a client gets two. The sizes of shards differ by at
+    most one. A shard holds one class, or several where the border between classes lies inside.
 
-    labels: [M] integers. rng: shuffles the examples of a class, and deals the shards. Raises
-    ValueError for labels that are not integers, and for less than an example for each shard.
+    Args:
+      labels: [M] integers.
+      num_clients: C.
+      shards_per_client: how many each client gets.
+      rng: the generator that shuffles the examples of a class, and deals the shards.
+
+    Returns:
+      C arrays of rows.
+
+    Raises:
+      UsageError: for labels that are not integers, and for less than one example per shard.
     """
     labels = checks.integers("labels", labels)
     num_examples = len(labels)
@@ -182,21 +229,31 @@ def shards(
     rows = rng.permutation(num_examples)
     rows = rows[np.argsort(labels[rows], kind="stable")]
     pieces = np.array_split(rows, num_clients * shards_per_client)
-    dealt = rng.permutation(len(pieces)).reshape(num_clients, shards_per_client)
-    return [np.concatenate([pieces[index] for index in mine]) for mine in dealt]
+    shards_of = rng.permutation(len(pieces)).reshape(num_clients, shards_per_client)
+    return [np.concatenate([pieces[shard] for shard in client]) for client in shards_of]
 
 
 def long_tail(
     labels: np.ndarray, num_classes: int, imbalance: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Rows of a part of the examples in which class k has n_max imbalance^(-k / (K - 1)), in order.
+    """Return rows of a part of the examples in which class k has n_max imbalance^(-k / (K - 1)).
 
-    n_max: the examples of the largest class; a class keeps what it has where that is less, and at
-    least one. Which are kept is drawn. So the first class has `imbalance` times the last one's, the
-    profile of Cui et al. 2019 ("Class-Balanced Loss Based on Effective Number of Samples").
+    n_max is the size of the largest class. A class that has fewer examples keeps all, and every
+    class keeps at least one; which ones is drawn. So the first class has `imbalance` times the
+    examples of the last one, as in Cui et al. 2019 ("Class-Balanced Loss Based on Effective Number
+    of Samples").
 
-    labels: [M] integers in 0..num_classes-1. imbalance: at least 1, which keeps all of classes of
-    one size. Raises ValueError for other labels, and for an imbalance below 1.
+    Args:
+      labels: [M] integers in 0..num_classes-1.
+      num_classes: K.
+      imbalance: at least 1, which keeps all examples of classes of equal size.
+      rng: the generator of the draw.
+
+    Returns:
+      Rows in increasing order.
+
+    Raises:
+      UsageError: for labels out of range, and for an imbalance below 1.
     """
     checks.integer("num_classes", num_classes, 1)
     checks.number("imbalance", imbalance, "of at least 1", lambda factor: factor >= 1)
@@ -204,10 +261,11 @@ def long_tail(
     sizes = np.bincount(labels, minlength=num_classes)
     exponent = np.arange(num_classes) / max(num_classes - 1, 1)
     profile = sizes.max() / float(imbalance) ** exponent
-    # Rounded down, but not what only a floating point number is below.
-    kept = np.minimum(sizes, np.maximum(np.floor(profile * (1 + 1e-12)), 1)).astype(int)
+    # Rounded down, except where only a rounding error is missing to an integer.
+    counts = np.minimum(sizes, np.maximum(np.floor(profile * (1 + 1e-12)), 1)).astype(int)
     rows = [
-        rng.permutation(np.flatnonzero(labels == label))[:count] for label, count in enumerate(kept)
+        rng.permutation(np.flatnonzero(labels == label))[:count]
+        for label, count in enumerate(counts)
     ]
     return np.sort(np.concatenate(rows))
 
@@ -215,13 +273,21 @@ def long_tail(
 def shards_like(
     labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """For each client, rows whose classes have the proportions of its own; clients may share rows.
+    """Draw rows for each client in the proportions of its classes; clients may share rows.
 
-    A client of n examples gets n M / N of the M rows, N the examples of all clients, or as many as
-    its proportions allow, at least one, and none if n is 0. Its rows are drawn without replacement.
+    Of the M rows, a client with n of all N clients' examples gets n M / N, or as many as its
+    proportions allow; at least one, and none if n is 0. They are drawn without replacement.
 
-    labels: [M] integers in 0..K-1. counts: [C, K] how many examples of each class a client has.
-    Raises ValueError for other labels or counts, and for a class of a client's that has no row.
+    Args:
+      labels: [M] integers in 0..K-1.
+      counts: [C, K] how many examples of each class a client has.
+      rng: the generator of the draw.
+
+    Returns:
+      C arrays of rows.
+
+    Raises:
+      UsageError: for other labels or counts, and if no row has a class that a client has.
     """
     counts = checks.integers("counts", counts, 0, ndim=2)
     num_classes = counts.shape[1]
@@ -230,37 +296,46 @@ def shards_like(
     available = np.array([len(rows) for rows in of_class])
     lacking = (counts > 0).any(0) & (available == 0)
     if lacking.any():
-        raise UsageError(f"labels: have no example of class {np.flatnonzero(lacking)[0]}")
+        needed = f"an example of class {np.flatnonzero(lacking)[0]}, as clients have"
+        raise UsageError("labels", ..., f"must have {needed}")
     share = len(labels) / max(counts.sum(), 1)
     parts = []
-    for mine in counts:
-        held = mine > 0
-        quota = mine * min(share, np.min(available[held] / mine[held], initial=np.inf))
+    for count in counts:
+        is_held = count > 0
+        quota = count * min(share, np.min(available[is_held] / count[is_held], initial=np.inf))
         size = np.floor(quota).astype(int)
-        # The largest remainders make up for what is rounded down.
-        missing = max(round(quota.sum()), int(held.any())) - size.sum()
+        # The classes with the largest remainders are rounded up.
+        missing = max(round(quota.sum()), int(is_held.any())) - size.sum()
         size[np.argsort(size - quota, kind="stable")[:missing]] += 1
-        drawn = [rng.permutation(rows)[:count] for rows, count in zip(of_class, size, strict=True)]
+        drawn = [rng.permutation(rows)[:num] for rows, num in zip(of_class, size, strict=True)]
         parts.append(rng.permutation(np.concatenate(drawn)))
     return parts
 
 
 def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
-    """Counts the examples of each class that each client holds: [C, K].
+    """Count the examples of each class that each client holds.
 
-    labels: [M] integers in 0..num_classes-1. parts: for each client, the rows that it holds, in
-    0..M-1. Raises ValueError for other labels or rows, and if there is no client.
+    Args:
+      labels: [M] integers in 0..num_classes-1.
+      parts: for each client, its rows in 0..M-1.
+      num_classes: K.
+
+    Returns:
+      Counts [C, K].
+
+    Raises:
+      UsageError: for labels or rows out of range, and if there is no client.
     """
     checks.integer("num_classes", num_classes, 1)
     labels = checks.integers("labels", labels, 0, num_classes - 1)
     if len(parts) == 0:
-        raise UsageError(f"parts={parts}: must hold the rows of at least one client")
+        raise UsageError("parts", parts, "must hold the rows of at least one client")
     last = len(labels) - 1
-    held = [
+    rows_of = [
         checks.integers(f"parts[{client}]", rows, 0, last, may_be_empty=True)
         for client, rows in enumerate(parts)
     ]
-    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in held])
+    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in rows_of])
 
 
 def _check_num_clients(num_clients: int, num_examples: int) -> None:
@@ -280,6 +355,11 @@ def _check_drawn(
 
 def _gave_up(num_clients: int, alpha: float, min_size: int, max_tries: int) -> UsageError:
     return UsageError(
-        f"alpha={alpha}: must be higher, or min_size={min_size} or num_clients={num_clients} "
-        f"lower: max_tries={max_tries} left a client with fewer examples"
+        "alpha",
+        alpha,
+        "must be higher, or {min_size} or {num_clients} lower: {max_tries} left a client with "
+        "fewer examples",
+        min_size=("min_size", min_size),
+        num_clients=("num_clients", num_clients),
+        max_tries=("max_tries", max_tries),
     )

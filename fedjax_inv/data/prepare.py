@@ -11,10 +11,12 @@ from fedjax_inv.data import sources
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Downloads each named data set and writes it where `sources.load` reads it.
+    """Download each named data set and write it where `sources.load` reads it.
 
-    argv: the command line without the program, by default that of the process. Exits with status 2
-    and one line if a flag is wrong, or a package or a data set is missing.
+    Exits with status 2 and one line if a flag is wrong, or if a package or a data set is missing.
+
+    Args:
+      argv: the command line without the program, by default the process's own.
     """
     try:
         _prepare(argv)
@@ -35,16 +37,18 @@ def _prepare(argv: Sequence[str] | None) -> None:
     try:
         args, others = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
-        raise UsageError(f"{error.argument_name}: {error.message}") from None
+        raise UsageError(error.argument_name or "argv", ..., error.message) from None
     if others:
-        raise UsageError(f"{others[0]}: unknown; must be names of data sets, or --data_dir")
+        raise UsageError(others[0], ..., "unknown; must be names of data sets, or --data_dir")
     if not args.names:
-        raise UsageError("names: must be one data set of TFDS at least, as mnist")
+        raise UsageError("names", ..., "must be one data set of TFDS at least, as mnist")
     for name in args.names:
         if not sources.may_be_prepared(name):
-            raise UsageError(f"{name!r}: must be a data set of TFDS, as mnist or emnist/letters")
+            raise UsageError(
+                repr(name), ..., "must be a data set of TFDS, as mnist or emnist/letters"
+            )
     if args.data_dir and Path(args.data_dir).expanduser().is_file():
-        raise UsageError(f"--data_dir={args.data_dir}: must be a folder")
+        raise UsageError("--data_dir", Path(args.data_dir), "must be a folder")
     for package in ("tensorflow_datasets", "tensorflow"):
         if find_spec(package) is None:
             raise UsageError(
@@ -56,11 +60,12 @@ def _prepare(argv: Sequence[str] | None) -> None:
         try:
             builder = tfds.builder(name, data_dir=args.data_dir)
         except tfds.core.DatasetNotFoundError:
-            raise UsageError(f"{name!r} is not a data set of TFDS") from None
-        except (ValueError, AssertionError) as error:  # of a configuration or a version
-            told = " ".join(str(error).split())
-            raise UsageError(f"{name!r}: has no such configuration or version: {told}") from None
-        builder.download_and_prepare(file_format="array_record")  # what random access needs
+            raise UsageError(repr(name), ..., "must be a data set of TFDS") from None
+        except (ValueError, AssertionError) as error:  # TFDS has no such configuration or version
+            reason = " ".join(str(error).split())
+            text = f"has no such configuration or version: {reason}"
+            raise UsageError(repr(name), ..., text) from None
+        builder.download_and_prepare(file_format="array_record")  # for random access
         print(f"{name}: {builder.data_dir}")
 
 

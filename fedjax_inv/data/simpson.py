@@ -1,6 +1,6 @@
-"""Simpson's paradox in colours: in every client one digit is darker, over all of them it is not.
+"""Simpson's paradox in colours: one digit is darker within every client, but not over all of them.
 
-A function from a `Dataset` of grey images to one with other domains, and what renders its images.
+A function from a `Dataset` of grey images to one with other domains, and the one that renders it.
 """
 
 from collections.abc import Sequence
@@ -17,31 +17,38 @@ from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.types import Array
 
 SHADINGS = ("paradox", "random")
-# The ends of a ramp of one hue, red, green and blue: strokes on black, of which the darkest can
-# still be seen.
+# Red, green and blue at the ends of a ramp of one hue. The darkest stroke is visible on black.
 ENDS = ((255, 240, 200), (102, 72, 0))
 
 _WHITE = 255  # the brightest of 8 bits
-# Of red, green and blue in the brightness of a colour, ITU-R BT.601.
+# The weights of red, green and blue in the brightness of a colour (ITU-R BT.601).
 _LUMA = np.array([0.299, 0.587, 0.114])
 
 
 class Shaded(NamedTuple):
-    """Grey images, and the step of the ramp that each is painted in; 0 is the lightest."""
+    """Grey images, and the step of the colour ramp for each; 0 is the lightest."""
 
     image: np.ndarray | Array  # [M, height, width, 1] uint8, strokes bright on a dark ground
     step: np.ndarray | Array  # [M] int32
 
 
 def ramp(steps: int, ends: Sequence[Sequence[int]] = ENDS) -> np.ndarray:
-    """Colours from one to another, evenly spaced: [steps, 3] uint8. ends: two, each [3] in 0..255.
+    """Return colours from one to another, evenly spaced.
 
-    Raises ValueError for fewer than two steps, and for what are not two colours.
+    Args:
+      steps: S, the number of colours, at least two.
+      ends: the first and the last colour, [2, 3] in 0..255.
+
+    Returns:
+      Colours [S, 3] uint8.
+
+    Raises:
+      UsageError: for fewer than two steps, and unless the ends are two colours.
     """
     checks.integer("steps", steps, 2)
     checks.integers("ends", np.asarray(ends), 0, _WHITE, ndim=None)
     if np.shape(ends) != (2, 3):
-        raise UsageError(f"ends={checks.shown(np.asarray(ends))}: must be two colours, [2, 3]")
+        raise UsageError("ends", np.asarray(ends), "must be two colours, [2, 3]")
     return np.rint(
         np.linspace(np.asarray(ends[0], float), np.asarray(ends[1], float), steps)
     ).astype(np.uint8)
@@ -57,36 +64,43 @@ def simpson(
     test_fraction: float = 0.2,
     seed: int,
 ) -> Dataset:
-    """Two classes in colours whose order within every client says nothing beyond it.
+    """Paint two classes so that one is darker within every client, but not over all clients.
 
-    Simpson MNIST of FedCFA (Jiang et al. 2025, Fig. 4 and II). Of S colours from light to dark,
-    client i of S - 1 paints
+    Simpson MNIST of FedCFA (Jiang et al. 2025, Fig. 4 and II). With S colours from light to dark,
+    client i of S - 1 clients paints
 
-        what should be lighter in step i,   what should be darker in step i + 1,
+        the lighter class in step i,   the darker class in step i + 1,
 
-    so that a step tells the label within a client, and in two neighbours it tells opposite ones.
-    Only the first and the last step have one label each. The test is painted in any step, whatever
-    the label. x becomes `Shaded`, which `shade` renders; label 0 is `darker`, label 1 `lighter`,
-    and other classes are dropped. The domains are the clients, "0" and on, which share the examples
-    evenly and at random, and last the "test"; they replace those of the data set.
+    so that a step tells the label within a client, and in two neighbouring clients it tells
+    opposite labels. Only the first and the last step have one label each. Test images have a random
+    step, whatever their label.
 
-    dataset: grey images, x [M, height, width, 1] uint8.
-    darker, lighter: names of two classes.
-    colors: [S, 3] uint8, each darker than the one before; by default `ramp(6)`, of five clients.
-    shading: "paradox", or "random": clients paint as the test is painted, and nothing misleads.
-    test_fraction: the part of the examples that makes the test, drawn at random, if the data set
-      has no test split.
-    seed: of all draws; with either shading it draws the same clients and the same test.
+    Args:
+      dataset: grey images, x [M, height, width, 1] uint8.
+      darker: the name of the class that becomes label 0.
+      lighter: the name of the class that becomes label 1; all other classes are dropped.
+      colors: [S, 3] uint8, each darker than the one before; by default `ramp(6)`, for five clients.
+      shading: "paradox"; or "random", where clients paint as the test does, and no colour misleads.
+      test_fraction: the part of the examples that makes the test, drawn at random, if the data set
+        has no test split.
+      seed: the seed of all draws. With either shading it draws the same clients and the same test.
 
-    Raises ValueError for other arguments, for data that lack one of the classes, and for fewer
-    examples than clients.
+    Returns:
+      The data set with x a `Shaded`, which `shade` renders. Its domains are the clients, "0" and so
+      on, which share the examples evenly and at random, and last "test".
+
+    Raises:
+      UsageError: for arguments that are not allowed, if the data lack one of the classes, and for
+        fewer examples than clients.
     """
     check_dataset(dataset)
     environments.check_grey(dataset)
     for name, chosen in (("darker", darker), ("lighter", lighter)):
         checks.one_of(name, chosen, dataset.classes)
     if darker == lighter:
-        raise UsageError(f"lighter={lighter!r}: must be another class than darker={darker!r}")
+        raise UsageError(
+            "lighter", lighter, "must be another class than {darker}", darker=("darker", darker)
+        )
     colors = ramp(6) if colors is None else colors
     check_ramp(colors)
     checks.one_of("shading", shading, SHADINGS)
@@ -99,8 +113,10 @@ def simpson(
     train = rng.permutation(np.flatnonzero(~test))
     if not test.any() or len(train) < num_clients:
         raise UsageError(
-            f"dataset: must hold an example for the test and for each of {num_clients} clients, "
-            f"but holds {test.sum()} and {len(train)}"
+            "dataset",
+            ...,
+            f"must hold an example for the test and for each of {num_clients} clients, "
+            f"but holds {test.sum()} and {len(train)}",
         )
     domain = np.full(num_examples, num_clients, np.int32)
     domain[train] = np.arange(len(train)) % num_clients
@@ -117,32 +133,39 @@ def simpson(
 
 
 def shade(x: Shaded, colors: np.ndarray) -> Array:
-    """Paints strokes: [B, height, width, 3] float32 in [0, 1], red, green and blue, on black.
+    """Paint strokes on black.
 
-    A pixel of brightness b in 0..255 has b / 255 of the colour. x: image [B, height, width, 1]
-    uint8, step [B] in 0..S-1. colors: [S, 3] uint8. Raises ValueError for images and steps that are
-    not; under a transformation, where the values of the steps are unknown, those that are out of
-    range are taken for the nearest.
+    A pixel of brightness b in 0..255 has b / 255 of the colour.
+
+    Args:
+      x: image [B, height, width, 1] uint8, and step [B] in 0..S-1.
+      colors: [S, 3] uint8.
+
+    Returns:
+      Images [B, height, width, 3] float32 in [0, 1], red, green and blue. If steps are tracers, a
+      step out of range gives the nearest colour.
+
+    Raises:
+      UsageError: for other images, and for steps out of range.
     """
     environments.check_cue("step", x.step, len(colors), x.image)
     if x.image.shape[-1] != 1:
-        raise UsageError(
-            f"image={checks.shown(x.image)}: must be grey, uint8 [B, height, width, 1]"
-        )
+        raise UsageError("image", x.image, "must be grey, uint8 [B, height, width, 1]")
     color = jnp.take(jnp.asarray(colors, jnp.float32), x.step, axis=0, mode="clip") / _WHITE
     return x.image / jnp.float32(_WHITE) * color[..., None, None, :]
 
 
 def check_ramp(colors: np.ndarray) -> None:
-    """Raises ValueError unless colors are uint8 [S, 3], S > 1, each darker than the one before."""
+    """Check that colors are uint8 [S, 3], S > 1, and ever darker, else raise UsageError."""
     if not hasattr(colors, "dtype") or colors.dtype != np.uint8 or colors.shape[1:] != (3,):
-        raise UsageError(f"colors={checks.shown(colors)}: must be uint8 [S, 3]")
+        raise UsageError("colors", colors, "must be uint8 [S, 3]")
     if len(colors) < 2:
-        raise UsageError(f"colors={colors.tolist()}: must be two at least")
+        raise UsageError("colors", colors.tolist(), "must be two at least")
     is_wrong = np.diff(colors @ _LUMA) >= 0
     if is_wrong.any():
         at = int(is_wrong.argmax())
         raise UsageError(
-            f"colors[{at + 1}]={colors[at + 1].tolist()}: must be darker than the one before, "
-            f"{colors[at].tolist()}"
+            f"colors[{at + 1}]",
+            colors[at + 1].tolist(),
+            f"must be darker than the one before, {colors[at].tolist()}",
         )

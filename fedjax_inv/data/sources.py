@@ -1,4 +1,4 @@
-"""Data sets on the host: scikit-learn's digits, TFDS images, local files and folders."""
+"""Sources of data sets: scikit-learn's digits, TFDS, local files and folders."""
 
 import contextlib
 import difflib
@@ -22,15 +22,15 @@ from fedjax_inv.data.dataset import Dataset, check_dataset
 if TYPE_CHECKING:
     from PIL import Image
 
-# Other packages are imported where they are used: the core does without them, and importing one
-# takes longer than loading a cached data set, which needs none.
+# Optional packages are imported where they are used: the core works without them, and importing
+# one takes longer than loading a cached data set.
 
 _LOG = logging.getLogger("fedjax_inv")
 NEEDS_NO_FILE = ("digits", "dsprites")
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
-# What reading a damaged .npz file raises.
+# Errors that reading a damaged .npz file raises.
 _DAMAGES = (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
-# Modes of pillow with more than 8 bits, which it would clip.
+# Pillow's modes of more than 8 bits, which a conversion would clip.
 _DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 
 
@@ -43,42 +43,48 @@ def load(
     vocabulary: int | None = None,
     text_length: int | None = None,
 ) -> Dataset:
-    """Loads a data set by name or by path.
+    """Load a data set by name or by path.
 
-    name: one of
-      - "digits": scikit-learn's 1,797 grey images of 8x8 pixels, which need no file;
-      - "dsprites": squares and ellipses, rendered as in `dsprites.load`, which need no file;
-      - an image-classification data set of TFDS, as "mnist", "emnist/letters" or "mnist:3.0.1", its
-        train and test splits concatenated. Without a version, the highest prepared one. It is
-        decoded once, then cached in the folder of that version;
-      - the path of an `.npz` file with x [M, ...], y [M] integers and optionally domain [M]
-        integers or strings and test [M] bool. Labels are re-indexed to 0..K-1 in increasing order;
-        uint8 x [M, height, width] gets a channel axis, other numbers become float32;
-      - the path of a `.csv` file of Sentiment140, as in `text.sentiment140`, with users;
-      - the path of LEAF's FEMNIST, as in `leaf.femnist`, with users: a `.json` file or a folder of
-        such files. Those in its folders train and test are the splits, if it has these;
-      - the path of Tiny-ImageNet: a folder of `train/class/images/file`, and of `val/images` with
-        `val/val_annotations.txt`, which are the test split;
-      - the path of a folder of images `domain/class/file` (the layout of PACS and VLCS).
-    Images in folders have 8 bits a channel; they become RGB unless all are grey.
-    data_dir: the folder of TFDS; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-    image_size: height and width in pixels to which the images of a folder are resized.
-    num_images: how many images of "dsprites" are rendered; by default 20,000.
-    vocabulary: how many words of a text are told apart; by default 10,000.
-    text_length: words that texts are cut off at or filled up to; by default 30.
+    Args:
+      name: one of
+        - "digits": scikit-learn's 1,797 grey images of 8x8 pixels, which need no file;
+        - "dsprites": squares and ellipses, rendered by `dsprites.load`, which need no file;
+        - an image-classification data set of TFDS, such as "mnist", "emnist/letters" or
+          "mnist:3.0.1", with its train and test splits. Without a version, it is the highest
+          prepared one. It is decoded once, then cached in that version's folder;
+        - the path of an `.npz` file with x [M, ...], y [M] integers and optionally domain [M]
+          integers or strings and test [M] bool. Labels become 0..K-1 in increasing order; uint8 x
+          [M, height, width] gets a channel axis, other numbers become float32;
+        - the path of a `.csv` file of Sentiment140, as `text.sentiment140` reads it, with users;
+        - the path of LEAF's FEMNIST, as `leaf.femnist` reads it, with users: a `.json` file, or a
+          folder of them. Folders train and test in it are the splits;
+        - the path of Tiny-ImageNet: a folder of `train/class/images/file` and of `val/images` with
+          `val/val_annotations.txt`, which is the test split;
+        - the path of a folder of images `domain/class/file` (the layout of PACS and VLCS).
+        Images in folders have 8 bits a channel; they become RGB unless all are grey.
+      data_dir: the folder of TFDS; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+      image_size: the height and width in pixels to which the images of a folder are resized.
+      num_images: how many images of "dsprites" are rendered; by default 20,000.
+      vocabulary: the number of words in the vocabulary of texts; by default 10,000.
+      text_length: the number of words to which texts are cut or padded; by default 30.
 
-    Raises ValueError if there is no such data set, it is not prepared, or its content does not fit,
-    and ImportError if a package is missing that reads it.
+    Returns:
+      The data set on the host.
+
+    Raises:
+      UsageError: if there is no such data set, if it is not prepared, or if its content does not
+        fit.
+      ImportError: if a package that reads it is missing.
     """
     if not isinstance(name, str) or not name:
-        raise UsageError(f"{name=}: must be the name or the path of a data set")
+        raise UsageError("name", name, "must be the name or the path of a data set")
     tfds_dir = Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
     tfds_dir = tfds_dir.expanduser()
     prepared = _prepared(name, tfds_dir)
     path = Path(name).expanduser()
-    # These go first, or a folder "mnist" in the working directory would hide the data set.
+    # Names go before paths: a folder "mnist" in the working directory must not hide the data set.
     is_path = name not in NEEDS_NO_FILE and prepared is None
-    # Not the path's own, which raise OSError for a name that is too long.
+    # Path.is_dir and Path.is_file would raise OSError for a name that is too long.
     is_folder = is_path and os.path.isdir(path)
     is_file = is_path and os.path.isfile(path)
     is_csv = is_file and path.suffix == ".csv"
@@ -90,9 +96,9 @@ def load(
         ("text_length", text_length, is_csv, "texts"),
     ):
         if value is not None and not fits:
-            raise UsageError(f"{setting}={value}: must be left out for data that are not {needed}")
+            raise UsageError(setting, value, f"must be left out for data that are not {needed}")
     if is_path and path.suffix in (".npz", ".csv", ".json") and not (is_folder or is_file):
-        raise UsageError(f"{name=}: must be a file, there is none")
+        raise UsageError("name", name, "must be a file, there is none")
     if name == "dsprites":
         return dsprites.load() if num_images is None else dsprites.load(num_images=num_images)
     if of_leaf:
@@ -112,17 +118,17 @@ def load(
     elif path.suffix == ".npz":
         dataset = _npz(path)
     else:
-        raise UsageError(_not_found(name, tfds_dir))
+        raise UsageError("name", name, _not_found(name, tfds_dir))
     try:
         check_dataset(dataset)
     except UsageError as error:
-        raise UsageError(f"{name=}: {error}") from None
+        raise UsageError("name", name, str(error)) from None
     return dataset
 
 
 @contextlib.contextmanager
 def _experiments_extra() -> Iterator[None]:
-    """Says of an import that fails how to install what it needs."""
+    """Add to a failing import how to install the package."""
     try:
         yield
     except ImportError as error:
@@ -144,17 +150,17 @@ def _one_domain(x: np.ndarray, y: np.ndarray, classes: Iterable[str], test: np.n
 
 
 def may_be_prepared(name: str) -> bool:
-    """Whether a data set may be one of TFDS, by its name."""
+    """Return whether a name could be that of a TFDS data set."""
     return name not in NEEDS_NO_FILE and _tfds_name(name) is not None
 
 
 def _tfds_name(name: str) -> re.Match[str] | None:
-    """(name and configuration, version)"""
+    """Match a name of TFDS, with the groups (name and configuration, version)."""
     return re.fullmatch(r"(\w{1,100}(?:/[\w.-]{1,100})?)(?::(\d+\.\d+\.\d+))?", name)
 
 
 def _prepared(name: str, tfds_dir: Path) -> Path | None:
-    """The folder of the highest prepared version of a TFDS data set, if there is one."""
+    """Return the folder of the highest prepared version of a TFDS data set, or None."""
     match = _tfds_name(name)
     if match is None:
         return None
@@ -166,7 +172,7 @@ def _prepared(name: str, tfds_dir: Path) -> Path | None:
 
 
 def _not_found(name: str, tfds_dir: Path) -> str:
-    """Why there is no such data set, and what to do about it."""
+    """Return what a name must be that no data set has, and how to get one."""
     with _experiments_extra():
         import tensorflow_datasets as tfds
 
@@ -174,23 +180,23 @@ def _not_found(name: str, tfds_dir: Path) -> str:
     infos = (tfds_dir / name).glob("*/*/dataset_info.json") if may_be_prepared(name) else ()
     configs = sorted({f"{name}/{info.parent.parent.name}" for info in infos})
     if configs:
-        return f"{name=}: must name its configuration, one of {', '.join(configs)}"
-    # Community data sets are left out because their list comes from the network.
+        return f"must name its configuration, one of {', '.join(configs)}"
+    # Without community data sets, whose list would be downloaded.
     names = tfds.list_builders(with_community_datasets=False)
     if base in names:
         command = f"python -m fedjax_inv.data.prepare {name} --data_dir={tfds_dir}"
-        return f"{name=}: must be prepared: run `{command}`"
+        return f"must be prepared: run `{command}`"
     near = (
         ", ".join(difflib.get_close_matches(base, ["digits", *names])) or "digits, mnist, cifar10"
     )
     return (
-        f"{name=}: must be a data set, did you mean {near}? "
+        f"must be a data set, did you mean {near}? "
         "Or the path of an .npz, .csv or .json file or of a folder domain/class/image"
     )
 
 
 def _tfds(name: str, folder: Path) -> Dataset:
-    """Reads a prepared TFDS data set, from its cache if there is one."""
+    """Read a prepared TFDS data set, from its cache if there is one."""
     cache = folder / "fedjax_inv.npz"
     if cache.exists():
         try:
@@ -200,10 +206,10 @@ def _tfds(name: str, folder: Path) -> Dataset:
                 )
             check_dataset(dataset)
             return dataset
-        except Exception as error:  # whatever is wrong with it, it can be built again
+        except Exception as error:  # whatever is wrong with the cache, it can be built again
             _LOG.warning("%s cannot be read (%s): decoding %s again", cache, error, name)
     dataset = _decode(name, folder)
-    # Readers may come at any time, so they see no file or a whole one.
+    # Written under another name first, so that another process never reads half a file.
     partial = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
         with open(partial, "wb") as file:
@@ -231,8 +237,10 @@ def _decode(name: str, folder: Path) -> Dataset:
         or "train" not in splits
     ):
         raise UsageError(
-            f"{name=}: must have features image (uint8, of one size) and label (a class) and a "
-            f"split train, it has {', '.join(sorted(features))} and {', '.join(splits)}"
+            "name",
+            name,
+            f"must have features image (uint8, of one size) and label (a class) and a "
+            f"split train, it has {', '.join(sorted(features))} and {', '.join(splits)}",
         )
     sources = []
     for split in ("train", "test"):
@@ -241,8 +249,10 @@ def _decode(name: str, folder: Path) -> Dataset:
                 sources.append(builder.as_data_source(split=split))
             except NotImplementedError:
                 raise UsageError(
-                    f"{name=}: must be prepared in the array_record format: "
-                    f"delete {folder} and prepare it again"
+                    "name",
+                    name,
+                    f"must be prepared in the array_record format: "
+                    f"delete {folder} and prepare it again",
                 ) from None
     sizes = [len(source) for source in sources]
     _LOG.info("decoding %d images of %s, once", sum(sizes), name)
@@ -259,22 +269,24 @@ def _npz(path: Path) -> Dataset:
         with np.load(path) as archive:
             arrays = {key: archive[key] for key in ("x", "y", "domain", "test") if key in archive}
     except MemoryError as error:
-        raise UsageError(f"{name=}: must fit into memory: {error}") from None
+        raise UsageError("name", name, f"must fit into memory: {error}") from None
     except _DAMAGES as error:
         reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
-        raise UsageError(f"{name=}: must be an .npz file of plain arrays{reason}") from None
+        raise UsageError("name", name, f"must be an .npz file of plain arrays{reason}") from None
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-        raise UsageError(f"{name=}: must be an .npz file of plain arrays")
+        raise UsageError("name", name, "must be an .npz file of plain arrays")
     for key in ("x", "y"):
         if key not in arrays:
-            raise UsageError(f"{name=}: must hold arrays x [M, ...] and y [M], it has no {key}")
+            raise UsageError(
+                "name", name, f"must hold arrays x [M, ...] and y [M], it has no {key}"
+            )
     x, y = arrays["x"], arrays["y"]
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise UsageError(f"{name=}: y must be integers [M], it is {y.dtype} {y.shape}")
+        raise UsageError("name", name, f"y must be integers [M], it is {y.dtype} {y.shape}")
     if len(y) == 0:
-        raise UsageError(f"{name=}: must hold at least one example")
+        raise UsageError("name", name, "must hold at least one example")
     if y.min() < 0:
-        raise UsageError(f"{name=}: y must be at least 0, its smallest is {y.min()}")
+        raise UsageError("name", name, f"y must be at least 0, its smallest is {y.min()}")
     domain = arrays.get("domain", np.full(len(y), "all"))
     test = arrays.get("test", np.zeros(len(y), bool))
     for key, array, ndim, kinds, needed in (
@@ -283,12 +295,14 @@ def _npz(path: Path) -> Dataset:
         ("test", test, 1, "b", f"bool [{len(y)}]"),
     ):
         if array.ndim != ndim or len(array) != len(y) or array.dtype.kind not in kinds:
-            raise UsageError(f"{name=}: {key} must be {needed}, it is {array.dtype} {array.shape}")
+            raise UsageError(
+                "name", name, f"{key} must be {needed}, it is {array.dtype} {array.shape}"
+            )
     if x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # what is too large becomes infinite
+        with np.errstate(over="ignore"):  # too large numbers become infinite
             x = x.astype(np.float32)
         if not np.isfinite(x).all():
-            raise UsageError(f"{name=}: x must be finite in float32, it holds NaN or infinity")
+            raise UsageError("name", name, "x must be finite in float32, it holds NaN or infinity")
     elif x.ndim == 3:
         x = x[..., None]
     classes, y = np.unique(y, return_inverse=True)
@@ -312,7 +326,7 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
         for file in (_visible(label) if label.is_dir() else ())
     ]
     if not files:
-        raise UsageError(f"{name=}: must hold images in folders domain/class/, there are none")
+        raise UsageError("name", name, "must hold images in folders domain/class/, there are none")
     x = _decoded(name, [file for _, _, file in files], image_size)
     domains, domain = np.unique([domain for domain, _, _ in files], return_inverse=True)
     classes, y = np.unique([label for _, label, _ in files], return_inverse=True)
@@ -331,20 +345,24 @@ def _is_tiny_imagenet(root: Path) -> bool:
 
 
 def _tiny_imagenet(root: Path, image_size: int | None) -> Dataset:
-    """The classes are WordNet's numbers, as names occur twice."""
+    """Read Tiny-ImageNet. Classes are named by WordNet's numbers, as words occur twice."""
     name = str(root)
     folders = [folder for folder in _visible(root / "train") if (folder / "images").is_dir()]
     files = [(label.name, file) for label in folders for file in _visible(label / "images")]
     if not files:
-        raise UsageError(f"{name=}: must hold images in folders train/class/images, there are none")
+        raise UsageError(
+            "name", name, "must hold images in folders train/class/images, there are none"
+        )
     num_train, annotations = len(files), root / "val" / "val_annotations.txt"
     for number, line in enumerate(annotations.read_text(errors="replace").splitlines(), 1):
         file, _, rest = line.partition("\t")
         label = rest.partition("\t")[0]
         if not (root / "train" / label / "images").is_dir() or not label:
             raise UsageError(
-                f"{annotations}: line {number} must be of an image and a class of train, with a "
-                f"tab between, it is {line[:60]!r}"
+                str(annotations),
+                ...,
+                f"line {number} must be of an image and a class of train, with a "
+                f"tab between, it is {line[:60]!r}",
             )
         files.append((label, root / "val" / "images" / file))
     x = _decoded(name, [file for _, file in files], image_size)
@@ -353,7 +371,7 @@ def _tiny_imagenet(root: Path, image_size: int | None) -> Dataset:
 
 
 def _decoded(name: str, files: Sequence[Path], image_size: int | None) -> np.ndarray:
-    """Images [M, height, width, 1 or 3] of a folder `name`."""
+    """Decode the images of a folder `name`: [M, height, width, 1 or 3]."""
     if image_size is not None:
         checks.integer("image_size", image_size, 1, meaning=" pixel")
     sizes: dict[tuple[int, int], Path] = {}
@@ -363,12 +381,14 @@ def _decoded(name: str, files: Sequence[Path], image_size: int | None) -> np.nda
             sizes.setdefault(image.size, file)
             modes.setdefault(image.mode, file)
     for mode in _DEEP_MODES & modes.keys():
-        raise UsageError(f"{modes[mode]}: must have 8 bits a channel, its mode is {mode}")
+        raise UsageError(str(modes[mode]), ..., f"must have 8 bits a channel, its mode is {mode}")
     if image_size is None and len(sizes) > 1:
         (first, one), (second, other) = list(sizes.items())[:2]
         raise UsageError(
-            f"{name=}: must hold images of one size unless image_size is given, "
-            f"{one} is {first} and {other} {second}"
+            "name",
+            name,
+            "must hold images of one size unless image_size is given, "
+            f"{one} is {first} and {other} {second}",
         )
     width, height = next(iter(sizes)) if image_size is None else (image_size, image_size)
     with _experiments_extra():
@@ -377,7 +397,7 @@ def _decoded(name: str, files: Sequence[Path], image_size: int | None) -> np.nda
     mode = "L" if modes.keys() <= {"1", "L"} else "RGB"
     needed = len(files) * height * width * len(mode)
     if image_size is None:
-        checks.memory("name", repr(name), needed, what=f" for images of {width}x{height} pixels")
+        checks.memory("name", name, needed, what=f" for images of {width}x{height} pixels")
     else:
         checks.memory("image_size", image_size, needed)
     x = np.empty((len(files), height, width, len(mode)), np.uint8)
@@ -392,7 +412,7 @@ def _visible(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        raise UsageError(f"{folder}: cannot be read: {error.strerror}") from None
+        raise UsageError(str(folder), ..., f"cannot be read: {error.strerror}") from None
 
 
 @contextlib.contextmanager
@@ -400,16 +420,16 @@ def _image(file: Path) -> "Iterator[Image.Image]":
     with _experiments_extra():
         from PIL import Image
 
-    if not file.is_file():  # opening a pipe would wait for somebody to write
-        raise UsageError(f"{file}: must be an image that can be decoded, is no file")
+    if not file.is_file():  # opening a pipe would wait for its writer
+        raise UsageError(str(file), ..., "must be an image that can be decoded, is no file")
     try:
         with warnings.catch_warnings():
-            # Where it warns, images are large still to be told from those that it refuses.
+            # Pillow warns of large images and refuses larger ones; the large ones are allowed here.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(file) as image:
                 yield image
     except MemoryError:
-        raise UsageError(f"{file}: must be an image that fits into memory") from None
-    # What pillow raises for damaged files, and for sizes that nobody has.
+        raise UsageError(str(file), ..., "must be an image that fits into memory") from None
+    # Pillow's errors for damaged files and for absurd sizes.
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UsageError(f"{file}: must be an image that can be decoded: {error}") from None
+        raise UsageError(str(file), ..., f"must be an image that can be decoded: {error}") from None

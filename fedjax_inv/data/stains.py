@@ -1,6 +1,6 @@
 """Coloured strokes and grounds: colours that follow the label by a rule that the test breaks.
 
-Functions from a `Dataset` of grey images to one with other domains, and what renders its images.
+Functions from a `Dataset` of grey images to one with other domains, and the one that renders them.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ COLORS = (
     *("red", "orange", "yellow", "lime", "green"),
     *("cyan", "blue", "purple", "magenta", "pink"),
 )
-UNSTAINED = len(COLORS)  # the index of what is not stained: white strokes, a black ground
+UNSTAINED = len(COLORS)  # the index of no colour: white strokes, a black ground
 
-# [len(COLORS) + 1, 3] uint8: red, green, blue. A ground has two fifths of the brightness of its
-# colour, so that any strokes are lighter than any ground and can be seen on it.
+# [len(COLORS) + 1, 3] uint8: red, green, blue. A ground has two fifths of its colour's brightness,
+# so that every stroke is lighter than every ground.
 STROKES = np.array(
     [
         *((255, 0, 0), (255, 128, 0), (255, 255, 0), (170, 255, 0), (0, 190, 0)),
@@ -39,7 +39,7 @@ _WHITE = 255  # the brightest of 8 bits
 
 
 class Stained(NamedTuple):
-    """Grey images, and the colours of strokes and grounds: indices of COLORS, or UNSTAINED."""
+    """Grey images, and the colours of strokes and grounds: indices into COLORS, or UNSTAINED."""
 
     image: np.ndarray | Array  # [M, height, width, 1] uint8, strokes bright on a dark ground
     stroke: np.ndarray | Array  # [M] int32
@@ -47,10 +47,18 @@ class Stained(NamedTuple):
 
 
 def rule(y: np.ndarray, colors: int, shift: int | np.ndarray = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The colours of strokes and grounds that go with labels, out of the first `colors` ones.
+    """Return the colours of strokes and grounds for labels, out of the first `colors` ones.
 
-    Of label y, the strokes have colour y + shift, and the ground the one half of the colours away:
-    y + shift + colors // 2, both modulo colors. y: [M] integers. shift: one, or one each [M].
+    Label y has strokes of colour y + shift and a ground of colour y + shift + colors // 2, both
+    modulo colors.
+
+    Args:
+      y: [M] labels.
+      colors: the number of colours.
+      shift: one for all labels, or [M].
+
+    Returns:
+      (strokes [M], grounds [M]).
     """
     stroke = (y + shift) % colors
     return stroke, (stroke + colors // 2) % colors
@@ -59,27 +67,34 @@ def rule(y: np.ndarray, colors: int, shift: int | np.ndarray = 0) -> tuple[np.nd
 def combinations(
     dataset: Dataset, *, stain: str = "foreground", colors: int = 10, seed: int
 ) -> Dataset:
-    """Deals the images to fixed combinations of digits and colours, a domain for each of them.
+    """Deal the images to fixed combinations of digits and colours, a domain for each combination.
 
-    Of FedIPG, Fig. 5: ten combinations, of which nine are trained on and the tenth is the test. A
+    FedIPG, Fig. 5: of ten combinations, nine are for training and the tenth is the test. A
     combination is a rule for all labels: in domain k label y has the colours `rule(y, colors, k)`,
     without exception. So every domain holds every class, a client can tell the label by its colour
     alone, and no two domains agree on what a colour means. A label has each colour in one domain
-    only: in the held-out one, that which the others never showed with it.
+    only: in the held-out domain, it has the colour that no other domain shows with it.
 
     Train and official test images are pooled and dealt in turn after a shuffle, as in
-    `environments.rotated`. x becomes `Stained`, which `tint` renders. The domains are named after
-    k, "0" to "9", and replace those of the data set.
+    `environments.rotated`.
 
-    dataset: grey images, x [M, height, width, 1] uint8, of K classes. stain: one of STAINS, what is
-    coloured. colors: of them, and of combinations; at most K. seed: of the shuffle. Raises
-    ValueError for other arguments, and for fewer examples than combinations.
+    Args:
+      dataset: grey images, x [M, height, width, 1] uint8, of K classes.
+      stain: what has a colour, one of STAINS.
+      colors: the number of colours and of combinations, at most K.
+      seed: the seed of the shuffle.
+
+    Returns:
+      The data set with x a `Stained`, which `tint` renders. Its domains are named "0" to "9" by k.
+
+    Raises:
+      UsageError: for arguments that are not allowed, and for fewer examples than combinations.
     """
     _check(dataset, stain, colors)
     checks.integer("seed", seed, 0)
     num_examples = len(dataset.y)
     if num_examples < colors:
-        raise UsageError(f"colors={colors}: must be at most {num_examples}, one for each example")
+        raise UsageError("colors", colors, f"must be at most {num_examples}, one for each example")
     domain = np.empty(num_examples, np.int32)
     domain[np.random.default_rng(seed).permutation(num_examples)] = np.arange(num_examples) % colors
     stroke, ground = rule(dataset.y, colors, domain)
@@ -105,36 +120,42 @@ def stained(
     test_fraction: float = 0.2,
     seed: int,
 ) -> Dataset:
-    """Colours that agree with the label in training, and with another rule in the test.
+    """Give images colours that agree with the label in training, and not in the test.
 
-    Of FedIPG, Table III. With probability label_noise the label is not the class of the image but
-    one of the others, each as likely. In a domain of agreement a, for strokes and grounds apart,
+    FedIPG, Table III. With probability label_noise the label is not the class of the image but one
+    of the others, all equally likely. In a domain of agreement a, for strokes and grounds
+    independently,
 
-        colour = rule(label) with probability a, else one of the other colours, each as likely.
+        colour = rule(label) with probability a, else one of the other colours, all equally likely.
 
-    In the test domain the colour c of the rule is replaced by colors - 1 - c (reversed) or by
-    c + 1 mod colors (shifted), so that none is right; with two classes and colours, both are
-    Colored MNIST's reversal. x becomes `Stained`, which `tint` renders. The domains are named
-    after their number and agreement, "0 (0.9)", and the last one is "test".
+    In the test domain the rule's colour c is replaced by colors - 1 - c (reversed) or by c + 1 mod
+    colors (shifted), so that no colour is right; with two classes and colours, both are Colored
+    MNIST's reversal.
 
     The paper tells neither how often the colours agree nor of any label noise. Without noise the
-    image tells more of the label than the colour does, if later in training; with Colored MNIST's,
-    0.25, it tells less.
+    image predicts the label better than the colour does, but is learned later; with Colored MNIST's
+    noise of 0.25, it predicts it worse.
 
-    dataset: grey images, x [M, height, width, 1] uint8, of K >= 2 classes.
-    stain: one of STAINS, what is coloured.
-    colors: how many there are; at most K, and even if the rule is reversed.
-    agreements: a of each training domain; the domains may have one in common.
-    test_agreement: a of the test domain, which holds the test split.
-    test_rule: one of TEST_RULES.
-    label_noise: the probability that the label is not the class of the image.
-    domain_size: examples of each training domain, what is left over is dropped; by default all
-      examples outside the test split are shared, evenly.
-    test_fraction: the part of the examples that makes the test domain, drawn at random, if the data
-      set has no test split.
-    seed: of all draws.
+    Args:
+      dataset: grey images, x [M, height, width, 1] uint8, of K >= 2 classes.
+      stain: what has a colour, one of STAINS.
+      colors: the number of colours, at most K; even if the test's rule is reversed.
+      agreements: a of each training domain; two domains may have equal ones.
+      test_agreement: a of the test domain, which holds the test split.
+      test_rule: one of TEST_RULES.
+      label_noise: the probability that the label is not the class of the image.
+      domain_size: examples of each training domain, and the rest is dropped; by default the domains
+        share all examples outside the test split evenly.
+      test_fraction: the part of the examples that makes the test domain, drawn at random, if the
+        data set has no test split.
+      seed: the seed of all draws.
 
-    Raises ValueError for other arguments, and if there are too few examples.
+    Returns:
+      The data set with x a `Stained`, which `tint` renders. Its domains are named by their number
+      and agreement, such as "0 (0.9)", and the last one is "test".
+
+    Raises:
+      UsageError: for arguments that are not allowed, and if there are too few examples.
     """
     _check(dataset, stain, colors)
     checks.each("agreements", agreements, checks.probability)
@@ -142,15 +163,18 @@ def stained(
     checks.one_of("test_rule", test_rule, TEST_RULES)
     if test_rule == "reversed" and colors % 2:
         raise UsageError(
-            f"colors={colors}: must be even for test_rule='reversed', or the middle one stays"
+            "colors",
+            colors,
+            "must be even for {test_rule}, or the middle one stays",
+            test_rule=("test_rule", test_rule),
         )
     checks.probability("label_noise", label_noise)
     checks.fraction("test_fraction", test_fraction)
     checks.integer("seed", seed, 0)
     rng = np.random.default_rng(seed)
     domain = _deal(dataset, len(agreements), domain_size, test_fraction, rng)
-    kept = np.flatnonzero(domain >= 0)
-    y, domain = dataset.y[kept], domain[kept]
+    rows = np.flatnonzero(domain >= 0)
+    y, domain = dataset.y[rows], domain[rows]
     y = _mostly(y, 1 - label_noise, len(dataset.classes), rng)
     agreement = np.array([*agreements, test_agreement])[domain]
     is_test = domain == len(agreements)
@@ -161,34 +185,40 @@ def stained(
 
     stroke, ground = map(drawn, rule(y, colors))
     return dataset._replace(
-        x=_stained(dataset.x[kept], stain, stroke, ground),
+        x=_stained(dataset.x[rows], stain, stroke, ground),
         y=y,
         domain=domain,
         domains=(*(f"{index} ({a:.3g})" for index, a in enumerate(agreements)), "test"),
-        test=np.zeros(len(kept), bool),
-        user=None if dataset.user is None else dataset.user[kept],
+        test=np.zeros(len(rows), bool),
+        user=None if dataset.user is None else dataset.user[rows],
         render=tint,
     )
 
 
 def tint(x: Stained) -> Array:
-    """Colours strokes and grounds: [B, height, width, 3] float32 in [0, 1], red, green and blue.
+    """Colour strokes and grounds.
 
     A pixel of brightness b in 0..255 has b / 255 of the stroke's colour and the rest of the
-    ground's. x: image [B, height, width, 1] uint8, stroke and ground [B], indices of COLORS or
-    UNSTAINED. Raises ValueError for images and colours that are not; under a transformation, where
-    the values of the colours are unknown, those that are out of range are taken for the nearest.
+    ground's.
+
+    Args:
+      x: image [B, height, width, 1] uint8; stroke and ground [B], indices into COLORS or UNSTAINED.
+
+    Returns:
+      Images [B, height, width, 3] float32 in [0, 1], red, green and blue. If colours are tracers,
+      an index out of range gives the nearest colour.
+
+    Raises:
+      UsageError: for other images, and for colours out of range.
     """
     environments.check_cue("stroke", x.stroke, UNSTAINED + 1, x.image)
     environments.check_cue("ground", x.ground, UNSTAINED + 1, x.image)
     if x.image.shape[-1] != 1:
-        raise UsageError(
-            f"image={checks.shown(x.image)}: must be grey, uint8 [B, height, width, 1]"
-        )
+        raise UsageError("image", x.image, "must be grey, uint8 [B, height, width, 1]")
 
     def of(table: np.ndarray, index: np.ndarray | Array) -> Array:
         colors = jnp.take(jnp.asarray(table, jnp.int32), index, axis=0, mode="clip")
-        return colors[..., None, None, :]  # of all pixels
+        return colors[..., None, None, :]  # the same for all pixels
 
     bright = jnp.asarray(x.image, jnp.int32)
     mixed = of(STROKES, x.stroke) * bright + of(GROUNDS, x.ground) * (_WHITE - bright)
@@ -200,10 +230,10 @@ def _check(dataset: Dataset, stain: str, colors: int) -> None:
     environments.check_grey(dataset)
     num_classes = len(dataset.classes)
     if num_classes < 2:
-        raise UsageError(f"dataset.classes={dataset.classes}: must be at least two")
+        raise UsageError("dataset.classes", dataset.classes, "must be at least two")
     checks.one_of("stain", stain, STAINS)
     most = min(len(COLORS), num_classes)
-    meaning = f": there are {len(COLORS)} colours, and {num_classes} classes to go with them"
+    meaning = f": there are {len(COLORS)} colours, and {num_classes} classes"
     checks.integer("colors", colors, 2, most, meaning)
 
 
@@ -219,7 +249,7 @@ def _stained(image: np.ndarray, stain: str, stroke: np.ndarray, ground: np.ndarr
 def _mostly(
     value: np.ndarray, probability: float | np.ndarray, count: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Each value [M] in 0..count-1 with its probability, else one of the others, each as likely."""
+    """Return each value [M] in 0..count-1 with its probability, else another one at random."""
     other = (value + rng.integers(1, count, len(value))) % count
     return np.where(rng.random(len(value)) < probability, value, other).astype(np.int32)
 
@@ -231,7 +261,7 @@ def _deal(
     test_fraction: float,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """The domain of each example [M]: a training domain, num_domains for the test, -1 for none."""
+    """Return each example's domain [M]: a training one, num_domains for the test, -1 for none."""
     test = environments.test_rows(dataset, test_fraction, rng)
     train = rng.permutation(np.flatnonzero(~test))
     if domain_size is not None:
@@ -240,8 +270,10 @@ def _deal(
         train = train[: num_domains * domain_size]
     if not test.any() or len(train) < num_domains:
         raise UsageError(
-            f"dataset: must hold an example for the test and for each of {num_domains} training "
-            f"domains, but holds {test.sum()} and {len(train)}"
+            "dataset",
+            ...,
+            f"must hold an example for the test and for each of {num_domains} training "
+            f"domains, but holds {test.sum()} and {len(train)}",
         )
     domain = np.full(len(test), -1, np.int32)
     domain[test] = num_domains

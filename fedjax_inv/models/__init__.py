@@ -1,18 +1,13 @@
-"""Networks as two halves, with a cut that can move."""
+"""Networks in two halves, body and head, with a cut that can move."""
 
 from fedjax_inv.models import saved as saved
 from fedjax_inv.models import weights as weights
 from fedjax_inv.models.alexnet import alexnet as alexnet
 from fedjax_inv.models.blocks import apply as apply
-from fedjax_inv.models.blocks import augmented as augmented
-from fedjax_inv.models.blocks import computed_in as computed_in
 from fedjax_inv.models.blocks import from_blocks as from_blocks
 from fedjax_inv.models.blocks import from_flax as from_flax
 from fedjax_inv.models.blocks import from_function as from_function
-from fedjax_inv.models.blocks import normalised as normalised
-from fedjax_inv.models.blocks import painted as painted
 from fedjax_inv.models.blocks import predict as predict
-from fedjax_inv.models.blocks import rendered as rendered
 from fedjax_inv.models.cnn import cnn as cnn
 from fedjax_inv.models.cnn import leaf_cnn as leaf_cnn
 from fedjax_inv.models.lenet import lenet as lenet
@@ -25,3 +20,8 @@ from fedjax_inv.models.norms import BatchNorm as BatchNorm
 from fedjax_inv.models.norms import FrozenBatchNorm as FrozenBatchNorm
 from fedjax_inv.models.norms import GroupNorm as GroupNorm
 from fedjax_inv.models.resnet import resnet18 as resnet18
+from fedjax_inv.models.wrappers import augmented as augmented
+from fedjax_inv.models.wrappers import computed_in as computed_in
+from fedjax_inv.models.wrappers import normalised as normalised
+from fedjax_inv.models.wrappers import painted as painted
+from fedjax_inv.models.wrappers import rendered as rendered

@@ -11,17 +11,17 @@ from fedjax_inv.models.blocks import check_images, from_blocks
 from fedjax_inv.models.mlp import Logits
 from fedjax_inv.types import Array, Model
 
-# Of each convolution: its window, and whether a pooling follows.
+# (window, whether a pooling follows) of each convolution.
 _CONVS = ((5, True), (5, True), (3, False), (3, False), (3, True))
 _NUM_DENSE = 2
-_SMALLEST = 8  # pixels a side, of which the poolings leave one
+_SMALLEST = 8  # pixels a side, which the poolings reduce to one
 
 
 class _Conv(nn.Module):
     features: int
     window: int
     pool: bool
-    smallest: int  # side of the inputs
+    smallest: int  # pixels a side of the inputs, at least
     conv: lowerings.Conv
 
     @nn.compact
@@ -30,7 +30,7 @@ class _Conv(nn.Module):
         check_images(x)
         if min(x.shape[1:3]) < self.smallest:
             raise UsageError(
-                f"inputs: are images {x.shape[1:]}, must be at least {self.smallest} pixels a side"
+                "inputs", x, f"must be images of at least {self.smallest} pixels a side"
             )
         x = nn.Conv(
             self.features,
@@ -61,10 +61,9 @@ def alexnet(
     conv: str = "auto",
     dropout: float = 0.0,
 ) -> Model:
-    """AlexNet's five convolutions, three poolings and three dense layers, made small: logits [B, K]
-    of images [B, height, width, channels] of at least 8x8 pixels.
+    """Build a small AlexNet: five convolutions, three poolings and three dense layers.
 
-    Of 28x28x1, at the default widths:
+    For images of 28x28x1, at the default widths:
 
         5x5 convolution,  32 channels, ReLU, 2x2 max pooling    14x14x32         832 parameters
         5x5 convolution,  96 channels, ReLU, 2x2 max pooling     7x7x96       76,896
@@ -74,22 +73,30 @@ def alexnet(
         dropout, dense, ReLU                                         256     295,168
         dropout, dense, ReLU                                         256      65,792
         dense, logits                                                 10       2,570
-                                                                       in all 976,234
+                                                                   total     976,234
 
-    Windows are smaller than the original's and every stride is 1, as the images are; poolings do
-    not overlap; there is no response normalisation; kernels start as in He et al. 2015.
+    The images are small, so windows are smaller than the original's and every stride is 1. Poolings
+    do not overlap, there is no response normalisation, and kernels start as in He et al. 2015.
 
-    widths: channels of the five convolutions, then units of the two dense layers. cut: how many of
-    these seven layers are the body; all of them by default. conv: one of `lowerings.LOWERINGS`.
-    dropout: the fraction left out before each hidden dense layer in training mode, below 1; the
-    original's is 0.5. Raises ValueError for an argument that is not allowed, and at initialisation
-    for other inputs.
+    Args:
+      num_classes: K.
+      widths: channels of the five convolutions, then units of the two hidden dense layers.
+      cut: how many of these seven layers are the body; by default all.
+      conv: one of `lowerings.LOWERINGS`.
+      dropout: the fraction of inputs left out before each hidden dense layer in training mode,
+        below 1; the original's is 0.5.
+
+    Returns:
+      A model with logits [B, K] of images [B, height, width, channels] of at least 8x8 pixels.
+
+    Raises:
+      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
     checks.integer("num_classes", num_classes, 1)
     checks.integers("widths", widths, 1)
     if len(widths) != len(_CONVS) + _NUM_DENSE:
         raise UsageError(
-            f"widths={tuple(widths)}: must be {len(_CONVS)} channels and {_NUM_DENSE} units"
+            "widths", tuple(widths), f"must be {len(_CONVS)} channels and {_NUM_DENSE} units"
         )
     checks.number("dropout", dropout, "in [0, 1)", lambda rate: 0 <= rate < 1)
     chosen = lowerings.lowering(conv)
@@ -98,4 +105,5 @@ def alexnet(
         for i, (width, (window, pool)) in enumerate(zip(widths, _CONVS, strict=False))
     ]
     blocks += [_Dense(width, dropout) for width in widths[len(_CONVS) :]]
-    return from_blocks([*blocks, Logits(num_classes)], len(widths) if cut is None else cut)
+    blocks += [Logits(num_classes)]
+    return from_blocks(blocks, len(widths) if cut is None else cut)

@@ -1,4 +1,4 @@
-"""Convolutional networks: of DomainBed's RotatedMNIST, and of LEAF's FEMNIST."""
+"""Convolutional networks: DomainBed's for RotatedMNIST, and LEAF's for FEMNIST."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from fedjax_inv.models.blocks import check_images, from_blocks
 from fedjax_inv.models.mlp import Logits
 from fedjax_inv.types import Array, Model
 
-_GROUPS = 8  # of channels, that GroupNorm normalises together
+_GROUPS = 8  # of channels, in GroupNorm
 
 
 class _Conv(nn.Module):
@@ -46,23 +46,33 @@ def cnn(
     cut: int | None = None,
     conv: str = "auto",
 ) -> Model:
-    """DomainBed's MNIST_CNN (Gulrajani & Lopez-Paz 2021): 3x3 convolutions, each -> ReLU ->
-    GroupNorm(8); the second has stride 2; then the spatial mean and a linear classifier: logits
-    [B, K] of images [B, height, width, channels] of any size.
+    """Build DomainBed's MNIST_CNN (Gulrajani & Lopez-Paz 2021).
 
-    widths: channels of the convolutions, multiples of 8. cut: how many convolutions are the body;
-    all of them by default. conv: one of `lowerings.LOWERINGS`. Raises ValueError for an argument
-    that is not allowed, and at initialisation for inputs of another rank.
+    3x3 convolutions, each followed by ReLU and GroupNorm(8), the second with stride 2; then the
+    spatial mean and a linear classifier.
+
+    Args:
+      num_classes: K.
+      widths: channels of the convolutions, multiples of 8.
+      cut: how many convolutions are the body; by default all.
+      conv: one of `lowerings.LOWERINGS`.
+
+    Returns:
+      A model with logits [B, K] of images [B, height, width, channels] of any size.
+
+    Raises:
+      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
     checks.integer("num_classes", num_classes, 1)
     checks.integers("widths", widths, 1)
     if any(width % _GROUPS for width in widths):
-        raise UsageError(f"widths={tuple(widths)}: must be multiples of {_GROUPS}")
+        raise UsageError("widths", tuple(widths), f"must be multiples of {_GROUPS}")
     chosen = lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         _Conv(width, 2 if i == 1 else 1, chosen) for i, width in enumerate(widths)
     ]
-    return from_blocks([*blocks, _PooledLogits(num_classes)], len(widths) if cut is None else cut)
+    blocks += [_PooledLogits(num_classes)]
+    return from_blocks(blocks, len(widths) if cut is None else cut)
 
 
 class _PooledConv(nn.Module):
@@ -75,8 +85,10 @@ class _PooledConv(nn.Module):
         check_images(x)
         if min(x.shape[1:3]) < 2:
             raise UsageError(
-                f"inputs: are {x.shape} before a convolution, must be images [B, height, width, "
-                "channels] whose sides are at least 2 there, to be halved; leave out a convolution"
+                "inputs",
+                x,
+                "must be images of at least 2 pixels a side before every convolution, which halves "
+                "them; leave out a convolution",
             )
         conv = nn.Conv(self.features, (5, 5), padding=2, conv_general_dilated=self.conv)
         return lowerings.max_pool(nn.relu(conv(x)), 2)
@@ -98,16 +110,24 @@ def leaf_cnn(
     cut: int | None = None,
     conv: str = "auto",
 ) -> Model:
-    """LEAF's network for FEMNIST (Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings").
+    """Build LEAF's network for FEMNIST (Caldas et al. 2018, arXiv 1812.01097).
 
-    5x5 convolutions, each -> ReLU -> 2x2 max pooling; a hidden layer -> ReLU, and a linear
-    classifier: logits [B, K] of images [B, height, width, channels], each side at least 2 for every
-    convolution to halve.
+    5x5 convolutions, each followed by ReLU and 2x2 max pooling; then a dense layer with ReLU and a
+    linear classifier.
 
-    widths: channels of the convolutions, and last the units of the hidden layer. cut: how many
-    layers are the body, so that a factor is a channel of a convolution or a unit of the hidden
-    layer; all but the classifier by default. conv: one of `lowerings.LOWERINGS`. Raises ValueError
-    for an argument that is not allowed, and at initialisation for inputs that do not fit.
+    Args:
+      num_classes: K.
+      widths: channels of the convolutions, and last the units of the dense layer.
+      cut: how many of these layers are the body, so that a factor is a channel of a convolution or
+        a unit of the dense layer; by default all.
+      conv: one of `lowerings.LOWERINGS`.
+
+    Returns:
+      A model with logits [B, K] of images [B, height, width, channels], with sides of at least 2
+      pixels before every convolution, which halves them.
+
+    Raises:
+      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
     checks.integer("num_classes", num_classes, 1)
     checks.integers("widths", widths, 1)

@@ -12,14 +12,14 @@ from fedjax_inv.models.mlp import Logits
 from fedjax_inv.types import Array, Model
 
 _NUM_CONVS = 2
-_SMALLEST = 2**_NUM_CONVS  # pixels a side, of which the poolings leave one
+_SMALLEST = 2**_NUM_CONVS  # pixels a side, which the poolings reduce to one
 
 
 class _Conv(nn.Module):
     """A 5x5 convolution, ReLU and 2x2 max pooling."""
 
     features: int
-    smallest: int  # side of the inputs
+    smallest: int  # pixels a side of the inputs, at least
     conv: lowerings.Conv
 
     @nn.compact
@@ -28,7 +28,7 @@ class _Conv(nn.Module):
         check_images(x)
         if min(x.shape[1:3]) < self.smallest:
             raise UsageError(
-                f"inputs: are images {x.shape[1:]}, must be at least {self.smallest} pixels a side"
+                "inputs", x, f"must be images of at least {self.smallest} pixels a side"
             )
         init = nn.initializers.he_normal()
         x = nn.Conv(self.features, (5, 5), kernel_init=init, conv_general_dilated=self.conv)(x)
@@ -52,23 +52,32 @@ def lenet(
     cut: int | None = None,
     conv: str = "auto",
 ) -> Model:
-    """Two 5x5 convolutions, each with ReLU and 2x2 max pooling, then dense layers with ReLU and a
-    linear classifier: logits [B, K] of images [B, height, width, channels] of at least 4x4 pixels.
+    """Build two convolutions and dense layers, in the manner of LeNet-5.
 
-    Convolutions keep the size of an image; kernels start as in He et al. 2015.
+    Two 5x5 convolutions, each followed by ReLU and 2x2 max pooling; then dense layers with ReLU and
+    a linear classifier. Convolutions keep an image's size; kernels start as in He et al. 2015.
 
-    widths: channels of the two convolutions, then units of the dense layers, one at least. cut: how
-    many of these layers are the body; all of them by default. conv: one of `lowerings.LOWERINGS`.
-    Raises ValueError for an argument that is not allowed, and at initialisation for other inputs.
+    Args:
+      num_classes: K.
+      widths: channels of the two convolutions, then units of the dense layers, at least one.
+      cut: how many of these layers are the body; by default all.
+      conv: one of `lowerings.LOWERINGS`.
+
+    Returns:
+      A model with logits [B, K] of images [B, height, width, channels] of at least 4x4 pixels.
+
+    Raises:
+      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
     checks.integer("num_classes", num_classes, 1)
     checks.integers("widths", widths, 1)
     if len(widths) <= _NUM_CONVS:
-        raise UsageError(f"widths={tuple(widths)}: must be {_NUM_CONVS} channels, then units")
+        raise UsageError("widths", tuple(widths), f"must be {_NUM_CONVS} channels, then units")
     chosen = lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         _Conv(width, _SMALLEST if i == 0 else 1, chosen)
         for i, width in enumerate(widths[:_NUM_CONVS])
     ]
     blocks += [_Dense(width) for width in widths[_NUM_CONVS:]]
-    return from_blocks([*blocks, Logits(num_classes)], len(widths) if cut is None else cut)
+    blocks += [Logits(num_classes)]
+    return from_blocks(blocks, len(widths) if cut is None else cut)

@@ -1,9 +1,10 @@
-"""Lowerings: one convolution, and one pooling, written in the ways that platforms run fast.
+"""Lowerings: one convolution and one pooling, each in the forms that platforms run fast.
 
 Axis letters of this file: B images of a batch, C channels, O output channels. Inputs are
 [B, *space, C], kernels [*window, C, O], outputs [B, *space, O].
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -12,18 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from fedjax_inv import checks, platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array
 
+_LOG = logging.getLogger("fedjax_inv")
 Conv = Callable[..., Array]  # with the signature of jax.lax.conv_general_dilated
 
 
 class _Geometry(NamedTuple):
-    """How the window slides, in the words of `jax.lax.conv_general_dilated`."""
+    """How the window slides, with the names of `jax.lax.conv_general_dilated`'s arguments."""
 
     window_strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
@@ -33,19 +33,28 @@ class _Geometry(NamedTuple):
 
 
 def lowering(conv: str) -> Conv:
-    """The convolution named in LOWERINGS, for `flax.linen.Conv(conv_general_dilated=...)`.
+    """Return a convolution by name, for `flax.linen.Conv(conv_general_dilated=...)`.
 
-    "lax": XLA's own. On a CPU its gradient is 10 to 50 times slower inside a loop than outside (jax
-    issue 12868), and `vmap` over kernels makes a grouped convolution, which is slow.
-    "im2col": patches and one matrix product, which `vmap` batches.
-    "canonical": XLA's own, its derivatives of any order in the one layout that is fast inside a
-    loop on a CPU; under `vmap`, kernels take turns.
-    "winograd": 3x3 and 5x5 windows at stride 1 by Winograd's minimal filtering, with 1/4 and 2/5 of
-    the multiplications, rounded about twice as far off. All else is canonical.
-    "auto": on a CPU winograd from 32 channels on, canonical below; lax on a TPU, whose compiler
-    makes no groups; im2col elsewhere. A layer cannot see whether it will be vmapped.
+    Args:
+      conv: one of LOWERINGS:
+        - "lax": XLA's own. On a CPU its gradient is 10 to 50 times slower inside a loop than
+          outside (jax issue 12868), and `vmap` over kernels gives a grouped convolution, which is
+          slow;
+        - "im2col": patches and one matrix product, which `vmap` batches;
+        - "canonical": XLA's own, with derivatives of any order in the one layout that is fast
+          inside a loop on a CPU; under `vmap`, kernels take turns;
+        - "winograd": 3x3 and 5x5 windows at stride 1 by Winograd's minimal filtering, with 1/4 and
+          2/5 of the multiplications and about twice the rounding error. All else is canonical;
+        - "auto": on a CPU winograd from 32 channels on and canonical below; lax on a TPU, whose
+          compiler makes no groups; im2col elsewhere. A layer cannot know whether it will be
+          vmapped.
 
-    Raises ValueError for another name. All but "lax" raise it for groups and dilation.
+    Returns:
+      A function with the signature of `jax.lax.conv_general_dilated`. All but "lax" raise
+      UsageError for groups and dilation.
+
+    Raises:
+      UsageError: for another name.
     """
     checks.one_of("conv", conv, LOWERINGS)
     return _LOWERINGS[conv]
@@ -57,7 +66,7 @@ def _channels_last(rank: int) -> tuple[str, str, str]:
 
 
 def _checked(conv: Callable[[Array, Array, _Geometry], Array]) -> Conv:
-    """`conv` behind the signature of `jax.lax.conv_general_dilated`, without what it cannot do."""
+    """Give `conv` the signature of `jax.lax.conv_general_dilated`, and refuse what it cannot do."""
 
     def conv_general_dilated(
         inputs: Array,
@@ -77,17 +86,17 @@ def _checked(conv: Callable[[Array, Array, _Geometry], Array]) -> Conv:
             ("rhs_dilation", tuple(rhs_dilation or ones), ones),
         ):
             if value != allowed:
-                raise UsageError(f"{argument}={value}: must be {allowed} unless conv is 'lax'")
+                raise UsageError(argument, value, f"must be {allowed} unless conv is 'lax'")
         layout = partial(lax.conv_dimension_numbers, inputs.shape, kernel.shape)
         if layout(dimension_numbers) != layout(_channels_last(inputs.ndim)):
-            raise UsageError(f"dimension_numbers={dimension_numbers}: must be channels last")
+            raise UsageError("dimension_numbers", dimension_numbers, "must be channels last")
         space, window = inputs.shape[1:-1], kernel.shape[:-2]
         if isinstance(padding, str):
             padding = lax.padtype_to_pads(space, window, strides, padding)
         padding = tuple((low, high) for low, high in padding)
         for n, k, (low, high) in zip(space, window, padding, strict=True):
             if low + n + high < k:
-                raise UsageError(f"padding={padding}: the window {window} must fit into {space}")
+                raise UsageError("padding", padding, f"the window {window} must fit into {space}")
         return conv(inputs, kernel, _Geometry(tuple(strides), padding, ones, ones, precision))
 
     return conv_general_dilated
@@ -96,7 +105,7 @@ def _checked(conv: Callable[[Array, Array, _Geometry], Array]) -> Conv:
 def _im2col(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     widths = [(0, 0, 0), *((low, high, 0) for low, high in geometry.padding), (0, 0, 0)]
     patches = lax.pad(inputs, jnp.zeros((), inputs.dtype), widths)
-    # One axis at a time, the last one first, so that channels end up in the kernel's order.
+    # One axis at a time, the last one first: this puts channels in the kernel's order.
     for axis in reversed(range(1, inputs.ndim - 1)):
         size, stride = kernel.shape[axis - 1], geometry.window_strides[axis - 1]
         stop = patches.shape[axis] - size + 1
@@ -105,10 +114,10 @@ def _im2col(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     return jnp.matmul(patches, kernel.reshape(-1, kernel.shape[-1]), precision=geometry.precision)
 
 
-# The canonical convolution is a primitive of its own, as only a primitive says how it transposes:
-# to itself, between explicit transposes of its arguments. Derivatives of any order are then made of
-# it. XLA:CPU's fast convolution knows one layout, and other layouts are brought into it outside of
-# loops only. Under `jax.shard_map` it needs check_vma=False where only one argument is split.
+# The canonical convolution is a primitive, as only a primitive can define its transpose: itself,
+# between explicit transposes of its arguments. So derivatives of any order consist of it. XLA:CPU's
+# fast convolution has one layout, and XLA converts other layouts outside loops only. Under
+# `jax.shard_map` it needs check_vma=False where only one argument is split.
 
 
 def _canonical_impl(inputs: Array, kernel: Array, *, geometry: _Geometry) -> Array:
@@ -124,7 +133,7 @@ def _canonical_aval(inputs: Any, kernel: Any, *, geometry: _Geometry) -> Any:
 def _spans(
     inputs: Any, kernel: Any, outputs: Any, geometry: _Geometry
 ) -> list[tuple[int, int, int, int]]:
-    """Per spatial axis: sizes of inputs, window and outputs when dilated, and the low padding."""
+    """Return per spatial axis the dilated sizes of inputs, window, outputs; the low padding."""
 
     def dilated(sizes: Sequence[int], dilation: Sequence[int]) -> list[int]:
         return [(size - 1) * d + 1 for size, d in zip(sizes, dilation, strict=True)]
@@ -141,9 +150,9 @@ def _spans(
 
 
 def _inputs_cotangent(
-    cotangent: Array, inputs: ad.UndefinedPrimal, kernel: Array, *, geometry: _Geometry
+    cotangent: Array, inputs: Any, kernel: Array, *, geometry: _Geometry
 ) -> Array:
-    """The flipped kernel slides over the cotangent."""
+    """Slide the flipped kernel over the cotangent."""
     spans = _spans(inputs.aval, kernel, cotangent, geometry)
     back = geometry._replace(
         window_strides=geometry.lhs_dilation,
@@ -151,20 +160,20 @@ def _inputs_cotangent(
         lhs_dilation=geometry.window_strides,
     )
     flipped = lax.rev(kernel, range(kernel.ndim - 2)).swapaxes(-1, -2)
-    return _canonical_p.bind(cotangent, flipped, geometry=back)
+    return _bind_canonical(cotangent, flipped, geometry=back)
 
 
 def _kernel_cotangent(
-    cotangent: Array, inputs: Array, kernel: ad.UndefinedPrimal, *, geometry: _Geometry
+    cotangent: Array, inputs: Array, kernel: Any, *, geometry: _Geometry
 ) -> Array:
-    """The cotangent slides over the inputs: images are summed over, as channels are otherwise."""
+    """Slide the cotangent over the inputs; the sum over channels becomes one over images."""
     spans = _spans(inputs, kernel.aval, cotangent, geometry)
     back = geometry._replace(
         window_strides=geometry.rhs_dilation,
         padding=tuple((low, o - n + k - 1 - low) for n, k, o, low in spans),
         rhs_dilation=geometry.window_strides,
     )
-    channels_first = _canonical_p.bind(
+    channels_first = _bind_canonical(
         inputs.swapaxes(0, -1), jnp.moveaxis(cotangent, 0, -2), geometry=back
     )
     return jnp.moveaxis(channels_first, 0, -2)
@@ -173,9 +182,9 @@ def _kernel_cotangent(
 def _canonical_batch(
     arguments: tuple[Array, Array], axes: tuple[int | None, int | None], *, geometry: _Geometry
 ) -> tuple[Array, int]:
-    """vmap: inputs join the images, kernels the output channels; pairs of both take turns."""
+    """Batch: inputs join the images, kernels the output channels; pairs of both take turns."""
     (inputs, kernel), (inputs_axis, kernel_axis) = arguments, axes
-    bind = partial(_canonical_p.bind, geometry=geometry)
+    bind = partial(_bind_canonical, geometry=geometry)
     if kernel_axis is None:
         assert inputs_axis is not None
         inputs = jnp.moveaxis(inputs, inputs_axis, 0)
@@ -189,45 +198,67 @@ def _canonical_batch(
     return lax.map(lambda pair: bind(*pair), pairs), 0
 
 
-_canonical_p = Primitive("canonical_conv")
-_canonical_p.def_impl(jax.jit(_canonical_impl, static_argnames="geometry"))
-_canonical_p.def_abstract_eval(_canonical_aval)
-mlir.register_lowering(_canonical_p, mlir.lower_fun(_canonical_impl, multiple_results=False))
-ad.defbilinear(_canonical_p, _inputs_cotangent, _kernel_cotangent)
-batching.primitive_batchers[_canonical_p] = _canonical_batch
+def _register() -> Callable[..., Array]:
+    """Register the canonical convolution's rules with JAX, and return what applies it.
+
+    A later JAX may keep its registries of rules elsewhere. Then the convolution loses speed, not
+    correctness: XLA's own takes its place, and a warning says so.
+    """
+    try:
+        from jax.extend.core import Primitive
+        from jax.interpreters import ad, batching, mlir
+
+        primitive = Primitive("canonical_conv")
+        primitive.def_impl(jax.jit(_canonical_impl, static_argnames="geometry"))
+        primitive.def_abstract_eval(_canonical_aval)
+        mlir.register_lowering(primitive, mlir.lower_fun(_canonical_impl, multiple_results=False))
+        ad.defbilinear(primitive, _inputs_cotangent, _kernel_cotangent)
+        batching.primitive_batchers[primitive] = _canonical_batch
+    except (ImportError, AttributeError, TypeError) as error:
+        _LOG.warning("this JAX takes no rules (%s): canonical convolutions are XLA's own", error)
+        return _canonical_impl
+    return primitive.bind
+
+
+_bind_canonical = _register()
 
 
 def _canonical(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
-    return _canonical_p.bind(inputs, kernel, geometry=geometry)
+    return _bind_canonical(inputs, kernel, geometry=geometry)
 
 
 # Winograd's minimal filtering (Lavin & Gray 2016): along one axis a tile of inputs gives a patch of
-# 4 outputs. There a convolution is a transposed product of polynomials, made of their values at as
-# many points as a tile is long: infinity and others whose rounding errors are small.
+# 4 outputs. Such a convolution is a transposed product of polynomials, computed from their values
+# at as many points as a tile has entries: infinity, and others with small rounding errors.
 
 _PATCH = 4
 
 
 def _filtering(window: int, points: Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Matrices from a tile and from a kernel to their values at the points, and back to a patch.
+    """Return matrices from a tile and from a kernel to values at points, and back to a patch.
 
-    points: without infinity. Shapes [tile, tile], [tile, window] and [4, tile].
+    Args:
+      window: the length of the kernel.
+      points: all points but infinity.
+
+    Returns:
+      Matrices [tile, tile], [tile, window] and [4, tile].
     """
 
     def values(count: int) -> np.ndarray:
-        """[tile, count]: from `count` coefficients of a polynomial to its values."""
+        """Return [tile, count], from `count` coefficients of a polynomial to its values."""
         return np.vstack([np.vander(points, count, increasing=True), np.eye(count)[-1]])
 
     return np.linalg.inv(values(_PATCH + window - 1)).T, values(window), values(_PATCH).T
 
 
 def _transform(matrix: np.ndarray, array: Array, precision: Any) -> Array:
-    """The matrix [M, N] times the first axes of the array, that are N together; [M, the rest]."""
+    """Multiply a matrix [M, N] with an array whose first axes hold N entries: [M, the rest]."""
     flat = array.reshape(matrix.shape[1], -1)
     return jnp.matmul(matrix.astype(array.dtype), flat, precision=precision)
 
 
-# F(4x4, 3x3): both axes at once are a Kronecker product.
+# F(4x4, 3x3): a Kronecker product transforms both axes at once.
 _WINDOW = 3
 _TILE = _PATCH + _WINDOW - 1
 _FROM_TILES, _FROM_KERNEL, _TO_PATCHES = (
@@ -237,7 +268,7 @@ _FROM_TILES, _FROM_KERNEL, _TO_PATCHES = (
 
 
 def _winograd(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
-    exact = inputs.dtype in (jnp.float32, jnp.float64)  # less would round the matrices too far off
+    exact = inputs.dtype in (jnp.float32, jnp.float64)  # 16 bits would round the matrices too much
     if geometry.window_strides == (1, 1) and exact:
         if kernel.shape[:-2] == (_WINDOW, _WINDOW):
             return _winograd_3x3(inputs, kernel, geometry)
@@ -247,7 +278,7 @@ def _winograd(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
 
 
 def _winograd_3x3(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
-    """Each of the 36 values of every tile is a sum over channels: one product of matrices each."""
+    """Convolve by one matrix product over channels for each of the 36 values of a tile."""
     images, *space, channels = inputs.shape
     features = kernel.shape[-1]
     sizes = [
@@ -255,7 +286,7 @@ def _winograd_3x3(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
         for n, (low, high) in zip(space, geometry.padding, strict=True)
     ]
     counts = [-(-size // _PATCH) for size in sizes]
-    # Blocks of 4x4, one more along each axis: a tile is a block and half of the next.
+    # Blocks of 4x4, one more than patches along each axis: a tile is a block and half of the next.
     pads = [
         (low, _PATCH * (count + 1) - low - n, 0)
         for n, count, (low, _) in zip(space, counts, geometry.padding, strict=True)
@@ -284,18 +315,18 @@ def _winograd_3x3(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     return out[:, : sizes[0], : sizes[1]]
 
 
-# F(4, 5) along the rows; along both axes it would be no faster, and round twice as far off again.
+# F(4, 5) along the rows only; along both axes it would be no faster, with twice the rounding error.
 _WINDOW_5 = 5
 _FROM_TILE_5, _FROM_KERNEL_5, _TO_PATCH_5 = _filtering(_WINDOW_5, (0, 0.5, -0.5, 1, -1, 2, -2))
 
 
 def _winograd_5x5(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
-    """Each of the 8 values of every tile is a convolution along the columns."""
+    """Convolve along the columns for each of the 8 values of a tile along the rows."""
     images, rows, *rest = inputs.shape
     (low, high), columns_padding = geometry.padding
     size = low + rows + high - (_WINDOW_5 - 1)
     count = -(-size // _PATCH)
-    # Blocks of 4 rows, one more: a tile is a block and the next.
+    # Blocks of 4 rows, one more than patches: a tile is a block and the next.
     pads = [(0, 0, 0), (low, _PATCH * (count + 1) - low - rows, 0), (0, 0, 0), (0, 0, 0)]
     blocks = lax.pad(inputs, jnp.zeros((), inputs.dtype), pads)
     in_block = jnp.moveaxis(blocks.reshape(images, count + 1, _PATCH, *rest), 2, 0)
@@ -305,12 +336,12 @@ def _winograd_5x5(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     tiles = transform(_FROM_TILE_5, tiles).reshape(tiles.shape)
     kernels = transform(_FROM_KERNEL_5, kernel).reshape(-1, 1, *kernel.shape[1:])
     along_columns = geometry._replace(padding=((0, 0), columns_padding))
-    # One by one: `vmap` would make a loop of them, whose derivatives copy all that they need.
+    # One by one: `vmap` would make a loop, whose derivatives copy what they need.
     values = [
         _canonical(*pair, along_columns)
         for pair in zip(lax.unstack(tiles), lax.unstack(kernels), strict=True)
     ]  # each [images, count, columns, features]
-    # Elementwise, as a product is slower here.
+    # Elementwise: a matrix product is slower here.
     out = jnp.stack(
         [
             sum(factor * value for factor, value in zip(row, values, strict=True) if factor)
@@ -321,7 +352,7 @@ def _winograd_5x5(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     return out.reshape(images, -1, *out.shape[3:])[:, :size]
 
 
-_WINOGRAD_CHANNELS = 32  # the transforms of fewer cost more than what they save
+_WINOGRAD_CHANNELS = 32  # with fewer, the transforms cost more than they save
 
 
 def _auto(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
@@ -344,22 +375,33 @@ LOWERINGS = tuple(_LOWERINGS)
 
 
 def max_pool(x: Array, size: int, stride: int | None = None, padding: int = 0) -> Array:
-    """The largest of each size x size window of x [B, height, width, C], floating point.
+    """Return the largest number of each window of images.
 
-    stride: from a window to the next; by default size, windows side by side. padding: rows and
-    columns of minus infinity on every side. What does not fill a window is left out, as in
-    `flax.linen.max_pool`. Its gradient is a few elementwise operations, against a scatter that is
-    slow on a CPU; ties share it. Raises ValueError for another rank of x, for a size that is not
-    between 1 and the padded height and width, and for a padding of more than half of it.
+    Its gradient is a few elementwise operations instead of a scatter, which is slow on a CPU; equal
+    numbers share it.
+
+    Args:
+      x: [B, height, width, C] floating point.
+      size: the side of the square windows.
+      stride: from a window to the next; by default `size`, so that windows do not overlap.
+      padding: rows and columns of minus infinity on every side. Pixels that do not fill a window
+        are left out, as in `flax.linen.max_pool`.
+
+    Returns:
+      [B, rows, columns, C].
+
+    Raises:
+      UsageError: for another rank of x, for a size that is not between 1 and the padded height and
+        width, and for a padding of more than half of it.
     """
     if x.ndim != 4:
-        raise UsageError(f"{x.shape=}: must be [B, height, width, C]")
+        raise UsageError("x", x, "must be [B, height, width, C]")
     batch, height, width, channels = x.shape
     checks.integer("padding", padding, 0)
     checks.integer("size", size, 1, min(height, width) + 2 * padding)
     stride = size if stride is None else stride
     checks.integer("stride", stride)
-    # More, and a window could hold nothing but padding.
+    # With more padding, a window could hold nothing else.
     checks.integer("padding", padding, 0, size // 2)
     if stride == size and padding == 0:
         rows, columns = height // size, width // size

@@ -13,7 +13,7 @@ from fedjax_inv.models.blocks import from_blocks
 from fedjax_inv.models.mlp import Logits
 from fedjax_inv.types import Array, Model
 
-PADDING = 0  # the word that stands where there is none
+PADDING = 0  # the word that fills a text up
 
 
 def _are_words(x: Array) -> bool:
@@ -21,19 +21,28 @@ def _are_words(x: Array) -> bool:
 
 
 def word_weights(x: Array, vocabulary: int) -> Array:
-    """Words [B, T], integers in 0..V - 1, as weights of words [B, T, V], float32, V = vocabulary.
+    """Return words as weights of words: one-hot vectors.
 
-    A mean of word numbers means nothing; a mean of their weights does: as embedding is linear, it
-    is embedded as the mean of the words' vectors, of which padding has none. Raises ValueError for
-    what are not words.
+    A mean of words' numbers has no meaning, but a mean of their weights has: as the embedding is
+    linear, it embeds as the mean of the words' vectors, with no vector for padding.
+
+    Args:
+      x: words [B, T], integers in 0..V - 1.
+      vocabulary: V.
+
+    Returns:
+      Weights [B, T, V] float32.
+
+    Raises:
+      UsageError: unless x are words.
     """
     if not _are_words(x):
-        raise UsageError(f"inputs: are {x.dtype} {x.shape}; must be words, integers [B, T]")
+        raise UsageError("inputs", x, "must be words, integers [B, T]")
     return jax.nn.one_hot(x, vocabulary)
 
 
 class _Layer(nn.Module):
-    """The units of one layer at each time: [T, B, width] of x [T, B, D], where real [T, B]."""
+    """The units of one layer at each time: x [T, B, D], real [T, B] bool -> [T, B, width]."""
 
     width: int
 
@@ -42,22 +51,22 @@ class _Layer(nn.Module):
         size = self.width
 
         def orthogonal(key: Array, shape: tuple[int, int]) -> Array:
-            """Each gate's by itself, as in flax's cells."""
+            """Draw each gate by itself, as flax's cells do."""
             draw = nn.initializers.orthogonal()
             gates = [draw(k, (size, size)) for k in jax.random.split(key, shape[1] // size)]
             return jnp.concatenate(gates, axis=1)
 
-        # All times in one product: of the four gates (in, forget, candidate, out) side by side.
+        # One product for all times, with the gates (in, forget, candidate, out) side by side.
         inputs = nn.Dense(4 * size, name="input")(x)
         recurrent = self.param("recurrent", orthogonal, (size, 4 * size))
 
         def step(carry: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[tuple, Array]:
-            (hidden, cell), (given, is_real) = carry, now
-            enter, keep, candidate, leave = jnp.split(given + hidden @ recurrent, 4, axis=-1)
+            (hidden, cell), (inputs, is_real) = carry, now
+            enter, keep, candidate, leave = jnp.split(inputs + hidden @ recurrent, 4, axis=-1)
             new = nn.sigmoid(keep) * cell + nn.sigmoid(enter) * jnp.tanh(candidate)
             out = nn.sigmoid(leave) * jnp.tanh(new)
-            there = is_real[:, None]
-            hidden, cell = jnp.where(there, out, hidden), jnp.where(there, new, cell)
+            is_real = is_real[:, None]
+            hidden, cell = jnp.where(is_real, out, hidden), jnp.where(is_real, new, cell)
             return (hidden, cell), hidden
 
         zeros = jnp.zeros((x.shape[1], size), inputs.dtype)
@@ -66,7 +75,7 @@ class _Layer(nn.Module):
 
 
 class _Encoder(nn.Module):
-    """The last layer's units after the last word: [B, widths[-1]] of words."""
+    """The last layer's units after the last word: words -> [B, widths[-1]]."""
 
     vocabulary: int
     embedding: int
@@ -75,7 +84,7 @@ class _Encoder(nn.Module):
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         del mask, train
-        # Of variance 1, so that a word's vector is of the size that the layers are drawn for.
+        # Variance 1, which the layers' initialisation expects.
         shape = (self.vocabulary, self.embedding)
         vectors = self.param("embedding", nn.initializers.normal(1.0), shape)
         if _are_words(x):
@@ -90,12 +99,14 @@ class _Encoder(nn.Module):
             out = x @ (vectors * is_word[:, None])  # padding has no vector
         else:
             raise UsageError(
-                f"inputs: are {x.dtype} {x.shape}; must be words, integers [B, T], or weights of "
-                f"words, floats [B, T, {self.vocabulary}]"
+                "inputs",
+                x,
+                "must be words, integers [B, T], or weights of words, floats "
+                f"[B, T, {self.vocabulary}]",
             )
         for i, width in enumerate(self.widths):
             out = _Layer(width, name=f"layer{i + 1}")(out, real)
-        return out[-1]  # where padding follows the last word, nothing has changed since
+        return out[-1]  # unchanged by padding after the last word
 
 
 def lstm(
@@ -106,18 +117,27 @@ def lstm(
     widths: Sequence[int] = (256, 256),
     cut: int | None = None,
 ) -> Model:
-    """Vectors of words, LSTM layers, and a linear classifier of the last layer's units after the
-    last word: logits [B, K] of words [B, T], integers, T any number of times.
+    """Build an LSTM: vectors of words, LSTM layers, and a linear classifier.
 
-    Word 0 is padding, wherever it stands: nothing happens at that time, so that outputs and
-    gradients are those of the text without it. The network also takes weights of words, floats
-    [B, T, V], which it embeds as that mixture of their vectors; a time at which no word but padding
-    weighs is padding. The model's `inputs` makes them of words, for who averages or mixes inputs.
+    The classifier gets the last layer's units after the last word. Word 0 is padding, wherever it
+    stands: nothing happens at that time, so that outputs and gradients are those of the text
+    without it. The network also takes weights of words, floats [B, T, V], and embeds them as that
+    mixture of the words' vectors; a time at which only padding has weight is padding. The model's
+    `mixable` converts words to weights, for averages and mixtures.
 
-    vocabulary: V, words 0..V - 1. embedding: the length of their vectors. widths: units of the
-    layers. cut: 1 makes the layers the body, which puts out the last one's units, so that a factor
-    is a unit; 0 makes all of it the head; 1 by default. Raises ValueError for an argument that is
-    not allowed, and at initialisation for inputs that are no words.
+    Args:
+      num_classes: K.
+      vocabulary: V, the number of words.
+      embedding: the length of their vectors.
+      widths: units of the layers.
+      cut: 1 makes the layers the body, so that a factor is a unit of the last layer; 0 makes all of
+        it the head; by default 1.
+
+    Returns:
+      A model with logits [B, K] of words [B, T], integers in 0..V - 1, for any T.
+
+    Raises:
+      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
     checks.integer("num_classes", num_classes, 1)
     checks.integer("vocabulary", vocabulary, 2)
@@ -125,4 +145,4 @@ def lstm(
     checks.integers("widths", widths, 1)
     blocks = [_Encoder(vocabulary, embedding, tuple(widths)), Logits(num_classes)]
     model = from_blocks(blocks, 1 if cut is None else cut)
-    return model._replace(inputs=partial(word_weights, vocabulary=vocabulary))
+    return model._replace(mixable=partial(word_weights, vocabulary=vocabulary))

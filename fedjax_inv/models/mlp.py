@@ -1,4 +1,4 @@
-"""Multilayer perceptron."""
+"""Multilayer perceptrons."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +20,7 @@ class _Hidden(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        # No bias before a norm, which subtracts it with the mean and has one of its own.
+        # No bias before a norm, which would subtract it with the mean and has its own.
         x = nn.Dense(self.width, use_bias=self.norm is None)(x.reshape(x.shape[0], -1))
         if self.norm is not None:
             x = self.norm()(x, mask, train)
@@ -46,16 +46,27 @@ def mlp(
     activation: str = "relu",
     norm: str = "none",
 ) -> Model:
-    """Hidden layers of the given widths, then a linear classifier: logits [B, K] of inputs
-    [B, ...], which are flattened to [B, D].
+    """Build a multilayer perceptron: hidden layers, then a linear classifier.
 
-    cut: how many hidden layers are the body; all of them by default. activation: "relu" or "elu".
-    norm: "batch" for `BatchNorm` between each hidden layer and its activation, or "none".
-    Raises ValueError for an argument that is not allowed.
+    Args:
+      num_classes: K.
+      widths: units of the hidden layers; may be empty.
+      cut: how many hidden layers are the body; by default all.
+      activation: "relu" or "elu".
+      norm: "batch" for `BatchNorm` between each hidden layer and its activation, or "none".
+
+    Returns:
+      A model with logits [B, K] of inputs [B, ...], which are flattened to [B, D].
+
+    Raises:
+      UsageError: for an argument that is not allowed.
     """
     checks.integer("num_classes", num_classes, 1)
     checks.integers("widths", widths, 1, may_be_empty=True)
     checks.one_of("activation", activation, ACTIVATIONS)
     checks.one_of("norm", norm, NORMS)
-    hidden = [_Hidden(width, ACTIVATIONS[activation], NORMS[norm]) for width in widths]
-    return from_blocks([*hidden, Logits(num_classes)], len(widths) if cut is None else cut)
+    blocks: list[nn.Module] = [
+        _Hidden(width, ACTIVATIONS[activation], NORMS[norm]) for width in widths
+    ]
+    blocks += [Logits(num_classes)]
+    return from_blocks(blocks, len(widths) if cut is None else cut)

@@ -1,4 +1,4 @@
-"""Normalisation layers that see only the real examples of a batch."""
+"""Normalisation layers that use only the real examples of a batch."""
 
 from typing import Any
 
@@ -12,14 +12,16 @@ class BatchNorm(nn.Module):
     """Batch normalisation (Ioffe & Szegedy 2015, Algorithm 1) over a batch's real examples.
 
     Called as block(x [B, ..., D], mask [B], train) -> [B, ..., D]. In training mode the D channels
-    are normalised by their mean and biased variance over the real examples and over the axes
-    between, and the running ones ("batch_stats": mean [D], var [D]) move there by 1 - momentum; a
-    batch without a real example leaves them alone. In evaluation mode the running ones normalise.
-    Where the mask is false, x may be anything and the outputs are finite but arbitrary. Parameters
-    are scale [D] and bias [D]: all in all `flax.linen.BatchNorm` on the real examples.
+    are normalised by their mean and biased variance over the real examples and the axes between,
+    and the running statistics ("batch_stats": mean [D], var [D]) move there by 1 - momentum;
+    without a real example they stay. In evaluation mode the running statistics normalise. Where the
+    mask is false, x may be anything and the outputs are finite but arbitrary. On real examples the
+    layer equals `flax.linen.BatchNorm`.
 
-    momentum: flax's default of 0.99 would keep a third of the initial statistics after 100 steps,
-    and a client may take fewer than that in all; 0.9 keeps a third after 10.
+    Attributes:
+      momentum: flax's default of 0.99 would keep a third of the initial statistics after 100 steps,
+        which may be more than all steps of a client; 0.9 keeps a third after 10.
+      epsilon: is added to the variance.
     """
 
     momentum: float = 0.9
@@ -29,26 +31,29 @@ class BatchNorm(nn.Module):
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         some = mask.any()
         real = mask.reshape(-1, *(1,) * (x.ndim - 1))
-        # Without a real example, statistics are those of zeros, and do not move.
-        momentum: Any = jnp.where(some, self.momentum, 1.0)  # flax says float, and multiplies
+        # Without a real example, the batch's statistics are those of zeros and must not count.
+        momentum: Any = jnp.where(some, self.momentum, 1.0)  # flax types a float; an array works
         norm = nn.BatchNorm(
             use_running_average=not train,
             momentum=momentum,
             epsilon=self.epsilon,
-            # E[x^2] - E[x]^2 keeps no digit of a variance that is small beside the mean.
+            # E[x^2] - E[x]^2 loses all digits of a variance that is small beside the mean.
             use_fast_variance=False,
         )
-        nn.share_scope(self, norm)  # parameters lie under this module's own name
-        # Zeros, as a NaN would reach the gradients as 0 x NaN.
+        nn.share_scope(self, norm)  # puts parameters under this module's name
+        # Zeros where the mask is false: a NaN would reach the gradients as 0 x NaN.
         return norm(jnp.where(real, x, 0), mask=real | ~some)
 
 
 class FrozenBatchNorm(nn.Module):
-    """Batch normalisation of which nothing moves, for networks that start from loaded weights.
+    """Batch normalisation in which nothing moves, for networks that start from loaded weights.
 
-    Called as `BatchNorm` is, and in both modes what that is in evaluation mode. Nothing of it
-    trains: scale [D] and bias [D] lie beside mean [D] and var [D] in "batch_stats", where neither a
-    gradient nor an optimizer's decay reaches them. They start as 1, 0, 0 and 1.
+    Called as `BatchNorm` is; in both modes it computes what `BatchNorm` does in evaluation mode.
+    Nothing of it trains: scale [D] and bias [D] lie beside mean [D] and var [D] in "batch_stats",
+    where neither a gradient nor an optimizer's decay reaches them. They start as 1, 0, 0 and 1.
+
+    Attributes:
+      epsilon: is added to the variance.
     """
 
     epsilon: float = 1e-5
@@ -70,8 +75,9 @@ class FrozenBatchNorm(nn.Module):
 class GroupNorm(nn.Module):
     """Group normalisation (Wu & He 2018) of each example by itself, called as `BatchNorm` is.
 
-    groups: of the D channels, that are normalised together; they must divide D. Parameters are
-    scale [D] and bias [D].
+    Attributes:
+      groups: the number of groups of channels, which must divide D.
+      epsilon: is added to the variance.
     """
 
     groups: int = 2

@@ -12,7 +12,7 @@ from fedjax_inv.models.blocks import check_images, from_blocks
 from fedjax_inv.models.norms import BatchNorm, FrozenBatchNorm, GroupNorm
 from fedjax_inv.types import Array, Model
 
-# Names of modules are those of PyTorch's network in one's own words: `weights` reads them.
+# The names of modules correspond to torchvision's: `weights` translates them.
 
 Norm = Callable[..., nn.Module]  # norm(name=...) is called as block(x, mask, train)
 NORMS: dict[str, Norm] = {"batch": BatchNorm, "group": GroupNorm, "frozen": FrozenBatchNorm}
@@ -26,11 +26,11 @@ class _Stem(NamedTuple):
 
 _STEMS = {32: _Stem(3, 1, False), 64: _Stem(7, 2, False), 224: _Stem(7, 2, True)}  # by image size
 _STRIDES = (1, 2, 2, 2)  # of the stages
-_NUM_BLOCKS = len(_STRIDES) + 2  # with the stem and the mean, without the classifier
+_NUM_BLOCKS = len(_STRIDES) + 2  # including the first layer and the mean, not the classifier
 
 
 def _conv(features: int, window: int, stride: int, conv: lowerings.Conv, name: str) -> nn.Conv:
-    """A convolution before a norm, initialised as in He et al. 2015 with the outputs' count."""
+    """Return a convolution before a norm, initialised as in He et al. 2015 by its outputs."""
     return nn.Conv(
         features,
         (window, window),
@@ -58,7 +58,7 @@ class _FirstLayer(nn.Module):
 
 
 class _Residual(nn.Module):
-    """relu(x + f(x)), f two convolutions; where shapes differ, x goes through a 1x1 convolution."""
+    """relu(x + f(x)) with two convolutions f; if shapes differ, a 1x1 convolution maps x."""
 
     width: int
     stride: int
@@ -117,30 +117,41 @@ def resnet18(
     cut: int | None = None,
     conv: str = "auto",
 ) -> Model:
-    """A convolution, four stages of two residual blocks, the spatial mean and a linear classifier:
-    logits [B, K] of images [B, height, width, channels]. A convolution goes before each norm and
-    has no bias; all padding is symmetric, as in PyTorch, whose weights `models.weights` loads.
+    """Build ResNet-18.
 
-    image_size: height and width that the first layer is for. 32: a 3x3 convolution. 64: the
-    paper's 7x7 at stride 2, without its pooling, so that both end in 4x4 and the paper's weights
-    fit. 224: the paper's, 7x7 at stride 2, then 3x3 max pooling at stride 2. Images of other sizes
-    pass through. norm: "batch" for `BatchNorm`; "group" for `GroupNorm` with two groups (Hsieh et
-    al. 2020); "frozen" for `FrozenBatchNorm` with loaded weights, whose statistics, scale and bias
-    all stay as loaded. widths: channels of the stages, the first layer's being the first's, even
-    for "group". cut: how much is the body: 0 nothing, 1 the first layer, 2 to 5 up to stage 1 to 4,
-    6 all but the classifier, which then sees features [B, widths[-1]]; 6 by default. conv: one of
-    `lowerings.LOWERINGS`. Raises ValueError for an argument that is not allowed, and at
-    initialisation for inputs of another rank.
+    A convolution, four stages of two residual blocks, the spatial mean and a linear classifier.
+    Convolutions before a norm have no bias; all padding is symmetric, as in PyTorch, whose weights
+    `models.weights` loads.
+
+    Args:
+      num_classes: K.
+      image_size: the height and width for which the first layer is built. 32: a 3x3 convolution.
+        64: the paper's 7x7 convolution at stride 2, but without its pooling, so that 32 and 64 end
+        in 4x4 and the paper's weights fit. 224: the paper's, 7x7 at stride 2, then 3x3 max pooling
+        at stride 2. Images of other sizes pass through.
+      norm: "batch" for `BatchNorm`; "group" for `GroupNorm` with two groups (Hsieh et al. 2020);
+        "frozen" for `FrozenBatchNorm`, for loaded weights, of which statistics, scale and bias
+        stay.
+      widths: channels of the four stages; the first layer has the first stage's.
+      cut: what the body is: 0 nothing, 1 the first layer, 2 to 5 up to stage 1 to 4, 6 all but the
+        classifier, whose inputs are then features [B, widths[-1]]; by default 6.
+      conv: one of `lowerings.LOWERINGS`.
+
+    Returns:
+      A model with logits [B, K] of images [B, height, width, channels].
+
+    Raises:
+      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
     checks.integer("num_classes", num_classes, 1)
     if image_size not in _STEMS:
-        raise UsageError(f"{image_size=}: must be one of {', '.join(map(str, _STEMS))}")
+        raise UsageError("image_size", image_size, f"must be one of {', '.join(map(str, _STEMS))}")
     checks.one_of("norm", norm, NORMS)
     checks.integers("widths", widths, 1)
     if len(widths) != len(_STRIDES):
-        raise UsageError(f"widths={tuple(widths)}: must be {len(_STRIDES)}, one of each stage")
+        raise UsageError("widths", tuple(widths), f"must be {len(_STRIDES)}, one of each stage")
     if norm == "group" and any(width % GroupNorm.groups for width in widths):
-        raise UsageError(f"widths={tuple(widths)}: must be multiples of {GroupNorm.groups}")
+        raise UsageError("widths", tuple(widths), f"must be multiples of {GroupNorm.groups}")
     make_norm, chosen = NORMS[norm], lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         _FirstLayer(widths[0], _STEMS[image_size], make_norm, chosen),

@@ -1,4 +1,4 @@
-"""Networks in files of their own: `save` writes what `load` reads, by names of our own."""
+"""Networks in .safetensors files: `save` writes what `load` reads, by names of our own."""
 
 from pathlib import Path
 
@@ -11,70 +11,83 @@ from fedjax_inv.types import Tree
 
 
 def save(path: str | Path, tree: Tree) -> dict[str, list[int]]:
-    """Writes a tree of arrays as a .safetensors file, and returns the shapes by name.
+    """Write a tree of arrays as a .safetensors file.
 
-    The names are those of `named`: of `Variables` "params/body/Dense_0/kernel", and so on. Raises
-    ImportError without `safetensors`.
+    Args:
+      path: the file.
+      tree: the arrays. Their names are those of `named`, such as "params/body/Dense_0/kernel".
+
+    Returns:
+      The shapes by name.
+
+    Raises:
+      ImportError: without `safetensors`.
     """
     try:
         from safetensors.numpy import save_file
     except ImportError as error:
         raise ImportError(f"{error}: pip install 'fedjax_inv[experiments]'") from error
-    # Copies, as a row of a larger array may not be laid out by itself.
+    # Copies in C order: safetensors writes memory as it lies, and a view may have strides.
     arrays = {name: np.array(leaf, order="C") for name, leaf in named(tree).items()}
     save_file(arrays, path)
     return {name: list(array.shape) for name, array in arrays.items()}
 
 
 def load(path: str | Path, like: Tree) -> Tree:
-    """The tree that a file holds, with the structure and the dtypes of `like`.
+    """Load the tree that a file holds.
 
-    like: of the same shapes, as the variables of the model that was saved, or `jax.eval_shape` of
-    its `init`. Raises ValueError, in one line, if the file is missing or damaged, lacks an array,
-    holds one more, or one of another shape; ImportError without `safetensors`.
+    Args:
+      path: the file.
+      like: a tree with the structure, shapes and dtypes of the result, such as the variables of the
+        saved model, or `jax.eval_shape` of its `init`.
+
+    Returns:
+      The tree.
+
+    Raises:
+      UsageError: if the file is missing or damaged, if it lacks an array or has one more, or if an
+        array has another shape.
+      ImportError: without `safetensors`.
     """
-    held, needed = _read(path), named(like)
+    path = Path(path)
+    arrays, needed = _read(path), named(like)
     for name, leaf in needed.items():
-        if name not in held:
-            raise UsageError(
-                f"path={path}: lacks {name}{_of(leaf)}, which the network has"
-                + _more([other for other in needed if other not in held])
-            )
-        if held[name].shape != leaf.shape:
-            there = list(held[name].shape)
-            raise UsageError(f"path={path}: {name} is {there}, must be {list(leaf.shape)}")
-    left = [name for name in held if name not in needed]
-    if left:
-        raise UsageError(
-            f"path={path}: holds {left[0]}{_of(held[left[0]])}, which the network has not"
-            + _more(left)
-        )
-    leaves = [jnp.asarray(held[name], leaf.dtype) for name, leaf in needed.items()]
+        if name not in arrays:
+            more = _more([other for other in needed if other not in arrays])
+            raise UsageError("path", path, f"lacks {name}{_of(leaf)}, which the network has{more}")
+        if arrays[name].shape != leaf.shape:
+            found = list(arrays[name].shape)
+            raise UsageError("path", path, f"{name} is {found}, must be {list(leaf.shape)}")
+    unknown = [name for name in arrays if name not in needed]
+    if unknown:
+        first, more = f"{unknown[0]}{_of(arrays[unknown[0]])}", _more(unknown)
+        raise UsageError("path", path, f"holds {first}, which the network has not{more}")
+    leaves = [jnp.asarray(arrays[name], leaf.dtype) for name, leaf in needed.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def named(tree: Tree) -> dict[str, jax.Array]:
-    """The leaves of a tree by the names of the places that they have in it."""
+    """Return the leaves of a tree by name, the path to each in the tree."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 
 
-def _read(path: str | Path) -> dict[str, np.ndarray]:
+def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
     except ImportError as error:
         raise ImportError(f"{error}: pip install 'fedjax_inv[experiments]'") from error
-    file = Path(path).expanduser()
+    file = path.expanduser()
     if not file.is_file():
-        raise UsageError(f"path={path}: must be a .safetensors file, there is none")
+        raise UsageError("path", path, "must be a .safetensors file, there is none")
     try:
         return load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
-        told = " ".join(str(error).split())
-        raise UsageError(f"path={path}: must be a whole .safetensors file: {told}") from None
+        reason = " ".join(str(error).split())
+        raise UsageError("path", path, f"must be a whole .safetensors file: {reason}") from None
 
 
 def _of(leaf: np.ndarray | jax.Array) -> str:

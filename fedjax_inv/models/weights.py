@@ -1,4 +1,4 @@
-"""Weights of a ResNet-18 from a local file in the names and layouts of PyTorch's torchvision."""
+"""Weights of a ResNet-18 from a local file with torchvision's names and layouts."""
 
 import logging
 import zipfile
@@ -16,7 +16,7 @@ from fedjax_inv.types import Array, Model, Tree, Variables
 
 _LOG = logging.getLogger("fedjax_inv")
 
-# What torchvision's weights expect of images in [0, 1], for `models.normalised`.
+# Of each channel of images in [0, 1]: torchvision's weights expect inputs normalised by them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -24,14 +24,17 @@ Shape = tuple[int, ...]
 
 
 class Report(NamedTuple):
-    """What became of each array, by torchvision's names."""
+    """Which arrays were loaded: shapes in the file's layout, by torchvision's names.
 
-    taken: dict[str, Shape]  # loaded; shapes of the file, kernels [out, in, height, width]
-    left: dict[str, Shape]  # in the file and not used
-    missing: dict[str, Shape]  # of the network and as it was; shapes that the file's would have
+    Kernels are [out, in, height, width].
+    """
+
+    taken: dict[str, Shape]  # loaded
+    left: dict[str, Shape]  # in the file only
+    missing: dict[str, Shape]  # in the network only, unchanged
 
 
-# Our modules and variables, and torchvision's.
+# Our names of modules and variables -> torchvision's.
 _MODULES = {
     "conv1": "conv1",
     "conv2": "conv2",
@@ -49,65 +52,87 @@ _VARIABLES = {
     "var": "running_var",
 }
 _HEAD = ("fc.weight", "fc.bias")
-# What reading a damaged file raises.
+# Errors that reading a damaged file raises.
 _DAMAGES = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
-_COUNTER = "num_batches_tracked"  # of PyTorch's BatchNorm, which has no use here
+_COUNTER = "num_batches_tracked"  # PyTorch's BatchNorm saves it; ours does not need it
 
 
 def load(path: str | Path, variables: Variables) -> tuple[Variables, Report]:
-    """The variables of a `models.resnet18` with the weights of a file, and what was taken.
+    """Load the weights of a file into the variables of a `models.resnet18`.
 
-    path: a .safetensors or .npz file with torchvision's names ("conv1.weight",
-    "layer2.0.downsample.1.running_mean", "fc.bias") and layouts. variables: the network's, cut
-    anywhere; they give shapes and dtypes, and the classifier where the file's has another number of
-    classes or is not there, of which a warning is logged.
+    If the file has no classifier, or one for another number of classes, the network's classifier
+    stays, and a warning is logged.
 
-    Raises ValueError, in one line, if the file is missing or damaged, lacks an array, holds one
-    that the network has no place for, or one of another shape; ImportError without `safetensors`.
+    Args:
+      path: a .safetensors or .npz file with torchvision's names ("conv1.weight",
+        "layer2.0.downsample.1.running_mean", "fc.bias") and layouts.
+      variables: the network's variables, cut anywhere.
+
+    Returns:
+      (variables, report): the variables with the file's weights, in the dtypes of the old ones, and
+      which arrays were loaded.
+
+    Raises:
+      UsageError: if the file is missing or damaged, if it lacks an array or has one that the
+        network has no place for, or if an array has another shape.
+      ImportError: without `safetensors`.
     """
-    return _placed(str(path), _read(path), variables)
+    path = Path(path)
+    return _placed(path, _read(path), variables)
 
 
 def pretrained(model: Model, path: str | Path) -> Model:
-    """The `models.resnet18` that starts from the weights of a file, as `load` reads it, at once.
+    """Return the `models.resnet18` that starts from the weights of a file.
 
-    The key draws the classifier alone, where the file's does not fit; that it does not, and what
-    else `load` raises of names and shapes, is told at initialisation.
+    The file is read at once. At initialisation the key draws the classifier alone, if the file's
+    does not fit.
+
+    Args:
+      model: the network.
+      path: the file, as in `load`.
+
+    Returns:
+      The model.
+
+    Raises:
+      UsageError: as `load` does; for names and shapes, at initialisation.
+      ImportError: without `safetensors`.
     """
-    name, arrays = str(path), _read(path)
+    path = Path(path)
+    arrays = _read(path)
 
     def init(key: Array, x: Tree) -> Variables:
-        return _placed(name, arrays, model.init(key, x))[0]
+        return _placed(path, arrays, model.init(key, x))[0]
 
     return model._replace(init=init)
 
 
-def _read(path: str | Path) -> dict[str, np.ndarray]:
-    file, name = Path(path).expanduser(), str(path)
+def _read(path: Path) -> dict[str, np.ndarray]:
+    file = path.expanduser()
     if file.suffix not in (".safetensors", ".npz"):
-        raise UsageError(f"path={name}: must be a .safetensors or an .npz file")
+        raise UsageError("path", path, "must be a .safetensors or an .npz file")
     if not file.is_file():
-        raise UsageError(f"path={name}: must be a file, there is none")
+        raise UsageError("path", path, "must be a file, there is none")
     try:
         arrays = _npz(file) if file.suffix == ".npz" else _safetensors(file)
     except _DAMAGES as error:
-        told = " ".join(str(error).split())
-        raise UsageError(f"path={name}: must be a whole file of plain arrays: {told}") from None
+        reason = " ".join(str(error).split())
+        raise UsageError("path", path, f"must be a whole file of plain arrays: {reason}") from None
     except MemoryError as error:
-        raise UsageError(f"path={name}: must fit into memory: {error}") from None
+        raise UsageError("path", path, f"must fit into memory: {error}") from None
     for key, array in arrays.items():
         if key.endswith(_COUNTER):
             continue
         if not _are_finite_floats(array):
-            raise UsageError(f"path={name}: {key} must be finite floating-point numbers")
+            raise UsageError("path", path, f"{key} must be finite floating-point numbers")
     return arrays
 
 
 def _are_finite_floats(array: np.ndarray) -> bool:
     is_array = isinstance(array, np.ndarray)  # a damaged member of an .npz file is bytes
-    if not is_array or not jnp.issubdtype(array.dtype, jnp.floating):  # bfloat16 is one here
+    if not is_array or not jnp.issubdtype(array.dtype, jnp.floating):  # includes bfloat16
         return False
-    with np.errstate(over="ignore"):  # what is too large becomes infinite
+    with np.errstate(over="ignore"):  # too large numbers become infinite
         return bool(np.isfinite(array.astype(np.float32)).all())
 
 
@@ -129,49 +154,51 @@ def _safetensors(file: Path) -> dict[str, np.ndarray]:
 
 
 def _placed(
-    name: str, arrays: Mapping[str, np.ndarray], variables: Variables
+    path: Path, arrays: Mapping[str, np.ndarray], variables: Variables
 ) -> tuple[Variables, Report]:
-    """`load`, of the arrays of the file `name`. Shapes alone decide, so leaves may be traced."""
+    """Do what `load` does with the file's arrays; as only shapes matter, leaves may be tracers."""
     ours = jax.tree_util.tree_leaves_with_path(variables)
-    needed = {_name_of(path): _their_shape(leaf.shape) for path, leaf in ours}
-    held = {key: array.shape for key, array in arrays.items()}
-    as_drawn = _HEAD if _is_other_head(held, needed) else ()
-    missing = {key: shape for key, shape in needed.items() if key in as_drawn or key not in held}
-    left = {key: shape for key, shape in held.items() if key in as_drawn or key not in needed}
+    needed = {_name_of(place): _their_shape(leaf.shape) for place, leaf in ours}
+    found = {key: array.shape for key, array in arrays.items()}
+    as_drawn = _HEAD if _is_other_head(found, needed) else ()
+    missing = {key: shape for key, shape in needed.items() if key in as_drawn or key not in found}
+    left = {key: shape for key, shape in found.items() if key in as_drawn or key not in needed}
     lacking = {key: shape for key, shape in missing.items() if key not in as_drawn}
     unknown = {k: s for k, s in left.items() if k not in as_drawn and not k.endswith(_COUNTER)}
-    taken = {key: shape for key, shape in held.items() if key not in left}
+    taken = {key: shape for key, shape in found.items() if key not in left}
     if lacking:
-        raise UsageError(f"path={name}: must hold {_first(lacking)}, as the network does")
+        raise UsageError("path", path, f"must hold {_first(lacking)}, as the network does")
     if unknown:
-        raise UsageError(f"path={name}: holds {_first(unknown)}, which the network does not")
+        raise UsageError("path", path, f"holds {_first(unknown)}, which the network does not")
     for key, shape in taken.items():
         if shape != needed[key]:
-            raise UsageError(f"path={name}: {key} is {list(shape)}, must be {list(needed[key])}")
+            raise UsageError("path", path, f"{key} is {list(shape)}, must be {list(needed[key])}")
     if as_drawn:
-        theirs = list(held[_HEAD[0]]) if _HEAD[0] in held else "not there"
+        theirs = list(found[_HEAD[0]]) if _HEAD[0] in found else "not there"
         _LOG.warning(
             "%s: its %s is %s, so the classifier %s stays as it was drawn",
-            name,
+            path,
             _HEAD[0],
             theirs,
             list(needed[_HEAD[0]]),
         )
 
-    def placed(path: tuple, leaf: Array) -> Array:
-        key = _name_of(path)
+    def placed(place: tuple, leaf: Array) -> Array:
+        key = _name_of(place)
         return jnp.asarray(_our_layout(arrays[key]), leaf.dtype) if key in taken else leaf
 
     loaded = jax.tree_util.tree_map_with_path(placed, variables)
     return loaded, Report(taken, left, missing)
 
 
-def _name_of(path: tuple) -> str:
-    """Torchvision's name of a variable of ours."""
-    ours = [jax.tree_util.keystr((key,), simple=True) for key in path]
+def _name_of(place: tuple) -> str:
+    """Return torchvision's name of the variable at a place in our tree."""
+    ours = [jax.tree_util.keystr((key,), simple=True) for key in place]
     *modules, variable = ours[3:]  # without params or stats, the half and the block
     if not modules or variable not in _VARIABLES or not set(modules) <= set(_MODULES):
-        raise UsageError(f"variables: must be those of models.resnet18, they have {'/'.join(ours)}")
+        raise UsageError(
+            "variables", ..., f"must be those of models.resnet18, they have {'/'.join(ours)}"
+        )
     return ".".join([*(_MODULES[module] for module in modules), _VARIABLES[variable]])
 
 
@@ -183,24 +210,24 @@ def _their_shape(shape: Shape) -> Shape:
 
 
 def _our_layout(array: np.ndarray) -> np.ndarray:
-    """[out, in, ...] as [..., in, out]; vectors as they are."""
+    """Return an array [out, in, ...] as [..., in, out]; a vector stays as it is."""
     return np.moveaxis(array, (1, 0), (-2, -1)) if array.ndim > 1 else array
 
 
-def _is_other_head(held: Mapping[str, Shape], needed: Mapping[str, Shape]) -> bool:
-    """Whether the file has no classifier, or a whole one of another number of classes."""
-    if not any(key in held for key in _HEAD):
+def _is_other_head(found: Mapping[str, Shape], needed: Mapping[str, Shape]) -> bool:
+    """Return whether the file has no classifier, or a whole one for another number of classes."""
+    if not any(key in found for key in _HEAD):
         return True
-    if not all(key in held for key in _HEAD):
+    if not all(key in found for key in _HEAD):
         return False
-    weight, bias = (held[key] for key in _HEAD)
+    weight, bias = (found[key] for key in _HEAD)
     expected = needed[_HEAD[0]]
     is_whole = weight[1:] == expected[1:] and bias == weight[:1]
     return is_whole and weight[:1] != expected[:1]
 
 
 def _first(shapes: Mapping[str, Shape]) -> str:
-    """The first name and shape, and how many more there are."""
+    """Return the first name and shape as text, and how many more there are."""
     key, shape = next(iter(shapes.items()))
     more = f" and {len(shapes) - 1} more" if len(shapes) > 1 else ""
     return f"{key} {list(shape)}{more}"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 import federations
-from fedjax_inv import clients, local, models, rounds
+from fedjax_inv import devices, local, models, rounds
 from fedjax_inv.algorithms import cafe
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import Array, Federation, Halves, Model, Tree, Variables
@@ -171,7 +171,7 @@ def test_cafe_is_its_formula(chosen: Chosen) -> None:
         @jax.jit
         def step(state: rounds.State, present: Array) -> tuple[rounds.State, Tree, Array]:
             cohort = federations.cohort([3, 0, 4, 2, 1])._replace(present=present)
-            axis = clients.chunked(2)
+            axis = devices.chunked(2)
             state, reports = rounds.step(algorithm, state, cohort, federation, axis=axis)
             return state, reports, algorithm.predict(state.server, (), federation.data.x)
 
@@ -320,7 +320,7 @@ def after(rate: float, num_steps: int, seed: int = 0, **arguments: Any) -> Tree:
     state = rounds.init(algorithm, variables, federation, key)
     cohort = federations.cohort([0, 1, 2, 3, 4])
     step = jax.jit(
-        lambda state: rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(1))
+        lambda state: rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))
     )
     return step(state)
 
@@ -358,7 +358,7 @@ def test_the_mean_of_batches_that_are_alike_is_the_batch() -> None:
         ({"history_gradient": "no"}, "^history_gradient='no': must be one of literal, straight"),
         (
             {"drift_mode": "row_mean", "parameter_calibration": False},
-            "^drift_mode='row_mean': needs parameter_calibration, as the rows of a linear",
+            "^drift_mode='row_mean': needs parameter_calibration=True, as the rows of a ",
         ),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 import federations
 from federations import assert_close
-from fedjax_inv import clients, local, models, rounds, schedules
+from fedjax_inv import devices, local, models, rounds, schedules
 from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.types import Algorithm, Cohort, Federation, Variables, Work
 
@@ -82,7 +82,7 @@ def result(
     @jax.jit
     def run(variables: Variables) -> rounds.State:
         state = rounds.init(algorithm, variables, federation, jax.random.key(0))
-        return rounds.run(algorithm, state, schedule, federation, axis=clients.chunked(1))[0]
+        return rounds.run(algorithm, state, schedule, federation, axis=devices.chunked(1))[0]
 
     return run(start())
 
@@ -154,7 +154,7 @@ def test_statistics_are_averaged_like_parameters() -> None:
     def step(variables: Variables) -> rounds.State:
         state = rounds.init(algorithm, variables, FEDERATION, jax.random.key(0))
         cohort = federations.cohort([3, 0, 4])
-        return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.vmapped())[0]
+        return rounds.step(algorithm, state, cohort, FEDERATION, axis=devices.vmapped())[0]
 
     state = step(variables)
     # A learning rate of zero: the running mean moves a tenth of the way to each client's mean.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import averaging, clients, communication, evaluation, models, rounds, tree
+from fedjax_inv import averaging, communication, devices, evaluation, models, rounds, tree
 from fedjax_inv.algorithms import fedbn
 from fedjax_inv.types import Algorithm, Array, Cohort, Model, Shard, Tree, Variables
 from test_fedavg import examples
@@ -39,7 +39,7 @@ def start(algorithm: Algorithm, variables: Variables) -> rounds.State:
 
 @partial(jax.jit, static_argnums=0)
 def step(algorithm: Algorithm, state: rounds.State, cohort: Cohort) -> rounds.State:
-    return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.vmapped())[0]
+    return rounds.step(algorithm, state, cohort, FEDERATION, axis=devices.vmapped())[0]
 
 
 def undelayed() -> Cohort:

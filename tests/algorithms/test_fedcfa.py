@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import federations
-from fedjax_inv import averages, clients, communication, local, models, platforms, rounds
+from fedjax_inv import averages, communication, devices, local, models, platforms, rounds
 from fedjax_inv.algorithms import fedavg, fedcfa
 from fedjax_inv.averages import Averages
 from fedjax_inv.averaging import Message
@@ -361,7 +361,7 @@ def test_a_run_is_the_papers(combining: str, detach: bool, attend: Any) -> None:
         def step(state: rounds.State, present: Array) -> rounds.State:
             who = jnp.arange(len(SIZES), dtype=jnp.int32)
             cohort = Cohort(who, present, jnp.zeros_like(who))
-            return rounds.step(algorithm, state, cohort, examples, axis=clients.chunked(1))[0]
+            return rounds.step(algorithm, state, cohort, examples, axis=devices.chunked(1))[0]
 
         start = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(variables.params))
         wanted = reference(start, examples, attend, detach)

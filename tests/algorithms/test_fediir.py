@@ -10,7 +10,7 @@ import pytest
 
 import federations
 from federations import assert_close
-from fedjax_inv import clients, communication, local, rounds
+from fedjax_inv import communication, devices, local, rounds
 from fedjax_inv.algorithms import fediir
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import Array, Federation, Halves, Model, Tree, Variables
@@ -118,7 +118,7 @@ def test_fediir_is_its_two_exchanges(arguments: dict[str, Any]) -> None:
         @jax.jit
         def step(state: rounds.State, present: Array) -> tuple[rounds.State, Tree]:
             cohort = federations.cohort([3, 0, 4, 2, 1])._replace(present=present)
-            axis = clients.chunked(2)
+            axis = devices.chunked(2)
             return rounds.step(algorithm, state, cohort, federation, axis=axis)
 
         w = np.asarray(variables.params.body), np.asarray(variables.params.head)

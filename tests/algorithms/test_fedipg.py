@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import averaging, clients, diagnostics, local, models, objectives, rounds, schedules
+from fedjax_inv import averaging, devices, diagnostics, local, models, objectives, rounds, schedules
 from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.types import (
     Algorithm,
@@ -576,7 +576,7 @@ def on_quadratics(penalty: float, num_rounds: int) -> np.ndarray:
             state,
             schedules.everyone(3, num_rounds),
             federation,
-            axis=clients.vmapped(),
+            axis=devices.vmapped(),
         )
     )()
     return np.asarray(report.metrics["w"][:, 0])
@@ -652,7 +652,7 @@ def test_it_leaves_the_colour_for_what_all_clients_agree_on(penalty_on: str) -> 
         variables = model.init(key, federation.data.x[:1])
         state = rounds.init(algorithm, variables, federation, key)
         schedule = schedules.everyone(2, 300)
-        state, _ = rounds.run(algorithm, state, schedule, federation, axis=clients.vmapped())
+        state, _ = rounds.run(algorithm, state, schedule, federation, axis=devices.vmapped())
         end = state.server.variables
 
         def accuracy(part: np.ndarray) -> Array:

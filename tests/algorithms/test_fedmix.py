@@ -12,7 +12,7 @@ import pytest
 
 import federations
 from federations import assert_close
-from fedjax_inv import averages, clients, local, objectives, rounds
+from fedjax_inv import averages, devices, local, objectives, rounds
 from fedjax_inv.algorithms import fedavg, fedmix
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Tree, Variables
@@ -97,7 +97,7 @@ def step(
     algorithm: Algorithm, state: rounds.State, present: Array, federation: Federation
 ) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
     cohort = federations.cohort(SLOTS)._replace(present=jnp.asarray(present))
-    return rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(2))
+    return rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(2))
 
 
 def test_fedmix_is_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_without_mixing_it_is_fedavg() -> None:
     def end(algorithm: Algorithm, schedule: Cohort) -> Variables:
         variables = federations.initial(model, key)
         state = rounds.init(algorithm, variables, federation, key, history=federations.HISTORY)
-        state, _ = rounds.run(algorithm, state, schedule, federation, axis=clients.chunked(1))
+        state, _ = rounds.run(algorithm, state, schedule, federation, axis=devices.chunked(1))
         return state.server.variables
 
     @jax.jit
@@ -286,7 +286,7 @@ def test_the_network_is_called_once_and_may_say_more() -> None:
 def test_mixed_loss_refuses_what_is_no_mean_example(which: str) -> None:
     problem = Problem()
     setattr(problem, which, getattr(problem, which)[:1])
-    with pytest.raises(ValueError, match=r"^mean_x .* and mean_y .*: must be one of x"):
+    with pytest.raises(ValueError, match=rf"^{which}=float32 .*: must have the shape of one ex"):
         problem.mixed(0.1)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import federations
 from federations import assert_close
-from fedjax_inv import clients, local, rounds
+from fedjax_inv import devices, local, rounds
 from fedjax_inv.algorithms import fedproto
 from fedjax_inv.types import Tree, Variables
 
@@ -106,7 +106,7 @@ def test_fedproto_is_its_formula(share: bool) -> None:
     @jax.jit
     def step(state: rounds.State, present: Any) -> Any:
         cohort = federations.cohort([3, 0, 4, 2, 1])._replace(present=present)
-        return rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(1))
+        return rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))
 
     for cohort in ATTEND:
         state, reports = step(state, np.isin([3, 0, 4, 2, 1], cohort))
@@ -135,7 +135,7 @@ def test_prototypes_are_of_the_last_pass_in_several_batches() -> None:
     state = rounds.init(algorithm, variables, federation, jax.random.key(1))
     cohort = federations.cohort([3])
     step = jax.jit(
-        lambda state: rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(1))
+        lambda state: rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))
     )
     found = step(state)[0].server.side.prototypes
     rows = federations.rows_of(federation, 3)

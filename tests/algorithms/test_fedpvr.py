@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import federations
-from fedjax_inv import clients, local, rounds
+from fedjax_inv import devices, local, rounds
 from fedjax_inv.algorithms import fedpvr, scaffold
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.parts import CLASSIFIER
@@ -71,7 +71,7 @@ def run(algorithm: Algorithm, federation: Federation) -> list[rounds.State]:
     @jax.jit
     def step(state: rounds.State, present: Array) -> rounds.State:
         cohort = federations.cohort(SLOTS)._replace(present=present)
-        return rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(2))[0]
+        return rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(2))[0]
 
     states = [rounds.init(algorithm, variables, federation, key)]
     for cohort in ATTEND:

@@ -18,8 +18,8 @@ import federations
 from federations import NUM_CLASSES, assert_close, assert_equal, plain
 from fedjax_inv import (
     averaging,
-    clients,
     communication,
+    devices,
     local,
     models,
     objectives,
@@ -86,7 +86,7 @@ def start(algorithm: Algorithm, model: Model) -> rounds.State:
 def step(
     algorithm: Algorithm, state: rounds.State, cohort: Cohort, federation: Federation
 ) -> rounds.State:
-    return rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(1))[0]
+    return rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))[0]
 
 
 def attended_by(*players: int) -> Cohort:
@@ -243,7 +243,7 @@ def test_one_player_is_ordinary_training() -> None:
     @partial(jax.jit, compiler_options=UNFUSED)
     def play(state: rounds.State) -> rounds.State:
         cohort = federations.cohort([0])
-        return rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(1))[0]
+        return rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))[0]
 
     @partial(jax.jit, compiler_options=UNFUSED)
     def train(current: Any) -> Any:
@@ -520,7 +520,7 @@ def path_of(play: str) -> Callable[[float, Array], Array]:
             return state.server.players.params["w"][:, 0]
 
         def body(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Array]:
-            axis = clients.chunked(1)
+            axis = devices.chunked(1)
             state, _ = rounds.step(algorithm, state, cohort, federation, axis=axis)
             return state, actions(state)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import federations
 from federations import assert_close
-from fedjax_inv import clients, local, models, rounds
+from fedjax_inv import devices, local, models, rounds
 from fedjax_inv.algorithms import moon
 from fedjax_inv.types import Tree, Variables
 
@@ -119,7 +119,7 @@ def test_moon_is_its_formula(projection: int) -> None:
     @jax.jit
     def step(state: rounds.State, present: Any) -> Any:
         cohort = federations.cohort([3, 0, 4, 2, 1])._replace(present=present)
-        return rounds.step(algorithm, state, cohort, federation, axis=clients.chunked(1))
+        return rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))
 
     first = named(state.server.variables)
     for cohort in ATTEND:

@@ -11,7 +11,7 @@ import pytest
 
 import federations
 from federations import assert_close
-from fedjax_inv import clients, local, rounds
+from fedjax_inv import devices, local, rounds
 from fedjax_inv.algorithms import fedavg, qfedavg
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Halves
@@ -65,7 +65,7 @@ def test_qfedavg_is_the_papers() -> None:
         @jax.jit
         def step(q: Array, state: rounds.State, present: Array) -> rounds.State:
             cohort = federations.cohort(SLOTS)._replace(present=present)
-            axis = clients.chunked(2)
+            axis = devices.chunked(2)
             return rounds.step(algorithm(q), state, cohort, federation, axis=axis)[0]
 
         variables = jax.jit(MODEL.init)(key, federation.data.x)
@@ -90,7 +90,7 @@ def test_without_fairness_it_is_uniform_fedavg() -> None:
     def end(algorithm: Algorithm, schedule: Cohort) -> rounds.State:
         variables = federations.initial(model, key)
         state = rounds.init(algorithm, variables, federation, key, history=federations.HISTORY)
-        return rounds.run(algorithm, state, schedule, federation, axis=clients.chunked(1))[0]
+        return rounds.run(algorithm, state, schedule, federation, axis=devices.chunked(1))[0]
 
     @jax.jit
     def ends(schedule: Cohort) -> list[rounds.State]:

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_inv import clients, local, models, rounds
+from fedjax_inv import devices, local, models, rounds
 from fedjax_inv.algorithms import fedavg, scaffold
 from fedjax_inv.data import federation as federations
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Tree, Work
@@ -84,7 +84,7 @@ def run(algorithm: Algorithm, held: Federation, attend: Any = ATTEND) -> tuple[W
     def step(state: rounds.State, present: Array) -> rounds.State:
         who = jnp.arange(held.num_clients, dtype=jnp.int32)
         cohort = Cohort(who, present, jnp.zeros_like(who))
-        return rounds.step(algorithm, state, cohort, held, axis=clients.chunked(1))[0]
+        return rounds.step(algorithm, state, cohort, held, axis=devices.chunked(1))[0]
 
     state, found = start(), []
     first = weights(state.server.variables.params)

@@ -514,7 +514,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --slow=0:2,0:3", "--slow=0:2,0:3: must tell each client one value"),
     ("train --lossy=0:0.2,0:0.3", "--lossy=0:0.2,0:0.3: must tell each client one value"),
     ("train --first_all --cohort=1 --rounds=3 --eval_every=1", "--first_all=true: needs 5 rounds"),
-    ("train --partition=user", "--partition=user: needs data that tell whose"),
+    ("train --partition=user", "--partition=user: needs data with users"),
     (
         "train --partition=dirichlet --min_size=1000",
         "--min_size=1000: must be an integer in 0..299",

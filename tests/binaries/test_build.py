@@ -32,6 +32,18 @@ def test_clipping_comes_before_the_decay() -> None:
     assert build._regular(plain, 0.0, 0.0) is plain
 
 
+@pytest.mark.parametrize(
+    "settings", [{"local_steps": 2}, {"local_epochs": 1}, {"batch_size": 0}], ids=str
+)
+def test_local_training_knows_its_momentum(settings: dict[str, int]) -> None:
+    def momentum(**others: Any) -> Any:
+        return build.work(config.of(**settings, **others).clients, 0.1, build.Sizes()).momentum
+
+    assert momentum(momentum=0.9) == 0.9
+    assert momentum() == 0.0
+    assert momentum(optimizer="adam") is None
+
+
 def test_the_server_steps_along_what_it_clips(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
     called = build.called

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from experiments import contributions, sweep
 from experiments.contributions import Options, Phase
 from experiments.experiment import config
-from experiments.reporting import figures, finished
-from fedjax_inv import missing
+from experiments.reporting import figures
 from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv.checks import UsageError
 from runs import Ran, halved, jobs, no_figures, parsed, ran, states
@@ -117,15 +116,6 @@ def test_each_setting_of_a_sweep_has_its_phase(tmp_path: Path) -> None:
         known = np.isfinite(phase.outcome.mean)
         above = phase.critical > phase.outcome.smoothness[:, None]
         np.testing.assert_array_equal((phase.outcome.mean > 0)[known], above[known])
-
-
-def test_a_rule_for_missing_uploads_goes_around_it() -> None:
-    class Assessing:
-        assessment = ()
-
-    server = Assessing()
-    assert finished.assessing(missing.Server(server, ())) is server
-    assert finished.assessing(missing.Server((), ())) is None
 
 
 def phase(contributions_of: np.ndarray, stays: np.ndarray) -> Phase:

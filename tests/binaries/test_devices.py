@@ -18,8 +18,9 @@ import federations
 from experiments.experiment import build, config
 from experiments.parts import devices
 from federations import NUM_CLASSES
-from fedjax_inv import clients, local, models, rounds, schedules
+from fedjax_inv import local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
+from fedjax_inv.devices import over, sharded
 from runs import Ran, go_on, halved, metrics, ran, states
 
 ROOT = Path(__file__).parents[2]
@@ -155,8 +156,8 @@ def compiled_round(num_devices: int) -> jax.stages.Compiled:
     state = rounds.init(algorithm, variables, federation, jax.random.key(1))
     schedule = schedules.everyone(8, 2)
     state, schedule, federation = jax.device_put((state, schedule, federation), whole)
-    axis = clients.sharded("clients")
-    run = clients.over(mesh, lambda *a: rounds.run(algorithm, *a, axis=axis))
+    axis = sharded("clients")
+    run = over(mesh, lambda *a: rounds.run(algorithm, *a, axis=axis))
     return jax.jit(run).lower(state, schedule, federation).compile()
 
 

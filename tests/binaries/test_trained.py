@@ -23,6 +23,7 @@ from fedjax_inv import models, rounds
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.program import Training
+from fedjax_inv.types import Algorithm
 from runs import Ran, go_on, halved, line, metrics, no_figures, parsed, ran, states
 
 
@@ -198,22 +199,22 @@ def test_a_network_that_was_taken_along_does_as_it_did(
         chex.assert_trees_all_equal(saved.load(place / "clients.safetensors", mine), mine)
 
 
-class Holder(NamedTuple):
-    variables: Any
-
-
 class Wrapper(NamedTuple):
     wrapped: Any
 
 
-def test_what_is_taken_along_of_a_server() -> None:
-    """Of several wrapped in each other the network, with what a client keeps in place."""
-    whole = Wrapper(Wrapper(Holder({"a": 1, "b": 2})))
-    assert export.network(whole, ()) == ("network", {"a": 1, "b": 2})
-    assert export.network(whole, {"b": 3, "c": 4}) == ("network", {"a": 1, "b": 3, "c": 4})
-    players = {"players": {"w": 1}, "moves": 2}
-    expected = {"players/w": 1, "moves": 2}
-    assert export.network(players, ()) == ("server", expected)
+def test_the_exported_arrays_of_a_server() -> None:
+    """The network if there is one, with a client's own state in place, else the inner server."""
+
+    def of(network: Any) -> Algorithm:
+        unused: Any = None
+        return Algorithm(unused, unused, (), unused, network=network)
+
+    served, server = of(lambda server: server.wrapped), Wrapper({"a": 1, "b": 2})
+    assert export.network(served, server, ()) == ("network", {"a": 1, "b": 2})
+    assert export.network(served, server, {"b": 3, "c": 4}) == ("network", {"a": 1, "b": 3, "c": 4})
+    players = Wrapper(Wrapper({"players": {"w": 1}, "moves": 2}))
+    assert export.network(of(None), players, ()) == ("server", {"players/w": 1, "moves": 2})
 
 
 @pytest.mark.parametrize("state", ["best", "last"])

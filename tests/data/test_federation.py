@@ -63,7 +63,7 @@ def test_examples_keep_their_type_and_may_be_trees():
     ],
 )
 def test_examples_must_be_of_one_length_above_0(x, y, lengths):
-    words = f"x and y have lengths {lengths}: must be of one, above 0"
+    words = f"y: must be as long as x, above 0; their lengths are {lengths}"
     with pytest.raises(ValueError, match=words.replace("[", r"\[")):
         federation.examples(x, y)
 
@@ -95,7 +95,7 @@ def test_of_parts_is_what_was_dealt_in_that_order(parts, as_arrays):
         ([np.array([True, False])], "parts: hold bool, must hold"),
         ([np.arange(3), np.array([20])], r"order: holds 0\.\.20, must be rows in 0\.\.19"),
         ([np.array([-1, 3])], r"order: holds -1\.\.3, must be rows in 0\.\.19"),
-        ([np.zeros((2, 2), int)], r"order \(2, 2\): must be \[L\]"),
+        ([np.zeros((2, 2), int)], r"order=int64 \(2, 2\): must be \[L\]"),
     ],
 )
 def test_of_parts_refuses_what_are_no_rows(parts, words):
@@ -244,11 +244,11 @@ def test_split_errors(kwargs, words):
 @pytest.mark.parametrize(
     ("partition", "words"),
     [
-        (lambda rows, rng: [rows, rows[3:5]], "deals row 3 twice, must once"),
-        (lambda rows, rng: [], "deals to no client, must to at least one"),
-        (lambda rows, rng: [rows, [110]], "deals row 110, which it was not given"),
-        (lambda rows, rng: [rows, [120]], "deals row 120, which it was not given"),
-        (lambda rows, rng: [rows, [-1]], "deals row -1, which it was not given"),
+        (lambda rows, rng: [rows, rows[3:5]], "deals row 3 twice, must deal it once"),
+        (lambda rows, rng: [], "deals to no client, must deal to at least one"),
+        (lambda rows, rng: [rows, [110]], "deals row 110, which is not among those to deal"),
+        (lambda rows, rng: [rows, [120]], "deals row 120, which is not among those to deal"),
+        (lambda rows, rng: [rows, [-1]], "deals row -1, which is not among those to deal"),
     ],
 )
 def test_a_partition_must_deal_what_it_is_given_and_once(partition, words):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions
 
 
@@ -349,7 +350,9 @@ def test_shards_have_the_proportions_of_clients(counts, each, seed):
 
 
 def test_shards_of_classes_that_the_test_lacks_are_one_line():
-    with pytest.raises(ValueError, match=r"^labels: have no example of class 2$"):
+    with pytest.raises(
+        ValueError, match=r"^labels: must have an example of class 2, as clients have$"
+    ):
         partitions.shards_like(np.array([0, 1, 1]), np.array([[1, 0, 0], [0, 1, 3]]), rng())
 
 
@@ -444,3 +447,18 @@ def test_shards_errors(arguments, words):
     with pytest.raises(ValueError, match=words) as error:
         partitions.shards(*arguments, np.random.default_rng(0))
     assert "\n" not in str(error.value)
+
+
+def test_the_message_of_a_failed_draw_can_name_flags():
+    with pytest.raises(UsageError) as caught:
+        partitions.quantity(10, 5, 1e-3, np.random.default_rng(0), min_size=2, max_tries=1)
+    flags = {"alpha": "--alpha", "min_size": "--min", "num_clients": "--clients"}
+    line = caught.value.line(lambda name, value: f"{flags.get(name, name)}={value}")
+    assert line == (
+        "--alpha=0.001: must be higher, or --min=2 or --clients=5 lower: max_tries=1 left a client "
+        "with fewer examples"
+    )
+    assert str(caught.value) == (
+        "alpha=0.001: must be higher, or min_size=2 or num_clients=5 lower: max_tries=1 left a "
+        "client with fewer examples"
+    )

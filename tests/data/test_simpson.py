@@ -165,7 +165,7 @@ def test_a_ramp_goes_evenly_from_one_end_to_the_other() -> None:
         (dict(clients=200), r"dataset: must hold an example for the test and for each of 200 cl"),
         (dict(dataset=grey(num_test=120)), "dataset: must hold an example .* holds [0-9]+ and 0$"),
         (dict(dataset=grey(num_test=0), test_fraction=1.0), "test_fraction=1.0: must be"),
-        (dict(dataset=made()), "dataset.x=.*: must be grey images"),
+        (dict(dataset=made()), "dataset.x: must be grey images .*, is uint8 .* and int32"),
     ],
 )
 def test_what_cannot_be_painted(changes: dict[str, Any], words: str) -> None:

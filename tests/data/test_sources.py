@@ -2,6 +2,7 @@
 
 import builtins
 import importlib
+import inspect
 import io
 import json
 import logging
@@ -19,6 +20,7 @@ from tensorflow_datasets.core import registered
 
 import fedjax_inv.data
 import real_data
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import dsprites, prepare, sources
 from fedjax_inv.data.dataset import Dataset, check_dataset
 
@@ -190,7 +192,7 @@ def test_a_data_set_that_fits_is_silent():
         ({"x": (GOOD_SET.x, np.zeros(5))}, r"dataset.x\[1\]=float64 \(5,\): must be numbers \[4"),
         ({"x": np.zeros((4, 0))}, r"dataset.x=float64 \(4, 0\): must be .* without an empty axis"),
         ({"x": np.full((4, 2), "a")}, r"dataset.x=<U1 \(4, 2\): must be numbers"),
-        ({"x": np.float32(1)}, r"dataset.x=float32 \(\): must be numbers"),
+        ({"x": np.float32(1)}, r"dataset.x=1\.0: must be numbers"),
         ({"x": ()}, r"dataset.x=\(\): must hold an array \[4"),
         ({"classes": ()}, r"dataset.classes=\(\): must be different names, at least one"),
         ({"classes": ("a", "b", "a")}, r"dataset.classes=\('a', 'b', 'a'\): must be different"),
@@ -475,7 +477,7 @@ def test_prepare_writes_what_load_reads(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mnsit", "'mnsit' is not a data set of TFDS"),
+        ("mnsit", "'mnsit': must be a data set of TFDS"),
         ("mnist:9.9.9", "'mnist:9.9.9': has no such configuration or version: .* only: "),
         ("mnist/letters", "'mnist/letters': has no such configuration or version: .*letters"),
     ],
@@ -721,3 +723,47 @@ def test_tiny_imagenet_with_a_fault(tmp_path):
     shutil.rmtree(tmp_path / "train")
     (tmp_path / "train").mkdir()
     assert "must hold images in folders train/class/images" in error_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (dict(name=""), "name"),
+        (dict(name="mnsit"), "name"),
+        (dict(name="mnist", data_dir="nowhere"), "name"),
+        (dict(name="nowhere.npz"), "name"),
+        (dict(name="{tmp}"), "name"),
+        (dict(name="{tmp}/bad.npz"), "name"),
+        (dict(name="{tmp}/bad.csv"), "name"),
+        (dict(name="{tmp}/bad.json"), "name"),
+        (dict(name="digits", image_size=3), "image_size"),
+        (dict(name="digits", num_images=3), "num_images"),
+        (dict(name="digits", vocabulary=3), "vocabulary"),
+        (dict(name="dsprites", num_images=0), "num_images"),
+        (dict(name="{tmp}/good.csv", vocabulary=2), "vocabulary"),
+        (dict(name="{tmp}/good.csv", text_length=0), "text_length"),
+    ],
+)
+def test_errors_name_the_argument_and_its_value(arguments, wrong, tmp_path):
+    """A binary shows them as flags."""
+    for bad in ("bad.npz", "bad.csv", "bad.json"):
+        (tmp_path / bad).write_text("bad")
+    tweets = (f"{4 * (i % 2)},{i},d,q,u,a b" for i in range(20))
+    (tmp_path / "good.csv").write_text("\n".join(tweets))
+    arguments["name"] = arguments["name"].format(tmp=tmp_path)
+    with pytest.raises(UsageError) as caught:
+        sources.load(**arguments)
+    error = caught.value
+    assert error.argument == wrong in inspect.signature(sources.load).parameters
+    assert error.value == arguments[wrong]
+    assert error.line(lambda name, value: f"--{name}").startswith(f"--{wrong}: ")
+
+
+def test_a_wrong_file_is_named_by_its_path(tmp_path):
+    file = tmp_path / "domain" / "class" / "image.png"
+    file.parent.mkdir(parents=True)
+    file.write_text("bad")
+    with pytest.raises(UsageError) as caught:
+        sources.load(str(tmp_path))
+    assert caught.value.argument == str(file)
+    assert caught.value.value is ...

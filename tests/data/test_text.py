@@ -207,7 +207,7 @@ def test_whole_users_are_dealt(path: Path) -> None:
         (dict(model="cnn"), "^--model=cnn: is not for texts, which the data are"),
         (dict(model="mlp"), "^--model=mlp: is not for texts"),
         (dict(dataset="digits", partition="iid"), "^--model=lstm: is for texts, the data are none"),
-        (dict(dataset="digits", model="mlp"), "^--partition=user: .*tell whose each"),
+        (dict(dataset="digits", model="mlp"), "^--partition=user: .*needs data with users"),
         (dict(clients=8), "^--clients=8: .* in 1..7, the number of users"),
         (dict(vocabulary=2), "^--vocabulary=2: must be an integer of at least 3"),
         (dict(environment="rotated"), "^--environment=rotated: .*must be"),
@@ -233,6 +233,6 @@ def test_words_have_no_mean_unless_inputs_makes_something_of_them(
         made = factory(model, work, **some, **settings)
         return jax.eval_shape(lambda: made.init_server(Setup(model.init(key, x), 2, x, key)).side)
 
-    assert (4, 5) in [leaf.shape[-2:] for leaf in jax.tree.leaves(shapes(inputs=model.inputs))]
-    with pytest.raises(UsageError, match=r"^inputs: are int32; .* models.word_weights does of"):
+    assert (4, 5) in [leaf.shape[-2:] for leaf in jax.tree.leaves(shapes(mixable=model.mixable))]
+    with pytest.raises(UsageError, match=r"^inputs: are int32; .* models.word_weights converts"):
         shapes()

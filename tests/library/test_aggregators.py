@@ -15,7 +15,7 @@ COHORTS, S = 20, 5
 
 
 def fresh(slots: Slots) -> Array:
-    """The later, the less; what is absent is too late by far."""
+    """Return a weight that falls with the delay; NaN for the delay of absent slots."""
     return jnp.where(slots.delay < 9, 0.5**slots.delay, jnp.nan)
 
 
@@ -32,7 +32,7 @@ CUTS = ((), (2,), (1, 4))
 
 
 def cohorts(seed: int) -> tuple[Tree, Slots]:
-    """Uploads of many cohorts, zero where absent, and their slots; of the last nobody attends."""
+    """Return uploads of many cohorts, zero if absent, and slots; nobody attends the last cohort."""
     rng = np.random.default_rng(seed)
     present = rng.random((COHORTS, S)) < 0.6
     present[-1] = False
@@ -56,7 +56,7 @@ UPLOADS, SLOTS = cohorts(0)
 
 @functools.cache
 def folded(name: str, cuts: tuple[int, ...]) -> tuple[Tree, Tree]:
-    """Of every cohort, the accumulator after the chunks and what is finished of it."""
+    """Return the accumulator after the chunks and the aggregated upload of every cohort."""
     aggregator = MAKE[name]()
 
     def fold(uploads: Tree, slots: Slots) -> tuple[Tree, Tree]:
@@ -84,7 +84,7 @@ def test_means_and_total_follow_numpy(name: str, cuts: tuple[int, ...]) -> None:
         total = weights.sum(1, keepdims=True)
         weights = np.divide(weights, total, where=total > 0, out=np.zeros_like(weights))
     expected = jax.tree.map(lambda a: np.einsum("cs,cs...->c...", weights, a), UPLOADS)
-    # Of nobody it is zeros.
+    # If nobody attends, it is zeros.
     assert not weights[-1].any()
     expected = jax.tree.map(np.float32, expected)
     assert_close(folded(name, cuts)[1], expected, rtol=1e-5, atol=1e-6)
@@ -101,7 +101,7 @@ def test_stacked_keeps_the_order_of_slots(cuts: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", MAKE)
 def test_a_slot_that_pads_a_chunk_adds_nothing(name: str) -> None:
-    """All zeros, its position too."""
+    """Such a slot is all zeros, its position too."""
     aggregator = MAKE[name]()
 
     def add(accumulator: Tree, upload: Tree, slots: Slots) -> Tree:

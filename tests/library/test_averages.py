@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import federations
-from fedjax_inv import averages, averaging, clients, local, models, rounds
+from fedjax_inv import averages, averaging, devices, local, models, rounds
 from fedjax_inv.aggregators import Stack
 from fedjax_inv.algorithms import fedcfa, fedmix
 from fedjax_inv.averages import Averages
@@ -172,7 +172,7 @@ def kept(attend: list[list[int]], **arguments: object) -> list[Averages]:
     variables = MODEL.init(jax.random.key(0), HELD.data.x[:1])
     state = rounds.init(made, variables, HELD, jax.random.key(0))
     step = jax.jit(
-        lambda state, cohort: rounds.step(made, state, cohort, HELD, axis=clients.chunked(1))[0]
+        lambda state, cohort: rounds.step(made, state, cohort, HELD, axis=devices.chunked(1))[0]
     )
     told = [state.server.side.averages]
     for slots in attend:
@@ -235,7 +235,7 @@ def test_the_papers_server_draws_anew_in_every_round() -> None:
     everyone, sizes = jnp.ones(5, bool), jnp.full(5, 4, jnp.int32)
     sent = Stack(Averages(x, y, jnp.ones((5, 2), bool)), everyone, jnp.arange(5), sizes)
 
-    def after(kept: averages.Kept, _: None) -> tuple[averages.Kept, Array]:
+    def after(kept: averages.Pool, _: None) -> tuple[averages.Pool, Array]:
         kept = side.update(kept, sent)
         return kept, kept.averages.x
 
@@ -255,7 +255,7 @@ def test_eight_bit_images_are_averaged_as_the_network_sees_them() -> None:
     made = partial(averages.of_shard, num_classes=2, rows=1, length=5, batch_size=2)
     told = made(shard, jax.random.key(0))
     np.testing.assert_allclose(told.x[0], images.mean(0) / 255, rtol=1e-6)
-    doubled = made(shard, jax.random.key(0), inputs=lambda x: 2 * averages.as_numbers(x))
+    doubled = made(shard, jax.random.key(0), mixable=lambda x: 2 * averages.as_numbers(x))
     np.testing.assert_allclose(doubled.x, 2 * told.x, rtol=1e-6)
 
 
@@ -325,7 +325,7 @@ def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
         model = models.painted(plain, render) if is_painted else plain
         made = MIXING[name](model, federations.steps(0.1))
         state = rounds.init(made, variables, held, jax.random.key(0))
-        return rounds.run(made, state, schedule, held, axis=clients.chunked(2))[0]
+        return rounds.run(made, state, schedule, held, axis=devices.chunked(2))[0]
 
     got, expected = (ended(held is painted, held.data.x).server for held in (painted, rendered))
     federations.assert_close(got, expected)
@@ -350,8 +350,8 @@ def test_a_painted_network_takes_images_that_are_rendered() -> None:
     painted, rendered, render = painted_and_rendered()
     plain = federations.mlp()
     model = models.painted(plain, render)
-    federations.assert_close(jax.jit(model.see)(painted.data.x), rendered.data.x)
-    assert model.see(rendered.data.x) is rendered.data.x
+    federations.assert_close(jax.jit(model.preprocess)(painted.data.x), rendered.data.x)
+    assert model.preprocess(rendered.data.x) is rendered.data.x
     variables = plain.init(jax.random.key(0), rendered.data.x[:1])
     predict = jax.jit(lambda x: models.predict(model, variables, x))
     expected = models.predict(plain, variables, rendered.data.x)

@@ -16,7 +16,7 @@ from fedjax_inv import (
     aggregators,
     algorithms,
     averaging,
-    clients,
+    devices,
     local,
     models,
     objectives,
@@ -29,6 +29,7 @@ from fedjax_inv.data.federation import examples, of_parts
 from fedjax_inv.types import (
     Algorithm,
     Array,
+    Federation,
     GradFn,
     Halves,
     Local,
@@ -39,6 +40,7 @@ from fedjax_inv.types import (
     Tree,
     Variables,
     Visit,
+    Work,
 )
 
 SIZES = (4, 0, 2, 5)
@@ -70,10 +72,12 @@ def squared(outputs: Array, y: Array, mask: Array) -> Array:
     return objectives.masked_mean((outputs[:, 0] - y) ** 2, mask)
 
 
-def slopes(w: np.ndarray, b: float, client: int) -> tuple[np.ndarray, float]:
+def slopes(
+    w: np.ndarray, b: float, client: int, held: Federation = FEDERATION
+) -> tuple[np.ndarray, float]:
     """The gradient of a client's squared error."""
-    rows = federations.rows_of(FEDERATION, client)
-    x, y = (np.float64(leaf)[rows] for leaf in plain(FEDERATION.data))
+    rows = federations.rows_of(held, client)
+    x, y = (np.float64(leaf)[rows] for leaf in plain(held.data))
     error = 2 * (x @ w + b - y) / len(y)
     return x.T @ error, error.sum()
 
@@ -83,15 +87,15 @@ def first() -> Variables:
     return MODEL.init(jax.random.key(0), FEDERATION.data.x)
 
 
-def run(algorithm: Algorithm) -> list[rounds.State]:
+def run(algorithm: Algorithm, held: Federation = FEDERATION) -> list[rounds.State]:
     """The states after each round."""
 
     @jax.jit
     def step(state: rounds.State, present: Array) -> rounds.State:
         cohort = federations.cohort(list(range(NUM_CLIENTS)))._replace(present=present)
-        return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.chunked(1))[0]
+        return rounds.step(algorithm, state, cohort, held, axis=devices.chunked(1))[0]
 
-    start = partial(rounds.init, algorithm, federation=FEDERATION, key=jax.random.key(0))
+    start = partial(rounds.init, algorithm, federation=held, key=jax.random.key(0))
     state, found = jax.jit(start)(first()), []
     for attend in ATTEND:
         state = step(state, np.isin(np.arange(NUM_CLIENTS), attend))
@@ -131,13 +135,13 @@ def test_every_other_algorithm_takes_a_loss(name: str) -> None:
         def trace() -> Any:
             state = rounds.init(algorithm, first(), FEDERATION, jax.random.key(0))
             cohort = federations.cohort(list(range(NUM_CLIENTS)))
-            return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.chunked(1))
+            return rounds.step(algorithm, state, cohort, FEDERATION, axis=devices.chunked(1))
 
         return jax.eval_shape(trace)
 
     for config in federations.TABLE[name]:
         step(config, squared)
-        with pytest.raises(ValueError, match="labels: are float32, must be integers"):
+        with pytest.raises(ValueError, match=r"labels=float32 \(5,\): must be integers"):
             step(config, objectives.cross_entropy)
 
 
@@ -173,11 +177,14 @@ def toy() -> Algorithm:
         return whole(server.variables.params.head["w"], own["b"])
 
     def keep(setup: Setup) -> Tree:
-        return {"scale": jnp.float32(setup.num_clients), "seen": jnp.int32(0)}
+        scale, zero = jnp.float32(setup.num_clients), jnp.float32(0)
+        return {"scale": scale, "seen": jnp.int32(0), "moved": zero}
 
-    def update(kept: Tree, aggregated: Tree) -> Tree:
+    def update(kept: Tree, aggregated: Tree, delta: Variables) -> Tree:
         mean, number = aggregated
-        return {"scale": kept["scale"] / 2 + mean, "seen": kept["seen"] + number}
+        norm = optax.tree.norm(delta.params)
+        moved = kept["moved"] + norm
+        return {"scale": kept["scale"] / 2 + mean, "seen": kept["seen"] + number, "moved": moved}
 
     return averaging.averaging(
         MODEL,
@@ -204,7 +211,7 @@ def test_each_part_is_used_where_it_is_said() -> None:
     algorithm = toy()
     w = np.float64(plain(first()).params.head["w"])
     own, turns = np.arange(NUM_CLIENTS) / 10, np.zeros(NUM_CLIENTS, int)
-    scale, seen = float(NUM_CLIENTS), 0
+    scale, seen, length = float(NUM_CLIENTS), 0, 0.0
     for state, attend in zip(run(algorithm), ATTEND, strict=True):
         moved, sizes, means = [], [], []
         for client in attend:
@@ -223,8 +230,10 @@ def test_each_part_is_used_where_it_is_said() -> None:
         if sizes:
             w = w + 0.5 * np.average(moved, 0, sizes)
             scale, seen = scale / 2 + np.mean(means), seen + NUM_STEPS * len(sizes)
+            length += np.linalg.norm(np.average(moved, 0, sizes))
         assert_close(state.server.variables.params.head, {"w": np.float32(w)})
-        assert_close(state.server.side, {"scale": np.float32(scale), "seen": np.int32(seen)})
+        side = {"scale": np.float32(scale), "seen": np.int32(seen), "moved": np.float32(length)}
+        assert_close(state.server.side, side)
         assert_close(state.clients, {"b": np.float32(own), "turns": turns.astype(np.int32)})
     assert seen > 0
     assert algorithm.personal
@@ -250,3 +259,184 @@ def test_by_default_nothing_is_kept_and_all_is_shared() -> None:
     chex.assert_trees_all_equal_shapes(message, averaging.Message(first(), ()))
     got = algorithm.predict(state.server, (), FEDERATION.data.x)
     assert_close(got, models.predict(MODEL, state.server.variables, FEDERATION.data.x))
+
+
+# Methods that scale the server's step, or clients by what the server knows.
+
+MOMENTUM = 0.9
+
+
+def copies() -> Federation:
+    """Clients whose examples are all alike, so that the order of batches does not matter."""
+    x, y = plain(FEDERATION.data)
+    starts = np.cumsum((0, *SIZES[:-1])) % len(y)
+    rows = np.repeat(starts, SIZES)
+    return FEDERATION._replace(data=examples(x[rows], y[rows]))
+
+
+def fednova(work: Work) -> Algorithm:
+    """FedNova: w += (sum p_i a_i) (sum p_i D_i / a_i)."""
+    assert work.momentum is not None
+    rho, risk_gradient = work.momentum, averaging.gradient(MODEL, squared)
+
+    def steps(visit: Visit, trained: Trained) -> Array:
+        return (trained.num_steps - rho * (1 - rho**trained.num_steps) / (1 - rho)) / (1 - rho)
+
+    return averaging.averaging(
+        MODEL,
+        work,
+        lambda visit: risk_gradient,
+        server_optimizer=optax.sgd(1.0),
+        weighting="size",
+        scale_delta=lambda visit, trained: 1 / steps(visit, trained),
+        server_delta=lambda side, delta, mean_steps: optax.tree.scale(mean_steps, delta),
+        side=averaging.NOTHING._replace(upload=steps, aggregate=aggregators.mean()),
+    )
+
+
+def test_a_method_may_scale_uploads_and_the_step_of_the_server() -> None:
+    held = copies()
+    work = local.epochs(optax.sgd(RATE, MOMENTUM), batch_size=2, num_epochs=2, momentum=MOMENTUM)
+    w, b = (np.float64(plain(first()).params.head[name]) for name in ("w", "b"))
+    for state, attend in zip(run(fednova(work), held), ATTEND, strict=True):
+        moved, counts, sizes = [], [], []
+        for client in attend:
+            num_steps = 2 * -(-SIZES[client] // 2)
+            now, velocity = np.append(w, b), np.zeros(4)
+            counted = np.zeros(num_steps)  # how often each gradient counts
+            for step in range(num_steps):
+                velocity = MOMENTUM * velocity + np.append(*slopes(now[:3], now[3], client, held))
+                now = now - RATE * velocity
+                counted[: step + 1] += MOMENTUM ** np.arange(step + 1)[::-1]
+            if num_steps:
+                moved.append((now - np.append(w, b)) / counted.sum())
+                counts.append(counted.sum())
+                sizes.append(SIZES[client])
+        if sizes:
+            both = np.average(counts, weights=sizes) * np.average(moved, 0, sizes)
+            w, b = w + both[:3], b + both[3]
+        assert_close(state.server.variables.params.head, {"w": np.float32(w), "b": np.float32(b)})
+
+
+ALPHA = 0.5
+
+
+def feddyn() -> Algorithm:
+    """FedDyn: w = mean w_i - h / alpha, h <- h - alpha / N sum D_i, g_i <- g_i - alpha D_i."""
+    risk_gradient = averaging.gradient(MODEL, squared)
+
+    def gradient_from(visit: Visit) -> GradFn:
+        received = visit.message.variables.params
+
+        def grad_fn(variables: Variables, batch: Any, key: Array) -> Step:
+            step = risk_gradient(variables, batch, key)
+            pulled = optax.tree.sub(optax.tree.sub(variables.params, received), visit.own)
+            return step._replace(grads=optax.tree.add_scale(step.grads, ALPHA, pulled))
+
+        return grad_fn
+
+    def remember(visit: Visit, trained: Trained) -> Tree:
+        """g_i / alpha."""
+        moved = optax.tree.sub(trained.local.variables.params, visit.message.variables.params)
+        return optax.tree.sub(visit.own, moved)
+
+    def update(side: Tree, count: Array, delta: Variables) -> Tree:
+        change = -count / side["clients"]
+        return side | {"h": optax.tree.add_scale(side["h"], change, delta.params)}
+
+    def server_delta(side: Tree, delta: Variables, count: Array) -> Variables:
+        return delta._replace(params=optax.tree.sub(delta.params, side["h"]))
+
+    def zeros(variables: Variables) -> Tree:
+        return optax.tree.zeros_like(variables.params)
+
+    return averaging.averaging(
+        MODEL,
+        WORK,
+        gradient_from,
+        server_optimizer=optax.sgd(1.0),
+        weighting="uniform",
+        init_client=lambda server, who: zeros(server.variables),
+        remember=remember,
+        server_delta=server_delta,
+        side=averaging.SideState(  # h / alpha
+            init=lambda setup: {"h": zeros(setup.variables), "clients": setup.num_clients},
+            send=lambda side: (),
+            upload=lambda visit, trained: jnp.float32(1),
+            aggregate=aggregators.total(),
+            update=update,
+        ),
+    )
+
+
+def test_a_method_may_see_the_mean_delta_on_the_server() -> None:
+    w, b = (np.float64(plain(first()).params.head[name]) for name in ("w", "b"))
+    g, h = np.zeros((NUM_CLIENTS, 4)), np.zeros(4)
+    for state, attend in zip(run(feddyn()), ATTEND, strict=True):
+        start, ends = np.append(w, b), []
+        for client in attend:
+            if SIZES[client] == 0:
+                continue
+            now = start
+            for _ in range(NUM_STEPS):
+                slope = np.append(*slopes(now[:3], now[3], client))
+                now = now - RATE * (slope - g[client] + ALPHA * (now - start))
+            g[client] -= ALPHA * (now - start)
+            ends.append(now)
+        if ends:
+            h = h - ALPHA / NUM_CLIENTS * (np.array(ends) - start).sum(0)
+            after = np.mean(ends, 0) - h / ALPHA
+            w, b = after[:3], after[3]
+        assert_close(state.server.variables.params.head, {"w": np.float32(w), "b": np.float32(b)})
+        assert_close(state.server.side["h"].head["w"], np.float32(h[:3] / ALPHA))
+
+
+def agnostic() -> Algorithm:
+    """Agnostic federated learning: w moves by sum q_i D_i, q climbs the risks on the simplex."""
+    risk_gradient = averaging.gradient(MODEL, squared)
+
+    def upload(visit: Visit, trained: Trained) -> tuple[Array, Array]:
+        is_mine = jax.nn.one_hot(visit.shard.who, len(visit.message.side))
+        return is_mine * trained.metrics["loss"], jnp.float32(1)
+
+    return averaging.averaging(
+        MODEL,
+        local.full_batch(optax.sgd(RATE), capacity=max(SIZES)),
+        lambda visit: risk_gradient,
+        server_optimizer=optax.sgd(1.0),
+        weighting="uniform",
+        scale_delta=lambda visit, trained: visit.message.side[visit.shard.who],
+        server_delta=lambda mixture, delta, sums: optax.tree.scale(sums[1], delta),
+        side=averaging.SideState(
+            init=lambda setup: jnp.ones(setup.num_clients) / setup.num_clients,
+            send=lambda mixture: mixture,
+            upload=upload,
+            aggregate=aggregators.total(),
+            update=lambda mixture, sums, delta: optax.projections.projection_simplex(
+                mixture + ALPHA * sums[0]
+            ),
+        ),
+    )
+
+
+def test_clients_may_be_weighted_by_what_the_server_keeps() -> None:
+    w, b = (np.float64(plain(first()).params.head[name]) for name in ("w", "b"))
+    mixture = np.ones(NUM_CLIENTS) / NUM_CLIENTS
+    for state, attend in zip(run(agnostic()), ATTEND, strict=True):
+        risks, moved = np.zeros(NUM_CLIENTS), np.zeros(4)
+        for client in attend:
+            if SIZES[client] == 0:
+                continue
+            moved -= mixture[client] * RATE * np.append(*slopes(w, b, client))
+            rows = federations.rows_of(FEDERATION, client)
+            x, y = (np.float64(leaf)[rows] for leaf in plain(FEDERATION.data))
+            risks[client] = np.mean((x @ w + b - y) ** 2)
+        if risks.any():
+            climbed = np.sort(mixture + ALPHA * risks)[::-1]
+            tops = (np.cumsum(climbed) - 1) / np.arange(1, NUM_CLIENTS + 1)
+            shift = tops[np.flatnonzero(climbed > tops)[-1]]
+            mixture = np.maximum(mixture + ALPHA * risks - shift, 0)
+            w, b = w + moved[:3], b + moved[3]
+        assert_close(state.server.variables.params.head, {"w": np.float32(w), "b": np.float32(b)})
+        assert_close(state.server.side, np.float32(mixture))
+    assert mixture.std() > 0.1

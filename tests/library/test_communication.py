@@ -31,17 +31,19 @@ NORMED_PARAMS, NORMS = NORMED - 4 * 2 * (5 + 4), 4 * 4 * (5 + 4)
     [
         ("fedavg", federations.mlp, MLP, MLP),
         ("fedavg", federations.normed, NORMED, NORMED),
-        # The control variate, of the parameters only, comes with the network and goes back with it.
+        # The control variate, of the parameters only, goes down and up with the network.
         ("scaffold", federations.normed, NORMED + NORMED_PARAMS, NORMED + NORMED_PARAMS),
-        # That of the head alone.
+        # The control variate of the head alone.
         ("fedpvr", federations.normed, NORMED + NORMED_HEAD, NORMED + NORMED_HEAD),
-        # The curvature, a number, goes with it.
+        # The curvature, a number, goes up with the network.
         ("qfedavg", federations.normed, NORMED, NORMED + 4),
-        # Norms stay, but for the mean that serves a client never seen.
+        # Norms stay, but their mean, which serves a client never seen, goes up.
         ("fedbn", federations.normed, NORMED - NORMS, NORMED),
     ],
 )
-def test_what_travels_is_counted(name: str, model: Callable[[], Model], down: int, up: int) -> None:
+def test_traffic_counts_every_array(
+    name: str, model: Callable[[], Model], down: int, up: int
+) -> None:
     algorithm = federations.build(name, Config(model, federations.epochs))
     variables = jax.eval_shape(lambda: federations.initial(model(), jax.random.key(0)))
     variables = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), variables)
@@ -51,14 +53,14 @@ def test_what_travels_is_counted(name: str, model: Callable[[], Model], down: in
 def test_each_exchange_and_each_type_counts() -> None:
     def first(visit: Visit) -> Reply:
         upload = {"a": jnp.zeros((2, 3)), "b": visit.message > 0}
-        return Reply({"kept": visit.own["kept"] + 1}, upload, {"loss": jnp.float32(0)})
+        return Reply({"count": visit.own["count"] + 1}, upload, {"loss": jnp.float32(0)})
 
     def second(visit: Visit) -> Reply:
-        """All that a visit tells may be looked at."""
-        told = visit.shard.size + visit.shard.who + visit.round + visit.delay
-        told += jax.random.bits(visit.key).astype(jnp.int32) + visit.own["kept"]
-        told += visit.prompt.sum()
-        return Reply(visit.own, told.astype(jnp.int16), {})
+        """Use every field of a visit."""
+        total = visit.shard.size + visit.shard.who + visit.round + visit.delay
+        total += jax.random.bits(visit.key).astype(jnp.int32) + visit.own["count"]
+        total += visit.undelayed_message.sum()
+        return Reply(visit.own, total.astype(jnp.int16), {})
 
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
         return server
@@ -70,12 +72,12 @@ def test_each_exchange_and_each_type_counts() -> None:
             second,
             aggregators.total(),
             update,
-            prompt=lambda server: server["codes"][:3],
+            broadcast_undelayed=lambda server: server["codes"][:3],
         ),
     )
     algorithm = Algorithm(
         lambda setup: setup.variables,
-        lambda server, who: {"kept": who},
+        lambda server, who: {"count": who},
         exchanges,
         lambda server, own, x: x,
     )

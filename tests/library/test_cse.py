@@ -1,6 +1,7 @@
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import flax.linen as nn
@@ -10,10 +11,18 @@ import numpy as np
 import pytest
 
 from federations import assert_close, assert_equal
-from fedjax_inv import averaging, models, objectives
+from fedjax_inv import averaging, cse, models, objectives
 from fedjax_inv.algorithms import fedipg
 from fedjax_inv.cse import eliminate_common_subexpressions
 from fedjax_inv.types import Array, Batch, Model, Tree
+
+
+@pytest.fixture(autouse=True)
+def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """The warnings of a test, which must have none unless it takes them away."""
+    cse._warn.cache_clear()
+    yield caplog
+    assert not caplog.records
 
 
 def products(fn: Callable[..., Tree], *arguments: Tree) -> int:
@@ -137,3 +146,56 @@ def test_a_penalised_step_of_relu_layers_does_few_products_more_than_a_plain_one
     assert fewest == 3 * (depth + 1) - 1  # the data need no gradient
     penalised = fedipg.penalised_value_and_grad(risk, 0.1)
     assert products(penalised, params) - fewest == 3 * max(0, depth - 1)
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("renamed\nin a later release")
+
+
+RELU = along_itself(lambda x: jnp.sum(nn.relu(x @ MATRIX) @ MATRIX))
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("_bind", broken),
+        ("jax.make_jaxpr", broken),
+        ("core.Literal", None),  # no such attribute
+    ],
+)
+def test_what_cannot_be_read_runs_as_it_is_and_says_so_once(
+    warnings: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    replacement: Any,
+) -> None:
+    expected = RELU(MATRIX)
+    with monkeypatch.context() as patch:
+        if replacement is None:
+            parts = {part: getattr(cse.core, part) for part in ("ClosedJaxpr", "Var", "JaxprEqn")}
+            patch.setattr(cse, "core", SimpleNamespace(**parts))
+        else:
+            patch.setattr(f"fedjax_inv.cse.{name}", replacement)
+        for _ in range(2):
+            assert_equal(eliminate_common_subexpressions(RELU)(MATRIX), expected)
+    (record,) = warnings.records
+    assert "FedIPG is slower" in record.getMessage()
+    assert "\n" not in record.getMessage()
+    warnings.clear()
+
+
+def test_other_names_of_operations_lose_speed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a later release called its primitives otherwise."""
+    expected = RELU(MATRIX)
+    before = products(eliminate_common_subexpressions(RELU), MATRIX)
+    monkeypatch.setattr(cse, "_inner", lambda equation, kind, param: None)
+    assert_equal(eliminate_common_subexpressions(RELU)(MATRIX), expected)
+    assert products(eliminate_common_subexpressions(RELU), MATRIX) > before
+
+
+def test_an_error_of_the_function_is_its_own() -> None:
+    def wrong(x: Array) -> Array:
+        raise TypeError("of the loss")
+
+    with pytest.raises(TypeError, match="of the loss"):
+        eliminate_common_subexpressions(wrong)(MATRIX)

@@ -11,7 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import federations
-from fedjax_inv import clients, diagnostics, models
+from fedjax_inv import devices, diagnostics, models
 from fedjax_inv.algorithms import fedipg
 from fedjax_inv.types import Array, Federation, Halves, Variables
 from test_fedipg import point, real_examples, widened
@@ -20,28 +20,28 @@ MODEL = federations.normed_body()  # with statistics
 
 
 def agreement(
-    variables: Variables, federation: Federation, axis: clients.Axis | None = None
+    variables: Variables, federation: Federation, axis: devices.Axis | None = None
 ) -> diagnostics.Agreement:
-    """As a program, in batches that leave a smaller one."""
+    """Return the agreement, jitted, in batches of which the last is smaller."""
     fn = partial(diagnostics.agreement, MODEL, axis=axis, batch_size=3)
     return jax.jit(fn)(variables, widened(federation))
 
 
-def given() -> Variables:
-    """Statistics unlike those of any batch."""
+def network() -> Variables:
+    """Return a network with statistics unlike those of any batch."""
     variables = point(MODEL)
     return variables._replace(stats=jax.tree.map(lambda leaf: leaf**2 + 0.5, variables.stats))
 
 
-def told_of(got: diagnostics.Agreement, who: int) -> np.ndarray:
-    """The risk of a client, its gradient's norm, and what that is along body and head."""
+def numbers_of(got: diagnostics.Agreement, who: int) -> np.ndarray:
+    """Return the risk of a client, the norm of its gradient, and its invariance by both halves."""
     return np.stack([leaf[who] for leaf in jax.tree.leaves(got[:3])])
 
 
 @cache
 def by_hand() -> tuple[dict[int, np.ndarray], float]:
-    """(`told_of` each client that has examples, the mean cosine of their pairs)."""
-    variables = given()
+    """Return (`numbers_of` each client that has examples, the mean cosine of their pairs)."""
+    variables = network()
 
     @jax.jit
     def client(x: Array, y: Array) -> tuple[Array, Halves, Array]:
@@ -52,30 +52,30 @@ def by_hand() -> tuple[dict[int, np.ndarray], float]:
         s = fedipg.invariance(risk, variables.params)
         return *jax.value_and_grad(risk)(variables.params), s
 
-    w, told, units = [ravel_pytree(half)[0] for half in variables.params], {}, []
+    w, numbers, units = [ravel_pytree(half)[0] for half in variables.params], {}, []
     for who in np.flatnonzero(federations.SIZES):
         value, grads, s = client(*real_examples(who))
         halves = [np.asarray(ravel_pytree(half)[0]) for half in grads]
         inner = [half @ weights for half, weights in zip(halves, w, strict=True)]
         np.testing.assert_allclose(sum(inner), s, rtol=1e-9)
         g = np.concatenate(halves)
-        told[who] = np.array([value, np.linalg.norm(g), *inner])
+        numbers[who] = np.array([value, np.linalg.norm(g), *inner])
         units.append(g / np.linalg.norm(g))
     cosines = [first @ second for first, second in itertools.combinations(units, 2)]
     assert len(cosines) == 6
-    return told, float(np.mean(cosines))
+    return numbers, float(np.mean(cosines))
 
 
 @pytest.mark.parametrize(
-    "axis", [None, clients.vmapped(), clients.chunked(3)], ids=["default", "vmapped", "chunked"]
+    "axis", [None, devices.vmapped(), devices.chunked(3)], ids=["default", "vmapped", "chunked"]
 )
-def test_agreement_is_a_loop_over_clients(axis: clients.Axis | None) -> None:
+def test_agreement_is_a_loop_over_clients(axis: devices.Axis | None) -> None:
     with jax.enable_x64(True):
-        got = agreement(given(), federations.in_floats(federations.federation()), axis)
-        told, cosine = by_hand()
+        got = agreement(network(), federations.in_floats(federations.federation()), axis)
+        numbers, cosine = by_hand()
         for who in range(federations.NUM_CLIENTS):
-            expected = told.get(who, np.zeros(4))
-            np.testing.assert_allclose(told_of(got, who), expected, rtol=1e-9, atol=1e-12)
+            expected = numbers.get(who, np.zeros(4))
+            np.testing.assert_allclose(numbers_of(got, who), expected, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(got.cosine, cosine, rtol=1e-9)
         assert abs(cosine) > 1e-2
 
@@ -83,8 +83,8 @@ def test_agreement_is_a_loop_over_clients(axis: clients.Axis | None) -> None:
 def test_others_rows_and_their_order_do_not_matter() -> None:
     with jax.enable_x64(True):
         federation = federations.federation()
-        expected = agreement(given(), federations.in_floats(federation))
-        federations.assert_equal(agreement(given(), federations.relaid(federation)), expected)
+        expected = agreement(network(), federations.in_floats(federation))
+        federations.assert_equal(agreement(network(), federations.relaid(federation)), expected)
 
 
 def test_clients_of_the_same_examples_agree_and_one_alone_with_nobody() -> None:
@@ -92,12 +92,12 @@ def test_clients_of_the_same_examples_agree_and_one_alone_with_nobody() -> None:
         federation = federations.in_floats(federations.federation((4,)))
         rows = jnp.arange(3, dtype=jnp.int32)
         for num_clients, expected in ((3, 1.0), (1, 0.0)):
-            held = federation._replace(
+            same = federation._replace(
                 order=rows,
                 start=jnp.zeros(num_clients, jnp.int32),
                 size=jnp.full(num_clients, 3, jnp.int32),
             )
-            got = agreement(given(), held)
+            got = agreement(network(), same)
             np.testing.assert_allclose(got.cosine, expected, rtol=1e-12)
             assert got.norm.shape == (num_clients,)
 

@@ -10,11 +10,11 @@ from jax.sharding import AxisType
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import clients, evaluation, rounds
+from fedjax_inv import devices, evaluation, rounds
 from fedjax_inv.data import federation as built
 from fedjax_inv.types import Algorithm, Array, Federation, Tree
 
-# Batches of 3 over all of them are more than the parts that axes lay out; some are empty.
+# More batches of 3 than any axis has parts; some clients have no examples.
 SIZES = (0, 20, 1, 0, 33, 7, 0)
 BATCH = 3
 assert sum(SIZES) > 16 * BATCH
@@ -25,14 +25,14 @@ RELAID = federations.relaid(federations.federation(SIZES))
 
 
 def predict(server: Tree, own: Any, x: Array) -> Array:
-    """A constant, a pixel against what the client has, and the brightness."""
+    """Return a constant, the client's number minus a pixel, and the brightness."""
     flat = x.reshape(len(x), -1)
     own = server["unseen"] if isinstance(own, tuple) else own  # () of a shared model
     return jnp.stack([jnp.full(len(x), server["constant"]), own - flat[:, 0], flat.mean(1) * 3], 1)
 
 
 def algorithm(personal: bool) -> Algorithm:
-    """A client that took part has a number of its own; one never seen has the server's."""
+    """Return an algorithm: a client that took part has its own number, others the server's."""
     return Algorithm(
         lambda setup: setup.variables,
         lambda server, who: server["unseen"],
@@ -48,7 +48,7 @@ def state() -> rounds.State:
 
 
 def expected(federation: Federation, own: np.ndarray) -> evaluation.Scores:
-    """By a loop over clients, in double precision."""
+    """Compute the scores by a loop over clients, in double precision."""
     score, loss, size = [], [], []
     for rows, mine in zip(built.parts_of(federation), own, strict=True):
         x = np.asarray(federation.data.x, np.float64)[rows].reshape(len(rows), 36)
@@ -61,22 +61,22 @@ def expected(federation: Federation, own: np.ndarray) -> evaluation.Scores:
     return evaluation.Scores(np.float32(score), np.float32(loss), np.int32(size))
 
 
-def on_four_devices() -> clients.Axis:
-    """The axis that shares the work out, one part of it after the other on a device."""
-    return clients.sharded("clients", clients.chunked(1))
+def on_four_devices() -> devices.Axis:
+    """Return an axis over devices, each of which computes one slot after the other."""
+    return devices.sharded("clients", devices.chunked(1))
 
 
-AXES: dict[str, Callable[[], clients.Axis | None]] = {
+AXES: dict[str, Callable[[], devices.Axis | None]] = {
     "default": lambda: None,
-    "chunked": lambda: clients.chunked(3),  # which divides neither the clients nor the parts
-    "vmapped": clients.vmapped,
+    "chunked": lambda: devices.chunked(3),  # divides neither the clients nor the parts
+    "vmapped": devices.vmapped,
     "sharded": on_four_devices,
 }
 
 
 @functools.cache
 def program(axis: str, personal: bool, seen: bool = True, runs: bool = False) -> Callable[..., Any]:
-    """A jitted evaluation; of several runs, [R] federations of the same examples."""
+    """Return a jitted evaluation; of several runs if federations are [R], with shared examples."""
 
     def evaluate(state: rounds.State, federation: Federation, needed: bool) -> evaluation.Scores:
         return evaluation.evaluate(
@@ -93,7 +93,7 @@ def program(axis: str, personal: bool, seen: bool = True, runs: bool = False) ->
         evaluate = jax.vmap(evaluate, (None, Federation(None, 0, 0, 0), None))
     if axis == "sharded":
         mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
-        evaluate = clients.over(mesh, evaluate)
+        evaluate = devices.over(mesh, evaluate)
     return jax.jit(evaluate)
 
 
@@ -110,7 +110,7 @@ def test_evaluate_follows_numpy_under_every_axis(personal: bool, axis: str) -> N
     assert_close(evaluate(state(), FEDERATION, True), want)
     # Another order of clients, amid NaN and labels that are no class.
     assert_close(evaluate(state(), RELAID, True), want)
-    # Nobody has anything.
+    # No client has an example.
     empty = FEDERATION._replace(size=jnp.zeros_like(FEDERATION.size))
     nothing = evaluation.Scores(*(np.zeros(len(SIZES), leaf.dtype) for leaf in want))
     assert_equal(evaluate(state(), empty, True), nothing)
@@ -145,7 +145,7 @@ def test_clients_never_seen_may_be_others_and_more_than_the_run_had(personal: bo
 
 
 @pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
-def test_what_is_not_needed_predicts_nothing(personal: bool) -> None:
+def test_nothing_is_predicted_if_it_is_not_needed(personal: bool) -> None:
     looked = []
 
     def watched(server: Tree, own: Tree, x: Tree) -> Array:
@@ -220,7 +220,7 @@ def test_the_loss_and_the_score_may_be_those_of_a_regression(personal: bool) -> 
     assert_equal((scores.score[1], scores.loss[1]), (np.float32(0), np.float32(0)))
 
 
-def test_evaluate_refuses_empty_batches_and_rows_that_are_none() -> None:
+def test_evaluate_refuses_empty_batches_and_rows_out_of_range() -> None:
     evaluate = functools.partial(evaluation.evaluate, algorithm(False), state())
     with pytest.raises(ValueError, match="batch_size=0: must be an integer of at least 1"):
         evaluate(FEDERATION, batch_size=0)

@@ -11,7 +11,7 @@ import pytest
 
 import federations as tiny
 from federations import assert_close, assert_equal, plain
-from fedjax_inv import clients, local, missing, models, objectives, rounds, tree
+from fedjax_inv import devices, local, missing, models, objectives, rounds, tree
 from fedjax_inv.algorithms import fedavg, fedbn, fl_games, scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
@@ -51,7 +51,7 @@ def algorithm(rule: str = "reuse", **arguments: Any) -> Algorithm:
 def program(made: Algorithm, width: int = 2) -> Any:
     return jax.jit(
         lambda state, schedule: rounds.run(
-            made, state, schedule, held(), axis=clients.chunked(width)
+            made, state, schedule, held(), axis=devices.chunked(width)
         )
     )
 
@@ -177,7 +177,7 @@ def taking_turns() -> Algorithm:
     (exchange,) = made.exchanges
 
     def echo(visit: Visit) -> Reply:
-        return Reply(visit.own, visit.prompt, {})
+        return Reply(visit.own, visit.undelayed_message, {})
 
     def attends(server: Any, who: Array, round: Array) -> Array:
         return (who + round) % 2 == 0
@@ -187,7 +187,7 @@ def taking_turns() -> Algorithm:
         client=echo,
         aggregate=missing.aggregators.mean(),
         update=lambda server, mean, cohort: server._replace(side=mean),
-        prompt=lambda server: server.variables.params.head["w"],
+        broadcast_undelayed=lambda server: server.variables.params.head["w"],
         blank=None,
     )
 

@@ -11,7 +11,7 @@ from fedjax_inv import permutation
 from fedjax_inv.permutation import Permutation
 from fedjax_inv.types import Array
 
-# Per tail of each of a hundred chi-squares: a sound permutation fails two in 10^6 seeds.
+# For each tail of a hundred chi-squares: a sound permutation fails for two of 10^6 seeds.
 LEVEL = 1e-8
 CLIENTS, EPOCHS = 2**15, 2
 
@@ -22,7 +22,7 @@ def images(permutations: Permutation, positions: Array, size: Array) -> Array:
 
 
 def federation(seed: int, clients: int, epochs: int) -> Permutation:
-    """[clients, epochs, ...], keyed as local training does: by client, then by epoch."""
+    """Draw permutations [clients, epochs, ...] with keys as in local training."""
 
     def of_client(client: Array) -> Permutation:
         key = jax.random.fold_in(jax.random.key(seed), client)
@@ -34,13 +34,13 @@ def federation(seed: int, clients: int, epochs: int) -> Permutation:
 
 @pytest.fixture(scope="module")
 def drawn() -> Permutation:
-    """[CLIENTS * EPOCHS, ...], the epochs of a client next to each other."""
+    """Return permutations [CLIENTS * EPOCHS, ...]; the epochs of a client are adjacent."""
     draws = federation(0, CLIENTS, EPOCHS)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draws)
 
 
 def assert_uniform(outcomes: np.ndarray, possible: int) -> None:
-    """Each of the possible outcomes, given as numbers or as rows, is drawn equally often."""
+    """Assert that each possible outcome (a number or a row) is drawn equally often."""
     rows = outcomes.reshape(len(outcomes), -1).astype(np.int64)
     counts = np.bincount(rows @ (1 + rows.max()) ** np.arange(rows.shape[1]))
     counts = counts[counts > 0]

@@ -1,4 +1,4 @@
-"""Many runs as one program, from arrays and without a flag, as a notebook has it."""
+"""Many runs as one program, from arrays and without a flag, as in a notebook."""
 
 import functools
 from typing import Any
@@ -11,8 +11,8 @@ import pytest
 
 from federations import assert_close, assert_equal, plain
 from fedjax_inv import (
-    clients,
     communication,
+    devices,
     evaluation,
     local,
     models,
@@ -25,6 +25,7 @@ from fedjax_inv.algorithms.erm import erm
 from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.program import one_run
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Tree
 
 C, K, T = 4, 3, 2  # clients, classes, rounds of a segment
@@ -62,24 +63,24 @@ def dataset() -> Dataset:
 
 @functools.cache
 def world() -> tuple[Any, dict[int, federation.Split]]:
-    """The examples on the device, and a split of each seed: two domains train, one is held out."""
-    given = dataset()
-    data = federation.examples(given.x, given.y)
+    """Return the examples and a split of each seed: two domains train, one is held out."""
+    whole = dataset()
+    data = federation.examples(whole.x, whole.y)
 
-    def deal(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-        """A small and a large client of each domain."""
-        of_domains = (rows[given.domain[rows] == domain] for domain in range(2))
+    def partition(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        """Return the rows of a small and a large client of each domain."""
+        of_domains = (rows[whole.domain[rows] == domain] for domain in range(2))
         return [part for mine in of_domains for part in np.split(rng.permutation(mine), [5])]
 
     splits = {
-        seed: federation.split(given, data, deal, held_out="south", seed=seed, validation=0.3)
+        seed: federation.split(whole, data, partition, held_out="south", seed=seed, validation=0.3)
         for seed in SEEDS
     }
     return data, splits
 
 
 def schedule(key: Array) -> Cohort:
-    """Of two segments: three clients a round, some of which drop out."""
+    """Return a schedule of two segments: three clients a round, some of which drop out."""
     drop = jax.random.fold_in(key, 0)
     return schedules.dropout(schedules.sampled(key, C, 3, 2 * T), drop, 0.2)
 
@@ -89,7 +90,7 @@ EXPERIMENT = program.Experiment(MODEL, algorithm, num_groups=2, thresholds=(2.0,
 
 @functools.cache
 def inputs() -> program.Inputs:
-    """Everything is looked at after each round; the first threshold is met in round T."""
+    """Return inputs of which all examples are watched; the first threshold is met in round T."""
     return program.inputs(
         RUNS,
         world()[1],
@@ -101,7 +102,7 @@ def inputs() -> program.Inputs:
 
 @functools.cache
 def cohorts() -> Cohort:
-    """Of all runs and both segments."""
+    """Return the cohorts of all runs and both segments."""
     return plain(program.cohorts(schedule, inputs()))
 
 
@@ -109,44 +110,46 @@ def segment(index: int) -> Cohort:
     return jax.tree.map(lambda a: a[:, index * T : (index + 1) * T], cohorts())
 
 
-def trained(made: program.Program, given: program.Inputs) -> list[Tree]:
-    """The training and the outcome after each of two segments, on the host."""
+def trained(compiled: program.Program, inputs: program.Inputs) -> list[Tree]:
+    """Return the training and the outcome after each of two segments, on the host."""
     data, results = world()[0], []
-    training = made.init(data, given)
+    training = compiled.init(data, inputs)
     for index in range(2):
-        training, outcome = made.segment(data, given, training, segment(index))
+        training, outcome = compiled.segment(data, inputs, training, segment(index))
         results.append(plain((training, outcome)))
     return results
 
 
 @functools.cache
-def made() -> program.Program:
+def compiled() -> program.Program:
     return program.make(EXPERIMENT)
 
 
 @functools.cache
 def result() -> list[Tree]:
-    return trained(made(), inputs())
+    return trained(compiled(), inputs())
 
 
-def federation_of(holdings: program.Holdings, run: int) -> Federation:
-    return Federation(world()[0], *(leaf[run] for leaf in holdings))
+def federation_of(shards: devices.ClientShards, run: int) -> Federation:
+    return Federation(world()[0], *(leaf[run] for leaf in shards))
 
 
 def test_an_evaluation_is_an_outcome_of_no_rounds() -> None:
-    """Of a state it tells what the segment did that ended with it, and leaves it as it is."""
+    """It reports the same of a state as the segment that ended with it, and does not change it."""
     data = world()[0]
-    training, outcome = made().segment(data, inputs(), made().init(data, inputs()), segment(0))
+    training, outcome = compiled().segment(
+        data, inputs(), compiled().init(data, inputs()), segment(0)
+    )
     expected, before = plain(outcome), plain(training)
-    told = plain(made().evaluate(data, inputs(), training))
-    assert told.metrics == {}
-    assert told.attended.shape == (R, 0, expected.attended.shape[-1])
-    assert told.broken.shape == (R, 0)
-    assert {name: leaf.shape for name, leaf in told.watched.items()} == {
+    found = plain(compiled().evaluate(data, inputs(), training))
+    assert found.metrics == {}
+    assert found.attended.shape == (R, 0, expected.attended.shape[-1])
+    assert found.broken.shape == (R, 0)
+    assert {name: leaf.shape for name, leaf in found.watched.items()} == {
         name: (R, 0) for name in expected.watched
     }
     for name in ("valid", "test", "stops", "gradients", "detailed"):
-        assert_close(getattr(told, name), getattr(expected, name), rtol=1e-5)
+        assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5)
     assert_equal(plain(training), before)
 
 
@@ -174,17 +177,17 @@ def test_an_outcome_is_of_every_run_round_and_group() -> None:
 
 
 def test_every_run_is_what_it_is_alone() -> None:
-    """By `rounds.run` and `evaluation.evaluate` on its own split, network, cohorts and numbers."""
+    """`rounds.run` and `evaluation.evaluate`, with the run's own inputs, give the same."""
     data, splits = world()
-    start = plain(made().init(data, inputs()))
+    start = plain(compiled().init(data, inputs()))
 
     @jax.jit
     def alone(hyper: Tree, state: rounds.State, cohorts: Cohort, everybody: Tree) -> Tree:
         train, valid, test = everybody
-        state, reports = rounds.run(algorithm(hyper), state, cohorts, train, axis=clients.vmapped())
+        state, reports = rounds.run(algorithm(hyper), state, cohorts, train, axis=devices.vmapped())
         scores = [
-            evaluation.evaluate(algorithm(hyper), state, held, seen=seen)
-            for held, seen in ((train, True), (valid, True), (test, False))
+            evaluation.evaluate(algorithm(hyper), state, examples, seen=seen)
+            for examples, seen in ((train, True), (valid, True), (test, False))
         ]
         return state, reports, scores
 
@@ -220,13 +223,15 @@ def test_every_run_is_what_it_is_alone() -> None:
         classes = [of_test[y[of_test] == label] for label in range(K)]
         shards = federation.parts_of(federation.test_shards(split, K, run.seed))
         assert set(np.concatenate(shards)) <= set(of_test)
-        for told, parts in zip(outcome.detailed, (classes, shards), strict=True):
-            assert told.size.tolist() == [len(rows) for rows in parts]
-            np.testing.assert_allclose(told.score, [hits[rows].mean() for rows in parts], rtol=1e-5)
+        for of_parts, parts in zip(outcome.detailed, (classes, shards), strict=True):
+            assert of_parts.size.tolist() == [len(rows) for rows in parts]
+            np.testing.assert_allclose(
+                of_parts.score, [hits[rows].mean() for rows in parts], rtol=1e-5
+            )
 
 
 def test_runs_differ_by_their_seed_and_their_numbers() -> None:
-    start = plain(made().init(world()[0], inputs()))
+    start = plain(compiled().init(world()[0], inputs()))
     by_seed = [run.seed for run in RUNS]
     weights = start.state.server.variables.params.head["w"]
     for one in range(R):
@@ -245,10 +250,12 @@ def test_runs_differ_by_their_seed_and_their_numbers() -> None:
 
 
 def test_one_run_at_a_time_and_all_clients_at_once() -> None:
-    """Nor does what is watched change a run; without, there are arrays of no elements."""
-    experiment, given = EXPERIMENT._replace(thresholds=()), inputs()._replace(watched=None)
-    made = program.make(experiment, client_chunk=0, run_chunk=1)
-    for (training, outcome), (state, expected) in zip(trained(made, given), result(), strict=True):
+    """Runs do not depend on chunks, nor on what is watched."""
+    experiment, changed = EXPERIMENT._replace(thresholds=()), inputs()._replace(watched=None)
+    compiled = program.make(experiment, client_chunk=0, run_chunk=1)
+    for (training, outcome), (state, expected) in zip(
+        trained(compiled, changed), result(), strict=True
+    ):
         assert_close(training.state, state.state)
         assert outcome.watched == {}
         assert outcome.stops.round.shape == (R, 0)
@@ -257,23 +264,23 @@ def test_one_run_at_a_time_and_all_clients_at_once() -> None:
 
 
 def halving(round: Array) -> Array:
-    """A rate's factor in a round."""
+    """Return the factor of a rate in a round."""
     return 0.5 ** round.astype(jnp.float32)
 
 
 def test_a_scheduled_rate_is_that_of_its_round() -> None:
-    """As of rounds run one by one, each with its rate as an input; runs and segments go on."""
-    data, given = world()[0], inputs()._replace(watched=None, detailed=None)
+    """The same as rounds run one by one, each with its rate as an input."""
+    data, changed = world()[0], inputs()._replace(watched=None, detailed=None)
     bare = EXPERIMENT._replace(thresholds=())
     scheduled = program.make(bare._replace(schedules={"learning_rate": halving}))
-    whole = trained(scheduled, given)[-1][0].state.server
-    made = program.make(bare)
-    training = made.init(data, given)
+    whole = trained(scheduled, changed)[-1][0].state.server
+    compiled = program.make(bare)
+    training = compiled.init(data, changed)
     for t in range(2 * T):
-        rates = given.hyper["learning_rate"] * 0.5**t
-        at_t = given._replace(hyper=given.hyper | {"learning_rate": rates})
+        rates = changed.hyper["learning_rate"] * 0.5**t
+        at_t = changed._replace(hyper=changed.hyper | {"learning_rate": rates})
         cohort = jax.tree.map(lambda a, t=t: a[:, t : t + 1], cohorts())
-        training, _ = made.segment(data, at_t, training, cohort)
+        training, _ = compiled.segment(data, at_t, training, cohort)
     assert_equal(whole, plain(training.state.server))
     (moved,) = jax.tree.leaves(whole.variables.params)
     (constant,) = jax.tree.leaves(result()[-1][0].state.server.variables.params)
@@ -281,7 +288,7 @@ def test_a_scheduled_rate_is_that_of_its_round() -> None:
 
 
 def test_a_schedule_of_clients_of_one_step_is_one_of_the_server() -> None:
-    """Of FedAvg with sgd, whose update is the product of both rates and of the gradient."""
+    """An update of FedAvg with sgd is the product of both rates and of the gradient."""
 
     def averaged(hyper: Any) -> Algorithm:
         client, server = hyper["learning_rate"], hyper["server_learning_rate"]
@@ -289,42 +296,44 @@ def test_a_schedule_of_clients_of_one_step_is_one_of_the_server() -> None:
         return fedavg(MODEL, work, server_optimizer=optax.sgd(server))
 
     runs = program.grid(SEEDS[:2], learning_rate=(0.3,), server_learning_rate=(0.7,))
-    given = program.inputs(runs, world()[1])
+    run_inputs = program.inputs(runs, world()[1])
     drawn = jax.tree.map(lambda a: a[:2], cohorts())
     ends = []
     for name in ("learning_rate", "server_learning_rate"):
-        made = program.make(
+        compiled = program.make(
             program.Experiment(MODEL, averaged, num_groups=2, schedules={name: halving})
         )
-        training, _ = made.segment(world()[0], given, made.init(world()[0], given), drawn)
+        training, _ = compiled.segment(
+            world()[0], run_inputs, compiled.init(world()[0], run_inputs), drawn
+        )
         ends.append(plain(training.state.server.variables))
     assert_close(*ends)
 
 
-def test_metrics_of_several_exchanges_have_their_numbers_but_for_the_last_that_has_any() -> None:
+def test_metrics_of_several_exchanges_have_their_index_except_for_the_last() -> None:
     present = jnp.array([[True, False, True], [False, False, False]])
     size = jnp.array([[1, 5, 3]] * 2)
 
     def report(**metrics: Array) -> rounds.Report:
         return rounds.Report(metrics, present, present, size)
 
-    told = jnp.array([[2.0, jnp.nan, 6.0]] * 2)
+    values = jnp.array([[2.0, jnp.nan, 6.0]] * 2)
     expected = np.array([(1 * 2 + 3 * 6) / 4, np.nan], np.float32)
     for reports, names in (
-        ([report(a=told), report(a=told, b=told)], {"0.a", "a", "b"}),
-        ([report(a=told), report(), report(a=told), report()], {"0.a", "a"}),
+        ([report(a=values), report(a=values, b=values)], {"0.a", "a", "b"}),
+        ([report(a=values), report(), report(a=values), report()], {"0.a", "a"}),
         ([report()], set()),
     ):
-        means = program._mean_metrics(tuple(reports))
+        means = one_run._mean_metrics(tuple(reports))
         assert_equal(means, dict.fromkeys(names, expected))
 
 
 def test_in_chunks_and_ended_at_the_stop() -> None:
-    """Two runs at a time, of two clients at a time; the run stays as it was at the stop."""
+    """Two runs at a time, two clients at a time; a run stays as it was at its stop."""
     experiment = EXPERIMENT._replace(thresholds=(2.0,), end_at_stop=True)
-    made = program.make(experiment, client_chunk=2, run_chunk=2)
-    (ended, at_stop), (after, later) = trained(made, inputs())
-    # Until then it is the other program's.
+    compiled = program.make(experiment, client_chunk=2, run_chunk=2)
+    (ended, at_stop), (after, later) = trained(compiled, inputs())
+    # Until the stop, both programs give the same.
     training, expected = result()[0]
     assert_close(ended.state, training.state)
     only = jax.tree.map(lambda a: a[:, :1], expected.stops)
@@ -338,7 +347,7 @@ def test_in_chunks_and_ended_at_the_stop() -> None:
     )
 
 
-def test_a_stop_tells_the_scores_of_its_round() -> None:
+def test_a_stop_has_the_scores_of_its_round() -> None:
     (_, at_stop), (_, after) = result()
     # The first threshold is met as soon as T rounds are played, the second never.
     assert_equal(at_stop.stops.round, np.tile(np.int32([T, 0]), (R, 1)))
@@ -349,26 +358,26 @@ def test_a_stop_tells_the_scores_of_its_round() -> None:
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(unmet))
 
 
-def test_a_run_that_breaks_is_told_with_its_client_and_leaves_the_others_alone() -> None:
+def test_a_run_that_breaks_is_reported_and_leaves_the_others_alone() -> None:
     broken = 2
     rates = inputs().hyper["learning_rate"].at[broken].set(jnp.nan)
-    given = inputs()._replace(hyper={**inputs().hyper, "learning_rate": rates})
-    got = trained(made(), given)
+    changed = inputs()._replace(hyper={**inputs().hyper, "learning_rate": rates})
+    got = trained(compiled(), changed)
     others = np.arange(R) != broken
     for one, expected in zip(got, result(), strict=True):
         assert_equal(*(jax.tree.map(lambda a: a[others], each) for each in (one, expected)))
     first = cohorts().who[broken, 0][np.argmax(cohorts().present[broken, 0])]
     assert got[0][1].broken[broken, 0] == first
     assert np.isnan(got[0][1].metrics["loss"][broken, 1])
-    # Nobody asked for it to be dropped.
+    # It is dropped on demand only.
     assert np.isnan(got[0][0].state.server.variables.params.head["w"][broken]).all()
 
 
 def test_traffic_is_that_of_a_run() -> None:
     data, splits = world()
-    state = jax.tree.map(lambda leaf: leaf[0], made().init(data, inputs()).state)
+    state = jax.tree.map(lambda leaf: leaf[0], compiled().init(data, inputs()).state)
     (exchange,) = communication.traffic(algorithm(RUNS[0].hyper), state, splits[RUNS[0].seed].train)
-    assert made().traffic(data, inputs()) == [exchange.down + exchange.up]
+    assert compiled().traffic(data, inputs()) == [exchange.down + exchange.up]
 
 
 @pytest.mark.parametrize("count", [1, 7, 1000])
@@ -376,12 +385,12 @@ def test_watched_examples_are_the_first_of_every_client(count: int) -> None:
     splits = world()[1]
     watched = program.inputs(RUNS, splits, watch_examples=count).watched
     for index, run in enumerate(RUNS):
-        for held, whole in (
+        for watched_part, whole in (
             (watched.train, splits[run.seed].train),
             (watched.test, splits[run.seed].test),
         ):
             total = int(whole.size.sum())
-            parts = federation.parts_of(federation_of(held, index))
+            parts = federation.parts_of(federation_of(watched_part, index))
             for part, mine in zip(parts, federation.parts_of(whole), strict=True):
                 np.testing.assert_array_equal(part, mine[: len(part)])
                 share = min(1, count / total) * len(mine)
@@ -395,20 +404,20 @@ def squared(outputs: Array, y: Array, mask: Array) -> Array:
 
 
 def test_pooled_training_of_a_regression_on_a_split_of_ones_own() -> None:
-    """Targets that are no classes, a loss and a score of one's own, a federation of one client."""
+    """Real-valued targets, another loss and score, a federation of one client."""
     rng = np.random.default_rng(0)
     data = federation.examples(*(rng.normal(size=(30, n)).astype(np.float32) for n in (4, 2)))
     rows = rng.permutation(30)
 
-    def held(*cuts: int) -> Federation:
+    def clients(*cuts: int) -> Federation:
         return federation.of_parts(
             data, np.split(rows[cuts[0] : cuts[-1]], np.array(cuts[1:-1]) - cuts[0])
         )
 
     split = federation.Split(
-        held(0, 7, 7, 16),
-        held(16, 19, 22, 24),
-        held(24, 30),
+        clients(0, 7, 7, 16),
+        clients(16, 19, 22, 24),
+        clients(24, 30),
         np.array([-1] * 3),
         np.array([-1]),
         (),
@@ -422,16 +431,16 @@ def test_pooled_training_of_a_regression_on_a_split_of_ones_own() -> None:
     experiment = program.Experiment(
         model, pooled_training, pooled=True, loss=squared, score=lambda *a: -squared(*a)
     )
-    made = program.make(experiment)
-    given = program.inputs(runs, {0: split}, pooled=True)
-    training = made.init(data, given)
+    compiled = program.make(experiment)
+    run_inputs = program.inputs(runs, {0: split}, pooled=True)
+    training = compiled.init(data, run_inputs)
     begun = plain(training.state.server.variables.params.head["w"])
-    everybody = program.cohorts(lambda key: schedules.everyone(1, 3), given)
-    training, outcome = made.segment(data, given, training, everybody)
+    everybody = program.cohorts(lambda key: schedules.everyone(1, 3), run_inputs)
+    training, outcome = compiled.segment(data, run_inputs, training, everybody)
     x, y = (np.asarray(leaf, np.float64) for leaf in data)
     for index, run in enumerate(runs):
         w = begun[index].astype(np.float64)
-        for _ in range(3):  # gradient descent on all that the clients hold
+        for _ in range(3):  # gradient descent on the examples of all clients
             w -= (
                 run.hyper["learning_rate"]
                 * 2
@@ -466,15 +475,23 @@ def test_groups_are_domains_or_everybody() -> None:
         (
             [program.Run(3, {"a": 1.0}), program.Run(1, {"b": 1.0})],
             {},
-            r"runs: set \['b'\] and \['a'\], must set the same",
+            r"runs: must all set the same hyperparameters, not \['b'\] and \['a'\]",
         ),
-        (program.grid((3, 4)), {}, "splits: has none for seed 4"),
+        (program.grid((3, 4)), {}, "splits: has none for seed 4, must have one for each seed"),
         (RUNS, {"watch_examples": -1}, "watch_examples=-1: must be an integer of at least 0"),
     ],
 )
 def test_inputs_that_do_not_fit_are_one_line(runs: list, options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=f"^{words}$"):
         program.inputs(runs, world()[1], **options)
+
+
+def test_gradients_of_an_algorithm_without_a_network_are_refused() -> None:
+    experiment = EXPERIMENT._replace(
+        algorithm=lambda hyper: algorithm(hyper)._replace(network=None), watch_gradients=True
+    )
+    with pytest.raises(ValueError, match=r"^watch_gradients=True: must be False for an algorithm"):
+        program.make(experiment).evaluate.lower(world()[0], inputs(), result()[0][0])
 
 
 @pytest.mark.parametrize("chunk", ["client_chunk", "run_chunk"])

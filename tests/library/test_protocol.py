@@ -1,12 +1,12 @@
-"""What every algorithm must pass, for every configuration in the table of `federations`.
+"""The laws that every algorithm must pass, in every configuration of `federations.TABLE`.
 
 Compiling takes nearly all of the time, so each configuration has four programs, each traced once:
 the start of two seeds; a round, one client after the other; a run of three rounds on several lanes,
-three clients at a time; a run of all rounds over four devices. Each test compares what they give.
+three clients at a time; a run of all rounds over four devices. Each test compares their results.
 
-Equal means bit for bit, where it is the same program on the same numbers. Otherwise sums are taken
-in another order, and `assert_close` allows what that does to float32: its docstring says how much,
-and how to tell it from a law that is broken.
+Equal means bit for bit if the same program runs on the same numbers. Otherwise sums are in another
+order, and `assert_close` allows the rounding errors of float32: its docstring says how large they
+are, and how to distinguish them from a broken law.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import federations
 from federations import TABLE, Config, assert_close, assert_equal, plain
-from fedjax_inv import algorithms, averaging, clients, local, rounds, tree
+from fedjax_inv import algorithms, averaging, devices, local, rounds, tree
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Shard, Tree, Variables
 
 Result = tuple[rounds.State, tuple[rounds.Report, ...]]
@@ -48,13 +48,13 @@ class Lane(NamedTuple):
 
 
 def once(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`fn` as a program that may be traced once."""
+    """Return `fn` jitted, as a program that may be traced once."""
     chex.clear_trace_counter()  # which counts by the name of the function
     return jax.jit(chex.assert_max_traces(fn, n=1), **options)
 
 
 class Case:
-    """One configuration, its programs, and what several of its tests share, on the host."""
+    """One configuration, its programs, and the results that its tests share, on the host."""
 
     def __init__(self, name: str, config: Config) -> None:
         self.name, self.config = name, config
@@ -67,7 +67,7 @@ class Case:
         }
 
         def step(state: rounds.State, cohort: Cohort, federation: Federation) -> Result:
-            axis = clients.chunked(1)
+            axis = devices.chunked(1)
             return rounds.step(
                 self.algorithm, state, cohort, federation, axis=axis, drop_nonfinite=True
             )
@@ -76,7 +76,7 @@ class Case:
             def one(lane: Lane) -> Result:
                 algorithm = federations.build(name, config, **lane.numbers)
                 return rounds.run(
-                    algorithm, lane.state, lane.schedule, federation, axis=clients.chunked(3)
+                    algorithm, lane.state, lane.schedule, federation, axis=devices.chunked(3)
                 )
 
             return jax.vmap(one)(lanes)
@@ -117,7 +117,7 @@ class Case:
         return plain(self.drawn[1])
 
     def restored(self, saved: rounds.State) -> rounds.State:
-        """What `plain` has saved of a state, or of several stacked, in buffers of its own."""
+        """Return a state, or several stacked ones, in new buffers, from `plain` ones."""
 
         def leaf(saved: np.ndarray, like: Array) -> Array:
             is_key = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
@@ -132,7 +132,7 @@ class Case:
 
     @cached_property
     def steps(self) -> list[Result]:
-        """What each round gives, one after the other: all else is compared with this."""
+        """The results of the rounds played one by one: all others are compared with these."""
         return self.steps_from(tree.take(self.starts, 0), 0)
 
     def steps_from(self, start: rounds.State, first: int) -> list[Result]:
@@ -150,7 +150,7 @@ class Case:
 
     @cached_property
     def lanes(self) -> dict[str, Lane]:
-        """The run of `steps`, and others that must be it, or must not."""
+        """The run of `steps`, and runs that must equal it, or must not."""
         start, other = (tree.take(self.starts, seed) for seed in range(2))
         undelayed = self.schedule._replace(delay=np.zeros_like(self.schedule.delay))
         halves = {
@@ -178,19 +178,19 @@ class Case:
     ) -> dict[str, Result]:
         """All lanes in the order of `names`, in two segments; carry: of the state between them."""
         lanes: Lane = jax.tree.map(lambda *leaves: np.stack(leaves), *map(self.lanes.get, names))
-        state, told = self.restored(lanes.state), []
+        state, parts = self.restored(lanes.state), []
         for half in (slice(0, SEGMENT), slice(SEGMENT, None)):
             schedule = jax.tree.map(lambda leaf, half=half: leaf[:, half], lanes.schedule)
             now = lanes._replace(state=carry(state), schedule=schedule)
             state, reports = self.segment(federation or self.federation, now)
-            told.append(plain(reports))
-        together = jax.tree.map(lambda *leaves: np.concatenate(leaves, 1), *told)
+            parts.append(plain(reports))
+        together = jax.tree.map(lambda *leaves: np.concatenate(leaves, 1), *parts)
         return {name: tree.take((plain(state), together), i) for i, name in enumerate(names)}
 
     def turn(self, exchange: int, who: int) -> rounds.State:
-        """The latest state of the run, in a round in which a client attends an exchange.
+        """Return the latest state of the run, with a round in which a client attends an exchange.
 
-        The next one, or one of the first rounds where an exchange is theirs.
+        That is a following round, or one of the first rounds if only those have the exchange.
         """
         for state in reversed(self.stops):
             now = int(state.round)
@@ -211,7 +211,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def per_client(schedule: Cohort, reports: tuple[rounds.Report, ...]) -> list[Tree]:
-    """Reports [T, S] as [T, C]: wherever a client sat; zeros where it has nothing to say."""
+    """Return reports [T, S] as [T, C], whatever the slots of clients; zeros if absent."""
     rounds_, slots = np.nonzero(schedule.present)
     who = np.asarray(schedule.who)[rounds_, slots]
     shape = (len(schedule.who), NUM_CLIENTS)
@@ -222,7 +222,7 @@ def per_client(schedule: Cohort, reports: tuple[rounds.Report, ...]) -> list[Tre
         return by_client
 
     for report in reports:
-        # Nobody is present in a slot that the schedule leaves empty, or says that it failed.
+        # In a slot that the schedule leaves empty nobody is present, and nothing is nonfinite.
         assert not (report.present & ~schedule.present).any()
         assert (report.finite | schedule.present).all()
     return [
@@ -239,7 +239,7 @@ def per_client(schedule: Cohort, reports: tuple[rounds.Report, ...]) -> list[Tre
 def assert_same_run(
     case: Case, result: Result, schedule: Cohort | None = None, *, expected: Result | None = None
 ) -> None:
-    """`result`, under a schedule that may be laid out otherwise, is the run of the case."""
+    """Assert that `result`, whose schedule may have other slots, is the run of the case."""
     state, reports = expected or case.result
     schedule = case.schedule if schedule is None else schedule
     assert_close(result[0], state)
@@ -252,7 +252,7 @@ def largest_difference(first: Tree, second: Tree) -> float:
 
 
 def rearranged(schedule: Cohort, seed: int) -> Cohort:
-    """The slots of each round in another order."""
+    """Return the schedule with the slots of each round in another order."""
     shape = schedule.who.shape
     order = np.random.default_rng(seed).permuted(
         np.tile(np.arange(shape[1]), (shape[0], 1)), axis=1
@@ -262,7 +262,7 @@ def rearranged(schedule: Cohort, seed: int) -> Cohort:
 
 
 def with_empty_slots(schedule: Cohort) -> Cohort:
-    """Two empty slots more, strewn among the others; they name clients that may attend."""
+    """Insert two empty slots among the others; they name clients that may attend."""
     num_rounds = len(schedule.who)
     empty = Cohort(
         np.tile(np.array([3, 0], np.int32), (num_rounds, 1)),
@@ -273,8 +273,8 @@ def with_empty_slots(schedule: Cohort) -> Cohort:
     return rearranged(together, 3)
 
 
-def test_no_algorithm_dodges_the_table() -> None:
-    """A file with a factory of its own name is listed, no other is, and each is configured."""
+def test_all_algorithms_are_in_the_table() -> None:
+    """A file is listed if it has a factory of its own name, and all in the list are configured."""
     names = {module.name for module in pkgutil.iter_modules(algorithms.__path__)}
     modules = {name: importlib.import_module(f"{algorithms.__name__}.{name}") for name in names}
     assert set(algorithms.LISTED) == {name for name in names if hasattr(modules[name], name)}
@@ -283,7 +283,7 @@ def test_no_algorithm_dodges_the_table() -> None:
 
 
 def test_the_run_moves_everything_and_delays_matter(case: Case) -> None:
-    """Otherwise the tests below would compare nothing with nothing."""
+    """Otherwise the tests below could not fail."""
     state, reports = case.result
     start = case.stops[0]
     assert largest_difference(start.server, state.server) > 1e-2
@@ -293,10 +293,10 @@ def test_the_run_moves_everything_and_delays_matter(case: Case) -> None:
     chex.assert_tree_all_finite((state, [report.metrics for report in reports]))
 
 
-def test_those_take_part_who_are_sent_have_examples_and_attend(case: Case) -> None:
+def test_clients_take_part_if_scheduled_with_examples_and_attending(case: Case) -> None:
     _, reports = case.result
     attending = [
-        # Before the round: an algorithm whose first exchange decides on its second needs more.
+        # By the server before the round: no first exchange decides who attends the second.
         plain(case.attending(stop.server, np.int32(t)))
         for t, stop in enumerate(case.stops[:-1])
     ]
@@ -314,18 +314,20 @@ def test_a_run_in_chunks_is_a_loop_of_steps(case: Case) -> None:
 
 
 def test_a_run_on_devices_with_empty_slots_on_bytes_is_a_loop_of_steps(case: Case) -> None:
-    """Each device vmaps the slots of its own clients, which do not divide evenly, and keeps their
-    states alone; images are 8-bit here alone."""
+    """Each device vmaps the slots of its own clients, whose states alone it has.
+
+    The clients do not divide evenly. Only this test has 8-bit images.
+    """
     mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
     schedule = with_empty_slots(case.schedule)
 
     def on_device(state: rounds.State, schedule: Cohort, federation: Federation) -> Result:
-        axis = clients.owned("clients")
+        axis = devices.owned("clients")
         return rounds.run(case.algorithm, state, schedule, federation, axis=axis)
 
     whole: Any = PartitionSpec()
     lies = rounds.State(whole, PartitionSpec("clients"), whole, whole, whole)
-    run = jax.jit(clients.over(mesh, on_device, (lies, whole, whole), (lies, whole)))
+    run = jax.jit(devices.over(mesh, on_device, (lies, whole, whole), (lies, whole)))
     start = case.restored(case.stops[0])
 
     def padded(leaf: Array) -> Array:
@@ -333,8 +335,8 @@ def test_a_run_on_devices_with_empty_slots_on_bytes_is_a_loop_of_steps(case: Cas
 
     start = start._replace(clients=jax.tree.map(padded, start.clients))
     state, reports = plain(run(start, schedule, federations.federation()))
-    kept = jax.tree.map(lambda leaf: leaf[:NUM_CLIENTS], state.clients)
-    assert_same_run(case, (state._replace(clients=kept), reports), schedule)
+    states = jax.tree.map(lambda leaf: leaf[:NUM_CLIENTS], state.clients)
+    assert_same_run(case, (state._replace(clients=states), reports), schedule)
 
 
 def test_the_order_of_slots_does_not_matter(case: Case) -> None:
@@ -349,10 +351,10 @@ def test_others_rows_and_their_order_do_not_matter(case: Case) -> None:
     assert_equal(case.run(list(case.lanes), federation=relaid), case.results)
 
 
-def test_lanes_do_not_look_at_each_other(case: Case) -> None:
-    """So that seeds and numbers, which may be traced, can be vmapped over."""
+def test_lanes_do_not_affect_each_other(case: Case) -> None:
+    """So seeds and numbers, which may be traced, can be vmapped over."""
     names = list(case.lanes)
-    # Each name on the lane of another one, so that what changes changes on another lane.
+    # Each run on the lane of another run, so that its changes are on another lane.
     turned = case.run(names[1:] + names[:1])
     for name, lane in case.lanes.items():
         result, expected = turned[name], case.results[name]
@@ -365,16 +367,16 @@ def test_lanes_do_not_look_at_each_other(case: Case) -> None:
 
 
 def test_stop_and_resume_is_bit_identical(case: Case) -> None:
-    """Through the host, as a checkpoint goes, between segments of a run and between steps."""
+    """Through the host, as with a checkpoint, between segments of a run and between steps."""
     resumed = case.run(list(case.lanes), carry=lambda state: case.restored(plain(state)))
     assert_equal(resumed, case.results)
     assert_equal(case.steps_from(case.stops[SEGMENT], SEGMENT), case.steps[SEGMENT:])
 
 
 def test_a_state_can_be_donated(case: Case) -> None:
-    given = case.restored(case.stops[0])
-    case.step(given, tree.take(case.schedule, 0), case.federation)
-    assert any(leaf.is_deleted() for leaf in jax.tree.leaves(given.server))
+    start = case.restored(case.stops[0])
+    case.step(start, tree.take(case.schedule, 0), case.federation)
+    assert any(leaf.is_deleted() for leaf in jax.tree.leaves(start.server))
 
 
 @pytest.mark.parametrize("present", [[], [NO_EXAMPLE]], ids=["nobody", "nobody with examples"])
@@ -382,7 +384,7 @@ def test_an_unattended_round_is_the_identity(case: Case, present: list[int]) -> 
     who = [4, 3, 1, 2, 0]
     cohort = federations.cohort(who, [client in present for client in who])
     for index in range(len(case.algorithm.exchanges)):
-        # Were NO_EXAMPLE absent for another reason, it would not be tested.
+        # A round that NO_EXAMPLE attends, so that its lack of examples is the reason.
         before = case.turn(index, NO_EXAMPLE)
         after, reports = case.one_step(before, cohort)
         assert_equal((after.server, after.clients), (before.server, before.clients))
@@ -421,7 +423,7 @@ def test_a_client_that_uploads_nan_is_reported_and_treated_as_absent(case: Case)
 
 
 def test_nothing_is_mutated_and_numbers_may_be_traced(case: Case) -> None:
-    """Traced in a closure, so that a dict that is changed in place is the caller's own."""
+    """Traced in a closure, so that a dict changed in place would be the caller's."""
     start = case.restored(case.stops[0])
     variables = jax.tree.map(jnp.array, tree.take(plain(case.drawn[0]), 0))
     cohort = tree.take(case.schedule, 0)
@@ -431,16 +433,16 @@ def test_nothing_is_mutated_and_numbers_may_be_traced(case: Case) -> None:
     def trace(numbers: dict[str, Array]) -> Any:
         algorithm = federations.build(case.name, case.config, **numbers)
         case.init(algorithm, variables, 0)
-        return rounds.step(algorithm, start, cohort, case.federation, axis=clients.chunked(1))
+        return rounds.step(algorithm, start, cohort, case.federation, axis=devices.chunked(1))
 
     jax.eval_shape(trace, case.numbers)
     assert_equal(inputs, before)
 
 
 class Unfused:
-    """An algorithm's rounds, without fusion.
+    """The rounds of an algorithm, compiled without fusion.
 
-    Fusion may take sums in another order when there is something else to fuse them with.
+    Fusion may change the order of sums if there are other operations to fuse them with.
     """
 
     def __init__(self, name: str, model: Model, arguments: dict[str, Any]) -> None:
@@ -455,7 +457,7 @@ class Unfused:
             return rounds.init(algorithm, variables, federation, key, history=federations.HISTORY)
 
         def step(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Tree]:
-            axis = clients.vmapped()
+            axis = devices.vmapped()
             # Deltas travel in the last exchange.
             state, (*_, report) = rounds.step(algorithm, state, cohort, federation, axis=axis)
             own = algorithm.init_client(state.server, jnp.int32(0))
@@ -466,10 +468,10 @@ class Unfused:
         options = {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion"}
         program, state = jax.jit(step, compiler_options=options), start(jax.random.key(0))
         schedule = plain(federations.schedule())
-        self.told = []  # each round's server, losses and predictions
+        self.rounds: list[Tree] = []  # server, losses and predictions after each round
         for t in range(len(schedule.who)):
-            state, told = program(state, tree.take(schedule, t))
-            self.told.append(plain(told))
+            state, results = program(state, tree.take(schedule, t))
+            self.rounds.append(plain(results))
 
 
 @cache
@@ -511,22 +513,22 @@ def test_reduces_to_fedavg_bit_for_bit(
     name: str, model: Callable[[], Model], arguments: dict[str, Any]
 ) -> None:
     expected, got = fedavg_unfused(model), Unfused(name, model(), arguments)
-    assert_equal(got.told, expected.told)
+    assert_equal(got.rounds, expected.rounds)
 
 
 def test_scaffold_is_fedavg_until_its_variates_are_set() -> None:
     expected = fedavg_unfused(federations.mlp)
     got = Unfused("scaffold", federations.mlp(), {"weighting": "size"})
-    assert_equal(got.told[0], expected.told[0])
-    assert largest_difference(got.told[1], expected.told[1]) > 1e-3
+    assert_equal(got.rounds[0], expected.rounds[0])
+    assert largest_difference(got.rounds[1], expected.rounds[1]) > 1e-3
 
 
 def test_fedcfa_is_fedavg_until_it_has_averages() -> None:
     expected = fedavg_unfused(federations.mlp)
     arguments = {"top_k": 3, "rows": 2, "chunk": 3, "decorrelation_weight": 0.0}
     got = Unfused("fedcfa", federations.mlp(), arguments)
-    assert_equal(got.told[0], expected.told[0])
-    assert largest_difference(got.told[1], expected.told[1]) > 1e-3
+    assert_equal(got.rounds[0], expected.rounds[0])
+    assert largest_difference(got.rounds[1], expected.rounds[1]) > 1e-3
 
 
 def test_a_larger_capacity_of_a_full_batch_changes_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The engine, on toy algorithms that record what they were given."""
+"""The engine, on toy algorithms that record their arguments."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import federations
 from federations import assert_equal
-from fedjax_inv import aggregators, clients, local, rounds, tree
+from fedjax_inv import aggregators, devices, local, rounds, tree
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -32,13 +32,13 @@ from fedjax_inv.types import (
 FEDERATION = federations.in_floats(federations.federation())
 C = federations.NUM_CLIENTS
 NAN, INFINITE = 3, 2  # clients
-# What a client uploads beside what it heard, as one array: it makes smaller programs.
+# The numbers that a client uploads beside the message, in one array: this makes programs smaller.
 NUMBERS = ("key", "mine", "rounds", "round", "delay", "who", "start", "size")
 Result = tuple[rounds.State, tuple[rounds.Report, ...]]
 
 
 def toy(*exchanges: Exchange) -> Algorithm:
-    """The server is a number and what it received last; a client counts its rounds."""
+    """The server has a number and the last uploads; a client counts its rounds."""
     return Algorithm(
         lambda setup: (jnp.float32(0), setup.variables),
         lambda server, who: {"who": who, "rounds": jnp.int32(0)},
@@ -48,7 +48,7 @@ def toy(*exchanges: Exchange) -> Algorithm:
 
 
 def client(visit: Visit) -> Reply:
-    """Uploads all of the visit, reports how much it may work on, counts its turns."""
+    """Upload the whole visit, report the number of examples, count turns."""
     own = {**visit.own, "rounds": visit.own["rounds"] + 1}
     numbers = {
         "key": jax.random.bits(visit.key).astype(jnp.int32),
@@ -65,7 +65,7 @@ def client(visit: Visit) -> Reply:
 
 
 def exchange(**replaced: Any) -> Exchange:
-    """Broadcasts the number, uploads the visit, counts the rounds."""
+    """Broadcast the number, upload the visit, count the rounds."""
 
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
         return server[0] + 1, {"stack": aggregated, "cohort": cohort}
@@ -75,7 +75,7 @@ def exchange(**replaced: Any) -> Exchange:
 
 
 def empty(num_slots: int) -> Tree:
-    """What the server holds before it received anything."""
+    """Return the uploads of a server that has received none."""
     zero = jnp.zeros(num_slots, jnp.int32)
     upload = {"heard": jnp.float32(0), "numbers": jnp.zeros(len(NUMBERS), jnp.int32)}
     return {
@@ -85,7 +85,7 @@ def empty(num_slots: int) -> Tree:
 
 
 def count_only(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
-    """An update that leaves what the server recorded as it is."""
+    """Count a round, and leave the recorded uploads as they are."""
     return server[0] + 1, server[1]
 
 
@@ -96,9 +96,9 @@ def start(make: Callable[[], Algorithm], num_slots: int = C, history: int = 1) -
 
 @functools.cache
 def program(make: Callable[[], Algorithm], drop_nonfinite: bool) -> Callable[..., Any]:
-    """A jitted round of the algorithm that `make` makes."""
+    """Return a jitted round of the algorithm that `make` returns."""
     algorithm = make()
-    axis = clients.chunked(2)
+    axis = devices.chunked(2)
 
     def step(state: rounds.State, cohort: Cohort) -> Result:
         return rounds.step(
@@ -116,7 +116,7 @@ def steps(
     drop_nonfinite: bool = False,
     history: int = 1,
 ) -> list[Result]:
-    """The state and the reports after each round, on the host."""
+    """Return the state and the reports after each round, on the host."""
     step = program(make, drop_nonfinite)
     if state is None:
         state = start(make, schedule.who.shape[1], history)
@@ -128,7 +128,7 @@ def steps(
 
 
 def received(state: rounds.State) -> dict[int, dict[str, Any]]:
-    """What each client that was present uploaded."""
+    """Return the upload of each client that was present."""
     stack: aggregators.Stack = state.server[1]["stack"]
     numbers, heard = stack.values["numbers"].tolist(), stack.values["heard"].tolist()
     return {
@@ -143,7 +143,7 @@ def one() -> Algorithm:
 
 
 def two(recorded: int) -> Algorithm:
-    """Two exchanges, of which one is recorded."""
+    """Return an algorithm of two exchanges that records one of them."""
     exchanges = [exchange(update=count_only)] * 2
     exchanges[recorded] = exchange()
     return toy(*exchanges)
@@ -153,23 +153,23 @@ TWO = [functools.partial(two, recorded) for recorded in range(2)]
 
 
 def full() -> Cohort:
-    """The schedule with everybody present."""
+    """Return the schedule with all clients present."""
     schedule = federations.schedule()
     return schedule._replace(present=jnp.ones_like(schedule.present))
 
 
 def once(who: list[int], present: list[bool] | None = None) -> Cohort:
-    """A schedule of one round."""
+    """Return a schedule of one round."""
     return jax.tree.map(lambda a: a[None], federations.cohort(who, present))
 
 
 @pytest.mark.parametrize("history", [1, 2])
-def test_a_step_is_traced_once_as_it_returns_what_it_takes(history: int) -> None:
+def test_a_step_is_traced_once_because_it_returns_the_shapes_that_it_takes(history: int) -> None:
     algorithm, traces = one(), []
 
     def step(state: rounds.State, cohort: Cohort) -> rounds.State:
         traces.append(1)
-        return rounds.step(algorithm, state, cohort, FEDERATION, axis=clients.vmapped())[0]
+        return rounds.step(algorithm, state, cohort, FEDERATION, axis=devices.vmapped())[0]
 
     state, step = start(one, C, history), jax.jit(step)
     for _ in range(3):
@@ -177,7 +177,7 @@ def test_a_step_is_traced_once_as_it_returns_what_it_takes(history: int) -> None
     assert len(traces) == 1
 
 
-def test_the_server_is_set_up_with_what_it_may_know() -> None:
+def test_the_server_gets_the_setup() -> None:
     setups: list[Setup] = []
 
     def init_server(setup: Setup) -> Tree:
@@ -202,7 +202,7 @@ def test_the_server_is_set_up_with_what_it_may_know() -> None:
 
 
 @pytest.mark.parametrize("history", [1, 3])
-def test_a_delayed_client_hears_the_broadcast_of_then(history: int) -> None:
+def test_a_delayed_client_receives_the_broadcast_of_its_delay(history: int) -> None:
     schedule = federations.schedule()
     schedule = schedule._replace(present=schedule.present.at[2, 1].set(True))  # attend all rounds
     schedule = schedule._replace(delay=schedule.delay + (schedule.who == 4) * 3)
@@ -211,31 +211,33 @@ def test_a_delayed_client_hears_the_broadcast_of_then(history: int) -> None:
         late = np.minimum(schedule.delay[t], min(history - 1, t))
         delay = dict(zip(schedule.who[t].tolist(), late.tolist(), strict=True))
         for who, upload in received(state).items():
-            # The number that is broadcast is the round's.
+            # The broadcast is the number of the round.
             assert upload["heard"] == t - delay[who]
-            # A visit tells how late it is, not how late the schedule would have it.
+            # A visit has the delay of its message, which may be shorter than the schedule's.
             assert upload["delay"] == delay[who]
         assert_equal(state.server[1]["cohort"].delay, late.astype(np.int32))
 
 
-def prompted() -> Algorithm:
-    """Clients upload what they hear and what they are prompted with; the server counts rounds."""
+def undelayed() -> Algorithm:
+    """Clients upload the difference of both messages; the server counts rounds."""
 
     def answer(visit: Visit) -> Reply:
         reply = client(visit)
-        return reply._replace(upload={**reply.upload, "heard": visit.prompt - visit.message})
+        return reply._replace(
+            upload={**reply.upload, "heard": visit.undelayed_message - visit.message}
+        )
 
-    return toy(exchange(client=answer, prompt=lambda server: 10 * server[0]))
+    return toy(exchange(client=answer, broadcast_undelayed=lambda server: 10 * server[0]))
 
 
-def test_a_prompt_is_never_delayed() -> None:
+def test_an_undelayed_message_is_never_delayed() -> None:
     schedule = late(full(), 2)
-    for t, (state, _) in enumerate(steps(prompted, schedule, history=3)):
+    for t, (state, _) in enumerate(steps(undelayed, schedule, history=3)):
         heard = {upload["heard"] for upload in received(state).values()}
         assert heard == {10 * t - max(t - 2, 0)}
 
 
-def test_a_visit_is_of_its_client_and_its_round() -> None:
+def test_a_visit_has_its_client_and_its_round() -> None:
     schedule = full()
     for t, (state, _) in enumerate(steps(one, schedule)):
         uploads = received(state)
@@ -247,18 +249,18 @@ def test_a_visit_is_of_its_client_and_its_round() -> None:
             assert upload["size"] == federations.SIZES[who]
 
 
-def test_an_absent_client_has_nothing_to_work_on() -> None:
+def test_an_absent_client_gets_no_examples() -> None:
     present = [True, True, False, True, False]
     ((_, (report,)),) = steps(one, once([0, 1, 2, 3, 4], present))
     assert_equal(report.metrics["size"], np.array([4, 0, 0, 7, 0], np.int32))
     assert_equal(report.size, np.array(federations.SIZES, np.int32))
 
 
-def test_a_broadcast_that_nobody_heard_counts_as_a_round() -> None:
+def test_a_broadcast_that_nobody_received_counts_as_a_round() -> None:
     schedule = tree.take(federations.schedule(), slice(5))  # nobody attends round 2
     schedule = schedule._replace(delay=jnp.ones_like(schedule.delay))
     state, _ = steps(one, schedule, history=3)[-1]
-    # In rounds 2 and 3 the number was 2; round 4 hears what round 3 did.
+    # In rounds 2 and 3 the number was 2; round 4 receives the broadcast of round 3.
     assert {upload["heard"] for upload in received(state).values()} == {2}
     assert state.round == 5
 
@@ -270,11 +272,11 @@ def test_exchanges_follow_each_other_and_have_histories_of_their_own(recorded: i
     for t, (state, reports) in enumerate(results):
         assert len(reports) == 2
         assert state.server[0] == 2 * (t + 1)  # two updates a round
-        # The second exchange hears what the first has made; in the first round nobody is late.
+        # The second exchange receives the result of the first; in the first round nobody is late.
         expected = 2 * max(0, t - 1) + recorded
         uploads = received(state).values()
         assert {upload["heard"] for upload in uploads} == {expected}
-        # It sees what the client kept in the first.
+        # It sees the state that the client had after the first.
         assert {upload["rounds"] for upload in uploads} == {2 * t + recorded}
 
 
@@ -299,7 +301,7 @@ def test_the_keys_follow_the_run() -> None:
     assert len(set(keys)) == len(keys)
 
 
-def test_only_who_is_present_and_has_examples_counts() -> None:
+def test_only_clients_that_are_present_and_have_examples_count() -> None:
     schedule = federations.schedule()
     expected = np.zeros(C, np.int32)
     for t, (state, (report,)) in enumerate(steps(one, schedule)):
@@ -334,7 +336,7 @@ def test_slots_may_be_fewer_than_clients_and_an_empty_one_may_name_anybody(
 
 
 def taking_turns() -> Algorithm:
-    """Two exchanges: one of even clients in even rounds and of odd in odd, one of nobody."""
+    """Return two exchanges: even clients attend in even rounds, odd ones in odd; nobody."""
 
     def attends(server: Tree, who: Array, round: Array) -> Array:
         return (who + round) % 2 == 0
@@ -351,14 +353,14 @@ def test_attends_decides_for_each_client_and_round() -> None:
         assert set(np.asarray(full().who[t])[report.present]) == due
         assert_equal(state.server[1]["cohort"].present, report.present)
         assert (nobody.present.any(), nobody.finite.all()) == (False, True)
-        # The exchange of nobody has counted nothing, on the server or with a client.
+        # The exchange that nobody attends changes neither the server nor a client.
         assert state.server[0] == t + 1
         counts = [len(range(who % 2, t + 1, 2)) * (who != 1) for who in range(C)]
         assert_equal(state.clients["rounds"], np.array(counts, np.int32))
 
 
 def until_two() -> Algorithm:
-    """The server lets clients in until it has counted to 2."""
+    """Return an exchange that clients attend until the server has counted to 2."""
     return toy(exchange(attends=lambda server, who, round: server[0] < 2))
 
 
@@ -372,7 +374,7 @@ def test_an_exchange_that_nobody_attends_is_the_identity() -> None:
 
 
 def poisonous() -> Algorithm:
-    """Client NAN uploads a NaN, client INFINITE reports an infinity."""
+    """Return an algorithm in which client NAN uploads a NaN and INFINITE reports an infinity."""
 
     def poisoned(visit: Visit) -> Reply:
         reply = client(visit)
@@ -402,13 +404,13 @@ def test_a_round_of_nothing_but_nan_is_unattended() -> None:
     schedule = once(who, [client in (NAN, 1) for client in who])
     before = start(poisonous)
     ((after, (report,)),) = steps(poisonous, schedule, before, drop_nonfinite=True)
-    # Of who is absent nothing is told, whatever came of it.
+    # An absent client counts as finite, whatever it returned.
     assert_equal(report.finite, np.array([client != NAN for client in who]))
     assert_equal((after.server, after.clients), (before.server, before.clients))
 
 
-def test_who_holds_more_than_a_full_batch_is_reported() -> None:
-    """Rather than trained on a part; and dropped on demand like any client that diverges."""
+def test_a_client_with_more_examples_than_a_full_batch_is_reported() -> None:
+    """It is not trained on some of them, and is dropped on demand as a client that diverges."""
     work = local.full_batch(optax.sgd(1.0), capacity=4)
     variables = Variables(Halves(jnp.zeros(()), ()), Halves((), ()))
 
@@ -432,30 +434,30 @@ def test_who_holds_more_than_a_full_batch_is_reported() -> None:
         ),
         lambda server, own, x: x,
     )
-    step = functools.partial(rounds.step, algorithm, axis=clients.vmapped(), drop_nonfinite=True)
+    step = functools.partial(rounds.step, algorithm, axis=devices.vmapped(), drop_nonfinite=True)
     state, (report,) = jax.jit(step)(
         rounds.init(algorithm, variables, FEDERATION, jax.random.key(0)),
         federations.cohort([0, 1, 2, 3, 4]),
         FEDERATION,
     )
-    # Of 4, 0, 1, 7 and 5 examples.
+    # The clients have 4, 0, 1, 7 and 5 examples.
     assert_equal(report.finite, np.array([True, True, True, False, False]))
     assert_equal(report.present, np.array([True, False, True, False, False]))
     assert state.server.params.body == 4 + 1
 
 
 def mixed() -> Algorithm:
-    """Each part of the upload has an aggregator of its own; the number is the mean client."""
+    """Each part of the upload has its own aggregator; the number is the mean index of clients."""
     parts = {"number": aggregators.mean(aggregators.uniform), "all": aggregators.stacked()}
 
-    def telling(visit: Visit) -> Reply:
+    def numbered(visit: Visit) -> Reply:
         reply = client(visit)
         return reply._replace(upload={"number": 1.0 * visit.shard.who, "all": reply.upload})
 
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
         return aggregated["number"], {"stack": aggregated["all"], "cohort": cohort}
 
-    return toy(exchange(client=telling, aggregate=parts, update=update))
+    return toy(exchange(client=numbered, aggregate=parts, update=update))
 
 
 def test_aggregators_may_be_a_tree() -> None:
@@ -466,7 +468,7 @@ def test_aggregators_may_be_a_tree() -> None:
 
 def test_run_stacks_the_reports_of_its_steps() -> None:
     schedule = federations.schedule()
-    run = functools.partial(rounds.run, one(), axis=clients.chunked(2))
+    run = functools.partial(rounds.run, one(), axis=devices.chunked(2))
     state, reports = run(start(one, C, 3), schedule, FEDERATION)
     looped = steps(one, schedule, history=3)
     assert_equal(state, looped[-1][0])
@@ -474,7 +476,7 @@ def test_run_stacks_the_reports_of_its_steps() -> None:
     assert_equal(reports, stacked)
 
 
-def test_a_state_can_be_donated_although_its_leaves_began_as_one_array() -> None:
+def test_a_state_can_be_donated_although_its_leaves_started_as_one_array() -> None:
     algorithm = one()._replace(
         init_server=lambda setup: (jnp.float32(0), {**setup.variables, "again": setup.variables})
     )
@@ -506,9 +508,9 @@ def test_a_schedule_that_does_not_fit_is_one_line(schedule: Cohort, words: str) 
     algorithm = one()
     state = start(one, 2, 2)
     for call in (
-        lambda: rounds.run(algorithm, state, schedule, FEDERATION, axis=clients.vmapped()),
+        lambda: rounds.run(algorithm, state, schedule, FEDERATION, axis=devices.vmapped()),
         lambda: rounds.step(
-            algorithm, state, tree.take(schedule, 0), FEDERATION, axis=clients.vmapped()
+            algorithm, state, tree.take(schedule, 0), FEDERATION, axis=devices.vmapped()
         ),
     ):
         with pytest.raises(ValueError, match=f"^schedule: {words}") as error:
@@ -516,9 +518,9 @@ def test_a_schedule_that_does_not_fit_is_one_line(schedule: Cohort, words: str) 
         assert "\n" not in str(error.value)
 
 
-def test_what_is_traced_cannot_be_looked_at_and_passes() -> None:
+def test_a_traced_schedule_is_not_checked() -> None:
     algorithm = one()
-    run = functools.partial(rounds.run, algorithm, axis=clients.vmapped())
+    run = functools.partial(rounds.run, algorithm, axis=devices.vmapped())
     state = start(one, 2, 2)
     for schedule, _ in MISTAKES:
         _, (report,) = jax.eval_shape(run, state, schedule, FEDERATION)
@@ -528,16 +530,16 @@ def test_what_is_traced_cannot_be_looked_at_and_passes() -> None:
 @pytest.mark.parametrize("sizes", [federations.SIZES[1:], (*federations.SIZES, 2)])
 def test_a_state_of_another_federation_is_one_line(sizes: tuple[int, ...]) -> None:
     algorithm, other = one(), federations.federation(sizes)
-    words = f"^federation: has {len(sizes)} clients, must have {C}, those that the state is of"
+    words = f"^federation: has {len(sizes)} clients, must have {C}, as the state has"
     for call in (rounds.step, rounds.run):
         cohort = federations.cohort([0, 1]) if call is rounds.step else once([0, 1])
         with pytest.raises(ValueError, match=words):
-            call(algorithm, start(one, 2), cohort, other, axis=clients.vmapped())
+            call(algorithm, start(one, 2), cohort, other, axis=devices.vmapped())
 
 
-def test_init_refuses_no_history_and_rows_that_are_none() -> None:
+def test_init_refuses_no_history_and_rows_out_of_range() -> None:
     with pytest.raises(ValueError, match="history=0: must be an integer of at least 1"):
         start(one, C, 0)
     beyond = FEDERATION._replace(size=FEDERATION.size.at[0].set(99))
-    with pytest.raises(ValueError, match=r"size=99 of client 0: must lie in"):
+    with pytest.raises(ValueError, match=r"start\[0\]=0: must lie, with size\[0\]=99, in the"):
         rounds.init(one(), empty(C), beyond, jax.random.key(0))

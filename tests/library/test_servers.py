@@ -26,7 +26,7 @@ def after(optimizer: optax.GradientTransformation) -> servers.Server:
         server = servers.init(optimizer, variables(PARAMS, 1.0), "beside")
         for i, delta in enumerate(DELTAS):
             server = servers.update(optimizer, server, variables(delta, 0.5 * i))
-        assert server.side == "beside"  # whatever else a method keeps there
+        assert server.side == "beside"  # the method's further state is left alone
         return server._replace(side=())
 
     return updated()

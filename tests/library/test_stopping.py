@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from fedjax_inv import stopping
 
-# Multiples of 1/8, so that a threshold may be met exactly, which is not below.
+# Multiples of 1/8, so that accuracies may equal a threshold; then they are not below it.
 EIGHTHS = st.integers(0, 8).map(lambda n: n / 8)
 
 
 def played(accuracies, thresholds, warm_start, above=False):
-    """The stops after a curve of accuracies; the score of a round is twice its accuracy."""
+    """Return the stops after a curve of accuracies; the score of a round is twice its accuracy."""
 
     def one(stops, at):
         num_rounds, accuracy = at
@@ -52,7 +52,7 @@ jitted = jax.jit(played, static_argnames="above")
 def test_each_threshold_stops_in_the_first_round_below_it(
     accuracies, thresholds, warm_start, above
 ):
-    """Or in the first round from it on."""
+    """Or, with `above`, in the first round that reaches it."""
     stops, ended = jax.tree.map(
         np.asarray, jitted(np.array(accuracies), np.array(thresholds), warm_start, above=above)
     )
@@ -73,20 +73,20 @@ def test_each_threshold_stops_in_the_first_round_below_it(
 
 
 @pytest.mark.parametrize("above", [False, True])
-def test_an_accuracy_of_nothing_stops_nothing(above):
+def test_a_nan_accuracy_stops_nothing(above):
     stops, ended = played([jnp.nan, jnp.nan], [0.9], 0, above)
     assert not stops.round.any()
     assert not ended.any()
 
 
-def test_without_thresholds_nothing_is_waited_for_and_nothing_ends():
+def test_without_thresholds_no_run_ends():
     stops, ended = played([0.5, 0.1], [], 0)
     assert stops.round.shape == (0,)
     assert not ended.any()
 
 
 @pytest.mark.parametrize("accuracy", [0.2, 0.9])
-def test_what_is_not_needed_is_told_so(accuracy):
+def test_measure_learns_whether_it_is_needed(accuracy):
     needed = []
     stopping.update(
         stopping.init(2, jnp.float32(0)),

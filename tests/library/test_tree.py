@@ -19,7 +19,7 @@ def test_take_and_put_follow_numpy(length: int, platform: str) -> None:
     rng, put = np.random.default_rng(length), jax.jit(lambda *args: tree.put(*args))
     for _ in range(10):
         old, new = a_tree(rng, length), a_tree(rng, 3)
-        # One past the end, and far beyond: written nowhere.
+        # An index one past the end, and one far beyond, write nothing.
         index = rng.permutation(np.concatenate([rng.permutation(length)[:2], [length, 99]])[:3])
         values = tree.take(new, slice(len(index)))
         expected = jax.tree.map(np.array, old)
@@ -65,7 +65,7 @@ def test_all_finite() -> None:
     for bad in (np.nan, np.inf, -np.inf):
         a = good["a"].copy()
         a[1, 2] = bad
-        # Beside others of its shape, before and behind it.
+        # Beside another leaf of its shape, before it and behind it.
         for where in ("a", "0", "z"):
             assert not all_finite({**good, where: a})
     assert tree.all_finite({})

@@ -141,11 +141,11 @@ def test_dropout_before_both_dense_layers_in_training_only() -> None:
         (lambda: models.alexnet(3, dropout=1.0), "dropout=1.0: must be a number in [0, 1)"),
         (
             lambda: tiny().init(KEY, images(2, 28, 28)),
-            "inputs: are (2, 28, 28), must be images [B, height, width, channels]",
+            "inputs=float32 (2, 28, 28): must be images [B, height, width, channels]",
         ),
         (
             lambda: tiny().init(KEY, images(2, 7, 28, 1)),
-            "inputs: are images (7, 28, 1), must be at least 8 pixels a side",
+            "inputs=float32 (2, 7, 28, 1): must be images of at least 8 pixels a side",
         ),
     ],
 )

@@ -71,12 +71,12 @@ def test_has_the_parameters_of_its_layers() -> None:
         (
             WIDTHS,
             (1, 8, 3, 1),
-            r"^inputs: are images \(8, 3, 1\), must be at least 4 pixels a side",
+            r"^inputs=float32 \(1, 8, 3, 1\): must be images of at least 4 pixels a side",
         ),
         (
             WIDTHS,
             (1, 8, 8),
-            r"^inputs: are \(1, 8, 8\), must be images \[B, height, width, channels\]",
+            r"^inputs=float32 \(1, 8, 8\): must be images \[B, height, width, channels\]",
         ),
     ],
 )

@@ -71,7 +71,7 @@ def test_gradients_are_the_same_however_much_padding_is_appended(weighed: bool) 
         return jax.grad(loss)(params)
 
     longer = np.pad(X, ((0, 0), (0, 3)))
-    both = [MODEL.inputs(jnp.asarray(x)) if weighed else x for x in (X, longer)]
+    both = [MODEL.mixable(jnp.asarray(x)) if weighed else x for x in (X, longer)]
     short, long = (gradient(VARIABLES.params, x) for x in both)
     jax.tree.map(partial(assert_close, atol=1e-6), short, long)
     assert not vectors_of(VARIABLES._replace(params=long))[0].any()
@@ -84,7 +84,7 @@ def test_a_text_of_padding_alone_is_the_zero_state() -> None:
 
 
 def test_weights_of_words_are_embedded_as_mixtures() -> None:
-    weights = MODEL.inputs(jnp.asarray(X))
+    weights = MODEL.mixable(jnp.asarray(X))
     assert weights.shape == (*X.shape, VOCABULARY)
     assert_close(logits(MODEL, VARIABLES, weights), logits(MODEL, VARIABLES, X), atol=1e-6)
     np.testing.assert_array_equal(weights.argmax(-1), X)
@@ -98,7 +98,7 @@ def test_weights_of_words_are_embedded_as_mixtures() -> None:
 
 def test_mixing_weights_of_words_is_mixing_their_vectors() -> None:
     """FedMix's loss through the words' weights is that of a network that is given the vectors."""
-    weights = MODEL.inputs(jnp.asarray(X))
+    weights = MODEL.mixable(jnp.asarray(X))
     table = jnp.asarray(vectors_of(VARIABLES)).at[0].set(0)
     of_vectors = models.lstm(CLASSES, vocabulary=DEPTH + 1, embedding=DEPTH, widths=WIDTHS)
     body = VARIABLES.params.body["blocks_0"] | {"embedding": jnp.eye(DEPTH + 1)[:, 1:]}
@@ -151,7 +151,7 @@ def test_wrong_arguments_are_told(change: dict, message: str) -> None:
     "x", [np.zeros((2, 5), np.float32), np.zeros((2, 5, 4), np.int32), np.zeros((2, 8, 8, 1))]
 )
 def test_inputs_must_be_words(x: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"^inputs: are .*must be words, integers \[B, T\]"):
+    with pytest.raises(ValueError, match=r"^inputs=\w+ \(.*\): must be words, integers \[B, T\]"):
         jax.eval_shape(MODEL.init, jax.random.key(0), x)
-    with pytest.raises(ValueError, match=r"^inputs: are .*must be words, integers \[B, T\]"):
-        MODEL.inputs(x)
+    with pytest.raises(ValueError, match=r"^inputs=\w+ \(.*\): must be words, integers \[B, T\]"):
+        MODEL.mixable(x)

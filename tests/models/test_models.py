@@ -429,7 +429,7 @@ LINEAR, SEQUENTIAL = federations.Linear(3), nn.Sequential([nn.Dense(3), nn.Dense
         ),
         (
             lambda: models.mlp(3, widths=5),
-            "widths=int64 (): must be integers with ndim=1",
+            "widths=5: must be integers with ndim=1",
         ),
         (lambda: models.mlp(3, norm="layer"), "norm='layer': must be one of none, batch"),
         (lambda: models.mlp(3, norm=None), "norm=None: must be one of none, batch"),
@@ -495,7 +495,7 @@ def test_impossible_networks_are_refused(make: Callable[[], Model], message: str
 
 
 def test_images_without_channels_are_refused() -> None:
-    message = r"^inputs: are \(2, 8, 8\), must be images \[B, height, width, channels\]"
+    message = r"^inputs=float32 \(2, 8, 8\): must be images \[B, height, width, channels\]"
     with pytest.raises(ValueError, match=message):
         models.cnn(3).init(KEY, images((8, 8)))
 
@@ -568,7 +568,9 @@ def test_the_cnn_of_leaf_has_its_size_and_factors(
 def test_the_cnn_of_leaf_tells_what_it_cannot_take() -> None:
     with pytest.raises(ValueError, match=r"must be images \[B, height, width, channels"):
         jax.eval_shape(models.leaf_cnn(2).init, KEY, np.zeros((2, 28, 28)))
-    with pytest.raises(ValueError, match=r"^inputs: are \(2, 1, 4, 32\) before .* at least 2"):
+    with pytest.raises(
+        ValueError, match=r"^inputs=float32 \(2, 1, 4, 32\): .* at least 2 .* before"
+    ):
         jax.eval_shape(models.leaf_cnn(2).init, KEY, np.zeros((2, 3, 8, 1)))
     with pytest.raises(ValueError, match=r"^cut=4: must be"):
         models.leaf_cnn(2, cut=4)

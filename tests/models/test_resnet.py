@@ -11,7 +11,7 @@ import pytest
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import clients, local, models, rounds
+from fedjax_inv import devices, local, models, rounds
 from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.models import FrozenBatchNorm, GroupNorm
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
@@ -150,7 +150,7 @@ def test_nothing_of_a_frozen_norm_moves_in_a_federation() -> None:
     algorithm = fedavg(model, local.epochs(optimizer, batch_size=4))
     cohort = federations.cohort(list(range(data.num_clients)))
     state = rounds.init(algorithm, randomised(model, data.data.x[:1]), data, KEY)
-    axis = clients.chunked(1)
+    axis = devices.chunked(1)
     after, _ = jax.jit(lambda s: rounds.step(algorithm, s, cohort, data, axis=axis))(state)
     before, now = state.server.variables, after.server.variables
     assert len(jax.tree.leaves(before.stats)) == 4 * 20
@@ -210,6 +210,6 @@ def test_impossible_networks_are_refused(arguments, message: str) -> None:
 
 
 def test_images_without_channels_are_refused() -> None:
-    message = r"^inputs: are \(2, 8, 8\), must be images \[B, height, width, channels\]"
+    message = r"^inputs=float32 \(2, 8, 8\): must be images \[B, height, width, channels\]"
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(tiny().init, KEY, noise(0, 2, 8, 8))

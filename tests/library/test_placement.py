@@ -1,4 +1,4 @@
-"""What devices hold of the examples and of clients' states: their own, of which nothing is lost."""
+"""Each device gets the examples and states of its own clients, and none is lost."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 import federations
 from benchmarks import hlo
-from fedjax_inv import clients, communication, local, models, rounds, schedules
+from fedjax_inv import communication, devices, local, models, rounds, schedules
 from fedjax_inv.algorithms import scaffold
-from fedjax_inv.shares import Common, Holdings, Layout
+from fedjax_inv.devices import ClientShards, Layout, SharedExamples, owner
 from fedjax_inv.types import Examples, Federation
 
 RUNS = 2
@@ -23,8 +23,8 @@ def mesh(num_devices: int) -> jax.sharding.Mesh:
     return jax.make_mesh((num_devices,), ("clients",), axis_types=(AxisType.Auto,))
 
 
-def holdings(kind: Any, sizes: list[list[int]], num_examples: int) -> Any:
-    """Of some examples, in another order in each run, amid rows of nobody."""
+def shards(kind: Any, sizes: list[list[int]], num_examples: int) -> Any:
+    """Return shards of the examples, in another order in each run, amid rows of no shard."""
     rng = np.random.default_rng(0)
     size = np.array(sizes)
     start = 2 + np.cumsum(size + 1, axis=1) - size - 1
@@ -33,46 +33,45 @@ def holdings(kind: Any, sizes: list[list[int]], num_examples: int) -> Any:
     return kind(*(jnp.asarray(leaf, jnp.int32) for leaf in (order, start, size)))
 
 
-def rows(held: Any, run: int, client: int) -> np.ndarray:
-    order, start, size = (np.asarray(leaf)[run] for leaf in held)
+def rows(of: Any, run: int, client: int) -> np.ndarray:
+    order, start, size = (np.asarray(leaf)[run] for leaf in of)
     return order[start[client] : start[client] + size[client]]
 
 
 @pytest.mark.parametrize("num_devices", [2, 3, 4])
-def test_each_device_holds_what_its_own_clients_need(num_devices: int) -> None:
+def test_each_device_gets_the_examples_of_its_own_clients(num_devices: int) -> None:
     num_examples = 60
     x = {"image": np.arange(num_examples * 2.0).reshape(-1, 2), "id": np.arange(num_examples)}
     data = Examples(jax.tree.map(jnp.asarray, x), jnp.arange(num_examples) % 7)
-    train = holdings(Holdings, [[4, 0, 1, 7, 5], [1, 1, 0, 9, 0]], num_examples)
-    test = holdings(Common, [[6], [3]], num_examples)
-    classes = holdings(Common, [[2, 5], [0, 9]], num_examples)
+    train = shards(ClientShards, [[4, 0, 1, 7, 5], [1, 1, 0, 9, 0]], num_examples)
+    test = shards(SharedExamples, [[6], [3]], num_examples)
+    classes = shards(SharedExamples, [[2, 5], [0, 9]], num_examples)
     inputs = {"train": train, "test": test, "classes": classes, "seed": jnp.arange(RUNS)}
     layout = Layout(mesh(num_devices), own=True)
-    dealt, mine = layout.dealt(data, inputs)
-    share = -(-5 // num_devices)
+    placed, mine = layout.place(data, inputs)
     for device in range(num_devices):
-        (held,) = (
+        (local,) = (
             shard.data[0]
-            for shard in dealt.x["id"].addressable_shards
+            for shard in placed.x["id"].addressable_shards
             if shard.device == layout.mesh.devices[device]
         )
-        for leaf in (dealt.x["image"][device][:, 0] / 2, dealt.x["id"][device]):
-            np.testing.assert_array_equal(leaf, held)
-        np.testing.assert_array_equal(dealt.y[device], held % 7)
+        for leaf in (placed.x["image"][device][:, 0] / 2, placed.x["id"][device]):
+            np.testing.assert_array_equal(leaf, local)
+        np.testing.assert_array_equal(placed.y[device], local % 7)
 
-        def ids(name: str, run: int, client: int, device: int = device, held: Any = held) -> Any:
+        def ids(name: str, run: int, client: int, device: int = device, local: Any = local) -> Any:
             of_device = mine[name]._replace(order=mine[name].order[device])
-            return np.asarray(held)[rows(of_device, run, client)]
+            return np.asarray(local)[rows(of_device, run, client)]
 
         needed = set()
         for run in range(RUNS):
-            for client in range(device * share, min(5, (device + 1) * share)):
+            for client in np.flatnonzero(owner(np.arange(5), 5, num_devices) == device):
                 np.testing.assert_array_equal(ids("train", run, client), rows(train, run, client))
                 needed |= {*rows(train, run, client).tolist()}
-            for name, common in (("test", test), ("classes", classes)):
-                number = common.size.shape[1]
+            for name, shared in (("test", test), ("classes", classes)):
+                number = shared.size.shape[1]
                 for client in range(number):
-                    whole = rows(common, run, client)
+                    whole = rows(shared, run, client)
                     cut = (
                         len(whole) * device // num_devices,
                         len(whole) * (device + 1) // num_devices,
@@ -80,17 +79,17 @@ def test_each_device_holds_what_its_own_clients_need(num_devices: int) -> None:
                     part = ids(name, run, device * number + client)
                     np.testing.assert_array_equal(part, whole[slice(*cut)])
                     needed |= {*part.tolist()}
-        # What is more only fills up.
-        assert {*np.asarray(held).tolist()} <= needed | {0}
+        # Other rows only fill up.
+        assert {*np.asarray(local).tolist()} <= needed | {0}
     np.testing.assert_array_equal(mine["seed"], inputs["seed"])
 
 
-def test_whole_holdings_are_whole_on_every_device() -> None:
+def test_all_examples_lie_on_every_device() -> None:
     data = Examples(jnp.arange(6.0), jnp.arange(6))
-    inputs = {"train": holdings(Holdings, [[2, 3]], 6)}
-    dealt, mine = Layout(mesh(4), own=False).dealt(data, inputs)
-    assert len(dealt.x.sharding.device_set) == 4
-    assert all(shard.data.shape == (6,) for shard in dealt.x.addressable_shards)
+    inputs = {"train": shards(ClientShards, [[2, 3]], 6)}
+    placed, mine = Layout(mesh(4), own=False).place(data, inputs)
+    assert len(placed.x.sharding.device_set) == 4
+    assert all(shard.data.shape == (6,) for shard in placed.x.addressable_shards)
     np.testing.assert_array_equal(mine["train"].order, inputs["train"].order)
 
 
@@ -98,16 +97,16 @@ def test_whole_holdings_are_whole_on_every_device() -> None:
 def test_states_come_back_from_devices_as_they_were(num_clients: int) -> None:
     layout = Layout(mesh(4), own=True)
     states = {"own": jnp.arange(RUNS * num_clients * 3.0).reshape(RUNS, num_clients, 3)}
-    placed = layout.of_stored(states)
+    placed = layout.place_clients(states)
     assert placed["own"].addressable_shards[0].data.shape == (RUNS, -(-num_clients // 4), 3)
-    back = layout.to_store(placed, num_clients)
+    back = layout.gather_clients(placed, num_clients)
     np.testing.assert_array_equal(back["own"], states["own"])
-    shapes = layout.to_store(jax.eval_shape(lambda: placed), num_clients)
+    shapes = layout.gather_clients(jax.eval_shape(lambda: placed), num_clients)
     assert shapes["own"].shape == states["own"].shape
 
 
 def test_devices_exchange_the_upload_once_and_no_clients_state() -> None:
-    """Each client of SCAFFOLD keeps a network; 8 of 8 attend."""
+    """Each client of SCAFFOLD has a network as its state; 8 of 8 attend."""
     federation = federations.federation((8,) * 8)
     model = models.mlp(federations.NUM_CLASSES, widths=(64,))
     algorithm = scaffold.scaffold(model, local.epochs(optax.sgd(0.1), batch_size=8))
@@ -117,9 +116,9 @@ def test_devices_exchange_the_upload_once_and_no_clients_state() -> None:
     lies = rounds.State(whole, PartitionSpec("clients"), whole, whole, whole)
 
     def run(*arguments: Any) -> Any:
-        return rounds.run(algorithm, *arguments, axis=clients.owned("clients"))
+        return rounds.run(algorithm, *arguments, axis=devices.owned("clients"))
 
-    on_all = jax.jit(clients.over(mesh(4), run, (lies, whole, whole), (lies, whole)))
+    on_all = jax.jit(devices.over(mesh(4), run, (lies, whole, whole), (lies, whole)))
     compiled = on_all.lower(state, schedules.everyone(8, 2), federation).compile()
     read = hlo.Program(compiled.as_text() or "")
     (sent,) = communication.traffic(algorithm, state, Federation(*federation))

@@ -1,0 +1,27 @@
+"""Which device owns a client: of k devices and C clients, device d owns the d-th block of clients.
+
+All blocks have ceil(C / k) clients but the last ones, which may have fewer or none.
+"""
+
+from typing import TypeVar
+
+import numpy as np
+
+from fedjax_inv.types import Array
+
+T = TypeVar("T", int, Array, np.ndarray)
+
+
+def clients_per_device(num_clients: int, num_devices: int) -> int:
+    """Return the size of a block, ceil(C / k)."""
+    return -(-num_clients // num_devices)
+
+
+def first_client(device: T, num_clients: int, num_devices: int) -> T:
+    """Return the first client of a device's block; C or more if the block is empty."""
+    return device * clients_per_device(num_clients, num_devices)
+
+
+def owner(client: T, num_clients: int, num_devices: int) -> T:
+    """Return the device that owns a client."""
+    return client // clients_per_device(num_clients, num_devices)

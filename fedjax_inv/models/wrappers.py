@@ -1,0 +1,143 @@
+"""Models made from another model: with other inputs, or another type to compute in."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Apply, Array, Model, Tree
+
+
+def unit_range(x: Array) -> Array:
+    """Return 8-bit images scaled to [0, 1] float32, and any other array unchanged."""
+    return x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x
+
+
+def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
+    """Return the model with `render` before it: stored inputs -> the model's own inputs."""
+
+    def encode(
+        params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
+    ) -> tuple[Tree, Tree]:
+        return model.encode(params, stats, render(x), mask, train, key)
+
+    return Model(lambda key, x: model.init(key, render(x)), encode, model.decode)
+
+
+def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
+    """Return the model on stored trees that `render` turns into images, and on images.
+
+    Args:
+      model: a model on images.
+      render: a stored tree -> images.
+
+    Returns:
+      A model that takes a single array for images that are rendered already, such as averages of
+      them, and does not render it again.
+    """
+
+    def preprocess(x: Tree, /) -> Tree:
+        is_rendered = jax.tree_util.treedef_is_leaf(jax.tree.structure(x))
+        return x if is_rendered else render(x)
+
+    return rendered(model, preprocess)._replace(preprocess=preprocess)
+
+
+def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Model:
+    """Return the model with (x - mean) / std as inputs.
+
+    Args:
+      model: a model on inputs [B, ..., C].
+      mean: [C] the mean of each channel, where 8-bit images have been scaled to [0, 1].
+      std: [C] the standard deviation of each channel.
+
+    Returns:
+      The model on inputs x [B, ..., C].
+
+    Raises:
+      UsageError: for an std that is not above 0, and if mean and std have different lengths.
+    """
+    finite = partial(checks.number, allowed="that is finite", is_allowed=lambda number: True)
+    positive = partial(checks.number, allowed="above 0", is_allowed=lambda number: number > 0)
+    checks.each("mean", mean, finite)
+    checks.each("std", std, positive)
+    if len(mean) != len(std):
+        raise UsageError("std", tuple(std), f"must be as long as mean, {len(mean)}")
+    shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    return rendered(model, lambda x: (unit_range(x) - shift) / scale)
+
+
+def computed_in(model: Model, dtype: str) -> Model:
+    """Return the model that computes in another floating type, in which matrix units are fast.
+
+    Parameters, statistics, the features at the cut and the outputs stay float32, and so do losses,
+    gradients and optimizers. Normalisation layers compute their means in float32.
+
+    Args:
+      model: any model.
+      dtype: "bfloat16", "float16" or "float32".
+
+    Returns:
+      The model.
+
+    Raises:
+      UsageError: for another type.
+    """
+    checks.one_of("dtype", dtype, ("float32", "bfloat16", "float16"))
+
+    def cast(tree: Tree, to: str) -> Tree:
+        def leaf(value: Array) -> Array:
+            return value.astype(to) if jnp.issubdtype(value.dtype, jnp.floating) else value
+
+        return jax.tree.map(leaf, tree)
+
+    def half(run: Apply) -> Apply:
+        def apply(
+            params: Tree,
+            stats: Tree,
+            x: Tree,
+            mask: Array,
+            train: bool,
+            key: Array | None = None,
+            /,
+        ) -> tuple[Tree, Tree]:
+            x = cast(jax.tree.map(unit_range, x), dtype)
+            return cast(run(cast(params, dtype), stats, x, mask, train, key), "float32")
+
+        return apply
+
+    return model._replace(encode=half(model.encode), decode=half(model.decode))
+
+
+def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
+    """Return the model that trains on augmented inputs, and is unchanged in evaluation mode.
+
+    Args:
+      model: any model.
+      augment: (x [B, ...], key) -> augmented x, such as `data.augment.augment`; 8-bit images arrive
+        scaled to [0, 1]. It must treat each example by itself, as batches are padded with arbitrary
+        examples. Every step has a key of its own.
+
+    Returns:
+      The model.
+
+    Raises:
+      UsageError: when it trains without a key.
+    """
+
+    def encode(
+        params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
+    ) -> tuple[Tree, Tree]:
+        if not train:
+            return model.encode(params, stats, x, mask, train, key)
+        if key is None:
+            raise UsageError("key", key, "must be given to train a model that augments")
+        augment_key, key = jax.random.split(key)
+        x = augment(jax.tree.map(unit_range, x), augment_key)
+        return model.encode(params, stats, x, mask, train, key)
+
+    return model._replace(encode=encode)

@@ -1,0 +1,227 @@
+"""The inputs of a program, computed on the host: the runs, and the examples of each run.
+
+Axis letter: R runs.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation as federations
+from fedjax_inv.data.federation import Split
+from fedjax_inv.devices import ClientShards, SharedExamples
+from fedjax_inv.types import Array, Cohort, Federation, Tree, Variables
+
+T = TypeVar("T", ClientShards, SharedExamples)
+
+
+class Run(NamedTuple):
+    """One training run: what may differ within a program."""
+
+    seed: int  # of network, minibatches and cohorts
+    hyper: dict[str, float]
+
+
+class Watched(NamedTuple):
+    """The examples that are evaluated after every round."""
+
+    train: ClientShards
+    test: SharedExamples
+    warm_start: Array  # [R] int32, rounds before a stop
+
+
+class Detailed(NamedTuple):
+    """The test examples, split in two other ways."""
+
+    by_class: SharedExamples  # "client" k has the examples of class k
+    shards: ClientShards  # client c has some, in the proportions of its training classes
+
+
+class Inputs(NamedTuple):
+    """The inputs in which the R runs of a program differ."""
+
+    hyper: dict[str, Array]  # each [R]
+    seed: Array  # [R]
+    train: ClientShards
+    valid: ClientShards
+    test: SharedExamples
+    group: Array  # [R, C] int32, the group of each validation client
+    watched: Watched | None = None
+    variables: Variables | None = None  # [R, ...] networks to start from; None: drawn by the seed
+    detailed: Detailed | None = None
+
+
+def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
+    """Return a run for every combination of values, and of each combination one for every seed.
+
+    Args:
+      seeds: the seeds of each combination.
+      **hyper: the values of each hyperparameter, by its name.
+    """
+    combinations = itertools.product(*hyper.values())
+    return [
+        Run(seed, dict(zip(hyper, values, strict=True)))
+        for values in combinations
+        for seed in seeds
+    ]
+
+
+def inputs(
+    runs: Sequence[Run],
+    splits: Mapping[int, Split],
+    *,
+    pooled: bool = False,
+    watch_examples: int = 0,
+    warm_start: Callable[[np.ndarray], int] = lambda sizes: 0,
+    variables: Mapping[int, Variables] | None = None,
+    num_classes: int = 0,
+) -> Inputs:
+    """Return the inputs of R runs.
+
+    Args:
+      runs: the runs, all with the same names of hyperparameters.
+      splits: a split for each seed, all of one data set and with one number of clients.
+      pooled: whether training is on the pooled examples of all clients.
+      watch_examples: about how many training examples of all clients, and about how many test
+        examples, are evaluated after every round. With 0 there are none, and a run never stops.
+      warm_start: (sizes of the training clients [C]) -> rounds before a stop.
+      variables: the networks to start from, by seed; by default they are drawn.
+      num_classes: K of the data if evaluations also report the scores of the test examples class by
+        class and in the proportions of each client's classes; 0 if not.
+
+    Returns:
+      The inputs, each leaf with a leading R.
+
+    Raises:
+      UsageError: if there is no run, if hyperparameters of runs have different names, or if a seed
+        has no split.
+    """
+    if not runs:
+        raise UsageError("runs", [], "must hold at least one run")
+    names = set(runs[0].hyper)
+    for run in runs:
+        if set(run.hyper) != names:
+            raise UsageError(
+                "runs",
+                ...,
+                f"must all set the same hyperparameters, not {sorted(run.hyper)} and "
+                f"{sorted(names)}",
+            )
+        if run.seed not in splits:
+            raise UsageError(
+                "splits", ..., f"has none for seed {run.seed}, must have one for each seed"
+            )
+    checks.integer("watch_examples", watch_examples, 0)
+    # First a split of each seed, then of each run: seeds are few and splits are large.
+    seeds = list(dict.fromkeys(run.seed for run in runs))
+    which = np.array([seeds.index(run.seed) for run in runs])
+    stacked = federations.stack([splits[seed] for seed in seeds])
+
+    def of_clients(of_seeds: Sequence[Tree]) -> ClientShards:
+        # On the host, where nothing is compiled for it.
+        return ClientShards(*(jnp.asarray(np.asarray(leaf)[which]) for leaf in of_seeds))
+
+    def shared(of_seeds: Sequence[Tree]) -> SharedExamples:
+        return SharedExamples(*of_clients(of_seeds))
+
+    train = of_clients(stacked.train[1:])
+    if pooled:
+        singles = [federations.pooled(splits[seed].train)[1:] for seed in seeds]
+        train = of_clients([np.stack(leaves) for leaves in zip(*singles, strict=True)])
+    test = shared(stacked.test[1:])
+    watched = None
+    if watch_examples:
+        rounds_before = [warm_start(np.asarray(sizes)) for sizes in train.size]
+        watched = Watched(
+            _first(train, watch_examples),
+            _first(test, watch_examples),
+            jnp.asarray(rounds_before, jnp.int32),
+        )
+    start = None
+    if variables is not None:
+        chosen = (variables[run.seed] for run in runs)
+        start = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *chosen)
+    detailed = None
+    if num_classes:
+        pairs = [
+            (
+                federations.by_class(splits[seed].test, num_classes),
+                federations.test_shards(splits[seed], num_classes, seed),
+            )
+            for seed in seeds
+        ]
+        by_class, test_shards = (_stacked(of) for of in zip(*pairs, strict=True))
+        detailed = Detailed(shared(by_class), of_clients(test_shards))
+    return Inputs(
+        hyper={name: jnp.array([run.hyper[name] for run in runs], jnp.float32) for name in names},
+        seed=jnp.array([run.seed for run in runs], jnp.int32),
+        train=train,
+        valid=of_clients(stacked.valid[1:]),
+        test=test,
+        group=jnp.asarray(groups(stacked.domain)[which]),
+        watched=watched,
+        variables=start,
+        detailed=detailed,
+    )
+
+
+def _stacked(of_seeds: Sequence[Federation]) -> list[np.ndarray]:
+    """Stack orders, starts and sizes of federations; zeros are appended to shorter orders."""
+    length = max(len(each.order) for each in of_seeds)
+    orders = [np.pad(each.order, (0, length - len(each.order))) for each in of_seeds]
+    return [np.stack(leaves) for leaves in (orders, *zip(*(f[2:] for f in of_seeds), strict=True))]
+
+
+def _first(shards: T, count: int) -> T:
+    """Return about `count` of the examples of each run, the first of every shard.
+
+    They are a random sample, because the rows of a shard are in random order.
+    """
+    size = np.asarray(shards.size)
+    share = np.minimum(1.0, count / np.maximum(size.sum(1, keepdims=True), 1))
+    return shards._replace(size=jnp.asarray(np.ceil(share * size), jnp.int32))
+
+
+def groups(domain: np.ndarray) -> np.ndarray:
+    """Return the validation group of each client: its domain, the domains numbered from 0.
+
+    Args:
+      domain: [..., C] integers, -1 for a client with examples of several domains.
+
+    Returns:
+      [..., C] int32; all 0 if any client has several domains.
+    """
+    if (domain < 0).any():
+        return np.zeros_like(domain)
+    return np.searchsorted(np.unique(domain), domain).astype(np.int32)
+
+
+def group_names(split: Split) -> list[str]:
+    """Return the names of the validation groups of a split."""
+    if (split.domain < 0).any():
+        return ["clients"]
+    return [split.domains[index] for index in np.unique(split.domain)]
+
+
+def schedule_key(seed: int | Array) -> Array:
+    """Return the random key of the schedule of a run with this seed."""
+    return jax.random.fold_in(jax.random.key(seed), 2)
+
+
+def cohorts(schedule: Callable[[Array], Cohort], inputs: Inputs) -> Cohort:
+    """Draw the cohorts of all rounds and runs.
+
+    Args:
+      schedule: (random key) -> cohorts [T, S].
+      inputs: of the R runs, each of which has a key of its own, by its seed.
+
+    Returns:
+      The cohorts, [R, T, S].
+    """
+    return jax.jit(jax.vmap(lambda seed: schedule(schedule_key(seed))))(inputs.seed)

@@ -1,0 +1,297 @@
+"""What one run of an experiment does: its start, its rounds and its evaluations.
+
+Axis letter: G groups of validation clients. Nothing here has an axis R: `compiled` adds it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_inv import communication, diagnostics, evaluation, objectives, rounds, stopping
+from fedjax_inv.checks import UsageError
+from fedjax_inv.devices import Axis, ClientShards, SharedExamples
+from fedjax_inv.program.host_inputs import Inputs
+from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Loss, Model, Tree
+
+
+class Experiment(NamedTuple):
+    """The settings that all runs of a program have in common."""
+
+    model: Model
+    algorithm: Callable[[Mapping[str, Array]], Algorithm]  # from the hyperparameters of a run
+    num_groups: int = 1  # G; scores of validation clients are pooled by group
+    thresholds: tuple[float, ...] = ()  # K, of the stop rule (`stopping`) on the watched score
+    stop_above: bool = False  # whether a threshold is met by a score that reaches it, not below it
+    end_at_stop: bool = False  # whether a run stays as it is once all thresholds are met
+    drop_nonfinite: bool = False  # as in `rounds.step`
+    history: int = 1  # H, how many broadcasts are kept: one more than the longest delay
+    watch_gradients: bool = False  # whether evaluations compare clients' gradients (`diagnostics`)
+    pooled: bool = False  # whether training is on one client, validation on others
+    # hyperparameter -> (round [], from 0) -> the factor that it is multiplied by in that round
+    schedules: Mapping[str, Callable[[Array], Array]] = {}
+    loss: Loss = objectives.cross_entropy  # of evaluations
+    score: Loss = objectives.accuracy
+
+
+class Scores(NamedTuple):
+    """The scores of a state on the training, the validation and the test examples."""
+
+    train: evaluation.Scores  # each [1]: all clients pooled
+    valid: evaluation.Scores  # each [G]
+    test: evaluation.Scores  # each [1]
+
+
+class DetailedScores(NamedTuple):
+    """The scores of a state on the test examples, split as in `Detailed`."""
+
+    by_class: evaluation.Scores  # each [K]
+    shards: evaluation.Scores  # each [C]
+
+
+class Training(NamedTuple):
+    """All that a run carries from segment to segment."""
+
+    state: rounds.State
+    stops: stopping.Stops  # of the thresholds, with `Scores`
+
+
+class Outcome(NamedTuple):
+    """The report on a segment of T rounds, and on the state after it.
+
+    The shapes are those of one run; the outcome of a program has a leading R.
+    """
+
+    metrics: dict[str, Array]  # each [T]: the mean over the clients, weighted by size
+    attended: Array  # [T, exchanges] int32, clients that took part
+    broken: Array  # [T] int32, the first client that produced a NaN or infinity, -1 if none did
+    watched: dict[str, Array]  # train and test: score after every round [T]; or empty
+    valid: evaluation.Scores  # each [G]
+    test: evaluation.Scores  # each [1]
+    stops: stopping.Stops
+    gradients: diagnostics.Agreement | None = None  # each [C], the cosine []
+    detailed: DetailedScores | None = None
+
+
+class OneRun(NamedTuple):
+    """The functions of one run.
+
+    Their arguments are `data`, which all runs share, and of this run `inputs`, `training` or
+    `state`, and the cohorts [T, S] or the cohort [S].
+    """
+
+    experiment: Experiment
+    axis: Axis
+    num_parts: int = 1  # how many parts `SharedExamples` are in
+
+    def algorithm(self, inputs: Inputs, round: Array | None = None) -> Algorithm:
+        """Return the algorithm with its hyperparameters in a round; without one, unscheduled."""
+        hyper = dict(inputs.hyper)
+        if round is not None:
+            for name, factor in self.experiment.schedules.items():
+                hyper[name] = hyper[name] * factor(round)
+        return self.experiment.algorithm(hyper)
+
+    def state(self, data: Examples, inputs: Inputs) -> rounds.State:
+        """Return the state before the first round."""
+        key = jax.random.key(inputs.seed)
+        sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), data.x)
+        variables = inputs.variables
+        if variables is None:
+            variables = self.experiment.model.init(jax.random.fold_in(key, 0), sample)
+        return rounds.init(
+            self.algorithm(inputs),
+            variables,
+            Federation(data, *inputs.train),
+            jax.random.fold_in(key, 1),
+            history=self.experiment.history,
+            axis=self.axis,
+        )
+
+    def start(self, data: Examples, inputs: Inputs) -> Training:
+        """Return the training before the first round."""
+        state, thresholds = self.state(data, inputs), self.experiment.thresholds
+        # Without thresholds there is no stop to record.
+        shapes = jax.eval_shape(self.scores, data, inputs, state, True) if thresholds else ()
+        return Training(state, stopping.init(len(thresholds), shapes))
+
+    def advance(
+        self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
+    ) -> tuple[Training, Outcome]:
+        """Play a segment of rounds, then evaluate."""
+
+        def one(training: Training, cohort: Cohort) -> tuple[Training, Tree]:
+            state, stops = training
+            if self.experiment.end_at_stop:
+                cohort = cohort._replace(present=cohort.present & ~stopping.all_met(stops))
+            state, reports = rounds.step(
+                self.algorithm(inputs, state.round),
+                state,
+                cohort,
+                Federation(data, *inputs.train),
+                axis=self.axis,
+                drop_nonfinite=self.experiment.drop_nonfinite,
+            )
+            training, watched = self.watch(data, inputs, Training(state, stops), cohort)
+            return training, (reports, watched)
+
+        with jax.named_scope("rounds"):
+            training, (reports, watched) = jax.lax.scan(one, training, cohorts)
+        return training, self.assess(data, inputs, training)._replace(
+            metrics=_mean_metrics(reports),
+            attended=jnp.stack([report.present.sum(1) for report in reports], axis=-1),
+            broken=jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
+            watched=watched,
+        )
+
+    def assess(self, data: Examples, inputs: Inputs, training: Training) -> Outcome:
+        """Evaluate; the outcome is that of no rounds (T = 0)."""
+        exchanges = len(self.algorithm(inputs).exchanges)
+        outcome = Outcome(
+            {},
+            jnp.zeros((0, exchanges), jnp.int32),
+            jnp.zeros(0, jnp.int32),
+            {} if inputs.watched is None else {kind: jnp.zeros(0) for kind in ("train", "test")},
+            *self.held_out(data, inputs, training.state, True),
+            training.stops,
+        )
+        if inputs.detailed is not None:
+            outcome = outcome._replace(detailed=self.detailed(data, inputs, training.state))
+        if self.experiment.watch_gradients:
+            outcome = outcome._replace(gradients=self.gradients(data, inputs, training.state))
+        return outcome
+
+    def detailed(self, data: Examples, inputs: Inputs, state: rounds.State) -> DetailedScores:
+        """Return the scores on the test examples, split as in `Detailed`."""
+        assert inputs.detailed is not None
+        by_class, shards = inputs.detailed
+        return DetailedScores(
+            self.joined(self.evaluate(data, inputs, state, by_class, False)),
+            # A personal algorithm serves each client with the client's own state.
+            self.evaluate(data, inputs, state, shards, not self.experiment.pooled),
+        )
+
+    def gradients(
+        self, data: Examples, inputs: Inputs, state: rounds.State
+    ) -> diagnostics.Agreement:
+        """Compare the training clients' gradients at the network that the algorithm serves."""
+        network = self.algorithm(inputs).network
+        if network is None:
+            raise UsageError(
+                "watch_gradients", True, "must be False for an algorithm that serves no network"
+            )
+        return diagnostics.agreement(
+            self.experiment.model,
+            network(state.server),
+            Federation(data, *inputs.train),
+            loss=self.experiment.loss,
+            axis=self.axis,
+        )
+
+    def watch(
+        self, data: Examples, inputs: Inputs, training: Training, cohort: Cohort
+    ) -> tuple[Training, dict[str, Array]]:
+        """Return the training with the stops after a round, and the scores that caused them."""
+        state, stops = training
+        if inputs.watched is None:
+            return training, {}
+        train = self.evaluate(data, inputs, state, inputs.watched.train, True)
+        test = self.joined(self.evaluate(data, inputs, state, inputs.watched.test, False))
+        score = {"train": _pooled(train).score[0], "test": test.score[0]}
+        if self.experiment.thresholds:
+            # Neither a round without a present slot nor a score of no examples stops a run.
+            counts = cohort.present.any() & (train.size.sum() > 0)
+            stops = stopping.update(
+                stops,
+                jnp.where(counts, score["train"], jnp.nan),
+                thresholds=jnp.array(self.experiment.thresholds, jnp.float32),
+                num_rounds=state.round,
+                warm_start=inputs.watched.warm_start,
+                measure=lambda needed: self.scores(data, inputs, state, needed),
+                above=self.experiment.stop_above,
+            )
+        return Training(state, stops), score
+
+    def scores(
+        self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
+    ) -> Scores:
+        """Return all scores of a state; arbitrary ones where `needed` [] is false."""
+        train = self.evaluate(data, inputs, state, inputs.train, True, needed)
+        return Scores(_pooled(train), *self.held_out(data, inputs, state, needed))
+
+    def held_out(
+        self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
+    ) -> tuple[evaluation.Scores, evaluation.Scores]:
+        """Return the scores of the validation groups and of the test client."""
+        seen = not self.experiment.pooled
+        valid = self.evaluate(data, inputs, state, inputs.valid, seen, needed)
+        test = self.joined(self.evaluate(data, inputs, state, inputs.test, False, needed))
+        return evaluation.by_group(valid, inputs.group, self.experiment.num_groups), test
+
+    def joined(self, scores: evaluation.Scores) -> evaluation.Scores:
+        """Return the scores of `SharedExamples` from those of their parts."""
+        if self.num_parts == 1:
+            return scores
+        number = scores.size.shape[0] // self.num_parts
+        return evaluation.by_group(scores, jnp.tile(jnp.arange(number), self.num_parts), number)
+
+    def evaluate(
+        self,
+        data: Examples,
+        inputs: Inputs,
+        state: rounds.State,
+        shards: ClientShards | SharedExamples,
+        seen: bool,
+        needed: Array | bool = True,
+    ) -> evaluation.Scores:
+        """Return the scores of a state on shards. seen: as in `evaluation.evaluate`."""
+        algorithm = self.algorithm(inputs)
+        return evaluation.evaluate(
+            algorithm,
+            state,
+            Federation(data, *shards),
+            axis=self.axis,
+            seen=seen,
+            needed=needed,
+            loss=self.experiment.loss,
+            score=self.experiment.score,
+        )
+
+    def traffic(self, data: Examples, inputs: Inputs) -> list[int]:
+        """Return the bytes down and up of one client in each exchange of a round."""
+        state = jax.eval_shape(self.state, data, inputs)
+        federation = Federation(data, *inputs.train)
+        exchanges = communication.traffic(self.algorithm(inputs), state, federation)
+        return [each.down + each.up for each in exchanges]
+
+
+def _pooled(scores: evaluation.Scores) -> evaluation.Scores:
+    return evaluation.by_group(scores, jnp.zeros_like(scores.size), 1)
+
+
+def _first_broken(report: rounds.Report, who: Array) -> Array:
+    """Return the client of the first slot that is not finite [T], -1 if all slots are finite."""
+    slot = jnp.argmin(report.finite, axis=1)
+    client = jnp.take_along_axis(who, slot[:, None], axis=1)[:, 0]
+    return jnp.where(report.finite.all(1), -1, client)
+
+
+def _mean_metrics(reports: tuple[rounds.Report, ...]) -> dict[str, Array]:
+    """Return each metric's mean over the clients that took part, weighted by size.
+
+    If several exchanges report metrics, the index of the exchange precedes the names of all but the
+    last of them.
+
+    Returns:
+      The means, each [T], NaN in rounds in which nobody took part.
+    """
+    means = {}
+    last = max((index for index, report in enumerate(reports) if report.metrics), default=0)
+    for index, report in enumerate(reports):
+        weights = report.size * report.present
+        prefix = "" if index == last else f"{index}."
+        for name, values in report.metrics.items():
+            total = (jnp.where(report.present, values, 0) * weights).sum(1)
+            means[prefix + name] = total / weights.sum(1)
+    return means

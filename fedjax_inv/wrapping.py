@@ -1,0 +1,86 @@
+"""Algorithms around algorithms, such as a rule for missing uploads or an exit strategy.
+
+The server of such an algorithm is a NamedTuple whose field `wrapped` is the server of the inner
+one; its other fields are its own.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Exchange,
+    InitServer,
+    Tree,
+    Variables,
+)
+
+
+@runtime_checkable
+class Wrapping(Protocol):
+    """A server that wraps another one."""
+
+    @property
+    def wrapped(self) -> Tree:
+        """The server of the inner algorithm."""
+
+
+def layers(server: Tree) -> Iterator[Tree]:
+    """Yield `server` and the servers wrapped in it, the outermost first."""
+    yield server
+    while isinstance(server, Wrapping):
+        server = server.wrapped
+        yield server
+
+
+def lift(exchange: Exchange) -> Exchange:
+    """Return an exchange of the inner algorithm as one of the wrapping server.
+
+    It changes `wrapped` and no other field of the server.
+    """
+    blank = exchange.blank
+
+    def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
+        return server._replace(wrapped=exchange.update(server.wrapped, aggregated, cohort))
+
+    return exchange._replace(
+        broadcast=lambda server: exchange.broadcast(server.wrapped),
+        update=update,
+        attends=lambda server, who, round: exchange.attends(server.wrapped, who, round),
+        broadcast_undelayed=lambda server: exchange.broadcast_undelayed(server.wrapped),
+        blank=blank and (lambda server: blank(server.wrapped)),
+    )
+
+
+def around(
+    algorithm: Algorithm, init_server: InitServer, exchanges: tuple[Exchange, ...]
+) -> Algorithm:
+    """Return an algorithm that serves clients as the inner one does.
+
+    Args:
+      algorithm: the inner algorithm.
+      init_server: the wrapping server before the first round.
+      exchanges: the round trips of one round, on the wrapping server; see `lift`.
+    """
+    network = algorithm.network
+
+    def init_client(server: Tree, who: Array) -> Tree:
+        return algorithm.init_client(server.wrapped, who)
+
+    def predict(server: Tree, own: Tree, x: Tree) -> Array:
+        return algorithm.predict(server.wrapped, own, x)
+
+    def network_of(server: Tree) -> Variables:
+        assert network
+        return network(server.wrapped)
+
+    return Algorithm(
+        init_server,
+        init_client,
+        exchanges,
+        predict,
+        algorithm.personal,
+        network=network_of if network else None,
+    )

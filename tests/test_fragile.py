@@ -1,0 +1,124 @@
+"""What a later release of JAX, XLA or optax could break, each behind one function.
+
+Where one of these tests fails after an upgrade, the function that it names is the place to mend.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import xla_flags
+from experiments.parts import optimizers
+from experiments.running import progress
+from fedjax_inv.models import lowerings
+
+
+def test_xla_flags_known_without_an_abort() -> None:
+    """XLA may drop a flag of the tests: `xla_flags.known` then leaves all of them out."""
+    flags = "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"
+    assert xla_flags.known(*flags) == " ".join(flags)
+    assert xla_flags.known(*flags, "--xla_no_such_flag=1") == ""
+
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 6, 3)), jnp.float32)
+KERNEL = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3, 3, 4)), jnp.float32)
+GEOMETRY = lowerings._Geometry((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), None)
+
+
+def hessian_product(conv: Callable[..., Any]) -> jax.Array:
+    """Second derivatives of a convolution, under vmap, by each rule of a primitive."""
+
+    def loss(kernel: jax.Array) -> jax.Array:
+        return jnp.sum(conv(X, kernel, geometry=GEOMETRY) ** 3)
+
+    def product(kernel: jax.Array) -> jax.Array:
+        return jax.jvp(jax.grad(loss), (kernel,), (kernel,))[1]
+
+    return jax.jit(jax.vmap(product))(jnp.stack([KERNEL, 2 * KERNEL]))
+
+
+def test_jaxs_registries_of_primitives() -> None:
+    """JAX may move its registries of rules for primitives: `lowerings._register` uses them."""
+    conv = lowerings._register()
+    assert "canonical_conv" in str(jax.make_jaxpr(lambda x: conv(x, KERNEL, geometry=GEOMETRY))(X))
+    expected = hessian_product(lowerings._canonical_impl)
+    np.testing.assert_allclose(hessian_product(conv), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name", ["mlir.register_lowering", "ad.defbilinear", "batching.primitive_batchers"]
+)
+def test_without_jaxs_registries_convolutions_are_xlas(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """JAX may remove a registry of rules: `lowerings._register` then loses speed only."""
+    monkeypatch.delattr(f"jax.interpreters.{name}")
+    with caplog.at_level(logging.WARNING, "fedjax_inv"):
+        conv = lowerings._register()
+    assert "canonical convolutions are XLA's own" in caplog.text
+    expected = lowerings._canonical_impl(X, KERNEL, geometry=GEOMETRY)
+    np.testing.assert_array_equal(conv(X, KERNEL, geometry=GEOMETRY), expected)
+
+
+def compile_once() -> None:
+    jax.jit(lambda x: x * 2 + 1)(jnp.ones(3)).block_until_ready()
+
+
+def test_jaxs_event_of_a_compilation() -> None:
+    """JAX may rename its event of a compilation: `progress.compilations` listens to it."""
+    with progress.compilations() as ends:
+        assert ends == []
+        compile_once()
+        assert len(ends) >= 1
+        assert ends == sorted(ends)
+    told = len(ends)
+    compile_once()
+    assert len(ends) == told
+
+
+@pytest.mark.parametrize("change", ["other event", "no listeners", "no monitoring"])
+def test_without_jaxs_event_no_compilation_is_shown(
+    change: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JAX may drop the event or its listeners: a run then shows no time of a compilation."""
+    if change == "other event":
+        monkeypatch.setattr(progress, "_COMPILED", "/jax/of/another/name")
+    elif change == "no listeners":
+        monkeypatch.delattr(jax.monitoring, "register_event_duration_secs_listener")
+    else:
+        monkeypatch.delattr(jax, "monitoring")
+    with progress.Progress("cell", 3, 0).compiling("the rounds", likely=False):
+        compile_once()
+    assert capsys.readouterr().err == ""
+
+
+KNOWN = ["adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi"]
+
+
+def test_optaxs_optimizers() -> None:
+    """Optax may move its optimizers: `optimizers.names_in_optax` finds them."""
+    names = optimizers.names_in_optax()
+    assert set(KNOWN) < set(names)
+    assert optimizers.NAMES == names == sorted(set(names))
+    for name in names:
+        optimizer = getattr(optax, name)(0.1)
+        state = optimizer.init(jnp.ones(2))
+        updates, _ = optimizer.update(jnp.ones(2), state, jnp.ones(2))
+        assert updates.shape == (2,), name
+
+
+def test_optaxs_lazy_optimizers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optax may load its optimizers when they are asked for: the well-known ones are asked for."""
+
+    class Lazy:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(optax, name)
+
+    monkeypatch.setattr(optimizers, "optax", Lazy())
+    assert set(KNOWN) <= set(optimizers.names_in_optax())

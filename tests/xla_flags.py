@@ -1,0 +1,16 @@
+"""Which of XLA's flags this jaxlib knows; XLA aborts a process that has another one."""
+
+import os
+import subprocess
+import sys
+
+# Lets jaxlib parse XLA_FLAGS without importing JAX, which would take four times as long.
+_PARSE = "from jaxlib import _jax; _jax.CompileOptions()"
+
+
+def known(*flags: str) -> str:
+    """The flags as XLA_FLAGS has them, or none of them unless this jaxlib knows them all."""
+    text = " ".join(flags)
+    environment = {**os.environ, "XLA_FLAGS": text}
+    parsed = subprocess.run([sys.executable, "-c", _PARSE], env=environment, capture_output=True)
+    return text if parsed.returncode == 0 else ""
