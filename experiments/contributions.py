@@ -16,9 +16,9 @@ from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.experiment.build import Assembled
+from experiments.experiment.assemble import Assembled
+from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Config
 from experiments.flags.flag import check_picture
 from experiments.reporting import figures
 from experiments.reporting import finished as trained

@@ -20,9 +20,10 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments.experiment import build, config
-from experiments.experiment.build import Assembled
+from experiments.experiment import config
+from experiments.experiment.assemble import Assembled
 from experiments.flags.flag import check_picture
+from experiments.parts import data as data_flags
 from experiments.reporting import figures, report, run_figures
 from experiments.reporting import finished as trained
 from experiments.reporting.finished import Finished
@@ -219,7 +220,7 @@ def evaluate(one: Finished, options: Options) -> dict[str, Any]:
             image_size=one.config.data.image_size,
             stride=one.config.data.stride,
         )
-        new = new_parts(f"--dataset={options.dataset}", build.source(asked), made.dataset)
+        new = new_parts(f"--dataset={options.dataset}", data_flags.load(asked), made.dataset)
     algorithm = trained.algorithm(one, made, which[0])
     runs = []
     for index in which:

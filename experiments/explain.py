@@ -22,10 +22,12 @@ from lime.lime_image import LimeImageExplainer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.experiment import build, config, grid
-from experiments.experiment.build import Assembled
-from experiments.experiment.groups import Config
+from experiments.experiment import assemble, config, grid
+from experiments.experiment.assemble import Assembled
+from experiments.experiment.config import Config
 from experiments.flags.flag import check_picture
+from experiments.parts import network as networks
+from experiments.parts import training
 from experiments.reporting import figures
 from experiments.reporting import finished as trained
 from experiments.reporting.finished import Finished
@@ -202,8 +204,8 @@ def restore(one: Trained, made: Assembled) -> tuple[Algorithm, Tree]:
     trained.check_kept(one.finished, held, one.which, one.state)
     server = jax.tree.map(lambda leaf: leaf[one.which], held.server)
     # LIME changes what the network sees, so this one takes inputs as they are after rendering.
-    network = build.model(one.config.model, made.dataset._replace(render=None))
-    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, build.Sizes())
+    network = networks.make(one.config.model, made.dataset._replace(render=None))
+    algorithm = assemble.algorithm(one.config, one.cell, network, one.run.hyper, training.Sizes())
     return algorithm, server
 
 

@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments.experiment import build, config, grid
-from experiments.experiment.build import Assembled
+from experiments.experiment import config, grid
+from experiments.experiment.assemble import Assembled
 from experiments.flags.flag import check_place
+from experiments.parts import network as networks
 from experiments.reporting import finished as trained
 from experiments.reporting.finished import Finished
 from experiments.reporting.tables import tabulate
@@ -66,7 +67,7 @@ def about(one: Finished, made: Assembled, which: int, state: str) -> dict[str, A
         },
         "network": {
             "model": one.config.model.model,
-            "arguments": build.arguments(one.config.model, made.dataset),
+            "arguments": networks.arguments(one.config.model, made.dataset),
             "inputs": {
                 name or "x": [str(leaf.dtype), *leaf.shape[1:]]
                 for name, leaf in saved.named(made.dataset.x).items()

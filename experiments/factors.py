@@ -20,10 +20,11 @@ from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
 from experiments import explain
-from experiments.experiment import build, config
-from experiments.experiment.build import Assembled
+from experiments.experiment import config
+from experiments.experiment.assemble import Assembled
 from experiments.explain import Trained
 from experiments.flags.flag import check_picture
+from experiments.parts import network as networks
 from experiments.reporting import figures
 from experiments.reporting.tables import tabulate
 from experiments.running import launch
@@ -163,7 +164,7 @@ def network(one: Trained, made: Assembled, hook: int) -> tuple[Model, Variables]
         raise UsageError(f"{where}: is of --algorithm={one.cell.algorithm}, has no single network")
     if hook < 0:
         return made.model, server.variables
-    model = build.model(config.changed(one.config, cut=hook).model, made.dataset)
+    model = networks.make(config.changed(one.config, cut=hook).model, made.dataset)
     key = jax.eval_shape(lambda: jax.random.key(0))
     like = jax.eval_shape(model.init, key, made.data.x[:1])
     for old in range(_MOST_BLOCKS):

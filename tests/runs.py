@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from experiments import train
-from experiments.experiment.groups import Config
+from experiments.experiment.config import Config
 from experiments.reporting import figures
 from experiments.running import folder as folders
 from experiments.running import log, loop

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import jax
 from absl import flags
 
-from experiments.experiment import build, config, effects
-from experiments.experiment.build import Assembled
+from experiments.experiment import assemble, config
+from experiments.experiment.assemble import Assembled
+from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Config
-from experiments.parts import selection
+from experiments.parts import data as data_flags
+from experiments.parts import selection, training
 from experiments.running import checkpoints, kept, provenance
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
@@ -83,7 +84,7 @@ def alone(chosen: Config, data_dir: str = "", dataset: str = "") -> Config:
     data_dir, dataset: as of `find`. Raises UsageError where data_dir was set and nothing is looked
     for there.
     """
-    effects.check_data_dir(data_dir, chosen.data.dataset, dataset)
+    data_flags.check_data_dir(data_dir, chosen.data.dataset, dataset)
     one: dict[str, Any] = {"devices": 1, "hold": "auto", "num_processes": 1, "process_id": 0}
     one |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
     return config.changed(chosen, **one)
@@ -117,7 +118,7 @@ def check_state(state: str) -> None:
 
 def assembled(chosen: Config, cell: Cell) -> Assembled:
     """The data of a run's flags, dealt as they were."""
-    return build.assemble(config.changed(chosen, held_out=cell.held_out or "none", init_from=""))
+    return assemble.assemble(config.changed(chosen, held_out=cell.held_out or "none", init_from=""))
 
 
 def check_data(one: Finished, made: Assembled) -> None:
@@ -131,8 +132,8 @@ def check_data(one: Finished, made: Assembled) -> None:
 
 def algorithm(one: Finished, made: Assembled, which: int) -> Algorithm:
     """The algorithm of a run; its local work is another, which does not matter to how it serves."""
-    return build.algorithm(
-        one.config, one.cell, made.model, one.cell.runs[which].hyper, build.Sizes()
+    return assemble.algorithm(
+        one.config, one.cell, made.model, one.cell.runs[which].hyper, training.Sizes()
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.experiment.grid import Cell
-from experiments.parts import devices
+from experiments.parts import machine
 from fedjax_inv.checks import UsageError
 
 _NAME = "tensorboard"
@@ -31,7 +31,7 @@ class Events:
     ) -> None:
         """folder: of the cell. lines: of its log until now. asked: if not, nothing is written."""
         self._writers: list[Any] = []
-        if not (asked and devices.leads()):
+        if not (asked and machine.leads()):
             return
         import tensorboardX  # slow, and not everybody's
 

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from experiments.experiment import config, effects, grid, groups
+from experiments.experiment import config, grid
+from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Config
 from experiments.flags.flag import name_of, shown
-from experiments.parts import devices
+from experiments.parts import machine
 from experiments.running import records
 from fedjax_inv.checks import UsageError
 
@@ -62,9 +62,9 @@ def default(chosen: Config, name: str, told: Collection[str]) -> Path:
     if chosen.data.dataset == chosen.data.stem:
         left_out.add("dataset")  # whose stem is in every name
     changed = {
-        name_of(groups.FLAGS[flag]): value if isinstance(value, tuple) else (value,)
+        name_of(config.FLAGS[flag]): value if isinstance(value, tuple) else (value,)
         for flag, value in config.flat(chosen).items()
-        if flag not in left_out and value != groups.FLAGS[flag].default
+        if flag not in left_out and value != config.FLAGS[flag].default
     }
     text = "-".join(f"{flag}={'-'.join(map(str, value))}" for flag, value in changed.items())
     if len(text) > _LONGEST or text != grid.folder_name(text):
@@ -83,7 +83,7 @@ def locked(folder: Path) -> Iterator[None]:
     processes are one program, the leading one asks for all.
     """
     file, refused = None, False
-    if devices.leads():
+    if machine.leads():
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / _LOCK).open("w")
         try:
@@ -91,7 +91,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             refused = True
     try:
-        if devices.agree(int(refused)):
+        if machine.agree(int(refused)):
             raise UsageError(f"--run_dir={folder}: another process is at work there; wait for it")
         yield
     finally:
@@ -230,8 +230,8 @@ def _record(folder: Path) -> dict[str, Any]:
     """What config.json holds; raises UsageError if it is damaged."""
     path = folder / "config.json"
     record = records.read(path, records.CONFIG)
-    flags = {name: value for name, value in record["flags"].items() if name in groups.FLAGS}
-    are_lists = {name: isinstance(groups.FLAGS[name].default, tuple) for name in flags}
+    flags = {name: value for name, value in record["flags"].items() if name in config.FLAGS}
+    are_lists = {name: isinstance(config.FLAGS[name].default, tuple) for name in flags}
     fits = all(isinstance(flags[name], list) == is_list for name, is_list in are_lists.items())
     try:
         config.from_record(record["flags"] if fits else {})
@@ -274,10 +274,10 @@ def difference(there: dict[str, Any], chosen: Config, cell: Cell) -> Difference 
     before = config.from_record(there["flags"])
     old, new = config.to_record(before), config.to_record(chosen)
     # What has no effect makes no other run; it could not be given again either.
-    compared = set(new) - _NOT_COMPARED - set(effects.without_effect(chosen))
+    compared = set(new) - _NOT_COMPARED - set(config.without_effect(chosen))
     for name in new:
         if name in compared and old[name] != new[name]:
-            flag = name_of(groups.FLAGS[name])
+            flag = name_of(config.FLAGS[name])
             what = f"{flag} is {_short(old[name])} and not {_short(new[name])}"
             return Difference(what, f", or --{flag}={shown(old[name])}")
     for name, value in cell.record().items():
@@ -297,7 +297,7 @@ def _short(value: Any) -> str:
 
 def write(path: Path, text: str) -> None:
     """Writes a file whole or not at all; only the leading process does."""
-    if not devices.leads():
+    if not machine.leads():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(path.suffix + ".tmp")

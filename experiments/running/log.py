@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.parts import devices
+from experiments.parts import machine
 from experiments.running import folder as folders
 from experiments.running import records
 from fedjax_inv.checks import UsageError
@@ -92,12 +92,12 @@ class Log:
             if "dropped" in line:
                 line["dropped"] += last.get("dropped", 0)
         self.lines += lines
-        if devices.leads():
+        if machine.leads():
             with self._path.open("a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
 
     def flush(self) -> None:
         """Waits until the lines are on the disk, so that no checkpoint is without its lines."""
-        if devices.leads():
+        if machine.leads():
             with self._path.open("a") as file:
                 folders.flushed(file)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from experiments.parts import devices
+from experiments.parts import machine
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _LINES = 20  # at most, for the evaluations of a cell, but for its first and last
@@ -26,7 +26,7 @@ class Progress:
 
     def tell(self, text: str) -> None:
         """A line, above the bar if there is one."""
-        if devices.leads():
+        if machine.leads():
             tqdm.write(f"{self._title}: {text}", file=sys.stderr)
 
     @contextlib.contextmanager
@@ -55,7 +55,7 @@ class Progress:
 
     def start(self) -> None:
         """Shows the bar, where it is to be seen."""
-        if self._bar is None and devices.leads() and sys.stderr.isatty():
+        if self._bar is None and machine.leads() and sys.stderr.isatty():
             self._bar = tqdm(total=self._rounds, initial=self._done, desc=self._title, unit="round")
 
     def evaluated(self, done: int, lines: Sequence[dict[str, Any]]) -> None:

@@ -23,10 +23,11 @@ from absl import flags
 from experiments import contributions, evaluate, explain, export, factors, show_data, sweep, train
 from experiments.experiment import command_line, config, grid
 from experiments.experiment.command_line import Given
+from experiments.flags import errors
 from experiments.papers import cafe, fedcfa, fedipg, fl_games, study
-from experiments.parts import devices
+from experiments.parts import machine
 from experiments.running import folder as folders
-from experiments.running import launch, loop
+from experiments.running import loop
 from fedjax_inv import checks
 from fedjax_inv.data import prepare
 
@@ -82,7 +83,7 @@ def run(command: str) -> None:
         return
     binary, values = BINARIES[name], flags.FlagValues()
     binary.define(values)
-    with launch.errors_in_one_line():
+    with errors.in_one_line():
         given = command_line.parse(["", *arguments], values)
         print(binary.work(binary.read(given, values)))
 
@@ -672,7 +673,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loop, "run_cell", refuse)
     monkeypatch.setattr(jax, "jit", refuse)
-    monkeypatch.setattr(devices, "memory", lambda: _MEMORY)
+    monkeypatch.setattr(machine, "memory", lambda: _MEMORY)
     monkeypatch.setattr(checks, "machine_bytes", lambda: _MEMORY)
     before = signal.signal(signal.SIGALRM, hang)
     signal.alarm(_SECONDS)

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from experiments import sweep, train
-from experiments.experiment import build, command_line, config, grid
+from experiments.experiment import assemble, command_line, config, grid
+from experiments.flags import errors
 from experiments.flags import names as registry
 from experiments.running import folder as folders
-from experiments.running import launch, log, loop
+from experiments.running import log, loop
 from fedjax_inv import algorithms, models
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
@@ -43,7 +44,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
     it works on)."""
 
     def of(work: Callable[..., Any], *arguments: Any, **flags: Any) -> str:
-        with pytest.raises(SystemExit) as ended, launch.errors_in_one_line():
+        with pytest.raises(SystemExit) as ended, errors.in_one_line():
             work(*arguments, **flags)
         assert ended.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -250,7 +251,7 @@ def test_a_flag_without_effect_is_told_in_one_line(
 def test_flags_that_have_an_effect_pass(arguments: list[str]) -> None:
     chosen = command_line.of_arguments(arguments)
     if chosen.data.dataset == "digits":
-        assert build.assemble(chosen).cells
+        assert assemble.assemble(chosen).cells
 
 
 @pytest.mark.parametrize(("changes", "message"), CASES)
@@ -299,7 +300,7 @@ def test_what_is_no_input_is_not_told_in_one_line(
         with monkeypatch.context() as patch:
             patch.setattr(module, name, defect)
             patch.setattr(registry, "MODELS", {"mlp": models.mlp})
-            with pytest.raises(ValueError, match=r"zip\(\)") as error, launch.errors_in_one_line():
+            with pytest.raises(ValueError, match=r"zip\(\)") as error, errors.in_one_line():
                 sweep.sweep(chosen)
             assert not isinstance(error.value, UsageError)
 
@@ -307,7 +308,7 @@ def test_what_is_no_input_is_not_told_in_one_line(
 def test_a_run_that_diverged_is_told_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit) as ended, launch.errors_in_one_line():
+    with pytest.raises(SystemExit) as ended, errors.in_one_line():
         raise loop.Diverged("round 3:\nits loss")
     assert ended.value.code == 3
     assert capsys.readouterr().err == "error: round 3: its loss\n"

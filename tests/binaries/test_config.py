@@ -8,7 +8,7 @@ import pytest
 from absl import flags
 
 from experiments import sweep, train
-from experiments.experiment import command_line, config, grid, groups
+from experiments.experiment import command_line, config, grid
 from experiments.flags import names as registry
 from experiments.flags.flag import name_of
 from experiments.parts import environments
@@ -35,8 +35,8 @@ def test_flags_as_a_list_are_those_of_a_command_line() -> None:
 
 
 def test_the_groups_hold_every_flag_once_and_flat_is_the_inverse_of_of() -> None:
-    every = [field.name for group in groups.GROUPS for field in groups.fields(group)]
-    assert len(every) == len(set(every)) == len(groups.FLAGS)
+    every = [field.name for group in config.GROUPS for field in config.fields(group)]
+    assert len(every) == len(set(every)) == len(config.FLAGS)
     chosen = config.of(
         algorithm=("fedipg",), environment="colored", flips=(0.3,), widths=(4, 5), rounds=9
     )
@@ -81,10 +81,10 @@ def helped(*arguments: str) -> str:
 def test_help_tells_all_in_groups(ask: str) -> None:
     told = helped("--rounds=3", ask)
     assert told.startswith("What it is.\n\n")
-    places = [told.index(f"{group.upper()}: ") for group in groups.GROUPS]
+    places = [told.index(f"{group.upper()}: ") for group in config.GROUPS]
     assert places == sorted(places)
-    for start, end, group in zip(places, [*places[1:], None], groups.GROUPS, strict=True):
-        for field in groups.fields(group):
+    for start, end, group in zip(places, [*places[1:], None], config.GROUPS, strict=True):
+        for field in config.fields(group):
             assert f"  --{name_of(field)}=" in told[start:end]
     assert "--nonfinite=mark" in told
     for name, text in command_line.presets().items():

@@ -14,7 +14,9 @@ import pytest
 from absl import flags
 
 from experiments import explain, sweep
-from experiments.experiment import build, command_line, config
+from experiments.experiment import assemble, command_line, config
+from experiments.parts import network as networks
+from experiments.parts import training
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.types import Algorithm, Array, Tree
@@ -140,8 +142,8 @@ def test_the_classifier_is_the_run_that_was_asked_for(
     np.testing.assert_allclose(classify(explain.to_rgb(images.x[:3])), probabilities[:3], atol=1e-6)
 
     # On the stored test examples, by the network that renders them.
-    network = build.model(one.config.model, dataset)
-    algorithm = build.algorithm(one.config, one.cell, network, one.run.hyper, build.Sizes())
+    network = networks.make(one.config.model, dataset)
+    algorithm = assemble.algorithm(one.config, one.cell, network, one.run.hyper, training.Sizes())
 
     @jax.jit
     def stored(server: Tree, x: Tree) -> Array:

@@ -25,8 +25,9 @@ import pytest
 from absl import flags
 
 from experiments import contributions, evaluate, explain, export, factors, show_data
-from experiments.experiment import build, command_line, config, grid
-from experiments.experiment.groups import Config
+from experiments.experiment import assemble, command_line, config, grid
+from experiments.experiment.config import Config
+from experiments.flags import errors
 from experiments.papers import fedcfa, study
 from experiments.reporting import finished as trained
 from experiments.running import checkpoints, kept, launch, provenance, records
@@ -89,7 +90,7 @@ class Refused:
         """What is told."""
         before = held(folder)
         self._capsys.readouterr()
-        with pytest.raises(SystemExit) as ended, launch.errors_in_one_line(), no_figures():
+        with pytest.raises(SystemExit) as ended, errors.in_one_line(), no_figures():
             work()
         assert ended.value.code == 2
         told = self._capsys.readouterr().err
@@ -140,7 +141,7 @@ LOOKS: dict[str, Callable[[Path], Any]] = {
     "export": exported,
     "contributions": lambda folder: contributions.run(contributions.Options((str(folder),))),
     "factors": lambda folder: factors.run(factors.Options((str(folder),))),
-    "init_from": lambda folder: build.assemble(config.changed(TINY, init_from=str(folder))),
+    "init_from": lambda folder: assemble.assemble(config.changed(TINY, init_from=str(folder))),
 }
 
 
@@ -516,7 +517,7 @@ def unwritable(place: Path) -> dict[str, tuple[Path, str]]:
 def test_a_run_dir_that_cannot_be_written(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(build, "assemble", unasked)
+    monkeypatch.setattr(assemble, "assemble", unasked)
     folder, words = unwritable(tmp_path)[how]
     assert refused(lambda: resume(folder), tmp_path).startswith(f"--run_dir={folder}: {words}")
 
@@ -539,7 +540,7 @@ OUTS: dict[str, Callable[[Path, str], Any]] = {
 def test_an_out_that_cannot_be_written(
     made: Runs, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binary: str
 ) -> None:
-    monkeypatch.setattr(build, "assemble", unasked)
+    monkeypatch.setattr(assemble, "assemble", unasked)
     for place in ("/proc/out.png", str(tmp_path / ("long" * 100 + ".png"))):
         line = refused(partial(OUTS[binary], made.whole.folder, place))
         assert line.startswith(f"--out={place}: cannot be written (")
@@ -610,7 +611,7 @@ def test_a_disk_that_is_full_for_a_checkpoint(
 def test_a_defect_is_no_line(refused: Refused) -> None:
     """It has a traceback; an error of the system has an errno."""
     for error in (ValueError("x"), OSError("not of the system")):
-        with pytest.raises(type(error)), launch.errors_in_one_line():
+        with pytest.raises(type(error)), errors.in_one_line():
             raise error
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from experiments import sweep
-from experiments.experiment import build, config
-from experiments.experiment.groups import Config
+from experiments.experiment import assemble, config
+from experiments.experiment.config import Config
+from experiments.parts import watching
 from experiments.running import checkpoints, launch
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -88,15 +89,15 @@ def test_what_is_good_enough_at_once_ends_at_once() -> None:
     """Only games have to be played for some rounds before a threshold counts."""
     sizes = np.array([5, 7, 2])
     chosen = config.changed(SIMPSON, **BEFORE)
-    assert build.warm_start(chosen.watching, 32, sizes) == 0
+    assert watching.warm_start(chosen.watching, 32, sizes) == 0
     game = config.changed(chosen, stop_above=(), stop_below=(0.9,))
-    assert build.warm_start(game.watching, 32, sizes) == 3
+    assert watching.warm_start(game.watching, 32, sizes) == 3
 
 
 def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:
     """And where that is not there, from the first."""
     for seeds, rows in (((1, 0), (1, 0)), ((1, 5), (1, 0))):
-        made = build.assemble(following(before, seeds=seeds, learning_rate=(0.1, 0.2)))
+        made = assemble.assemble(following(before, seeds=seeds, learning_rate=(0.1, 0.2)))
         (cell,) = made.cells
         ready = made.prepare(cell)
 
@@ -121,7 +122,7 @@ def test_a_checkpoint_of_a_run_may_be_named(before: Ran, tmp_path: Path) -> None
     shutil.copytree(before.folder, folder)
     (only,) = (folder / "checkpoints").iterdir()
     (folder / "checkpoints" / "999").mkdir()
-    made = build.assemble(following(before, init_from=str(only)))
+    made = assemble.assemble(following(before, init_from=str(only)))
     assert made.variables is not None
     told = states(before.folder, int(only.name))["state"]["server"]["variables"]["params"]
     for seed in (0, 1):
@@ -196,7 +197,7 @@ def test_the_three_algorithms_of_the_paradox(before: Ran, tmp_path: Path) -> Non
 )
 def test_another_network_is_told(before: Ran, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
-        build.assemble(following(before, **changes))
+        assemble.assemble(following(before, **changes))
     assert str(error.value).startswith(f"--init_from={before.folder}: ")
     assert "\n" not in str(error.value)
 
@@ -244,7 +245,7 @@ def test_what_is_no_run_to_start_from_is_told(
 ) -> None:
     path = damaged(tmp_path / "copy", before, how)
     with pytest.raises(UsageError, match=words) as error:
-        build.assemble(following(before, init_from=str(path)))
+        assemble.assemble(following(before, init_from=str(path)))
     assert str(error.value).startswith(f"--init_from={path}: ")
     assert "\n" not in str(error.value)
 
@@ -259,12 +260,12 @@ def test_servers_of_other_kinds(before: Ran, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(checkpoints, "plain", read)
 
     chosen = following(before)
-    expected = build.assemble(chosen).variables
+    expected = assemble.assemble(chosen).variables
     changed(lambda server: {"wrapped": server})
-    chex.assert_trees_all_equal(build.assemble(chosen).variables, expected)
+    chex.assert_trees_all_equal(assemble.assemble(chosen).variables, expected)
     changed(lambda server: {"players": server})
     with pytest.raises(UsageError, match="--algorithm=erm, which has no single network to start f"):
-        build.assemble(chosen)
+        assemble.assemble(chosen)
     changed(lambda server: jax.tree.map(lambda leaf: leaf * np.nan, server))
     with pytest.raises(UsageError, match=r"has a network whose params/body/.* is not finite$"):
-        build.assemble(chosen)
+        assemble.assemble(chosen)

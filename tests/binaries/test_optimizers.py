@@ -9,9 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.experiment import build, config
-from experiments.experiment.groups import Clients, Server
+from experiments.experiment import assemble, config
 from experiments.parts import optimizers
+from experiments.parts.server import Server
+from experiments.parts.training import Clients
 from fedjax_inv.checks import UsageError
 
 PARAMS = {"w": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "b": jnp.array([0.1, -0.2])}
@@ -185,8 +186,8 @@ def test_schedules_are_their_formulas(kind: str, warmup: int) -> None:
 
 
 def test_flags_schedule_the_rates_of_those_who_have_one() -> None:
-    assert build.schedules_of_rates(config.of()) == {}
-    assert build.schedules_of_rates(config.of(schedule_rounds=0, warmup_rounds=0)) == {}
+    assert assemble.schedules_of_rates(config.of()) == {}
+    assert assemble.schedules_of_rates(config.of(schedule_rounds=0, warmup_rounds=0)) == {}
     chosen = config.of(
         algorithm=("erm", "fedavg"),
         schedule="cosine",
@@ -196,7 +197,7 @@ def test_flags_schedule_the_rates_of_those_who_have_one() -> None:
         server_decay=0.5,
         rounds=5,
     )
-    made = build.assemble(chosen)
+    made = assemble.assemble(chosen)
     pooled, averaged = (made.prepare(cell).experiment.schedules for cell in made.cells)
     assert set(pooled) == {"learning_rate"}
     assert set(averaged) == {"learning_rate", "server_learning_rate"}
@@ -209,5 +210,5 @@ def test_flags_schedule_the_rates_of_those_who_have_one() -> None:
     for name, values in expected.items():
         np.testing.assert_allclose(told[name], values, rtol=1e-5)
     # A length of its own, which --rounds does not change.
-    longer = build.schedules_of_rates(config.changed(chosen, rounds=50, schedule_rounds=5))
+    longer = assemble.schedules_of_rates(config.changed(chosen, rounds=50, schedule_rounds=5))
     assert float(longer["learning_rate"](jnp.int32(3))) == told["learning_rate"][3]

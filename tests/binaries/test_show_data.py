@@ -11,7 +11,7 @@ from absl import flags
 from matplotlib.figure import Figure
 
 from experiments import show_data
-from experiments.experiment import build, command_line, config
+from experiments.experiment import assemble, command_line, config
 from experiments.reporting import figures
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
@@ -47,7 +47,7 @@ def test_the_picture_is_there_and_the_table_is_right(tmp_path: Path) -> None:
     assert text.strip().startswith("digits, stained domains, held out: test, seed 3\n")
     assert text.endswith(f"Picture: {chosen.out}.")
 
-    made = build.assemble(chosen.config, (3,))
+    made = assemble.assemble(chosen.config, (3,))
     split = made.splits["test"][3]
     order = np.asarray(split.train.order)
     parts = [
@@ -105,7 +105,7 @@ def test_the_figure_shows_labels_images_and_counts(
     chosen = options(tmp_path, environment="combinations", colors=3, clients=4, images=5)
     text, figure = shown(monkeypatch, chosen)
     assert "held out: 2" in text
-    dataset = build.assemble(chosen.config).dataset
+    dataset = assemble.assemble(chosen.config).dataset
     images, by_class, by_color = figure.axes
     assert [tick.get_text() for tick in images.get_yticklabels()] == ["0", "1", "2"]
     assert [t.get_text() for t in images.texts if len(t.get_text()) == 1] == list("01234" * 3)
