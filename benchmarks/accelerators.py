@@ -49,6 +49,7 @@ from benchmarks import hlo, workloads
 from experiments.experiment import assemble, command_line
 from experiments.experiment.config import Config
 from experiments.flags.flag import check_known
+from experiments.parts import machine
 from experiments.running import chunks
 from experiments.running.launch import errors_in_one_line
 from fedjax_inv import clients, communication, local, platforms, program, rounds, schedules

@@ -221,7 +221,7 @@ def show(options: Options) -> str:
     out, config = check_picture("out", options.out), options.config
     if not 1 <= options.images <= _MOST_IMAGES:
         raise UsageError(f"--images={options.images}: must be in 1..{_MOST_IMAGES}")
-    made = assemble.assemble(config, config.run.seeds[:1])
+    made = assemble.assemble(config, config.run.seeds[:1], launch.start_of(config))
     if len(made.splits) > 1:
         raise UsageError(f"--held_out={config.data.held_out}: must be one domain to be shown")
     shape = rendered(made.dataset, np.arange(1)).shape[1:]

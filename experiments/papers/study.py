@@ -14,13 +14,12 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import sweep
 from experiments.experiment import command_line, config, grid
 from experiments.experiment.command_line import Given
 from experiments.experiment.config import Config
 from experiments.flags.flag import check_different, check_known, name_of
 from experiments.parts import machine
-from experiments.reporting import figures, report
+from experiments.reporting import figures, report, run_report
 from experiments.reporting.tables import tabulate
 from experiments.running import folder as folders
 from experiments.running import launch, log, records
@@ -195,8 +194,8 @@ def _asked(overrides: Sequence[str]) -> Given:
 
 def run(row: Row, chosen: Config) -> Done:
     """Runs a row, or reads what it left when it was run before."""
-    sweep.sweep(chosen)
     place = Path(chosen.run.run_dir)
+    launch.run(chosen, place, in_folders=True, report=run_report.write)
     results = json.loads((place / "result.json").read_text())["cells"]
     cells = [grid.of_record(result["cell"]) for result in results]
     names = grid.folder_names(cells)

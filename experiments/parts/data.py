@@ -121,7 +121,11 @@ def load(chosen: Data) -> Dataset:
             text_length=chosen.text_length or None,
         )
     except UsageError as error:
-        names = {**flag_names(Data), "name": "dataset"}
+        names = flag_names(Data)
+        # An error about a file in a folder names that file.
+        is_transitional = str(error).startswith(f"name={chosen.dataset!r}: ")  # transitional
+        if error.value == chosen.dataset or is_transitional:
+            names["name"] = "dataset"
         raise in_flags(error, f"--dataset={chosen.dataset}", names) from None
     _check_names(chosen.dataset, loaded)
     return _strided(loaded, chosen.stride)

@@ -18,6 +18,7 @@ from experiments import sweep, train
 from experiments.experiment import assemble, command_line, config, grid
 from experiments.flags import errors
 from experiments.flags import names as registry
+from experiments.parts import method
 from experiments.running import folder as folders
 from experiments.running import log, loop
 from fedjax_inv import algorithms, models
@@ -115,13 +116,13 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(rounds=0, eval_every=1), "--rounds=0: must be at least 1"),
     (dict(eval_every=51), "--eval_every=51: must be at most --rounds=50"),
     (dict(checkpoint_every=7), "--checkpoint_every=7: must be a multiple of --eval_every=5"),
-    (dict(learning_rate=(0.0,)), "--learning_rate=0.0: must be above 0"),
+    (dict(learning_rate=(0.0,)), "--learning_rate=0: must be above 0"),
     (dict(learning_rate=(float("nan"),)), "--learning_rate=nan: must be above 0"),
     (dict(learning_rate=()), "--learning_rate=: must be one or several"),
     (dict(seeds=(1, 1)), "--seeds=1,1: must be one or several different"),
-    (dict(momentum=1.0), "--momentum=1.0: must be at least 0 and below 1"),
+    (dict(momentum=1.0), "--momentum=1: must be at least 0 and below 1"),
     (dict(batch_size=-1), "--batch_size=-1: must be at least 0"),
-    (dict(alpha=0.0), "--alpha=0.0: must be above 0"),
+    (dict(alpha=0.0), "--alpha=0: must be above 0"),
     (dict(held_out="75,75"), "--held_out=75,75: must be one or several different"),
     (dict(widths=(0,)), "--widths=0: must be at least 1"),
     (dict(widths=(8, 8), cut=3), "--cut=3: must be an integer in 0..2, with --model=mlp"),
@@ -150,7 +151,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(angles=(0.0, 0.0)), "--angles=0.0,0.0: must all differ"),
     (dict(paper=("94.3",)), "--paper=94.3: must be algorithm=number"),
     (dict(watch_examples=-1), "--watch_examples=-1: must be at least 0"),
-    (dict(watch_examples=9, stop_below=(1.0,)), "--stop_below=1.0: must be above 0 and below 1"),
+    (dict(watch_examples=9, stop_below=(1.0,)), "--stop_below=1: must be above 0 and below 1"),
     (dict(watch_examples=9, stop_below=(0.5, 0.5)), "--stop_below=0.5,0.5: .*different"),
     (dict(stop_below=(0.6,)), "--stop_below=0.6: needs --watch_examples above 0"),
     (dict(stop_above=(0.6,)), "--stop_above=0.6: needs --watch_examples above 0"),
@@ -172,7 +173,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(norm="layer"), "--norm=layer: .*batch"),
     (dict(norm="batch", model="cnn"), "--norm=batch: --model=cnn has no norm"),
     (dict(environment="colored", flips=(0.2, 1.5)), "--flips=1.5: must be between 0 and 1"),
-    (dict(test_fraction=0.0), "--test_fraction=0.0: must be above 0"),
+    (dict(test_fraction=0.0), "--test_fraction=0: must be above 0"),
     (dict(dataset="dsprites", num_images=10**6), "--num_images=1000000: must"),
     (dict(data_dir="/nowhere", dataset="cifar100"), "python -m fedjax_inv.data.prepare cifar100"),
     (dict(dataset="/nowhere/x.npz"), "--dataset=/nowhere/x.npz: must be a file"),
@@ -360,7 +361,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 )
 def test_settings_take_the_types_of_the_factory(own: str, entry: str, values: Any) -> None:
     chosen = config.of(algorithm=(own,), norm="batch", settings=(entry,))
-    parsed = grid.settings(chosen)[own][entry.partition("=")[0]]
+    parsed = method.settings(chosen.method)[own][entry.partition("=")[0]]
     assert parsed == values
     assert list(map(type, parsed)) == list(map(type, values))
 

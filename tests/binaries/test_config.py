@@ -8,10 +8,10 @@ import pytest
 from absl import flags
 
 from experiments import sweep, train
-from experiments.experiment import command_line, config, grid
+from experiments.experiment import command_line, config
 from experiments.flags import names as registry
 from experiments.flags.flag import name_of
-from experiments.parts import environments
+from experiments.parts import environments, method
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
 
@@ -192,7 +192,7 @@ def test_a_value_given_twice_is_one_line() -> None:
     for entry in ("penalty=0.1,0.1", "penalty=0.1,0.10", "weighting=size,size"):
         chosen = config.of(algorithm=("fedipg",), settings=(entry,))
         with pytest.raises(UsageError, match=f"^--set={entry}: must be one or several different"):
-            grid.settings(chosen)
+            method.settings(chosen.method)
 
 
 def folder(*arguments: str) -> str:

@@ -141,7 +141,10 @@ LOOKS: dict[str, Callable[[Path], Any]] = {
     "export": exported,
     "contributions": lambda folder: contributions.run(contributions.Options((str(folder),))),
     "factors": lambda folder: factors.run(factors.Options((str(folder),))),
-    "init_from": lambda folder: assemble.assemble(config.changed(TINY, init_from=str(folder))),
+    "init_from": lambda folder: assemble.assemble(
+        config.changed(TINY, init_from=str(folder)),
+        start=launch.start_of(config.changed(TINY, init_from=str(folder))),
+    ),
 }
 
 

@@ -44,9 +44,10 @@ def check(name: str, arguments: list[str], folder: Path) -> None:
         for data in told.data:
             rows = study.select(module.PAPER.studies[told.study].rows(data), told.rows)
             assert study.configs(module.PAPER, rows, folder, told.overrides)
-    elif name in ("train", "sweep"):
-        command_line.of_arguments(arguments)
-    else:
+    elif hasattr(module, "BINARY"):
+        module.BINARY.define(values)
+        assert module.BINARY.read(["", *arguments], values)
+    else:  # transitional
         module.define(values)
         given = command_line.parse(["", *arguments], values)
         assert module.read(given, values) if name == "show_data" else module.options(values)

@@ -9,6 +9,7 @@ import pytest
 from experiments.experiment import assemble, config, memory
 from experiments.experiment.config import Config
 from experiments.parts import machine
+from experiments.reporting import run_report
 from experiments.running import launch
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -103,7 +104,9 @@ def test_a_paper_looks_at_memory_before_it_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(machine, "memory", lambda: 100)
-    for look in (launch.check, launch.run):
-        with pytest.raises(UsageError, match="of memory"):
-            look(chosen(), tmp_path / "run", in_folders=False)
+    folder = tmp_path / "run"
+    with pytest.raises(UsageError, match="of memory"):
+        launch.check(chosen(), folder, in_folders=False)
+    with pytest.raises(UsageError, match="of memory"):
+        launch.run(chosen(), folder, in_folders=False, report=run_report.write)
     assert not list(tmp_path.iterdir())

@@ -32,7 +32,7 @@ def test_an_optimizer_of_any_name_steps_with_a_traced_rate(name: str) -> None:
     """And its state keeps its shapes, as loops need it to."""
 
     def step(rate: jax.Array) -> Any:
-        optimizer = optimizers.made(Clients(optimizer=name), "optimizer", rate)
+        optimizer = optimizers.make(Clients(optimizer=name), "optimizer", rate)
         state = optimizer.init(PARAMS)
         return state, optimizer.update(GRADS, state, PARAMS)
 
@@ -83,7 +83,7 @@ def test_names_are_those_of_optax() -> None:
 def test_an_optimizer_is_what_its_flags_say(
     group: Any, field: str, expected: optax.GradientTransformation
 ) -> None:
-    made = optimizers.made(group, field, 0.2)
+    made = optimizers.make(group, field, 0.2)
     chex.assert_trees_all_equal(made.init(PARAMS), expected.init(PARAMS))
     chex.assert_trees_all_equal(updates(made), updates(expected))
 
