@@ -16,6 +16,7 @@ import numpy as np
 from experiments.experiment import assemble
 from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
+from experiments.flags.errors import Diverged
 from experiments.parts import machine
 from experiments.parts.selection import RULES
 from experiments.running import folder as folders
@@ -31,10 +32,6 @@ from fedjax_inv import stopping
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Inputs, Outcome, Program, Training
 from fedjax_inv.types import Examples
-
-
-class Diverged(Exception):
-    """A client's loss became NaN or infinite."""
 
 
 class Job(NamedTuple):

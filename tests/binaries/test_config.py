@@ -113,6 +113,43 @@ def test_describe_tells_every_setting_and_its_meaning(algorithm: str) -> None:
             assert str(default).lower() in told.lower() or f"{default:g}" in told
 
 
+def described(plain: int, *, penalty: float = 0.1, first: int = 1, second: int = 2) -> None:
+    """Do something.
+
+    More of it: penalty: not this.
+
+    Args:
+      plain: A first argument.
+      penalty: Weight of the penalty, at least 0; see
+        Algorithm 1 (with a colon: here).
+      first, second: Numbers.
+
+    Returns:
+      None: nothing.
+
+    Raises:
+      UsageError: for a bad penalty.
+    """
+
+
+def test_meanings_are_the_arguments_of_a_docstring() -> None:
+    assert command_line.meanings(described) == {
+        "plain": "A first argument",
+        "penalty": "Weight of the penalty, at least 0; see Algorithm 1 (with a colon: here)",
+        "first": "Numbers",
+        "second": "Numbers",
+    }
+
+
+def test_a_docstring_without_arguments_has_no_meanings() -> None:
+    def plain(penalty: float = 0.1) -> None:
+        """Do something. penalty: not this."""
+
+    assert command_line.meanings(plain) == {}
+    plain.__doc__ = None
+    assert command_line.meanings(plain) == {}
+
+
 def test_describe_of_an_unknown_algorithm() -> None:
     with pytest.raises(UsageError, match="--describe=fedpig: unknown; did you mean fedipg"):
         helped("--describe=fedpig")
