@@ -2,7 +2,7 @@
 
 python -m experiments.sweep --preset=rotated_digits
 
-Seeds and real hyperparameters train at once in one program; finished parts are kept on a restart.
+Seeds and real hyperparameters train at once in one program. A restart skips finished cells.
 """
 
 from pathlib import Path

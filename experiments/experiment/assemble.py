@@ -1,4 +1,4 @@
-"""From all flags to an experiment: the grid, the network and the data, and what is compiled."""
+"""From all flags to an experiment: its grid, network and data, and its compiled parts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

@@ -47,7 +47,7 @@ def folder_name(name: str) -> str:
 
 
 def folder_names(cells: Sequence[Cell]) -> dict[str, str]:
-    """A folder for each cell, by the cell's name; a checksum tells apart those of equal names."""
+    """A folder for each cell, by the cell's name; a checksum marks names that would be equal."""
     plain = {cell.name: folder_name(cell.name) for cell in cells}
     taken = [folder.casefold() for folder in plain.values()]
     return {

@@ -25,7 +25,7 @@ _SLOT = 9  # bytes of a client in a round: its number, whether it is present, an
 
 
 def check(assembled: Assembled) -> None:
-    """Raises UsageError, which names the flag, for what memory cannot hold, or int32 not count."""
+    """Raises UsageError if memory cannot hold an experiment, or int32 not count its steps."""
     config, cells = assembled.config, assembled.cells
     split = next(iter(assembled.splits[cells[0].held_out].values()))
     num_clients, largest = len(split.domain), int(split.train.size.max())
@@ -37,16 +37,16 @@ def check(assembled: Assembled) -> None:
         raise flag_error("local_epochs", epochs, text)
     example = sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(assembled.data))
     _check("batch_size", batch, batch * example, "a batch")
-    taking_part = config.participation
-    attending, total = num_runs * taking_part.slots(num_clients), config.run.rounds
-    _check("rounds", total, _SLOT * total * attending, "who attends in each")
+    attendance = config.participation
+    slots, total = num_runs * attendance.slots(num_clients), config.run.rounds
+    _check("rounds", total, _SLOT * total * slots, "the clients that attend each")
     sample = network.sample(assembled.data.x)
     key = jax.eval_shape(lambda: jax.random.key(0))
     variables = jax.eval_shape(assembled.model.init, key, sample)
     widths = config.model.widths
     name, value = ("widths", widths) if widths else ("model", config.model.model)
     _check(name, value, 2 * _bytes(variables), "a network and its gradient")
-    history, flag = taking_part.history, taking_part.history_flag
+    history, flag = attendance.history, attendance.history_flag
     for cell in {cell.label: cell for cell in cells}.values():  # domains make no difference
         runs = len(cell.runs)
         state, broadcast = _of_run(assembled, cell, variables, num_clients)
@@ -55,7 +55,7 @@ def check(assembled: Assembled) -> None:
         _check("seeds", config.run.seeds, runs * state, f"{runs} runs, each with {owners}")
         if history > 1:
             what = f"{history} broadcasts of {runs} runs"
-            _check(flag, getattr(taking_part, flag), runs * history * broadcast, what)
+            _check(flag, getattr(attendance, flag), runs * history * broadcast, what)
 
 
 def _check(name: str, value: object, needed: int, what: str) -> None:

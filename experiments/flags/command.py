@@ -14,7 +14,7 @@ the work, and both as a `Binary`:
     if __name__ == "__main__":
         command.main(BINARY)
 
-Binaries that take the flags of an experiment, too, are made by `experiment.command_line.binary`.
+For binaries that also take the flags of an experiment, see `experiment.command_line.binary`.
 """
 
 import difflib
@@ -77,7 +77,7 @@ def main(binary: Binary) -> None:
 
     def run(argv: list[str]) -> None:
         del argv
-        # Orbax logs each file that it writes, and what it cannot write, which we say ourselves.
+        # Orbax logs each file that it writes and each failure, which we report ourselves.
         logging.set_verbosity(logging.FATAL)
         try:
             with errors.in_one_line():

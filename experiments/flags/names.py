@@ -84,7 +84,7 @@ def called(
     except refusal as error:
         raise in_flags(error, f"--{flag}={name}", names) from None
     if not isinstance(result, kind):
-        text = f"makes {type(result).__name__}, must make {kind.__name__}"
+        text = f"returns {type(result).__name__}, must return {kind.__name__}"
         raise flag_error(flag, name, text)
     return result
 

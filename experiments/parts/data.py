@@ -24,7 +24,7 @@ from fedjax_inv.data.dataset import Dataset
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Which examples there are, and which of them only the test sees."""
+    """The examples, and which of them only the test sees."""
 
     dataset: str = flag(
         "digits",
@@ -38,7 +38,9 @@ class Data:
     stride: int = flag(
         1, "Keep every n-th pixel of each row and column (2: 14x14 MNIST).", at_least(1)
     )
-    num_images: int = flag(0, "Number of images of --dataset=dsprites; 0: 20,000.", at_least(0))
+    num_images: int = flag(
+        0, "Number of images that are rendered for --dataset=dsprites; 0: 20,000.", at_least(0)
+    )
     vocabulary: int = flag(
         0,
         "Size of a text's vocabulary, the most frequent words in training; 0: 10,000.",

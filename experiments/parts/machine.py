@@ -29,7 +29,7 @@ _CHUNK = number_or("auto", "measure")
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """How long, how often, where and on what."""
+    """The length, seeds, folder and machine of a run."""
 
     rounds: int = flag(
         50, "Communication rounds; with --resume a run may be given more of them.", at_least(1)
@@ -136,7 +136,9 @@ def mesh(chosen: Running) -> Mesh | None:
     available = len(jax.devices())
     count = available if chosen.num_processes > 1 else chosen.devices
     if count > available:
-        raise flag_error("devices", count, f"must be at most {available}, all there are here")
+        raise flag_error(
+            "devices", count, f"must be at most {available}, the devices of this machine"
+        )
     return jax.make_mesh((count,), ("clients",), (AxisType.Auto,)) if count > 1 else None
 
 

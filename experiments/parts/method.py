@@ -23,7 +23,7 @@ _PAPER = Range(lambda value: is_real(value.partition("=")[2]), "algorithm=number
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """What is compared."""
+    """The algorithms that are compared."""
 
     algorithm: tuple[str, ...] = flag(
         ("fedavg",), f"Algorithms: {', '.join(LISTED)}, or package.module:factory."
@@ -64,7 +64,9 @@ def check(chosen: Method, *, has_norm: bool) -> None:
     for name in chosen.algorithm:
         names.check_factory("algorithm", name, LISTED)
         if names.facts(name).needs_norm and not has_norm:
-            raise flag_error("algorithm", name, "needs --norm=batch, to be what it is")
+            raise flag_error(
+                "algorithm", name, "needs --norm=batch, as the network has no normalisation layers"
+            )
 
 
 def check_paper(chosen: Method, *, is_given: bool) -> None:

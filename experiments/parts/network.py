@@ -51,7 +51,7 @@ class Network:
     )
     dtype: str = flag(
         "float32",
-        "The network's dtype; parameters, losses and the server's sums are float32.",
+        "The dtype that the network computes in; parameters, losses and the server's sums are float32.",
         choices=("float32", "bfloat16"),
     )
     conv: str = flag(

@@ -49,7 +49,7 @@ def _is_period(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
-    """Who takes part in a round."""
+    """The clients that take part in a round."""
 
     cohort: int = flag(0, "Clients drawn each round; 0: all.", at_least(0))
     sampling_rate: float = flag(

@@ -17,8 +17,8 @@ class Partition:
     partition: str = flag(
         "domain",
         "How clients share the training examples; dirichlet: each class in random proportions; "
-        "quantity: random sizes; shards: pieces of the examples sorted by label; user: one client "
-        "for each user.",
+        "quantity: random sizes; shards: pieces of the examples sorted by label; user: all "
+        "examples of a user go to one client.",
         choices=("domain", "iid", "dirichlet", "quantity", "shards", "user"),
     )
     alpha: float = flag(
@@ -38,8 +38,8 @@ class Partition:
     clients: int = flag(0, "Training clients; 0: one per training domain.", at_least(0))
     imbalance: float = flag(
         1.0,
-        "How many times more training examples the first class has than the last; the others lie "
-        "on an exponential curve between, and surplus examples are left out. 1: the data's own.",
+        "Ratio of the first class's number of training examples to the last one's; the others "
+        "lie on a curve between, and surplus examples are left out. 1: the data's own.",
         Range(lambda value: 1 <= value < float("inf"), "at least 1"),
     )
 

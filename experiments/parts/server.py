@@ -21,7 +21,7 @@ from fedjax_inv.types import Array
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """What the server makes of the clients' updates."""
+    """How the server applies the clients' updates."""
 
     server_optimizer: str = flag(
         "sgd",

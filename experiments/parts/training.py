@@ -22,7 +22,7 @@ from fedjax_inv.types import Array, Work
 
 @dataclasses.dataclass(frozen=True)
 class Clients:
-    """What a client does in a round."""
+    """The local training of clients."""
 
     local_epochs: int = flag(1, "Passes over a client's examples per round.", at_least(1))
     local_steps: int = flag(0, "If above 0: steps per round instead of passes.", at_least(0))

@@ -22,7 +22,7 @@ from fedjax_inv.data.federation import Split
 
 @dataclasses.dataclass(frozen=True)
 class Watching:
-    """When a run is looked at, and when it stops."""
+    """When a run is evaluated, and when it stops."""
 
     eval_every: int = flag(5, "Rounds between evaluations.", at_least(1))
     watch_examples: int = flag(

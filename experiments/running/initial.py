@@ -92,7 +92,7 @@ def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables])
     path = folder / _START
     if not path.exists():
         return
-    remedy = "delete it if --init_from is what it was"
+    remedy = "delete it if --init_from names the same networks as before"
     if records.read(path, records.START, remedy)["networks"] != _checksum(networks):
         raise _error(
             chosen,

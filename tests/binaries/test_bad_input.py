@@ -112,7 +112,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(model="fedjax_inv.models:blocks"), "--model=fedjax_inv.models:blocks: must be a func"),
     (dict(model="math:gcd", widths=(8,)), "--widths=.*: --model=math:gcd has no widths"),
     (dict(model="fedjax_inv.tree:take"), "--model=fedjax_inv.tree:take: takes other arguments"),
-    (dict(model="math:factorial"), "--model=math:factorial: makes int, must make Model"),
+    (dict(model="math:factorial"), "--model=math:factorial: returns int, must return Model"),
     (dict(rounds=0, eval_every=1), "--rounds=0: must be at least 1"),
     (dict(eval_every=51), "--eval_every=51: must be at most --rounds=50"),
     (dict(checkpoint_every=7), "--checkpoint_every=7: must be a multiple of --eval_every=5"),
@@ -370,7 +370,10 @@ def test_what_an_own_module_says_of_itself_counts(own: str, told: Told, tmp_path
     def work(**changes: Any) -> None:
         train.train(config.of(algorithm=(own,), run_dir=str(tmp_path / "run"), **changes))
 
-    assert told(work) == f"--algorithm={own}: needs --norm=batch, to be what it is"
+    assert (
+        told(work)
+        == f"--algorithm={own}: needs --norm=batch, as the network has no normalisation layers"
+    )
     assert told(work, norm="batch") == f"--algorithm={own}: mine takes nothing"
     # Whether a network of one's own has norms is one's own affair.
     line = told(work, model="elsewhere:refuses")

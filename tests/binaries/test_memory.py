@@ -67,7 +67,7 @@ def test_a_device_may_hold_the_states_of_its_own_clients_alone(hold: str, held: 
     [
         ({}, 2 * NETWORK, "--widths=8: .* a network and its gradient"),
         (dict(batch_size=1000), 1000 * (64 + 4), "--batch_size=1000: .* a batch"),
-        (dict(rounds=10**6), 9 * 10**6 * 3, "--rounds=1000000: .* who attends"),
+        (dict(rounds=10**6), 9 * 10**6 * 3, "--rounds=1000000: .* the clients that attend"),
         (
             dict(late="stale", frequency=0.5, longest_delay=99),
             100 * NETWORK,
