@@ -51,7 +51,8 @@ class Network:
     )
     dtype: str = flag(
         "float32",
-        "The dtype that the network computes in; parameters, losses and the server's sums are float32.",
+        "The dtype that the network computes in; parameters, losses and the server's sums are "
+        "float32.",
         choices=("float32", "bfloat16"),
     )
     conv: str = flag(
