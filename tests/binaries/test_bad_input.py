@@ -27,7 +27,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments, federation, sources
 
 ROOT = Path(__file__).parents[2]
-Told = Callable[..., str]
+Refusal = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +40,8 @@ def no_compute(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """What a user is told, in one line, when a binary's work ends with status 2: of (work, what
-    it works on)."""
+def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """(work, its arguments) -> the line with which it ends, with status 2."""
 
     def of(work: Callable[..., Any], *arguments: Any, **flags: Any) -> str:
         with pytest.raises(SystemExit) as ended, errors.in_one_line():
@@ -220,14 +219,14 @@ IDLE: list[tuple[list[str], str]] = [
 
 @pytest.mark.parametrize(("arguments", "message"), IDLE)
 def test_a_flag_without_effect_is_told_in_one_line(
-    tmp_path: Path, told: Told, arguments: list[str], message: str
+    tmp_path: Path, refusal: Refusal, arguments: list[str], message: str
 ) -> None:
     folder = tmp_path / "run"
 
     def work() -> None:
         sweep.sweep(command_line.of_arguments([*arguments, f"--run_dir={folder}"]))
 
-    assert re.match(message, told(work))
+    assert re.match(message, refusal(work))
     assert not folder.exists()
 
 
@@ -257,10 +256,10 @@ def test_flags_that_have_an_effect_pass(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(("changes", "message"), CASES)
 def test_a_bad_value_is_told_in_one_line(
-    tmp_path: Path, told: Told, changes: dict[str, Any], message: str
+    tmp_path: Path, refusal: Refusal, changes: dict[str, Any], message: str
 ) -> None:
     folder = tmp_path / "run"
-    line = told(lambda: train.train(config.of(run_dir=str(folder), **changes)))
+    line = refusal(lambda: train.train(config.of(run_dir=str(folder), **changes)))
     assert re.search(message, line)
     assert not folder.exists()
 
@@ -276,8 +275,10 @@ def test_a_bad_value_is_told_in_one_line(
         (["--rounds=9", "rounds=3"], "rounds=3: not a flag; flags are --name=value"),
     ],
 )
-def test_a_bad_flag_is_told_in_one_line(told: Told, arguments: list[str], message: str) -> None:
-    assert re.search(message, told(command_line.of_arguments, arguments))
+def test_a_bad_flag_is_told_in_one_line(
+    refusal: Refusal, arguments: list[str], message: str
+) -> None:
+    assert re.search(message, refusal(command_line.of_arguments, arguments))
 
 
 def test_what_is_no_input_is_not_told_in_one_line(
@@ -366,34 +367,36 @@ def test_settings_take_the_types_of_the_factory(own: str, entry: str, values: An
     assert list(map(type, parsed)) == list(map(type, values))
 
 
-def test_what_an_own_module_says_of_itself_counts(own: str, told: Told, tmp_path: Path) -> None:
+def test_what_an_own_module_says_of_itself_counts(
+    own: str, refusal: Refusal, tmp_path: Path
+) -> None:
     def work(**changes: Any) -> None:
         train.train(config.of(algorithm=(own,), run_dir=str(tmp_path / "run"), **changes))
 
     assert (
-        told(work)
+        refusal(work)
         == f"--algorithm={own}: needs --norm=batch, as the network has no normalisation layers"
     )
-    assert told(work, norm="batch") == f"--algorithm={own}: mine takes nothing"
+    assert refusal(work, norm="batch") == f"--algorithm={own}: mine takes nothing"
     # Whether a network of one's own has norms is one's own affair.
-    line = told(work, model="elsewhere:refuses")
+    line = refusal(work, model="elsewhere:refuses")
     assert line == "--model=elsewhere:refuses: num_classes=10: must be 2"
     for entry in ("hook=abs", "untold=1"):
-        line = told(work, norm="batch", settings=(entry,))
+        line = refusal(work, norm="batch", settings=(entry,))
         assert line.startswith(f"--set={entry}: can be set in Python only")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_helper_beside_the_algorithms_is_no_choice(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "helper.py").write_text("def helper(model, work):\n    pass\n")
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
-    line = told(config.of, algorithm=("helper",))
+    line = refusal(config.of, algorithm=("helper",))
     assert line.startswith("--algorithm=helper: unknown; ")
 
 
-def test_train_refuses_a_grid(tmp_path: Path, told: Told) -> None:
+def test_train_refuses_a_grid(tmp_path: Path, refusal: Refusal) -> None:
     grids: list[dict[str, Any]] = [
         dict(algorithm=("fedavg", "fedipg")),
         dict(held_out="all"),
@@ -401,10 +404,10 @@ def test_train_refuses_a_grid(tmp_path: Path, told: Told) -> None:
     ]
     for changes in grids:
         chosen = config.of(run_dir=str(tmp_path / "run"), **changes)
-        assert "experiments.sweep" in told(train.train, chosen)
+        assert "experiments.sweep" in refusal(train.train, chosen)
 
 
-def test_bad_npz_files(tmp_path: Path, told: Told) -> None:
+def test_bad_npz_files(tmp_path: Path, refusal: Refusal) -> None:
     x, y = np.zeros((6, 4), np.float32), np.arange(6) % 2
     cases: dict[str, dict[str, Any]] = {
         "x": {"y": y},
@@ -416,18 +419,18 @@ def test_bad_npz_files(tmp_path: Path, told: Told) -> None:
         path = tmp_path / "mine.npz"
         np.savez(path, **arrays)
         chosen = config.of(dataset=str(path), environment="none")
-        line = told(train.train, chosen)
+        line = refusal(train.train, chosen)
         assert line.startswith(f"--dataset={path}: ")
         assert name in line.removeprefix(f"--dataset={path}: ")
 
 
-def test_a_folder_that_is_not_this_run(tmp_path: Path, told: Told) -> None:
+def test_a_folder_that_is_not_this_run(tmp_path: Path, refusal: Refusal) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     chosen = config.of(run_dir=str(tmp_path), seeds=(0, 1))
-    assert "neither empty nor a run" in told(train.train, chosen)
+    assert "neither empty nor a run" in refusal(train.train, chosen)
     (cell,) = grid.cells(chosen, ["75"])
     folders.write_json(tmp_path / "config.json", folders.description(chosen, cell))
-    assert "unfinished run; add --resume" in told(train.train, chosen)
+    assert "unfinished run; add --resume" in refusal(train.train, chosen)
     others: list[tuple[dict[str, Any], str]] = [
         (dict(rounds=60), "rounds is 50 and not 60"),
         (dict(held_out="60"), 'held_out is "75" and not "60"'),
@@ -435,19 +438,19 @@ def test_a_folder_that_is_not_this_run(tmp_path: Path, told: Told) -> None:
         (dict(algorithm=("fedprox",)), 'algorithm is "fedavg" and not "fedprox"'),
     ]
     for changes, message in others:
-        line = told(train.train, config.changed(chosen, **changes))
+        line = refusal(train.train, config.changed(chosen, **changes))
         assert line.startswith(f"--run_dir={tmp_path}: ")
         assert message in line
 
 
-def test_a_sweep_does_not_replace_a_run(tmp_path: Path, told: Told) -> None:
+def test_a_sweep_does_not_replace_a_run(tmp_path: Path, refusal: Refusal) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "result.json").write_text("of the run")
-    line = told(sweep.sweep, config.of(run_dir=str(tmp_path)))
+    line = refusal(sweep.sweep, config.of(run_dir=str(tmp_path)))
     assert line == f"--run_dir={tmp_path}: holds a run of its own; choose another"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    line = told(sweep.sweep, config.of(run_dir=str(tmp_path / "mine")))
+    line = refusal(sweep.sweep, config.of(run_dir=str(tmp_path / "mine")))
     assert line == f"--run_dir={tmp_path / 'mine'}: is neither empty nor a sweep; choose another"
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
@@ -465,7 +468,7 @@ def test_every_preset_parses() -> None:
         assert grid.cells(command_line.of_arguments([f"--preset={names}"]), ["0", "75"])
 
 
-def test_sweep_and_train_share_their_checks(tmp_path: Path, told: Told) -> None:
+def test_sweep_and_train_share_their_checks(tmp_path: Path, refusal: Refusal) -> None:
     folder = tmp_path / "run"
     cases: list[tuple[dict[str, Any], str]] = [
         (dict(held_out="90"), "--held_out=90: "),
@@ -473,7 +476,7 @@ def test_sweep_and_train_share_their_checks(tmp_path: Path, told: Told) -> None:
     ]
     for changes, message in cases:
         chosen = config.of(run_dir=str(folder), **changes)
-        assert told(sweep.sweep, chosen).startswith(message)
+        assert refusal(sweep.sweep, chosen).startswith(message)
     assert not folder.exists()
 
 
@@ -504,10 +507,10 @@ def test_a_signal_writes_a_checkpoint_and_the_run_can_go_on(tmp_path: Path) -> N
     while not (lines.exists() and lines.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert "Traceback" not in told
-    assert "--resume" in told
+    assert "Traceback" not in err
+    assert "--resume" in err
     last = log.read(folder)[-1]["round"]
     assert (folder / "checkpoints" / str(last)).is_dir()
     assert not (folder / "result.json").exists()

@@ -31,9 +31,9 @@ def first_update(transformation: optax.GradientTransformation, grads: Any, param
 
 def test_clipping_comes_before_the_decay() -> None:
     params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
-    made = optimizers.regularised(optax.sgd(0.5), weight_decay=0.1, clip=5.0)
+    chain = optimizers.regularised(optax.sgd(0.5), weight_decay=0.1, clip=5.0)
     # Clipped to norm 5: (3, 4); decayed: (3.2, 3.9).
-    chex.assert_trees_all_close(first_update(made, grads, params), {"w": jnp.array([-1.6, -1.95])})
+    chex.assert_trees_all_close(first_update(chain, grads, params), {"w": jnp.array([-1.6, -1.95])})
     plain = optax.sgd(0.5)
     assert optimizers.regularised(plain, 0.0, 0.0) is plain
 
@@ -58,8 +58,8 @@ def test_the_server_steps_along_what_it_clips(monkeypatch: pytest.MonkeyPatch) -
 def cohort(num_rounds: int, **changes: Any) -> Cohort:
     """Of one run of six clients, all rounds."""
     chosen = config.of(rounds=num_rounds, eval_every=1, **changes)
-    made = assemble.assemble(chosen)
-    drawn = assemble.cohorts(chosen, made.prepare(made.cells[0]).inputs, num_rounds)
+    assembled = assemble.assemble(chosen)
+    drawn = assemble.cohorts(chosen, assembled.prepare(assembled.cells[0]).inputs, num_rounds)
     return jax.tree.map(lambda leaf: np.asarray(leaf)[0], drawn)
 
 
@@ -77,21 +77,21 @@ def test_slow_and_lossy_clients_and_a_first_round_of_all() -> None:
     assert first.present[0].all()
     assert not first.delay[0].any()
     chex.assert_trees_all_equal(*(jax.tree.map(lambda leaf: leaf[1:], c) for c in (drawn, first)))
-    made = assemble.assemble(config.of(**flags))
-    assert made.prepare(made.cells[0]).experiment.history == 3
+    assembled = assemble.assemble(config.of(**flags))
+    assert assembled.prepare(assembled.cells[0]).experiment.history == 3
 
 
 def test_classes_with_a_long_tail() -> None:
     """Of handwritten digits, of which there are about as many of each."""
     flags = dict(imbalance=10.0, partition="dirichlet", environment="none", clients=20, min_size=1)
-    made = assemble.assemble(config.of(held_out="none", **flags))
-    split = made.splits[None][0]
+    assembled = assemble.assemble(config.of(held_out="none", **flags))
+    split = assembled.splits[None][0]
     rows = np.concatenate([*parts_of(split.train), *parts_of(split.valid)])
-    counts = np.bincount(made.dataset.y[rows])
+    counts = np.bincount(assembled.dataset.y[rows])
     assert 9 < counts[0] / counts[9] < 11
     assert (np.diff(counts) < 3).all()
     test = parts_of(split.test)[0]
-    assert np.bincount(made.dataset.y[test]).min() > 20
+    assert np.bincount(assembled.dataset.y[test]).min() > 20
 
 
 def test_clients_that_upload_rarely() -> None:
@@ -109,8 +109,8 @@ def test_clients_that_upload_rarely() -> None:
     chex.assert_trees_all_equal(stale.present, dropped.present)
     assert stale.delay[:, share < 1][stale.present[:, share < 1]].max() == 4
     assert not stale.delay[:, share == 1].any()
-    made = assemble.assemble(config.of(late="stale", longest_delay=4, **flags))
-    assert made.prepare(made.cells[0]).experiment.history == 5
+    assembled = assemble.assemble(config.of(late="stale", longest_delay=4, **flags))
+    assert assembled.prepare(assembled.cells[0]).experiment.history == 5
     assert cohort(3, sampling_rate=0.5, partition="iid", clients=6).who.shape == (3, 3)
 
 
@@ -143,8 +143,8 @@ def test_updates_of_earlier_networks() -> None:
         jax.tree.map(lambda leaf: leaf[:40], drawn),
     )
     for delay, history in (("0", 1), ("3", 4), ("geometric:0.5", 11)):
-        made = assemble.assemble(config.of(delay=delay, **flags))
-        assert made.prepare(made.cells[0]).experiment.history == history
+        assembled = assemble.assemble(config.of(delay=delay, **flags))
+        assert assembled.prepare(assembled.cells[0]).experiment.history == history
 
 
 def test_uploads_in_every_so_many_rounds() -> None:
@@ -169,9 +169,9 @@ def test_a_pooled_algorithm_beside_others_takes_part_in_every_round() -> None:
         delay="geometric:0.5",
         upload_every=("2",),
     )
-    made = assemble.assemble(chosen)
+    assembled = assemble.assemble(chosen)
     pooled, averaged = (
-        assemble.cohorts(chosen, made.prepare(cell).inputs, 10) for cell in made.cells
+        assemble.cohorts(chosen, assembled.prepare(cell).inputs, 10) for cell in assembled.cells
     )
     assert pooled.present.all()
     assert not pooled.delay.any()
@@ -182,10 +182,10 @@ def test_a_pooled_algorithm_beside_others_takes_part_in_every_round() -> None:
 def test_partitions_deal_the_training_examples(partition: str) -> None:
     more: dict[str, Any] = {"shards": dict(classes_per_client=1), "quantity": dict(alpha=1.0)}
     flags = dict(partition=partition, clients=10, environment="none", held_out="none")
-    made = assemble.assemble(config.of(**flags, **more[partition]))
-    split = made.splits[None][0]
+    assembled = assemble.assemble(config.of(**flags, **more[partition]))
+    split = assembled.splits[None][0]
     sizes = np.array([len(part) for part in parts_of(split.train)])
-    classes = [len(set(made.dataset.y[part])) for part in parts_of(split.train)]
+    classes = [len(set(assembled.dataset.y[part])) for part in parts_of(split.train)]
     if partition == "shards":
         assert np.ptp(sizes) <= 2
         assert max(classes) <= 3
@@ -195,8 +195,10 @@ def test_partitions_deal_the_training_examples(partition: str) -> None:
 
 
 def test_what_stands_in_for_a_missing_update() -> None:
-    made = assemble.assemble(config.of(missing="reuse", lossy=("0:0.5",)))
-    algorithm = made.prepare(made.cells[0]).experiment.algorithm(made.cells[0].runs[0].hyper)
+    assembled = assemble.assemble(config.of(missing="reuse", lossy=("0:0.5",)))
+    algorithm = assembled.prepare(assembled.cells[0]).experiment.algorithm(
+        assembled.cells[0].runs[0].hyper
+    )
     skips = assemble.assemble(config.of(lossy=("0:0.5",)))
     plain = skips.prepare(skips.cells[0]).experiment.algorithm(skips.cells[0].runs[0].hyper)
     assert type(algorithm.exchanges[0].aggregate) is not type(plain.exchanges[0].aggregate) or (
@@ -279,8 +281,10 @@ def test_a_network_is_made_for_the_size_of_the_images(side: int, stem: int, tmp_
 @pytest.mark.parametrize("environment", ["colored", "rotated"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_drawn_test_holds_a_part_of_every_domain(environment: str, seed: int) -> None:
-    made = assemble.assemble(config.of(environment=environment, held_out="none", seeds=(seed,)))
-    (rows,), domains = parts_of(made.splits[None][seed].test), made.dataset.domain
+    assembled = assemble.assemble(
+        config.of(environment=environment, held_out="none", seeds=(seed,))
+    )
+    (rows,), domains = parts_of(assembled.splits[None][seed].test), assembled.dataset.domain
     shares = np.bincount(domains[rows]) / np.bincount(domains)
     assert (abs(shares - 0.2) < 0.08).all()
 
@@ -303,13 +307,13 @@ def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> Non
     path = tmp_path / "weights.npz"
     np.savez(path, **arrays)
     variables, _ = models.weights.load(path, bare.init(jax.random.key(0), images[:1]))
-    made = networks.make(config.changed(chosen, weights=str(path)).model, dataset)
-    loaded = made.init(jax.random.key(1), images[:1])
+    model = networks.make(config.changed(chosen, weights=str(path)).model, dataset)
+    loaded = model.init(jax.random.key(1), images[:1])
     chex.assert_trees_all_close(loaded, variables)
     mean, std = models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD
     seen = (images / np.float32(255) - np.asarray(mean)) / np.asarray(std)
     chex.assert_trees_all_close(
-        models.predict(made, loaded, images),
+        models.predict(model, loaded, images),
         models.predict(bare, variables, seen.astype(np.float32)),
         rtol=1e-4,
         atol=1e-5,
@@ -321,14 +325,14 @@ def test_training_images_are_augmented_and_others_are_not(tmp_path: Path) -> Non
     np.savez(tmp_path / "mine.npz", x=images, y=np.arange(8) % 2)
     chosen = config.of(dataset=str(tmp_path / "mine.npz"), augment=True, widths=(4,))
     dataset = data_flags.load(chosen.data)
-    made, plain = (
+    model, plain = (
         networks.make(config.changed(chosen, augment=on).model, dataset) for on in (True, False)
     )
     variables = plain.init(jax.random.key(0), images[:1])
     mask, key = jnp.ones(8, bool), jax.random.key(1)
     for train in (False, True):
         ours, theirs = (
-            models.apply(each, variables, images, mask, train, key)[0] for each in (made, plain)
+            models.apply(each, variables, images, mask, train, key)[0] for each in (model, plain)
         )
         assert np.allclose(ours, theirs, atol=1e-5) != train
 
@@ -346,8 +350,8 @@ def test_accelerators_are_told_how_many_batches_all_clients_have(
     platform: str, batch_size: int, of_clients: list[list[int]], known: int | None
 ) -> None:
     with platforms.traced_for(platform):
-        told = training.sizes(Clients(batch_size=batch_size), np.array(of_clients))
-    assert told == training.Sizes(capacity=8 * -(-np.max(of_clients) // 8), num_batches=known)
+        sizes = training.sizes(Clients(batch_size=batch_size), np.array(of_clients))
+    assert sizes == training.Sizes(capacity=8 * -(-np.max(of_clients) // 8), num_batches=known)
 
 
 def test_sixteen_bits_cost_little_accuracy_on_colored_digits(tmp_path: Path) -> None:

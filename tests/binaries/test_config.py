@@ -72,27 +72,27 @@ def test_a_flag_of_no_environment_has_no_record() -> None:
 def helped(*arguments: str) -> str:
     values = flags.FlagValues()
     command_line.define(values, nonfinite="mark")
-    told = command_line.answer(["", *arguments], "What it is.\n", values)
-    assert told is not None
-    return told
+    text = command_line.answer(["", *arguments], "What it is.\n", values)
+    assert text is not None
+    return text
 
 
 @pytest.mark.parametrize("ask", ["--help", "-h", "--helpfull"])
 def test_help_tells_all_in_groups(ask: str) -> None:
-    told = helped("--rounds=3", ask)
-    assert told.startswith("What it is.\n\n")
-    places = [told.index(f"{group.upper()}: ") for group in config.GROUPS]
+    page = helped("--rounds=3", ask)
+    assert page.startswith("What it is.\n\n")
+    places = [page.index(f"{group.upper()}: ") for group in config.GROUPS]
     assert places == sorted(places)
     for start, end, group in zip(places, [*places[1:], None], config.GROUPS, strict=True):
         for field in config.fields(group):
-            assert f"  --{name_of(field)}=" in told[start:end]
-    assert "--nonfinite=mark" in told
-    for name, text in command_line.presets().items():
-        assert f"  {name} " in told
-        assert text.split()[0] in told
+            assert f"  --{name_of(field)}=" in page[start:end]
+    assert "--nonfinite=mark" in page
+    for name, summary in command_line.presets().items():
+        assert f"  {name} " in page
+        assert summary.split()[0] in page
     for name in (*LISTED, *environments.LISTED):
-        assert f"  {name} " in told
-    assert max(map(len, told.splitlines())) <= 100
+        assert f"  {name} " in page
+    assert max(map(len, page.splitlines())) <= 100
 
 
 def test_without_a_question_there_is_no_answer() -> None:
@@ -101,16 +101,16 @@ def test_without_a_question_there_is_no_answer() -> None:
 
 @pytest.mark.parametrize("algorithm", LISTED)
 def test_describe_tells_every_setting_and_its_meaning(algorithm: str) -> None:
-    told = helped(f"--describe={algorithm}")
+    text = helped(f"--describe={algorithm}")
     factory = registry.factory(algorithm)
     meanings = command_line.meanings(factory)
     for name, kinds in registry.hyperparameters(algorithm).items():
         settable = set(kinds) - {type(None)}
-        assert (f"--set={name} " in told) == bool(settable)
+        assert (f"--set={name} " in text) == bool(settable)
         if settable:
             assert len(meanings[name]) > 5, name
             default = inspect.signature(factory).parameters[name].default
-            assert str(default).lower() in told.lower() or f"{default:g}" in told
+            assert str(default).lower() in text.lower() or f"{default:g}" in text
 
 
 def described(plain: int, *, penalty: float = 0.1, first: int = 1, second: int = 2) -> None:
@@ -178,12 +178,12 @@ PRESET = "--preset=rotated_digits"  # says --set=penalty=0.001,0.01
 def test_settings_of_presets_are_replaced_and_taken_back(
     arguments: list[str], settings: tuple[str, ...] | None
 ) -> None:
-    told = command_line.of_arguments(arguments).method.settings
+    values = command_line.of_arguments(arguments).method.settings
     if settings is None:
         settings = ("scale_loss=true", "warmup_rounds=20", "penalty=0.001,0.01")
-        assert set(told) == set(settings)
+        assert set(values) == set(settings)
     else:
-        assert told == settings
+        assert values == settings
 
 
 def test_flags_over_a_base_replace_its_settings() -> None:
@@ -244,7 +244,7 @@ def test_a_default_folder_tells_what_differs() -> None:
     )
     assert folder("--seeds=0,1") == "runs/fedavg-digits-default-seeds=0-1"
     assert folder("--algorithm=fedipg", "--set=penalty=0.1").endswith("-default-set=penalty=0.1")
-    # What is long, and what a file system may not take, is told by a checksum.
+    # What is long, and what a file system may not take, is named by a checksum.
     for arguments in (["--preset=rotated_digits_small"], ["--dataset=a/b.npz"]):
         assert re.fullmatch(r"runs/fedavg-\w+-[\d-]*\w*-[\da-f]{8}", folder(*arguments)), arguments
     several = sweep.folder(command_line.of_arguments([PRESET])).as_posix()
@@ -271,12 +271,12 @@ def test_a_default_folder_is_that_of_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "title"),
+    ("flags", "title"),
     [
         ({}, "digits, rotated domains"),
         (dict(environment="none"), "digits"),
         (dict(dataset="/data/mine.npz"), "mine"),
     ],
 )
-def test_what_the_data_are_called(given: dict[str, str], title: str) -> None:
-    assert config.of(**given).title == title
+def test_what_the_data_are_called(flags: dict[str, str], title: str) -> None:
+    assert config.of(**flags).title == title

@@ -18,7 +18,7 @@ def error(argument: str, value: Any = ..., **others: tuple[str, Any]) -> UsageEr
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("error", "expected"),
     [
         (error("flips[1]", np.nan), "--flips=nan: must be, with --kind=a"),
         (error("flips", [0.2, 0.1]), "--flips=0.2,0.1: must be, with --kind=a"),
@@ -36,10 +36,10 @@ def error(argument: str, value: Any = ..., **others: tuple[str, Any]) -> UsageEr
         (ValueError("flips=1"), "--kind=a: flips=1"),
     ],
 )
-def test_arguments_are_called_as_the_flags_that_set_them(told: Exception, expected: str) -> None:
-    assert str(in_flags(told, "--kind=a", NAMES)) == expected
+def test_arguments_are_called_as_the_flags_that_set_them(error: Exception, expected: str) -> None:
+    assert str(in_flags(error, "--kind=a", NAMES)) == expected
     if not expected.removeprefix("--kind=a").startswith(("--", ": x=1")):
-        assert str(in_flags(told, "--kind=a", {})) == expected
+        assert str(in_flags(error, "--kind=a", {})) == expected
 
 
 def test_without_a_flag_that_named_the_function_the_line_stands_alone() -> None:

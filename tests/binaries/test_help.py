@@ -40,10 +40,10 @@ def check(name: str, arguments: list[str], folder: Path) -> None:
     if name.startswith("papers."):
         study.define(module.PAPER, values)
         command_line.parse(["", *arguments], values)
-        told = study.options(module.PAPER, values)
-        for data in told.data:
-            rows = study.select(module.PAPER.studies[told.study].rows(data), told.rows)
-            assert study.configs(module.PAPER, rows, folder, told.overrides)
+        options = study.options(module.PAPER, values)
+        for data in options.data:
+            rows = study.select(module.PAPER.studies[options.study].rows(data), options.rows)
+            assert study.configs(module.PAPER, rows, folder, options.overrides)
     elif hasattr(module, "BINARY"):
         module.BINARY.define(values)
         assert module.BINARY.read(["", *arguments], values)

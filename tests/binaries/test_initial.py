@@ -107,11 +107,11 @@ def test_what_is_good_enough_at_once_ends_at_once() -> None:
 def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:
     """And where that is not there, from the first."""
     for seeds, rows in (((1, 0), (1, 0)), ((1, 5), (1, 0))):
-        made = assembled(following(before, seeds=seeds, learning_rate=(0.1, 0.2)))
-        (cell,) = made.cells
-        ready = made.prepare(cell)
+        experiment = assembled(following(before, seeds=seeds, learning_rate=(0.1, 0.2)))
+        (cell,) = experiment.cells
+        ready = experiment.prepare(cell)
 
-        got = program.make(ready.experiment, run_chunk=2).init(made.data, ready.inputs)
+        got = program.make(ready.experiment, run_chunk=2).init(experiment.data, ready.inputs)
         for index, run in enumerate(cell.runs):
             row = rows[seeds.index(run.seed)]
             server = jax.tree.map(lambda leaf, at=index: leaf[at], got.state.server.variables)
@@ -132,12 +132,12 @@ def test_a_checkpoint_of_a_run_may_be_named(before: Ran, tmp_path: Path) -> None
     shutil.copytree(before.folder, folder)
     (only,) = (folder / "checkpoints").iterdir()
     (folder / "checkpoints" / "999").mkdir()
-    made = assembled(following(before, init_from=str(only)))
-    assert made.variables is not None
-    told = states(before.folder, int(only.name))["state"]["server"]["variables"]["params"]
+    experiment = assembled(following(before, init_from=str(only)))
+    assert experiment.variables is not None
+    network = states(before.folder, int(only.name))["state"]["server"]["variables"]["params"]
     for seed in (0, 1):
-        expected = jax.tree.map(lambda leaf, at=seed: np.asarray(leaf)[at], told)
-        chex.assert_trees_all_equal(as_dicts(made.variables[seed]), expected)
+        expected = jax.tree.map(lambda leaf, at=seed: np.asarray(leaf)[at], network)
+        chex.assert_trees_all_equal(as_dicts(experiment.variables[seed]), expected)
 
 
 def test_what_started_from_a_run_resumes_bit_for_bit(after: Ran, tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def damaged(folder: Path, before: Ran, how: str) -> Path:
     elif how == "seeds":
         record["cell"]["runs"][1]["seed"] = 0
         for about in folder.glob("checkpoints/*/about/metadata"):
-            told = json.loads(about.read_text())
-            about.write_text(json.dumps(told | {"cell": record["cell"]}))
+            config_json = json.loads(about.read_text())
+            about.write_text(json.dumps(config_json | {"cell": record["cell"]}))
     elif how == "config":
         (folder / "config.json").write_text("{")
         return folder
