@@ -20,11 +20,11 @@ GRADS = jax.tree.map(lambda leaf: 0.3 * leaf + 0.1, PARAMS)
 
 
 def updates(optimizer: optax.GradientTransformation, steps: int = 2) -> list[Any]:
-    steps, state = [], optimizer.init(PARAMS)
+    result, state = [], optimizer.init(PARAMS)
     for _ in range(steps):
         update, state = optimizer.update(GRADS, state, PARAMS)
-        steps.append(update)
-    return steps
+        result.append(update)
+    return result
 
 
 @pytest.mark.parametrize("name", optimizers.NAMES)
