@@ -126,7 +126,7 @@ def load(chosen: Data) -> Dataset:
         names = flag_names(Data)
         # An error about a file in a folder names that file.
         is_transitional = str(error).startswith(f"name={chosen.dataset!r}: ")  # transitional
-        if error.value == chosen.dataset or is_transitional:
+        if str(error.value) == chosen.dataset or is_transitional:
             names["name"] = "dataset"
         raise in_flags(error, f"--dataset={chosen.dataset}", names) from None
     _check_names(chosen.dataset, loaded)

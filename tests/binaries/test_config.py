@@ -1,5 +1,6 @@
 """Flags: groups and their flat form, the command line, and what it tells of itself."""
 
+import dataclasses
 import inspect
 import json
 import re
@@ -10,7 +11,7 @@ from absl import flags
 from experiments import sweep, train
 from experiments.experiment import command_line, config
 from experiments.flags import names as registry
-from experiments.flags.flag import name_of
+from experiments.flags.flag import at_least, flag, name_of
 from experiments.parts import environments, method
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
@@ -93,6 +94,35 @@ def test_help_tells_all_in_groups(ask: str) -> None:
     for name in (*LISTED, *environments.LISTED):
         assert f"  {name} " in page
     assert max(map(len, page.splitlines())) <= 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """Flags of a binary beside those of an experiment."""
+
+    images: int = flag(10, "Images of each domain.", at_least(1))
+    out: str = flag("data.png", "The picture.")
+
+
+def test_a_binary_has_its_own_flags_beside_those_of_an_experiment() -> None:
+    binary = command_line.binary(
+        lambda chosen, own: f"{chosen.run.rounds} {own.images} {own.out}",
+        "It draws.",
+        Own,
+        rounds=7,
+    )
+    values = flags.FlagValues()
+    binary.define(values)
+    assert binary.run(binary.read(["", "--images=3"], values)) == "7 3 data.png"
+    values = flags.FlagValues()
+    binary.define(values)
+    text = binary.answer(["", "--help"], values)
+    assert text is not None
+    assert text.startswith("It draws.\n\nTHIS BINARY\n  --images=10 ")
+    assert "  --rounds=7 " in text
+    assert binary.answer(["", "--images=3"], values) is None
+    with pytest.raises(UsageError, match="^--images=0: must be at least 1"):
+        binary.read(["", "--images=0"], values)
 
 
 def test_without_a_question_there_is_no_answer() -> None:
