@@ -121,7 +121,7 @@ def test_a_binary_has_its_own_flags_beside_those_of_an_experiment() -> None:
     assert text.startswith("It draws.\n\nTHIS BINARY\n  --images=10 ")
     assert "  --rounds=7 " in text
     assert binary.answer(["", "--images=3"], values) is None
-    with pytest.raises(UsageError, match="^--images=0: must be at least 1"):
+    with pytest.raises(UsageError, match=r"^--images=0: must be at least 1"):
         binary.read(["", "--images=0"], values)
 
 
