@@ -46,10 +46,10 @@ from jax.sharding import (
 )
 
 from benchmarks import hlo, workloads
-from experiments.experiment import build, command_line
-from experiments.experiment.groups import Config
+from experiments.experiment import assemble, command_line
+from experiments.experiment.config import Config
 from experiments.flags.flag import check_known
-from experiments.parts import devices
+from experiments.parts import machine
 from experiments.running import chunks
 from experiments.running.launch import errors_in_one_line
 from fedjax_inv import communication, local, platforms, program, rounds, schedules
@@ -204,14 +204,16 @@ def of_presets(name: str) -> Work:
     asked = [f"--preset={names.replace('+', ',')}"]
     asked += [f"--algorithm={algorithm}"] if algorithm else []
     config = command_line.of_arguments(asked, may_be_idle=True)
-    made = build.assemble(config, config.run.seeds[:1])
+    made = assemble.assemble(config, config.run.seeds[:1])
     cell = made.cells[0]._replace(runs=made.cells[0].runs[:1])
 
     def trace(mesh: Mesh | None, chunk: int) -> Traced:
         ready = made.prepare(cell)  # as for the platform
         data, inputs = made.data, ready.inputs
-        cohort = build.cohorts(config, inputs, config.watching.eval_every)
-        layout = Layout(mesh, devices.holds_own(config, num_clients)) if mesh else None
+        cohort = assemble.cohorts(config, inputs, config.watching.eval_every)
+        slots = config.participation.slots(num_clients)
+        holds_own = machine.holds_own(config.run, num_clients, slots)
+        layout = Layout(mesh, holds_own) if mesh else None
         if layout is not None:
             data, inputs = layout.place(data, inputs, _shapes)
         compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)

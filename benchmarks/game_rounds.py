@@ -13,7 +13,7 @@ import jax
 from absl import app, flags
 
 from benchmarks import workloads
-from experiments.experiment import build, command_line
+from experiments.experiment import assemble, command_line
 from experiments.flags.flag import check_known
 from experiments.papers import fl_games, study
 from experiments.running import chunks
@@ -27,7 +27,7 @@ class Row:
 
     def __init__(self, flags: list[str], watched: bool) -> None:
         self.config = config = command_line.of_arguments(flags, nonfinite="mark", may_be_idle=True)
-        made = build.assemble(config)
+        made = assemble.assemble(config)
         (cell,) = made.cells
         self._data, ready = made.data, made.prepare(cell)
         self._inputs = chunks.without_evaluation(ready.inputs)
@@ -39,7 +39,7 @@ class Row:
             run_chunk=int(config.run.run_chunk),
         )
         self._segment = compiled.segment
-        self._cohorts = build.cohorts(config, ready.inputs, config.watching.eval_every)
+        self._cohorts = assemble.cohorts(config, ready.inputs, config.watching.eval_every)
         self._states = compiled.init(self._data, ready.inputs)
         self.seconds: list[float] = []
 

@@ -30,7 +30,7 @@ from absl import app, flags
 
 from benchmarks import workloads
 from experiments.flags.flag import check_known
-from experiments.parts import devices
+from experiments.parts import machine as machines
 from fedjax_inv import models
 
 FLAGS = flags.FLAGS
@@ -205,7 +205,7 @@ def main(argv: list[str]) -> None:
     for name in FLAGS.workloads:
         workload = workloads.shrunk(workloads.WORKLOADS[name], FLAGS.shrink)
         data = workloads.noise(workload)
-        mesh = devices.mesh(workloads.config_of(workload, FLAGS.devices).run)
+        mesh = machines.mesh(workloads.config_of(workload, FLAGS.devices).run)
         chosen = fixed or workloads.auto(workload, data, FLAGS.devices)
         engine = workloads.Engine(workload, chosen, data, mesh)
         rows = []

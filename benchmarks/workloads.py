@@ -15,10 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tabulate import tabulate
 
 from benchmarks import lowerings
-from experiments.experiment import build, config
+from experiments.experiment import assemble, config
+from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Config
-from experiments.parts import devices
+from experiments.parts import training
 from experiments.running import chunks
 from fedjax_inv import local, models, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg
@@ -194,8 +194,8 @@ def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
         SharedExamples(*held),
         jnp.zeros((1, workload.num_clients), jnp.int32),
     )
-    experiment = build.experiment(flags, cell, model_of(workload, "auto"), 1, build.Sizes())
-    layout = devices.layout(flags, workload.num_clients)
+    experiment = assemble.experiment(flags, cell, model_of(workload, "auto"), 1, training.Sizes())
+    layout = assemble.layout(flags, workload.num_clients)
 
     def make(chosen: chunks.Chunks) -> program.Program:
         return program.make(

@@ -2,28 +2,31 @@
 
 python -m experiments.sweep --preset=rotated_digits
 
-Seeds and real hyperparameters train at once in one program; finished parts are kept on a restart.
+Seeds and real hyperparameters train at once in one program. A restart skips finished cells.
 """
 
 from pathlib import Path
 
 from experiments.experiment import command_line
-from experiments.experiment.groups import Config
+from experiments.experiment.config import Config
+from experiments.flags import command
+from experiments.reporting import run_report
 from experiments.running import folder as folders
 from experiments.running import launch
 
 
 def folder(config: Config) -> Path:
-    """Where the results go."""
+    """The folder of the results."""
     name = f"sweep-{config.data.stem}-{'-'.join(config.method.algorithm)}"
     return Path(config.run.run_dir or folders.default(config, name, ("algorithm",)))
 
 
 def sweep(config: Config) -> str:
-    """Runs the grid of the flags, each cell in a folder of the run folder; returns the table."""
-    return launch.run(config, folder(config), in_folders=True)
+    """Runs the grid, each cell in a folder of the run folder, and returns the table."""
+    return launch.run(config, folder(config), in_folders=True, report=run_report.write)
 
+
+BINARY = command_line.binary(sweep, __doc__, nonfinite="mark")
 
 if __name__ == "__main__":
-    command_line.define(nonfinite="mark")
-    launch.main(sweep, __doc__)
+    command.main(BINARY)

@@ -7,25 +7,28 @@ python -m experiments.train --preset=rotated_digits --algorithm=fedipg --held_ou
 from pathlib import Path
 
 from experiments.experiment import command_line
-from experiments.experiment.groups import Config
+from experiments.experiment.config import Config
+from experiments.flags import command
+from experiments.reporting import run_report
 from experiments.running import folder as folders
 from experiments.running import launch
 
 
 def folder(config: Config) -> Path:
-    """Where the results go."""
+    """The folder of the results."""
     name = f"{config.method.algorithm[0]}-{config.data.stem}-{config.data.held_out or 'default'}"
     return Path(config.run.run_dir or folders.default(config, name, ("algorithm", "held_out")))
 
 
 def train(config: Config) -> str:
-    """Runs the flags as one run folder and returns its table.
+    """Runs the experiment in one run folder, and returns its table.
 
-    Raises UsageError where they ask for several runs.
+    Raises UsageError if the flags ask for several cells.
     """
-    return launch.run(config, folder(config), in_folders=False)
+    return launch.run(config, folder(config), in_folders=False, report=run_report.write)
 
+
+BINARY = command_line.binary(train, __doc__)
 
 if __name__ == "__main__":
-    command_line.define()
-    launch.main(train, __doc__)
+    command.main(BINARY)

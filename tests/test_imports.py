@@ -1,4 +1,4 @@
-"""No import runs in a circle, not even for type checkers."""
+"""No import runs in a circle or back up, not even for type checkers."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -8,6 +8,24 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("fedjax_inv", "experiments", "benchmarks")
+
+
+# The rooms of experiments/: a module imports from its own room and from earlier ones. The binaries
+# lie in the root.
+ROOMS = ("flags", "parts", "experiment", "running", "reporting", "papers", "binaries")
+# transitional: importing module -> modules that it takes from a later room.
+UPWARDS: dict[str, set[str]] = {
+    "experiments.papers.fedipg": {"experiments.contributions"},
+}
+# transitional: files in the root that are no binaries yet.
+WITHOUT_BINARY = {
+    "contributions",
+    "evaluate",
+    "explain",
+    "export",
+    "factors",
+    "show_data",
+}
 
 
 def name_of(path: Path) -> str:
@@ -57,3 +75,47 @@ def test_the_library_knows_nothing_of_the_binaries() -> None:
         if name.startswith("fedjax_inv"):
             others = imported(ast.parse(path.read_text()), set(known))
             assert not any(other.startswith("experiments") for other in others), name
+
+
+def room_of(name: str) -> int | None:
+    """The index of a module's room; None outside of experiments/."""
+    package, _, rest = name.partition(".")
+    if package != "experiments" or not rest:
+        return None
+    room, _, module = rest.partition(".")
+    return ROOMS.index(room if module or room in ROOMS else "binaries")
+
+
+def upwards(name: str, others: set[str]) -> set[str]:
+    """The modules of later rooms among those that a module imports."""
+    room = room_of(name)
+    return set() if room is None else {o for o in others if (room_of(o) or 0) > room}
+
+
+def test_no_import_runs_back_up() -> None:
+    known = modules()
+    found = {
+        name: upwards(name, imported(ast.parse(path.read_text()), set(known)))
+        for name, path in known.items()
+    }
+    assert {name: others for name, others in found.items() if others} == UPWARDS
+
+
+def test_an_import_that_runs_back_up_is_found() -> None:
+    later = {"experiments.flags.flag", "experiments.parts.data", "experiments.train", "fedjax_inv"}
+    assert upwards("experiments.parts.method", later) == {"experiments.train"}
+    assert upwards("experiments.flags.names", later) == later - {
+        "experiments.flags.flag",
+        "fedjax_inv",
+    }
+    assert upwards("experiments.train", later) == set()
+    assert upwards("benchmarks.peers", later) == set()
+
+
+def test_the_root_of_experiments_holds_binaries_alone() -> None:
+    found = {path.stem: path.read_text() for path in (ROOT / "experiments").glob("*.py")}
+    del found["__init__"]
+    without = {name for name, text in found.items() if "\nBINARY = " not in text}
+    assert without == WITHOUT_BINARY
+    folders = {path.name for path in (ROOT / "experiments").iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} == {*ROOMS} - {"binaries"}

@@ -1,6 +1,6 @@
-"""Whether an experiment fits into memory: by arithmetic on shapes, before anything is made of them.
+"""Whether an experiment fits into memory, by arithmetic on shapes, before anything is allocated.
 
-What is counted here is needed however a program is compiled. Not all that is needed is counted.
+It counts only what every compiled program needs, so a program may still need more.
 """
 
 import warnings
@@ -9,104 +9,98 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.experiment import build
+from experiments.experiment import assemble
+from experiments.experiment.assemble import Assembled
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Participation
-from experiments.flags.flag import in_flags, shown
-from experiments.flags.names import facts, hyperparameters
-from experiments.parts import devices
+from experiments.flags.flag import flag_error, in_flags
+from experiments.flags.names import facts
+from experiments.parts import machine, method, network
+from experiments.parts.training import Sizes
 from fedjax_inv import checks, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Federation, Tree, Variables
 
 _MOST_STEPS = 2**31  # which are counted in int32
-_SLOT = 9  # bytes of a client in a round: who it is, whether it is there, and its delay
+_SLOT = 9  # bytes of a client in a round: its number, whether it is present, and its delay
 
 
-def check(made: build.Assembled) -> None:
-    """Raises UsageError, which names the flag, for what memory cannot hold, or int32 not count."""
-    config = made.config
-    split = next(iter(made.splits[made.cells[0].held_out].values()))
+def check(assembled: Assembled) -> None:
+    """Raises UsageError if memory cannot hold an experiment, or int32 not count its steps."""
+    config, cells = assembled.config, assembled.cells
+    split = next(iter(assembled.splits[cells[0].held_out].values()))
     num_clients, largest = len(split.domain), int(split.train.size.max())
-    num_runs = max(len(cell.runs) for cell in made.cells)
+    num_runs = max(len(cell.runs) for cell in cells)
     batch, epochs = config.clients.batch_size, config.clients.local_epochs
     steps = epochs * -(-largest // (batch or largest))
     if steps >= _MOST_STEPS and not config.clients.local_steps:
-        raise UsageError(
-            f"--local_epochs={epochs}: makes {steps} steps a round, must make fewer than 2^31"
-        )
-    example = sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(made.data))
+        text = f"makes {steps} steps a round, must make fewer than 2^31"
+        raise flag_error("local_epochs", epochs, text)
+    example = sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(assembled.data))
     _check("batch_size", batch, batch * example, "a batch")
-    attending = num_runs * config.participation.slots(num_clients)
-    total = config.run.rounds
-    _check("rounds", total, _SLOT * total * attending, "who attends in each")
-    x = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), made.data.x
-    )
-    network = jax.eval_shape(made.model.init, jax.eval_shape(lambda: jax.random.key(0)), x)
-    sized = "widths" if config.model.widths else "model"
-    _check(sized, getattr(config.model, sized), 2 * _bytes(network), "a network and its gradient")
-    history = build.history(config.participation)
-    delay = _delay(config.participation)
-    kept = getattr(config.participation, delay)
-    for cell in {cell.label: cell for cell in made.cells}.values():  # domains make no difference
+    attendance = config.participation
+    slots, total = num_runs * attendance.slots(num_clients), config.run.rounds
+    _check("rounds", total, _SLOT * total * slots, "the clients that attend each")
+    sample = network.sample(assembled.data.x)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    variables = jax.eval_shape(assembled.model.init, key, sample)
+    widths = config.model.widths
+    name, value = ("widths", widths) if widths else ("model", config.model.model)
+    _check(name, value, 2 * _bytes(variables), "a network and its gradient")
+    history, flag = attendance.history, attendance.history_flag
+    for cell in {cell.label: cell for cell in cells}.values():  # domains make no difference
         runs = len(cell.runs)
-        state, broadcast = _of_run(made, cell, network, num_clients)
-        held = f"server and {num_clients} clients of {cell.label}"
-        _check("clients", num_clients, state, f"the {held}")
-        _check("seeds", config.run.seeds, runs * state, f"{runs} runs, each with {held}")
+        state, broadcast = _of_run(assembled, cell, variables, num_clients)
+        owners = f"server and {num_clients} clients of {cell.label}"
+        _check("clients", num_clients, state, f"the {owners}")
+        _check("seeds", config.run.seeds, runs * state, f"{runs} runs, each with {owners}")
         if history > 1:
-            _check(delay, kept, runs * history * broadcast, f"{history} broadcasts of {runs} runs")
-
-
-def _delay(chosen: Participation) -> str:
-    """The flag that says how many broadcasts are kept."""
-    if chosen.late == "stale" or ":" in chosen.delay:
-        return "longest_delay"
-    return "delay" if int(chosen.delay) else "slow"
+            what = f"{history} broadcasts of {runs} runs"
+            _check(flag, getattr(attendance, flag), runs * history * broadcast, what)
 
 
 def _check(name: str, value: object, needed: int, what: str) -> None:
-    checks.memory(f"--{name}={shown(value)}", ..., needed, devices.memory(), f" for {what}")
+    """Raises UsageError if `needed` bytes for `what` exceed the memory. name: the flag's."""
+    try:
+        checks.memory(name, value, needed, machine.memory(), f" for {what}")
+    except UsageError as error:
+        raise in_flags(error, "", {name: name}) from None
 
 
 def _of_run(
-    made: build.Assembled, cell: Cell, network: Variables, num_clients: int
+    assembled: Assembled, cell: Cell, variables: Variables, num_clients: int
 ) -> tuple[int, int]:
-    """Bytes of (what a run of a cell carries on a device from round to round, what is broadcast in
-    one).
+    """The bytes of a run's state on a device, and of the broadcasts in one round.
 
-    Raises UsageError where the algorithm's settings do not fit the network.
+    variables: shapes of the network's. Raises UsageError if the algorithm's settings do not fit it.
     """
-    algorithm = build.algorithm(made.config, cell, made.model, cell.runs[0].hyper, build.Sizes())
-    of_clients = jax.ShapeDtypeStruct(
-        (1 if facts(cell.algorithm).pooled else num_clients,), jnp.int32
-    )
+    config = assembled.config
+    algorithm = assemble.algorithm(config, cell, assembled.model, cell.runs[0].hyper, Sizes())
+    number = 1 if facts(cell.algorithm).pooled else num_clients
+    sizes = jax.ShapeDtypeStruct((number,), jnp.int32)
 
     def init(variables: Variables, size: Array, key: Array) -> Tree:
-        federation = Federation(made.data, jnp.zeros(1, jnp.int32), size, size)
+        federation = Federation(assembled.data, jnp.zeros(1, jnp.int32), size, size)
         return rounds.init(algorithm, variables, federation, key)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
-        with warnings.catch_warnings(action="ignore"):  # of sizes that are refused below
-            state = jax.eval_shape(init, network, of_clients, key)
+        with warnings.catch_warnings(action="ignore"):  # about sizes that are refused below
+            state = jax.eval_shape(init, variables, sizes, key)
             sent = [jax.eval_shape(each.broadcast, state.server) for each in algorithm.exchanges]
     except UsageError as error:
-        names = {name: f"set={name}" for name in hyperparameters(cell.algorithm)}
+        names = method.setting_flags(cell.algorithm)
         raise in_flags(error, f"--algorithm={cell.algorithm}", names) from None
     except OverflowError as error:  # of an index
-        raise UsageError(
-            f"--algorithm={cell.label}: needs arrays larger than int32 counts: {error}"
-        ) from None
-    held_by_all, number = _bytes(state.clients), of_clients.shape[0]
-    layout = devices.layout(made.config, number)
-    held = held_by_all // number * (layout.clients_per_device(number) if layout else number)
-    return _bytes(state._replace(clients=())) + held, _bytes(sent)
+        text = f"needs arrays larger than int32 counts: {error}"
+        raise flag_error("algorithm", cell.label, text) from None
+    layout = assemble.layout(config, number)
+    num_parts = layout.num_parts if layout else 1
+    of_clients = _bytes(state.clients) // number * -(-number // num_parts)
+    return _bytes(state._replace(clients=())) + of_clients, _bytes(sent)
 
 
 def _bytes(shapes: Tree) -> int:
-    """Of arrays of these shapes."""
+    """Bytes of arrays of these shapes."""
     return sum(
         int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(shapes)

@@ -1,1 +1,1 @@
-"""What a flag is, how a command line is read, and which names flags can take."""
+"""Flags, the command lines of binaries, and the names that flags take."""

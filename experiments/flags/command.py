@@ -14,12 +14,11 @@ the work, and both as a `Binary`:
     if __name__ == "__main__":
         command.main(BINARY)
 
-Binaries that take the flags of an experiment, too, are made by `experiment.command_line.binary`.
+For binaries that also take the flags of an experiment, see `experiment.command_line.binary`.
 """
 
 import difflib
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +29,7 @@ import jax
 from absl import app, flags, logging
 
 from experiments.flags import errors
-from experiments.flags.flag import check, flags_of, name_of, shown
+from experiments.flags.flag import check, flag_error, flags_of, name_of, shown
 from fedjax_inv.checks import UsageError
 
 
@@ -78,7 +77,7 @@ def main(binary: Binary) -> None:
 
     def run(argv: list[str]) -> None:
         del argv
-        # Orbax logs each file that it writes, and what it cannot write, which we say ourselves.
+        # Orbax logs each file that it writes and each failure, which we report ourselves.
         logging.set_verbosity(logging.FATAL)
         try:
             with errors.in_one_line():
@@ -145,8 +144,12 @@ def _refused(error: Exception, values: flags.FlagValues) -> UsageError:
         name = entry.removeprefix("--").partition("=")[0]
         kind = values[name].flag_type() if name in values else ""
         return UsageError(entry, ..., f"must be {_KINDS.get(kind, 'another value')}")
-    text = re.sub(r"^Missing value for flag (\S+)$", r"\1: must have a value", str(error))
-    return UsageError(text.replace("ERROR:: Unable to open flagfile: ", "--flagfile: cannot read "))
+    text, missing, unread = str(error), "Missing value for flag ", "Unable to open flagfile: "
+    if text.startswith(missing):
+        return UsageError(text.removeprefix(missing), ..., "must have a value")
+    if unread in text:
+        return UsageError("--flagfile", ..., f"cannot be read: {text.partition(unread)[2]}")
+    return UsageError(text)
 
 
 def value_of(field: Field[Any], values: flags.FlagValues) -> Any:
@@ -159,9 +162,7 @@ def value_of(field: Field[Any], values: flags.FlagValues) -> Any:
         return tuple(kind(text) for text in value)
     except ValueError:
         numbers = "whole numbers" if kind is int else "numbers"
-        raise UsageError(
-            f"--{name_of(field)}={','.join(value)}", ..., f"must be {numbers}"
-        ) from None
+        raise flag_error(name_of(field), value, f"must be {numbers}") from None
 
 
 _HELP = {"help", "helpfull", "helpshort", "h", "?"}

@@ -1,4 +1,4 @@
-"""How a binary ends that cannot do what it is asked: one line on stderr, and a status."""
+"""The errors of binaries: one line on stderr, and an exit status."""
 
 import contextlib
 import errno

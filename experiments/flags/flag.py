@@ -1,4 +1,4 @@
-"""What a flag is: a field of a record, with its default, its meaning and what it may be."""
+"""A flag: a field of a record, with its default, its meaning and the values that it takes."""
 
 import dataclasses
 import difflib
@@ -9,19 +9,20 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 
 
 class Range(NamedTuple):
-    """The values that a flag takes, each of them where it takes several."""
+    """The values that a flag takes; of a list, each element."""
 
     holds: Callable[[Any], bool]
     text: str
 
 
-# What float32 can tell from 0 and from infinity.
+# float32 tells these from 0 and from infinity.
 _LEAST, _MOST = 1e-38, 1e38
-MOST_INT = 2**31  # not in int32 any more
+MOST_INT = 2**31  # the first integer that int32 does not hold
 
 ANY = Range(lambda value: True, "")
 POSITIVE = Range(lambda value: _LEAST <= value <= _MOST, "above 0, from 1e-38 to 1e38")
@@ -41,7 +42,7 @@ SEED = at_least(0)
 
 def is_whole(text: str, lowest: int = 0) -> bool:
     """Whether text is a whole number from `lowest` on, in the digits 0 to 9."""
-    # Not thousands of digits, which int refuses.
+    # int refuses thousands of digits.
     is_number = text.isascii() and text.isdecimal() and len(text) <= 10
     return is_number and lowest <= int(text) < MOST_INT
 
@@ -63,7 +64,7 @@ def number_or(*words: str, lowest: int = 0) -> Range:
 
 
 def pair(holds: Callable[[str], bool], text: str) -> Range:
-    """A client's number and a value of it, as text "client:value"."""
+    """A client's number and its value, as text "client:value"."""
 
     def both_hold(entry: str) -> bool:
         client, colon, value = entry.partition(":")
@@ -84,9 +85,11 @@ def flag(
 ) -> Any:
     """A field that is a flag.
 
-    A tuple is a comma-separated list of values of one `kind`. choices: the names that it takes, if
-    they are few. name: the flag's name, where it is not the field's. repeats: whether the flag is
-    repeated, each time with another name=value.
+    default: its value if it is not given; a tuple is a comma-separated list of values of one kind.
+    text: its meaning, for --help.
+    choices: the names that it takes, if they are few.
+    name: the flag's name, if it is not the field's.
+    repeats: whether the flag is repeated, each time with another name=value.
     """
     if kind is None:
         kind = type(default[0] if isinstance(default, tuple) else default)
@@ -107,17 +110,33 @@ def flags_of(record: Any) -> list[dataclasses.Field[Any]]:
 
 
 def name_of(field: dataclasses.Field[Any]) -> str:
-    """What users call a flag."""
+    """The name of a flag on a command line."""
     return field.metadata["name"] or field.name
+
+
+def flag_names(*records: Any) -> dict[str, str]:
+    """The flags of records whose fields are named as arguments of the library, for `in_flags`."""
+    return {field.name: name_of(field) for record in records for field in flags_of(record)}
 
 
 def shown(value: Any) -> str:
     """A value as a command line has it."""
     if isinstance(value, tuple | list):
         return ",".join(map(shown, value))
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else str(value)
+    return checks.shown(value) if getattr(value, "ndim", 0) > 0 else str(value)
+
+
+def flag_error(name: str, value: Any, allowed: str) -> UsageError:
+    """The error that a flag has this value.
+
+    name: the flag's, without dashes. allowed: the rest of the line, "must be ...".
+    """
+    return UsageError(f"--{name}={shown(value)}", ..., allowed)
 
 
 def check(record: Any) -> None:
@@ -128,7 +147,7 @@ def check(record: Any) -> None:
             if field.metadata["choices"]:
                 check_known(name_of(field), item, field.metadata["choices"])
             if not allowed.holds(item):
-                raise UsageError(f"--{name_of(field)}={item}: must be {allowed.text}")
+                raise flag_error(name_of(field), item, f"must be {allowed.text}")
 
 
 def check_known(name: str, value: str, allowed: Collection[str]) -> None:
@@ -136,59 +155,77 @@ def check_known(name: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
         near = difflib.get_close_matches(value, allowed, 3, 0.4)
         hint = f"did you mean {' or '.join(near)}? All: " if near else "must be one of "
-        raise UsageError(f"--{name}={value}: unknown; {hint}{', '.join(allowed)}")
+        raise flag_error(name, value, f"unknown; {hint}{', '.join(allowed)}")
 
 
 def check_different(name: str, values: Collection[Any], *, may_be_empty: bool = False) -> None:
     """Raises UsageError unless the values are one or several different ones."""
     if (len(values) == 0 and not may_be_empty) or len(set(values)) < len(values):
-        text = ",".join(map(str, values))
-        raise UsageError(f"--{name}={text}: must be one or several different values")
+        raise flag_error(name, [*values], "must be one or several different values")
 
 
 def in_flags(error: Exception, where: str, names: Mapping[str, str]) -> UsageError:
-    """What the library says of its arguments, said of the flags that set them.
+    """The error of a function about its arguments, in terms of the flags that set them.
 
-    where: the flag of what was called. names: of the arguments -> of their flags.
+    where: the flag that named the function, with its value; empty if no flag did.
+    names: the flag of each argument, without dashes; "set=penalty" for a setting.
     """
 
+    def flag_of(argument: str) -> str | None:
+        return names.get(argument.partition("[")[0])  # "widths[1]" is an element of widths
+
+    def assigned(argument: str, value: Any) -> str:
+        name = flag_of(argument)
+        if name is None:
+            return argument if value is ... else f"{argument}={checks.shown(value)}"
+        return f"--{name}" if value is ... else f"--{name}={shown(value)}"
+
+    if isinstance(error, UsageError) and error.allowed:
+        line = error.line(assigned)
+    elif isinstance(error, UsageError):
+        line = _rewritten(str(error), names)
+    else:
+        line = str(error)
+    if where and not line.startswith("--"):
+        return UsageError(where, ..., line)
+    return UsageError(line if where in line else f"{line}, with {where}")
+
+
+# transitional: for library errors of one string. Delete it, and the branch above that calls it,
+# once the library raises UsageError(argument, value, allowed) only.
+def _rewritten(text: str, names: Mapping[str, str]) -> str:
     def of_flag(match: re.Match[str]) -> str:
         value = (match["value"] or "").strip("'")
         if value.startswith(("(", "[")):
-            value = value[1:-1].replace(", ", ",").rstrip(",")
-        if value == "None":
-            value = "none"
-        return f"--{names[match['name']]}={value}"
+            value = value[1:-1].replace(", ", ",").rstrip(",").replace("'", "")
+        return f"--{names[match['name']]}={'none' if value == 'None' else value}"
 
     value = r"None|'[^']*'|\[[^\]]*\]|\([^)]*\)"
     pattern = rf"(?<![\w.=/-])(?P<name>{'|'.join(names)})(?:\[\d+\])?=(?P<value>{value})?"
-    text = re.sub(pattern, of_flag, str(error)) if names else str(error)
-    if text.startswith("--"):
-        return UsageError(text if where in text else f"{text}, with {where}")
-    return UsageError(f"{where}: {text}")
+    return re.sub(pattern, of_flag, text) if names else text
 
 
 def check_place(name: str, path: Path, *, is_folder: bool = False) -> None:
-    """Raises UsageError where a file, or files in a folder, cannot be written; nothing is left.
+    """Raises UsageError if a file, or a file in a folder, cannot be written. Writes nothing.
 
-    name: of the flag that tells it.
+    name: the flag that holds the path.
     """
-    where = f"--{name}={path}"
     try:
         if path.exists() and path.is_dir() != is_folder:
             is_now, needed = ("a file", "a folder") if is_folder else ("a folder", "a file")
-            raise UsageError(f"{where}: is {is_now}, must be {needed}")
+            raise flag_error(name, path, f"is {is_now}, must be {needed}")
         folder = (path if is_folder else path.parent).absolute()
-        there = next(each for each in (folder, *folder.parents) if each.exists())
-        tempfile.TemporaryFile(dir=there).close()
+        nearest = next(each for each in (folder, *folder.parents) if each.exists())
+        tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
-        raise UsageError(f"{where}: cannot be written ({error.strerror}); choose another") from None
+        text = f"cannot be written ({error.strerror}); choose another"
+        raise flag_error(name, path, text) from None
 
 
 def check_picture(name: str, text: str) -> Path:
-    """The path of a picture; raises UsageError where it can be none."""
+    """The path of a picture; raises UsageError if it is no .png, or cannot be written."""
     path = Path(text)
     if path.suffix != ".png":
-        raise UsageError(f"--{name}={text}: must end in .png")
+        raise flag_error(name, text, "must end in .png")
     check_place(name, path)
     return path

@@ -1,4 +1,4 @@
-"""Names that flags can take, and what they stand for; an unknown name is a one-line error."""
+"""Names that flags take, and the functions that they name. An unknown name is a one-line error."""
 
 import contextlib
 import difflib
@@ -6,13 +6,15 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
-from experiments.flags.flag import check_known
+from experiments.flags.flag import check_known, flag_error, in_flags
 from fedjax_inv import algorithms, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Facts, Model
+
+T = TypeVar("T")
 
 MODELS: dict[str, Callable[..., Model]] = {
     "mlp": models.mlp,
@@ -23,7 +25,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "resnet18": models.resnet18,
     "lstm": models.lstm,
 }
-# Those without a layer that an algorithm of normalisation layers could treat, unless --norm asks.
+# Networks that have no normalisation layers unless --norm asks for them.
 WITHOUT_NORM = ("mlp", "alexnet", "leaf_cnn", "lenet", "lstm")
 
 
@@ -33,26 +35,58 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def imported(flag: str, name: str) -> Any:
-    """What "package.module:attribute" names; raises UsageError, in one line, if there is none."""
+    """The attribute that "package.module:attribute" names; raises UsageError if there is none."""
     path, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*path.split("."), attribute)):
-        raise UsageError(f"--{flag}={name}: must be package.module:function")
+        raise flag_error(flag, name, "must be package.module:function")
     try:
         return getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"--{flag}={name}: cannot be imported ({error})") from None
+        raise flag_error(flag, name, f"cannot be imported ({error})") from None
 
 
 def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
-    """Raises UsageError unless `name` is listed, or a function "package.module:function"."""
+    """Raises UsageError unless `name` is listed, or names a function "package.module:function"."""
     if ":" not in name:
         check_known(flag, name, [*listed, "package.module:function"])
         return
-    made = imported(flag, name)
+    function = imported(flag, name)
     try:
-        inspect.signature(made)
-    except (TypeError, ValueError):  # what cannot be called, and what does not tell how
-        raise UsageError(f"--{flag}={name}: must be a function") from None
+        inspect.signature(function)
+    except (TypeError, ValueError):  # not callable, or without a signature
+        raise flag_error(flag, name, "must be a function") from None
+
+
+def called(
+    flag: str,
+    name: str,
+    names: Mapping[str, str],
+    kind: type[T],
+    factory: Callable[..., Any],
+    *arguments: Any,
+    **settings: Any,
+) -> T:
+    """The result of a factory, which may be anyone's.
+
+    flag, name: the flag that named the factory, without dashes, and its value.
+    names: the flag of each argument (`flag.in_flags`).
+
+    Raises UsageError if it takes other arguments, refuses them, or returns no `kind`.
+    """
+    try:
+        inspect.signature(factory).bind(*arguments, **settings)
+    except TypeError as error:
+        raise flag_error(flag, name, f"takes other arguments ({error})") from None
+    # A function from elsewhere may raise any ValueError; of ours, all but UsageError are defects.
+    refusal = ValueError if ":" in name else UsageError
+    try:
+        result = factory(*arguments, **settings)
+    except refusal as error:
+        raise in_flags(error, f"--{flag}={name}", names) from None
+    if not isinstance(result, kind):
+        text = f"returns {type(result).__name__}, must return {kind.__name__}"
+        raise flag_error(flag, name, text)
+    return result
 
 
 def network(name: str) -> Callable[..., Model]:
@@ -66,24 +100,24 @@ def _module(name: str) -> str:
 
 
 def factory(name: str) -> Callable[..., Algorithm]:
-    """An algorithm's factory: of a listed one, the function that has the name of its file."""
+    """An algorithm's factory; a listed one is the function with the name of its file."""
     return imported("algorithm", name if ":" in name else f"{_module(name)}:{name}")
 
 
 def facts(name: str) -> Facts:
-    """What stands beside an algorithm's factory."""
+    """The facts about an algorithm that its file states beside the factory."""
     return getattr(importlib.import_module(_module(name)), "FACTS", Facts())
 
 
 def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:
-    """The keyword-only arguments of an algorithm's factory, and which types of text each takes.
+    """The keyword-only arguments of an algorithm's factory, each with the types that it takes.
 
-    A function takes none; it is set in Python.
+    Only types that text can be are listed: an argument that takes a function has none.
     """
     function = factory(name)
     try:
         hints = typing.get_type_hints(function)
-    except (NameError, TypeError):  # names for type checkers only, or no plain function
+    except (NameError, TypeError):  # hints for type checkers only, or no plain function
         hints = {}
     return {
         p.name: _plain_types(hints.get(p.name, type(p.default)))
@@ -93,16 +127,16 @@ def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:
 
 
 def _plain_types(hint: Any) -> tuple[type, ...]:
-    """Those of None, bool, int, float and str that a type hint allows."""
+    """The types among None, bool, int, float and str that a type hint allows."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     parts = typing.get_args(hint) if is_union else (hint,)
     return tuple(kind for kind in (type(None), bool, int, float, str) if kind in parts)
 
 
 def parsed(flag: str, entry: str, text: str, kinds: Collection[type]) -> Any:
-    """The value that `text` is, in the first of the types that it can be; who takes it checks it.
+    """The value of a text, in the first of `kinds` that it can be; raises UsageError if in none.
 
-    Raises UsageError, as of --flag=entry, where it can be none of them.
+    flag, entry: the flag that the text is from, and its value, for the message.
     """
     if type(None) in kinds and text.lower() == "none":
         return None
@@ -113,16 +147,15 @@ def parsed(flag: str, entry: str, text: str, kinds: Collection[type]) -> Any:
             with contextlib.suppress(ValueError):
                 return kind(text)
     if set(kinds) <= {type(None)}:
-        told = "can be set in Python only, as it takes no number or text"
-        raise UsageError(f"--{flag}={entry}: {told}")
+        raise flag_error(flag, entry, "can be set in Python only, as it takes no number or text")
     names = {type(None): "none", bool: "true or false", int: "a whole number", float: "a number"}
-    raise UsageError(f"--{flag}={entry}: must be {' or '.join(names[kind] for kind in kinds)}")
+    raise flag_error(flag, entry, f"must be {' or '.join(names[kind] for kind in kinds)}")
 
 
-def no_setting(whose: str, name: str, names: Collection[str]) -> str:
-    """What is said of a setting that there is not. names: those that there are."""
+def unknown_setting(owner: str, name: str, names: Collection[str]) -> str:
+    """The message for a setting that `owner` does not have. names: its settings."""
     if not names:
-        return f"{whose} takes no settings"
+        return f"{owner} takes no settings"
     near = difflib.get_close_matches(name, names, 1)
     hint = f"did you mean {near[0]}? All: " if near else "must be one of "
-    return f"{whose} has no {name}; {hint}{', '.join(names)}"
+    return f"{owner} has no {name}; {hint}{', '.join(names)}"

@@ -1,3 +1,5 @@
 """Papers whose tables can be run: python -m experiments.papers.NAME."""
 
-LISTED = ("cafe", "fedcfa", "fedipg", "fl_games")
+from experiments.experiment.command_line import PAPERS as LISTED
+
+__all__ = ["LISTED"]

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.experiment import build
-from experiments.experiment.groups import Config
+from experiments.experiment.config import Config
 from experiments.papers import study
 from experiments.papers.study import Cells, Done, Row, Study
+from experiments.parts import participation
 from experiments.reporting import figures, report
 from fedjax_inv.checks import UsageError
 
@@ -158,7 +158,7 @@ def by_group(config: Config, line: dict[str, Any]) -> dict[str, float]:
     """The accuracy of an evaluation for each group of clients, on test examples in a client's
     proportions, and for each half of the classes where those have a tail; without empty groups."""
     clients = np.array(line["accuracy_by_client"], float)  # NaN where there is no test example
-    rare = build.is_sparse(config.participation, len(clients), line["seed"])
+    rare = participation.is_sparse(config.participation, len(clients), line["seed"])
     parts = dict(zip(_CLIENTS, (clients[~rare], clients[rare]), strict=True))
     if config.partition.imbalance > 1:
         classes = np.array(line["accuracy_by_class"], float)  # those with most examples first

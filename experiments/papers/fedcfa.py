@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.experiment import grid
-from experiments.experiment.groups import Config
+from experiments.experiment.config import Config
 from experiments.papers import study
 from experiments.papers.study import Cells, Done, Row, Study
 from experiments.parts import selection

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.experiment.groups import Config
+from experiments.experiment.config import Config
 from experiments.papers import study
 from experiments.papers.study import Cells, Done, Row, Study
 from experiments.reporting import figures, report

@@ -15,13 +15,12 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import sweep
-from experiments.experiment import command_line, config, effects, grid, groups
+from experiments.experiment import command_line, config, grid
 from experiments.experiment.command_line import Given
-from experiments.experiment.groups import Config
+from experiments.experiment.config import Config
 from experiments.flags.flag import check_different, check_known, name_of
-from experiments.parts import devices
-from experiments.reporting import figures, report
+from experiments.parts import machine
+from experiments.reporting import figures, report, run_report
 from experiments.reporting.tables import tabulate
 from experiments.running import folder as folders
 from experiments.running import launch, log, records
@@ -147,11 +146,11 @@ def configs(
         except UsageError as error:
             raise UsageError(f"{row.label}: {error}") from None
         values = {name: value for name, value in config.flat(chosen).items() if name in asked}
-        without_effect.append(effects.idle(chosen, values, asked))
+        without_effect.append(config.idle(chosen, values, asked))
         result.append(chosen)
     for name in asked:
         if all(name in idle for idle in without_effect):
-            flag = name_of(groups.FLAGS[name])
+            flag = name_of(config.FLAGS[name])
             raise UsageError(f"--{flag}: {without_effect[0][name]}, in all rows")
     return result
 
@@ -206,8 +205,8 @@ def _asked(overrides: Sequence[str]) -> Given:
 
 def run(row: Row, chosen: Config) -> Done:
     """Runs a row, or reads what it left when it was run before."""
-    sweep.sweep(chosen)
     place = Path(chosen.run.run_dir)
+    launch.run(chosen, place, in_folders=True, report=run_report.write)
     results = json.loads((place / "result.json").read_text())["cells"]
     cells = [grid.of_record(result["cell"]) for result in results]
     names = grid.folder_names(cells)
@@ -278,7 +277,7 @@ def run_all(paper: Paper, options: Options) -> str:
         for data in options.data
         for rows in [select(study.rows(data), options.rows)]
     }
-    devices.prepare(todo[options.data[0]][0][1].run)
+    machine.prepare(todo[options.data[0]][0][1].run)
     for data, pairs in todo.items():
         for index, (row, chosen) in enumerate(pairs):
             before = [earlier.folder for earlier, _ in pairs[:index]]

@@ -1,24 +1,34 @@
-"""The optimizers of clients and server: those of optax, by name, and schedules of their rates.
+"""The optimizers of clients and server: optax's, by name, and schedules of learning rates.
 
-A rate is a hyperparameter times a factor of the round (`schedule`): so several train in one
-program, and a restart goes on as if there had been none.
+A learning rate is a hyperparameter times a factor of the round (`schedule`). So several values
+train in one program, and a restart continues as if nothing had happened.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import optax
 
-from experiments.flags.flag import check_known
-from experiments.flags.names import no_setting, parsed
-from fedjax_inv.checks import UsageError
+from experiments.flags.flag import Range, check_known, flag_error
+from experiments.flags.names import parsed, unknown_setting
 from fedjax_inv.types import Array
 
 SCHEDULES = ("constant", "cosine", "exponential")
 
-# One asks for values of the loss; one draws noise, which would be the same for all clients; and one
+# Texts of flags that clients and server share.
+OTHERS = ", or another of optax that needs a learning rate only"
+SETTING_HELP = (
+    "An argument of that optimizer, name=value, instead of optax's default; repeat the flag for "
+    "several."
+)
+DECAY_HELP = "Factor of the learning rate per round, with an exponential schedule."
+FINAL_RATE_HELP = "Learning rate at the end of a cosine schedule, as a part of the initial one."
+WARMUP_HELP = "Rounds in which the learning rate rises linearly, before the schedule begins."
+PART = Range(lambda value: 0 < value <= 1, "above 0 and at most 1")
+
+# The first needs values of the loss, the second draws the same noise for all clients, and the third
 # is deprecated.
 _WITHOUT = ("lbfgs", "noisy_sgd", "optimistic_adam")
 
@@ -31,21 +41,12 @@ def _is_optimizer(name: str, make: Any) -> bool:
     return is_of_a_rate and all(p.default is not p.empty for p in parameters[1:])
 
 
-# Looked for by name as well, in case a later optax loads them only when they are asked for.
-_WELL_KNOWN = ("adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi")
+# The optimizers of optax that need a learning rate and a gradient, and no more.
+NAMES = sorted(name for name, make in vars(optax).items() if _is_optimizer(name, make))
 
 
-def names_in_optax() -> list[str]:
-    """The optimizers of optax that need a learning rate and a gradient, and no more."""
-    found = {name: getattr(optax, name, None) for name in _WELL_KNOWN} | vars(optax)
-    return sorted(name for name, make in found.items() if _is_optimizer(name, make))
-
-
-NAMES = names_in_optax()
-
-
-# Arguments that are fields of a group themselves; by the field that names the optimizer.
-_FIELDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+# Arguments that have a flag of their own, by the flag that names the optimizer.
+_FLAGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "optimizer": {"sgd": {"momentum": "momentum"}},
     "server_optimizer": {
         "sgd": {"momentum": "server_momentum"},
@@ -53,52 +54,82 @@ _FIELDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "yogi": {"eps": "server_epsilon"},
     },
 }
-# Other defaults than optax's: those of Reddi et al. 2021, Section 5.
+# Defaults of Reddi et al. 2021, Section 5, where they differ from optax's.
 _DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "server_optimizer": {"adam": {"b2": 0.99}, "yogi": {"b2": 0.99}},
 }
 
 
-def fields(field: str, name: str) -> Mapping[str, str]:
-    """The arguments of the optimizer of that name that are fields of a group themselves."""
-    return _FIELDS[field].get(name, {})
+def flags_of_arguments(flag: str, name: str) -> Mapping[str, str]:
+    """The flags of the optimizer's arguments that have one.
 
-
-def arguments(group: Any, field: str) -> dict[str, Any]:
-    """What an optimizer is made with beside a learning rate, as a group of flags says.
-
-    field: that names it, "optimizer" or "server_optimizer". Raises UsageError for an unknown
-    optimizer, and for an argument or a value that it does not take.
+    flag: "optimizer" or "server_optimizer". name: its value.
     """
-    name = getattr(group, field)
-    check_known(field, name, NAMES)
-    own = fields(field, name)
+    return _FLAGS[flag].get(name, {})
+
+
+def without_effect(flag: str, name: str, others: Sequence[str]) -> dict[str, str]:
+    """The flags among `others` that the optimizer does not take, and why."""
+    idle = {*others} - {*flags_of_arguments(flag, name).values()}
+    return dict.fromkeys(idle, f"has no effect with --{flag}={name}")
+
+
+def schedule_without_effect(flag: str, kind: str, prefix: str) -> dict[str, str]:
+    """The flags of other schedules than --flag=kind, and why they have no effect."""
+    idle = []
+    if kind != "exponential":
+        idle += [f"{prefix}decay"]
+    if kind != "cosine":
+        idle += [f"{prefix}final_rate"]
+    return dict.fromkeys(idle, f"has no effect with --{flag}={kind}")
+
+
+def arguments(group: Any, flag: str) -> dict[str, Any]:
+    """The optimizer's arguments beside the learning rate, as a group of flags has them.
+
+    flag: names the optimizer, "optimizer" or "server_optimizer".
+
+    Raises UsageError for an unknown optimizer, or an argument or a value that it does not take.
+    """
+    name = getattr(group, flag)
+    check_known(flag, name, NAMES)
+    own = flags_of_arguments(flag, name)
     kinds = {
         p.name: (float, type(None)) if p.default is None else (type(p.default),)
         for p in inspect.signature(getattr(optax, name)).parameters.values()
         if p.default is not p.empty and not ("mask" in p.name or "dtype" in p.name)
     }
-    chosen = dict(_DEFAULTS.get(field, {}).get(name, {}))
+    chosen = dict(_DEFAULTS.get(flag, {}).get(name, {}))
     chosen |= {argument: getattr(group, other) or None for argument, other in own.items()}
-    for entry in getattr(group, f"{field}_settings"):
+    setting = f"{flag}_set"
+    for entry in getattr(group, f"{flag}_settings"):
         argument, equals, text = entry.partition("=")
-        told = f"--{field}_set={entry}"
         if not equals or not text:
-            raise UsageError(f"{told}: must be name=value")
+            raise flag_error(setting, entry, "must be name=value")
         if argument in own:
-            raise UsageError(f"{told}: must be set by --{own[argument]}")
+            raise flag_error(setting, entry, f"must be set by --{own[argument]}")
         if argument not in kinds:
-            raise UsageError(f"{told}: {no_setting(name, argument, sorted({*kinds} - {*own}))}")
-        value = parsed(f"{field}_set", entry, text, kinds[argument])
+            known = sorted({*kinds} - {*own})
+            raise flag_error(setting, entry, unknown_setting(name, argument, known))
+        value = parsed(setting, entry, text, kinds[argument])
         if not np.isfinite(value or 0):
-            raise UsageError(f"{told}: must be finite")
+            raise flag_error(setting, entry, "must be finite")
         chosen[argument] = value
     return chosen
 
 
-def made(group: Any, field: str, rate: float | Array) -> optax.GradientTransformation:
-    """The optimizer that a group of flags says; the others are as of `arguments`."""
-    return getattr(optax, getattr(group, field))(rate, **arguments(group, field))
+def make(group: Any, flag: str, learning_rate: float | Array) -> optax.GradientTransformation:
+    """The optimizer that a group of flags names; the other arguments as of `arguments`."""
+    return getattr(optax, getattr(group, flag))(learning_rate, **arguments(group, flag))
+
+
+def regularised(
+    optimizer: optax.GradientTransformation, weight_decay: float, clip: float
+) -> optax.GradientTransformation:
+    """The optimizer on a clipped gradient, to which the weight decay is added after that."""
+    before = [optax.clip_by_global_norm(clip)] if clip else []
+    before += [optax.add_decayed_weights(weight_decay)] if weight_decay else []
+    return optax.chain(*before, optimizer) if before else optimizer
 
 
 def schedule(
@@ -106,11 +137,12 @@ def schedule(
 ) -> optax.Schedule:
     """The factor of a learning rate in round t, from 0.
 
-    In a warm-up of w rounds it is (t + 1) / (w + 1); after it, with s = t - w, 1 where it is
-    constant, decay^s where it is exponential, and where it is cosine
+    In a warm-up of w rounds it is (t + 1) / (w + 1). After it, with s = t - w, a constant schedule
+    is 1, an exponential one decay^s, and a cosine
     final_rate + (1 - final_rate) (1 + cos(pi min(s / (end - w), 1))) / 2.
 
-    kind: one of SCHEDULES. end: of a cosine, the round after its last, above those of the warm-up.
+    kind: one of SCHEDULES.
+    end: the round after the last of a cosine, above warmup_rounds.
     """
     rest = {
         "constant": lambda: optax.constant_schedule(1.0),

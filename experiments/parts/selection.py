@@ -1,48 +1,47 @@
-"""How an evaluation of a run is selected, and the hyperparameters of several runs.
+"""Rules that select an evaluation of a run, and the hyperparameters of several runs.
 
-Each rule picks an evaluation of each run, and scores it to compare hyperparameters. Of evaluations
-that are equally good the later one is picked. Only `oracle` looks at the test. What a run starts
-from is evaluated, as round 0, but it is never picked: `trained`.
+Each rule picks an evaluation of each run, and scores it to compare hyperparameters. Among equally
+good evaluations it picks the last. Only `oracle` looks at the test. Round 0, the network that a run
+starts from, is evaluated but never picked.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-# An evaluation of a run: a `running.records.Line`, or a plain dict of the same entries.
-Line = Any
+Line = dict[str, Any]  # of metrics.jsonl
 
 
 class Rule(NamedTuple):
-    """A way to select."""
+    """A rule of selection."""
 
-    text: str  # what it takes
-    pick: Callable[[Sequence[Line]], Line | None]  # of a run's `candidates`, at least one
-    score: Callable[[Line], float]  # by which hyperparameters are compared, over seeds
+    text: str  # which evaluation it picks
+    pick: Callable[[Sequence[Line]], Line | None]  # from a run's `candidates`, at least one
+    score: Callable[[Line], float]  # compares hyperparameters, by the mean over seeds
 
 
 def trained(lines: Sequence[Line]) -> list[Line]:
-    """The evaluations after some rounds: all but that of round 0."""
+    """All evaluations but that of round 0."""
     return [line for line in lines if line["round"] > 0]
 
 
 def candidates(lines: Sequence[Line]) -> list[Line]:
-    """Those that a rule may pick of a run: after some rounds, and before it diverged."""
+    """The evaluations of a run that a rule may pick: after round 0, and before it diverged."""
     return [line for line in trained(lines) if not line["diverged"]]
 
 
-def differ_by_chance(domains: Sequence[Any]) -> bool:
-    """Whether accuracies, each on so many examples, differ no more than one accuracy's would.
+def differ_by_chance(domains: Sequence[dict[str, Any]]) -> bool:
+    """Whether the domains' accuracies differ no more than if all had the same.
 
-    The statistic of the chi-square test of homogeneity is at most its expectation, one less than
-    there are domains.
+    The criterion: the statistic of the chi-square test of homogeneity is at most its expectation,
+    the number of domains minus one.
     """
-    told = [(domain["accuracy"], domain["examples"]) for domain in domains if domain["examples"]]
-    total = sum(count for _, count in told)
-    if len(told) < 2:
+    scores = [(domain["accuracy"], domain["examples"]) for domain in domains if domain["examples"]]
+    total = sum(count for _, count in scores)
+    if len(scores) < 2:
         return False
-    common = sum(accuracy * count for accuracy, count in told) / total
-    squares = sum(count * (accuracy - common) ** 2 for accuracy, count in told)
-    return squares <= (len(told) - 1) * common * (1 - common)
+    common = sum(accuracy * count for accuracy, count in scores) / total
+    squares = sum(count * (accuracy - common) ** 2 for accuracy, count in scores)
+    return squares <= (len(scores) - 1) * common * (1 - common)
 
 
 def _validation(line: Line) -> float:
@@ -54,18 +53,18 @@ def _test(line: Line) -> float:
 
 
 def _best(score: Callable[[Line], float]) -> Callable[[Sequence[Line]], Line]:
-    """Picks the highest score, of equal ones the last."""
+    """Picks the highest score; among equal ones the last."""
     return lambda lines: max(reversed(lines), key=score)
 
 
 def _agreeing(lines: Sequence[Line]) -> Line | None:
-    """Not the best of them: among several, that is the one that luck, or a cue, has lifted most."""
+    """Picks the first such evaluation: luck, or a cue, may have lifted the best one most."""
     have_differed = False
     for line in lines:
         domains = [each for each in line["domains"].values() if each["split"] == "validation"]
         if not differ_by_chance(domains):
             have_differed = True
-        elif have_differed:  # unlike an untrained network, which serves all equally badly
+        elif have_differed:  # an untrained network is equally bad in all domains
             return line
     return None
 
@@ -87,6 +86,7 @@ RULES = {
 }
 
 
-def picked(run: Line, rule: str) -> Line | None:
-    """The evaluation that a rule has picked in the result of a run; None if it picked none."""
-    return run["by_rule"].get(rule)
+def picked(run: dict[str, Any], rule: str) -> Line | None:
+    """The evaluation that a rule has picked for a run of result.json; None if it picked none."""
+    # A folder written before --select existed has only the validation choice.
+    return run.get("by_rule", {"validation": run["selected"]}).get(rule)

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 
+from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Config
 from experiments.flags.flag import check_place
 from experiments.running import folder as folders
 from experiments.running import provenance, records

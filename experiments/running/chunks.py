@@ -1,7 +1,7 @@
-"""How many clients and how many runs to train at once: by a rule, or by a stopwatch.
+"""The number of clients and of runs to train at once: by a rule, or by a stopwatch.
 
-The rule is one for each platform, so that a command does the same sums each time: on a CPU one
-client and one run after the other, elsewhere all at once, or as many as fit into memory.
+The rule depends on the platform only, so that a command computes the same sums each time: on a CPU
+one client and one run after the other, elsewhere all at once, or as many as fit into memory.
 """
 
 import math
@@ -14,27 +14,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.experiment import build
+from experiments.experiment import assemble
+from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Config
-from experiments.parts import devices
-from fedjax_inv import program
-from fedjax_inv.devices import is_shards
+from experiments.parts import machine as machines
+from experiments.parts import training
+from fedjax_inv import program, shares
 from fedjax_inv.types import Examples, Tree, always
 
 _SECONDS = 0.2  # of repeats per candidate
 _ROUNDS = 2  # measured at a time
-_MOST_ROUNDS = 12  # the same, of algorithms that choose who attends: a cycle of turns, if it fits
+_MOST_ROUNDS = 12  # the same if the algorithm chooses who attends: a cycle of turns, if it fits
 _STEPS = 2  # of local training per client while measuring
-_SLOTS = 8  # clients measured at least
-_GROWTH = 4  # from one number of clients that is measured to the next
+_SLOTS = 8  # the fewest clients that are measured
+_GROWTH = 4  # from one measured number of clients to the next
 USABLE_MEMORY = 0.7  # the part of a machine's or a device's memory that a program may take
-_WORSE = 1.2  # times the best: larger numbers of clients are not tried then
-_AS_FAST = 1.05  # times the best: as good, and the smaller one is taken
+_WORSE = 1.2  # times the best: no larger numbers of clients are tried
+_AS_FAST = 1.05  # times the best: as good, so the smaller number is taken
 
 
 class Chunks(NamedTuple):
-    """How much of a cell's work is done at once."""
+    """The part of a cell that is trained at once."""
 
     clients: int
     runs: int
@@ -44,7 +44,7 @@ Make = Callable[[Chunks], program.Program]
 
 
 def asked(config: Config, inputs: program.Inputs) -> tuple[int | None, int | None]:
-    """The clients and the runs that the flags name by a number, None where they name a way."""
+    """The numbers of clients and of runs that the flags ask for, None for auto and measure."""
     num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
     named = ((config.run.client_chunk, num_slots), (config.run.run_chunk, num_runs))
     clients, runs = ((int(f) or most) if f.isdecimal() else None for f, most in named)
@@ -63,7 +63,7 @@ def choose(
     inputs: program.Inputs,
     machine: "Machine",
 ) -> Chunks:
-    """The chunks that the flags ask for, by number, by rule (auto) or by a stopwatch (measure)."""
+    """The chunks that the flags ask for, by number, by rule (auto) or by stopwatch (measure)."""
     num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
     clients, runs = asked(config, inputs)
     most = Chunks(
@@ -75,10 +75,10 @@ def choose(
     if "measure" not in flags and machine.is_cpu:
         return most
     if "measure" in flags:
-        few = build.cohorts(config, inputs, _num_rounds(experiment, inputs))
+        few = assemble.cohorts(config, inputs, _num_rounds(experiment, inputs))
         return _measured(config, cell, inputs, few, machine)
-    # The segment that will be run, which is found compiled then.
-    cohort = build.cohorts(config, inputs, config.watching.eval_every)
+    # The segment that will run, which is compiled already then.
+    cohort = assemble.cohorts(config, inputs, config.watching.eval_every)
     return halved(
         most,
         lambda chosen: machine.fits(chosen, inputs, cohort),
@@ -100,7 +100,7 @@ def halved(
 
 
 def _num_rounds(experiment: program.Experiment, inputs: program.Inputs) -> int:
-    """How many rounds are typical of an algorithm."""
+    """The number of rounds that is typical of an algorithm."""
     algorithm = experiment.algorithm({k: values[0] for k, values in inputs.hyper.items()})
     if any(exchange.attends is not always for exchange in algorithm.exchanges):
         return min(inputs.train.size.shape[1] + 1, _MOST_ROUNDS)
@@ -110,10 +110,10 @@ def _num_rounds(experiment: program.Experiment, inputs: program.Inputs) -> int:
 def _measured(
     config: Config, cell: Cell, inputs: program.Inputs, cohort: Tree, machine: "Machine"
 ) -> Chunks:
-    """The fastest chunks that fit into memory; what was measured is told on stderr.
+    """The fastest chunks that fit into memory; prints the times on stderr.
 
-    Clients: 1, 4, 16, ... or all, whatever takes the least time on a few steps of the first
-    clients. Runs: all at once, or as many as fit; on a CPU one by one, where that is not slower.
+    Clients: 1, 4, 16, ... or all, the fastest on a few steps of the first clients. Runs: all at
+    once, or as many as fit; on a CPU one by one, if that is not slower.
     """
     num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
     clients, fixed_runs = asked(config, inputs)
@@ -133,7 +133,7 @@ def _measured(
         return Chunks(sizes[0], runs)
 
     def seconds(chunks: Chunks) -> float:
-        """Of a client; infinite if it does not fit."""
+        """Seconds per client; infinite if it does not fit."""
         part = _light(inputs, config, cohort, max(_SLOTS, chunks.clients))
         if not machine.fits(chunks, *part):
             return math.inf
@@ -145,21 +145,21 @@ def _measured(
         measured[chunks] = seconds(chunks)
         if measured[chunks] == math.inf or measured[chunks] > _WORSE * min(measured.values()):
             break
-    # Of equally fast sizes the smallest, which takes the least memory.
+    # Among equally fast sizes the smallest takes the least memory.
     best = _first_fast(measured)
     if one_by_one:
         alone = Chunks(best.clients, 1)
         measured = {alone: seconds(alone), **measured}
         best = _first_fast({chunks: measured[chunks] for chunks in (alone, best)})
     steps = _num_steps(config, inputs)
-    told = ", ".join(
+    times = ", ".join(
         f"{chunks.clients}/{chunks.runs}: {1e3 * seconds / steps:.3g}"
         for chunks, seconds in measured.items()
         if seconds < math.inf
     )
     print(
         f"{cell.label}: client_chunk={best.clients}, run_chunk={best.runs} (ms per client-step of "
-        f"all runs, by client_chunk/run_chunk: {told})",
+        f"all runs, by client_chunk/run_chunk: {times})",
         file=sys.stderr,
     )
     return best
@@ -171,24 +171,24 @@ def _first_fast(measured: dict[Chunks, float]) -> Chunks:
 
 
 class Machine:
-    """What the chunks of a cell cost here: measured, by programs that are compiled once."""
+    """Measures the memory and the time that chunks of a cell take; compiles each program once."""
 
     def __init__(self, make: Make, data: Examples) -> None:
         self._make, self._data = make, data
         self._compiled: dict[tuple[Chunks, int], jax.stages.Compiled] = {}
-        self._init: dict[int, Callable[..., Tree]] = {}  # by runs: clients make no difference
+        self._init: dict[int, Callable[..., Tree]] = {}  # by the number of runs alone
 
     @property
     def is_cpu(self) -> bool:
-        """Whether a core does one thing after the other."""
+        """Whether programs run on a CPU."""
         return jax.default_backend() == "cpu"
 
     def fits(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> bool:
-        """Whether a segment's memory is there."""
+        """Whether a segment fits into memory."""
         return fits(lambda: self._of(chunks, inputs, cohort), available_bytes())
 
     def seconds(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> float:
-        """A segment's time."""
+        """The time of a segment."""
         compiled = self._of(chunks, inputs, cohort)
         states = self._init[chunks.runs](self._data, inputs)
         return _seconds(lambda states: compiled(self._data, inputs, states, cohort)[0], states)
@@ -196,27 +196,27 @@ class Machine:
     def _of(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> jax.stages.Compiled:
         key = (chunks, cohort.who.shape[-1])
         if key not in self._compiled:
-            made = self._make(chunks)
-            self._init.setdefault(chunks.runs, made.init)
-            self._compiled[key] = compiled(made, self._data, inputs, cohort)
+            program = self._make(chunks)
+            self._init.setdefault(chunks.runs, program.init)
+            self._compiled[key] = compiled(program, self._data, inputs, cohort)
         return self._compiled[key]
 
 
 def available_bytes() -> int:
-    """Memory that a program may take: most of the device's or of the machine's."""
-    # Not what happens to be free, so that a command is the same each time.
-    return int(USABLE_MEMORY * devices.memory())
+    """The memory that a program may take: most of the device's or of the machine's."""
+    # The memory that happens to be free would make a command differ from time to time.
+    return int(USABLE_MEMORY * machines.memory())
 
 
-def compiled(made: program.Program, *arguments: Tree) -> jax.stages.Compiled:
-    """The segment of a program for (data, inputs, cohort)."""
+def compiled(program: program.Program, *arguments: Tree) -> jax.stages.Compiled:
+    """The compiled segment of a program for (data, inputs, cohort)."""
     data, inputs, cohort = arguments
-    states = jax.eval_shape(made.init, data, inputs)
-    return made.segment.lower(data, inputs, states, cohort).compile()
+    states = jax.eval_shape(program.init, data, inputs)
+    return program.segment.lower(data, inputs, states, cohort).compile()
 
 
 def fits(compile: Callable[[], jax.stages.Compiled], available: int) -> bool:
-    """Whether a segment's memory is there. compile: makes it."""
+    """Whether a segment fits into memory. compile: returns it."""
     try:
         return needed_bytes(compile()) <= available
     except jax.errors.JaxRuntimeError as error:
@@ -226,10 +226,10 @@ def fits(compile: Callable[[], jax.stages.Compiled], available: int) -> bool:
 
 
 def needed_bytes(segment: jax.stages.Compiled) -> int:
-    """What a compiled segment needs, with what it is called with."""
+    """The memory that a compiled segment needs, arguments and results included."""
     memory = segment.memory_analysis()
     if memory is None:
-        return 0  # a backend that cannot tell is taken to fit
+        return 0  # the backend does not say: assume that it fits
     of_results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.argument_size_in_bytes + memory.temp_size_in_bytes + of_results
 
@@ -239,7 +239,8 @@ def _light(
 ) -> tuple[program.Inputs, Tree]:
     """The inputs with a few examples per client and nothing to evaluate, and a smaller cohort.
 
-    With all examples where the program is for a number of batches: others make it no faster.
+    It keeps all examples if the program has a fixed number of batches, which fewer examples would
+    not change.
     """
     light = without_evaluation(inputs)
     if _known_batches(config, inputs) is None:
@@ -250,30 +251,30 @@ def _light(
 
 
 def _known_batches(config: Config, inputs: program.Inputs) -> int | None:
-    return build.sizes(config.clients, np.asarray(inputs.train.size)).num_batches
+    return training.sizes(config.clients, np.asarray(inputs.train.size)).num_batches
 
 
 def _num_steps(config: Config, inputs: program.Inputs) -> int:
-    """Local steps of a round that is measured, of a client with examples enough."""
-    training = config.clients
-    if training.local_steps or not training.batch_size:
-        return training.local_steps or training.local_epochs
-    return training.local_epochs * (_known_batches(config, inputs) or _STEPS)
+    """Local steps in a measured round of a client with enough examples."""
+    clients = config.clients
+    if clients.local_steps or not clients.batch_size:
+        return clients.local_steps or clients.local_epochs
+    return clients.local_epochs * (_known_batches(config, inputs) or _STEPS)
 
 
 def without_evaluation(inputs: program.Inputs) -> program.Inputs:
-    """The same inputs with nothing to evaluate, so that a segment takes the time of its rounds."""
+    """The same inputs with nothing to evaluate, so that a segment only trains."""
 
     def nothing(leaf: Tree) -> Tree:
-        return leaf._replace(size=jnp.zeros_like(leaf.size)) if is_shards(leaf) else leaf
+        return leaf._replace(size=jnp.zeros_like(leaf.size)) if shares.is_held(leaf) else leaf
 
-    emptied = jax.tree.map(nothing, inputs, is_leaf=is_shards)
+    emptied = jax.tree.map(nothing, inputs, is_leaf=shares.is_held)
     return emptied._replace(train=inputs.train)
 
 
 def _seconds(advance: Callable[[Tree], Tree], states: Tree) -> float:
-    """The fastest of a few calls of advance: states -> states."""
-    states = jax.block_until_ready(advance(states))  # the first is slower
+    """The time of the fastest of a few calls of advance: states -> states."""
+    states = jax.block_until_ready(advance(states))  # the first call is slower
     fastest, start = math.inf, time.perf_counter()
     while time.perf_counter() - start < _SECONDS or fastest == math.inf:
         began = time.perf_counter()

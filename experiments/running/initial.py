@@ -1,5 +1,6 @@
-"""Networks to start from: the global ones of another run, for --init_from."""
+"""Networks to start from, for --init_from: the global networks of another run."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -7,71 +8,71 @@ import jax
 import numpy as np
 
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Network
-from experiments.flags.flag import shown
-from experiments.running import checkpoints, provenance, records
+from experiments.flags.flag import flag_error, shown
+from experiments.parts.network import Network
+from experiments.running import checkpoints, records
 from experiments.running import folder as folders
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree, Variables
 
-# Flags of a network that make it another one of the same shapes.
+# Flags that change a network and not its shapes.
 _SAME = ("activation", "weights")
-_BEGUN = "start.json"  # in a run folder: what its runs started from
+_START = "start.json"  # in a run folder: the networks that its runs started from
 
 
 def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[int, Variables]:
-    """The networks that --init_from names, by seed: of the same seed, else of the run's first.
+    """The networks that --init_from names, by seed; the first run's for a seed that it lacks.
 
-    like: shapes of what the new run's network is made of. Raises UsageError, in one line, if there
-    is no such checkpoint, it holds several networks of a seed or none, one that is not finite, or
-    another one than `like`.
+    like: shapes of the new run's variables.
+
+    Raises UsageError if there is no such checkpoint, it holds several networks of a seed or none,
+    one that is not finite, or another one than `like`.
     """
-    where = f"--init_from={chosen.init_from}"
     folder, checkpoint = _place(chosen)
     if not (folder / "config.json").is_file():
         cells = sorted(place.parent.name for place in folder.glob("*/config.json"))
         one_of = f" of this sweep, one of {', '.join(cells)}" if cells else ""
-        raise UsageError(f"{where}: must be the folder of a run{one_of}, or a checkpoint in it")
+        raise _error(chosen, f"must be the folder of a run{one_of}, or a checkpoint in it")
     try:
         config, cell = folders.read(folder)
     except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
+        raise _error(chosen, str(error)) from None
     for name in _SAME:
-        there, here = getattr(config.model, name), getattr(chosen, name)
-        if there != here:
-            raise UsageError(
-                f"{where}: is of --{name}={shown(there)}, must be of --{name}={shown(here)}, as "
-                "this run"
-            )
+        theirs, ours = getattr(config.model, name), getattr(chosen, name)
+        if theirs != ours:
+            text = f"is of --{name}={shown(theirs)}, must be of --{name}={shown(ours)}, as this run"
+            raise _error(chosen, text)
     rounds = checkpoints.rounds(folder / "checkpoints")
     if checkpoint is not None and checkpoint not in rounds:
-        raise UsageError(f"{where}: must be one of the checkpoints there, of rounds {rounds}")
+        raise _error(chosen, f"must be one of the checkpoints there, of rounds {rounds}")
     if not rounds:
-        raise UsageError(f"{where}: has no checkpoint yet; must have one")
+        raise _error(chosen, "has no checkpoint yet; must have one")
     done = rounds[-1] if checkpoint is None else checkpoint
     try:
         place = folder / "checkpoints"
         server = checkpoints.plain(place, done, config, cell)["state"]["server"]
     except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
+        raise _error(chosen, str(error)) from None
     while "wrapped" in server:  # by a rule for missing uploads
         server = server["wrapped"]
     if "variables" not in server:
-        raise UsageError(
-            f"{where}: is of --algorithm={cell.algorithm}, which has no single network to start "
-            "from"
-        )
-    held = _matched(where, server["variables"], like)
-    return {seed: _finite(where, held, _row(where, cell, seed)) for seed in seeds}
+        text = f"is of --algorithm={cell.algorithm}, which has no single network to start from"
+        raise _error(chosen, text)
+    networks = _matched(chosen, server["variables"], like)
+    return {seed: _finite(chosen, networks, _row(chosen, cell, seed)) for seed in seeds}
+
+
+def _error(chosen: Network, text: str) -> UsageError:
+    return flag_error("init_from", chosen.init_from, text)
 
 
 def is_gone(chosen: Network) -> bool:
-    """Whether what --init_from names is no run any more."""
+    """Whether --init_from names a run that does not exist any more."""
     return bool(chosen.init_from) and not (_place(chosen)[0] / "config.json").is_file()
 
 
 def _place(chosen: Network) -> tuple[Path, int | None]:
-    """The folder of the run that --init_from names, and the round of the checkpoint if it does."""
+    """The run folder that --init_from names, and the checkpoint's round if it names one."""
     path = Path(chosen.init_from).expanduser()
     if path.name.isdecimal() and path.parent.name == "checkpoints":
         return path.parent.parent, int(path.name)
@@ -79,68 +80,68 @@ def _place(chosen: Network) -> tuple[Path, int | None]:
 
 
 def record(folder: Path, networks: Mapping[int, Variables]) -> None:
-    """Notes in a run folder what its runs start from."""
-    folders.write_json(folder / _BEGUN, {"networks": _checksum(networks)})
+    """Writes into a run folder which networks its runs start from."""
+    folders.write_json(folder / _START, {"networks": _checksum(networks)})
 
 
 def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables]) -> None:
-    """Raises UsageError where the runs of a folder have started from other networks.
+    """Raises UsageError if the runs of a folder have started from other networks.
 
-    What --init_from names may have been trained on, or made anew, since then.
+    The run that --init_from names may have been trained further, or replaced, since then.
     """
-    path = folder / _BEGUN
+    path = folder / _START
     if not path.exists():
         return
-    remedy = "delete it if --init_from is what it was"
-    if records.read(path, records.Networks, remedy).networks != _checksum(networks):
-        raise UsageError(
-            f"--init_from={chosen.init_from}: has other networks by now than those that the run in "
-            f"{folder} started from; choose another --run_dir, or delete that run"
+    remedy = "delete it if --init_from names the same networks as before"
+    if records.read(path, records.START, remedy)["networks"] != _checksum(networks):
+        raise _error(
+            chosen,
+            f"has other networks by now than those that the run in {folder} started from; choose "
+            "another --run_dir, or delete that run",
         )
 
 
 def _checksum(networks: Mapping[int, Variables]) -> str:
-    """The SHA-256 of all bits of networks by seed."""
-    return provenance.digest(
-        (str(seed) if number == 0 else "", leaf)
-        for seed, variables in networks.items()
-        for number, leaf in enumerate(jax.tree.leaves(variables))
-    )
+    """A digest of all bits of networks by seed."""
+    digest = hashlib.sha256()
+    for seed, variables in networks.items():
+        digest.update(f"{seed}".encode())
+        for leaf in jax.tree.leaves(variables):
+            digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
 
 
-def _row(where: str, cell: Cell, seed: int) -> int:
-    """Which of the runs is of a seed; of one that there is not, which is of the first."""
+def _row(chosen: Network, cell: Cell, seed: int) -> int:
+    """The index of the run with this seed; of the first run's seed if there is none."""
     seeds = [run.seed for run in cell.runs]
-    taken = seed if seed in seeds else seeds[0]
-    if seeds.count(taken) > 1:
-        raise UsageError(
-            f"{where}: holds {seeds.count(taken)} runs of seed {taken}, must hold one, with one "
-            "value of each hyperparameter"
-        )
-    return seeds.index(taken)
+    nearest = seed if seed in seeds else seeds[0]
+    count = seeds.count(nearest)
+    if count > 1:
+        text = f"holds {count} runs of seed {nearest}, must hold one, with one value of each"
+        raise _error(chosen, f"{text} hyperparameter")
+    return seeds.index(nearest)
 
 
-def _finite(where: str, held: Variables, row: int) -> Variables:
-    """One of R networks [R, ...]."""
-    taken = jax.tree.map(lambda leaf: leaf[row], held)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(taken):
+def _finite(chosen: Network, networks: Variables, row: int) -> Variables:
+    """One of R networks [R, ...]; raises UsageError if it is not finite."""
+    network = jax.tree.map(lambda leaf: leaf[row], networks)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(network):
         if not np.isfinite(leaf).all():
-            raise UsageError(f"{where}: has a network whose {_name(path)} is not finite")
-    return taken
+            raise _error(chosen, f"has a network whose {_name(path)} is not finite")
+    return network
 
 
-def _matched(where: str, held: Tree, like: Variables) -> Variables:
+def _matched(chosen: Network, networks: Tree, like: Variables) -> Variables:
     """The arrays [R, ...] of a checkpoint in the structure of `like` [...]."""
-    theirs = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(held)}
+    theirs = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(networks)}
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     ours = {_name(path): leaf for path, leaf in paths}
     for name in (*ours, *theirs):
-        here = ours[name].shape if name in ours else "none"
-        there = theirs[name].shape[1:] if name in theirs else "none"
-        if here != there:
-            raise UsageError(
-                f"{where}: is of another network, whose {name} is {there}, must be {here}"
-            )
+        our_shape = ours[name].shape if name in ours else "none"
+        their_shape = theirs[name].shape[1:] if name in theirs else "none"
+        if our_shape != their_shape:
+            text = f"is of another network, whose {name} is {their_shape}, must be {our_shape}"
+            raise _error(chosen, text)
     leaves = [np.asarray(theirs[name], leaf.dtype) for name, leaf in ours.items()]
     return jax.tree.unflatten(structure, leaves)
 

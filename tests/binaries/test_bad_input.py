@@ -15,18 +15,19 @@ import numpy as np
 import pytest
 
 from experiments import sweep, train
-from experiments.experiment import build, command_line, config, grid
+from experiments.experiment import assemble, command_line, config, grid
+from experiments.flags import errors
 from experiments.flags import names as registry
+from experiments.parts import method
 from experiments.running import folder as folders
-from experiments.running import launch, log, loop
-from experiments.running.records import Start
+from experiments.running import log, loop
 from fedjax_inv import algorithms, models
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments, federation, sources
 
 ROOT = Path(__file__).parents[2]
-Told = Callable[..., str]
+Refusal = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +40,11 @@ def no_compute(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """What a user is told, in one line, when a binary's work ends with status 2: of (work, what
-    it works on)."""
+def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """(work, its arguments) -> the line with which it ends, with status 2."""
 
     def of(work: Callable[..., Any], *arguments: Any, **flags: Any) -> str:
-        with pytest.raises(SystemExit) as ended, launch.errors_in_one_line():
+        with pytest.raises(SystemExit) as ended, errors.in_one_line():
             work(*arguments, **flags)
         assert ended.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -111,17 +111,17 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(model="fedjax_inv.models:blocks"), "--model=fedjax_inv.models:blocks: must be a func"),
     (dict(model="math:gcd", widths=(8,)), "--widths=.*: --model=math:gcd has no widths"),
     (dict(model="fedjax_inv.tree:take"), "--model=fedjax_inv.tree:take: takes other arguments"),
-    (dict(model="math:factorial"), "--model=math:factorial: makes int, must make Model"),
+    (dict(model="math:factorial"), "--model=math:factorial: returns int, must return Model"),
     (dict(rounds=0, eval_every=1), "--rounds=0: must be at least 1"),
     (dict(eval_every=51), "--eval_every=51: must be at most --rounds=50"),
     (dict(checkpoint_every=7), "--checkpoint_every=7: must be a multiple of --eval_every=5"),
-    (dict(learning_rate=(0.0,)), "--learning_rate=0.0: must be above 0"),
+    (dict(learning_rate=(0.0,)), "--learning_rate=0: must be above 0"),
     (dict(learning_rate=(float("nan"),)), "--learning_rate=nan: must be above 0"),
     (dict(learning_rate=()), "--learning_rate=: must be one or several"),
     (dict(seeds=(1, 1)), "--seeds=1,1: must be one or several different"),
-    (dict(momentum=1.0), "--momentum=1.0: must be at least 0 and below 1"),
+    (dict(momentum=1.0), "--momentum=1: must be at least 0 and below 1"),
     (dict(batch_size=-1), "--batch_size=-1: must be at least 0"),
-    (dict(alpha=0.0), "--alpha=0.0: must be above 0"),
+    (dict(alpha=0.0), "--alpha=0: must be above 0"),
     (dict(held_out="75,75"), "--held_out=75,75: must be one or several different"),
     (dict(widths=(0,)), "--widths=0: must be at least 1"),
     (dict(widths=(8, 8), cut=3), "--cut=3: must be an integer in 0..2, with --model=mlp"),
@@ -150,7 +150,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(angles=(0.0, 0.0)), "--angles=0.0,0.0: must all differ"),
     (dict(paper=("94.3",)), "--paper=94.3: must be algorithm=number"),
     (dict(watch_examples=-1), "--watch_examples=-1: must be at least 0"),
-    (dict(watch_examples=9, stop_below=(1.0,)), "--stop_below=1.0: must be above 0 and below 1"),
+    (dict(watch_examples=9, stop_below=(1.0,)), "--stop_below=1: must be above 0 and below 1"),
     (dict(watch_examples=9, stop_below=(0.5, 0.5)), "--stop_below=0.5,0.5: .*different"),
     (dict(stop_below=(0.6,)), "--stop_below=0.6: needs --watch_examples above 0"),
     (dict(stop_above=(0.6,)), "--stop_above=0.6: needs --watch_examples above 0"),
@@ -172,7 +172,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(norm="layer"), "--norm=layer: .*batch"),
     (dict(norm="batch", model="cnn"), "--norm=batch: --model=cnn has no norm"),
     (dict(environment="colored", flips=(0.2, 1.5)), "--flips=1.5: must be between 0 and 1"),
-    (dict(test_fraction=0.0), "--test_fraction=0.0: must be above 0"),
+    (dict(test_fraction=0.0), "--test_fraction=0: must be above 0"),
     (dict(dataset="dsprites", num_images=10**6), "--num_images=1000000: must"),
     (dict(data_dir="/nowhere", dataset="cifar100"), "python -m fedjax_inv.data.prepare cifar100"),
     (dict(dataset="/nowhere/x.npz"), "--dataset=/nowhere/x.npz: must be a file"),
@@ -219,14 +219,14 @@ IDLE: list[tuple[list[str], str]] = [
 
 @pytest.mark.parametrize(("arguments", "message"), IDLE)
 def test_a_flag_without_effect_is_told_in_one_line(
-    tmp_path: Path, told: Told, arguments: list[str], message: str
+    tmp_path: Path, refusal: Refusal, arguments: list[str], message: str
 ) -> None:
     folder = tmp_path / "run"
 
     def work() -> None:
         sweep.sweep(command_line.of_arguments([*arguments, f"--run_dir={folder}"]))
 
-    assert re.match(message, told(work))
+    assert re.match(message, refusal(work))
     assert not folder.exists()
 
 
@@ -251,15 +251,15 @@ def test_a_flag_without_effect_is_told_in_one_line(
 def test_flags_that_have_an_effect_pass(arguments: list[str]) -> None:
     chosen = command_line.of_arguments(arguments)
     if chosen.data.dataset == "digits":
-        assert build.assemble(chosen).cells
+        assert assemble.assemble(chosen).cells
 
 
 @pytest.mark.parametrize(("changes", "message"), CASES)
 def test_a_bad_value_is_told_in_one_line(
-    tmp_path: Path, told: Told, changes: dict[str, Any], message: str
+    tmp_path: Path, refusal: Refusal, changes: dict[str, Any], message: str
 ) -> None:
     folder = tmp_path / "run"
-    line = told(lambda: train.train(config.of(run_dir=str(folder), **changes)))
+    line = refusal(lambda: train.train(config.of(run_dir=str(folder), **changes)))
     assert re.search(message, line)
     assert not folder.exists()
 
@@ -275,8 +275,10 @@ def test_a_bad_value_is_told_in_one_line(
         (["--rounds=9", "rounds=3"], "rounds=3: not a flag; flags are --name=value"),
     ],
 )
-def test_a_bad_flag_is_told_in_one_line(told: Told, arguments: list[str], message: str) -> None:
-    assert re.search(message, told(command_line.of_arguments, arguments))
+def test_a_bad_flag_is_told_in_one_line(
+    refusal: Refusal, arguments: list[str], message: str
+) -> None:
+    assert re.search(message, refusal(command_line.of_arguments, arguments))
 
 
 def test_what_is_no_input_is_not_told_in_one_line(
@@ -300,7 +302,7 @@ def test_what_is_no_input_is_not_told_in_one_line(
         with monkeypatch.context() as patch:
             patch.setattr(module, name, defect)
             patch.setattr(registry, "MODELS", {"mlp": models.mlp})
-            with pytest.raises(ValueError, match=r"zip\(\)") as error, launch.errors_in_one_line():
+            with pytest.raises(ValueError, match=r"zip\(\)") as error, errors.in_one_line():
                 sweep.sweep(chosen)
             assert not isinstance(error.value, UsageError)
 
@@ -308,7 +310,7 @@ def test_what_is_no_input_is_not_told_in_one_line(
 def test_a_run_that_diverged_is_told_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit) as ended, launch.errors_in_one_line():
+    with pytest.raises(SystemExit) as ended, errors.in_one_line():
         raise loop.Diverged("round 3:\nits loss")
     assert ended.value.code == 3
     assert capsys.readouterr().err == "error: round 3: its loss\n"
@@ -360,36 +362,41 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 )
 def test_settings_take_the_types_of_the_factory(own: str, entry: str, values: Any) -> None:
     chosen = config.of(algorithm=(own,), norm="batch", settings=(entry,))
-    parsed = grid.settings(chosen)[own][entry.partition("=")[0]]
+    parsed = method.settings(chosen.method)[own][entry.partition("=")[0]]
     assert parsed == values
     assert list(map(type, parsed)) == list(map(type, values))
 
 
-def test_what_an_own_module_says_of_itself_counts(own: str, told: Told, tmp_path: Path) -> None:
+def test_what_an_own_module_says_of_itself_counts(
+    own: str, refusal: Refusal, tmp_path: Path
+) -> None:
     def work(**changes: Any) -> None:
         train.train(config.of(algorithm=(own,), run_dir=str(tmp_path / "run"), **changes))
 
-    assert told(work) == f"--algorithm={own}: needs --norm=batch, to be what it is"
-    assert told(work, norm="batch") == f"--algorithm={own}: mine takes nothing"
+    assert (
+        refusal(work)
+        == f"--algorithm={own}: needs --norm=batch, as the network has no normalisation layers"
+    )
+    assert refusal(work, norm="batch") == f"--algorithm={own}: mine takes nothing"
     # Whether a network of one's own has norms is one's own affair.
-    line = told(work, model="elsewhere:refuses")
+    line = refusal(work, model="elsewhere:refuses")
     assert line == "--model=elsewhere:refuses: num_classes=10: must be 2"
     for entry in ("hook=abs", "untold=1"):
-        line = told(work, norm="batch", settings=(entry,))
+        line = refusal(work, norm="batch", settings=(entry,))
         assert line.startswith(f"--set={entry}: can be set in Python only")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_helper_beside_the_algorithms_is_no_choice(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "helper.py").write_text("def helper(model, work):\n    pass\n")
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
-    line = told(config.of, algorithm=("helper",))
+    line = refusal(config.of, algorithm=("helper",))
     assert line.startswith("--algorithm=helper: unknown; ")
 
 
-def test_train_refuses_a_grid(tmp_path: Path, told: Told) -> None:
+def test_train_refuses_a_grid(tmp_path: Path, refusal: Refusal) -> None:
     grids: list[dict[str, Any]] = [
         dict(algorithm=("fedavg", "fedipg")),
         dict(held_out="all"),
@@ -397,10 +404,10 @@ def test_train_refuses_a_grid(tmp_path: Path, told: Told) -> None:
     ]
     for changes in grids:
         chosen = config.of(run_dir=str(tmp_path / "run"), **changes)
-        assert "experiments.sweep" in told(train.train, chosen)
+        assert "experiments.sweep" in refusal(train.train, chosen)
 
 
-def test_bad_npz_files(tmp_path: Path, told: Told) -> None:
+def test_bad_npz_files(tmp_path: Path, refusal: Refusal) -> None:
     x, y = np.zeros((6, 4), np.float32), np.arange(6) % 2
     cases: dict[str, dict[str, Any]] = {
         "x": {"y": y},
@@ -412,18 +419,18 @@ def test_bad_npz_files(tmp_path: Path, told: Told) -> None:
         path = tmp_path / "mine.npz"
         np.savez(path, **arrays)
         chosen = config.of(dataset=str(path), environment="none")
-        line = told(train.train, chosen)
+        line = refusal(train.train, chosen)
         assert line.startswith(f"--dataset={path}: ")
         assert name in line.removeprefix(f"--dataset={path}: ")
 
 
-def test_a_folder_that_is_not_this_run(tmp_path: Path, told: Told) -> None:
+def test_a_folder_that_is_not_this_run(tmp_path: Path, refusal: Refusal) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     chosen = config.of(run_dir=str(tmp_path), seeds=(0, 1))
-    assert "neither empty nor a run" in told(train.train, chosen)
+    assert "neither empty nor a run" in refusal(train.train, chosen)
     (cell,) = grid.cells(chosen, ["75"])
-    folders.begin(tmp_path, chosen, cell, Start("2026-01-01", None, {}, "0" * 64))
-    assert "unfinished run; add --resume" in told(train.train, chosen)
+    folders.write_json(tmp_path / "config.json", folders.description(chosen, cell))
+    assert "unfinished run; add --resume" in refusal(train.train, chosen)
     others: list[tuple[dict[str, Any], str]] = [
         (dict(rounds=60), "rounds is 50 and not 60"),
         (dict(held_out="60"), 'held_out is "75" and not "60"'),
@@ -431,19 +438,19 @@ def test_a_folder_that_is_not_this_run(tmp_path: Path, told: Told) -> None:
         (dict(algorithm=("fedprox",)), 'algorithm is "fedavg" and not "fedprox"'),
     ]
     for changes, message in others:
-        line = told(train.train, config.changed(chosen, **changes))
+        line = refusal(train.train, config.changed(chosen, **changes))
         assert line.startswith(f"--run_dir={tmp_path}: ")
         assert message in line
 
 
-def test_a_sweep_does_not_replace_a_run(tmp_path: Path, told: Told) -> None:
+def test_a_sweep_does_not_replace_a_run(tmp_path: Path, refusal: Refusal) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "result.json").write_text("of the run")
-    line = told(sweep.sweep, config.of(run_dir=str(tmp_path)))
+    line = refusal(sweep.sweep, config.of(run_dir=str(tmp_path)))
     assert line == f"--run_dir={tmp_path}: holds a run of its own; choose another"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    line = told(sweep.sweep, config.of(run_dir=str(tmp_path / "mine")))
+    line = refusal(sweep.sweep, config.of(run_dir=str(tmp_path / "mine")))
     assert line == f"--run_dir={tmp_path / 'mine'}: is neither empty nor a sweep; choose another"
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
@@ -461,7 +468,7 @@ def test_every_preset_parses() -> None:
         assert grid.cells(command_line.of_arguments([f"--preset={names}"]), ["0", "75"])
 
 
-def test_sweep_and_train_share_their_checks(tmp_path: Path, told: Told) -> None:
+def test_sweep_and_train_share_their_checks(tmp_path: Path, refusal: Refusal) -> None:
     folder = tmp_path / "run"
     cases: list[tuple[dict[str, Any], str]] = [
         (dict(held_out="90"), "--held_out=90: "),
@@ -469,7 +476,7 @@ def test_sweep_and_train_share_their_checks(tmp_path: Path, told: Told) -> None:
     ]
     for changes, message in cases:
         chosen = config.of(run_dir=str(folder), **changes)
-        assert told(sweep.sweep, chosen).startswith(message)
+        assert refusal(sweep.sweep, chosen).startswith(message)
     assert not folder.exists()
 
 
@@ -500,10 +507,10 @@ def test_a_signal_writes_a_checkpoint_and_the_run_can_go_on(tmp_path: Path) -> N
     while not (lines.exists() and lines.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert "Traceback" not in told
-    assert "--resume" in told
-    last = log.read(folder)[-1].round
+    assert "Traceback" not in err
+    assert "--resume" in err
+    last = log.read(folder)[-1]["round"]
     assert (folder / "checkpoints" / str(last)).is_dir()
     assert not (folder / "result.json").exists()

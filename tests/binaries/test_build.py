@@ -11,7 +11,13 @@ import optax
 import pytest
 
 import runs
-from experiments.experiment import build, config, groups
+from experiments.experiment import assemble, config
+from experiments.flags import names
+from experiments.parts import data as data_flags
+from experiments.parts import network as networks
+from experiments.parts import optimizers, participation, training
+from experiments.parts.data import Data
+from experiments.parts.training import Clients
 from fedjax_inv import models, platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
@@ -25,11 +31,11 @@ def first_update(transformation: optax.GradientTransformation, grads: Any, param
 
 def test_clipping_comes_before_the_decay() -> None:
     params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
-    made = build._regular(optax.sgd(0.5), weight_decay=0.1, clip=5.0)
+    chain = optimizers.regularised(optax.sgd(0.5), weight_decay=0.1, clip=5.0)
     # Clipped to norm 5: (3, 4); decayed: (3.2, 3.9).
-    chex.assert_trees_all_close(first_update(made, grads, params), {"w": jnp.array([-1.6, -1.95])})
+    chex.assert_trees_all_close(first_update(chain, grads, params), {"w": jnp.array([-1.6, -1.95])})
     plain = optax.sgd(0.5)
-    assert build._regular(plain, 0.0, 0.0) is plain
+    assert optimizers.regularised(plain, 0.0, 0.0) is plain
 
 
 @pytest.mark.parametrize(
@@ -46,14 +52,16 @@ def test_local_training_knows_its_momentum(settings: dict[str, int]) -> None:
 
 def test_the_server_steps_along_what_it_clips(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    called = build.called
+    called = names.called
 
     def called_and_told(*arguments: Any, **settings: Any) -> Any:
         seen.update(settings)
         return called(*arguments, **settings)
 
-    monkeypatch.setattr(build, "called", called_and_told)
-    build.assemble(config.of(server_clip=5.0, server_weight_decay=0.1, server_learning_rate=(0.5,)))
+    monkeypatch.setattr(names, "called", called_and_told)
+    assemble.assemble(
+        config.of(server_clip=5.0, server_weight_decay=0.1, server_learning_rate=(0.5,))
+    )
     params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
     update = first_update(seen["server_optimizer"], grads, params)
     chex.assert_trees_all_close(update, {"w": jnp.array([-1.6, -1.95])})
@@ -62,8 +70,8 @@ def test_the_server_steps_along_what_it_clips(monkeypatch: pytest.MonkeyPatch) -
 def cohort(num_rounds: int, **changes: Any) -> Cohort:
     """Of one run of six clients, all rounds."""
     chosen = config.of(rounds=num_rounds, eval_every=1, **changes)
-    made = build.assemble(chosen)
-    drawn = build.cohorts(chosen, made.prepare(made.cells[0]).inputs, num_rounds)
+    assembled = assemble.assemble(chosen)
+    drawn = assemble.cohorts(chosen, assembled.prepare(assembled.cells[0]).inputs, num_rounds)
     return jax.tree.map(lambda leaf: np.asarray(leaf)[0], drawn)
 
 
@@ -81,21 +89,21 @@ def test_slow_and_lossy_clients_and_a_first_round_of_all() -> None:
     assert first.present[0].all()
     assert not first.delay[0].any()
     chex.assert_trees_all_equal(*(jax.tree.map(lambda leaf: leaf[1:], c) for c in (drawn, first)))
-    made = build.assemble(config.of(**flags))
-    assert made.prepare(made.cells[0]).experiment.history == 3
+    assembled = assemble.assemble(config.of(**flags))
+    assert assembled.prepare(assembled.cells[0]).experiment.history == 3
 
 
 def test_classes_with_a_long_tail() -> None:
     """Of handwritten digits, of which there are about as many of each."""
     flags = dict(imbalance=10.0, partition="dirichlet", environment="none", clients=20, min_size=1)
-    made = build.assemble(config.of(held_out="none", **flags))
-    split = made.splits[None][0]
+    assembled = assemble.assemble(config.of(held_out="none", **flags))
+    split = assembled.splits[None][0]
     rows = np.concatenate([*parts_of(split.train), *parts_of(split.valid)])
-    counts = np.bincount(made.dataset.y[rows])
+    counts = np.bincount(assembled.dataset.y[rows])
     assert 9 < counts[0] / counts[9] < 11
     assert (np.diff(counts) < 3).all()
     test = parts_of(split.test)[0]
-    assert np.bincount(made.dataset.y[test]).min() > 20
+    assert np.bincount(assembled.dataset.y[test]).min() > 20
 
 
 def test_clients_that_upload_rarely() -> None:
@@ -105,16 +113,16 @@ def test_clients_that_upload_rarely() -> None:
     assert ((share == 1).sum(), ((share > 0.1) & (share < 0.5)).sum()) == (3, 3)
     # Who they are does not depend on how rarely they do.
     always = config.of(**flags | dict(frequency=1.0)).participation
-    np.testing.assert_array_equal(build.is_sparse(always, 6, seed=0), share < 1)
-    of_seeds = {tuple(build.is_sparse(always, 6, seed)) for seed in range(8)}
+    np.testing.assert_array_equal(participation.is_sparse(always, 6, seed=0), share < 1)
+    of_seeds = {tuple(participation.is_sparse(always, 6, seed)) for seed in range(8)}
     assert len(of_seeds) > 1
     assert not dropped.delay.any()
     stale = cohort(200, late="stale", longest_delay=4, **flags)
     chex.assert_trees_all_equal(stale.present, dropped.present)
     assert stale.delay[:, share < 1][stale.present[:, share < 1]].max() == 4
     assert not stale.delay[:, share == 1].any()
-    made = build.assemble(config.of(late="stale", longest_delay=4, **flags))
-    assert made.prepare(made.cells[0]).experiment.history == 5
+    assembled = assemble.assemble(config.of(late="stale", longest_delay=4, **flags))
+    assert assembled.prepare(assembled.cells[0]).experiment.history == 5
     assert cohort(3, sampling_rate=0.5, partition="iid", clients=6).who.shape == (3, 3)
 
 
@@ -147,8 +155,8 @@ def test_updates_of_earlier_networks() -> None:
         jax.tree.map(lambda leaf: leaf[:40], drawn),
     )
     for delay, history in (("0", 1), ("3", 4), ("geometric:0.5", 11)):
-        made = build.assemble(config.of(delay=delay, **flags))
-        assert made.prepare(made.cells[0]).experiment.history == history
+        assembled = assemble.assemble(config.of(delay=delay, **flags))
+        assert assembled.prepare(assembled.cells[0]).experiment.history == history
 
 
 def test_uploads_in_every_so_many_rounds() -> None:
@@ -173,8 +181,10 @@ def test_a_pooled_algorithm_beside_others_takes_part_in_every_round() -> None:
         delay="geometric:0.5",
         upload_every=("2",),
     )
-    made = build.assemble(chosen)
-    pooled, averaged = (build.cohorts(chosen, made.prepare(cell).inputs, 10) for cell in made.cells)
+    assembled = assemble.assemble(chosen)
+    pooled, averaged = (
+        assemble.cohorts(chosen, assembled.prepare(cell).inputs, 10) for cell in assembled.cells
+    )
     assert pooled.present.all()
     assert not pooled.delay.any()
     assert not averaged.present.all()
@@ -184,10 +194,10 @@ def test_a_pooled_algorithm_beside_others_takes_part_in_every_round() -> None:
 def test_partitions_deal_the_training_examples(partition: str) -> None:
     more: dict[str, Any] = {"shards": dict(classes_per_client=1), "quantity": dict(alpha=1.0)}
     flags = dict(partition=partition, clients=10, environment="none", held_out="none")
-    made = build.assemble(config.of(**flags, **more[partition]))
-    split = made.splits[None][0]
+    assembled = assemble.assemble(config.of(**flags, **more[partition]))
+    split = assembled.splits[None][0]
     sizes = np.array([len(part) for part in parts_of(split.train)])
-    classes = [len(set(made.dataset.y[part])) for part in parts_of(split.train)]
+    classes = [len(set(assembled.dataset.y[part])) for part in parts_of(split.train)]
     if partition == "shards":
         assert np.ptp(sizes) <= 2
         assert max(classes) <= 3
@@ -197,9 +207,11 @@ def test_partitions_deal_the_training_examples(partition: str) -> None:
 
 
 def test_what_stands_in_for_a_missing_update() -> None:
-    made = build.assemble(config.of(missing="reuse", lossy=("0:0.5",)))
-    algorithm = made.prepare(made.cells[0]).experiment.algorithm(made.cells[0].runs[0].hyper)
-    skips = build.assemble(config.of(lossy=("0:0.5",)))
+    assembled = assemble.assemble(config.of(missing="reuse", lossy=("0:0.5",)))
+    algorithm = assembled.prepare(assembled.cells[0]).experiment.algorithm(
+        assembled.cells[0].runs[0].hyper
+    )
+    skips = assemble.assemble(config.of(lossy=("0:0.5",)))
     plain = skips.prepare(skips.cells[0]).experiment.algorithm(skips.cells[0].runs[0].hyper)
     assert type(algorithm.exchanges[0].aggregate) is not type(plain.exchanges[0].aggregate) or (
         algorithm.init_server is not plain.init_server
@@ -222,8 +234,8 @@ def test_what_stands_in_for_a_missing_update() -> None:
         ),
         (dict(imbalance=0.5), "^--imbalance=0.5: must be at least 1"),
         (dict(sampling_rate=0.01), "^--sampling_rate=0.01: selects none of --clients=5, must be"),
-        (dict(sampling_rate=0.0), "^--sampling_rate=0.0: must be above 0 and at most 1"),
-        (dict(frequency=0.0), "^--frequency=0.0: must be above 0 and at most 1"),
+        (dict(sampling_rate=0.0), "^--sampling_rate=0: must be above 0 and at most 1"),
+        (dict(frequency=0.0), "^--frequency=0: must be above 0 and at most 1"),
         (dict(frequency=1.5), "^--frequency=1.5: must be above 0 and at most 1"),
         (dict(algorithm=("cafe",)), "^--algorithm=cafe: beta: must be 0 where the clients' opt"),
         (
@@ -233,15 +245,15 @@ def test_what_stands_in_for_a_missing_update() -> None:
         (dict(delay="2", late="stale", dropout=0.5), "^--delay=2: must be left out with --late=st"),
         (dict(delay="2", slow=("0:2",)), "^--delay=2: must be left out with --slow=0:2"),
         (dict(upload_every=("3",), slow=("0:2",)), "^--upload_every=3: must be left out with --sl"),
-        (dict(upload_every=("3", "4")), "^--upload_every=3,4: must tell each client one value"),
-        (dict(slow=("1:3", "1:4")), "^--slow=1:3,1:4: must tell each client one value"),
+        (dict(upload_every=("3", "4")), "^--upload_every=3,4: must have one value for each client"),
+        (dict(slow=("1:3", "1:4")), "^--slow=1:3,1:4: must have one value for each client"),
         (dict(upload_every=("0",)), "^--upload_every=0: must be a number of rounds above 0, or"),
         (dict(upload_every=("a:2",)), "^--upload_every=a:2: must be a number of rounds above 0"),
         (dict(upload_every=("5:2",)), r"^--upload_every=5:2: must be of clients 0\.\.4"),
         (dict(delay="-1"), "^--delay=-1: must be a number of rounds, or geometric:p"),
         (dict(delay="geometric:0"), "^--delay=geometric:0: must be a number of rounds, or geomet"),
         (dict(delay="poisson:2"), "^--delay=poisson:2: must be a number of rounds, or geometric"),
-        (dict(dropout=1.0), "^--dropout=1.0: must be at least 0 and below 1"),
+        (dict(dropout=1.0), "^--dropout=1: must be at least 0 and below 1"),
         (dict(dropout=0.5, algorithm=("erm",)), "^--dropout=0.5: has no effect with --algorithm=e"),
         (dict(longest_delay=3, delay="2"), "^--longest_delay=3: has no effect with --late=drop"),
         (dict(classes_per_client=3), "^--classes_per_client=3: has no effect with --partition=dom"),
@@ -263,10 +275,10 @@ def test_what_stands_in_for_a_missing_update() -> None:
 )
 def test_what_does_not_fit_is_told(changes: dict[str, Any], message: str | None) -> None:
     if message is None:
-        assert build.assemble(config.of(**changes)).dataset.x.shape[1] == 22
+        assert assemble.assemble(config.of(**changes)).dataset.x.shape[1] == 22
         return
     with pytest.raises(UsageError, match=message) as error:
-        build.assemble(config.of(**changes))
+        assemble.assemble(config.of(**changes))
     assert "\n" not in str(error.value)
 
 
@@ -274,21 +286,23 @@ def test_what_does_not_fit_is_told(changes: dict[str, Any], message: str | None)
 def test_a_network_is_made_for_the_size_of_the_images(side: int, stem: int, tmp_path: Path) -> None:
     y = np.arange(12) % 2
     np.savez(tmp_path / "mine.npz", x=np.zeros((12, side, side, 3), np.uint8), y=y)
-    dataset = build.source(config.of(dataset=str(tmp_path / "mine.npz")).data)
-    assert build._stem(dataset) == stem
+    dataset = data_flags.load(config.of(dataset=str(tmp_path / "mine.npz")).data)
+    assert networks._image_size(dataset) == stem
 
 
 @pytest.mark.parametrize("environment", ["colored", "rotated"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_drawn_test_holds_a_part_of_every_domain(environment: str, seed: int) -> None:
-    made = build.assemble(config.of(environment=environment, held_out="none", seeds=(seed,)))
-    (rows,), domains = parts_of(made.splits[None][seed].test), made.dataset.domain
+    assembled = assemble.assemble(
+        config.of(environment=environment, held_out="none", seeds=(seed,))
+    )
+    (rows,), domains = parts_of(assembled.splits[None][seed].test), assembled.dataset.domain
     shares = np.bincount(domains[rows]) / np.bincount(domains)
     assert (abs(shares - 0.2) < 0.08).all()
 
 
 def test_every_other_pixel() -> None:
-    whole, half = (build.source(groups.Data(stride=stride)) for stride in (1, 2))
+    whole, half = (data_flags.load(Data(stride=stride)) for stride in (1, 2))
     np.testing.assert_array_equal(half.x, whole.x[:, ::2, ::2])
 
 
@@ -299,19 +313,19 @@ def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> Non
     chosen = config.of(
         dataset=str(tmp_path / "mine.npz"), model="resnet18", widths=WIDTHS, norm="frozen"
     )
-    dataset = build.source(chosen.data)
+    dataset = data_flags.load(chosen.data)
     bare = models.resnet18(2, widths=WIDTHS, norm="frozen")
     arrays = torchvision(classes=2, channels=3)
     path = tmp_path / "weights.npz"
     np.savez(path, **arrays)
     variables, _ = models.weights.load(path, bare.init(jax.random.key(0), images[:1]))
-    made = build.model(config.changed(chosen, weights=str(path)).model, dataset)
-    loaded = made.init(jax.random.key(1), images[:1])
+    model = networks.make(config.changed(chosen, weights=str(path)).model, dataset)
+    loaded = model.init(jax.random.key(1), images[:1])
     chex.assert_trees_all_close(loaded, variables)
     mean, std = models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD
     seen = (images / np.float32(255) - np.asarray(mean)) / np.asarray(std)
     chex.assert_trees_all_close(
-        models.predict(made, loaded, images),
+        models.predict(model, loaded, images),
         models.predict(bare, variables, seen.astype(np.float32)),
         rtol=1e-4,
         atol=1e-5,
@@ -322,15 +336,15 @@ def test_training_images_are_augmented_and_others_are_not(tmp_path: Path) -> Non
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "mine.npz", x=images, y=np.arange(8) % 2)
     chosen = config.of(dataset=str(tmp_path / "mine.npz"), augment=True, widths=(4,))
-    dataset = build.source(chosen.data)
-    made, plain = (
-        build.model(config.changed(chosen, augment=on).model, dataset) for on in (True, False)
+    dataset = data_flags.load(chosen.data)
+    model, plain = (
+        networks.make(config.changed(chosen, augment=on).model, dataset) for on in (True, False)
     )
     variables = plain.init(jax.random.key(0), images[:1])
     mask, key = jnp.ones(8, bool), jax.random.key(1)
     for train in (False, True):
         ours, theirs = (
-            models.apply(each, variables, images, mask, train, key)[0] for each in (made, plain)
+            models.apply(each, variables, images, mask, train, key)[0] for each in (model, plain)
         )
         assert np.allclose(ours, theirs, atol=1e-5) != train
 
@@ -348,8 +362,8 @@ def test_accelerators_are_told_how_many_batches_all_clients_have(
     platform: str, batch_size: int, of_clients: list[list[int]], known: int | None
 ) -> None:
     with platforms.traced_for(platform):
-        told = build.sizes(groups.Clients(batch_size=batch_size), np.array(of_clients))
-    assert told == build.Sizes(capacity=8 * -(-np.max(of_clients) // 8), num_batches=known)
+        sizes = training.sizes(Clients(batch_size=batch_size), np.array(of_clients))
+    assert sizes == training.Sizes(capacity=8 * -(-np.max(of_clients) // 8), num_batches=known)
 
 
 def test_sixteen_bits_cost_little_accuracy_on_colored_digits(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Flags: groups and their flat form, the command line, and what it tells of itself."""
 
+import dataclasses
 import inspect
 import json
 import re
@@ -8,10 +9,10 @@ import pytest
 from absl import flags
 
 from experiments import sweep, train
-from experiments.experiment import command_line, config, grid, groups
+from experiments.experiment import command_line, config
 from experiments.flags import names as registry
-from experiments.flags.flag import name_of
-from experiments.parts import environments
+from experiments.flags.flag import at_least, flag, name_of
+from experiments.parts import environments, method
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
 
@@ -35,8 +36,8 @@ def test_flags_as_a_list_are_those_of_a_command_line() -> None:
 
 
 def test_the_groups_hold_every_flag_once_and_flat_is_the_inverse_of_of() -> None:
-    every = [field.name for group in groups.GROUPS for field in groups.fields(group)]
-    assert len(every) == len(set(every)) == len(groups.FLAGS)
+    every = [field.name for group in config.GROUPS for field in config.fields(group)]
+    assert len(every) == len(set(every)) == len(config.FLAGS)
     chosen = config.of(
         algorithm=("fedipg",), environment="colored", flips=(0.3,), widths=(4, 5), rounds=9
     )
@@ -72,27 +73,56 @@ def test_a_flag_of_no_environment_has_no_record() -> None:
 def helped(*arguments: str) -> str:
     values = flags.FlagValues()
     command_line.define(values, nonfinite="mark")
-    told = command_line.answer(["", *arguments], "What it is.\n", values)
-    assert told is not None
-    return told
+    text = command_line.answer(["", *arguments], "What it is.\n", values)
+    assert text is not None
+    return text
 
 
 @pytest.mark.parametrize("ask", ["--help", "-h", "--helpfull"])
 def test_help_tells_all_in_groups(ask: str) -> None:
-    told = helped("--rounds=3", ask)
-    assert told.startswith("What it is.\n\n")
-    places = [told.index(f"{group.upper()}: ") for group in groups.GROUPS]
+    page = helped("--rounds=3", ask)
+    assert page.startswith("What it is.\n\n")
+    places = [page.index(f"{group.upper()}: ") for group in config.GROUPS]
     assert places == sorted(places)
-    for start, end, group in zip(places, [*places[1:], None], groups.GROUPS, strict=True):
-        for field in groups.fields(group):
-            assert f"  --{name_of(field)}=" in told[start:end]
-    assert "--nonfinite=mark" in told
-    for name, text in command_line.presets().items():
-        assert f"  {name} " in told
-        assert text.split()[0] in told
+    for start, end, group in zip(places, [*places[1:], None], config.GROUPS, strict=True):
+        for field in config.fields(group):
+            assert f"  --{name_of(field)}=" in page[start:end]
+    assert "--nonfinite=mark" in page
+    for name, summary in command_line.presets().items():
+        assert f"  {name} " in page
+        assert summary.split()[0] in page
     for name in (*LISTED, *environments.LISTED):
-        assert f"  {name} " in told
-    assert max(map(len, told.splitlines())) <= 100
+        assert f"  {name} " in page
+    assert max(map(len, page.splitlines())) <= 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """Flags of a binary beside those of an experiment."""
+
+    images: int = flag(10, "Images of each domain.", at_least(1))
+    out: str = flag("data.png", "The picture.")
+
+
+def test_a_binary_has_its_own_flags_beside_those_of_an_experiment() -> None:
+    binary = command_line.binary(
+        lambda chosen, own: f"{chosen.run.rounds} {own.images} {own.out}",
+        "It draws.",
+        Own,
+        rounds=7,
+    )
+    values = flags.FlagValues()
+    binary.define(values)
+    assert binary.run(binary.read(["", "--images=3"], values)) == "7 3 data.png"
+    values = flags.FlagValues()
+    binary.define(values)
+    text = binary.answer(["", "--help"], values)
+    assert text is not None
+    assert text.startswith("It draws.\n\nTHIS BINARY\n  --images=10 ")
+    assert "  --rounds=7 " in text
+    assert binary.answer(["", "--images=3"], values) is None
+    with pytest.raises(UsageError, match=r"^--images=0: must be at least 1"):
+        binary.read(["", "--images=0"], values)
 
 
 def test_without_a_question_there_is_no_answer() -> None:
@@ -101,16 +131,53 @@ def test_without_a_question_there_is_no_answer() -> None:
 
 @pytest.mark.parametrize("algorithm", LISTED)
 def test_describe_tells_every_setting_and_its_meaning(algorithm: str) -> None:
-    told = helped(f"--describe={algorithm}")
+    text = helped(f"--describe={algorithm}")
     factory = registry.factory(algorithm)
     meanings = command_line.meanings(factory)
     for name, kinds in registry.hyperparameters(algorithm).items():
         settable = set(kinds) - {type(None)}
-        assert (f"--set={name} " in told) == bool(settable)
+        assert (f"--set={name} " in text) == bool(settable)
         if settable:
             assert len(meanings[name]) > 5, name
             default = inspect.signature(factory).parameters[name].default
-            assert str(default).lower() in told.lower() or f"{default:g}" in told
+            assert str(default).lower() in text.lower() or f"{default:g}" in text
+
+
+def described(plain: int, *, penalty: float = 0.1, first: int = 1, second: int = 2) -> None:
+    """Do something.
+
+    More of it: penalty: not this.
+
+    Args:
+      plain: A first argument.
+      penalty: Weight of the penalty, at least 0; see
+        Algorithm 1 (with a colon: here).
+      first, second: Numbers.
+
+    Returns:
+      None: nothing.
+
+    Raises:
+      UsageError: for a bad penalty.
+    """
+
+
+def test_meanings_are_the_arguments_of_a_docstring() -> None:
+    assert command_line.meanings(described) == {
+        "plain": "A first argument",
+        "penalty": "Weight of the penalty, at least 0; see Algorithm 1 (with a colon: here)",
+        "first": "Numbers",
+        "second": "Numbers",
+    }
+
+
+def test_a_docstring_without_arguments_has_no_meanings() -> None:
+    def plain(penalty: float = 0.1) -> None:
+        """Do something. penalty: not this."""
+
+    assert command_line.meanings(plain) == {}
+    plain.__doc__ = None
+    assert command_line.meanings(plain) == {}
 
 
 def test_describe_of_an_unknown_algorithm() -> None:
@@ -141,12 +208,12 @@ PRESET = "--preset=rotated_digits"  # says --set=penalty=0.001,0.01
 def test_settings_of_presets_are_replaced_and_taken_back(
     arguments: list[str], settings: tuple[str, ...] | None
 ) -> None:
-    told = command_line.of_arguments(arguments).method.settings
+    values = command_line.of_arguments(arguments).method.settings
     if settings is None:
         settings = ("scale_loss=true", "warmup_rounds=20", "penalty=0.001,0.01")
-        assert set(told) == set(settings)
+        assert set(values) == set(settings)
     else:
-        assert told == settings
+        assert values == settings
 
 
 def test_flags_over_a_base_replace_its_settings() -> None:
@@ -192,7 +259,7 @@ def test_a_value_given_twice_is_one_line() -> None:
     for entry in ("penalty=0.1,0.1", "penalty=0.1,0.10", "weighting=size,size"):
         chosen = config.of(algorithm=("fedipg",), settings=(entry,))
         with pytest.raises(UsageError, match=f"^--set={entry}: must be one or several different"):
-            grid.settings(chosen)
+            method.settings(chosen.method)
 
 
 def folder(*arguments: str) -> str:
@@ -207,7 +274,7 @@ def test_a_default_folder_tells_what_differs() -> None:
     )
     assert folder("--seeds=0,1") == "runs/fedavg-digits-default-seeds=0-1"
     assert folder("--algorithm=fedipg", "--set=penalty=0.1").endswith("-default-set=penalty=0.1")
-    # What is long, and what a file system may not take, is told by a checksum.
+    # What is long, and what a file system may not take, is named by a checksum.
     for arguments in (["--preset=rotated_digits_small"], ["--dataset=a/b.npz"]):
         assert re.fullmatch(r"runs/fedavg-\w+-[\d-]*\w*-[\da-f]{8}", folder(*arguments)), arguments
     several = sweep.folder(command_line.of_arguments([PRESET])).as_posix()
@@ -234,12 +301,12 @@ def test_a_default_folder_is_that_of_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "title"),
+    ("flags", "title"),
     [
         ({}, "digits, rotated domains"),
         (dict(environment="none"), "digits"),
         (dict(dataset="/data/mine.npz"), "mine"),
     ],
 )
-def test_what_the_data_are_called(given: dict[str, str], title: str) -> None:
-    assert config.of(**given).title == title
+def test_what_the_data_are_called(flags: dict[str, str], title: str) -> None:
+    assert config.of(**flags).title == title

@@ -15,8 +15,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import federations
-from experiments.experiment import build, config
-from experiments.parts import devices
+from experiments.experiment import assemble, config
 from federations import NUM_CLASSES
 from fedjax_inv import local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
@@ -104,15 +103,15 @@ def test_devices_that_hold_all_give_what_one_gives(tmp_path: Path, on_one: Ran) 
 @pytest.mark.parametrize(("cohort", "shares"), [(0, True), (7, True), (6, False)])
 def test_devices_hold_their_own_clients_where_all_attend(cohort: int, shares: bool) -> None:
     flags = {**FLAGS, "cohort": cohort, "devices": 2}
-    layout = devices.layout(config.of(**flags), 7)
+    layout = assemble.layout(config.of(**flags), 7)
     assert layout is not None
     assert layout.own == shares
-    assert devices.layout(config.of(**flags, hold="all"), 7) == layout._replace(own=False)
-    assert devices.layout(config.of(**flags, hold="own"), 7) == layout._replace(own=True)
+    assert assemble.layout(config.of(**flags, hold="all"), 7) == layout._replace(own=False)
+    assert assemble.layout(config.of(**flags, hold="own"), 7) == layout._replace(own=True)
     # No device holds all of them beside.
-    assert isinstance(build.assemble(config.of(**flags)).data.y, np.ndarray)
+    assert isinstance(assemble.assemble(config.of(**flags)).data.y, np.ndarray)
     # Nothing is gained where one "client" stands for all data.
-    alone = devices.layout(config.of(**flags), 1)
+    alone = assemble.layout(config.of(**flags), 1)
     assert alone is not None
     assert not alone.own
 

@@ -1,32 +1,82 @@
 """What is said of flags: in their own words, whoever finds the fault."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 
-from experiments.flags.flag import in_flags, is_whole
+from experiments.flags.flag import flag_error, in_flags, is_whole, shown
 from fedjax_inv.checks import UsageError
 
 NAMES = {"flips": "flips", "num_clients": "clients", "held_out": "held_out", "play": "set=play"}
 
 
+def error(argument: str, value: Any = ..., **others: tuple[str, Any]) -> UsageError:
+    return UsageError(
+        argument, value, "must be" + "".join(f" {{{name}}}" for name in others), **others
+    )
+
+
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("error", "expected"),
     [
-        ("flips[1]=nan: must be", "--flips=nan: must be, with --kind=a"),
-        ("flips=[0.2, 0.1]: must all differ", "--flips=0.2,0.1: must all differ, with --kind=a"),
-        ("flips=(8,): must be two", "--flips=8: must be two, with --kind=a"),
-        ("play='turns': must be", "--set=play=turns: must be, with --kind=a"),
-        ("held_out=None: leaves nothing", "--held_out=none: leaves nothing, with --kind=a"),
-        ("x=1: or num_clients=5 lower", "--kind=a: x=1: or --clients=5 lower"),
-        ("test_flips=1: must be", "--kind=a: test_flips=1: must be"),
-        ("--flips=1: must be", "--flips=1: must be, with --kind=a"),
-        ("--kind=a: must be", "--kind=a: must be"),
-        ("must be another", "--kind=a: must be another"),
+        (error("flips[1]", np.nan), "--flips=nan: must be, with --kind=a"),
+        (error("flips", [0.2, 0.1]), "--flips=0.2,0.1: must be, with --kind=a"),
+        (error("flips", (8,)), "--flips=8: must be, with --kind=a"),
+        (error("flips"), "--flips: must be, with --kind=a"),
+        (error("play", "turns"), "--set=play=turns: must be, with --kind=a"),
+        (error("held_out", None), "--held_out=none: must be, with --kind=a"),
+        (error("x", 1, n=("num_clients", 5)), "--kind=a: x=1: must be --clients=5"),
+        (error("flips", 1, n=("x", "y")), "--flips=1: must be x='y', with --kind=a"),
+        (error("test_flips", 1), "--kind=a: test_flips=1: must be"),
+        (error("x", "y"), "--kind=a: x='y': must be"),
+        (error("--flips=1"), "--flips=1: must be, with --kind=a"),
+        (error("--kind=a"), "--kind=a: must be"),
+        (UsageError("must be another"), "--kind=a: must be another"),
+        (ValueError("flips=1"), "--kind=a: flips=1"),
     ],
 )
-def test_arguments_are_called_as_the_flags_that_set_them(told: str, expected: str) -> None:
-    assert str(in_flags(UsageError(told), "--kind=a", NAMES)) == expected
-    if told == "must be another":
-        assert str(in_flags(UsageError(told), "--kind=a", {})) == expected
+def test_arguments_are_called_as_the_flags_that_set_them(error: Exception, expected: str) -> None:
+    assert str(in_flags(error, "--kind=a", NAMES)) == expected
+    if not expected.removeprefix("--kind=a").startswith(("--", ": x=1")):
+        assert str(in_flags(error, "--kind=a", {})) == expected
+
+
+def test_without_a_flag_that_named_the_function_the_line_stands_alone() -> None:
+    assert str(in_flags(error("flips", 1), "", NAMES)) == "--flips=1: must be"
+    assert str(in_flags(error("x", 1), "", NAMES)) == "x=1: must be"
+
+
+# transitional, as is what it tests
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("flips=[0.2, 0.1]: must all differ", "--flips=0.2,0.1: must all differ, with --kind=a"),
+        ("play='turns': must be", "--set=play=turns: must be, with --kind=a"),
+        ("x=1: or num_clients=5 lower", "--kind=a: x=1: or --clients=5 lower"),
+    ],
+)
+def test_errors_of_one_string_are_rewritten(text: str, expected: str) -> None:
+    assert str(in_flags(UsageError(text), "--kind=a", NAMES)) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, "true"),
+        (None, "none"),
+        (0.1, "0.1"),
+        (2.0, "2"),
+        (0.1 + 0.2, "0.30000000000000004"),
+        (np.nan, "nan"),
+        (("a", "b"), "a,b"),
+        ((1, 0.5), "1,0.5"),
+        ("", ""),
+    ],
+)
+def test_values_are_shown_as_a_command_line_has_them(value: Any, expected: str) -> None:
+    assert shown(value) == expected
+    assert str(flag_error("x", value, "must be y")) == f"--x={expected}: must be y"
 
 
 def test_whole_numbers_are_of_the_digits_0_to_9_and_below_2_to_the_31() -> None:

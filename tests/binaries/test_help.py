@@ -40,15 +40,17 @@ def check(name: str, arguments: list[str], folder: Path) -> None:
     if name.startswith("papers."):
         study.define(module.PAPER, values)
         command_line.parse(["", *arguments], values)
-        told = study.options(module.PAPER, values)
-        for data in told.data:
-            rows = study.select(module.PAPER.studies[told.study].rows(data), told.rows)
-            assert study.configs(module.PAPER, rows, folder, told.overrides)
-    elif name in ("train", "sweep"):
-        command_line.of_arguments(arguments)
-    else:
+        options = study.options(module.PAPER, values)
+        for data in options.data:
+            rows = study.select(module.PAPER.studies[options.study].rows(data), options.rows)
+            assert study.configs(module.PAPER, rows, folder, options.overrides)
+    elif hasattr(module, "BINARY"):
         module.BINARY.define(values)
         assert module.BINARY.read(["", *arguments], values)
+    else:  # transitional
+        module.define(values)
+        given = command_line.parse(["", *arguments], values)
+        assert module.read(given, values) if name == "show_data" else module.options(values)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,5 +1,6 @@
 """--init_from: where a run starts, what it may start from, and Simpson's paradox end to end."""
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 
 from experiments import sweep
-from experiments.experiment import build, config
-from experiments.experiment.groups import Config
+from experiments.experiment import assemble, config
+from experiments.experiment.assemble import Assembled
+from experiments.experiment.config import Config
+from experiments.parts import watching
+from experiments.reporting import run_report
 from experiments.running import checkpoints, launch
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -41,6 +45,13 @@ BEFORE: dict[str, Any] = dict(
     stop_above=(0.9,),
     after_stop="end",
 )
+
+
+run = functools.partial(launch.run, report=run_report.write)
+
+
+def assembled(chosen: Config) -> Assembled:
+    return assemble.assemble(chosen, start=launch.start_of(chosen))
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +99,19 @@ def test_what_is_good_enough_at_once_ends_at_once() -> None:
     """Only games have to be played for some rounds before a threshold counts."""
     sizes = np.array([5, 7, 2])
     chosen = config.changed(SIMPSON, **BEFORE)
-    assert build.warm_start(chosen.watching, 32, sizes) == 0
+    assert watching.warm_start(chosen.watching, 32, sizes) == 0
     game = config.changed(chosen, stop_above=(), stop_below=(0.9,))
-    assert build.warm_start(game.watching, 32, sizes) == 3
+    assert watching.warm_start(game.watching, 32, sizes) == 3
 
 
 def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:
     """And where that is not there, from the first."""
     for seeds, rows in (((1, 0), (1, 0)), ((1, 5), (1, 0))):
-        made = build.assemble(following(before, seeds=seeds, learning_rate=(0.1, 0.2)))
-        (cell,) = made.cells
-        ready = made.prepare(cell)
+        experiment = assembled(following(before, seeds=seeds, learning_rate=(0.1, 0.2)))
+        (cell,) = experiment.cells
+        ready = experiment.prepare(cell)
 
-        got = program.make(ready.experiment, run_chunk=2).init(made.data, ready.inputs)
+        got = program.make(ready.experiment, run_chunk=2).init(experiment.data, ready.inputs)
         for index, run in enumerate(cell.runs):
             row = rows[seeds.index(run.seed)]
             server = jax.tree.map(lambda leaf, at=index: leaf[at], got.state.server.variables)
@@ -111,7 +122,7 @@ def test_what_is_to_be_made_first_need_not_be_there_yet(before: Ran, tmp_path: P
     chosen = following(before, init_from=str(tmp_path / "later"))
     launch.check(chosen, tmp_path / "run", in_folders=False)
     with pytest.raises(UsageError, match=r"later: must be the folder of a run, or a checkpoint"):
-        launch.run(chosen, tmp_path / "run", in_folders=False)
+        run(chosen, tmp_path / "run", in_folders=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -121,12 +132,12 @@ def test_a_checkpoint_of_a_run_may_be_named(before: Ran, tmp_path: Path) -> None
     shutil.copytree(before.folder, folder)
     (only,) = (folder / "checkpoints").iterdir()
     (folder / "checkpoints" / "999").mkdir()
-    made = build.assemble(following(before, init_from=str(only)))
-    assert made.variables is not None
-    told = states(before.folder, int(only.name))["state"]["server"]["variables"]["params"]
+    experiment = assembled(following(before, init_from=str(only)))
+    assert experiment.variables is not None
+    network = states(before.folder, int(only.name))["state"]["server"]["variables"]["params"]
     for seed in (0, 1):
-        expected = jax.tree.map(lambda leaf, at=seed: np.asarray(leaf)[at], told)
-        chex.assert_trees_all_equal(as_dicts(made.variables[seed]), expected)
+        expected = jax.tree.map(lambda leaf, at=seed: np.asarray(leaf)[at], network)
+        chex.assert_trees_all_equal(as_dicts(experiment.variables[seed]), expected)
 
 
 def test_what_started_from_a_run_resumes_bit_for_bit(after: Ran, tmp_path: Path) -> None:
@@ -147,8 +158,8 @@ def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
     earlier = halved(before.job, tmp_path / "earlier")
     chosen = following(before, init_from=str(source))
     with jobs() as seen, no_figures():
-        text = launch.run(chosen, folder, in_folders=True)
-        assert launch.run(chosen, folder, in_folders=True) == text
+        text = run(chosen, folder, in_folders=True)
+        assert run(chosen, folder, in_folders=True) == text
         shutil.rmtree(source / "checkpoints")
         shutil.copytree(earlier / "checkpoints", source / "checkpoints")
         (cell,) = folder.glob("*/start.json")
@@ -156,7 +167,12 @@ def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
             for name in remove:
                 (cell.parent / name).unlink()
             with pytest.raises(UsageError, match=r"^--init_from=.*: has other networks by now"):
-                launch.run(config.changed(chosen, resume=True), folder, in_folders=True)
+                launch.run(
+                    config.changed(chosen, resume=True),
+                    folder,
+                    in_folders=True,
+                    report=run_report.write,
+                )
     assert len(seen) == 1
 
 
@@ -196,7 +212,7 @@ def test_the_three_algorithms_of_the_paradox(before: Ran, tmp_path: Path) -> Non
 )
 def test_another_network_is_told(before: Ran, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
-        build.assemble(following(before, **changes))
+        assembled(following(before, **changes))
     assert str(error.value).startswith(f"--init_from={before.folder}: ")
     assert "\n" not in str(error.value)
 
@@ -211,8 +227,8 @@ def damaged(folder: Path, before: Ran, how: str) -> Path:
     elif how == "seeds":
         record["cell"]["runs"][1]["seed"] = 0
         for about in folder.glob("checkpoints/*/about/metadata"):
-            told = json.loads(about.read_text())
-            about.write_text(json.dumps(told | {"cell": record["cell"]}))
+            config_json = json.loads(about.read_text())
+            about.write_text(json.dumps(config_json | {"cell": record["cell"]}))
     elif how == "config":
         (folder / "config.json").write_text("{")
         return folder
@@ -244,7 +260,7 @@ def test_what_is_no_run_to_start_from_is_told(
 ) -> None:
     path = damaged(tmp_path / "copy", before, how)
     with pytest.raises(UsageError, match=words) as error:
-        build.assemble(following(before, init_from=str(path)))
+        assembled(following(before, init_from=str(path)))
     assert str(error.value).startswith(f"--init_from={path}: ")
     assert "\n" not in str(error.value)
 
@@ -259,12 +275,12 @@ def test_servers_of_other_kinds(before: Ran, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(checkpoints, "plain", read)
 
     chosen = following(before)
-    expected = build.assemble(chosen).variables
+    expected = assembled(chosen).variables
     changed(lambda server: {"wrapped": server})
-    chex.assert_trees_all_equal(build.assemble(chosen).variables, expected)
+    chex.assert_trees_all_equal(assembled(chosen).variables, expected)
     changed(lambda server: {"players": server})
     with pytest.raises(UsageError, match="--algorithm=erm, which has no single network to start f"):
-        build.assemble(chosen)
+        assembled(chosen)
     changed(lambda server: jax.tree.map(lambda leaf: leaf * np.nan, server))
     with pytest.raises(UsageError, match=r"has a network whose params/body/.* is not finite$"):
-        build.assemble(chosen)
+        assembled(chosen)

@@ -6,9 +6,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from experiments.experiment import build, config, memory
-from experiments.experiment.groups import Config
-from experiments.parts import devices
+from experiments.experiment import assemble, config, memory
+from experiments.experiment.config import Config
+from experiments.parts import machine
+from experiments.reporting import run_report
 from experiments.running import launch
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -16,10 +17,10 @@ from fedjax_inv.checks import UsageError
 NETWORK = 4 * (64 * 8 + 8 + 8 * 10 + 10)  # bytes of an mlp of 8 units on digits
 
 
-def told(made: build.Assembled) -> str:
+def error(assembled: assemble.Assembled) -> str:
     """Why an experiment does not fit; empty if it does."""
     try:
-        memory.check(made)
+        memory.check(assembled)
     except UsageError as error:
         return str(error)
     return ""
@@ -39,26 +40,26 @@ def chosen(**changes: object) -> Config:
     ],
 )
 def test_a_state_is_as_large_as_that_of_the_program(changes: dict[str, object]) -> None:
-    made = build.assemble(chosen(**changes))
-    (cell,) = made.cells
-    ready = made.prepare(cell)
-    whole = jax.eval_shape(program.make(ready.experiment).init, made.data, ready.inputs).state
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(whole))
-    network = jax.eval_shape(made.model.init, jax.random.key(0), made.data.x[:1])
-    state, _ = memory._of_run(made, cell, network, num_clients=3)
-    assert len(cell.runs) * state == held
+    assembled = assemble.assemble(chosen(**changes))
+    (cell,) = assembled.cells
+    ready = assembled.prepare(cell)
+    whole = jax.eval_shape(program.make(ready.experiment).init, assembled.data, ready.inputs).state
+    expected = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(whole))
+    network = jax.eval_shape(assembled.model.init, jax.random.key(0), assembled.data.x[:1])
+    state, _ = memory._of_run(assembled, cell, network, num_clients=3)
+    assert len(cell.runs) * state == expected
 
 
-@pytest.mark.parametrize(("hold", "held"), [("own", 2), ("all", 3)])
-def test_a_device_may_hold_the_states_of_its_own_clients_alone(hold: str, held: int) -> None:
-    made = build.assemble(chosen(algorithm=("scaffold",), devices=2, hold=hold))
-    (cell,) = made.cells
-    network = jax.eval_shape(made.model.init, jax.random.key(0), made.data.x[:1])
-    state, _ = memory._of_run(made, cell, network, num_clients=3)
-    alone = build.assemble(chosen(algorithm=("scaffold",)))
+@pytest.mark.parametrize(("hold", "num_states"), [("own", 2), ("all", 3)])
+def test_a_device_may_hold_the_states_of_its_own_clients_alone(hold: str, num_states: int) -> None:
+    assembled = assemble.assemble(chosen(algorithm=("scaffold",), devices=2, hold=hold))
+    (cell,) = assembled.cells
+    network = jax.eval_shape(assembled.model.init, jax.random.key(0), assembled.data.x[:1])
+    state, _ = memory._of_run(assembled, cell, network, num_clients=3)
+    alone = assemble.assemble(chosen(algorithm=("scaffold",)))
     whole, _ = memory._of_run(alone, cell, network, num_clients=3)
     of_one = memory._bytes(network)  # its control variate
-    assert state == whole - (3 - held) * of_one
+    assert state == whole - (3 - num_states) * of_one
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_a_device_may_hold_the_states_of_its_own_clients_alone(hold: str, held: 
     [
         ({}, 2 * NETWORK, "--widths=8: .* a network and its gradient"),
         (dict(batch_size=1000), 1000 * (64 + 4), "--batch_size=1000: .* a batch"),
-        (dict(rounds=10**6), 9 * 10**6 * 3, "--rounds=1000000: .* who attends"),
+        (dict(rounds=10**6), 9 * 10**6 * 3, "--rounds=1000000: .* the clients that attend"),
         (
             dict(late="stale", frequency=0.5, longest_delay=99),
             100 * NETWORK,
@@ -84,26 +85,28 @@ def test_a_device_may_hold_the_states_of_its_own_clients_alone(hold: str, held: 
 def test_what_is_needed_must_be_there(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], needed: int, flag: str
 ) -> None:
-    made = build.assemble(chosen(**changes))
-    monkeypatch.setattr(devices, "memory", lambda: needed)
-    assert not told(made).startswith(flag.partition(":")[0])  # but another part may need more
-    monkeypatch.setattr(devices, "memory", lambda: needed - 1)
-    assert re.match(flag, told(made))
+    assembled = assemble.assemble(chosen(**changes))
+    monkeypatch.setattr(machine, "memory", lambda: needed)
+    assert not error(assembled).startswith(flag.partition(":")[0])  # but another part may need more
+    monkeypatch.setattr(machine, "memory", lambda: needed - 1)
+    assert re.match(flag, error(assembled))
 
 
 def test_steps_are_counted_in_int32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "memory", lambda: 10**12)
-    made = build.assemble(chosen(local_epochs=2**24, batch_size=1))
+    monkeypatch.setattr(machine, "memory", lambda: 10**12)
+    assembled = assemble.assemble(chosen(local_epochs=2**24, batch_size=1))
     with pytest.raises(UsageError, match=r"^--local_epochs=16777216: makes \d+ steps"):
-        memory.check(made)
-    memory.check(build.assemble(chosen(local_steps=2**24, batch_size=1)))
+        memory.check(assembled)
+    memory.check(assemble.assemble(chosen(local_steps=2**24, batch_size=1)))
 
 
 def test_a_paper_looks_at_memory_before_it_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(devices, "memory", lambda: 100)
-    for look in (launch.check, launch.run):
-        with pytest.raises(UsageError, match="of memory"):
-            look(chosen(), tmp_path / "run", in_folders=False)
+    monkeypatch.setattr(machine, "memory", lambda: 100)
+    folder = tmp_path / "run"
+    with pytest.raises(UsageError, match="of memory"):
+        launch.check(chosen(), folder, in_folders=False)
+    with pytest.raises(UsageError, match="of memory"):
+        launch.run(chosen(), folder, in_folders=False, report=run_report.write)
     assert not list(tmp_path.iterdir())

@@ -9,9 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.experiment import build, config
-from experiments.experiment.groups import Clients, Server
+from experiments.experiment import assemble, config
 from experiments.parts import optimizers
+from experiments.parts.server import Server
+from experiments.parts.training import Clients
 from fedjax_inv.checks import UsageError
 
 PARAMS = {"w": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "b": jnp.array([0.1, -0.2])}
@@ -19,11 +20,11 @@ GRADS = jax.tree.map(lambda leaf: 0.3 * leaf + 0.1, PARAMS)
 
 
 def updates(optimizer: optax.GradientTransformation, steps: int = 2) -> list[Any]:
-    told, state = [], optimizer.init(PARAMS)
+    result, state = [], optimizer.init(PARAMS)
     for _ in range(steps):
         update, state = optimizer.update(GRADS, state, PARAMS)
-        told.append(update)
-    return told
+        result.append(update)
+    return result
 
 
 @pytest.mark.parametrize("name", optimizers.NAMES)
@@ -31,7 +32,7 @@ def test_an_optimizer_of_any_name_steps_with_a_traced_rate(name: str) -> None:
     """And its state keeps its shapes, as loops need it to."""
 
     def step(rate: jax.Array) -> Any:
-        optimizer = optimizers.made(Clients(optimizer=name), "optimizer", rate)
+        optimizer = optimizers.make(Clients(optimizer=name), "optimizer", rate)
         state = optimizer.init(PARAMS)
         return state, optimizer.update(GRADS, state, PARAMS)
 
@@ -82,9 +83,9 @@ def test_names_are_those_of_optax() -> None:
 def test_an_optimizer_is_what_its_flags_say(
     group: Any, field: str, expected: optax.GradientTransformation
 ) -> None:
-    made = optimizers.made(group, field, 0.2)
-    chex.assert_trees_all_equal(made.init(PARAMS), expected.init(PARAMS))
-    chex.assert_trees_all_equal(updates(made), updates(expected))
+    optimizer = optimizers.make(group, field, 0.2)
+    chex.assert_trees_all_equal(optimizer.init(PARAMS), expected.init(PARAMS))
+    chex.assert_trees_all_equal(updates(optimizer), updates(expected))
 
 
 @pytest.mark.parametrize(
@@ -178,15 +179,15 @@ def naive(kind: str, warmup: int, decay: float, final: float, end: int, t: int) 
 @pytest.mark.parametrize("warmup", [0, 1, 4])
 @pytest.mark.parametrize("kind", optimizers.SCHEDULES)
 def test_schedules_are_their_formulas(kind: str, warmup: int) -> None:
-    made = optimizers.schedule(kind, warmup, decay=0.8, final_rate=0.1, end=9)
-    told = [made(jnp.int32(t)) for t in range(12)]
+    schedule = optimizers.schedule(kind, warmup, decay=0.8, final_rate=0.1, end=9)
+    factors = [schedule(jnp.int32(t)) for t in range(12)]
     expected = [naive(kind, warmup, 0.8, 0.1, 9, t) for t in range(12)]
-    np.testing.assert_allclose(told, expected, rtol=1e-5)
+    np.testing.assert_allclose(factors, expected, rtol=1e-5)
 
 
 def test_flags_schedule_the_rates_of_those_who_have_one() -> None:
-    assert build.schedules_of_rates(config.of()) == {}
-    assert build.schedules_of_rates(config.of(schedule_rounds=0, warmup_rounds=0)) == {}
+    assert assemble.schedules_of_rates(config.of()) == {}
+    assert assemble.schedules_of_rates(config.of(schedule_rounds=0, warmup_rounds=0)) == {}
     chosen = config.of(
         algorithm=("erm", "fedavg"),
         schedule="cosine",
@@ -196,18 +197,18 @@ def test_flags_schedule_the_rates_of_those_who_have_one() -> None:
         server_decay=0.5,
         rounds=5,
     )
-    made = build.assemble(chosen)
-    pooled, averaged = (made.prepare(cell).experiment.schedules for cell in made.cells)
+    assembled = assemble.assemble(chosen)
+    pooled, averaged = (assembled.prepare(cell).experiment.schedules for cell in assembled.cells)
     assert set(pooled) == {"learning_rate"}
     assert set(averaged) == {"learning_rate", "server_learning_rate"}
     rounds = range(6)
-    told = {name: [float(factor(t)) for t in rounds] for name, factor in averaged.items()}
+    factors = {name: [float(factor(t)) for t in rounds] for name, factor in averaged.items()}
     expected = {
         "learning_rate": [naive("cosine", 1, 0, 0.2, 5, t) for t in rounds],
         "server_learning_rate": [0.5**t for t in rounds],
     }
     for name, values in expected.items():
-        np.testing.assert_allclose(told[name], values, rtol=1e-5)
+        np.testing.assert_allclose(factors[name], values, rtol=1e-5)
     # A length of its own, which --rounds does not change.
-    longer = build.schedules_of_rates(config.changed(chosen, rounds=50, schedule_rounds=5))
-    assert float(longer["learning_rate"](jnp.int32(3))) == told["learning_rate"][3]
+    longer = assemble.schedules_of_rates(config.changed(chosen, rounds=50, schedule_rounds=5))
+    assert float(longer["learning_rate"](jnp.int32(3))) == factors["learning_rate"][3]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments import papers
-from experiments.experiment import config, effects, grid
+from experiments.experiment import config, grid
 from experiments.papers import study
 from fedjax_inv.checks import UsageError
 
@@ -42,7 +42,7 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
             for one in configs:
                 assert grid.cells(one, [None])
                 # The flags of a row have an effect.
-                assert effects.idle(one, config.flat(one)) == {}, study_name
+                assert config.idle(one, config.flat(one)) == {}, study_name
                 assert one.environment.data_seed == "each"
                 assert one.run.nonfinite == "mark"  # a run that diverges stops no other
     assert counted >= len(chosen.data)

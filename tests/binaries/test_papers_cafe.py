@@ -10,9 +10,10 @@ import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments.experiment import build, command_line, config, grid
+from experiments.experiment import command_line, config, grid
 from experiments.papers import cafe, study
 from experiments.papers.study import Done, Row
+from experiments.parts import participation
 from experiments.reporting import figures
 from fedjax_inv.checks import UsageError
 from runs import no_figures
@@ -126,7 +127,7 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
     for seed in range(4):
         line = evaluation(10, 0.5, seed)
         plain = command_line.of_arguments(row.flags)
-        rare = build.is_sparse(plain.participation, 4, seed)
+        rare = participation.is_sparse(plain.participation, 4, seed)
         assert rare.sum() == 2
         told = cafe.by_group(plain, line)
         for name, mask in (("sparse clients", rare), ("frequent clients", ~rare)):

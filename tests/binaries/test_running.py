@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from experiments.experiment import config, grid
+from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Config
 from experiments.parts.selection import RULES
 from experiments.reporting import finished
 from experiments.running import folder as folders

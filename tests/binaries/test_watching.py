@@ -102,9 +102,11 @@ def test_without_the_package_nothing_begins(
         importlib.util, "find_spec", lambda name: None if name == "tensorboardX" else find(name)
     )
     chosen = config.of(tensorboard=True, run_dir=str(tmp_path / "run"))
-    for start in (launch.run, launch.check):
-        with pytest.raises(UsageError, match=r"^--tensorboard=true: .*pip install tensorboardX$"):
-            start(chosen, tmp_path / "run", in_folders=False)
+    words = r"^--tensorboard=true: .*pip install tensorboardX$"
+    with pytest.raises(UsageError, match=words):
+        launch.check(chosen, tmp_path / "run", in_folders=False)
+    with pytest.raises(UsageError, match=words):
+        train.train(chosen)
     assert not (tmp_path / "run").exists()
     events.check(False)
 

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from experiments.experiment import build, config
+from experiments.experiment import assemble, config
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 
 
 def holders(**flags: object) -> tuple[list[int], list[int]]:
     """(the domain of each client, how many training examples it has), of a few draws."""
-    made = build.assemble(config.of(partition="domain", seeds=(0, 1, 2), **flags))
+    made = assemble.assemble(config.of(partition="domain", seeds=(0, 1, 2), **flags))
     (splits,) = made.splits.values()
     for split in splits.values():
         rows = federation.parts_of(split.train)
@@ -40,7 +40,7 @@ def test_the_first_client_alone_holds_the_odd_angle(num_clients: int, held_out: 
 
 
 def test_without_that_client_the_odd_domain_is_the_test() -> None:
-    made = build.assemble(config.of(odd_angles=(135.0,), clients=19, held_out="135"))
+    made = assemble.assemble(config.of(odd_angles=(135.0,), clients=19, held_out="135"))
     (split,) = made.splits["135"].values()
     assert set(split.domain) == {1, 2, 3, 4, 5, 6}
     (rows,) = federation.parts_of(split.test)
@@ -52,7 +52,7 @@ def test_several_odd_angles_have_a_client_each() -> None:
     domains, _ = holders(odd_angles=(180.0, 135.0), odd_share=0.04, clients=24, held_out="none")
     assert domains[:2] == [0, 1]
     assert min(domains[2:]) == 2
-    assert build.assemble(
+    assert assemble.assemble(
         config.of(odd_angles=(180.0, 135.0), angles=(0.0, 30.0), clients=4)
     ).dataset.domains == ("180", "135", "0", "30")
 
@@ -61,7 +61,7 @@ def test_several_odd_angles_have_a_client_each() -> None:
     ("flags", "message"),
     [
         (dict(odd_share=0.1), "--odd_share=0.1: has no effect without --odd_angles"),
-        (dict(odd_share=1.0, odd_angles=(135.0,)), "--odd_share=1.0: must be above 0 and below 1"),
+        (dict(odd_share=1.0, odd_angles=(135.0,)), "--odd_share=1: must be above 0 and below 1"),
         (dict(odd_share=0.5, odd_angles=(135.0, 180.0)), "--odd_share=0.5: .*below 1 / 2"),
         (dict(odd_angles=(15.0,)), "--odd_angles=15: must differ from each other and from"),
         (dict(odd_angles=(135.0,), environment="colored"), "--odd_angles=135: has no effect with"),
@@ -69,5 +69,5 @@ def test_several_odd_angles_have_a_client_each() -> None:
 )
 def test_odd_angles_that_do_not_fit(flags: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        build.assemble(config.of(**flags))
+        assemble.assemble(config.of(**flags))
     assert "\n" not in str(error.value)

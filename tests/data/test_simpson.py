@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.experiment import build, config
+from experiments.experiment import assemble, config
+from experiments.parts import environment
+from experiments.parts.environments.kind import Source
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import simpson, sources
 from fedjax_inv.data.dataset import Dataset, check_dataset
@@ -206,9 +208,8 @@ def test_what_cannot_be_shaded(x: Shaded, words: str) -> None:
 
 def drawn(**values: Any) -> Dataset:
     chosen = config.of(dataset="digits", environment="simpson", **values)
-    return build.domains(
-        sources.load("digits"), chosen.data, chosen.environment, 0, chosen.partition.clients
-    )
+    source = Source("digits", chosen.data.test_fraction, 0, chosen.partition.clients)
+    return environment.domains(chosen.environment, sources.load("digits"), source)
 
 
 def test_the_flags_reach_the_data() -> None:
@@ -224,7 +225,7 @@ def test_the_flags_reach_the_data() -> None:
     np.testing.assert_allclose(np.unique(brightness(spread))[1], 0.886 * 128 / 255)
     training = drawn(shading="random").domain < 5
     assert np.unique(drawn(shading="random").x.step[training]).size == 6
-    seeds = build.assemble(config.of(environment="simpson", seeds=(0, 1)))
+    seeds = assemble.assemble(config.of(environment="simpson", seeds=(0, 1)))
     assert len(seeds.splits["test"][0].domain) == 5
     assert len(seeds.data.y) == 2 * len(plain.y)  # each seed draws its own
 

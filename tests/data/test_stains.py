@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from experiments.experiment import build, config
+from experiments.experiment import config
+from experiments.parts import environment
+from experiments.parts.environments.kind import Source
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, sources, stains
 from fedjax_inv.data.dataset import Dataset, check_dataset
@@ -399,7 +401,8 @@ def test_too_few_examples() -> None:
 
 def drawn(**values: Any) -> Dataset:
     chosen = config.of(dataset="digits", **values)
-    return build.domains(sources.load("digits"), chosen.data, chosen.environment, seed=0)
+    source = Source("digits", chosen.data.test_fraction, seed=0)
+    return environment.domains(chosen.environment, sources.load("digits"), source)
 
 
 @pytest.mark.parametrize(

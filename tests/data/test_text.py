@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.experiment import build, config
+from experiments.experiment import assemble, config
 from fedjax_inv import local, models
 from fedjax_inv.algorithms import fedcfa, fedmix
 from fedjax_inv.checks import UsageError
@@ -192,7 +192,7 @@ def test_texts_are_learned(
 
 
 def test_whole_users_are_dealt(path: Path) -> None:
-    made = build.assemble(config.of(**flags(path, widths=(4,))))
+    made = assemble.assemble(config.of(**flags(path, widths=(4,))))
     (splits,) = made.splits.values()
     split, user = splits[0], made.dataset.user
     assert user is not None
@@ -216,7 +216,7 @@ def test_whole_users_are_dealt(path: Path) -> None:
 )
 def test_what_does_not_fit_texts_is_told(changes: dict[str, Any], message: str, path: Path) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        build.assemble(config.of(**flags(path, **changes)))
+        assemble.assemble(config.of(**flags(path, **changes)))
     assert "\n" not in str(error.value)
 
 

@@ -1,4 +1,4 @@
-"""What the list of environments holds of each."""
+"""An entry in the list of environments."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,18 +7,18 @@ from fedjax_inv.data.dataset import Dataset
 
 
 class Source(NamedTuple):
-    """What an environment may know beside its flags."""
+    """The facts that an environment may use beside its own flags."""
 
     dataset: str  # the name of the data set
-    test_fraction: float  # what is drawn for the test of data without a test split
+    test_fraction: float  # the part that is drawn for the test if the data have no test split
     seed: int  # of all draws
-    clients: int = 0  # how many training clients were asked for; 0: as many as domains
+    clients: int = 0  # value of --clients; 0: as many as domains
 
 
 class Kind(NamedTuple):
     """A way to make domains."""
 
-    text: str  # what it is, in a few words
+    text: str  # a description in a few words
     records: tuple[type[Any], ...]  # the records of its flags
     make: Callable[..., Dataset]  # (data, source, *records) -> data with other domains
     draws_test: bool = False  # whether it draws a test environment for data without a test split

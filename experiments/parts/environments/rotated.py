@@ -1,10 +1,9 @@
-"""Domains by rotation: RotatedMNIST and its like."""
+"""Domains by rotation, such as RotatedMNIST."""
 
 import dataclasses
 
-from experiments.flags.flag import INSIDE, Range, flag, shown
+from experiments.flags.flag import INSIDE, Range, flag, flag_error, shown
 from experiments.parts.environments.kind import Kind, Source
-from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments
 from fedjax_inv.data.dataset import Dataset
 
@@ -21,7 +20,7 @@ class Angles:
     odd_angles: tuple[float, ...] = flag(
         (),
         "Degrees of further, small domains, which come first: with --partition=domain clients 0, 1 "
-        "and so on hold them, one each while there are no more clients than 1 / --odd_share.",
+        "and so on hold one each, if there are at most 1 / --odd_share clients.",
         _ANGLE,
         kind=float,
     )
@@ -32,23 +31,19 @@ def _make(data: Dataset, source: Source, chosen: Angles) -> Dataset:
     angles, odd, share = chosen.angles, chosen.odd_angles, chosen.odd_share
     if not odd:
         if share != Angles.odd_share:
-            raise UsageError(f"--odd_share={shown(share)}: has no effect without --odd_angles")
+            raise flag_error("odd_share", share, "has no effect without --odd_angles")
         return environments.rotated(data, angles, source.seed)
-    all_of_them = [f"{angle:g}" for angle in (*odd, *angles)]
-    if len(set(all_of_them)) < len(all_of_them):
-        raise UsageError(
-            f"--odd_angles={shown(odd)}: must differ from each other and from --angles="
-            f"{shown(angles)}"
-        )
+    names = [f"{angle:g}" for angle in (*odd, *angles)]
+    if len(set(names)) < len(names):
+        text = f"must differ from each other and from --angles={shown(angles)}"
+        raise flag_error("odd_angles", odd, text)
     if share * len(data.y) < 1:
-        raise UsageError(
-            f"--odd_share={shown(share)}: is not an image, must be at least 1 / {len(data.y)}"
-        )
+        text = f"is not an image, must be at least 1 / {len(data.y)}"
+        raise flag_error("odd_share", share, text)
     rest = 1 - len(odd) * share
     if rest <= 0:
-        raise UsageError(
-            f"--odd_share={shown(share)}: leaves no image to --angles, must be below 1 / {len(odd)}"
-        )
+        text = f"leaves no image to --angles, must be below 1 / {len(odd)}"
+        raise flag_error("odd_share", share, text)
     shares = [*(share for _ in odd), *(rest / len(angles) for _ in angles)]
     return environments.rotated(data, (*odd, *angles), source.seed, shares)
 

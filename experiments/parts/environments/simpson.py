@@ -1,14 +1,14 @@
-"""Simpson's paradox: one digit is the darker one in every client, and none is over all of them.
+"""Simpson's paradox: one digit is darker in every client, but over all clients none is.
 
-FedCFA's Fig. 4 is --environment=simpson --held_out=test, from a network that was trained with
---shading=random --algorithm=erm --stop_above=0.95 --after_stop=end (--init_from).
+FedCFA's Fig. 4 is --environment=simpson --held_out=test, with --init_from a network trained with
+--shading=random --algorithm=erm --stop_above=0.95 --after_stop=end.
 """
 
 import dataclasses
 
 import numpy as np
 
-from experiments.flags.flag import Range, flag, shown
+from experiments.flags.flag import Range, flag, flag_error
 from experiments.parts.environments.kind import Kind, Source
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
@@ -29,20 +29,21 @@ def _is_rgb(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Shades:
-    """Which digits there are, and how light they are."""
+    """Flags of Simpson's paradox: the two digits, and their colours."""
 
     darker: str = flag("1", "The class that is darker in every client; label 0.")
     lighter: str = flag("7", "The class that is lighter in every client; label 1.")
     ramp: tuple[str, ...] = flag(
         tuple(bytes(end).hex() for end in simpson.ENDS),
-        "Colours from light to dark, of strokes on black, as rrggbb: the two ends of a range, or "
+        "Colours of strokes on black, from light to dark, as rrggbb: the two ends of a range, or "
         "one more than there are clients. Client i paints the lighter class in colour i, the "
-        "darker one in colour i + 1. --clients tells how many there are; 0: 5.",
+        "darker one in colour i + 1. With --clients=0 there are 5 clients.",
         Range(_is_rgb, "a colour, as rrggbb"),
     )
     shading: str = flag(
         "paradox",
-        "How clients paint: so, or in random colours, as in the test (random).",
+        "Colours of the clients' images: those of --ramp (paradox), or random ones, as in the test "
+        "(random).",
         choices=simpson.SHADINGS,
     )
 
@@ -53,15 +54,16 @@ def _make(data: Dataset, source: Source, chosen: Shades) -> Dataset:
     )
     colors, steps = [_rgb(color) for color in chosen.ramp], (source.clients or 5) + 1
     if len(colors) not in (2, steps):
-        raise UsageError(
-            f"--ramp={shown(chosen.ramp)}: must be the two ends of a range, or {steps} colours, "
-            "one more than there are clients"
+        text = (
+            f"must be the two ends of a range, or {steps} colours, one more than there are clients"
         )
+        raise flag_error("ramp", chosen.ramp, text)
     painted = simpson.ramp(steps, colors) if len(colors) == 2 else np.array(colors, np.uint8)
     try:
         simpson.check_ramp(painted)
     except UsageError as error:
-        raise UsageError(f"--ramp={shown(chosen.ramp)}: of its {steps} colours, {error}") from None
+        text = f"of its {steps} colours, {error}"
+        raise flag_error("ramp", chosen.ramp, text) from None
     return simpson.simpson(
         data,
         darker=chosen.darker,

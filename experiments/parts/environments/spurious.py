@@ -11,23 +11,26 @@ from fedjax_inv.data.dataset import Dataset
 
 @dataclasses.dataclass(frozen=True)
 class Flips:
-    """How labels, and what misleads, are drawn."""
+    """Flags of misleading colours and patches: how often they and the labels are wrong."""
 
     num_classes: int = flag(
-        2, "Classes that colored and patched environments make of the data's.", at_least(2)
+        2, "Classes that colored and patched environments group the data's into.", at_least(2)
     )
     flips: tuple[float, ...] = flag(
         (0.2, 0.1),
-        "How often the colour (or patch) disagrees with the label, per training environment.",
+        "Probability that the colour (or patch) disagrees with the label, in each training "
+        "environment.",
         PROBABILITY,
     )
     test_flip: float = flag(0.9, "The same in the test environment.", PROBABILITY)
-    label_noise: float = flag(0.25, "How often the label disagrees with the image.", PROBABILITY)
+    label_noise: float = flag(
+        0.25, "Probability that the label disagrees with the image.", PROBABILITY
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Colours:
-    """What only coloured images have."""
+    """Flags of coloured images only."""
 
     binarise: bool = flag(True, "Whether colored makes every pixel that is not 0 white.")
 
@@ -42,7 +45,7 @@ def _patched(data: Dataset, source: Source, flips: Flips) -> Dataset:
 
 
 def _classes(data: Dataset, source: Source, flips: Flips) -> Dataset:
-    """The data with --num_classes classes: two as FL Games groups them, else neighbours binned."""
+    """The data with --num_classes classes: two in FL Games' groups, else neighbours binned."""
     groups = environments.GROUPS.get(source.dataset) if flips.num_classes == 2 else None
     return (
         environments.grouped(data, groups)

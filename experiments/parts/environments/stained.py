@@ -1,4 +1,5 @@
-"""Coloured strokes or grounds: fixed combinations with the digit, or a rule that the test breaks.
+"""Coloured strokes or grounds: in fixed combinations with the digit, or by a rule that the test
+breaks.
 
 FedIPG's Fig. 5 is --environment=combinations --held_out=all --clients=50; its Table III is
 --environment=stained with --stain=foreground --training_domains=5 --domain_size=600, with
@@ -9,17 +10,16 @@ import dataclasses
 
 import numpy as np
 
-from experiments.flags.flag import PROBABILITY, at_least, flag, shown
+from experiments.flags.flag import PROBABILITY, at_least, flag, flag_error
 from experiments.parts.environments.kind import Kind, Source
 from fedjax_inv import checks
-from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stains
 from fedjax_inv.data.dataset import Dataset
 
 
 @dataclasses.dataclass(frozen=True)
 class Stains:
-    """What is coloured."""
+    """Flags of coloured strokes and grounds."""
 
     stain: str = flag(
         "foreground",
@@ -28,50 +28,48 @@ class Stains:
     )
     colors: int = flag(
         10,
-        "How many colours there are, at most one for each class; of combinations too.",
+        "Number of colours of stained images and of combinations, at most one for each class.",
         at_least(2),
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """How the colour goes with the label, and how examples are shared."""
+    """Flags of stained images: how colour and label agree, and the sizes of domains."""
 
     training_domains: int = flag(5, "Training domains of stained images.", at_least(1))
     domain_size: int = flag(
-        0, "Examples of each of them; 0: all that are not for the test, shared.", at_least(0)
+        0, "Examples of each; 0: an equal share of all that are not for the test.", at_least(0)
     )
     agreements: tuple[float, ...] = flag(
         (0.9, 0.98),
-        "How often the colour agrees with the label in the training domains: one number for all, "
-        "the two ends of a range that they are spread over, or one for each.",
+        "Probabilities that the colour agrees with the label in the training domains: one number "
+        "for all, the two ends of a range that they are spread over, or one for each.",
         PROBABILITY,
     )
     test_agreement: float = flag(
-        0.9, "How often the colour follows --test_rule in the test domain.", PROBABILITY
+        0.9, "Probability that the colour follows --test_rule in the test domain.", PROBABILITY
     )
     test_rule: str = flag(
         "reversed",
-        "Which colour goes with a label in the test: that at the other end of the palette "
-        "(reversed), or the next one (shifted).",
+        "The colour of a label in the test: the one at the other end of the palette (reversed), or "
+        "the next one (shifted).",
         choices=stains.TEST_RULES,
     )
     mislabelled: float = flag(
-        0.0, "How often the label of a stained image disagrees with the image.", PROBABILITY
+        0.0, "Probability that a stained image's label disagrees with the image.", PROBABILITY
     )
 
     @property
     def of_domains(self) -> tuple[float, ...]:
         """The agreement of each training domain; raises UsageError for a list of another length."""
-        given, count = self.agreements, self.training_domains
-        if len(given) == count:
-            return given
-        if len(given) not in (1, 2) or count == 1:
-            raise UsageError(
-                f"--agreements={shown(given)}: must be one number, the two ends of a range, or one "
-                f"for each of --training_domains={count}"
-            )
-        return tuple(np.linspace(given[0], given[-1], count).tolist())
+        values, count = self.agreements, self.training_domains
+        if len(values) == count:
+            return values
+        if len(values) not in (1, 2) or count == 1:
+            text = "must be one number, the two ends of a range, or one for each of"
+            raise flag_error("agreements", values, f"{text} --training_domains={count}")
+        return tuple(np.linspace(values[0], values[-1], count).tolist())
 
 
 def _combinations(data: Dataset, source: Source, chosen: Stains) -> Dataset:

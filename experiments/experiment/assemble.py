@@ -1,0 +1,265 @@
+"""From all flags to an experiment: its grid, network and data, and its compiled parts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.experiment import grid
+from experiments.experiment.config import Config
+from experiments.experiment.grid import Cell
+from experiments.flags.flag import flag_error, in_flags
+from experiments.flags.names import facts
+from experiments.parts import data as data_flags
+from experiments.parts import (
+    environment,
+    machine,
+    method,
+    network,
+    participation,
+    partition,
+    server,
+    training,
+    watching,
+)
+from experiments.parts.environments.kind import Source
+from experiments.parts.training import Sizes
+from fedjax_inv import checks, program
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Split
+from fedjax_inv.shares import Layout
+from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Setup, Tree, Variables
+
+Splits = Mapping[int, Split]  # by seed
+# (shapes of the network's variables, seeds) -> the networks that runs start from, by seed
+Start = Callable[[Variables, Sequence[int]], Mapping[int, Variables]]
+
+
+class Prepared(NamedTuple):
+    """A cell that is ready to be compiled."""
+
+    experiment: program.Experiment  # shared by its runs
+    inputs: program.Inputs  # of its runs
+    groups: list[str]  # names of the validation groups
+    sizes: Sizes
+    data: Examples
+    layout: Layout | None = None  # of data and inputs, if several devices share the clients
+
+
+class Assembled(NamedTuple):
+    """An experiment: the grid, the network, and the data as clients share them."""
+
+    config: Config
+    dataset: Dataset  # of the first seed, with its environments
+    model: Model
+    cells: list[Cell]
+    data: Examples  # of all draws, one after the other; on the host if several devices share them
+    splits: Mapping[str | None, Splits]  # by held-out domain
+    variables: Mapping[int, Variables] | None  # networks to start from, by seed; None: random ones
+
+    def prepare(self, cell: Cell) -> Prepared:
+        """A cell, ready to be compiled."""
+        config, splits = self.config, self.splits[cell.held_out]
+        watched = config.watching
+        inputs = program.inputs(
+            cell.runs,
+            splits,
+            pooled=facts(cell.algorithm).pooled,
+            watch_examples=watched.watch_examples,
+            warm_start=lambda sizes: watching.warm_start(watched, config.clients.batch_size, sizes),
+            variables=self.variables,
+            num_classes=len(self.dataset.classes) if watched.watch_classes else 0,
+        )
+        groups = program.group_names(splits[cell.runs[0].seed])
+        sizes = training.sizes(config.clients, np.asarray(inputs.train.size))
+        common = experiment(config, cell, self.model, len(groups), sizes)
+        return Prepared(common, inputs, groups, sizes, self.data)
+
+
+def algorithm(
+    config: Config, cell: Cell, model: Model, hyper: Mapping[str, float | Array], sizes: Sizes
+) -> Algorithm:
+    """The algorithm of a cell with the hyperparameters of one run, which may be tracers.
+
+    Raises UsageError for a value out of range.
+    """
+    method.check_settings(cell.settings)
+    arguments = {**cell.settings, **hyper}
+    work = training.work(config.clients, arguments.pop("learning_rate"), sizes)
+    server_rate = arguments.pop("server_learning_rate", None)
+    if server_rate is not None:
+        arguments["server_optimizer"] = server.optimizer(config.server, server_rate)
+    plain = method.algorithm(cell.algorithm, model, work, arguments)
+    return participation.with_rule(config.participation, plain)
+
+
+def schedules_of_rates(config: Config) -> dict[str, optax.Schedule]:
+    """The schedules of the learning rates that change, by the hyperparameter's name."""
+    end = config.schedules_end
+    schedules = {
+        "learning_rate": training.schedule(config.clients, end),
+        "server_learning_rate": server.schedule(config.server, end),
+    }
+    return {name: factor for name, factor in schedules.items() if factor is not None}
+
+
+def experiment(
+    config: Config, cell: Cell, model: Model, num_groups: int, sizes: Sizes
+) -> program.Experiment:
+    """The part of an experiment that the runs of a cell share."""
+    return program.Experiment(
+        model,
+        lambda hyper: algorithm(config, cell, model, hyper, sizes),
+        num_groups,
+        thresholds=config.watching.thresholds,
+        stop_above=bool(config.watching.stop_above),
+        end_at_stop=config.watching.after_stop == "end",
+        drop_nonfinite=config.run.nonfinite == "drop",
+        history=config.participation.history,
+        watch_gradients=config.watching.watch_gradients,
+        pooled=facts(cell.algorithm).pooled,
+        schedules={
+            name: factor
+            for name, factor in schedules_of_rates(config).items()
+            if name in cell.runs[0].hyper
+        },
+    )
+
+
+def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
+    """The clients that attend: [R, T, S], T = num_rounds. None do from round --rounds on."""
+    return participation.cohorts(config.participation, inputs, num_rounds, config.run.rounds)
+
+
+def layout(config: Config, num_clients: int) -> Layout | None:
+    """The devices that share the clients, and what each holds; None if there is one device."""
+    return machine.layout(config.run, num_clients, config.participation.slots(num_clients))
+
+
+def assemble(
+    config: Config, seeds: Sequence[int] | None = None, start: Start | None = None
+) -> Assembled:
+    """The experiment that the flags describe; nothing is compiled.
+
+    seeds: those to split the data for; default: all.
+    start: reads the networks that --init_from names; without it, runs start from random networks.
+
+    Raises UsageError if the flags do not fit the data.
+    """
+    loaded = data_flags.load(config.data)
+    draw_of = {
+        seed: environment.draw_seed(config.environment, seed) for seed in seeds or config.run.seeds
+    }
+    _check_draws(config, loaded, len({*draw_of.values()}))
+    draws = {
+        draw: environment.domains(
+            config.environment,
+            loaded,
+            Source(config.data.dataset, config.data.test_fraction, draw, config.partition.clients),
+        )
+        for draw in dict.fromkeys(draw_of.values())  # the first seed's first
+    }
+    first = next(iter(draws.values()))
+    if len(first.classes) < 2:
+        text = f"has the class {first.classes[0]!r} alone, must have two or more to tell apart"
+        raise flag_error("dataset", config.data.dataset, text)
+    model = network.make(config.model, first)
+    shapes = network.shapes(config.model, model, first)
+    variables = start(shapes, [*draw_of]) if start and config.model.init_from else None
+    cells = grid.cells(config, data_flags.held_out(config.data, first.domains))
+    for cell in cells:  # an impossible hyperparameter shows here, at no cost
+        for run in cell.runs:
+            algorithm(config, cell, model, run.hyper, Sizes())
+    before = config.environment.kind.draws_test and not loaded.test.any()
+    at_split = any(cell.held_out is None for cell in cells) and not first.test.any()
+    data_flags.check_test_fraction(config.data, is_drawn=before or at_split)
+    data = _examples(list(draws.values()))
+    if config.run.devices > 1 or config.run.num_processes > 1:
+        data = jax.device_get(data)  # or the first device would hold all beside its own
+    first_rows = {draw: index * len(first.y) for index, draw in enumerate(draws)}
+    splits = {
+        domain: {
+            seed: _split(config, draws[draw], data, domain, seed, first_rows[draw])
+            for seed, draw in draw_of.items()
+        }
+        for domain in dict.fromkeys(cell.held_out for cell in cells)
+    }
+    assembled = Assembled(config, first, model, cells, data, splits, variables)
+    _check_watching(assembled)
+    return assembled
+
+
+def _check_draws(config: Config, loaded: Dataset, count: int) -> None:
+    """Raises UsageError if this number of draws of the data does not fit into memory."""
+    size = 2 * count * sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.x))  # and on the device
+    what = f" for {count} draws of the data, twice"
+    if count > 1:
+        try:
+            checks.memory("seeds", config.run.seeds, size, machine.memory(), what)
+        except UsageError as error:
+            raise in_flags(error, "", {"seeds": "seeds"}) from None
+
+
+def _examples(draws: Sequence[Dataset]) -> Examples:
+    if len(draws) == 1:
+        return federation.examples(draws[0].x, draws[0].y)
+    x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(each.x for each in draws))
+    return federation.examples(x, np.concatenate([each.y for each in draws]))
+
+
+def _split(
+    config: Config, dataset: Dataset, data: Examples, domain: str | None, seed: int, first_row: int
+) -> Split:
+    """The split of a seed, with one domain held out. data, first_row: as of `partition.split`."""
+    num_clients = config.partition.num_clients(len(dataset.domains) - (domain is not None))
+    participation.check_clients(config.participation, num_clients, config.run.rounds)
+    # A test that is drawn with the environments' seed would be one of them. With a --data_seed the
+    # seeds differ already.
+    chosen = config.environment
+    is_redrawn = domain is None and chosen.is_drawn and chosen.data_seed == "each"
+    return partition.split(
+        config.partition,
+        dataset,
+        data,
+        num_clients=num_clients,
+        held_out=domain,
+        seed=seed + 2**31 if is_redrawn else seed,
+        test_fraction=config.data.test_fraction,
+        first_row=first_row,
+    )
+
+
+def _check_watching(assembled: Assembled) -> None:
+    """Raises UsageError if a run cannot be evaluated or selected as the flags ask for."""
+    watched, cells = assembled.config.watching, assembled.cells
+    split = next(iter(assembled.splits[cells[0].held_out].values()))
+    watching.check_rule(watched, len(program.group_names(split)))
+    if watched.watch_classes:
+        splits = [split for of_seed in assembled.splits.values() for split in of_seed.values()]
+        watching.check_classes(assembled.dataset.classes, np.asarray(assembled.data.y), splits)
+    if watched.watch_gradients:
+        for cell in cells:
+            _check_server(assembled, cell)
+
+
+def _check_server(assembled: Assembled, cell: Cell) -> None:
+    """Raises UsageError unless the server of a cell's algorithm holds a network's variables."""
+    config, model = assembled.config, assembled.model
+    of_cell = algorithm(config, cell, model, cell.runs[0].hyper, Sizes())
+    sample = network.sample(assembled.dataset.x)
+
+    def server_state(key: Array) -> Tree:
+        x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sample)
+        return of_cell.init_server(Setup(model.init(key, x), 1, x, key))
+
+    state = jax.eval_shape(server_state, jax.eval_shape(lambda: jax.random.key(0)))
+    if not hasattr(state, "variables"):
+        rule = config.participation.missing  # which may wrap the server
+        beside = "" if rule == "skip" else f", with --missing={rule},"
+        text = f"--algorithm={cell.algorithm}{beside} has no single network to look at"
+        raise flag_error("watch_gradients", True, text)

@@ -1,0 +1,74 @@
+"""The domains that are made of a data set."""
+
+import dataclasses
+from typing import Any
+
+from experiments.flags.flag import flag, flag_names, flags_of, in_flags, number_or
+from experiments.parts import environments
+from experiments.parts.environments.kind import Kind, Source
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data.dataset import Dataset
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """How domains are made of the data."""
+
+    environment: str = flag(
+        "auto",
+        "How domains are made of the data; auto: none for a file or a folder, else rotated.",
+        choices=("auto", *environments.LISTED),
+    )
+    data_seed: str = flag(
+        "each",
+        "Seeds which example goes to which environment, and what is drawn there; each: every seed "
+        "draws its own.",
+        number_or("each"),
+    )
+    name: str = "rotated"  # of the listed kind, also for auto
+    records: tuple[Any, ...] = ()  # the flags of that kind
+
+    @property
+    def kind(self) -> Kind:
+        """The listed kind."""
+        return environments.LISTED[self.name]
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether anything in it is drawn."""
+        return self.name != "none"
+
+
+# The records of flags of all kinds.
+RECORDS = dict.fromkeys(r for kind in environments.LISTED.values() for r in kind.records)
+
+
+def name_of(environment: str, *, is_path: bool) -> str:
+    """The kind that --environment names. is_path: whether the data set is a file or a folder."""
+    if environment != "auto":
+        return environment
+    return "none" if is_path else "rotated"
+
+
+def without_effect(chosen: Environment) -> dict[str, str]:
+    """The flags of this group that have no effect, and why."""
+    reason = f"has no effect with --environment={chosen.name}"
+    others = RECORDS.keys() - set(chosen.kind.records)
+    idle = [field.name for record in RECORDS if record in others for field in flags_of(record)]
+    return dict.fromkeys([*idle, *([] if chosen.is_drawn else ["data_seed"])], reason)
+
+
+def draw_seed(chosen: Environment, seed: int) -> int:
+    """The seed that the environments of a run's seed are drawn with; 0 if nothing is drawn."""
+    if not chosen.is_drawn:
+        return 0
+    return seed if chosen.data_seed == "each" else int(chosen.data_seed)
+
+
+def domains(chosen: Environment, loaded: Dataset, source: Source) -> Dataset:
+    """The data set with its environments. Raises UsageError if they do not fit the data."""
+    try:
+        return chosen.kind.make(loaded, source, *chosen.records)
+    except UsageError as error:
+        names = {**flag_names(*chosen.kind.records), "clients": "clients"}
+        raise in_flags(error, f"--environment={chosen.name}", names) from None

@@ -1,0 +1,130 @@
+"""The algorithms that are compared, and their settings."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.flags import names
+from experiments.flags.flag import (
+    MOST_INT,
+    Range,
+    check_different,
+    check_known,
+    flag,
+    flag_error,
+    is_real,
+)
+from fedjax_inv.algorithms import LISTED
+from fedjax_inv.types import Algorithm, Model, Work
+
+_PAPER = Range(lambda value: is_real(value.partition("=")[2]), "algorithm=number")
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """The algorithms that are compared."""
+
+    algorithm: tuple[str, ...] = flag(
+        ("fedavg",), f"Algorithms: {', '.join(LISTED)}, or package.module:factory."
+    )
+    settings: tuple[str, ...] = flag(
+        (),
+        "A setting of the algorithm, name=value or (sweep) name=value,value; repeat the flag for "
+        "several. --describe=ALGORITHM lists the names. A later value replaces that of a preset; "
+        "--set=name= takes it back, and --set= takes back all before it.",
+        kind=str,
+        name="set",
+        repeats=True,
+    )
+    paper: tuple[str, ...] = flag(
+        (), "Numbers to print beside ours: algorithm=number.", _PAPER, kind=str
+    )
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether all algorithms train on all examples at once."""
+        return all(names.facts(name).pooled for name in self.algorithm)
+
+    @property
+    def has_server_optimizer(self) -> bool:
+        """Whether any algorithm takes a server optimizer."""
+        return any(names.takes(names.factory(name), "server_optimizer") for name in self.algorithm)
+
+
+def check(chosen: Method, *, has_norm: bool) -> None:
+    """Raises UsageError for algorithms that do not exist, or do not fit the network.
+
+    has_norm: whether the network has normalisation layers.
+    """
+    check_different("algorithm", chosen.algorithm)
+    papers = [entry.partition("=")[0] for entry in chosen.paper]
+    if len(set(papers)) < len(papers):
+        raise flag_error("paper", chosen.paper, "must not name one twice")
+    for name in chosen.algorithm:
+        names.check_factory("algorithm", name, LISTED)
+        if names.facts(name).needs_norm and not has_norm:
+            raise flag_error(
+                "algorithm", name, "needs --norm=batch, as the network has no normalisation layers"
+            )
+
+
+def check_paper(chosen: Method, *, is_given: bool) -> None:
+    """Raises UsageError for a number of an algorithm that is not run.
+
+    is_given: whether --paper was given outside of presets, which may name any listed algorithm.
+    """
+    allowed = chosen.algorithm if is_given else (*chosen.algorithm, *LISTED)
+    for entry in chosen.paper:
+        name = entry.partition("=")[0]
+        if name not in allowed:
+            check_known("paper", name, allowed)
+
+
+def settings(chosen: Method) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """The --set flags of each algorithm: name -> values, in the type of the factory's argument.
+
+    A name counts for every algorithm that has it, and at least one must.
+    """
+    known = {name: names.hyperparameters(name) for name in chosen.algorithm}
+    result: dict[str, dict[str, tuple[Any, ...]]] = {name: {} for name in chosen.algorithm}
+    for entry in chosen.settings:
+        name, equals, text = entry.partition("=")
+        if not equals or not text:
+            raise flag_error("set", entry, "must be name=value, or name=value,value")
+        if not any(name in kinds_of for kinds_of in known.values()):
+            every = itertools.chain.from_iterable(kinds_of.items() for kinds_of in known.values())
+            # An argument without types cannot be set by a text.
+            others = sorted({each for each, kinds in every if set(kinds) - {type(None)}})
+            raise flag_error("set", entry, names.unknown_setting(", ".join(known), name, others))
+        for algorithm, kinds_of in known.items():
+            if name in kinds_of:
+                kinds = kinds_of[name]
+                values = tuple(
+                    names.parsed("set", entry, value, kinds) for value in text.split(",")
+                )
+                if len(set(values)) < len(values):
+                    raise flag_error("set", entry, "must be one or several different values")
+                result[algorithm][name] = values
+    return result
+
+
+def check_settings(chosen: Mapping[str, Any]) -> None:
+    """Raises UsageError for an integer that int32 does not hold."""
+    for name, value in chosen.items():
+        if isinstance(value, int) and abs(value) >= MOST_INT:
+            raise flag_error("set", f"{name}={value}", "must be below 2^31")
+
+
+def setting_flags(name: str) -> dict[str, str]:
+    """The flag of each argument of an algorithm's factory, for `flag.in_flags`."""
+    return {argument: f"set={argument}" for argument in names.hyperparameters(name)}
+
+
+def algorithm(name: str, model: Model, work: Work, arguments: Mapping[str, Any]) -> Algorithm:
+    """An algorithm. arguments: of its factory, by name. Raises UsageError if it refuses them."""
+    factory, arguments = names.factory(name), dict(arguments)
+    if model.inputs is not None and names.takes(factory, "inputs"):
+        arguments["inputs"] = model.inputs
+    flags = setting_flags(name)
+    return names.called("algorithm", name, flags, Algorithm, factory, model, work, **arguments)

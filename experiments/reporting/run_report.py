@@ -1,0 +1,32 @@
+"""The report of a run or a sweep: its table, figures and result.json."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.experiment.assemble import Assembled
+from experiments.reporting import report, run_figures
+from experiments.running import folder as folders
+from experiments.running.launch import FinishedCell
+
+
+def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
+    """Writes table and figures, and returns the text to print. finished: the cells, in order."""
+    config = assembled.config
+    split = assembled.splits[assembled.cells[0].held_out][config.run.seeds[0]]
+    run_figures.draw_partition(folder / "partition.png", assembled.dataset, split)
+    count = len(config.run.seeds)
+    title = (
+        f"{config.title}, {config.model.model}, {config.run.rounds} rounds, "
+        f"{'one seed' if count == 1 else f'{count} seeds'}"
+    )
+    paper = dict(entry.split("=", 1) for entry in config.method.paper)
+    rule = config.watching.select
+    results = [(cell.label, cell.result) for cell in finished]
+    text = report.write(folder, results, title=title, paper=paper, rule=rule)
+    run_figures.write(folder, finished, title=title, rule=rule)
+    if finished[0].folder != folder:  # a cell in the run folder has written its result already
+        folders.write_json(
+            folder / "result.json", {"title": title, "cells": [cell.result for cell in finished]}
+        )
+    where = f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}."
+    return f"\n{title}\n\n{text}\n\n{report.told(rule)}\n{where}"
