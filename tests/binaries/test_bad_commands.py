@@ -23,7 +23,8 @@ from absl import flags
 from experiments import contributions, evaluate, explain, export, factors, show_data, sweep, train
 from experiments.experiment import command_line, config, grid
 from experiments.experiment.command_line import Given
-from experiments.papers import cafe, fedcfa, fedipg, fl_games, study
+from experiments.flags import command
+from experiments.papers import cafe, fedcfa, fedipg, fl_games
 from experiments.parts import devices
 from experiments.running import folder as folders
 from experiments.running import launch, loop
@@ -42,15 +43,7 @@ class Binary(NamedTuple):
     work: Callable[[Any], str]
 
 
-def _paper(paper: study.Paper) -> Binary:
-    return Binary(
-        lambda values: study.define(paper, values),
-        lambda given, values: study.options(paper, values),
-        lambda options: study.run_all(paper, options),
-    )
-
-
-BINARIES = {
+BINARIES: dict[str, Binary | command.Binary] = {
     "train": Binary(
         command_line.define, lambda given, values: command_line.read(values, given), train.train
     ),
@@ -67,10 +60,10 @@ BINARIES = {
         contributions.define, lambda given, v: contributions.options(v), contributions.run
     ),
     "factors": Binary(factors.define, lambda given, v: factors.options(v), factors.run),
-    "cafe": _paper(cafe.PAPER),
-    "fedcfa": _paper(fedcfa.PAPER),
-    "fedipg": _paper(fedipg.PAPER),
-    "fl_games": _paper(fl_games.PAPER),
+    "cafe": cafe.BINARY,
+    "fedcfa": fedcfa.BINARY,
+    "fedipg": fedipg.BINARY,
+    "fl_games": fl_games.BINARY,
 }
 
 
@@ -83,6 +76,9 @@ def run(command: str) -> None:
     binary, values = BINARIES[name], flags.FlagValues()
     binary.define(values)
     with launch.errors_in_one_line():
+        if isinstance(binary, command.Binary):
+            print(binary.run(binary.read(["", *arguments], values)))
+            return
         given = command_line.parse(["", *arguments], values)
         print(binary.work(binary.read(given, values)))
 

@@ -25,7 +25,7 @@ import pytest
 from absl import flags
 
 from experiments import contributions, evaluate, explain, export, factors, show_data
-from experiments.experiment import build, command_line, config, grid
+from experiments.experiment import build, config, grid
 from experiments.experiment.groups import Config
 from experiments.papers import fedcfa, study
 from experiments.reporting import finished as trained
@@ -700,13 +700,13 @@ def test_what_a_paper_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, told: str
 ) -> None:
     values = flags.FlagValues()
-    study.define(fedcfa.PAPER, values)
-    command_line.parse(["", "--data=digits", word, f"--run_dir={tmp_path}"], values)
+    fedcfa.BINARY.define(values)
+    words = ["", "--data=digits", word, f"--run_dir={tmp_path}"]
     if not told:
-        assert study.options(fedcfa.PAPER, values).rows == ()  # as by default: all
+        assert fedcfa.BINARY.read(words, values).rows == ()  # as by default: all
         return
     with pytest.raises(ValueError, match=f"^{told}"):
-        study.run_all(fedcfa.PAPER, study.options(fedcfa.PAPER, values))
+        fedcfa.BINARY.run(fedcfa.BINARY.read(words, values))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -38,9 +38,8 @@ def check(name: str, arguments: list[str], folder: Path) -> None:
     """Reads a command as its binary does; a study's with all of its rows."""
     module, values = importlib.import_module(f"experiments.{name}"), flags.FlagValues()
     if name.startswith("papers."):
-        study.define(module.PAPER, values)
-        command_line.parse(["", *arguments], values)
-        told = study.options(module.PAPER, values)
+        module.BINARY.define(values)
+        told = module.BINARY.read(["", *arguments], values)
         for data in told.data:
             rows = study.select(module.PAPER.studies[told.study].rows(data), told.rows)
             assert study.configs(module.PAPER, rows, folder, told.overrides)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.experiment import build, command_line, config, grid
 from experiments.papers import cafe, study
-from experiments.papers.study import Done, Row
+from experiments.papers.study import Cells, Row, RowResult
 from experiments.reporting import figures
 from fedjax_inv.checks import UsageError
 from runs import no_figures
@@ -63,7 +63,14 @@ def test_parts_of_cafe_are_switched_off() -> None:
 
 
 def test_numbers_of_the_paper() -> None:
-    first, second = cafe.NUMBERS["Table I"], cafe.NUMBERS["Table II"]
+    first, second = (
+        {
+            (one.row, one.data, float(one.column.split()[1])): one.value
+            for one in cafe.NUMBERS
+            if one.source == table
+        }
+        for table in ("Table I", "Table II")
+    )
     assert len(first) == len(second) == 5 * 3 * 3
     assert first["CAFE", "cifar10", 0.1] == "67.29"
     assert first["MOON", "fashion_mnist", 0.1] == "88.36"
@@ -94,7 +101,7 @@ def evaluation(number: int, test: float, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> Done:
+def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> RowResult:
     """A row whose seeds had these test accuracies in rounds 10, 20, ..., the last selected."""
     logs = [
         [evaluation(10 * (i + 1), test, seed) for i, test in enumerate(tests)]
@@ -112,8 +119,8 @@ def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> Done:
     ]
     worse = {"diverged": True, "hyper": {"learning_rate": 0.03}}
     result = {"cell": {"held_out": None}, "runs": [*runs, *(run | worse for run in runs)]}
-    cell = study.Ran("test", runs, logs, result)
-    return Done(row, command_line.of_arguments([*row.flags, *more]), [cell])
+    cell = study.CellResult("test", runs, logs, result)
+    return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
 def named(rows: list[Row], label: str) -> Row:
@@ -140,29 +147,34 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
         assert set(cafe.by_group(everybody, line)) == {"sparse clients"}
 
 
+def line_of(result: RowResult, name: str = "frequency") -> Cells:
+    """A line of the table of a study."""
+    return study.line(cafe.PAPER, cafe.PAPER.studies[name], "fashion_mnist", result)
+
+
 def test_a_table_tells_groups_and_the_papers_numbers() -> None:
     rows = {row.label: row for row in cafe.frequency("fashion_mnist")}
-    told = cafe.tell(made_up(rows["CAFE"], [[0.4, 0.5], [0.3, 0.6]]))
+    told = line_of(made_up(rows["CAFE"], [[0.4, 0.5], [0.3, 0.6]]))
     assert told["setting"] == "Dir 0.1, CF 0.1, IF 1, 10 of 100 clients, 5 epochs"
     assert told["selected"] == "learning_rate=0.01"
     assert told["test, %"] == told["balanced, %"] == "55.0 ± 7.1"
     assert {"frequent clients, %", "sparse clients, %"} < set(told)
     assert not {"majority classes, %", "minority classes, %"} & set(told)
     assert (told["paper: Table I"], told["paper: Table II"]) == ("89.44", "89.44")
-    often = cafe.tell(made_up(rows["FedAvg-CF-0.5"], [[0.5]]))
+    often = line_of(made_up(rows["FedAvg-CF-0.5"], [[0.5]]))
     assert [often.get(f"paper: Table {number}") for number in ("I", "II")] == [None, "87.92"]
-    wide = cafe.tell(made_up(rows["MOON"], [[0.5]], "--alpha=0.5"))
+    wide = line_of(made_up(rows["MOON"], [[0.5]], "--alpha=0.5"))
     assert [wide.get(f"paper: Table {number}") for number in ("I", "II")] == ["90.40", None]
     # Of another federation, of a tail and of a variant there are no numbers.
     for label, *more in (("CAFE", "--sampling_rate=0.3"), ("CAFE", "--imbalance=10")):
-        told = cafe.tell(made_up(rows[label], [[0.5]], *more))
+        told = line_of(made_up(rows[label], [[0.5]], *more))
         assert not any("paper" in name for name in told)
     assert told["majority classes, %"] == "65.0"
     variant = named(cafe.ablation("fashion_mnist"), "CAFE-without-PC")
-    assert not any("paper" in name for name in cafe.tell(made_up(variant, [[0.5]])))
+    assert not any("paper" in name for name in line_of(made_up(variant, [[0.5]])))
     done = made_up(rows["CAFE"], [[0.5]])
     nothing = done._replace(cells=[done.only._replace(runs=[])])
-    assert cafe.tell(nothing)["test, %"] == "diverged"
+    assert line_of(nothing)["test, %"] == "diverged"
 
 
 @pytest.fixture
@@ -222,15 +234,14 @@ def test_a_row_must_tell_its_classes_and_be_one_program(tmp_path: Path) -> None:
 
 def test_a_study_from_its_flags_to_its_table(tmp_path: Path) -> None:
     values = flags.FlagValues()
-    study.define(cafe.PAPER, values)
+    cafe.BINARY.define(values)
     arguments = (
         *("--study=groups", "--data=digits", "--rows=FedAvg-IF-10", "--learning_rate=0.1"),
         *("--clients=5", "--sampling_rate=1", "--alpha=1", "--widths=8", "--seeds=0,1"),
         *("--rounds=2", "--eval_every=1", "--checkpoint_every=2", f"--run_dir={tmp_path}"),
     )
-    command_line.parse(["", *arguments], values)
     with no_figures():
-        text = study.run_all(cafe.PAPER, study.options(cafe.PAPER, values))
+        text = cafe.BINARY.run(cafe.BINARY.read(["", *arguments], values))
     assert "Figure: " in text
     (path,) = tmp_path.glob("digits/FedAvg-IF-10/*/result.json")
     picked = [run["selected"] for run in json.loads(path.read_text())["runs"]]

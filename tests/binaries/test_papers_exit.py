@@ -9,8 +9,8 @@ import pytest
 from absl import flags
 
 from experiments.experiment import command_line
-from experiments.papers import fedipg, study
-from experiments.papers.study import Done
+from experiments.papers import drawings, fedipg, study
+from experiments.papers.study import RowResult
 from fedjax_inv.checks import UsageError
 
 SMALL = (
@@ -23,9 +23,8 @@ ROWS = ("without-rotated", "rotated-150-FedAvg-exit", "slow-5-FedAvg")
 def parsed(*arguments: str) -> study.Options:
     """The options of a command line."""
     values = flags.FlagValues()
-    study.define(fedipg.PAPER, values)
-    command_line.parse(["", *arguments], values)
-    return study.options(fedipg.PAPER, values)
+    fedipg.BINARY.define(values)
+    return fedipg.BINARY.read(["", *arguments], values)
 
 
 @pytest.mark.parametrize("data", ["digits", "mnist", "cifar10"])
@@ -115,7 +114,7 @@ def test_the_benchmark_goes_through_all_degrees(
 ) -> None:
     drawn: dict[str, Any] = {}
     monkeypatch.setattr(
-        study, "draw_series", lambda path, title, label, points: drawn.update({path.stem: points})
+        drawings, "against", lambda path, title, label, points: drawn.update({path.stem: points})
     )
     evaluation = {
         "round": 5,
@@ -128,9 +127,9 @@ def test_the_benchmark_goes_through_all_degrees(
     }
     chosen = command_line.of_arguments(["--odd_angles=150"])
     rows = fedipg.leaving("digits")
-    cells = [study.Ran("test", [{}], [[evaluation]], {})]
-    done = [Done(row, chosen, cells) for row in rows]
-    fedipg.draw_aberrant(tmp_path / "exit.png", "digits", done)
+    cells = [study.CellResult("test", [{}], [[evaluation]], {})]
+    done = [RowResult(row, chosen, cells) for row in rows]
+    fedipg.draw_exit(tmp_path / "exit.png", "digits", done)
     assert set(drawn) == {"exit_slow", "exit_lossy", "exit_rotated"}
     for kind, (degrees, _) in fedipg._ABERRANT.items():
         accuracy, rounds = drawn[f"exit_{kind}"].values()

@@ -12,7 +12,7 @@ import pytest
 from absl import flags
 
 from experiments.experiment import command_line, config
-from experiments.papers import fl_games, study
+from experiments.papers import drawings, fl_games, study
 from experiments.papers.study import Row
 from experiments.running import loop
 from fedjax_inv.checks import UsageError
@@ -80,17 +80,21 @@ def test_thresholds_follow_the_classes_and_the_clients() -> None:
 
 
 def test_numbers_of_the_paper() -> None:
-    numbers = fl_games.NUMBERS
+    numbers: dict[tuple[str, str], dict[str, str]] = {}
+    for one in fl_games.NUMBERS:
+        numbers.setdefault((one.row, one.data), {})[one.column] = one.value
     mnist = numbers["F-parallel", "colored_mnist"]
-    assert mnist == ("58.03±6.22", "67.14±2.95", "")
+    assert mnist == {"train": "58.03±6.22", "test": "67.14±2.95"}
     cifar = numbers["V-parallel-SMOOTH+FAST", "spurious_cifar10"]
-    assert cifar == ("45.83±2.44", "49.89±5.66", "102.4")
+    assert cifar == {"train": "45.83±2.44", "test": "49.89±5.66", "rounds": "102.4"}
     # The paper's Table 2 says 68.40 here, which is Fashion's.
-    assert numbers["F-sequential-2-classes", "colored_mnist"].test == "66.56±1.58"
-    assert numbers["F-parallel-10-classes", "colored_fashion"].test == "70.39±2.28"
-    assert numbers["F-parallel-10-clients", "spurious_cifar10"].test == "53.50±0.84"
+    assert numbers["F-sequential-2-classes", "colored_mnist"]["test"] == "66.56±1.58"
+    assert numbers["F-parallel-10-classes", "colored_fashion"]["test"] == "70.39±2.28"
+    assert numbers["F-parallel-10-clients", "spurious_cifar10"]["test"] == "53.50±0.84"
     labels = {
-        row.label for study in fl_games.STUDIES.values() for row in study.rows("colored_fashion")
+        row.label
+        for study in fl_games.PAPER.studies.values()
+        for row in study.rows("colored_fashion")
     }
     assert {label for label, _ in numbers} <= labels
 
@@ -110,12 +114,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[study.Options, str]:
 def parsed(*arguments: str) -> study.Options:
     """The options of a command line."""
     values = flags.FlagValues()
-    study.define(fl_games.PAPER, values)
-    command_line.parse(["", *arguments], values)
-    return study.options(fl_games.PAPER, values)
+    fl_games.BINARY.define(values)
+    return fl_games.BINARY.read(["", *arguments], values)
 
 
-def finished(told: tuple[study.Options, str]) -> list[study.Done]:
+def finished(told: tuple[study.Options, str]) -> list[study.RowResult]:
     """The baseline and the game, which are not run again."""
     (data,), folder = told[0].data, told[0].folder
     rows = study.select(fl_games.methods(data), told[0].rows)
@@ -158,13 +161,14 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
     told: tuple[study.Options, str], tmp_path: Path
 ) -> None:
     baseline, game = finished(told)
+    methods = fl_games.PAPER.studies["methods"]
     assert [game.row.label, baseline.row.label] == ["F-parallel-SMOOTH", "FedAvg"]
     for one in (game, baseline):
         for run, lines in zip(one.only.runs, one.only.logs, strict=True):
             assert [line["round"] for line in lines] == [0, 2, 4]
             assert {line["seed"] for line in lines} == {run["seed"]}
 
-    def of(one: study.Done, runs: list[dict[str, Any]]) -> study.Done:
+    def of(one: study.RowResult, runs: list[dict[str, Any]]) -> study.RowResult:
         return one._replace(cells=[one.only._replace(runs=runs)])
 
     # As if the second threshold, which nothing falls below, were the first and only one.
@@ -172,7 +176,7 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
     assert [run["stops"][0]["round"] for run in runs] == [None, None]
     without = config.changed(baseline.config, stop_below=(), warm_start="clients")
     done = [of(game, runs), baseline._replace(config=without), of(game, [])]
-    text = study.table(fl_games.PAPER, "colored_digits", done)
+    text = study.table(fl_games.PAPER, methods, "colored_digits", done)
     first, second, third, _ = entries(text)
     last = [100 * run["last"]["test_accuracy"] for run in game.only.runs]
     assert first[1:6] == ["0/2 below 0.001", "> 4", "", "", ""]
@@ -182,7 +186,7 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
     assert second[4] == second[6] == f"{np.mean(last):.1f} ± {np.std(last, ddof=1):.1f}"
     assert third[1] == "diverged"
     # The paper's numbers stand under their headings, whatever a row has of its own.
-    cifar = study.table(fl_games.PAPER, "spurious_cifar10", done)
+    cifar = study.table(fl_games.PAPER, methods, "spurious_cifar10", done)
     heads = [head.strip() for head in cifar.splitlines()[0].strip("|").split("|")]
     assert entries(cifar)[0][heads.index("paper: test")] == "54.71±2.13"
     assert entries(cifar)[2][heads.index("paper: rounds")] == "217.6"
@@ -198,8 +202,8 @@ def test_points_lie_where_their_rows_say(
         for x in ("1", "10")
     ]
     drawn: list[Any] = []
-    draw = study.draw_series
-    monkeypatch.setattr(study, "draw_series", lambda *a: (drawn.append(a), draw(*a)))
+    draw = drawings.against
+    monkeypatch.setattr(drawings, "against", lambda *a: (drawn.append(a), draw(*a)))
     picture = tmp_path / "scaling.png"
     fl_games.draw_scaling("local steps", picture, "colored_digits", points)
     ((*_, quantities),) = drawn
@@ -215,7 +219,7 @@ def test_points_lie_where_their_rows_say(
 
 @pytest.mark.parametrize("study_name", ["classes", "clients", "steps"])
 def test_rows_of_figures_know_their_place(study_name: str) -> None:
-    rows = fl_games.STUDIES[study_name].rows("colored_mnist")
+    rows = fl_games.PAPER.studies[study_name].rows("colored_mnist")
     assert len({(row.series, row.x) for row in rows}) == len(rows)
     for row in rows:
         assert row.label == f"{row.series}-{row.x}-{study_name}"
