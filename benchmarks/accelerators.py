@@ -202,12 +202,12 @@ def of_presets(name: str) -> Work:
     asked = [f"--preset={names.replace('+', ',')}"]
     asked += [f"--algorithm={algorithm}"] if algorithm else []
     config = command_line.of_arguments(asked, may_be_idle=True)
-    made = build.assemble(config, config.run.seeds[:1])
-    cell = made.cells[0]._replace(runs=made.cells[0].runs[:1])
+    assembled = build.assemble(config, config.run.seeds[:1])
+    cell = assembled.cells[0]._replace(runs=assembled.cells[0].runs[:1])
 
     def trace(mesh: Mesh | None, chunk: int) -> Traced:
-        ready = made.prepare(cell)  # again, as it depends on the platform
-        data, inputs = made.data, ready.inputs
+        ready = assembled.prepare(cell)  # again, as it depends on the platform
+        data, inputs = assembled.data, ready.inputs
         cohort = build.cohorts(config, inputs, config.watching.eval_every)
         layout = Layout(mesh, devices.holds_own(config, num_clients)) if mesh else None
         if layout is not None:
@@ -222,13 +222,13 @@ def of_presets(name: str) -> Work:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), training.state
         )
         exchanges = communication.traffic(
-            ready.experiment.algorithm(hyper), state, Federation(made.data, *shards)
+            ready.experiment.algorithm(hyper), state, Federation(assembled.data, *shards)
         )
         upload = sum(each.up for each in exchanges)
         arguments = data, inputs, training, cohort
         return Traced(compiled.segment, arguments, _steps(config, ready.inputs, cohort), upload)
 
-    num_clients = made.prepare(cell).inputs.train.size.shape[1]
+    num_clients = assembled.prepare(cell).inputs.train.size.shape[1]
     return Work(trace, config.participation.slots(num_clients))
 
 

@@ -95,7 +95,7 @@ def fresh() -> None:
 def binary(
     tables: Callable[[Any], Iterable[Table]], record: type[Any], about: str | None
 ) -> Binary:
-    """The binary of a benchmark that prints the machine and then tables, as they are made.
+    """The binary of a benchmark that prints the machine, and each table as soon as it is ready.
 
     record: its flags; all rows go to the file --json.
     """

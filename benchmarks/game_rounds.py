@@ -42,9 +42,9 @@ class Row:
 
     def __init__(self, flags: list[str], watched: bool) -> None:
         self.config = config = command_line.of_arguments(flags, nonfinite="mark", may_be_idle=True)
-        made = build.assemble(config)
-        (cell,) = made.cells
-        self._data, ready = made.data, made.prepare(cell)
+        assembled = build.assemble(config)
+        (cell,) = assembled.cells
+        self._data, ready = assembled.data, assembled.prepare(cell)
         self._inputs = chunks.without_evaluation(ready.inputs)
         if watched:
             self._inputs = self._inputs._replace(watched=ready.inputs.watched)

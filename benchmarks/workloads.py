@@ -184,13 +184,13 @@ def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
     flags = config_of(workload, num_devices)
     hyper = {"learning_rate": workload.learning_rate, "server_learning_rate": 1.0}
     cell = Cell("fedavg", {}, None, (program.Run(0, hyper),))
-    held = program.Holdings(*(leaf[None] for leaf in data[1:]))
+    shards = program.Holdings(*(leaf[None] for leaf in data[1:]))
     inputs = program.Inputs(
         {name: jnp.array([value]) for name, value in hyper.items()},
         jnp.zeros(1, jnp.int32),
-        held,
-        held,
-        program.Common(*held),
+        shards,
+        shards,
+        program.Common(*shards),
         jnp.zeros((1, workload.num_clients), jnp.int32),
     )
     experiment = build.experiment(flags, cell, model_of(workload, "auto"), 1, build.Sizes())

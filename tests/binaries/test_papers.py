@@ -1,4 +1,4 @@
-"""What every paper's file must say."""
+"""The file of every paper."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""The studies of CAFE: what is compared, what the tables tell, what lies where in the figures."""
+"""The studies of CAFE: rows, tables, and the positions of points in figures."""
 
 import json
 from collections.abc import Sequence
@@ -40,9 +40,9 @@ def test_a_label_is_one_run_in_all_studies() -> None:
     chosen = {label: command_line.of_arguments(of) for label, of in of_labels.items()}
     for label, one in chosen.items():
         parts = label.split("-")
-        told = {name: parts[parts.index(name) + 1] for name in ("CF", "IF") if name in parts}
-        assert one.participation.frequency == float(told.get("CF", 0.1))
-        assert one.partition.imbalance == float(told.get("IF", 1))
+        expected = {name: parts[parts.index(name) + 1] for name in ("CF", "IF") if name in parts}
+        assert one.participation.frequency == float(expected.get("CF", 0.1))
+        assert one.partition.imbalance == float(expected.get("IF", 1))
     for name, value in (("frequency", "CF"), ("groups", "CF"), ("imbalance", "IF")):
         for row in cafe.PAPER.studies[name].rows("digits"):
             assert f"{value} {row.x}," in cafe.where(chosen[row.label])
@@ -135,14 +135,16 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
         plain = command_line.of_arguments(row.flags)
         rare = build.is_sparse(plain.participation, 4, seed)
         assert rare.sum() == 2
-        told = cafe.by_group(plain, line)
+        groups = cafe.by_group(plain, line)
         for name, mask in (("sparse clients", rare), ("frequent clients", ~rare)):
             expected = np.mean([v for v, of in zip((0.5, 0.6, 0.4), mask[:3], strict=True) if of])
-            assert told.pop(name) == pytest.approx(expected)
-        assert not told  # without a tail no class is in a minority
+            assert groups.pop(name) == pytest.approx(expected)
+        assert not groups  # without a tail no class is in a minority
         tail = command_line.of_arguments([*row.flags, "--imbalance=10"])
-        told = cafe.by_group(tail, line)
-        assert (told["majority classes"], told["minority classes"]) == pytest.approx((0.65, 0.35))
+        groups = cafe.by_group(tail, line)
+        assert (groups["majority classes"], groups["minority classes"]) == pytest.approx(
+            (0.65, 0.35)
+        )
         everybody = command_line.of_arguments([*row.flags, "--sparse=1"])
         assert set(cafe.by_group(everybody, line)) == {"sparse clients"}
 
@@ -152,24 +154,24 @@ def line_of(result: RowResult, name: str = "frequency") -> Cells:
     return study.line(cafe.PAPER, cafe.PAPER.studies[name], "fashion_mnist", result)
 
 
-def test_a_table_tells_groups_and_the_papers_numbers() -> None:
+def test_a_table_has_groups_and_the_papers_numbers() -> None:
     rows = {row.label: row for row in cafe.frequency("fashion_mnist")}
-    told = line_of(made_up(rows["CAFE"], [[0.4, 0.5], [0.3, 0.6]]))
-    assert told["setting"] == "Dir 0.1, CF 0.1, IF 1, 10 of 100 clients, 5 epochs"
-    assert told["selected"] == "learning_rate=0.01"
-    assert told["test, %"] == told["balanced, %"] == "55.0 ± 7.1"
-    assert {"frequent clients, %", "sparse clients, %"} < set(told)
-    assert not {"majority classes, %", "minority classes, %"} & set(told)
-    assert (told["paper: Table I"], told["paper: Table II"]) == ("89.44", "89.44")
+    cells = line_of(made_up(rows["CAFE"], [[0.4, 0.5], [0.3, 0.6]]))
+    assert cells["setting"] == "Dir 0.1, CF 0.1, IF 1, 10 of 100 clients, 5 epochs"
+    assert cells["selected"] == "learning_rate=0.01"
+    assert cells["test, %"] == cells["balanced, %"] == "55.0 ± 7.1"
+    assert {"frequent clients, %", "sparse clients, %"} < set(cells)
+    assert not {"majority classes, %", "minority classes, %"} & set(cells)
+    assert (cells["paper: Table I"], cells["paper: Table II"]) == ("89.44", "89.44")
     often = line_of(made_up(rows["FedAvg-CF-0.5"], [[0.5]]))
     assert [often.get(f"paper: Table {number}") for number in ("I", "II")] == [None, "87.92"]
     wide = line_of(made_up(rows["MOON"], [[0.5]], "--alpha=0.5"))
     assert [wide.get(f"paper: Table {number}") for number in ("I", "II")] == ["90.40", None]
     # Of another federation, of a tail and of a variant there are no numbers.
     for label, *more in (("CAFE", "--sampling_rate=0.3"), ("CAFE", "--imbalance=10")):
-        told = line_of(made_up(rows[label], [[0.5]], *more))
-        assert not any("paper" in name for name in told)
-    assert told["majority classes, %"] == "65.0"
+        cells = line_of(made_up(rows[label], [[0.5]], *more))
+        assert not any("paper" in name for name in cells)
+    assert cells["majority classes, %"] == "65.0"
     variant = named(cafe.ablation("fashion_mnist"), "CAFE-without-PC")
     assert not any("paper" in name for name in line_of(made_up(variant, [[0.5]])))
     done = made_up(rows["CAFE"], [[0.5]])
@@ -185,15 +187,15 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return seen
 
 
-def test_a_figure_tells_each_group_by_frequency(drawn: list[Figure], tmp_path: Path) -> None:
+def test_a_figure_shows_each_group_by_frequency(drawn: list[Figure], tmp_path: Path) -> None:
     done = [
         made_up(row, [[0.4 + 0.05 * i], [0.5 + 0.05 * i]])
         for i, row in enumerate(cafe.groups("digits"))
     ]
     lost = done[1].only._replace(runs=[])  # FedAvg at 0.5
     done[1] = done[1]._replace(cells=[lost])
-    told = cafe.draw_groups(tmp_path / "groups.png", "digits", done)
-    assert told == f"Figure: {tmp_path / 'groups.png'}."
+    text = cafe.draw_groups(tmp_path / "groups.png", "digits", done)
+    assert text == f"Figure: {tmp_path / 'groups.png'}."
     panels = {axis.get_title(): axis for axis in drawn[0].axes}
     assert len(panels) == 4
     fedavg, method = panels["majority classes: most examples"].get_lines()
@@ -224,7 +226,7 @@ def test_curves_are_of_accuracy_and_loss(drawn: list[Figure], tmp_path: Path) ->
     assert "test, accuracy in percent" in {axis.get_ylabel() for axis in drawn[1].axes}
 
 
-def test_a_row_must_tell_its_classes_and_be_one_program(tmp_path: Path) -> None:
+def test_a_row_must_watch_its_classes_and_be_one_program(tmp_path: Path) -> None:
     rows = cafe.methods("digits")[-1:]
     with pytest.raises(UsageError, match=r"^CAFE: --watch_classes=false: must be true"):
         study.configs(cafe.PAPER, rows, tmp_path, ["--nowatch_classes"])
@@ -253,7 +255,7 @@ def test_a_study_from_its_flags_to_its_table(tmp_path: Path) -> None:
         ("balanced, %", "accuracy_by_class", slice(None)),
         ("clients' tests, %", "accuracy_by_client", slice(None)),
     ):
-        means = [100 * np.mean(told[key][half]) for told in picked]
+        means = [100 * np.mean(one[key][half]) for one in picked]
         mean, std = map(float, cells[name].split(" ± "))
         assert (mean, std) == pytest.approx((np.mean(means), np.std(means, ddof=1)), abs=0.06)
     assert len(picked[0]["accuracy_by_client"]) == 5

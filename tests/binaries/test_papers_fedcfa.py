@@ -1,4 +1,4 @@
-"""The studies of FedCFA: what is compared, what the tables tell, what lies where in the figures."""
+"""The studies of FedCFA: rows, tables, and the positions of points in figures."""
 
 import json
 from pathlib import Path
@@ -76,8 +76,8 @@ def test_columns_are_all_that_a_row_compares(data: str) -> None:
             (cell,) = grid.cells(command_line.of_arguments(row.flags), [None])
             columns = fedcfa._COLUMNS[row.series].values()
             for run in cell.runs:
-                told = [hyper for hyper in columns if hyper.items() <= run.hyper.items()]
-                assert len(told) == 1
+                matching = [hyper for hyper in columns if hyper.items() <= run.hyper.items()]
+                assert len(matching) == 1
             rates = {run.hyper["learning_rate"] for run in cell.runs}
             seeds = {run.seed for run in cell.runs}
             assert len(cell.runs) == len(columns) * len(rates) * len(seeds)
@@ -144,8 +144,8 @@ def columns(row: Row, tests: dict[str, float], *more: str) -> RowResult:
             # The better one by validation is the worse one by test.
             line = evaluation(10, test - (rate == 0.03), validation=0.5 + (rate == 0.01) / 4)
             hyper = fedcfa._COLUMNS[row.series][name] | {"learning_rate": rate}
-            told = {"by_rule": {"validation": line}, "selected": line, "last": line}
-            runs.append({"hyper": hyper, "diverged": np.isnan(test), **told})
+            selected = {"by_rule": {"validation": line}, "selected": line, "last": line}
+            runs.append({"hyper": hyper, "diverged": np.isnan(test), **selected})
     result = {"cell": {"held_out": "test"}, "runs": runs}
     cell = study.CellResult("test", runs, [], result)
     return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
@@ -157,15 +157,15 @@ def line_of(result: RowResult) -> Cells:
     return study.line(fedcfa.PAPER, own, "cifar10_resnet", result)
 
 
-def test_rounds_to_a_target_are_told_as_in_the_paper() -> None:
+def test_rounds_to_a_target_are_shown_as_in_the_paper() -> None:
     rows = {row.label: row for row in fedcfa.methods("cifar10_resnet")}
     reached = made_up(rows["FedCFA"], [[0.7, 0.8, 0.79], [0.81, 0.9, 0.85]])
-    told = line_of(reached)
-    assert told["partition"] == "Dir60(0.6)"
-    assert told["rounds to 80%"] == "15.0 ± 7.1"
-    assert told["test, %"] == "82.0 ± 4.2"
-    assert told["paper, %"] == "82.43±0.08"
-    assert told["paper: rounds, %"] == "(468,80.01)"
+    cells = line_of(reached)
+    assert cells["partition"] == "Dir60(0.6)"
+    assert cells["rounds to 80%"] == "15.0 ± 7.1"
+    assert cells["test, %"] == "82.0 ± 4.2"
+    assert cells["paper, %"] == "82.43±0.08"
+    assert cells["paper: rounds, %"] == "(468,80.01)"
     # Of seeds of which one did not reach it, the best of each.
     short = made_up(rows["FedAvg"], [[0.7, 0.74, 0.7], [0.8, 0.81, 0.7]], "--alpha=0.2")
     assert line_of(short)["rounds to 75.5%"] == "> 500, best 77.5 ± 4.9"
@@ -180,9 +180,9 @@ def test_rounds_to_a_target_are_told_as_in_the_paper() -> None:
 def test_columns_choose_their_learning_rate_by_validation() -> None:
     without, with_it = fedcfa.ablation("cifar10_resnet")
     tests = dict(zip(fedcfa._COLUMNS["ablation"], (0.7, 0.6, np.nan, 0.8), strict=True))
-    told = line_of(columns(without, tests))
-    assert [told[f"{name}, %"] for name in tests] == ["70.0", "60.0", "diverged", "80.0"]
-    assert told["paper: Cls.+Neg."] == "78.87"
+    cells = line_of(columns(without, tests))
+    assert [cells[f"{name}, %"] for name in tests] == ["70.0", "60.0", "diverged", "80.0"]
+    assert cells["paper: Cls.+Neg."] == "78.87"
     assert not any("paper" in name for name in line_of(columns(with_it, tests)))
     assert not any("paper" in name for name in line_of(columns(without, tests, "--alpha=0.2")))
 
@@ -208,8 +208,8 @@ def test_a_map_has_positives_from_left_to_right(
     assert texts[4, 0] == f"{100 * values['5/0.1']:.1f}"
     assert texts[0, 4] == f"{100 * values['0.1/5']:.1f}"
     assert texts[5, 5] == "none"
-    told = line_of(done[0])
-    assert (told["positive/negative"], told["diverged"]) == ("10/5", "1 of 36")
+    cells = line_of(done[0])
+    assert (cells["positive/negative"], cells["diverged"]) == ("10/5", "1 of 36")
 
 
 def test_curves_and_dots_lie_where_the_runs_were(
@@ -240,7 +240,7 @@ def test_curves_and_dots_lie_where_the_runs_were(
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def study_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a part of a study, and what it printed."""
     folder = tmp_path_factory.mktemp("study")
     options = parsed(
@@ -253,8 +253,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         return folder / "digits", study.run_all(fedcfa.PAPER, options)
 
 
-def test_a_study_is_told_by_its_columns(told: tuple[Path, str]) -> None:
-    folder, text = told
+def test_a_study_has_its_columns(study_output: tuple[Path, str]) -> None:
+    folder, text = study_output
     (path,) = (folder / "correlation-all").glob("*/result.json")
     runs = json.loads(path.read_text())["runs"]
     assert [run["hyper"]["decorrelation_weight"] for run in runs] == [0.0, 0.0, 1.0, 1.0]
@@ -272,9 +272,9 @@ def test_a_study_is_told_by_its_columns(told: tuple[Path, str]) -> None:
 
 
 def test_factors_of_a_run(
-    told: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study_output: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder,) = (path.parent for path in told[0].glob("*/*/result.json"))
+    (folder,) = (path.parent for path in study_output[0].glob("*/*/result.json"))
     drawn: list[factors.Panel] = []
     draw = factors.draw
 
@@ -335,7 +335,7 @@ def test_what_is_told_of_factors() -> None:
     assert set(rows[whose == 2]) == set(parts[2])
 
 
-def test_a_row_of_several_programs_cannot_be_told(tmp_path: Path) -> None:
+def test_a_row_must_be_one_program(tmp_path: Path) -> None:
     rows = fedcfa.methods("digits")[-1:]
     with pytest.raises(UsageError, match=r"^FedCFA: the flags ask for several cells"):
         study.configs(fedcfa.PAPER, rows, tmp_path, ["--set=top_k=3,5"])

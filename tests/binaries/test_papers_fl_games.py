@@ -1,4 +1,4 @@
-"""The studies of FL Games: their rows are runs that exist, their tables tell what the runs said."""
+"""The studies of FL Games: their rows are valid runs, and tables agree with the results of runs."""
 
 import json
 import subprocess
@@ -100,7 +100,7 @@ def test_numbers_of_the_paper() -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[study.Options, str]:
+def study_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[study.Options, str]:
     """A part of a study, by its flags, and what it printed: a game that stops and a baseline."""
     folder = tmp_path_factory.mktemp("study")
     options = parsed(
@@ -118,10 +118,10 @@ def parsed(*arguments: str) -> study.Options:
     return fl_games.BINARY.read(["", *arguments], values)
 
 
-def finished(told: tuple[study.Options, str]) -> list[study.RowResult]:
+def finished(study_output: tuple[study.Options, str]) -> list[study.RowResult]:
     """The baseline and the game, which are not run again."""
-    (data,), folder = told[0].data, told[0].folder
-    rows = study.select(fl_games.methods(data), told[0].rows)
+    (data,), folder = study_output[0].data, study_output[0].folder
+    rows = study.select(fl_games.methods(data), study_output[0].rows)
 
     def refuse(*arguments: Any) -> NoReturn:
         raise AssertionError("ran what was finished")
@@ -132,10 +132,10 @@ def finished(told: tuple[study.Options, str]) -> list[study.RowResult]:
         return [study.run(row, each) for row, each in zip(rows, chosen, strict=True)]
 
 
-def test_a_study_is_told_at_the_stop_and_at_the_end(
-    told: tuple[study.Options, str],
+def test_a_study_shows_the_stop_and_the_end(
+    study_output: tuple[study.Options, str],
 ) -> None:
-    options, text_of_all = told
+    options, text_of_all = study_output
     folder = options.folder / "colored_digits"
     text = (folder / "methods_some.md").read_text().split("\n\n")[0]
     assert text in text_of_all
@@ -158,9 +158,9 @@ def test_a_study_is_told_at_the_stop_and_at_the_end(
 
 
 def test_rows_that_did_not_stop_and_rows_without_a_stop(
-    told: tuple[study.Options, str], tmp_path: Path
+    study_output: tuple[study.Options, str], tmp_path: Path
 ) -> None:
-    baseline, game = finished(told)
+    baseline, game = finished(study_output)
     methods = fl_games.PAPER.studies["methods"]
     assert [game.row.label, baseline.row.label] == ["F-parallel-SMOOTH", "FedAvg"]
     for one in (game, baseline):
@@ -193,9 +193,9 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
 
 
 def test_points_lie_where_their_rows_say(
-    told: tuple[study.Options, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study_output: tuple[study.Options, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, game = finished(told)
+    _, game = finished(study_output)
     points = [
         game._replace(row=Row(f"{series}-{x}-steps", (), series, x))
         for series in ("F-parallel", "other")
@@ -240,7 +240,7 @@ def test_rows_of_figures_know_their_place(study_name: str) -> None:
         ("--eval_every=500", "--eval_every=500: must be at most --rounds=400"),
     ],
 )
-def test_a_flag_that_does_not_fit_a_row_is_told_before_any_runs(
+def test_a_flag_that_does_not_fit_a_row_is_refused_before_any_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, message: str
 ) -> None:
     def refuse(*arguments: Any) -> NoReturn:
@@ -273,7 +273,7 @@ def test_all_rows_are_looked_at_before_the_first_is_run(
     options = parsed("--data=colored_digits", f"--run_dir={tmp_path}", "--seeds=0")
     with pytest.raises(UsageError, match=r"^V-parallel: --run_dir=.*neither empty nor a sweep"):
         study.run_all(fl_games.PAPER, options)
-    # What has an effect in some of the rows may be given for all of them; else it is told.
+    # What has an effect in some of the rows may be given for all of them; else it is refused.
     rows = fl_games.methods("colored_digits")
     assert study.configs(fl_games.PAPER, rows, tmp_path, ["--warm_start=7"])
     with pytest.raises(UsageError, match=r"--warm_start: has no effect .*, in all rows"):
@@ -319,5 +319,5 @@ def test_the_binary_ends_with_one_line_and_status_2() -> None:
         check=False,
     )
     assert done.returncode == 2
-    (told,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert told == "error: F-parallel: --rounds=0: must be at least 1 and below 2^31"
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert line == "error: F-parallel: --rounds=0: must be at least 1 and below 2^31"
