@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from benchmarks import frame, workloads
+from benchmarks import frame
 from experiments.flags import command
 from experiments.flags.flag import at_least, flag
 from fedjax_inv import clients, local, models, rounds, schedules
@@ -52,24 +52,21 @@ class Options:
 class Timed(NamedTuple):
     """A federation with its compiled round."""
 
-    batch_size: int
     federation: Federation
     schedule: Cohort
     compiled: jax.stages.Compiled
     states: list[rounds.State]  # the newest alone, since a round donates it
     seconds: list[float]  # of each round
 
-    def round(self) -> workloads.Round:
+    def round(self) -> None:
         """One more round."""
         now = len(self.seconds) % len(self.schedule.who)
         cohort = jax.block_until_ready(jax.tree.map(lambda a: a[now : now + 1], self.schedule))
         began = time.perf_counter()
-        self.states[0], report = jax.block_until_ready(
+        self.states[0], _ = jax.block_until_ready(
             self.compiled(self.states[0], cohort, self.federation)
         )
         self.seconds.append(time.perf_counter() - began)
-        batches = -(-np.asarray(report[0].size) // self.batch_size)
-        return workloads.Round(self.seconds[-1], int(batches.sum()))
 
     @property
     def megabytes(self) -> tuple[float, float]:
@@ -97,7 +94,7 @@ def timed(options: Options, federation: Federation, schedule: Cohort, num_seeds:
     all_seeds = jax.jit(jax.vmap(advance, in_axes=(0, None, None)), donate_argnums=0)
     first = jax.tree.map(lambda a: a[:1], schedule)
     compiled = all_seeds.lower(state, first, federation).compile()
-    return Timed(options.batch_size, federation, schedule, compiled, [state], [])
+    return Timed(federation, schedule, compiled, [state], [])
 
 
 def digits() -> Examples:
