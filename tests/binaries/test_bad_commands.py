@@ -23,7 +23,7 @@ from absl import flags
 from experiments import contributions, evaluate, explain, export, factors, show_data, sweep, train
 from experiments.experiment import command_line, config, grid
 from experiments.experiment.command_line import Given
-from experiments.flags import command
+from experiments.flags import command as starting
 from experiments.papers import cafe, fedcfa, fedipg, fl_games
 from experiments.parts import devices
 from experiments.running import folder as folders
@@ -43,7 +43,7 @@ class Binary(NamedTuple):
     work: Callable[[Any], str]
 
 
-BINARIES: dict[str, Binary | command.Binary] = {
+BINARIES: dict[str, Binary | starting.Binary] = {
     "train": Binary(
         command_line.define, lambda given, values: command_line.read(values, given), train.train
     ),
@@ -76,7 +76,7 @@ def run(command: str) -> None:
     binary, values = BINARIES[name], flags.FlagValues()
     binary.define(values)
     with launch.errors_in_one_line():
-        if isinstance(binary, command.Binary):
+        if isinstance(binary, starting.Binary):
             print(binary.run(binary.read(["", *arguments], values)))
             return
         given = command_line.parse(["", *arguments], values)
