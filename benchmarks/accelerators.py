@@ -1,24 +1,25 @@
-"""What programs become on GPUs and TPUs, read from what the compiler makes, without a device.
+"""Programs compiled for GPUs and TPUs without a device: kernels, loops, memory and a roofline.
 
 python -m benchmarks.accelerators --targets=h100,v5e --programs=a,rotated_mnist_5:fedipg
 
 Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is
 - ten rounds of a workload (a, b, c: `workloads`),
-- the segment of presets joined by +, of one run, with the algorithm after the colon and with its
-  evaluation; --programs=all is every algorithm at the size of its presets,
+- a segment of one run, with its evaluation: presets joined by +, the algorithm after the colon;
+  --programs=all is every algorithm at the size of its presets,
 - ten steps of twelve clients on a single convolution, im2col:64x28x28x1:3x64/2 (the lowering,
   the batch, the window, features, and the stride).
 Several devices share the clients, and each trains as many at once as --client_chunk=auto would
-choose there. Nothing is run, so the roofline of a round's local steps is an estimate: the time of
-their arithmetic at the peak, or of the bytes that their kernels read and write at the memory's
-bandwidth, whichever is longer. Where their number is known only at run time, it is that of the
-client that has the most.
+choose there. Nothing is run, so the roofline of a round's local steps is an estimate: the longer of
+two times, of their arithmetic at the peak, and of the bytes that their kernels read and write at
+the memory's bandwidth. If the number of steps is known only at run time, that of the client with
+the most steps counts.
 """
 
+import dataclasses
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags
 from jax.experimental import topologies
 from jax.sharding import (
     AxisType,
@@ -45,13 +45,13 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from benchmarks import hlo, workloads
+from benchmarks import frame, hlo, workloads
 from experiments.experiment import assemble, command_line
 from experiments.experiment.config import Config
-from experiments.flags.flag import check_known
+from experiments.flags import command
+from experiments.flags.flag import flag
 from experiments.parts import machine
 from experiments.running import chunks
-from experiments.running.launch import errors_in_one_line
 from fedjax_inv import communication, local, platforms, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
@@ -59,21 +59,19 @@ from fedjax_inv.devices import ClientShards, Layout, chunked, vmapped
 from fedjax_inv.models import lowerings
 from fedjax_inv.types import Array, Cohort, Examples, Federation, Tree
 
-FLAGS = flags.FLAGS
-
 
 class Target(NamedTuple):
-    """A machine, by its maker's data sheet."""
+    """A device by its maker's data sheet."""
 
     platform: str  # "gpu" or "tpu"
     memory: float  # bytes of a device
     bandwidth: float  # bytes a second
     peak: float  # float32 operations a second as products are computed by default
-    describe: Callable[[], Any]  # its devices, for the compiler
+    describe: Callable[[], Any]  # () -> its topology for the compiler
 
 
 def _gpu(name: str, cores: int, capability: int, memory: float, bandwidth: float) -> Any:
-    """A GPU as its compiler wants it described."""
+    """The description of a GPU that its compiler needs."""
     shared = {8: 164, 9: 228}[capability]  # KiB of an SM
     features = " feature_extension: ACCELERATED_FEATURES" if capability == 9 else ""
     text = f"""
@@ -116,18 +114,18 @@ TARGETS = {
 
 
 class Traced(NamedTuple):
-    """A program before it is compiled: a function, and the shapes of what it is called with."""
+    """A program before it is compiled."""
 
     function: jax.stages.Wrapped
     arguments: tuple[Tree, ...]
-    steps: float  # of a client in a round, of the one with the most, if the program does not know
+    steps: float  # local steps of a round, of the client with the most
     upload: int  # bytes that a client sends in a round
 
 
 class Work(NamedTuple):
-    """What is to be compiled, for devices and clients at once on each (0: all)."""
+    """A program to be compiled for any device."""
 
-    trace: Callable[[Mesh | None, int], Traced]
+    trace: Callable[[Mesh | None, int], Traced]  # (devices, clients at once on each; 0: all)
     num_slots: int  # clients of a round
 
 
@@ -150,8 +148,8 @@ def of_workload(name: str) -> Work:
         if layout is not None:
             axis = layout.axis(axis)
 
-        def advance(data: Examples, held: ClientShards, state: Tree, cohort: Tree) -> Tree:
-            federation = Federation(data, *(leaf[0] for leaf in held))
+        def advance(data: Examples, shards: ClientShards, state: Tree, cohort: Tree) -> Tree:
+            federation = Federation(data, *(leaf[0] for leaf in shards))
             return rounds.run(algorithm, state, cohort, federation, axis=axis)
 
         def start(data: Tree) -> Tree:
@@ -162,12 +160,12 @@ def of_workload(name: str) -> Work:
         state = jax.eval_shape(start, noise)
         upload = sum(each.up for each in communication.traffic(algorithm, state, noise))
         schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 10)
-        examples, held = noise.data, ClientShards(*(leaf[None] for leaf in noise[1:]))
+        examples, shards = noise.data, ClientShards(*(leaf[None] for leaf in noise[1:]))
         on_all: Callable[..., Tree] = advance
         if layout is not None:
-            examples, held = layout.place(examples, held, _shapes)
+            examples, shards = layout.place(examples, shards, _shapes)
             on_all = layout.over(advance, (PartitionSpec(), PartitionSpec()), PartitionSpec())
-        arguments = examples, held, state, schedule
+        arguments = examples, shards, state, schedule
         jitted = jax.jit(on_all, donate_argnums=2)
         return Traced(jitted, arguments, workload.num_epochs * num_batches, upload)
 
@@ -180,7 +178,7 @@ def _shapes(tree: Tree, where: Sharding) -> Tree:
     )
 
 
-# Every algorithm, in the sizes of its presets.
+# Every algorithm, at the size of its presets.
 EVERY = (
     *(f"rotated_mnist_5:{name}" for name in ("fedipg", "fediir")),
     "exit_mnist:exit_strategy",
@@ -198,18 +196,18 @@ def of_presets(name: str) -> Work:
     """The segment of the first cell of presets "name+name:algorithm", with its first seed and
     hyperparameters.
 
-    Raises UsageError where there are no such presets, or their data are not here.
+    Raises UsageError if the presets do not exist or their data are missing.
     """
     names, _, algorithm = name.partition(":")
     asked = [f"--preset={names.replace('+', ',')}"]
     asked += [f"--algorithm={algorithm}"] if algorithm else []
     config = command_line.of_arguments(asked, may_be_idle=True)
-    made = assemble.assemble(config, config.run.seeds[:1])
-    cell = made.cells[0]._replace(runs=made.cells[0].runs[:1])
+    assembled = assemble.assemble(config, config.run.seeds[:1])
+    cell = assembled.cells[0]._replace(runs=assembled.cells[0].runs[:1])
 
     def trace(mesh: Mesh | None, chunk: int) -> Traced:
-        ready = made.prepare(cell)  # as for the platform
-        data, inputs = made.data, ready.inputs
+        ready = assembled.prepare(cell)  # again, as it depends on the platform
+        data, inputs = assembled.data, ready.inputs
         cohort = assemble.cohorts(config, inputs, config.watching.eval_every)
         slots = config.participation.slots(num_clients)
         holds_own = machine.holds_own(config.run, num_clients, slots)
@@ -219,25 +217,25 @@ def of_presets(name: str) -> Work:
         compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
         training = jax.eval_shape(compiled.init, data, inputs)
         if layout is not None:
-            held = _shapes(training.state.clients, NamedSharding(layout.mesh, layout.client_spec))
-            training = training._replace(state=training.state._replace(clients=held))
-        hyper, held = jax.tree.map(lambda leaf: leaf[0], (ready.inputs.hyper, ready.inputs.train))
+            own = _shapes(training.state.clients, NamedSharding(layout.mesh, layout.client_spec))
+            training = training._replace(state=training.state._replace(clients=own))
+        hyper, shards = jax.tree.map(lambda leaf: leaf[0], (ready.inputs.hyper, ready.inputs.train))
         state = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), training.state
         )
         exchanges = communication.traffic(
-            ready.experiment.algorithm(hyper), state, Federation(made.data, *held)
+            ready.experiment.algorithm(hyper), state, Federation(assembled.data, *shards)
         )
         upload = sum(each.up for each in exchanges)
         arguments = data, inputs, training, cohort
         return Traced(compiled.segment, arguments, _steps(config, ready.inputs, cohort), upload)
 
-    num_clients = made.prepare(cell).inputs.train.size.shape[1]
+    num_clients = assembled.prepare(cell).inputs.train.size.shape[1]
     return Work(trace, config.participation.slots(num_clients))
 
 
 def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
-    """Local steps of a round, of the client that has the most, on average."""
+    """Local steps of a round, of the client with the most, on average over rounds."""
     training = config.clients
     if training.local_steps or not training.batch_size:
         return training.local_steps or training.local_epochs
@@ -247,27 +245,27 @@ def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
 
 _LAYER = re.compile(r"(\w+):(\d+)x(\d+)x(\d+)x(\d+):(\d+)x(\d+)/(\d+)")
 _LAYER_CLIENTS, _LAYER_STEPS = 12, 10
-_COLOURS = 3  # channels of images, by which nothing is differentiated
+_COLOURS = 3  # channels of images, which need no gradient
 
 
 def of_layer(name: str) -> Work:
-    """Descent on the mean square of what a convolution makes, as a layer's step: with the gradient
-    by its kernel, and by its inputs unless they are images."""
-    told = _LAYER.fullmatch(name)
-    assert told
-    batch, height, width, channels, window, features, stride = map(int, told.groups()[1:])
-    conv = lowerings.lowering(told.group(1))
+    """Gradient descent on the mean square of a convolution's outputs, by its kernel, and by its
+    inputs unless they are images."""
+    match = _LAYER.fullmatch(name)
+    assert match
+    batch, height, width, channels, window, features, stride = map(int, match.groups()[1:])
+    conv = lowerings.lowering(match.group(1))
     half = window // 2
 
     def risk(x: Array, kernel: Array) -> Array:
-        made = conv(
+        outputs = conv(
             x,
             kernel,
             (stride, stride),
             ((half, half), (half, half)),
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
-        return jnp.square(made).mean()
+        return jnp.square(outputs).mean()
 
     def step(x: Array, kernel: Array) -> tuple[Array, Array]:
         if channels <= _COLOURS:
@@ -282,7 +280,8 @@ def of_layer(name: str) -> Work:
 
     def trace(mesh: Mesh | None, chunk: int) -> Traced:
         if mesh is not None or chunk:
-            raise UsageError(f"--programs={name}: must be for one device, and fit into its memory")
+            allowed = "must be for one device, and fit into its memory"
+            raise UsageError(f"--programs={name}", ..., allowed)
         shapes = (batch, height, width, channels), (window, window, channels, features)
         arguments = [jax.ShapeDtypeStruct((_LAYER_CLIENTS, *s), jnp.float32) for s in shapes]
         return Traced(jax.jit(run, donate_argnums=(0, 1)), tuple(arguments), _LAYER_STEPS, 0)
@@ -291,15 +290,15 @@ def of_layer(name: str) -> Work:
 
 
 class Compiled(NamedTuple):
-    """A program for a target."""
+    """A program compiled for a target."""
 
     program: jax.stages.Compiled
     traced: Traced
-    before: hlo.Program  # XLA's passes
+    before: hlo.Program  # before XLA's passes
     devices: int
     at_once: int  # clients of each device
     share: int  # all clients of a round that a device has
-    seconds: float  # that compiling took
+    seconds: float  # of compiling
 
 
 def compiled_for(target: Target, work: Work) -> Compiled:
@@ -340,7 +339,7 @@ def compiled_for(target: Target, work: Work) -> Compiled:
 
 
 def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
-    """What a compiled program does, as a row of the table."""
+    """The row of a compiled program."""
     traced = compiled.traced
     read = hlo.Program(compiled.program.as_text() or "", {"local_steps": traced.steps})
     memory: Any = compiled.program.memory_analysis()
@@ -400,8 +399,11 @@ def _of(name: str) -> Work:
     return of_layer(name) if _LAYER.fullmatch(name) else of_presets(name)
 
 
-def measure(names: Sequence[str], targets: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each program on each target; what does not compile says why."""
+def measure(names: Sequence[str], targets: Sequence[str], texts: str = "") -> list[dict[str, Any]]:
+    """A row for each program on each target, with the reason if it does not compile.
+
+    texts: a folder for the texts of compiled programs; "" for none.
+    """
     rows = []
     for name in names:
         try:
@@ -418,28 +420,33 @@ def measure(names: Sequence[str], targets: Sequence[str]) -> list[dict[str, Any]
                 rows.append(row | {"compiles": f"no: {reason[:150]}"})
                 continue
             rows.append(row | {"compiles": "yes"} | figures(TARGETS[target], compiled))
-            if FLAGS.texts:
-                place = Path(FLAGS.texts).expanduser()
+            if texts:
+                place = Path(texts).expanduser()
                 place.mkdir(parents=True, exist_ok=True)
                 (place / f"{name}_{target}.txt").write_text(compiled.program.as_text() or "")
             print({key: value for key, value in rows[-1].items() if value}, flush=True)
     return rows
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    with errors_in_one_line():
-        for target in FLAGS.targets:
-            check_known("targets", target, TARGETS)
-        names = EVERY if FLAGS.programs == ["all"] else FLAGS.programs
-        rows = measure(names, FLAGS.targets)
-        workloads.show("Programs that were compiled, not run; the roofline is an estimate", rows)
-        workloads.save(FLAGS.json, rows)
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags of this benchmark."""
 
+    targets: tuple[str, ...] = flag(("h100", "v5e"), "Devices.", choices=TARGETS)
+    programs: tuple[str, ...] = flag(
+        ("a", "b", "c"), "Workloads (a, b, c), presets or convolutions; or all."
+    )
+    json: str = flag("", "A file for all figures.")
+    texts: str = flag("", "A folder for the compiled programs' texts.")
+
+
+def tables(options: Options) -> Iterator[frame.Table]:
+    names = EVERY if options.programs == ("all",) else options.programs
+    rows = measure(names, options.targets, options.texts)
+    yield frame.Table("Programs that were compiled, not run; the roofline is an estimate", rows)
+
+
+BINARY = frame.binary(tables, Options, __doc__)
 
 if __name__ == "__main__":
-    flags.DEFINE_list("targets", ["h100", "v5e"], f"Of {', '.join(TARGETS)}.")
-    flags.DEFINE_list("programs", ["a", "b", "c"], "Workloads (a, b, c), presets; or all.")
-    flags.DEFINE_string("json", "", "A file for all figures.")
-    flags.DEFINE_string("texts", "", "A folder for the compiled programs' texts.")
-    app.run(main)
+    command.main(BINARY)

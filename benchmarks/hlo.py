@@ -1,6 +1,6 @@
-"""What a compiled program does, read from its text: launches, loops, memory traffic, collectives.
+"""Launches, loops, memory traffic and collectives of a compiled program, read from its text.
 
-The text is XLA's after all its passes, as `compiled.as_text()` tells it. Nothing is run.
+The text is `compiled.as_text()`, the program after all of XLA's passes. Nothing is run.
 """
 
 import math
@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-# What names or regroups buffers, and launches nothing.
+# Instructions that name or regroup buffers, and launch nothing.
 _FREE = {
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
     *("partition-id", "replica-id", "opt-barrier", "async-update"),
-    *("while", "conditional", "call"),  # what they hold is counted
+    *("while", "conditional", "call"),  # their computations are counted
 }
 _COLLECTIVES = (
     *("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute"),
@@ -37,12 +37,12 @@ class Instruction(NamedTuple):
 
     name: str
     opcode: str
-    shape: str  # of the result, as the text has it
-    text: str  # from the operands on
+    shape: str  # of the result, as in the text
+    text: str  # the line from the operands on
 
     @property
     def called(self) -> list[str]:
-        """The computations that it runs."""
+        """The names of the computations that it runs."""
         names = re.findall(r"(?:calls|body|to_apply)=%?([\w.\-]+)", self.text)
         for several in re.findall(r"branch_computations=\{([^}]*)\}", self.text):
             names += [name.strip().lstrip("%") for name in several.split(",")]
@@ -51,31 +51,31 @@ class Instruction(NamedTuple):
     @property
     def operands(self) -> list[str]:
         """The names of its operands."""
-        told = re.sub(r"/\*.*?\*/", "", self.text.partition(")")[0])
-        return [name.strip().lstrip("%") for name in told.split(",")]
+        names = re.sub(r"/\*.*?\*/", "", self.text.partition(")")[0])
+        return [name.strip().lstrip("%") for name in names.split(",")]
 
     @property
     def scope(self) -> str:
-        """The names that the program gave to what it belongs to."""
+        """The named scopes of the program around it."""
         found = re.search(r'op_name="([^"]*)"', self.text)
         return found.group(1) if found else ""
 
     @property
     def num_bytes(self) -> int:
-        """Of the result."""
+        """Bytes of the result."""
         return num_bytes(self.shape)
 
 
 class Loop(NamedTuple):
-    """A while of a program."""
+    """A while loop of a program."""
 
     body: str
-    turns: int | None  # None: known only when it runs
+    turns: int | None  # None: known only at run time
     scope: str
 
 
 def num_bytes(shape: str) -> int:
-    """Bytes of a shape, or of all shapes of a tuple."""
+    """Bytes of a shape, or of all shapes in a tuple."""
     total = 0
     for kind, sizes in _SHAPE.findall(shape):
         count = 1
@@ -86,14 +86,14 @@ def num_bytes(shape: str) -> int:
 
 
 def _in_memory(shape: str) -> list[int]:
-    """Bytes of each array of a shape; 0 for those that a TPU keeps beside its main memory."""
+    """Bytes of each array of a shape; 0 for arrays outside of a TPU's main memory."""
     return [0 if "S(" in array else num_bytes(array) for array in _PLACED.findall(shape)]
 
 
 class Program:
-    """The computations of a compiled program, by their names.
+    """The computations of a compiled program, by name.
 
-    expected: turns of the loops of unknown length of a scope; of others one is counted.
+    expected: scope -> turns of its loops of unknown length; by default one turn is counted.
     """
 
     def __init__(self, text: str, expected: Mapping[str, float] | None = None) -> None:
@@ -105,12 +105,13 @@ class Program:
                 current = self.computations.setdefault(head.group(2), [])
                 if head.group(1):
                     self.entry = head.group(2)
-            elif (told := _LINE.match(line)) and (what := _OPCODE.match(told.group(2))):
-                rest = told.group(2)[what.end() :]
-                current.append(Instruction(told.group(1), what.group(2), what.group(1), rest))
+            elif (parts := _LINE.match(line)) and (result := _OPCODE.match(parts.group(2))):
+                shape, opcode = result.groups()
+                rest = parts.group(2)[result.end() :]
+                current.append(Instruction(parts.group(1), opcode, shape, rest))
 
     def loops(self, within: str = "") -> list[Loop]:
-        """The loops that a computation turns, those inside of them behind them; all by default."""
+        """The loops of a computation, by default of the program, each before its inner loops."""
         found = []
         for one in self.computations[within or self.entry]:
             if one.opcode == "while":
@@ -123,10 +124,10 @@ class Program:
         return found
 
     def turns(self, loop: Instruction) -> int | None:
-        """How often a while turns, where that is told: a GPU's compiler tells it, a TPU's leaves a
-        condition that compares the turn, from 0 on, with a constant."""
-        if told := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.text):
-            return int(told.group(1))
+        """The number of turns of a while loop, None if unknown: a GPU's compiler writes it down, a
+        TPU's leaves a condition that compares the turn, from 0 on, with a constant."""
+        if known := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.text):
+            return int(known.group(1))
         (name,) = re.findall(r"condition=%?([\w.\-]+)", loop.text)
         condition = self.computations[name]
         constants = {
@@ -140,15 +141,15 @@ class Program:
         return None
 
     def expected(self, loop: Instruction) -> float:
-        """How often a while turns, as far as that is known."""
+        """The number of turns of a while loop, if unknown the expected one."""
         if (turns := self.turns(loop)) is not None:
             return turns
         last = loop.scope.removesuffix("/while").rpartition("/")[2]
         return next((turns for scope, turns in self._expected.items() if scope in last), 1)
 
     def launches(self, computation: str) -> list[Instruction]:
-        """What a computation launches by itself: kernels, calls of libraries and copies, one for
-        each instruction that is not free; of the loops in it one turn each."""
+        """The kernels, library calls and copies of a computation: one for each instruction that is
+        not free, with one turn of each loop in it."""
         result = []
         for one in self.computations[computation]:
             if one.opcode in ("while", "call", "conditional"):
@@ -159,7 +160,7 @@ class Program:
         return result
 
     def everything(self, computation: str = "") -> Iterator[Instruction]:
-        """All instructions that a computation runs, those inside of fusions too."""
+        """All instructions that a computation runs, also inside of fusions."""
         for one in self.computations[computation or self.entry]:
             yield one
             for name in one.called:
@@ -167,27 +168,27 @@ class Program:
                     yield from self.everything(name)
 
     def named(self, scope: str) -> Loop | None:
-        """The outermost loop of a scope, None if there is none."""
+        """The outermost loop of a scope, None without one."""
         return next((loop for loop in self.loops() if scope in loop.scope), None)
 
     def of(self, computation: str, *opcodes: str) -> list[Instruction]:
-        """Its instructions of some kinds, those inside of fusions and loops too."""
+        """The instructions of some kinds, also inside of fusions and loops."""
         return [one for one in self.everything(computation) if one.opcode in opcodes]
 
 
 def collectives(program: Program, computation: str = "") -> list[Instruction]:
-    """What crosses devices in a computation; in all by default."""
+    """The collectives of a computation, by default of the whole program."""
     kinds = {f"{name}{ending}" for name in _COLLECTIVES for ending in ("", "-start")}
     return program.of(computation, *kinds)
 
 
 def host_transfers(program: Program) -> list[Instruction]:
-    """What asks the host, or tells it."""
+    """Transfers between the device and the host."""
     return program.of("", *_HOST)
 
 
 def grouped_convolutions(program: Program) -> list[Instruction]:
-    """Convolutions in groups, of features or of examples."""
+    """Convolutions in groups of features or of examples."""
     pattern = re.compile(r"(?:feature|batch)_group_count=(?!1\b)\d+")
     return [one for one in program.everything() if pattern.search(one.text)]
 
@@ -195,13 +196,13 @@ def grouped_convolutions(program: Program) -> list[Instruction]:
 def flops(program: Program, computation: str = "", scope: str = "") -> float:
     """Operations of all products and convolutions of a computation, or of a scope within it.
 
-    For a program before XLA's passes, in which a product is a product on every platform.
+    The program must be one before XLA's passes, in which a product is one on every platform.
     """
     return _total(program, computation or program.entry, scope, _flops)
 
 
 def bytes_moved(program: Program, computation: str = "", scope: str = "") -> float:
-    """What all launches of a computation of a compiled program read and write, or of a scope."""
+    """Bytes that all launches of a computation, or of a scope within it, read and write."""
 
     def of(one: Instruction, shapes: dict[str, str]) -> float:
         if _is_free(one):
@@ -217,7 +218,7 @@ def _total(
     scope: str,
     of: Callable[[Instruction, dict[str, str]], float],
 ) -> float:
-    """The sum of of(instruction, shapes of its computation) over what a computation launches."""
+    """The sum of of(instruction, shapes of its computation) over a computation's launches."""
     instructions = program.computations[computation]
     shapes = {one.name: one.shape for one in instructions}
     total = 0.0
@@ -232,16 +233,16 @@ def _total(
     return total
 
 
-# What takes rows of its first operand, and what writes some into it, with which operand.
+# Opcodes that take rows of their first operand; that write rows into it -> the rows' operand.
 _TAKES = ("gather", "dynamic-slice")
 _PUTS = {"dynamic-update-slice": 1, "scatter": 2}
 
 
-_COPIES = ("copy-start", "slice-start")  # (to, from) or (from, to), and what both wait for
+_COPIES = ("copy-start", "slice-start")  # (to, from) or (from, to), and a token
 
 
 def _bytes_written(program: Program, one: Instruction, shapes: dict[str, str]) -> int:
-    """What a launch writes: its result, of what is changed in place only the rows."""
+    """Bytes that a launch writes: its result, or the rows that it changes in place."""
     written = sum(_in_memory(one.shape))
     if one.opcode in _PUTS:
         rows = num_bytes(shapes.get(one.operands[_PUTS[one.opcode]], ""))
@@ -260,10 +261,10 @@ def _bytes_written(program: Program, one: Instruction, shapes: dict[str, str]) -
 
 
 def _bytes_read(program: Program, one: Instruction, shapes: dict[str, str]) -> int:
-    """What a launch reads: its operands, of which rows are taken only the rows, and nothing of what
-    is changed in place."""
+    """Bytes that a launch reads: its operands, of some only rows, and nothing of an operand that it
+    changes in place."""
     if one.opcode in _COPIES:
-        return 0  # counted already
+        return 0  # counted as written
     read = [sum(_in_memory(shapes.get(name, ""))) for name in one.operands]
     if one.opcode in _TAKES:
         return min(read[0], one.num_bytes) + sum(read[1:])
@@ -279,7 +280,7 @@ def _bytes_read(program: Program, one: Instruction, shapes: dict[str, str]) -> i
 
 
 def _users(parameter: Instruction, inside: list[Instruction]) -> list[Instruction]:
-    """What takes rows of a parameter or changes it in place; nothing if it is used otherwise."""
+    """Instructions that take or change rows of a parameter; [] if it is also used otherwise."""
     users = [i for i in inside if parameter.name in i.operands]
     partly = [
         i for i in users if i.opcode in (*_TAKES, *_PUTS) and i.operands.index(parameter.name) == 0
@@ -288,7 +289,7 @@ def _users(parameter: Instruction, inside: list[Instruction]) -> list[Instructio
 
 
 def _flops(one: Instruction, shapes: dict[str, str]) -> float:
-    """Operations of a product or of a convolution: two for each term of each sum."""
+    """Operations of a product or convolution: two for each term of each sum."""
     if one.opcode not in ("dot", "convolution"):
         return 0.0
     result = _sizes(one.shape)
@@ -310,8 +311,8 @@ def _sizes(shape: str) -> list[int]:
 
 
 def _is_free(one: Instruction) -> bool:
-    """Whether it launches nothing. A TPU has a core of its own for single numbers, and a GPU's
-    compiler makes a fusion of all but their copies."""
+    """Whether an instruction launches nothing. Single numbers are free: a TPU has a core of its own
+    for them, and a GPU's compiler fuses everything but their copies."""
     if one.opcode == "fusion":
         return not one.num_bytes
     is_end = one.opcode.endswith("-done")

@@ -2,13 +2,14 @@
 
 python -m benchmarks.kills --kills=40 --seed=0
 
-Each command (train with every algorithm, a sweep, a study of a paper; all tiny) runs once without a
-kill. Then it begins anew in an empty folder, its processes are killed by SIGKILL once for each of
-its shares of the kills, and it is resumed until it is finished. Every file that matters must be the
-same, bit for bit but for the seconds that it took: what differs is told, and the status is 1.
+Each command (train with every algorithm, a sweep, a study of a paper; all tiny) first runs without
+a kill. Then it starts anew in an empty folder, its processes are killed by SIGKILL as often as its
+share of the kills, and each time it is resumed, until it is finished. The results of both must be
+the same bit for bit, except for seconds; if files differ, the table names them and the status is 1.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -24,19 +25,16 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import app, flags, logging
-from tabulate import tabulate
 
+from benchmarks import frame
+from experiments.flags import command
+from experiments.flags.flag import SEED, at_least, flag
 from experiments.running import checkpoints
 from experiments.running import folder as folders
 from fedjax_inv.algorithms import LISTED
 
-FLAGS = flags.FLAGS
-flags.DEFINE_integer("kills", 40, "Kills in all, dealt to the commands in turn.", lower_bound=0)
-flags.DEFINE_list("only", [], "Which commands, as the table calls them; all if none.")
-flags.DEFINE_integer("seed", 0, "Of the moments at which they come.")
-
 _ROOT = Path(__file__).parents[1]
+_HEADINGS = ("command", "kills", "files compared", "that differ")
 _MOMENT = 0.05  # seconds
 _TINY = ("--resume", "--widths=4,4", "--local_steps=1", "--batch_size=16", "--eval_every=1")
 _TRAIN = (*_TINY, "--angles=0,40,80", "--rounds=8", "--seeds=0,1")
@@ -49,15 +47,26 @@ _OF_ALGORITHM = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags of this benchmark."""
+
+    kills: int = flag(40, "Kills in all, shared out to the commands in turn.", at_least(0))
+    only: tuple[str, ...] = flag(
+        (), "Which commands, by their names in the table; all if none.", kind=str
+    )
+    seed: int = flag(0, "Seed of the moments of the kills.", SEED)
+
+
 class Command(NamedTuple):
-    """What is run, without its folder."""
+    """A command line without its folder."""
 
     name: str
     words: tuple[str, ...]
 
 
 class Outcome(NamedTuple):
-    """What became of a command that was killed."""
+    """The result of a command that was killed."""
 
     kills: int
     files: int
@@ -86,43 +95,46 @@ def commands() -> list[Command]:
     ]
 
 
-def started(command: Command, folder: Path) -> subprocess.Popen[bytes]:
-    """A process of the command, with those that it starts in a group of their own."""
-    words = [sys.executable, "-m", *command.words, f"--run_dir={folder}"]
+def started(one: Command, folder: Path) -> subprocess.Popen[bytes]:
+    """A process of the command, in a process group of its own."""
+    words = [sys.executable, "-m", *one.words, f"--run_dir={folder}"]
     return subprocess.Popen(
         words, cwd=_ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
 
 
-def finish(command: Command, folder: Path) -> None:
+def finish(one: Command, folder: Path) -> None:
     """Runs the command to its end."""
-    process = started(command, folder)
-    _, told = process.communicate()
+    process = started(one, folder)
+    _, errors = process.communicate()
     if process.returncode:
-        sys.exit(f"{command.name}: status {process.returncode}: {told.decode()[-2000:]}")
+        sys.exit(f"{one.name}: status {process.returncode}: {errors.decode()[-2000:]}")
 
 
 def progress(folder: Path) -> int:
-    """How far a command has come: what it has written, by files and by lines of logs."""
+    """The progress of a command: the number of files, folders and lines of logs it has written."""
     count = 0
     for place, below, files in os.walk(folder):
-        below[:] = [name for name in below if name != "checkpoints"]  # which come and go
+        below[:] = [name for name in below if name != "checkpoints"]  # they come and go
         count += len(below) + len(files)
         if "metrics.jsonl" in files:
             count += (Path(place) / "metrics.jsonl").read_bytes().count(b"\n")
     return count
 
 
-def kill(command: Command, folder: Path, most: int, rng: np.random.Generator) -> bool:
-    """Goes on with the command, and kills it somewhere on its way; False if it was over by then.
+def kill(one: Command, folder: Path, most: int, rng: np.random.Generator) -> bool:
+    """Continues the command and kills it at a random moment; False if it finished before.
 
-    most: its progress at the end. By progress, as machines are not equally fast; and a moment
-    later, so that it may be anywhere between two of those steps.
+    The moment is a random progress, since machines differ in speed, and a short random time after
+    it, so that the kill can fall anywhere between two steps of progress.
+
+    Args:
+      most: the progress of the finished command.
     """
-    # One that was killed may have left a file that is not there in the end.
+    # A killed command may have left a file that the finished one does not have.
     begun = min(progress(folder), most - 1)
     target, delay = rng.integers(begun, most), rng.exponential(_MOMENT)
-    process = started(command, folder)
+    process = started(one, folder)
     try:
         while process.poll() is None and progress(folder) < target:
             time.sleep(0.01)
@@ -136,12 +148,12 @@ def kill(command: Command, folder: Path, most: int, rng: np.random.Generator) ->
         process.communicate()
 
 
-def held(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The files that matter, by name, and how to read each so that it can be compared."""
+def contents(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The names of the files to compare, with a function that reads the content to compare."""
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.name in ("result.json", "chunks.json", "start.json") or path.suffix == ".md":
-            yield name, partial(_told, path)
+            yield name, partial(_document, path)
         elif path.name == "metrics.jsonl":
             yield name, partial(_lines, path)
         elif path.name == "config.json":
@@ -150,7 +162,7 @@ def held(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
             yield name, partial(_bits, path)
 
 
-def _told(path: Path) -> Any:
+def _document(path: Path) -> Any:
     text = path.read_text()
     return _untimed(json.loads(text)) if path.suffix == ".json" else text
 
@@ -180,8 +192,8 @@ def _bits(place: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 def differences(whole: Path, resumed: Path) -> tuple[int, list[str]]:
-    """How many files were compared, and the names of those that differ or that one lacks."""
-    ours, theirs = dict(held(whole)), dict(held(resumed))
+    """The number of compared files, and the names of those that differ or are missing in one."""
+    ours, theirs = dict(contents(whole)), dict(contents(resumed))
     lacking = sorted(set(ours) ^ set(theirs))
     return len(ours), [
         *lacking,
@@ -189,43 +201,44 @@ def differences(whole: Path, resumed: Path) -> tuple[int, list[str]]:
     ]
 
 
-def tried(command: Command, folder: Path, kills: int, rng: np.random.Generator) -> Outcome:
-    """What becomes of a command that is killed so often, or until it is finished."""
-    run, whole = folder / "run", folder / "whole"  # the same place, which is told in the files
-    finish(command, run)
+def tried(one: Command, folder: Path, kills: int, rng: np.random.Generator) -> Outcome:
+    """Runs a command without kills, and with so many; compares both."""
+    run, whole = folder / "run", folder / "whole"  # both run in the same place: files name it
+    finish(one, run)
     run.rename(whole)
     most, done = progress(whole), 0
     while done < kills:
-        if kill(command, run, most, rng):
+        if kill(one, run, most, rng):
             done += 1
         else:
             shutil.rmtree(run)  # finished before it was killed: once more from the start
-    finish(command, run)
+    finish(one, run)
     return Outcome(done, *differences(whole, run))
 
 
-def main(argv: list[str]) -> None:
-    """Prints a line for each command, and ends with status 1 if anything differs."""
-    del argv
-    logging.set_verbosity(logging.FATAL)  # orbax tells of every file it reads
-    rng = np.random.default_rng(FLAGS.seed)
-    chosen = [command for command in commands() if not FLAGS.only or command.name in FLAGS.only]
+def run(options: Options) -> str:
+    """A line per command; ends with status 1 if a file differs."""
+    rng = np.random.default_rng(options.seed)
+    chosen = [one for one in commands() if not options.only or one.name in options.only]
     rows, total, differ = [], 0, 0
     with tempfile.TemporaryDirectory() as place:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(place) / "cache")
-        for index, command in enumerate(chosen):
-            share = len(range(index, FLAGS.kills, len(chosen)))
+        for index, one in enumerate(chosen):
+            share = len(range(index, options.kills, len(chosen)))
             folder = Path(place) / str(index)
-            told = tried(command, folder, share, rng)
-            total, differ = total + told.kills, differ + len(told.differ)
-            rows.append([command.name, told.kills, told.files, ", ".join(told.differ) or "none"])
-            print(*rows[-1], sep="\t", flush=True)
+            outcome = tried(one, folder, share, rng)
+            total, differ = total + outcome.kills, differ + len(outcome.differ)
+            names = ", ".join(outcome.differ) or "none"
+            row = (one.name, outcome.kills, outcome.files, names)
+            rows.append(dict(zip(_HEADINGS, row, strict=True)))
+            print(*row, sep="\t", flush=True)
             shutil.rmtree(folder)
-    headers = ["command", "kills", "files compared", "that differ"]
-    print(f"\n{tabulate(rows, headers, tablefmt='github')}\n")
-    print(f"{total} kills, {differ} files that differ.")
+    frame.show(frame.Table("", rows))
+    print(f"\n{total} kills, {differ} files that differ.")
     sys.exit(int(differ > 0))
 
 
+BINARY = command.of(run, Options, __doc__)
+
 if __name__ == "__main__":
-    app.run(main)
+    command.main(BINARY)

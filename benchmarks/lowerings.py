@@ -1,19 +1,17 @@
-"""What a gradient step costs with each convolution lowering.
+"""The time of a gradient step with each convolution lowering.
 
 python -m benchmarks.lowerings --network=pfl_cifar --lowering=im2col
 
 Places: a compiled step called from Python ("outside"), inside a scan, vmapped over clients inside a
-scan, and with FedIPG's penalty inside a scan. The ratio of "scan" is to "outside", those of the two
-others are to "scan". Variants take turns, so that a machine whose speed drifts is fair to all;
-medians count. Processor time is that of all threads: on a shared CPU it tells more than the wall.
-XLA's own lowering takes minutes on a CPU.
+scan, and with FedIPG's penalty inside a scan. The ratio of "scan" is to "outside", those of the
+last two are to "scan". Variants take turns, so that a machine whose speed drifts is fair to all;
+medians count. Processor time is the sum over all threads: on a shared CPU it is more reliable than
+wall time. XLA's own lowering takes minutes on a CPU.
 """
 
-import json
-import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -21,16 +19,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags
-from tabulate import tabulate
 
+from benchmarks import frame
+from experiments.flags import command
+from experiments.flags.flag import at_least, flag
 from fedjax_inv import models
 from fedjax_inv.algorithms import fedipg
 from fedjax_inv.models import lowerings
 from fedjax_inv.types import Array, Model, Tree, Variables
 
-FLAGS = flags.FLAGS
-
+# place -> the place that its ratio is to
 BASES = {"outside": "outside", "scan": "outside", "vmapped": "scan", "penalised": "scan"}
 
 
@@ -62,9 +60,9 @@ class _LeNet(nn.Module):
 
 
 class Network(NamedTuple):
-    """A network and the batches that it is timed on."""
+    """A network and its batches."""
 
-    model: Callable[[str], Model]  # by the lowering's name
+    model: Callable[[str], Model]  # (name of a lowering) -> model
     batch_size: int
     shape: tuple[int, ...]
 
@@ -80,6 +78,28 @@ NETWORKS = {
 }
 
 
+_NAMES = [name for name in lowerings.LOWERINGS if name != "auto"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags of this benchmark."""
+
+    network: tuple[str, ...] = flag(
+        (), "Networks; repeatable, default: all.", choices=NETWORKS, kind=str, repeats=True
+    )
+    lowering: tuple[str, ...] = flag(
+        (), "Lowerings; repeatable, default: all.", choices=_NAMES, kind=str, repeats=True
+    )
+    place: tuple[str, ...] = flag(
+        (), "Places; repeatable, default: all.", choices=BASES, kind=str, repeats=True
+    )
+    clients: int = flag(5, "Clients under vmap.", at_least(1))
+    num_steps: int = flag(3, "Steps per timed call.", at_least(2))
+    repeats: int = flag(7, "Timed calls of each variant.", at_least(1))
+    json: str = flag("", "File for the figures.")
+
+
 class Timed(NamedTuple):
     """A compiled descent."""
 
@@ -87,15 +107,15 @@ class Timed(NamedTuple):
     client_steps: int
 
 
-def descent(network: Network, conv: str, place: str) -> Timed:
-    """The steps of one place on noise, one client's or those of all clients."""
-    model, num_steps = network.model(conv), FLAGS.num_steps
+def descent(options: Options, network: Network, conv: str, place: str) -> Timed:
+    """The steps of one place on noise, of one client or of all."""
+    model, num_steps = network.model(conv), options.num_steps
     generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (FLAGS.clients, network.batch_size, *network.shape))
+    images = generator.integers(0, 256, (options.clients, network.batch_size, *network.shape))
     x = jnp.asarray(images, jnp.uint8)
     y = jnp.asarray(generator.integers(0, 10, x.shape[:2]), jnp.int32)
     variables = model.init(jax.random.key(0), x[0])
-    start = jax.tree.map(lambda leaf: jnp.stack([leaf] * FLAGS.clients), variables)
+    start = jax.tree.map(lambda leaf: jnp.stack([leaf] * options.clients), variables)
     clients = start, x, y
     client = variables, x[0], y[0]
 
@@ -117,11 +137,11 @@ def descent(network: Network, conv: str, place: str) -> Timed:
     if place == "outside":
         one = compiled(step, client)
 
-        def outside() -> None:
+        def outside() -> Variables:
             v = variables
             for _ in range(num_steps):
                 v = one(v, *client[1:])
-            jax.block_until_ready(v)
+            return v
 
         return Timed(outside, num_steps)
 
@@ -131,70 +151,44 @@ def descent(network: Network, conv: str, place: str) -> Timed:
 
     arguments = clients if place == "vmapped" else client
     program = compiled(scan, arguments)
-    client_steps = num_steps * (FLAGS.clients if place == "vmapped" else 1)
-    return Timed(lambda: jax.block_until_ready(program(*arguments)), client_steps)
+    client_steps = num_steps * (options.clients if place == "vmapped" else 1)
+    return Timed(lambda: program(*arguments), client_steps)
 
 
-def turn(timed: Timed) -> tuple[float, float]:
-    """Milliseconds of wall and of processor time of one client step."""
-    wall, processor = time.perf_counter(), time.process_time()
-    timed.run()
-    elapsed = time.perf_counter() - wall, time.process_time() - processor
-    return 1e3 * elapsed[0] / timed.client_steps, 1e3 * elapsed[1] / timed.client_steps
-
-
-def rows_of(name: str) -> list[dict[str, Any]]:
-    places = [place for place in BASES if place in FLAGS.place]
+def rows_of(options: Options, name: str) -> list[dict[str, Any]]:
     descents = {
-        (conv, place): descent(NETWORKS[name], conv, place)
-        for conv in FLAGS.lowering
-        for place in places
+        (conv, place): descent(options, NETWORKS[name], conv, place)
+        for conv in options.lowering or _NAMES
+        for place in BASES
+        if place in (options.place or BASES)
     }
-    for timed in descents.values():
-        timed.run()
-    turns: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in descents}
-    for _ in range(FLAGS.repeats):
-        for key, timed in descents.items():
-            turns[key].append(turn(timed))
-    rows = []
-    for (conv, place), times in turns.items():
-        wall, processor = zip(*times, strict=True)
-        row = {
+    calls = {key: partial(frame.timed, timed.run) for key, timed in descents.items()}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for (conv, place), turns in frame.in_turns(calls, options.repeats).items():
+        scale = 1e3 / descents[conv, place].client_steps
+        wall = [scale * each.wall for each in turns]
+        rows[conv, place] = row = {
             "network": name,
             "lowering": conv,
             "place": place,
-            "median ms": statistics.median(wall),
+            "median ms": frame.median(wall),
             "minimum ms": min(wall),
-            "processor ms": statistics.median(processor),
+            "processor ms": frame.median(scale * each.processor for each in turns),
         }
-        base = turns.get((conv, BASES[place]))
+        base = rows.get((conv, BASES[place]))
         if base is not None:
-            base_wall, base_processor = zip(*base, strict=True)
-            row["ratio"] = row["median ms"] / statistics.median(base_wall)
-            row["processor ratio"] = row["processor ms"] / statistics.median(base_processor)
-        rows.append(row)
-    return rows
+            row["ratio"] = row["median ms"] / base["median ms"]
+            row["processor ratio"] = row["processor ms"] / base["processor ms"]
+    return list(rows.values())
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    rows = []
-    for name in FLAGS.network:
-        of_network = rows_of(name)
-        rows += of_network
-        print(f"{name}, {FLAGS.clients} clients, {jax.devices()[0].device_kind}")
-        print(tabulate(of_network, headers="keys", tablefmt="github", floatfmt=".2f"), flush=True)
-    if FLAGS.json:
-        Path(FLAGS.json).write_text(json.dumps(rows, indent=1) + "\n")
+def tables(options: Options) -> Iterator[frame.Table]:
+    for name in options.network or NETWORKS:
+        title = f"{name}, {options.clients} clients, {jax.devices()[0].device_kind}"
+        yield frame.Table(title, rows_of(options, name), ".2f")
 
+
+BINARY = frame.binary(tables, Options, __doc__)
 
 if __name__ == "__main__":
-    names = [name for name in lowerings.LOWERINGS if name != "auto"]
-    flags.DEFINE_multi_enum("network", list(NETWORKS), list(NETWORKS), "Networks; repeatable.")
-    flags.DEFINE_multi_enum("lowering", names, names, "Lowerings; repeatable.")
-    flags.DEFINE_multi_enum("place", list(BASES), list(BASES), "Places; repeatable.")
-    flags.DEFINE_integer("clients", 5, "Clients under vmap.", lower_bound=1)
-    flags.DEFINE_integer("num_steps", 3, "Steps per timed call.", lower_bound=2)
-    flags.DEFINE_integer("repeats", 7, "Timed calls of each variant.", lower_bound=1)
-    flags.DEFINE_string("json", "", "File for the figures.")
-    app.run(main)
+    command.main(BINARY)

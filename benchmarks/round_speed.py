@@ -1,24 +1,33 @@
-"""Rounds and client-steps per second, and how much of the machine's arithmetic they use.
+"""Rounds and client-steps per second, and the share of the machine's peak arithmetic they use.
 
 python -m benchmarks.round_speed --workloads=a,b
 
-Achieved FLOP/s count the gradient steps alone (XLA's own count of one step outside of a loop); the
-peak is a large float32 matrix product, measured beside them.
+Achieved FLOP/s count the gradient steps alone, by XLA's count of one step outside of a loop; the
+peak is that of a large float32 matrix product in the same process.
 """
 
-import time
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
 
-from benchmarks import workloads
-from experiments.flags.flag import check_known
+from benchmarks import frame, workloads
+from experiments.flags import command
+from experiments.flags.flag import at_least, flag
 from fedjax_inv import averaging
 from fedjax_inv.types import Batch
 
-FLAGS = flags.FLAGS
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags of this benchmark."""
+
+    workloads: tuple[str, ...] = workloads.workloads_flag()
+    rounds: int = flag(5, "Timed rounds.", at_least(1))
+    json: str = flag("", "File for the figures.")
 
 
 def step_flops(workload: workloads.Workload) -> float:
@@ -33,45 +42,38 @@ def step_flops(workload: workloads.Workload) -> float:
 
 
 def peak_flops(size: int = 2048) -> float:
-    """Of the fastest of a few float32 matrix products."""
+    """Floating-point operations per second of the fastest of five float32 matrix products."""
     a = jax.random.normal(jax.random.key(0), (size, size))
     product = jax.jit(lambda a: a @ a)
-    jax.block_until_ready(product(a))
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        jax.block_until_ready(product(a))
-        times.append(time.perf_counter() - start)
-    return 2 * size**3 / min(times)
+    (times,) = frame.in_turns({"": partial(frame.timed, lambda: product(a))}, 5).values()
+    return 2 * size**3 / min(each.wall for each in times)
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def tables(options: Options) -> Iterator[frame.Table]:
     peak = peak_flops()
     rows: list[dict[str, Any]] = []
-    for name in FLAGS.workloads:
-        check_known("workloads", name, workloads.WORKLOADS)
+    for name in options.workloads:
         workload = workloads.WORKLOADS[name]
         data = workloads.noise(workload)
         choice = workloads.auto(workload, data)
         engine = workloads.Engine(workload, choice, data)
-        seconds = workloads.in_turns({"": engine}, 1, FLAGS.rounds, workload.client_steps)[""]
+        seconds = workloads.in_turns({"": engine}, 1, options.rounds, workload.client_steps)[""]
         flops = step_flops(workload) * workload.client_steps
         rows.append(
             {"workload": name, "clients at once/conv": choice.label}
             | workloads.figures(seconds, workload.client_steps)
             | {
                 "rounds/s": len(seconds) / sum(seconds),
-                "GFLOP/s": flops / workloads.median(seconds) / 1e9,
-                "of matmul peak": flops / workloads.median(seconds) / peak,
+                "GFLOP/s": flops / frame.median(seconds) / 1e9,
+                "of matmul peak": flops / frame.median(seconds) / peak,
             }
         )
-    workloads.show(f"FedAvg, {jax.devices()[0].device_kind}, peak {peak / 1e9:.0f} GFLOP/s", rows)
-    workloads.save(FLAGS.json, rows)
+    yield frame.Table(
+        f"FedAvg, {jax.devices()[0].device_kind}, peak {peak / 1e9:.0f} GFLOP/s", rows
+    )
 
+
+BINARY = frame.binary(tables, Options, __doc__)
 
 if __name__ == "__main__":
-    flags.DEFINE_list("workloads", list(workloads.WORKLOADS), "Workloads of workloads.py.")
-    flags.DEFINE_integer("rounds", 5, "Timed rounds.", lower_bound=1)
-    flags.DEFINE_string("json", "", "File for the figures.")
-    app.run(main)
+    command.main(BINARY)

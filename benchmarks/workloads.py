@@ -1,10 +1,7 @@
-"""The work that benchmarks share, our engine on it, and how rounds are timed and shown."""
+"""The work that benchmarks share, our engine on it, and the timing of its rounds."""
 
-import json
-import statistics
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -12,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tabulate import tabulate
 
-from benchmarks import lowerings
+from benchmarks import frame, lowerings
 from experiments.experiment import assemble, config
 from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
+from experiments.flags.flag import flag
 from experiments.parts import training
 from experiments.running import chunks
 from fedjax_inv import local, models, program, rounds, schedules
@@ -25,8 +22,6 @@ from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
 from fedjax_inv.devices import ClientShards, SharedExamples, chunked, over, sharded
 from fedjax_inv.types import Cohort, Federation, Model
-
-median = statistics.median
 
 
 class Workload(NamedTuple):
@@ -64,6 +59,11 @@ WORKLOADS = {
 }
 
 
+def workloads_flag() -> Any:
+    """The flag --workloads of benchmarks."""
+    return flag(tuple(WORKLOADS), "Workloads of workloads.py.", choices=WORKLOADS)
+
+
 def shrunk(workload: Workload, divisor: int) -> Workload:
     """Fewer clients, otherwise the same."""
     return workload._replace(
@@ -73,7 +73,7 @@ def shrunk(workload: Workload, divisor: int) -> Workload:
 
 
 class Choice(NamedTuple):
-    """How our engine does the work."""
+    """Settings of our engine."""
 
     chunk: int  # clients at once, 0: all
     conv: str  # one of models.LOWERINGS
@@ -92,13 +92,13 @@ class Round(NamedTuple):
 
 
 class Party(Protocol):
-    """Whoever does rounds of a workload."""
+    """A simulator that runs rounds of a workload."""
 
     def round(self) -> Round: ...
 
 
 class WrongWork(Exception):
-    """A party does another number of local steps."""
+    """A party runs another number of local steps."""
 
 
 def model_of(workload: Workload, conv: str) -> Model:
@@ -119,7 +119,7 @@ def noise(workload: Workload) -> Federation:
 
 
 class Engine:
-    """Our engine on a workload's work; the devices of the mesh share the clients."""
+    """Our engine on a workload; the devices of a mesh share the clients."""
 
     def __init__(
         self, workload: Workload, choice: Choice, data: Federation, mesh: Mesh | None = None
@@ -181,17 +181,17 @@ def config_of(workload: Workload, num_devices: int) -> Config:
 
 
 def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
-    """What train and sweep choose by --client_chunk=measure."""
+    """The choice of train and sweep with --client_chunk=measure."""
     flags = config_of(workload, num_devices)
     hyper = {"learning_rate": workload.learning_rate, "server_learning_rate": 1.0}
     cell = Cell("fedavg", {}, None, (program.Run(0, hyper),))
-    held = ClientShards(*(leaf[None] for leaf in data[1:]))
+    shards = ClientShards(*(leaf[None] for leaf in data[1:]))
     inputs = program.Inputs(
         {name: jnp.array([value]) for name, value in hyper.items()},
         jnp.zeros(1, jnp.int32),
-        held,
-        held,
-        SharedExamples(*held),
+        shards,
+        shards,
+        SharedExamples(*shards),
         jnp.zeros((1, workload.num_clients), jnp.int32),
     )
     experiment = assemble.experiment(flags, cell, model_of(workload, "auto"), 1, training.Sizes())
@@ -213,36 +213,26 @@ def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
 def in_turns(
     parties: Mapping[str, Party], warmup: int, num_rounds: int, client_steps: int
 ) -> dict[str, list[float]]:
-    """Seconds of every round after the warm-up, a round of each party in turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in parties}
-    for index in range(warmup + num_rounds):
-        for name, party in parties.items():
-            timed = party.round()
+    """Seconds of each round after the warm-up, a round of each party in turns."""
+
+    def turn_of(name: str) -> Callable[[], float]:
+        def turn() -> float:
+            timed = parties[name].round()
             if timed.client_steps != client_steps:
                 raise WrongWork(
                     f"{name}: {timed.client_steps} local steps a round, must be {client_steps}"
                 )
-            if index >= warmup:
-                seconds[name].append(timed.seconds)
-    return seconds
+            return timed.seconds
+
+        return turn
+
+    return frame.in_turns({name: turn_of(name) for name in parties}, num_rounds, warmup)
 
 
 def figures(seconds: Sequence[float], client_steps: int, who: str = "") -> dict[str, Any]:
     """The columns of one party."""
     return {
-        f"{who}median s": median(seconds),
+        f"{who}median s": frame.median(seconds),
         f"{who}min s": min(seconds),
-        f"{who}steps/s": client_steps / median(seconds),
+        f"{who}steps/s": client_steps / frame.median(seconds),
     }
-
-
-def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints a table; nested entries are for the json file only."""
-    told = [{k: v for k, v in row.items() if not isinstance(v, dict | list)} for row in rows]
-    print(f"\n{title}\n{tabulate(told, headers='keys', tablefmt='github', floatfmt='.3g')}")
-
-
-def save(path: str, figures: Any) -> None:
-    """Writes a json file, if a path is given."""
-    if path:
-        Path(path).write_text(json.dumps(figures, indent=1) + "\n")

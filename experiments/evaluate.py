@@ -20,9 +20,10 @@ import msgspec
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.experiment import build, config
+from experiments.experiment import config
 from experiments.flags import command
 from experiments.flags.flag import check_picture, flag
+from experiments.parts import data as data_flags
 from experiments.reporting import figures, finished, report, run_figures
 from experiments.reporting.finished import OneRun, Runs
 from experiments.reporting.tables import table
@@ -253,7 +254,7 @@ def evaluate(runs: Runs, options: Options) -> Evaluated:
             image_size=runs.config.data.image_size,
             stride=runs.config.data.stride,
         )
-        new = new_parts(f"--dataset={options.dataset}", build.source(asked), assembled.dataset)
+        new = new_parts(f"--dataset={options.dataset}", data_flags.load(asked), assembled.dataset)
     algorithm = runs.algorithm(which[0])  # of all, which differ in their seed
     scored = []
     for index in which:

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.experiment import build, config, grid
+from experiments.experiment import config, grid
 from experiments.flags import command
 from experiments.flags.flag import check_place, flag
+from experiments.parts import network as networks
 from experiments.reporting import finished
 from experiments.reporting.finished import OneRun
 from experiments.reporting.tables import table
@@ -74,7 +75,7 @@ def about(one: OneRun) -> dict[str, Any]:
         },
         "network": {
             "model": runs.config.model.model,
-            "arguments": build.arguments(runs.config.model, runs.data.dataset),
+            "arguments": networks.arguments(runs.config.model, runs.data.dataset),
             "inputs": {
                 name or "x": [str(leaf.dtype), *leaf.shape[1:]]
                 for name, leaf in saved.named(runs.data.dataset.x).items()

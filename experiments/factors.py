@@ -20,9 +20,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
-from experiments.experiment import build, config
+from experiments.experiment import config
 from experiments.flags import command
 from experiments.flags.flag import Range, check_picture, flag
+from experiments.parts import network as networks
 from experiments.reporting import figures, finished
 from experiments.reporting.finished import OneRun
 from experiments.reporting.tables import table
@@ -175,7 +176,7 @@ def network(one: OneRun, hook: int) -> tuple[Model, Variables]:
     variables = algorithm.network(server)
     if hook < 0:
         return assembled.model, variables
-    model = build.model(config.changed(runs.config, cut=hook).model, assembled.dataset)
+    model = networks.make(config.changed(runs.config, cut=hook).model, assembled.dataset)
     key = jax.eval_shape(lambda: jax.random.key(0))
     like = jax.eval_shape(model.init, key, assembled.data.x[:1])
     for old in range(_MOST_BLOCKS):

@@ -6,21 +6,19 @@ It takes the flags of train, and shows the data as the first seed divides them. 
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.experiment import build, command_line
-from experiments.experiment.groups import Config
+from experiments.experiment import assemble, command_line
+from experiments.experiment.config import Config
 from experiments.flags import command
-from experiments.flags.flag import Range, check, check_picture, flag, flags_of
-from experiments.parts import devices
+from experiments.flags.flag import Range, check_picture, flag
 from experiments.reporting import data_figures, figures
 from experiments.reporting.data_figures import rendered, to_rgb
 from experiments.reporting.tables import table as written
@@ -50,7 +48,7 @@ class Options:
     out: str = flag("data.png", "The picture, a .png file.")
 
 
-class Holdings(NamedTuple):
+class ClientShards(NamedTuple):
     """The examples of each client and, last, of the test: N = C + 1 holders of M examples."""
 
     names: list[str]  # of the holders and their domains
@@ -58,13 +56,13 @@ class Holdings(NamedTuple):
     sizes: list[tuple[int, int, int]]  # for training, for validation, for the test
 
 
-def holdings_of(split: Split) -> Holdings:
+def holdings_of(split: Split) -> ClientShards:
     """The examples of the clients of a split, and of its test."""
     train, valid = parts_of(split.train), parts_of(split.valid)
     (test,) = parts_of(split.test)
     domain = split.test_domain[0]
     test_name = "test split" if domain < 0 else f"held out: {split.domains[domain]}"
-    return Holdings(
+    return ClientShards(
         [*data_figures.client_names(split), test_name],
         [*(np.concatenate(pair) for pair in zip(train, valid, strict=True)), test],
         [*((len(t), len(v), 0) for t, v in zip(train, valid, strict=True)), (0, 0, len(test))],
@@ -93,7 +91,7 @@ def best_guess(cue: np.ndarray, y: np.ndarray, seen: np.ndarray) -> np.ndarray:
     return counts.argmax(1)
 
 
-def table(dataset: Dataset, holdings: Holdings) -> str:
+def table(dataset: Dataset, holdings: ClientShards) -> str:
     """Sizes, and how often the guess from a cue alone is right: a row for each holder."""
     seen = np.concatenate(holdings.rows[:-1])
     guesses = {
@@ -132,7 +130,7 @@ def chosen(dataset: Dataset, domain: int, count: int) -> np.ndarray:
     return rows[np.lexsort((labels, turn))][:count]
 
 
-def draw(path: Path, dataset: Dataset, holdings: Holdings, *, title: str, count: int) -> None:
+def draw(path: Path, dataset: Dataset, holdings: ClientShards, *, title: str, count: int) -> None:
     """A line of `count` images for each domain; beside them the counts of each client."""
     num_lines, num_holders = len(dataset.domains), len(holdings.names)
     drawn = cues(dataset)
@@ -211,7 +209,7 @@ def show(config: Config, options: Options) -> str:
     Raises UsageError for flags that do not fit the data, and for data that are no images.
     """
     out = check_picture("out", options.out)
-    assembled = build.assemble(config, config.run.seeds[:1])
+    assembled = assemble.assemble(config, config.run.seeds[:1])
     if len(assembled.splits) > 1:
         text = "must be one domain to be shown"
         raise UsageError(f"--held_out={config.data.held_out}", ..., text)
@@ -227,33 +225,7 @@ def show(config: Config, options: Options) -> str:
     return f"\n{title}\n\n{table(assembled.dataset, holdings)}\n\nPicture: {out}."
 
 
-def _binary(
-    run: Callable[[Config, Options], str], about: str | None, record: type[Options]
-) -> command.Binary:
-    # transitional: command_line.binary
-    own = flags_of(record)
-
-    def define(values: flags.FlagValues) -> None:
-        command_line.define(values)
-        command.define(own, values)
-
-    def read(argv: Sequence[str], values: flags.FlagValues) -> tuple[Config, Options]:
-        config = command_line.read(values, command_line.parse(argv, values))
-        options = record(**{field.name: command.value_of(field, values) for field in own})
-        check(options)
-        return config, options
-
-    def start(arguments: tuple[Config, Options]) -> str:
-        devices.prepare(arguments[0].run)
-        return run(*arguments)
-
-    def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:
-        return command_line.answer(argv, about or "", values)
-
-    return command.Binary(start, define, read, answer)
-
-
-BINARY = _binary(show, __doc__, Options)
+BINARY = command_line.binary(show, __doc__, Options)
 
 if __name__ == "__main__":
     command.main(BINARY)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# One virtual environment for each simulator that experiments/benchmarks/peers.py runs beside ours.
+# One virtual environment for each simulator that benchmarks/peers.py runs beside ours.
 # None of them is a dependency of the project, and none shares an environment with another.
 #
-#   experiments/benchmarks/peers/make_venvs.sh FOLDER [pytorch|pfl|fedlab|flower ...]
+#   benchmarks/peers/make_venvs.sh FOLDER [pytorch|pfl|fedlab|flower ...]
 #
 # Makes FOLDER/pytorch, FOLDER/pfl, ... (all by default; again is harmless), for
-# `python -m experiments.benchmarks.peers --venvs=FOLDER`. Goes on when one cannot be made.
+# `python -m benchmarks.peers --venvs=FOLDER`. Goes on when one cannot be made.
 #
 # PYTHON  the interpreter, 3.11 by default
 # TORCH   the requirement installed first into every environment, so that a peer's own requirement

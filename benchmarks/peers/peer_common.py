@@ -1,8 +1,8 @@
-"""What the runners share: the job, its networks and data in PyTorch, and the talk with peers.py.
+"""The job of a runner, its networks and data in PyTorch, and the dialogue with peers.py.
 
 The runners are scripts for the peers' own environments (make_venvs.sh); this folder is no package.
-A runner gets its job as JSON, says hello when it is ready, then waits for a line on its standard
-input before every round and tells every round's seconds.
+A runner gets its job as JSON and prints a line when it is ready. Then it waits for a line on its
+standard input before each round, and prints the seconds of the round.
 """
 
 import json
@@ -18,7 +18,7 @@ from torch import nn
 
 
 class Job(NamedTuple):
-    """One workload, in the words of peers.py."""
+    """A workload of peers.py."""
 
     network: str
     num_clients: int

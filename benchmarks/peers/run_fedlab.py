@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Clients(FedDataset):
-    """Each client's examples behind a loader, as FedLab's own data sets give them."""
+    """A loader of each client's examples, as in FedLab's own data sets."""
 
     def __init__(self, job: peer_common.Job) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Clients(FedDataset):
 
 
 class Pipeline(StandalonePipeline):
-    """Takes turns where FedLab would evaluate."""
+    """Ends a round where FedLab would evaluate."""
 
     def __init__(self, handler: Any, trainer: Any, talk: peer_common.Talk) -> None:
         super().__init__(handler, trainer)

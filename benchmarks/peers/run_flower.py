@@ -35,7 +35,7 @@ def client_app(job: peer_common.Job) -> ClientApp:
 
 
 class Turns(FedAvg):
-    """Begins and ends a round around FedAvg's own work."""
+    """FedAvg that starts and ends a round by peers.py."""
 
     def __init__(self, talk: peer_common.Talk, model: torch.nn.Module, **arguments: Any) -> None:
         super().__init__(**arguments)

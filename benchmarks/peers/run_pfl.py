@@ -20,7 +20,7 @@ from torch import nn
 
 
 class Network(nn.Module):
-    """A network with the methods that pfl asks for."""
+    """A network with the methods that pfl needs."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Network(nn.Module):
 
 
 class Turns(TrainingProcessCallback):
-    """Ends a round and begins the next one."""
+    """Ends a round and starts the next one."""
 
     def __init__(self, talk: peer_common.Talk) -> None:
         self.talk = talk
@@ -65,12 +65,12 @@ def main() -> None:
 
     model = PyTorchModel(network, local_optimizer, torch.optim.SGD(network.parameters(), lr=1.0))
     x, y = peer_common.data(job, job.device)
-    # Made once, as a data set keeps its batches.
+    # Cached, because a data set keeps its batches.
     users = [Dataset([x[who], y[who]], user_id=str(who)) for who in range(job.num_clients)]
     sampler = get_user_sampler("minimize_reuse", list(range(job.num_clients)))
     dataset = FederatedDataset(users.__getitem__, sampler)
     backend = SimulatedBackend(dataset, dataset, [WeightByDatapoints()])
-    # The first round is evaluated whatever one asks for; it is warm-up.
+    # pfl always evaluates the first round; it is warm-up.
     algorithm_params = NNAlgorithmParams(
         central_num_iterations=job.num_rounds,
         evaluation_frequency=job.num_rounds + 1,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -32,8 +31,8 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
-from fedjax_inv.shares import Layout
-from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Setup, Tree, Variables
+from fedjax_inv.devices import Layout
+from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Variables
 
 Splits = Mapping[int, Split]  # by seed
 # (shapes of the network's variables, seeds) -> the networks that runs start from, by seed
@@ -244,22 +243,12 @@ def _check_watching(assembled: Assembled) -> None:
         watching.check_classes(assembled.dataset.classes, np.asarray(assembled.data.y), splits)
     if watched.watch_gradients:
         for cell in cells:
-            _check_server(assembled, cell)
+            _check_network(assembled, cell)
 
 
-def _check_server(assembled: Assembled, cell: Cell) -> None:
-    """Raises UsageError unless the server of a cell's algorithm holds a network's variables."""
+def _check_network(assembled: Assembled, cell: Cell) -> None:
+    """Raises UsageError unless a cell's algorithm serves a single network."""
     config, model = assembled.config, assembled.model
-    of_cell = algorithm(config, cell, model, cell.runs[0].hyper, Sizes())
-    sample = network.sample(assembled.dataset.x)
-
-    def server_state(key: Array) -> Tree:
-        x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sample)
-        return of_cell.init_server(Setup(model.init(key, x), 1, x, key))
-
-    state = jax.eval_shape(server_state, jax.eval_shape(lambda: jax.random.key(0)))
-    if not hasattr(state, "variables"):
-        rule = config.participation.missing  # which may wrap the server
-        beside = "" if rule == "skip" else f", with --missing={rule},"
-        text = f"--algorithm={cell.algorithm}{beside} has no single network to look at"
+    if algorithm(config, cell, model, cell.runs[0].hyper, Sizes()).network is None:
+        text = f"--algorithm={cell.algorithm} has no single network to look at"
         raise flag_error("watch_gradients", True, text)

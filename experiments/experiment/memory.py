@@ -94,8 +94,8 @@ def _of_run(
         text = f"needs arrays larger than int32 counts: {error}"
         raise flag_error("algorithm", cell.label, text) from None
     layout = assemble.layout(config, number)
-    num_parts = layout.num_parts if layout else 1
-    of_clients = _bytes(state.clients) // number * -(-number // num_parts)
+    of_clients = _bytes(state.clients) // number
+    of_clients *= layout.clients_per_device(number) if layout else number
     return _bytes(state._replace(clients=())) + of_clients, _bytes(sent)
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import math
-import re
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -180,29 +179,10 @@ def in_flags(error: Exception, where: str, names: Mapping[str, str]) -> UsageErr
             return argument if value is ... else f"{argument}={checks.shown(value)}"
         return f"--{name}" if value is ... else f"--{name}={shown(value)}"
 
-    if isinstance(error, UsageError) and error.allowed:
-        line = error.line(assigned)
-    elif isinstance(error, UsageError):
-        line = _rewritten(str(error), names)
-    else:
-        line = str(error)
+    line = error.line(assigned) if isinstance(error, UsageError) else str(error)
     if where and not line.startswith("--"):
         return UsageError(where, ..., line)
     return UsageError(line if where in line else f"{line}, with {where}")
-
-
-# transitional: for library errors of one string. Delete it, and the branch above that calls it,
-# once the library raises UsageError(argument, value, allowed) only.
-def _rewritten(text: str, names: Mapping[str, str]) -> str:
-    def of_flag(match: re.Match[str]) -> str:
-        value = (match["value"] or "").strip("'")
-        if value.startswith(("(", "[")):
-            value = value[1:-1].replace(", ", ",").rstrip(",").replace("'", "")
-        return f"--{names[match['name']]}={'none' if value == 'None' else value}"
-
-    value = r"None|'[^']*'|\[[^\]]*\]|\([^)]*\)"
-    pattern = rf"(?<![\w.=/-])(?P<name>{'|'.join(names)})(?:\[\d+\])?=(?P<value>{value})?"
-    return re.sub(pattern, of_flag, text) if names else text
 
 
 def check_place(name: str, path: Path, *, is_folder: bool = False) -> None:

@@ -1,29 +1,30 @@
-"""The tables and figures of CAFE (arXiv 2503.09116), and whom it serves.
+"""The tables and figures of CAFE (arXiv 2503.09116), and which clients it serves.
 
 python -m experiments.papers.cafe --study=groups --data=fashion_mnist
 
 Studies: methods (Tables I to IV, Fig. 5 and 6, one column of them), frequency (Table II: how often
 half of the clients upload), imbalance (classes with long tails), groups (FedAvg and CAFE: clients
-that upload always and rarely, classes with many and few examples), ablation (Fig. 6: parts of CAFE
-switched off), drift (ways to make a direction of a matrix). Any flag of `sweep` given here goes to
-all rows: other columns are --alpha=0.5 --run_dir=ELSEWHERE (Table I), --sampling_rate=0.3 (Table
-III) and --local_epochs=10 (Table IV), other strengths of Feature Calibration --study=drift
---rows=CAFE --set=alpha=0.0,0.2,1.0. The server's momentum, for a learning rate of 0.001 alone, is
+that upload always and rarely, classes with many and few examples), ablation (Fig. 6: CAFE without
+its parts), drift (ways to turn a matrix into a direction). Any flag of `sweep` applies to all rows:
+other columns are --alpha=0.5 --run_dir=ELSEWHERE (Table I), --sampling_rate=0.3 (Table III) and
+--local_epochs=10 (Table IV), other strengths of Feature Calibration --study=drift --rows=CAFE
+--set=alpha=0.0,0.2,1.0. The server's momentum, which needs a learning rate of 0.001, is
 --server_momentum=0.9 --learning_rate=0.001.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments.experiment.config import Config
-from experiments.papers import study
-from experiments.papers.study import Cells, Done, Row, Study
+from experiments.flags import command
+from experiments.papers import drawings, study
+from experiments.papers.study import Cells, Row, RowResult, Study
 from experiments.parts import participation
-from experiments.reporting import figures, report
+from experiments.reporting import report
+from experiments.running.records import Record
 from fedjax_inv.checks import UsageError
 
 
@@ -32,7 +33,7 @@ class Setting(NamedTuple):
 
     preset: str
     prototypes: str = "1.0"  # FedProto's penalty
-    rates: tuple[float, ...] = (0.0003, 0.001, 0.003, 0.01)  # from which all methods choose
+    rates: tuple[float, ...] = (0.0003, 0.001, 0.003, 0.01)  # learning rates of all methods
 
 
 SETTINGS = {
@@ -46,8 +47,8 @@ SETTINGS = {
 
 
 def methods(data: str) -> list[Row]:
-    """Five methods, each with a choice of the same four learning rates; a hyperparameter of a
-    method's own has the value of its paper, or of CAFE's open choices the library's."""
+    """Five methods, each with a choice of the same four learning rates; a method's other
+    hyperparameters have the values of its paper, or the library's where CAFE's leaves them open."""
     chosen = SETTINGS[data]
     settings = {
         "FedAvg": (),
@@ -69,7 +70,7 @@ _IMBALANCES = ("1", "10", "50", "100")  # likewise
 
 
 def _at(of: Row, frequency: str = _FREQUENCIES[0], imbalance: str = _IMBALANCES[0]) -> Row:
-    """A row at another communication frequency or imbalance, under one name in all studies."""
+    """A row at another communication frequency or imbalance, with one label in all studies."""
     label, flags = of.label, of.flags
     if frequency != _FREQUENCIES[0]:
         label, flags = f"{label}-CF-{frequency}", (*flags, f"--frequency={frequency}")
@@ -79,13 +80,13 @@ def _at(of: Row, frequency: str = _FREQUENCIES[0], imbalance: str = _IMBALANCES[
 
 
 def frequency(data: str) -> list[Row]:
-    """Table II: half of the clients upload in a part of the rounds, the others in all."""
+    """Table II: half of the clients upload in a fraction of the rounds, the others in all."""
     return [_at(row, each)._replace(x=each) for row in methods(data) for each in _FREQUENCIES]
 
 
 def imbalance(data: str) -> list[Row]:
-    """Long tails, where the last class has so many times fewer examples than the first: FedAvg, and
-    CAFE without and with Feature Calibration."""
+    """Long tails: FedAvg, and CAFE without and with Feature Calibration. A tail of
+    10 means that the first class has 10 times as many examples as the last."""
     compared = [_named(methods(data), "FedAvg"), _named(ablation(data), "CAFE-without-FC")]
     compared.append(_named(methods(data), "CAFE"))
     return [
@@ -97,13 +98,13 @@ def imbalance(data: str) -> list[Row]:
 
 def groups(data: str) -> list[Row]:
     """FedAvg and CAFE at all frequencies, with a long tail of 10."""
-    compared = [_named(methods(data), name) for name in _TOLD_BY_GROUP]
+    compared = [_named(methods(data), name) for name in _COMPARED]
     return [_at(row, each, "10")._replace(x=each) for row in compared for each in _FREQUENCIES]
 
 
 def ablation(data: str) -> list[Row]:
-    """Fig. 6: FedAvg, CAFE, and CAFE without its parts; without FC and HA, PC is what is left, a
-    cosine classifier."""
+    """Fig. 6: FedAvg, CAFE, and CAFE without its parts; without FC and HA, only PC is left,
+    a cosine classifier."""
     without = {"PC": "parameter_calibration", "FC": "feature_calibration", "HA": "history_average"}
     cafe = _named(methods(data), "CAFE")
     rows = [_named(methods(data), "FedAvg"), cafe]
@@ -115,7 +116,7 @@ def ablation(data: str) -> list[Row]:
 
 
 def drift(data: str) -> list[Row]:
-    """What a direction is made of, which the paper leaves open; the first is CAFE's default."""
+    """Ways to turn a matrix into a direction, which the paper leaves open; the default first."""
     cafe = _named(methods(data), "CAFE")
     others = ("row_mean", "classwise", "feature_ema")
     return [
@@ -136,13 +137,13 @@ def _named(rows: Sequence[Row], label: str) -> Row:
 
 
 def check(config: Config) -> None:
-    """Raises UsageError for flags with which a row cannot be told."""
+    """Raises UsageError for flags with which a row lacks some columns."""
     study.check_one_cell(config)
     if not config.watching.watch_classes:
-        raise UsageError("--watch_classes=false: must be true")
+        raise UsageError("--watch_classes=false", ..., "must be true")
 
 
-# The groups of clients and of classes, and what the figure of groups calls them.
+# The groups of clients and of classes, and their titles in the figure of groups.
 _CLIENTS = {
     "frequent clients": "frequent clients: always upload",
     "sparse clients": "sparse clients: upload rarely",
@@ -151,30 +152,34 @@ _CLASSES = {
     "majority classes": "majority classes: most examples",
     "minority classes": "minority classes: fewest examples",
 }
-_TOLD_BY_GROUP = ("FedAvg", "CAFE")
+_COMPARED = ("FedAvg", "CAFE")  # in the study of groups
 
 
-def by_group(config: Config, line: dict[str, Any]) -> dict[str, float]:
-    """The accuracy of an evaluation for each group of clients, on test examples in a client's
-    proportions, and for each half of the classes where those have a tail; without empty groups."""
+def by_group(config: Config, line: Record) -> dict[str, float]:
+    """Accuracies of an evaluation by group: clients, on test examples in each client's proportions,
+    and halves of the classes if those have a tail. Empty groups are left out."""
     clients = np.array(line["accuracy_by_client"], float)  # NaN where there is no test example
     rare = participation.is_sparse(config.participation, len(clients), line["seed"])
     parts = dict(zip(_CLIENTS, (clients[~rare], clients[rare]), strict=True))
     if config.partition.imbalance > 1:
-        classes = np.array(line["accuracy_by_class"], float)  # those with most examples first
+        classes = np.array(line["accuracy_by_class"], float)  # in order of their examples
         parts |= dict(zip(_CLASSES, np.array_split(classes, 2), strict=True))
     return {name: float(np.nanmean(of)) for name, of in parts.items() if np.isfinite(of).any()}
 
 
-def _groups_of(one: Done) -> dict[str, list[float]]:
-    """By group, in percent, what is selected of each seed."""
-    told = [by_group(one.config, run["selected"]) for run in one.only.runs]
-    names = [name for name in (*_CLIENTS, *_CLASSES) if told and all(name in each for each in told)]
-    return {name: [100 * each[name] for each in told] for name in names}
+def _groups_of(result: RowResult) -> dict[str, list[float]]:
+    """Group -> the selected accuracy of each seed, in percent; groups that all seeds have."""
+    by_seed = [by_group(result.config, run["selected"]) for run in result.only.runs]
+    names = [
+        name
+        for name in (*_CLIENTS, *_CLASSES)
+        if by_seed and all(name in groups for groups in by_seed)
+    ]
+    return {name: [100 * groups[name] for groups in by_seed] for name in names}
 
 
 def where(config: Config) -> str:
-    """The column of the paper's tables that a row is in, in words."""
+    """The setting of a row: its column in the paper's tables."""
     chosen = config.partition
     return (
         f"Dir {chosen.alpha:g}, CF {config.participation.frequency:g}, IF {chosen.imbalance:g}, "
@@ -183,198 +188,129 @@ def where(config: Config) -> str:
     )
 
 
-def tell(one: Done) -> Cells:
-    """Accuracies where the row's rule selects, and the paper's numbers."""
-    runs = one.only.runs
-    if not runs:
-        return {"setting": where(one.config), "test, %": "diverged"}
+def _diverged(result: RowResult) -> Cells:
+    return {"setting": where(result.config), "test, %": "diverged"}
+
+
+def _columns(result: RowResult) -> Cells:
+    """Accuracies where the row's rule selects, and traffic."""
+    runs = result.only.runs
     picked = [run["selected"] for run in runs]
-    choice = report.choose(one.row.label, one.only.result, one.config.watching.select)
+    choice = report.choose(result.row.label, result.only.result, result.config.watching.select)
     hyper = choice.hyper if choice else {}
-
-    def percent(key: str) -> str:
-        return report.percent([line[key] for line in picked])
-
     return {
-        "setting": where(one.config),
+        "setting": where(result.config),
         "selected": ", ".join(f"{name}={value:g}" for name, value in hyper.items()),
-        "validation, %": percent("validation_accuracy"),
-        "test, %": percent("test_accuracy"),
-        "balanced, %": percent("balanced_accuracy"),
-        "clients' tests, %": percent("client_accuracy"),
-        **{f"{name}, %": report.spread(values) for name, values in _groups_of(one).items()},
-        "test at the last, %": report.percent([run["last"]["test_accuracy"] for run in runs]),
-        "MB sent": report.spread([run["last"]["bytes"] / 1e6 for run in runs]),
-        **_paper_cells(one),
+        "validation, %": study.percent(picked, "validation_accuracy"),
+        "test, %": study.percent(picked, "test_accuracy"),
+        "balanced, %": study.percent(picked, "balanced_accuracy"),
+        "clients' tests, %": study.percent(picked, "client_accuracy"),
+        **{f"{name}, %": report.spread(values) for name, values in _groups_of(result).items()},
+        "test at the last, %": study.percent([run["last"] for run in runs], "test_accuracy"),
+        "MB sent": study.megabytes(result),
     }
 
 
-def _finished(done: Sequence[Done]) -> list[Done]:
-    return [one for one in done if one.only.runs]
+NUMBERS = study.printed("cafe")
 
 
-def draw_by_round(path: Path, data: str, done: Sequence[Done]) -> str:
-    """Fig. 5 and 6: test accuracy and test loss by round, means over seeds and their range; returns
-    where they are."""
-    told = _finished(done)
-    if not told:
-        return "No figure: every row diverged."
+def numbers(result: RowResult, data: str) -> Cells:
+    """The paper's numbers of a method in this setting.
 
-    def loss(line: dict[str, Any]) -> float:
+    Without those of its long tail, "LT": the paper does not say which one it is.
+    """
+    config, chosen = result.config, result.config.partition
+    slots, frequency = config.participation.slots(chosen.clients), config.participation.frequency
+    federation = (chosen.clients, slots, config.clients.local_epochs, chosen.imbalance)
+    if not result.is_complete or federation != (100, 10, 5, 1):
+        return {}
+    columns = {
+        "Table I": f"Dir {chosen.alpha:g}" if frequency == 0.1 else "",
+        "Table II": f"CF {frequency:g}" if chosen.alpha == 0.1 else "",
+    }
+    at = (result.row.series, config.data.stem.replace("-", "_"))
+    return {
+        f"paper: {each.source}": each.value
+        for each in NUMBERS
+        if (each.row, each.data) == at and each.column == columns[each.source]
+    }
+
+
+def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Fig. 5 and 6: test accuracy and test loss by round."""
+    complete = [result for result in results if result.is_complete]
+
+    def loss(line: Record) -> float:
         (test,) = (domain for domain in line["domains"].values() if domain["split"] == "test")
         return np.nan if test["loss"] is None else test["loss"]
 
-    quantities: dict[str, Callable[[dict[str, Any]], float]] = {
-        "test accuracy, %": lambda line: 100 * line["test_accuracy"],
-        "test loss": loss,
-    }
-    figure = Figure(figsize=(10.0, 4.4), layout="constrained")
-    for axis, (name, value) in zip(figure.subplots(1, 2), quantities.items(), strict=True):
-        for index, one in enumerate(told):
-            by_seed = np.array([[value(line) for line in lines] for lines in one.only.logs])
-            rounds = [line["round"] for line in one.only.logs[0]]
-            style = figures.style(index) | {"markevery": figures.spaced(len(rounds), index)}
-            color, low, high = style["color"], by_seed.min(0), by_seed.max(0)
-            axis.plot(rounds, by_seed.mean(0), **style, lw=1.4, label=one.row.label)
-            axis.fill_between(rounds, low, high, color=color, alpha=0.12, lw=0)
-        axis.set(xlabel="round", ylabel=name)
-    figure.axes[1].set_yscale("log")
-    figures.entitle(figure, f"{data}: mean over seeds, and from the worst of them to the best")
-    figures.legend_of(figure, figure.axes)
-    figures.save(figure, path)
-    return f"Figure: {path}."
+    accuracies = {result.row.label: study.curve(result) for result in complete}
+    losses = {result.row.label: study.curve(result, loss) for result in complete}
+    panels = [
+        drawings.Panel(accuracies, "", "round", "test accuracy, %"),
+        drawings.Panel(losses, "", "round", "test loss", log_y=True),
+    ]
+    return drawings.lines(path, data, panels, (5.0, 4.4))
 
 
 def draw_against(x_label: str) -> study.Draw:
-    """A figure of accuracies against what varies, a line per method."""
+    """A drawing of accuracies, of the test and of each group, against x, a line per method."""
 
-    def draw(path: Path, data: str, done: Sequence[Done]) -> str:
-        """Of the test and of each group that all rows have; returns where it is."""
-        told = _finished(done)
-        if not told:
-            return "No figure: every row diverged."
+    def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
         points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
-        for one in told:
-            of_all = [100 * run["selected"]["test_accuracy"] for run in one.only.runs]
-            for name, values in ({"test": of_all} | _groups_of(one)).items():
-                series = points.setdefault(f"{name}, accuracy in percent", {})
-                series.setdefault(one.row.series, []).append((one.row.x, values))
-        study.draw_series(path, data, x_label, points)
-        return f"Figure: {path}."
+        for result in results:
+            if result.is_complete:
+                tests = [100 * run["selected"]["test_accuracy"] for run in result.only.runs]
+                for name, values in ({"test": tests} | _groups_of(result)).items():
+                    series = points.setdefault(f"{name}, accuracy in percent", {})
+                    series.setdefault(result.row.series, []).append((result.row.x, values))
+        return drawings.against(path, data, x_label, points)
 
     return draw
 
 
-def draw_groups(path: Path, data: str, done: Sequence[Done]) -> str:
-    """A panel per group of clients and of classes: FedAvg and CAFE by communication frequency, mean
-    and range over seeds; returns where it is."""
-    told = [one for one in _finished(done) if one.row.series in _TOLD_BY_GROUP]
-    if not told:
-        return "No figure: every row diverged."
-    of_rows = [(one, _groups_of(one)) for one in told]
-    names = [name for name in (*_CLIENTS, *_CLASSES) if any(name in of for _, of in of_rows)]
-    titles = _CLIENTS | _CLASSES
-    places = [x for x in reversed(_FREQUENCIES) if any(one.row.x == x for one in told)]
-    figure = Figure(figsize=(3.1 * len(names) + 0.6, 4.0), layout="constrained")
-    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    for axis, name in zip(panels, names, strict=True):
-        for number, series in enumerate(_TOLD_BY_GROUP):
-            style = figures.style(number)
-            values = {one.row.x: of[name] for one, of in of_rows if one.row.series == series}
-            x = [index for index, place in enumerate(places) if place in values]
-            mean, low, high = (
-                [over(values[places[index]]) for index in x] for over in (np.mean, np.min, np.max)
-            )
-            axis.plot(x, mean, **style, lw=1.8, label=series)
-            axis.fill_between(x, low, high, color=style["color"], alpha=0.18, lw=0)
-        axis.set_xticks(range(len(places)), ["always" if x == "1" else x for x in places])
-        axis.set_xlim(-0.25, len(places) - 0.75)
-        axis.set_xlabel("how often sparse clients upload")
-        axis.set_title(titles[name], fontsize=9)
-        axis.grid(axis="y", color="0.92")
-    panels[0].set_ylabel("test accuracy, %")
-    figures.entitle(
-        figure,
-        f"{data}: whom it costs when {told[0].config.participation.sparse:.0%} of the clients "
-        "upload more and more rarely\n"
-        "mean over seeds, and from the worst of them to the best",
+def draw_groups(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """A panel per group of clients and of classes: accuracies by communication frequency."""
+    shown = [one for one in results if one.is_complete and one.row.series in _COMPARED]
+    places = [x for x in reversed(_FREQUENCIES) if any(one.row.x == x for one in shown)]
+    panels = []
+    for name, title in (_CLIENTS | _CLASSES).items():
+        lines = {}
+        for series in _COMPARED:
+            groups = {one.row.x: _groups_of(one) for one in shown if one.row.series == series}
+            x = [i for i, place in enumerate(places) if name in groups.get(place, {})]
+            if x:
+                y = np.array([groups[places[i]][name] for i in x]).T
+                lines[series] = drawings.Line(np.array(x), y)
+        names = ["always" if place == "1" else place for place in places]
+        x_label = "how often sparse clients upload"
+        if lines:
+            panels.append(drawings.Panel(lines, title, x_label, "test accuracy, %", x_names=names))
+    if not panels:
+        return drawings.NOTHING
+    title = (
+        f"{data}: accuracy by group when {shown[0].config.participation.sparse:.0%} of the clients "
+        "upload more and more rarely"
     )
-    figures.legend_of(figure, figure.axes)
-    figures.save(figure, path)
-    return f"Figure: {path}."
-
-
-# Tables I (communication frequency 0.1) and II (Dirichlet 0.1), in percent as printed, on all three
-# data sets. Where both have a column, MOON and FedProto on Fashion-MNIST differ. Tables III and IV
-# are not in the text that we have.
-_PAPER_DATA = ("fashion_mnist", "cifar10", "cifar100")
-_COLUMNS_OF_TABLE_1 = (0.1, 0.5, 1.0)  # Dirichlet
-_TABLE_1 = """
-FedAvg    87.22 87.89 89.91  41.71 43.31 45.59  36.00 36.52 37.13
-FedProx   88.51 88.94 90.47  48.53 51.57 56.66  36.71 37.36 38.22
-MOON      88.36 90.40 91.35  62.96 64.66 67.95  37.95 38.83 39.93
-FedProto  88.98 90.33 91.67  58.02 61.29 67.10  38.12 39.21 39.84
-CAFE      89.44 90.88 91.70  67.29 68.72 71.35  40.30 40.98 41.55
-"""
-_COLUMNS_OF_TABLE_2 = (0.1, 0.5, 1.0)  # communication frequency
-_TABLE_2 = """
-FedAvg    87.22 87.92 89.14  41.71 43.11 43.57  36.00 37.96 38.55
-FedProx   88.51 88.83 89.99  48.53 49.99 52.10  36.71 37.53 38.15
-MOON      89.36 90.00 90.68  62.96 64.51 67.32  37.95 38.67 40.13
-FedProto  89.41 90.36 90.51  58.02 60.66 64.45  38.12 38.99 39.22
-CAFE      89.44 90.47 90.92  67.29 68.81 69.64  40.30 40.90 42.11
-"""
-
-
-def _parsed(table: str, columns: Sequence[float]) -> dict[tuple[str, str, float], str]:
-    """(method, data set, column) -> the entry."""
-    places = [(data, column) for data in _PAPER_DATA for column in columns]
-    numbers: dict[tuple[str, str, float], str] = {}
-    for line in table.strip().splitlines():
-        method, *cells = line.split()
-        numbers |= {(method, *at): cell for at, cell in zip(places, cells, strict=True)}
-    return numbers
-
-
-NUMBERS = {
-    "Table I": _parsed(_TABLE_1, _COLUMNS_OF_TABLE_1),
-    "Table II": _parsed(_TABLE_2, _COLUMNS_OF_TABLE_2),
-}
-
-
-def _paper_cells(one: Done) -> Cells:
-    """The paper's numbers of a method; its tail of classes, "LT", is not told, and ours is none."""
-    config, chosen = one.config, one.config.partition
-    slots, frequency = config.participation.slots(chosen.clients), config.participation.frequency
-    if (chosen.clients, slots, config.clients.local_epochs, chosen.imbalance) != (100, 10, 5, 1):
-        return {}
-    at = (one.row.series, config.data.stem.replace("-", "_"))
-    told = {}
-    if frequency == 0.1:
-        told["Table I"] = NUMBERS["Table I"].get((*at, chosen.alpha))
-    if chosen.alpha == 0.1:
-        told["Table II"] = NUMBERS["Table II"].get((*at, frequency))
-    return {f"paper: {table}": text for table, text in told.items() if text}
+    return drawings.lines(path, title, panels, (3.1, 4.0))
 
 
 _BY_ROUND: dict[str, study.Draw] = {"_by_round": draw_by_round}
+_GROUPS: dict[str, study.Draw] = {"_groups": draw_groups}
 
 PAPER = study.Paper(
     "cafe",
     tuple(SETTINGS),
     {
-        "methods": Study(methods, _BY_ROUND),
+        "methods": Study(methods, _columns, numbers, _BY_ROUND),
         "frequency": Study(
-            frequency,
-            {"": draw_against("communication frequency"), "_groups": draw_groups},
+            frequency, _columns, numbers, {"": draw_against("communication frequency")} | _GROUPS
         ),
-        "imbalance": Study(imbalance, {"": draw_against("imbalance factor")}),
-        "groups": Study(groups, {"": draw_groups}),
-        "ablation": Study(ablation, _BY_ROUND),
-        "drift": Study(drift, _BY_ROUND),
+        "imbalance": Study(imbalance, _columns, numbers, {"": draw_against("imbalance factor")}),
+        "groups": Study(groups, _columns, numbers, {"": draw_groups}),
+        "ablation": Study(ablation, _columns, numbers, _BY_ROUND),
+        "drift": Study(drift, _columns, numbers, _BY_ROUND),
     },
-    tell,
-    numbers=lambda label, data: {},  # they depend on the partition, so `tell` has them
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own partition and its own "
         "half of the clients that upload rarely. Of each run the evaluation, and of each row the "
@@ -386,10 +322,11 @@ PAPER = study.Paper(
         "minority: the half of the classes with most examples, and the other. The paper's networks "
         "are larger."
     ),
-    last={},
+    diverged=_diverged,
     check=check,
 )
+BINARY = study.binary(PAPER, __doc__)
 
 
 if __name__ == "__main__":
-    study.main(PAPER, __doc__)
+    command.main(BINARY)

@@ -1,29 +1,33 @@
-"""Tables of papers: rows that are runs of `sweep`, collected, with the paper's numbers beside ours.
+"""Tables of papers: each row is a run of `sweep`, with the paper's numbers beside ours.
 
-A paper is a file in papers/ with its rows, numbers and figures; here is what all of them share. A
-row's runs lie in a folder of their own, and what is finished is kept, so a study may be interrupted
-and shares its runs with the other studies of its paper.
+A paper is a file in papers/ with its studies; this file has what all papers share. Each row's runs
+lie in a folder of their own and are kept once finished, so a study can be interrupted, and the
+studies of a paper share runs.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+import csv
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from absl import flags
-from matplotlib.figure import Figure
 
 from experiments.experiment import command_line, config, grid
 from experiments.experiment.command_line import Given
 from experiments.experiment.config import Config
-from experiments.flags.flag import check_different, check_known, name_of
+from experiments.flags import command
+from experiments.flags.command import Binary
+from experiments.flags.flag import check, check_different, check_known, flag, flags_of, name_of
+from experiments.papers import drawings
 from experiments.parts import machine
-from experiments.reporting import figures, report, run_report
-from experiments.reporting.tables import tabulate
+from experiments.reporting import report, run_report, tables
 from experiments.running import folder as folders
 from experiments.running import launch, log, records
+from experiments.running.records import Line, Result, RunResult
 from fedjax_inv.checks import UsageError
 
 
@@ -42,81 +46,147 @@ class _Stopped(msgspec.Struct):
     runs: list[_StoppedRun]
 
 
+class _Cells(msgspec.Struct):
+    """The part of a sweep's result.json that has its cells."""
+
+    cells: list[Result]
+
+
 class Row(NamedTuple):
-    """A line of a table."""
+    """A row of a table."""
 
     label: str
     flags: tuple[str, ...]  # of `sweep`
-    series: str = ""  # the line of a figure that it is a point of
+    series: str = ""  # the line of a figure that the row is a point of
     x: str = ""  # its place on that line
-    start: str = ""  # whose network it starts from: a row's folder, and in it that of its cell
+    start: str = ""  # the folder of the network that it starts from: a row's folder / a cell's
 
     @property
     def folder(self) -> str:
-        """Where its runs lie."""
+        """The name of the folder of its runs."""
         return grid.folder_name(self.label)
 
 
-class Ran(NamedTuple):
-    """A cell of a row: one algorithm and held-out domain."""
+class CellResult(NamedTuple):
+    """The finished runs of a cell: one algorithm and held-out domain."""
 
     held_out: str
-    runs: list[Any]  # of the selected hyperparameters, one per seed; none: all diverged
-    logs: list[list[Any]]  # of those runs, the lines of metrics.jsonl, from round 0 on
-    result: dict[str, Any]  # of all its runs, as result.json has them
+    runs: list[RunResult]  # of the selected hyperparameters, one per seed; [] if none
+    logs: list[list[Line]]  # the lines of metrics.jsonl of each of these runs
+    result: Result  # of all runs
 
 
-class Done(NamedTuple):
-    """A row that has been run."""
+class RowResult(NamedTuple):
+    """The finished runs of a row."""
 
     row: Row
     config: Config
-    cells: list[Ran]
+    cells: list[CellResult]
 
     @property
-    def only(self) -> Ran:
-        """The cell of a row that has one."""
+    def only(self) -> CellResult:
+        """The cell of a row that has a single one."""
         (cell,) = self.cells
         return cell
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether each cell has runs that did not diverge."""
+        return all(cell.runs for cell in self.cells)
 
-# (picture's path, data, rows) -> what to tell of the picture
-Draw = Callable[[Path, str, Sequence[Done]], str]
-Cells = dict[str, str]  # of a line of a table: heading -> text
+
+# (path of the picture, data set, rows) -> the line to print about it
+Draw = Callable[[Path, str, Sequence[RowResult]], str]
+Cells = dict[str, str]  # heading -> text, of a row of a table
 
 
 class Study(NamedTuple):
-    """A table of a paper."""
+    """A table of a paper, and its figures."""
 
     rows: Callable[[str], list[Row]]  # of a data set
-    figures: Mapping[str, Draw]  # by what their names end in
+    columns: Callable[[RowResult], Cells]  # our results
+    numbers: Callable[[RowResult, str], Cells]  # the paper's, on a data set
+    figures: Mapping[str, Draw] = {}  # by the endings of the pictures' names
 
 
 class Paper(NamedTuple):
-    """What a file in papers/ says."""
+    """The studies of a paper."""
 
     name: str
-    data: tuple[str, ...]  # the data sets' names; the first is what is run by default
+    data: tuple[str, ...]  # names of data sets; the first is the default
     studies: Mapping[str, Study]  # likewise
-    tell: Callable[[Done], Cells]  # our numbers
-    numbers: Callable[[str, str], Cells]  # the paper's, of a row's label and a data set
     caption: str
-    last: Cells  # a last line for comparison
-    check: Callable[[Config], None]  # raises UsageError for flags that do not fit its rows
+    diverged: Callable[[RowResult], Cells]  # the columns of a row all of whose runs diverged
+    check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
+    optimum: Mapping[str, str] = {}  # a last row of the tables
+
+
+class Number(NamedTuple):
+    """A number that a paper prints."""
+
+    source: str  # its table or figure
+    row: str
+    data: str
+    column: str
+    value: str  # as printed
+
+
+def printed(paper: str) -> list[Number]:
+    """The numbers of a paper, from numbers/PAPER.csv."""
+    lines = (Path(__file__).parent / "numbers" / f"{paper}.csv").read_text().splitlines()
+    return [Number(**line) for line in csv.DictReader(x for x in lines if not x.startswith("#"))]
 
 
 class Options(NamedTuple):
     """The flags of a paper's binary."""
 
     study: str
-    rows: tuple[str, ...]  # labels; all if there are none
+    rows: tuple[str, ...]  # labels; () for all rows
     data: tuple[str, ...]
     folder: Path
-    overrides: tuple[str, ...]  # flags of sweep for all rows
+    overrides: tuple[str, ...]  # flags of sweep, for all rows
+
+
+def binary(paper: Paper, about: str | None) -> Binary:
+    """The binary of a paper, which takes the flags of `sweep`, too.
+
+    about: the first paragraphs of --help, the docstring of the paper's file.
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Own:
+        study: str = flag(next(iter(paper.studies)), "What to compare.", choices=paper.studies)
+        rows: tuple[str, ...] = flag(
+            (), "Which rows of the study, by their labels; all if none.", kind=str
+        )
+        data: tuple[str, ...] = flag(
+            (paper.data[0],), "Data sets, each with a table.", choices=paper.data
+        )
+
+    def define(values: flags.FlagValues) -> None:
+        command_line.define(values, nonfinite="mark")
+        command.define(flags_of(Own), values)
+
+    def read(argv: Sequence[str], values: flags.FlagValues) -> Options:
+        command_line.parse(argv, values)
+        own = Own(**{field.name: command.value_of(field, values) for field in flags_of(Own)})
+        check_different("data", own.data)
+        check(own)
+        of_sweep = flags.FlagValues()
+        command_line.define(of_sweep)
+        given = [values[name] for name in of_sweep if values[name].present and name != "run_dir"]
+        overrides = tuple(line for each in given for line in each.serialize().splitlines())
+        folder = Path(values.run_dir or f"runs/{paper.name}")
+        return Options(own.study, own.rows, own.data, folder, overrides)
+
+    def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:
+        return command_line.answer(argv, about or "", values)
+
+    return Binary(partial(run_all, paper), define, read, answer)
 
 
 def select(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
-    """The rows of these labels, all where there are none; raises UsageError for an unknown one."""
+    """The rows with these labels, all without labels; raises UsageError for an unknown label."""
     for label in labels:
         check_known("rows", label, [row.label for row in rows])
     return [row for row in rows if not labels or row.label in labels]
@@ -125,11 +195,11 @@ def select(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
 def configs(
     paper: Paper, rows: Sequence[Row], folder: Path, overrides: Sequence[str]
 ) -> list[Config]:
-    """The flags of the rows. Raises UsageError where they do not fit a row, and for an override
-    that has no effect in any."""
+    """The flags of each row. Raises UsageError where they do not fit the row, and for an override
+    that has no effect in any row."""
     result = []
     without_effect: list[dict[str, str]] = []
-    asked = _asked(overrides)
+    names = _names(overrides)
     for row in rows:
         places = {"run_dir": folder / row.folder}
         places |= {"init_from": folder / row.start} if row.start else {}
@@ -141,26 +211,44 @@ def configs(
                 nonfinite="mark",
             )
             if chosen.run.num_processes > 1:
-                raise UsageError(f"--num_processes={chosen.run.num_processes}: must be 1")
+                raise UsageError("--num_processes", chosen.run.num_processes, "must be 1")
             paper.check(chosen)
         except UsageError as error:
-            raise UsageError(f"{row.label}: {error}") from None
-        values = {name: value for name, value in config.flat(chosen).items() if name in asked}
-        without_effect.append(config.idle(chosen, values, asked))
+            raise _of_row(row, error) from None
+        values = {name: value for name, value in config.flat(chosen).items() if name in names}
+        without_effect.append(config.idle(chosen, values, names))
         result.append(chosen)
-    for name in asked:
+    for name in names:
         if all(name in idle for idle in without_effect):
             flag = name_of(config.FLAGS[name])
-            raise UsageError(f"--{flag}: {without_effect[0][name]}, in all rows")
+            raise UsageError(f"--{flag}", ..., f"{without_effect[0][name]}, in all rows")
     return result
 
 
-def check(row: Row, chosen: Config) -> None:
-    """Raises UsageError, without any compute, where a row does not fit its data or its folder."""
+def _names(overrides: Sequence[str]) -> Given:
+    """The names of the flags that are overridden."""
+    values = flags.FlagValues()
+    command_line.define(values)
+    return command_line.parse(["", *overrides], values)
+
+
+def _of_row(row: Row, error: UsageError) -> UsageError:
+    return UsageError(row.label, ..., str(error))
+
+
+def check_row(row: Row, chosen: Config) -> None:
+    """Raises UsageError, before any compute, where a row does not fit its data or its folder."""
     try:
         launch.check(chosen, Path(chosen.run.run_dir), in_folders=True)
     except UsageError as error:
-        raise UsageError(f"{row.label}: {error}") from None
+        raise _of_row(row, error) from None
+
+
+def check_data(data: str, allowed: Collection[str]) -> None:
+    """Raises UsageError for a data set on which a study cannot be run."""
+    if data not in allowed:
+        allowed_names = ", ".join(allowed)
+        raise UsageError(f"--data={data}", ..., f"must be one of {allowed_names} for this study")
 
 
 def check_one_cell(config: Config) -> None:
@@ -174,98 +262,91 @@ def check_one_cell(config: Config) -> None:
 
 
 def _check_start(row: Row, before: Sequence[str], folder: Path) -> None:
-    """Raises UsageError where what a row starts from is neither finished nor before it."""
+    """Raises UsageError where the row that this one starts from is neither finished nor before it.
+
+    before: the folders of the earlier rows.
+    """
     first = row.start.partition("/")[0]
     if first and first not in before and not (folder / row.start / "result.json").exists():
         raise UsageError(
-            f"--rows={row.label}: starts from the network of {first}, which is not finished; must "
-            "stand beside that"
+            f"--rows={row.label}",
+            ...,
+            f"starts from the network of {first}, which is not finished; must stand beside that",
         )
 
 
 def _check_reached(row: Row, folder: Path) -> None:
-    """Raises UsageError where what a row starts from has not come as far as it was to."""
+    """Raises UsageError where the row that this one starts from did not reach its stop."""
     if not row.start:
         return
     runs = records.read(folder / row.start / "result.json", _Stopped).runs
     missed = [run.seed for run in runs if any(not stop.round for stop in run.stops)]
     if missed:
         raise UsageError(
-            f"{row.label}: starts from the network of {row.start}, which has not reached its "
-            f"--stop_above with seeds {missed}; must have more --rounds"
+            row.label,
+            ...,
+            f"starts from the network of {row.start}, which has not reached its "
+            f"--stop_above with seeds {missed}; must have more --rounds",
         )
 
 
-def _asked(overrides: Sequence[str]) -> Given:
-    """The flags that are overridden."""
-    values = flags.FlagValues()
-    command_line.define(values)
-    return command_line.parse(["", *overrides], values)
-
-
-def run(row: Row, chosen: Config) -> Done:
-    """Runs a row, or reads what it left when it was run before."""
+def run(row: Row, chosen: Config) -> RowResult:
+    """Runs a row, or reads its results if it is finished."""
     place = Path(chosen.run.run_dir)
     launch.run(chosen, place, in_folders=True, report=run_report.write)
-    results = json.loads((place / "result.json").read_text())["cells"]
-    cells = [grid.of_record(result["cell"]) for result in results]
+    results = records.read(place / "result.json", _Cells).cells
+    cells = [result.cell.restored() for result in results]
     names = grid.folder_names(cells)
-    ran = []
+    finished = []
     for cell, result in zip(cells, results, strict=True):
         picked = report.choose(row.label, result, chosen.watching.select)
         if picked is None:
-            ran.append(Ran(cell.held_out or "test", [], [], result))
+            finished.append(CellResult(cell.held_out or "test", [], [], result))
             continue
-        lines = log.read(place / names[cell.name], picked.runs[0]["last"]["round"])
-        logs = [[line for line in lines if line["run"] == index] for index in picked.indices]
-        ran.append(Ran(picked.held_out, picked.runs, logs, result))
-    return Done(row, chosen, ran)
+        lines = log.read(place / names[cell.name], picked.runs[0].last.round)
+        logs = [[line for line in lines if line.run == index] for index in picked.indices]
+        finished.append(CellResult(picked.held_out, picked.runs, logs, result))
+    return RowResult(row, chosen, finished)
 
 
-def table(paper: Paper, data: str, done: Sequence[Done]) -> str:
-    """A line per row: what `tell` says, then the paper's numbers; empty where there are none."""
-    lines = [
-        {data: one.row.label, **paper.tell(one), **paper.numbers(one.row.label, data)}
-        for one in done
-    ]
-    lines.append({data: "optimal", **paper.last} if paper.last else {})
+def line(paper: Paper, study: Study, data: str, result: RowResult) -> Cells:
+    """A line of a study's table: the row's label, our results and the paper's numbers."""
+    columns = study.columns if result.is_complete else paper.diverged
+    return {data: result.row.label, **columns(result), **study.numbers(result, data)}
+
+
+def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> str:
+    """The table of a study, with a line per row."""
+    lines = [line(paper, study, data, result) for result in results]
+    lines += [{data: "optimal", **paper.optimum}] if paper.optimum else []
     headings = dict.fromkeys(heading for line in lines for heading in line)
-    rows = [[line.get(heading, "") for heading in headings] for line in lines if line]
-    return tabulate(rows, list(headings), tablefmt="github", disable_numparse=True)
+    columns = {heading: operator.methodcaller("get", heading) for heading in headings}
+    return tables.table([line for line in lines if line], columns)
 
 
-def draw_series(
-    path: Path,
-    title: str,
-    x_label: str,
-    points: Mapping[str, Mapping[str, Sequence[tuple[str, Sequence[float]]]]],
-) -> None:
-    """Means and standard deviations against x: a panel per quantity, a line per series.
+def percent(evaluations: Sequence[Mapping[str, Any]], accuracy: str) -> str:
+    """Mean and standard deviation of an accuracy over evaluations, "" where there are none."""
+    return report.percent([each[accuracy] for each in evaluations]) if evaluations else ""
 
-    points: quantity -> series -> (x, a value per seed) of each point.
-    """
-    figure = Figure(figsize=(5 * len(points), 3.6), layout="constrained")
-    axes = figure.subplots(1, len(points), squeeze=False)[0]
-    for axis, (quantity, series) in zip(axes, points.items(), strict=True):
-        for number, (name, line) in enumerate(series.items()):
-            style = figures.style(number)
-            values = [list(each) or [np.nan] for _, each in line]
-            stds = [np.std(each, ddof=len(each) > 1) for each in values]
-            means = [np.mean(each) for each in values]
-            places = [figures.literal(x) for x, _ in line]
-            axis.errorbar(places, means, stds, label=name, capsize=3, **style)
-        axis.set(xlabel=x_label, ylabel=quantity)
-        if quantity.endswith("%"):
-            axis.set_ylim(0, 100)
-    lines = [line for series in points.values() for line in series.values()]
-    num_seeds = max((len(values) for line in lines for _, values in line), default=0)
-    figures.entitle(figure, f"{title}\n{figures.over_seeds(num_seeds)}")
-    figures.legend_of(figure, axes)
-    figures.save(figure, path)
+
+def _test_accuracy(line: Mapping[str, Any]) -> float:
+    return 100 * line["test_accuracy"]
+
+
+def curve(result: RowResult, value: Callable[[Any], float] = _test_accuracy) -> drawings.Line:
+    """A value of each evaluation of a row's only cell, by default the test accuracy in percent."""
+    logs = result.only.logs
+    rounds = np.array([line["round"] for line in logs[0]])
+    return drawings.Line(rounds, np.array([[value(line) for line in lines] for lines in logs]))
+
+
+def megabytes(result: RowResult) -> str:
+    """The megabytes that clients sent in a run."""
+    return report.spread([run["last"]["bytes"] / 1e6 for run in result.only.runs])
 
 
 def run_all(paper: Paper, options: Options) -> str:
-    """Runs the study on each of the data and returns the tables; they and the figures are written.
+    """Runs a study on each data set, writes its tables and figures, and returns the tables.
 
     Raises UsageError, before any compute, for options that do not fit.
     """
@@ -282,57 +363,19 @@ def run_all(paper: Paper, options: Options) -> str:
         for index, (row, chosen) in enumerate(pairs):
             before = [earlier.folder for earlier, _ in pairs[:index]]
             _check_start(row, before, options.folder / data)
-            check(row, chosen)
-    # A part of a study does not overwrite the table of all of it.
+            check_row(row, chosen)
+    # The table of some rows must not overwrite that of all.
     name = f"{options.study}_some" if options.rows else options.study
     texts = []
     for data in options.data:
-        done = []
+        results = []
         for row, chosen in todo[data]:
             _check_reached(row, options.folder / data)
-            done.append(run(row, chosen))
-        text = table(paper, data, done)
+            results.append(run(row, chosen))
+        text = table(paper, study, data, results)
         folder = options.folder / data
         folders.write(folder / f"{name}.md", f"{text}\n\n{paper.caption}\n")
         texts.append(text)
         for ending, draw in study.figures.items():
-            texts.append(draw(folder / f"{name}{ending}.png", data, done))
+            texts.append(draw(folder / f"{name}{ending}.png", data, results))
     return "\n\n" + "\n\n".join([*texts, paper.caption])
-
-
-def define(paper: Paper, values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags, those of sweep among them."""
-    command_line.define(values, nonfinite="mark")
-    flags.DEFINE_string(
-        "study", next(iter(paper.studies)), f"What to compare: {', '.join(paper.studies)}.", values
-    )
-    flags.DEFINE_list("rows", [], "Which rows of the study, by their labels; all if none.", values)
-    text = f"Data sets, each with a table: {', '.join(paper.data)}."
-    flags.DEFINE_list("data", [paper.data[0]], text, values)
-
-
-def options(paper: Paper, values: flags.FlagValues = flags.FLAGS) -> Options:
-    """The parsed flags; those of sweep as they were given, but --run_dir, which is for all rows.
-
-    Raises UsageError, in one line, for a study or data that there are not.
-    """
-    check_known("study", values.study, paper.studies)
-    check_different("data", values.data)
-    for data in values.data:
-        check_known("data", data, paper.data)
-    known = flags.FlagValues()
-    command_line.define(known)
-    chosen = [values[name] for name in known if values[name].present and name != "run_dir"]
-    return Options(
-        values.study,
-        tuple(values.rows),
-        tuple(values.data),
-        Path(values.run_dir or f"runs/{paper.name}"),
-        tuple(line for flag in chosen for line in flag.serialize().splitlines()),
-    )
-
-
-def main(paper: Paper, about: str) -> None:
-    """The binary of a paper."""
-    define(paper)
-    launch.main(lambda asked: run_all(paper, asked), about, lambda given: options(paper))

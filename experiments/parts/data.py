@@ -125,8 +125,7 @@ def load(chosen: Data) -> Dataset:
     except UsageError as error:
         names = flag_names(Data)
         # An error about a file in a folder names that file.
-        is_transitional = str(error).startswith(f"name={chosen.dataset!r}: ")  # transitional
-        if str(error.value) == chosen.dataset or is_transitional:
+        if str(error.value) == chosen.dataset:
             names["name"] = "dataset"
         raise in_flags(error, f"--dataset={chosen.dataset}", names) from None
     _check_names(chosen.dataset, loaded)

@@ -22,7 +22,7 @@ from experiments.flags.flag import (
     number_or,
 )
 from fedjax_inv import checks
-from fedjax_inv.shares import Layout
+from fedjax_inv.devices import Layout
 
 _CHUNK = number_or("auto", "measure")
 

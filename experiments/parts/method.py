@@ -124,7 +124,7 @@ def setting_flags(name: str) -> dict[str, str]:
 def algorithm(name: str, model: Model, work: Work, arguments: Mapping[str, Any]) -> Algorithm:
     """An algorithm. arguments: of its factory, by name. Raises UsageError if it refuses them."""
     factory, arguments = names.factory(name), dict(arguments)
-    if model.inputs is not None and names.takes(factory, "inputs"):
-        arguments["inputs"] = model.inputs
+    if model.mixable is not None and names.takes(factory, "mixable"):
+        arguments["mixable"] = model.mixable
     flags = setting_flags(name)
     return names.called("algorithm", name, flags, Algorithm, factory, model, work, **arguments)

@@ -41,8 +41,17 @@ def _is_optimizer(name: str, make: Any) -> bool:
     return is_of_a_rate and all(p.default is not p.empty for p in parameters[1:])
 
 
-# The optimizers of optax that need a learning rate and a gradient, and no more.
-NAMES = sorted(name for name, make in vars(optax).items() if _is_optimizer(name, make))
+# Looked for by name as well, in case a later optax loads them only on request.
+_WELL_KNOWN = ("adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi")
+
+
+def names_in_optax() -> list[str]:
+    """The optimizers of optax that need a learning rate and a gradient, and no more."""
+    found = {name: getattr(optax, name, None) for name in _WELL_KNOWN} | vars(optax)
+    return sorted(name for name, make in found.items() if _is_optimizer(name, make))
+
+
+NAMES = names_in_optax()
 
 
 # Arguments that have a flag of their own, by the flag that names the optimizer.

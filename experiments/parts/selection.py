@@ -8,7 +8,8 @@ starts from, is evaluated but never picked.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-Line = dict[str, Any]  # of metrics.jsonl
+# An evaluation of a run: a `running.records.Line`.
+Line = Any
 
 
 class Rule(NamedTuple):
@@ -29,7 +30,7 @@ def candidates(lines: Sequence[Line]) -> list[Line]:
     return [line for line in trained(lines) if not line["diverged"]]
 
 
-def differ_by_chance(domains: Sequence[dict[str, Any]]) -> bool:
+def differ_by_chance(domains: Sequence[Any]) -> bool:
     """Whether the domains' accuracies differ no more than if all had the same.
 
     The criterion: the statistic of the chi-square test of homogeneity is at most its expectation,
@@ -86,7 +87,6 @@ RULES = {
 }
 
 
-def picked(run: dict[str, Any], rule: str) -> Line | None:
-    """The evaluation that a rule has picked for a run of result.json; None if it picked none."""
-    # A folder written before --select existed has only the validation choice.
-    return run.get("by_rule", {"validation": run["selected"]}).get(rule)
+def picked(run: Any, rule: str) -> Line | None:
+    """The evaluation that a rule has picked in the result of a run; None if it picked none."""
+    return run["by_rule"].get(rule)

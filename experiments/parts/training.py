@@ -107,17 +107,21 @@ def work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
     optimizer = optimizers.regularised(
         optimizers.make(chosen, "optimizer", learning_rate), chosen.weight_decay, chosen.clip
     )
-    if chosen.batch_size == 0:
-        num_steps = chosen.local_steps or chosen.local_epochs
-        return local.full_batch(optimizer, capacity=sizes.capacity, num_steps=num_steps)
-    size = chosen.batch_size
-    if chosen.local_steps:
-        return local.steps(optimizer, batch_size=size, num_steps=chosen.local_steps)
+    momentum = chosen.momentum if chosen.optimizer == "sgd" else None
+    size, num_steps = chosen.batch_size, chosen.local_steps
+    if size == 0:
+        num_steps = num_steps or chosen.local_epochs
+        return local.full_batch(
+            optimizer, capacity=sizes.capacity, num_steps=num_steps, momentum=momentum
+        )
+    if num_steps:
+        return local.steps(optimizer, batch_size=size, num_steps=num_steps, momentum=momentum)
     return local.epochs(
         optimizer,
         batch_size=size,
         num_epochs=chosen.local_epochs,
         num_batches=sizes.num_batches,
+        momentum=momentum,
     )
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.experiment import build, config, effects
-from experiments.experiment.build import Assembled
+from experiments.experiment import assemble, config
+from experiments.experiment.assemble import Assembled
+from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Config
 from experiments.flags.flag import Range, flag
-from experiments.parts import selection
+from experiments.parts import data as data_flags
+from experiments.parts import network as networks
+from experiments.parts import selection, training
 from experiments.running import checkpoints, provenance, selected
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
@@ -68,7 +70,7 @@ class Runs:
     def data(self) -> Assembled:
         """The data of the runs, divided among clients as in training."""
         held_out = self.cell.held_out or "none"
-        return build.assemble(config.changed(self.config, held_out=held_out, init_from=""))
+        return assemble.assemble(config.changed(self.config, held_out=held_out, init_from=""))
 
     def check_data(self) -> None:
         """Raises UsageError unless the data are still those that the runs were trained on."""
@@ -109,12 +111,12 @@ class Runs:
         """
         dataset = self.data.dataset
         model = (
-            build.model(self.config.model, dataset._replace(render=None))
+            networks.make(self.config.model, dataset._replace(render=None))
             if rendered
             else self.data.model
         )
         hyper = self.cell.runs[index].hyper
-        return build.algorithm(self.config, self.cell, model, hyper, build.Sizes())
+        return assemble.algorithm(self.config, self.cell, model, hyper, training.Sizes())
 
     @functools.cached_property
     def shapes(self) -> Training:
@@ -273,7 +275,7 @@ def _alone(chosen: Config, data_dir: str, dataset: str) -> Config:
 
     Raises UsageError where data_dir was set and no data are looked for there.
     """
-    effects.check_data_dir(data_dir, chosen.data.dataset, dataset)
+    data_flags.check_data_dir(data_dir, chosen.data.dataset, dataset)
     one: dict[str, Any] = {"devices": 1, "hold": "auto", "num_processes": 1, "process_id": 0}
     one |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
     return config.changed(chosen, **one)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.experiment.assemble import Assembled
-from experiments.reporting import report, run_figures
+from experiments.reporting import data_figures, report, run_figures
 from experiments.running import folder as folders
 from experiments.running.launch import FinishedCell
 
@@ -13,7 +13,7 @@ def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) 
     """Writes table and figures, and returns the text to print. finished: the cells, in order."""
     config = assembled.config
     split = assembled.splits[assembled.cells[0].held_out][config.run.seeds[0]]
-    run_figures.draw_partition(folder / "partition.png", assembled.dataset, split)
+    data_figures.draw_partition(folder / "partition.png", assembled.dataset, split)
     count = len(config.run.seeds)
     title = (
         f"{config.title}, {config.model.model}, {config.run.rounds} rounds, "
@@ -29,4 +29,4 @@ def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) 
             folder / "result.json", {"title": title, "cells": [cell.result for cell in finished]}
         )
     where = f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}."
-    return f"\n{title}\n\n{text}\n\n{report.told(rule)}\n{where}"
+    return f"\n{title}\n\n{text}\n\n{report.explained(rule)}\n{where}"

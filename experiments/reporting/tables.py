@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tabulate as tabulated
 
@@ -49,16 +49,3 @@ def table(
 
 def _text(cell: object) -> str:
     return "" if cell is None else str(cell)
-
-
-# transitional: papers/study makes its own rows.
-def tabulate(
-    rows: Sequence[Sequence[Any]], headers: Sequence[str], *, tablefmt: str = "github", **style: Any
-) -> str:
-    """The table of `tabulate`, in which a bar within a cell does not end the cell."""
-    escaped = [[_escaped(cell) for cell in row] for row in rows]
-    return tabulated.tabulate(escaped, list(map(_escaped, headers)), tablefmt=tablefmt, **style)
-
-
-def _escaped(cell: Any) -> Any:
-    return cell.replace("|", "\\|") if isinstance(cell, str) else cell

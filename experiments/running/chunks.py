@@ -19,7 +19,8 @@ from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
 from experiments.parts import machine as machines
 from experiments.parts import training
-from fedjax_inv import program, shares
+from fedjax_inv import program
+from fedjax_inv.devices import is_shards
 from fedjax_inv.types import Examples, Tree, always
 
 _SECONDS = 0.2  # of repeats per candidate
@@ -266,9 +267,9 @@ def without_evaluation(inputs: program.Inputs) -> program.Inputs:
     """The same inputs with nothing to evaluate, so that a segment only trains."""
 
     def nothing(leaf: Tree) -> Tree:
-        return leaf._replace(size=jnp.zeros_like(leaf.size)) if shares.is_held(leaf) else leaf
+        return leaf._replace(size=jnp.zeros_like(leaf.size)) if is_shards(leaf) else leaf
 
-    emptied = jax.tree.map(nothing, inputs, is_leaf=shares.is_held)
+    emptied = jax.tree.map(nothing, inputs, is_leaf=is_shards)
     return emptied._replace(train=inputs.train)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.experiment.grid import Cell
-from experiments.parts import devices
+from experiments.parts import machine
 from experiments.running.records import Line
 from fedjax_inv.checks import UsageError
 
@@ -30,7 +30,7 @@ class Events:
     def __init__(self, folder: Path, cell: Cell, lines: Sequence[Line], asked: bool) -> None:
         """folder: of the cell. lines: of its log until now. asked: whether to write any events."""
         self._writers: list[Any] = []
-        if not (asked and devices.leads()):
+        if not (asked and machine.leads()):
             return
         import tensorboardX  # slow, and optional
 

@@ -11,11 +11,11 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from experiments.experiment import config, effects, grid, groups
+from experiments.experiment import config, grid
+from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Config
 from experiments.flags.flag import name_of, shown
-from experiments.parts import devices
+from experiments.parts import machine
 from experiments.running import records
 from experiments.running.records import Begun, Flag, Result, Start
 from fedjax_inv.checks import UsageError
@@ -64,9 +64,9 @@ def default(chosen: Config, name: str, named: Collection[str]) -> Path:
     if chosen.data.dataset == chosen.data.stem:
         left_out.add("dataset")  # its stem is in every name
     changed = {
-        name_of(groups.FLAGS[flag]): value if isinstance(value, tuple) else (value,)
+        name_of(config.FLAGS[flag]): value if isinstance(value, tuple) else (value,)
         for flag, value in config.flat(chosen).items()
-        if flag not in left_out and value != groups.FLAGS[flag].default
+        if flag not in left_out and value != config.FLAGS[flag].default
     }
     text = "-".join(f"{flag}={'-'.join(map(str, value))}" for flag, value in changed.items())
     if len(text) > _LONGEST or text != grid.folder_name(text):
@@ -85,7 +85,7 @@ def locked(folder: Path) -> Iterator[None]:
     program, the leading one locks for all.
     """
     file, refused = None, False
-    if devices.leads():
+    if machine.leads():
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / _LOCK).open("w")
         try:
@@ -93,7 +93,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             refused = True
     try:
-        if devices.agree(int(refused)):
+        if machine.agree(int(refused)):
             raise UsageError("--run_dir", folder, "another process is at work there; wait for it")
         yield
     finally:
@@ -239,8 +239,8 @@ def begun(folder: Path) -> Begun:
     """The record in config.json; raises UsageError if it is damaged."""
     path = folder / "config.json"
     record = records.read(path, Begun)
-    flags = {name: value for name, value in record.flags.items() if name in groups.FLAGS}
-    are_lists = {name: isinstance(groups.FLAGS[name].default, tuple) for name in flags}
+    flags = {name: value for name, value in record.flags.items() if name in config.FLAGS}
+    are_lists = {name: isinstance(config.FLAGS[name].default, tuple) for name in flags}
     fits = all(isinstance(flags[name], list) == is_list for name, is_list in are_lists.items())
     try:
         config.from_record(record.flags if fits else {})
@@ -285,10 +285,10 @@ def difference(
     before = config.from_record(flags)
     old, new = config.to_record(before), config.to_record(chosen)
     # A flag without effect does not make another run, and cannot be given again either.
-    compared = set(new) - _NOT_COMPARED - set(effects.without_effect(chosen))
+    compared = set(new) - _NOT_COMPARED - set(config.without_effect(chosen))
     for name in new:
         if name in compared and old[name] != new[name]:
-            flag = name_of(groups.FLAGS[name])
+            flag = name_of(config.FLAGS[name])
             what = f"{flag} is {_short(old[name])} and not {_short(new[name])}"
             return Difference(what, f", or --{flag}={shown(old[name])}")
     theirs = there.restored().record()
@@ -308,7 +308,7 @@ def _short(value: Any) -> str:
 
 def write(path: Path, text: str) -> None:
     """Writes a file whole or not at all; only the leading process does."""
-    if not devices.leads():
+    if not machine.leads():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(path.suffix + ".tmp")

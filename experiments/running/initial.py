@@ -1,6 +1,5 @@
 """Networks to start from, for --init_from: the global networks of another run."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 from experiments.experiment.grid import Cell
 from experiments.flags.flag import flag_error, shown
 from experiments.parts.network import Network
-from experiments.running import checkpoints, records
+from experiments.running import checkpoints, provenance, records
 from experiments.running import folder as folders
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree, Variables
@@ -93,7 +92,7 @@ def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables])
     if not path.exists():
         return
     remedy = "delete it if --init_from names the same networks as before"
-    if records.read(path, records.START, remedy)["networks"] != _checksum(networks):
+    if records.read(path, records.Networks, remedy).networks != _checksum(networks):
         raise _error(
             chosen,
             f"has other networks by now than those that the run in {folder} started from; choose "
@@ -102,13 +101,12 @@ def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables])
 
 
 def _checksum(networks: Mapping[int, Variables]) -> str:
-    """A digest of all bits of networks by seed."""
-    digest = hashlib.sha256()
-    for seed, variables in networks.items():
-        digest.update(f"{seed}".encode())
-        for leaf in jax.tree.leaves(variables):
-            digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()
+    """The SHA-256 of all bits of networks by seed."""
+    return provenance.digest(
+        (str(seed) if number == 0 else "", leaf)
+        for seed, variables in networks.items()
+        for number, leaf in enumerate(jax.tree.leaves(variables))
+    )
 
 
 def _row(chosen: Network, cell: Cell, seed: int) -> int:

@@ -3,14 +3,12 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from experiments.experiment import assemble, command_line, grid, memory
+from experiments.experiment import assemble, grid, memory
 from experiments.experiment.assemble import Assembled, Prepared
-from experiments.experiment.command_line import Given
 from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.flags import command, errors
 from experiments.flags.flag import check_place, flag_error
 from experiments.parts import machine
 from experiments.parts.training import Sizes
@@ -21,28 +19,13 @@ from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Examples, Variables
 
-# transitional: until every binary has its BINARY.
-errors_in_one_line = errors.in_one_line
-
-
-def main(binary: Callable[[Any], str], about: str, read: Callable[[Given], Any]) -> None:
-    """Starts a binary that has no BINARY yet."""
-    command.main(
-        command.Binary(
-            lambda given: binary(read(given)),
-            lambda values: None,
-            command_line.parse,
-            lambda argv, values: command_line.answer(argv, about, values),
-        )
-    )
-
 
 class FinishedCell(NamedTuple):
     """A cell that has been run."""
 
     label: str  # the algorithm, with the settings in which the cells differ
     folder: Path
-    result: dict[str, Any]  # as result.json has it
+    result: records.Result
 
 
 # (experiment, its folder, its cells in order) -> the text to print; writes tables and figures
@@ -74,7 +57,7 @@ def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> st
         programs = _Programs(config, assembled.data)
         for name, result in results.items():
             if result is None:
-                folders.check_data(places[name], programs.start["data"])
+                folders.check_data(places[name], programs.start.data)
         machine.agree(0)  # no process writes before all have looked
         with Stop() as stop:
             for cell in assembled.cells:
@@ -87,9 +70,11 @@ def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> st
         if not machine.leads():
             return ""
         labels = zip(grid.short_labels(assembled.cells), assembled.cells, strict=True)
-        finished = [
-            FinishedCell(label, places[cell.name], results[cell.name]) for label, cell in labels
-        ]
+        finished = []
+        for label, cell in labels:
+            result = results[cell.name]
+            assert result is not None  # by now
+            finished.append(FinishedCell(label, places[cell.name], result))
         return report(assembled, folder, finished)
 
 
@@ -137,7 +122,7 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
     return {cells[0].name: folder}
 
 
-def _finished(assembled: Assembled, places: Mapping[str, Path]) -> dict[str, Any]:
+def _finished(assembled: Assembled, places: Mapping[str, Path]) -> dict[str, records.Result | None]:
     """The results of finished cells, None for the others; by the cells' names."""
     results = {
         cell.name: folders.finished(assembled.config, cell, places[cell.name])
@@ -164,7 +149,7 @@ class _Programs:
         layout = assemble.layout(self.config, num_clients)
         if layout is None:
             return prepared
-        data, inputs = layout.dealt(self.data, prepared.inputs)
+        data, inputs = layout.place(self.data, prepared.inputs)
         if not layout.own:  # the next cell's, too
             self.data = data
         return prepared._replace(data=data, inputs=inputs, layout=layout)
@@ -206,9 +191,8 @@ class _Programs:
         path = folder / "chunks.json"
         if not (self.config.run.resume and path.exists()):
             return None
-        kind = dict.fromkeys(chunks.Chunks._fields, int)
-        record = records.read(path, kind, "delete it to have them chosen anew")
-        begun = chunks.Chunks(record["clients"], record["runs"])
+        record = records.read(path, records.Chunks, "delete it to have them chosen anew")
+        begun = chunks.Chunks(record.clients, record.runs)
         flags = ("client_chunk", "run_chunk")
         asked = chunks.asked(self.config, prepared.inputs)
         for flag, wanted, there in zip(flags, asked, begun, strict=True):
@@ -229,7 +213,7 @@ def _run_cell(
     prepared: Prepared,
     folder: Path,
     stop: Stop,
-) -> dict[str, Any]:
+) -> records.Result:
     """Runs a placed cell and returns its result; ends the process if a signal stops it."""
     config = assembled.config
     # First of all, so that everything in the folder is known to be this run's.

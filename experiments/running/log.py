@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from experiments.parts import devices
+from experiments.parts import machine
 from experiments.running import folder as folders
 from experiments.running import records
 from experiments.running.records import Line
@@ -79,14 +79,14 @@ class Log:
         before = {line.run: line for line in self.lines[-len(lines) :]}
         added = [_added(line, before.get(line.run)) for line in lines]
         self.lines += added
-        if devices.leads():
+        if machine.leads():
             with self._path.open("a") as file:
                 file.writelines(map(_text, added))
         return added
 
     def flush(self) -> None:
         """Waits until the lines are on the disk, so that no checkpoint is without its lines."""
-        if devices.leads():
+        if machine.leads():
             with self._path.open("a") as file:
                 folders.flushed(file)
 

@@ -14,11 +14,11 @@ import jax
 import msgspec
 import numpy as np
 
-from experiments.experiment import build
+from experiments.experiment import assemble
+from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Config
 from experiments.flags.errors import Diverged
-from experiments.parts import devices
+from experiments.parts import machine
 from experiments.parts.selection import RULES
 from experiments.running import folder as folders
 from experiments.running import log as logs
@@ -127,7 +127,7 @@ def _advance(
     config, cell, program = job.config, job.cell, job.program
     rounds, every = config.run.rounds, config.watching.eval_every
     # On the host, where cutting out the part of a segment compiles nothing.
-    cohorts = jax.device_get(build.cohorts(config, job.inputs, -(-rounds // every) * every))
+    cohorts = jax.device_get(assemble.cohorts(config, job.inputs, -(-rounds // every) * every))
     traffic = program.traffic(job.data, job.inputs)
     checkpoint_every = config.run.checkpoint_every or every
     start = time.monotonic() - log.seconds
@@ -169,7 +169,7 @@ def _advance(
             done += length
             best.look(evaluated(outcome, done, length), stored, job.personal)
             last = _is_over(config, done, outcome.stops)
-            stop.signal = devices.agree(stop.signal)
+            stop.signal = machine.agree(stop.signal)
             if last or done % checkpoint_every == 0 or stop.signal:
                 log.flush()
                 checkpoints.save(done, stored(), best.served)

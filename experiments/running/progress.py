@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from experiments.parts import devices
+from experiments.parts import machine
 from experiments.running.records import Line
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -26,7 +26,7 @@ class Progress:
 
     def tell(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
-        if devices.leads():
+        if machine.leads():
             tqdm.write(f"{self._title}: {text}", file=sys.stderr)
 
     @contextlib.contextmanager
@@ -45,7 +45,7 @@ class Progress:
 
     def start(self) -> None:
         """Shows the bar, if stderr is a terminal."""
-        if self._bar is None and devices.leads() and sys.stderr.isatty():
+        if self._bar is None and machine.leads() and sys.stderr.isatty():
             self._bar = tqdm(total=self._rounds, initial=self._done, desc=self._title, unit="round")
 
     def evaluated(self, done: int, lines: Sequence[Line]) -> None:

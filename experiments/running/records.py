@@ -19,7 +19,7 @@ Setting = str | bool | int | float | None
 class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The base of all entries of json files."""
 
-    # transitional: papers/ and parts/selection read the entries of lines and results by name.
+    # Fields read like the entries of a dict, for rules of selection and columns of papers.
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)

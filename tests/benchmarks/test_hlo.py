@@ -1,4 +1,4 @@
-"""What the benchmark of accelerators reads from programs, on programs of which it is known."""
+"""The reading of compiled programs, on programs whose content is known."""
 
 import os
 import subprocess
@@ -97,8 +97,8 @@ ENTRY %main (all: f32[1000,8], some: f32[4,8], first: s32[]) -> f32[1000,8] {{
 """
     fused = "fusion(%all, %some, %first), kind=kLoop, calls=%rows"
     alone = put.replace("%p0", "%all").replace("%p1", "%some").replace("%p2", "%first")
-    for told in (fused, alone):
-        moved = hlo.bytes_moved(hlo.Program(text.replace("PUT", told)))
+    for put in (fused, alone):
+        moved = hlo.bytes_moved(hlo.Program(text.replace("PUT", put)))
         assert 2 * 4 * 8 * 4 <= moved <= 2 * 4 * 8 * 4 + 2 * 4  # and where they belong
 
 
@@ -134,10 +134,10 @@ def test_operations_of_products_and_convolutions_are_counted_turn_by_turn() -> N
         def turn(_: int, x: jax.Array) -> jax.Array:
             return jnp.tanh(jnp.einsum("bij,bjk->bik", x, w))
 
-        made = jax.lax.conv_general_dilated(
+        outputs = jax.lax.conv_general_dilated(
             images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
-        return jax.lax.fori_loop(0, 7, turn, x).sum() + made.sum()
+        return jax.lax.fori_loop(0, 7, turn, x).sum() + outputs.sum()
 
     shapes = ((3, 4, 5), (3, 5, 5), (2, 6, 6, 3), (3, 3, 3, 8))
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
@@ -193,9 +193,9 @@ def test_algorithms_compile_for_tpus_that_are_not_there() -> None:
     assert done.returncode == 0, done.stderr
     table = [[cell.strip() for cell in line.split("|")] for line in done.stdout.splitlines()]
     table = [row for row in table if len(row) > 5]
-    told = [dict(zip(table[0], row, strict=True)) for row in table[2:]]
-    assert [one["program"] for one in told] == programs
-    for one in told:
+    rows = [dict(zip(table[0], row, strict=True)) for row in table[2:]]
+    assert [one["program"] for one in rows] == programs
+    for one in rows:
         assert one["compiles"] == "yes"
         for name in ("sorts", "host transfers", "all-gathers", "grouped convolutions"):
             assert float(one[name]) == 0, (one["program"], name)

@@ -89,13 +89,13 @@ def test_peer_answers_round_by_round() -> None:
         assert [peer.round() for _ in range(3)] == [workloads.Round(0.5, 4)] * 3
 
 
-def test_failing_peer_tells_why() -> None:
+def test_failing_peer_reports_why() -> None:
     failing = peers.started(runner("fail"), 1, 60)
     with failing as peer, pytest.raises(peers.PeerError, match="ended: out of luck"):
         peer.round()
 
 
-def test_missing_environment_is_told() -> None:
+def test_missing_environment_is_reported() -> None:
     missing = peers.started(["/nowhere/python"], 1, 60)
     with pytest.raises(peers.PeerError, match=r"no /nowhere/python; see make_venvs.sh"), missing:
         pass

@@ -11,7 +11,7 @@ import struct
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,11 +21,10 @@ import pytest
 from absl import flags
 
 from experiments import contributions, evaluate, explain, export, factors, show_data, sweep, train
-from experiments.experiment import command_line, config, grid
-from experiments.experiment.command_line import Given
+from experiments.experiment import config, grid
 from experiments.flags import errors
 from experiments.flags.command import Binary
-from experiments.papers import cafe, fedcfa, fedipg, fl_games, study
+from experiments.papers import cafe, fedcfa, fedipg, fl_games
 from experiments.parts import machine
 from experiments.running import folder as folders
 from experiments.running import loop
@@ -36,43 +35,19 @@ _MEMORY = 4 * 10**9  # bytes of the machine and of the device, whatever they are
 _SECONDS = 30  # after which a command hangs
 
 
-def _of(
-    define: Callable[[flags.FlagValues], None],
-    read: Callable[[Given, flags.FlagValues], Any],
-    work: Callable[[Any], str],
-) -> Binary:
-    """A binary that has no BINARY yet."""  # transitional
-    return Binary(
-        work,
-        define,
-        lambda argv, values: read(command_line.parse(argv, values), values),
-        lambda argv, values: None,
-    )
-
-
-def _paper(paper: study.Paper) -> Binary:
-    return _of(
-        lambda values: study.define(paper, values),
-        lambda given, values: study.options(paper, values),
-        lambda options: study.run_all(paper, options),
-    )
-
-
 BINARIES: dict[str, Binary] = {
     "train": train.BINARY,
     "sweep": sweep.BINARY,
-    "show_data": _of(show_data.define, show_data.read, show_data.show),
-    "evaluate": _of(evaluate.define, lambda given, v: evaluate.options(v), evaluate.run),
-    "export": _of(export.define, lambda given, v: export.options(v), export.run),
-    "explain": _of(explain.define, lambda given, v: explain.options(v), explain.run),
-    "contributions": _of(
-        contributions.define, lambda given, v: contributions.options(v), contributions.run
-    ),
-    "factors": _of(factors.define, lambda given, v: factors.options(v), factors.run),
-    "cafe": _paper(cafe.PAPER),
-    "fedcfa": _paper(fedcfa.PAPER),
-    "fedipg": _paper(fedipg.PAPER),
-    "fl_games": _paper(fl_games.PAPER),
+    "show_data": show_data.BINARY,
+    "evaluate": evaluate.BINARY,
+    "export": export.BINARY,
+    "explain": explain.BINARY,
+    "contributions": contributions.BINARY,
+    "factors": factors.BINARY,
+    "cafe": cafe.BINARY,
+    "fedcfa": fedcfa.BINARY,
+    "fedipg": fedipg.BINARY,
+    "fl_games": fl_games.BINARY,
 }
 
 

@@ -311,7 +311,7 @@ def test_a_run_that_diverged_is_told_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as ended, errors.in_one_line():
-        raise loop.Diverged("round 3:\nits loss")
+        raise errors.Diverged("round 3:\nits loss")
     assert ended.value.code == 3
     assert capsys.readouterr().err == "error: round 3: its loss\n"
 

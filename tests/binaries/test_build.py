@@ -43,7 +43,9 @@ def test_clipping_comes_before_the_decay() -> None:
 )
 def test_local_training_knows_its_momentum(settings: dict[str, int]) -> None:
     def momentum(**others: Any) -> Any:
-        return build.work(config.of(**settings, **others).clients, 0.1, build.Sizes()).momentum
+        return training.work(
+            config.of(**settings, **others).clients, 0.1, training.Sizes()
+        ).momentum
 
     assert momentum(momentum=0.9) == 0.9
     assert momentum() == 0.0

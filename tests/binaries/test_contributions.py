@@ -9,9 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments import contributions, sweep
-from experiments.contributions import Options, Phase
+from experiments.contributions import Options
 from experiments.experiment import config
 from experiments.reporting import figures
+from experiments.reporting import phases as phases_of
+from experiments.reporting.phases import Phase
 from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv.checks import UsageError
 from runs import Ran, halved, jobs, no_figures, parsed, ran, states
@@ -51,7 +53,7 @@ def entries(table: str) -> list[list[str]]:
 
 
 def test_the_table_tells_what_the_checkpoint_holds(run: Ran) -> None:
-    (phase,) = contributions.find(run.folder)
+    (phase,) = phases_of.find(run.folder)
     told = states(run.folder, 4)["state"]["server"]["assessment"]
     linear, quadratic, measured = (told[name] for name in ("linear", "quadratic", "measured"))
     table = linear - told["smoothness"][:, None, None] * quadratic
@@ -81,8 +83,8 @@ def test_the_table_tells_what_the_checkpoint_holds(run: Ran) -> None:
 
 
 def test_a_run_that_goes_on_is_told_as_far_as_it_is(run: Ran, tmp_path: Path) -> None:
-    (phase,) = contributions.find(halved(run.job, tmp_path / "half"))
-    (whole,) = contributions.find(run.folder)
+    (phase,) = phases_of.find(halved(run.job, tmp_path / "half"))
+    (whole,) = phases_of.find(run.folder)
     assert phase.title == "half, 2 of 3 rounds of pre-training"
     known = np.isfinite(phase.outcome.contributions)
     assert not known[:, 2].any()
@@ -103,7 +105,7 @@ def test_each_setting_of_a_sweep_has_its_phase(tmp_path: Path) -> None:
         sweep.sweep(chosen)
     folder = Path(chosen.run.run_dir)
     (cell,) = (path.parent for path in folder.glob("*/config.json"))
-    phases = contributions.find(cell)
+    phases = phases_of.find(cell)
     assert [phase.seeds for phase in phases] == [(0, 3), (0, 3)]
     assert [phase.title.rsplit(",")[0].rsplit(" ")[-1] for phase in phases] == [
         *("step_size=0.1", "step_size=0.5"),

@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 
 from experiments import sweep, train
-from experiments.experiment import build, config, grid, groups
+from experiments.experiment import assemble, config, grid
+from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.experiment.groups import Config
 from experiments.flags.errors import Diverged
+from experiments.parts import watching
+from experiments.parts.watching import Watching
 from experiments.reporting import report, run_figures
 from experiments.running import chunks, log, loop, provenance, records, selected
 from experiments.running import folder as folders
@@ -175,7 +177,7 @@ def test_a_run_folder_is_complete(trained: Ran) -> None:
         ),
     }
     told = json.loads((trained.folder / "config.json").read_text())["flags"]
-    assert set(told) == set(groups.FLAGS)
+    assert set(told) == set(config.FLAGS)
     lines = metrics(trained.folder)
     expected = [(round, seed) for round in (0, 3, 6) for seed in (0, 1)]
     assert [(line["round"], line["seed"]) for line in lines] == expected
@@ -199,7 +201,7 @@ def test_bytes_are_parameters_times_clients_times_rounds(trained: Ran) -> None:
 
 
 def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
-    made = build.assemble(trained.job.config)
+    made = assemble.assemble(trained.job.config)
     server = states(trained.folder, 6)["state"]["server"]["variables"]
     last = [line["gradients"] for line in metrics(trained.folder) if line["round"] == 6]
     inputs = trained.job.inputs
@@ -218,8 +220,8 @@ def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
         np.testing.assert_allclose(told["cosine"], expected.cosine, rtol=1e-3, atol=1e-5)
     refused = config.of(algorithm=("fl_games",), watch_gradients=True)
     with pytest.raises(UsageError, match="--watch_gradients=true: --algorithm=fl_games has no"):
-        build.assemble(refused)
-    build.assemble(config.of(missing="reuse", watch_gradients=True))  # of the network within
+        assemble.assemble(refused)
+    assemble.assemble(config.of(missing="reuse", watch_gradients=True))  # of the network within
 
 
 def test_evaluations_tell_classes_and_clients_alike(sampled: Ran) -> None:
@@ -238,7 +240,7 @@ def test_round_0_is_of_the_network_that_training_starts_from(
 ) -> None:
     for own in (trained, sampled, game):
         config, (data, inputs) = own.job.config, (own.job.data, own.job.inputs)
-        made = build.assemble(config)
+        made = assemble.assemble(config)
         for line in metrics(own.folder)[: len(own.job.cell.runs)]:
             assert line["round"] == line["bytes"] == line.get("dropped", 0) == 0
             assert line["train_loss"] is None
@@ -609,9 +611,9 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
     assert row == ["a", "30.0", "diverged", "", "", "", ""]
 
 
-def ready(chosen: Config, held_out: str) -> tuple[Cell, Any, build.Prepared]:
+def ready(chosen: Config, held_out: str) -> tuple[Cell, Any, assemble.Prepared]:
     """The only cell of some flags, the examples, and what is to be compiled."""
-    made = build.assemble(config.changed(chosen, held_out=held_out))
+    made = assemble.assemble(config.changed(chosen, held_out=held_out))
     (cell,) = made.cells
     return cell, made.data, made.prepare(cell)
 
@@ -750,7 +752,7 @@ def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None
         chosen = flags(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
         _, data, (experiment, inputs, *_) = ready(chosen, "40")
         made = program.make(experiment, client_chunk=10, run_chunk=1)
-        segment = chunks.compiled(made, data, inputs, build.cohorts(chosen, inputs, 2))
+        segment = chunks.compiled(made, data, inputs, assemble.cohorts(chosen, inputs, 2))
         analysis = segment.memory_analysis()
         assert analysis is not None
         return analysis.temp_size_in_bytes
@@ -796,8 +798,8 @@ def test_a_stop_tells_what_there_was_in_its_round(
 def test_warm_starts() -> None:
     sizes = np.array([5, 129, 64])
     for flag, expected in (("clients", 3), ("batches", 3), ("7", 7), ("0", 0)):
-        assert build.warm_start(groups.Watching(warm_start=flag), 64, sizes) == expected
-    assert build.warm_start(groups.Watching(warm_start="batches"), 0, sizes) == 1
+        assert watching.warm_start(Watching(warm_start=flag), 64, sizes) == expected
+    assert watching.warm_start(Watching(warm_start="batches"), 0, sizes) == 1
 
 
 def test_the_warm_start_of_players_in_turns(in_turns: Ran) -> None:
@@ -910,7 +912,7 @@ def test_domains_that_would_share_a_folder_do_not(tmp_path: Path) -> None:
 def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
     def dealt(**changes: Any) -> dict[int, list[np.ndarray]]:
         chosen = config.changed(TINY, environment="colored", **changes)
-        made = build.assemble(chosen)
+        made = assemble.assemble(chosen)
         (of_seeds,) = made.splits.values()
         rows = {seed: np.sort(parts_of(split.test)[0]) for seed, split in of_seeds.items()}
         x, y = made.data.x, np.asarray(made.data.y)
@@ -922,5 +924,5 @@ def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
     assert all(map(np.array_equal, each[0], fixed[0]))
     # A run is what it is alone.
     assert all(map(np.array_equal, each[1], alone[1]))
-    rows = build.assemble(config.changed(TINY, environment="none")).data.y
+    rows = assemble.assemble(config.changed(TINY, environment="none")).data.y
     assert len(rows) == 1797  # not copied where nothing is drawn

@@ -26,8 +26,8 @@ import pytest
 from absl import flags
 
 from experiments import contributions, evaluate, explain, export, factors, show_data
-from experiments.experiment import build, command_line, config, grid
-from experiments.experiment.groups import Config
+from experiments.experiment import assemble, config, grid
+from experiments.experiment.config import Config
 from experiments.flags import errors
 from experiments.papers import fedcfa, study
 from experiments.reporting import finished
@@ -143,7 +143,7 @@ LOOKS: dict[str, Callable[[Path], Any]] = {
     "export": exported,
     "contributions": lambda folder: contributions.run(contributions.Options((str(folder),))),
     "factors": lambda folder: factors.run(factors.Options((str(folder),))),
-    "init_from": lambda folder: build.assemble(config.changed(TINY, init_from=str(folder))),
+    "init_from": lambda folder: assemble.assemble(config.changed(TINY, init_from=str(folder))),
 }
 
 
@@ -496,7 +496,7 @@ def unwritable(place: Path) -> dict[str, tuple[Path, str]]:
 def test_a_run_dir_that_cannot_be_written(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(build, "assemble", unasked)
+    monkeypatch.setattr(assemble, "assemble", unasked)
     folder, words = unwritable(tmp_path)[how]
     assert refused(lambda: resume(folder), tmp_path).startswith(f"--run_dir={folder}: {words}")
 
@@ -519,7 +519,7 @@ OUTS: dict[str, Callable[[Path, str], Any]] = {
 def test_an_out_that_cannot_be_written(
     made: Runs, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binary: str
 ) -> None:
-    monkeypatch.setattr(build, "assemble", unasked)
+    monkeypatch.setattr(assemble, "assemble", unasked)
     for place in ("/proc/out.png", str(tmp_path / ("long" * 100 + ".png"))):
         line = refused(partial(OUTS[binary], made.whole.folder, place))
         assert line.startswith(f"--out={place}: cannot be written (")
@@ -680,13 +680,13 @@ def test_what_a_paper_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, told: str
 ) -> None:
     values = flags.FlagValues()
-    study.define(fedcfa.PAPER, values)
-    command_line.parse(["", "--data=digits", word, f"--run_dir={tmp_path}"], values)
+    fedcfa.BINARY.define(values)
+    words = ["", "--data=digits", word, f"--run_dir={tmp_path}"]
     if not told:
-        assert study.options(fedcfa.PAPER, values).rows == ()  # as by default: all
+        assert fedcfa.BINARY.read(words, values).rows == ()  # as by default: all
         return
     with pytest.raises(ValueError, match=f"^{told}"):
-        study.run_all(fedcfa.PAPER, study.options(fedcfa.PAPER, values))
+        fedcfa.BINARY.run(fedcfa.BINARY.read(words, values))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from experiments import evaluate
-from experiments.papers import study
+from experiments.papers import drawings
 from experiments.reporting import data_figures, figures, run_figures
 from experiments.running.records import Cell, Domain, Line, Result, Run, RunResult
 from fedjax_inv.data import federation
@@ -245,7 +245,7 @@ def test_series(saved: dict[str, Figure]) -> None:
         quantity: {name: [("$1$", [10.0, 20.0]), ("2", [30.0])] for name in LONG[:9]}
         for quantity in ("accuracy, %", "loss")
     }
-    study.draw_series(Path("s.png"), "digits", "what varies", points)
+    drawings.against(Path("s.png"), "digits", "what varies", points)
     figure = saved["s.png"]
     check(figure)
     assert len(figure.legends[0].get_texts()) == 9

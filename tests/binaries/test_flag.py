@@ -47,19 +47,6 @@ def test_without_a_flag_that_named_the_function_the_line_stands_alone() -> None:
     assert str(in_flags(error("x", 1), "", NAMES)) == "x=1: must be"
 
 
-# transitional, as is what it tests
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("flips=[0.2, 0.1]: must all differ", "--flips=0.2,0.1: must all differ, with --kind=a"),
-        ("play='turns': must be", "--set=play=turns: must be, with --kind=a"),
-        ("x=1: or num_clients=5 lower", "--kind=a: x=1: or --clients=5 lower"),
-    ],
-)
-def test_errors_of_one_string_are_rewritten(text: str, expected: str) -> None:
-    assert str(in_flags(UsageError(text), "--kind=a", NAMES)) == expected
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

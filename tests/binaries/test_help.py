@@ -38,19 +38,16 @@ def check(name: str, arguments: list[str], folder: Path) -> None:
     """Reads a command as its binary does; a study's with all of its rows."""
     module, values = importlib.import_module(f"experiments.{name}"), flags.FlagValues()
     if name.startswith("papers."):
-        study.define(module.PAPER, values)
-        command_line.parse(["", *arguments], values)
-        options = study.options(module.PAPER, values)
-        for data in options.data:
-            rows = study.select(module.PAPER.studies[options.study].rows(data), options.rows)
-            assert study.configs(module.PAPER, rows, folder, options.overrides)
-    elif hasattr(module, "BINARY"):
+        module.BINARY.define(values)
+        told = module.BINARY.read(["", *arguments], values)
+        for data in told.data:
+            rows = study.select(module.PAPER.studies[told.study].rows(data), told.rows)
+            assert study.configs(module.PAPER, rows, folder, told.overrides)
+    elif name in ("train", "sweep"):
+        command_line.of_arguments(arguments)
+    else:
         module.BINARY.define(values)
         assert module.BINARY.read(["", *arguments], values)
-    else:  # transitional
-        module.define(values)
-        given = command_line.parse(["", *arguments], values)
-        assert module.read(given, values) if name == "show_data" else module.options(values)
 
 
 @pytest.mark.parametrize("name", MODULES)

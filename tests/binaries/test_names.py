@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import show_data
-from experiments.experiment import build, config
+from experiments.experiment import assemble, config
 from experiments.reporting import data_figures, tables
 from fedjax_inv.checks import UsageError
 
@@ -88,7 +88,7 @@ def test_strange_names_are_shown(data: str, tmp_path: Path) -> None:
     assert out.stat().st_size
     for name in NAMES[:3]:
         assert name.replace("|", "\\|") in told
-    made = build.assemble(chosen)
+    made = assemble.assemble(chosen)
     partition = tmp_path / "partition.png"
     data_figures.draw_partition(partition, made.dataset, made.splits[NAMES[3]][0])
     assert partition.stat().st_size
@@ -103,7 +103,7 @@ def test_words_of_held_out_are_no_names_of_domains(name: str, data: str, tmp_pat
     np.savez(tmp_path / "copy.npz", **held)
     for held_out in ("", "none", "all", NAMES[1]):
         with pytest.raises(UsageError, match=f"has the domain {name!r}"):
-            build.assemble(config.of(dataset=str(tmp_path / "copy.npz"), held_out=held_out))
+            assemble.assemble(config.of(dataset=str(tmp_path / "copy.npz"), held_out=held_out))
     held["domain"][:] = name
     np.savez(tmp_path / "copy.npz", **held)  # of one domain none is held out
-    assert build.assemble(config.of(dataset=str(tmp_path / "copy.npz"))).cells
+    assert assemble.assemble(config.of(dataset=str(tmp_path / "copy.npz"))).cells

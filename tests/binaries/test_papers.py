@@ -1,6 +1,7 @@
-"""What every paper's file must say."""
+"""The file of every paper."""
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,19 @@ def paper(name: str) -> study.Paper:
     return importlib.import_module(f"{papers.__name__}.{name}").PAPER
 
 
+@pytest.mark.parametrize("name", papers.LISTED)
+def test_printed_numbers_stand_once_and_are_of_rows_and_data_of_the_paper(name: str) -> None:
+    numbers = study.printed(name)
+    assert len({each[:-1] for each in numbers}) == len(numbers) > 20
+    assert all(text and text == text.strip() for each in numbers for text in each)
+    assert [
+        float(re.split("±|,", each.value.strip("()").removeprefix(">,"))[0]) for each in numbers
+    ]
+
+
 def test_every_file_is_listed() -> None:
     (folder,) = papers.__path__
-    files = {path.stem for path in Path(folder).glob("*.py")} - {"__init__"}
+    files = {path.stem for path in Path(folder).glob("*.py")} - {"__init__", "study", "drawings"}
     assert files == set(papers.LISTED)
 
 

@@ -1,4 +1,4 @@
-"""The studies of CAFE: what is compared, what the tables tell, what lies where in the figures."""
+"""The studies of CAFE: rows, tables, and the positions of points in figures."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.experiment import command_line, config, grid
 from experiments.papers import cafe, study
-from experiments.papers.study import Done, Row
+from experiments.papers.study import Cells, Row, RowResult
 from experiments.parts import participation
 from experiments.reporting import figures
 from fedjax_inv.checks import UsageError
@@ -41,9 +41,9 @@ def test_a_label_is_one_run_in_all_studies() -> None:
     chosen = {label: command_line.of_arguments(of) for label, of in of_labels.items()}
     for label, one in chosen.items():
         parts = label.split("-")
-        told = {name: parts[parts.index(name) + 1] for name in ("CF", "IF") if name in parts}
-        assert one.participation.frequency == float(told.get("CF", 0.1))
-        assert one.partition.imbalance == float(told.get("IF", 1))
+        expected = {name: parts[parts.index(name) + 1] for name in ("CF", "IF") if name in parts}
+        assert one.participation.frequency == float(expected.get("CF", 0.1))
+        assert one.partition.imbalance == float(expected.get("IF", 1))
     for name, value in (("frequency", "CF"), ("groups", "CF"), ("imbalance", "IF")):
         for row in cafe.PAPER.studies[name].rows("digits"):
             assert f"{value} {row.x}," in cafe.where(chosen[row.label])
@@ -64,7 +64,14 @@ def test_parts_of_cafe_are_switched_off() -> None:
 
 
 def test_numbers_of_the_paper() -> None:
-    first, second = cafe.NUMBERS["Table I"], cafe.NUMBERS["Table II"]
+    first, second = (
+        {
+            (one.row, one.data, float(one.column.split()[1])): one.value
+            for one in cafe.NUMBERS
+            if one.source == table
+        }
+        for table in ("Table I", "Table II")
+    )
     assert len(first) == len(second) == 5 * 3 * 3
     assert first["CAFE", "cifar10", 0.1] == "67.29"
     assert first["MOON", "fashion_mnist", 0.1] == "88.36"
@@ -95,7 +102,7 @@ def evaluation(number: int, test: float, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> Done:
+def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> RowResult:
     """A row whose seeds had these test accuracies in rounds 10, 20, ..., the last selected."""
     logs = [
         [evaluation(10 * (i + 1), test, seed) for i, test in enumerate(tests)]
@@ -113,8 +120,8 @@ def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> Done:
     ]
     worse = {"diverged": True, "hyper": {"learning_rate": 0.03}}
     result = {"cell": {"held_out": None}, "runs": [*runs, *(run | worse for run in runs)]}
-    cell = study.Ran("test", runs, logs, result)
-    return Done(row, command_line.of_arguments([*row.flags, *more]), [cell])
+    cell = study.CellResult("test", runs, logs, result)
+    return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
 def named(rows: list[Row], label: str) -> Row:
@@ -129,41 +136,48 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
         plain = command_line.of_arguments(row.flags)
         rare = participation.is_sparse(plain.participation, 4, seed)
         assert rare.sum() == 2
-        told = cafe.by_group(plain, line)
+        groups = cafe.by_group(plain, line)
         for name, mask in (("sparse clients", rare), ("frequent clients", ~rare)):
             expected = np.mean([v for v, of in zip((0.5, 0.6, 0.4), mask[:3], strict=True) if of])
-            assert told.pop(name) == pytest.approx(expected)
-        assert not told  # without a tail no class is in a minority
+            assert groups.pop(name) == pytest.approx(expected)
+        assert not groups  # without a tail no class is in a minority
         tail = command_line.of_arguments([*row.flags, "--imbalance=10"])
-        told = cafe.by_group(tail, line)
-        assert (told["majority classes"], told["minority classes"]) == pytest.approx((0.65, 0.35))
+        groups = cafe.by_group(tail, line)
+        assert (groups["majority classes"], groups["minority classes"]) == pytest.approx(
+            (0.65, 0.35)
+        )
         everybody = command_line.of_arguments([*row.flags, "--sparse=1"])
         assert set(cafe.by_group(everybody, line)) == {"sparse clients"}
 
 
-def test_a_table_tells_groups_and_the_papers_numbers() -> None:
+def line_of(result: RowResult, name: str = "frequency") -> Cells:
+    """A line of the table of a study."""
+    return study.line(cafe.PAPER, cafe.PAPER.studies[name], "fashion_mnist", result)
+
+
+def test_a_table_has_groups_and_the_papers_numbers() -> None:
     rows = {row.label: row for row in cafe.frequency("fashion_mnist")}
-    told = cafe.tell(made_up(rows["CAFE"], [[0.4, 0.5], [0.3, 0.6]]))
-    assert told["setting"] == "Dir 0.1, CF 0.1, IF 1, 10 of 100 clients, 5 epochs"
-    assert told["selected"] == "learning_rate=0.01"
-    assert told["test, %"] == told["balanced, %"] == "55.0 ± 7.1"
-    assert {"frequent clients, %", "sparse clients, %"} < set(told)
-    assert not {"majority classes, %", "minority classes, %"} & set(told)
-    assert (told["paper: Table I"], told["paper: Table II"]) == ("89.44", "89.44")
-    often = cafe.tell(made_up(rows["FedAvg-CF-0.5"], [[0.5]]))
+    cells = line_of(made_up(rows["CAFE"], [[0.4, 0.5], [0.3, 0.6]]))
+    assert cells["setting"] == "Dir 0.1, CF 0.1, IF 1, 10 of 100 clients, 5 epochs"
+    assert cells["selected"] == "learning_rate=0.01"
+    assert cells["test, %"] == cells["balanced, %"] == "55.0 ± 7.1"
+    assert {"frequent clients, %", "sparse clients, %"} < set(cells)
+    assert not {"majority classes, %", "minority classes, %"} & set(cells)
+    assert (cells["paper: Table I"], cells["paper: Table II"]) == ("89.44", "89.44")
+    often = line_of(made_up(rows["FedAvg-CF-0.5"], [[0.5]]))
     assert [often.get(f"paper: Table {number}") for number in ("I", "II")] == [None, "87.92"]
-    wide = cafe.tell(made_up(rows["MOON"], [[0.5]], "--alpha=0.5"))
+    wide = line_of(made_up(rows["MOON"], [[0.5]], "--alpha=0.5"))
     assert [wide.get(f"paper: Table {number}") for number in ("I", "II")] == ["90.40", None]
     # Of another federation, of a tail and of a variant there are no numbers.
     for label, *more in (("CAFE", "--sampling_rate=0.3"), ("CAFE", "--imbalance=10")):
-        told = cafe.tell(made_up(rows[label], [[0.5]], *more))
-        assert not any("paper" in name for name in told)
-    assert told["majority classes, %"] == "65.0"
+        cells = line_of(made_up(rows[label], [[0.5]], *more))
+        assert not any("paper" in name for name in cells)
+    assert cells["majority classes, %"] == "65.0"
     variant = named(cafe.ablation("fashion_mnist"), "CAFE-without-PC")
-    assert not any("paper" in name for name in cafe.tell(made_up(variant, [[0.5]])))
+    assert not any("paper" in name for name in line_of(made_up(variant, [[0.5]])))
     done = made_up(rows["CAFE"], [[0.5]])
     nothing = done._replace(cells=[done.only._replace(runs=[])])
-    assert cafe.tell(nothing)["test, %"] == "diverged"
+    assert line_of(nothing)["test, %"] == "diverged"
 
 
 @pytest.fixture
@@ -174,15 +188,15 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return seen
 
 
-def test_a_figure_tells_each_group_by_frequency(drawn: list[Figure], tmp_path: Path) -> None:
+def test_a_figure_shows_each_group_by_frequency(drawn: list[Figure], tmp_path: Path) -> None:
     done = [
         made_up(row, [[0.4 + 0.05 * i], [0.5 + 0.05 * i]])
         for i, row in enumerate(cafe.groups("digits"))
     ]
     lost = done[1].only._replace(runs=[])  # FedAvg at 0.5
     done[1] = done[1]._replace(cells=[lost])
-    told = cafe.draw_groups(tmp_path / "groups.png", "digits", done)
-    assert told == f"Figure: {tmp_path / 'groups.png'}."
+    text = cafe.draw_groups(tmp_path / "groups.png", "digits", done)
+    assert text == f"Figure: {tmp_path / 'groups.png'}."
     panels = {axis.get_title(): axis for axis in drawn[0].axes}
     assert len(panels) == 4
     fedavg, method = panels["majority classes: most examples"].get_lines()
@@ -213,7 +227,7 @@ def test_curves_are_of_accuracy_and_loss(drawn: list[Figure], tmp_path: Path) ->
     assert "test, accuracy in percent" in {axis.get_ylabel() for axis in drawn[1].axes}
 
 
-def test_a_row_must_tell_its_classes_and_be_one_program(tmp_path: Path) -> None:
+def test_a_row_must_watch_its_classes_and_be_one_program(tmp_path: Path) -> None:
     rows = cafe.methods("digits")[-1:]
     with pytest.raises(UsageError, match=r"^CAFE: --watch_classes=false: must be true"):
         study.configs(cafe.PAPER, rows, tmp_path, ["--nowatch_classes"])
@@ -223,15 +237,14 @@ def test_a_row_must_tell_its_classes_and_be_one_program(tmp_path: Path) -> None:
 
 def test_a_study_from_its_flags_to_its_table(tmp_path: Path) -> None:
     values = flags.FlagValues()
-    study.define(cafe.PAPER, values)
+    cafe.BINARY.define(values)
     arguments = (
         *("--study=groups", "--data=digits", "--rows=FedAvg-IF-10", "--learning_rate=0.1"),
         *("--clients=5", "--sampling_rate=1", "--alpha=1", "--widths=8", "--seeds=0,1"),
         *("--rounds=2", "--eval_every=1", "--checkpoint_every=2", f"--run_dir={tmp_path}"),
     )
-    command_line.parse(["", *arguments], values)
     with no_figures():
-        text = study.run_all(cafe.PAPER, study.options(cafe.PAPER, values))
+        text = cafe.BINARY.run(cafe.BINARY.read(["", *arguments], values))
     assert "Figure: " in text
     (path,) = tmp_path.glob("digits/FedAvg-IF-10/*/result.json")
     picked = [run["selected"] for run in json.loads(path.read_text())["runs"]]
@@ -243,7 +256,7 @@ def test_a_study_from_its_flags_to_its_table(tmp_path: Path) -> None:
         ("balanced, %", "accuracy_by_class", slice(None)),
         ("clients' tests, %", "accuracy_by_client", slice(None)),
     ):
-        means = [100 * np.mean(told[key][half]) for told in picked]
+        means = [100 * np.mean(one[key][half]) for one in picked]
         mean, std = map(float, cells[name].split(" ± "))
         assert (mean, std) == pytest.approx((np.mean(means), np.std(means, ddof=1)), abs=0.06)
     assert len(picked[0]["accuracy_by_client"]) == 5

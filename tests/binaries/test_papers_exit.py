@@ -1,4 +1,4 @@
-"""The study of the exit strategy: its rows, its table and what lies where in its figures."""
+"""The study of the exit strategy: rows, table, and the positions of points in figures."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 from absl import flags
 
 from experiments.experiment import command_line
-from experiments.papers import fedipg, study
-from experiments.papers.study import Done
+from experiments.papers import drawings, fedipg, study
+from experiments.papers.study import RowResult
 from fedjax_inv.checks import UsageError
 
 SMALL = (
@@ -23,9 +23,8 @@ ROWS = ("without-rotated", "rotated-150-FedAvg-exit", "slow-5-FedAvg")
 def parsed(*arguments: str) -> study.Options:
     """The options of a command line."""
     values = flags.FlagValues()
-    study.define(fedipg.PAPER, values)
-    command_line.parse(["", *arguments], values)
-    return study.options(fedipg.PAPER, values)
+    fedipg.BINARY.define(values)
+    return fedipg.BINARY.read(["", *arguments], values)
 
 
 @pytest.mark.parametrize("data", ["digits", "mnist", "cifar10"])
@@ -36,18 +35,18 @@ def test_one_client_is_aberrant_in_every_row(data: str) -> None:
     for row in rows:
         chosen = command_line.of_arguments(row.flags)
         assert chosen.partition.clients == 20
-        told = chosen.participation
+        participation = chosen.participation
         angles = chosen.environment.records[0].odd_angles if chosen.environment.records else ()
         if row.label.startswith("without"):
-            assert told.lossy == ("0:0",)
-            assert not told.first_all  # or it would come once
+            assert participation.lossy == ("0:0",)
+            assert not participation.first_all  # or it would come once
             assert len(angles) == (row.label == "without-rotated")
             continue
         (kind,) = fedipg._kinds(row)
-        assert told.slow == ((f"0:{row.x}",) if kind == "slow" else ())
-        assert told.lossy == ((f"0:{row.x}",) if kind == "lossy" else ())
+        assert participation.slow == ((f"0:{row.x}",) if kind == "slow" else ())
+        assert participation.lossy == ((f"0:{row.x}",) if kind == "lossy" else ())
         assert angles == ((float(row.x),) if kind == "rotated" else ())
-        assert told.first_all == (kind != "rotated")
+        assert participation.first_all == (kind != "rotated")
         assert row.label.startswith(f"{kind}-{row.x}-")
         if row.label.endswith("exit"):
             # What the rule takes for the step is what the clients do.
@@ -58,7 +57,7 @@ def test_one_client_is_aberrant_in_every_row(data: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def study_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A part of the study on eight clients, and what it printed."""
     folder = tmp_path_factory.mktemp("study")
     options = parsed(
@@ -69,8 +68,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "digits", study.run_all(fedipg.PAPER, options)
 
 
-def test_the_table_tells_of_the_regular_clients_and_of_who_left(told: tuple[Path, str]) -> None:
-    folder, text = told
+def test_the_table_shows_the_regular_clients_and_which_clients_left(
+    study_output: tuple[Path, str],
+) -> None:
+    folder, text = study_output
     lines = (folder / "exit_some.md").read_text().split("\n\n")[0].splitlines()
     assert "\n".join(lines) in text
     heads, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
@@ -115,7 +116,7 @@ def test_the_benchmark_goes_through_all_degrees(
 ) -> None:
     drawn: dict[str, Any] = {}
     monkeypatch.setattr(
-        study, "draw_series", lambda path, title, label, points: drawn.update({path.stem: points})
+        drawings, "against", lambda path, title, label, points: drawn.update({path.stem: points})
     )
     evaluation = {
         "round": 5,
@@ -128,9 +129,9 @@ def test_the_benchmark_goes_through_all_degrees(
     }
     chosen = command_line.of_arguments(["--odd_angles=150"])
     rows = fedipg.leaving("digits")
-    cells = [study.Ran("test", [{}], [[evaluation]], {})]
-    done = [Done(row, chosen, cells) for row in rows]
-    fedipg.draw_aberrant(tmp_path / "exit.png", "digits", done)
+    cells = [study.CellResult("test", [{}], [[evaluation]], {})]
+    done = [RowResult(row, chosen, cells) for row in rows]
+    fedipg.draw_exit(tmp_path / "exit.png", "digits", done)
     assert set(drawn) == {"exit_slow", "exit_lossy", "exit_rotated"}
     for kind, (degrees, _) in fedipg._ABERRANT.items():
         accuracy, rounds = drawn[f"exit_{kind}"].values()

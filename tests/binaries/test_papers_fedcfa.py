@@ -1,4 +1,4 @@
-"""The studies of FedCFA: what is compared, what the tables tell, what lies where in the figures."""
+"""The studies of FedCFA: rows, tables, and the positions of points in figures."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments import factors
 from experiments.experiment import command_line, config, grid
 from experiments.papers import fedcfa, study
-from experiments.papers.study import Done, Row
+from experiments.papers.study import Cells, Row, RowResult
 from experiments.reporting import figures, finished
 from fedjax_inv import models
 from fedjax_inv.checks import UsageError
@@ -24,9 +24,8 @@ from runs import no_figures, started
 def parsed(*arguments: str) -> study.Options:
     """The options of a command line."""
     values = flags.FlagValues()
-    study.define(fedcfa.PAPER, values)
-    command_line.parse(["", *arguments], values)
-    return study.options(fedcfa.PAPER, values)
+    fedcfa.BINARY.define(values)
+    return fedcfa.BINARY.read(["", *arguments], values)
 
 
 @pytest.mark.parametrize("data", fedcfa.PAPER.data)
@@ -78,8 +77,8 @@ def test_columns_are_all_that_a_row_compares(data: str) -> None:
             (cell,) = grid.cells(command_line.of_arguments(row.flags), [None])
             columns = fedcfa._COLUMNS[row.series].values()
             for run in cell.runs:
-                told = [hyper for hyper in columns if hyper.items() <= run.hyper.items()]
-                assert len(told) == 1
+                matching = [hyper for hyper in columns if hyper.items() <= run.hyper.items()]
+                assert len(matching) == 1
             rates = {run.hyper["learning_rate"] for run in cell.runs}
             seeds = {run.seed for run in cell.runs}
             assert len(cell.runs) == len(columns) * len(rates) * len(seeds)
@@ -94,7 +93,11 @@ def test_columns_are_all_that_a_row_compares(data: str) -> None:
 
 
 def test_numbers_of_the_paper() -> None:
-    numbers = fedcfa.NUMBERS
+    of_tables = ("Tables 1 and I", "Table II")
+    numbers, rounds, hooks, ablation, correlation = (
+        {(one.row, one.data, one.column): one.value for one in fedcfa.NUMBERS if one.source in of}
+        for of in (of_tables, ("Table III",), ("Table 5",), ("Table 4",), ("Table IV",))
+    )
     assert numbers["FedCFA", "fashion_mnist", "Dir60(0.6)"] == "92.86±0.31"
     assert numbers["FedPVR", "fashion_mnist", "IID100"] == "92.27±0.08"
     assert numbers["SCAFFOLD", "cifar10", "Dir60(0.2)"] == "33.05±5.57"
@@ -103,15 +106,16 @@ def test_numbers_of_the_paper() -> None:
     assert numbers["FedCFA", "femnist", "Non-IID"] == "83.19±0.54"
     assert numbers["FedProx", "sent140", "IID60"] == "78.97±0.25"
     assert len(numbers) == 3 * 42 + 5 * 7
-    assert fedcfa.ROUNDS["FedCFA", "Dir100(0.2)"] == "(427,73.61)"
+    assert rounds["FedCFA", "cifar10", "Dir100(0.2)"] == "(427,73.61)"
     assert fedcfa.TARGETS["IID60"] == 78.4
     labels = {row.label for row in fedcfa.methods("cifar10")}
     assert {method for method, _, _ in numbers} == labels
-    hooks = {(row.series, row.x) for row in fedcfa.hooks("cifar10_resnet")}
-    assert {(hook, top_k) for hook, top_k, _ in fedcfa.HOOKS} <= hooks
-    assert fedcfa.HOOKS["hook 2", "16", "Dir100(0.6)"] == "78.57"
-    assert set(fedcfa.ABLATION) == set(fedcfa._COLUMNS["ablation"])
-    assert set(fedcfa.CORRELATION) < set(fedcfa._COLUMNS["correlation"])
+    for of, studied in ((hooks, "hooks"), (ablation, "ablation"), (correlation, "correlation")):
+        rows = fedcfa.PAPER.studies[studied].rows("cifar10_resnet")
+        assert {label for label, _, _ in of} <= {row.label for row in rows}
+    assert hooks["hook-2-top_k-16", "cifar10", "Dir100(0.6)"] == "78.57"
+    assert {column for _, _, column in ablation} == set(fedcfa._COLUMNS["ablation"])
+    assert {column for _, _, column in correlation} < set(fedcfa._COLUMNS["correlation"])
 
 
 def evaluation(number: int, test: float, validation: float = 0.5) -> dict[str, Any]:
@@ -125,15 +129,15 @@ def evaluation(number: int, test: float, validation: float = 0.5) -> dict[str, A
     }
 
 
-def made_up(row: Row, seeds: list[list[float]], *more: str) -> Done:
+def made_up(row: Row, seeds: list[list[float]], *more: str) -> RowResult:
     """A row whose runs had these test accuracies in rounds 10, 20, ..., the last of them chosen."""
     logs = [[evaluation(10 * (i + 1), test) for i, test in enumerate(each)] for each in seeds]
     runs = [{"hyper": {}, "last": log[-1], "selected": log[-1], "seed": 0} for log in logs]
-    cell = study.Ran("test", runs, logs, {"runs": runs})
-    return Done(row, command_line.of_arguments([*row.flags, *more]), [cell])
+    cell = study.CellResult("test", runs, logs, {"runs": runs})
+    return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
-def columns(row: Row, tests: dict[str, float], *more: str) -> Done:
+def columns(row: Row, tests: dict[str, float], *more: str) -> RowResult:
     """A row whose columns had these test accuracies, NaN for one that diverged."""
     runs = []
     for name, test in tests.items():
@@ -141,41 +145,47 @@ def columns(row: Row, tests: dict[str, float], *more: str) -> Done:
             # The better one by validation is the worse one by test.
             line = evaluation(10, test - (rate == 0.03), validation=0.5 + (rate == 0.01) / 4)
             hyper = fedcfa._COLUMNS[row.series][name] | {"learning_rate": rate}
-            told = {"by_rule": {"validation": line}, "selected": line, "last": line}
-            runs.append({"hyper": hyper, "diverged": np.isnan(test), **told})
+            selected = {"by_rule": {"validation": line}, "selected": line, "last": line}
+            runs.append({"hyper": hyper, "diverged": np.isnan(test), **selected})
     result = {"cell": {"held_out": "test"}, "runs": runs}
-    cell = study.Ran("test", runs, [], result)
-    return Done(row, command_line.of_arguments([*row.flags, *more]), [cell])
+    cell = study.CellResult("test", runs, [], result)
+    return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
-def test_rounds_to_a_target_are_told_as_in_the_paper() -> None:
+def line_of(result: RowResult) -> Cells:
+    """The line of a row in the table of its study, or of the study of methods."""
+    own = fedcfa.PAPER.studies.get(result.row.series, fedcfa.PAPER.studies["methods"])
+    return study.line(fedcfa.PAPER, own, "cifar10_resnet", result)
+
+
+def test_rounds_to_a_target_are_shown_as_in_the_paper() -> None:
     rows = {row.label: row for row in fedcfa.methods("cifar10_resnet")}
     reached = made_up(rows["FedCFA"], [[0.7, 0.8, 0.79], [0.81, 0.9, 0.85]])
-    told = fedcfa.tell(reached)
-    assert told["partition"] == "Dir60(0.6)"
-    assert told["rounds to 80%"] == "15.0 ± 7.1"
-    assert told["test, %"] == "82.0 ± 4.2"
-    assert told["paper, %"] == "82.43±0.08"
-    assert told["paper: rounds, %"] == "(468,80.01)"
+    cells = line_of(reached)
+    assert cells["partition"] == "Dir60(0.6)"
+    assert cells["rounds to 80%"] == "15.0 ± 7.1"
+    assert cells["test, %"] == "82.0 ± 4.2"
+    assert cells["paper, %"] == "82.43±0.08"
+    assert cells["paper: rounds, %"] == "(468,80.01)"
     # Of seeds of which one did not reach it, the best of each.
     short = made_up(rows["FedAvg"], [[0.7, 0.74, 0.7], [0.8, 0.81, 0.7]], "--alpha=0.2")
-    assert fedcfa.tell(short)["rounds to 75.5%"] == "> 500, best 77.5 ± 4.9"
-    assert fedcfa.tell(short)["paper, %"] == "65.88±0.32"
+    assert line_of(short)["rounds to 75.5%"] == "> 500, best 77.5 ± 4.9"
+    assert line_of(short)["paper, %"] == "65.88±0.32"
     # Of a partition that is not in the paper there are neither its numbers nor its target.
     other = made_up(rows["FedAvg"], [[0.7], [0.8]], "--alpha=3")
-    assert not any("rounds" in name or "paper" in name for name in fedcfa.tell(other))
+    assert not any("rounds" in name or "paper" in name for name in line_of(other))
     nothing = reached._replace(cells=[reached.only._replace(runs=[])])
-    assert fedcfa.tell(nothing)["test, %"] == "diverged"
+    assert line_of(nothing)["test, %"] == "diverged"
 
 
 def test_columns_choose_their_learning_rate_by_validation() -> None:
     without, with_it = fedcfa.ablation("cifar10_resnet")
-    tests = dict(zip(fedcfa.ABLATION, (0.7, 0.6, np.nan, 0.8), strict=True))
-    told = fedcfa.tell(columns(without, tests))
-    assert [told[f"{name}, %"] for name in tests] == ["70.0", "60.0", "diverged", "80.0"]
-    assert told["paper: Cls.+Neg."] == "78.87"
-    assert not any("paper" in name for name in fedcfa.tell(columns(with_it, tests)))
-    assert not any("paper" in name for name in fedcfa.tell(columns(without, tests, "--alpha=0.2")))
+    tests = dict(zip(fedcfa._COLUMNS["ablation"], (0.7, 0.6, np.nan, 0.8), strict=True))
+    cells = line_of(columns(without, tests))
+    assert [cells[f"{name}, %"] for name in tests] == ["70.0", "60.0", "diverged", "80.0"]
+    assert cells["paper: Cls.+Neg."] == "78.87"
+    assert not any("paper" in name for name in line_of(columns(with_it, tests)))
+    assert not any("paper" in name for name in line_of(columns(without, tests, "--alpha=0.2")))
 
 
 def test_a_map_has_positives_from_left_to_right(
@@ -199,8 +209,8 @@ def test_a_map_has_positives_from_left_to_right(
     assert texts[4, 0] == f"{100 * values['5/0.1']:.1f}"
     assert texts[0, 4] == f"{100 * values['0.1/5']:.1f}"
     assert texts[5, 5] == "none"
-    told = fedcfa.tell(done[0])
-    assert (told["positive/negative"], told["diverged"]) == ("10/5", "1 of 36")
+    cells = line_of(done[0])
+    assert (cells["positive/negative"], cells["diverged"]) == ("10/5", "1 of 36")
 
 
 def test_curves_and_dots_lie_where_the_runs_were(
@@ -231,7 +241,7 @@ def test_curves_and_dots_lie_where_the_runs_were(
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def study_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a part of a study, and what it printed."""
     folder = tmp_path_factory.mktemp("study")
     options = parsed(
@@ -244,8 +254,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         return folder / "digits", study.run_all(fedcfa.PAPER, options)
 
 
-def test_a_study_is_told_by_its_columns(told: tuple[Path, str]) -> None:
-    folder, text = told
+def test_a_study_has_its_columns(study_output: tuple[Path, str]) -> None:
+    folder, text = study_output
     (path,) = (folder / "correlation-all").glob("*/result.json")
     runs = json.loads(path.read_text())["runs"]
     assert [run["hyper"]["decorrelation_weight"] for run in runs] == [0.0, 0.0, 1.0, 1.0]
@@ -263,9 +273,9 @@ def test_a_study_is_told_by_its_columns(told: tuple[Path, str]) -> None:
 
 
 def test_factors_of_a_run(
-    told: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study_output: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder,) = (path.parent for path in told[0].glob("*/*/result.json"))
+    (folder,) = (path.parent for path in study_output[0].glob("*/*/result.json"))
     drawn: list[factors.Panel] = []
     draw = factors.draw
 
@@ -327,7 +337,7 @@ def test_what_is_told_of_factors() -> None:
     assert set(rows[whose == 2]) == set(parts[2])
 
 
-def test_a_row_of_several_programs_cannot_be_told(tmp_path: Path) -> None:
+def test_a_row_must_be_one_program(tmp_path: Path) -> None:
     rows = fedcfa.methods("digits")[-1:]
     with pytest.raises(UsageError, match=r"^FedCFA: the flags ask for several cells"):
         study.configs(fedcfa.PAPER, rows, tmp_path, ["--set=top_k=3,5"])
@@ -352,16 +362,18 @@ def test_methods_start_from_the_row_before(tmp_path: Path, monkeypatch: pytest.M
 
     # All rows are looked at before the first is run, which the others need.
     seen: list[str] = []
-    monkeypatch.setattr(study, "check", lambda row, chosen: seen.append(row.label))
+    monkeypatch.setattr(study, "check_row", lambda row, chosen: seen.append(row.label))
 
-    def run(row: Row, chosen: config.Config) -> Done:
+    def run(row: Row, chosen: config.Config) -> RowResult:
         if not row.start:
             leave(5)
-        return Done(row, chosen, [])
+        return RowResult(row, chosen, [])
 
     monkeypatch.setattr(study, "run", run)
     monkeypatch.setattr(study, "table", lambda *arguments: "")
-    quiet = fedcfa.PAPER._replace(studies={"simpson": study.Study(fedcfa.simpson, {})})
+    quiet = fedcfa.PAPER._replace(
+        studies={"simpson": fedcfa.PAPER.studies["simpson"]._replace(figures={})}
+    )
     (tmp_path / "mnist").mkdir()
     options = study.Options("simpson", (), ("mnist",), tmp_path, ("--client_chunk=1",))
     alone = options._replace(rows=("simpson-FedMix",))
@@ -374,5 +386,5 @@ def test_methods_start_from_the_row_before(tmp_path: Path, monkeypatch: pytest.M
     leave(None)
     with pytest.raises(UsageError, match=r"^simpson-FedMix: .* has not reached .* seeds \[7\]"):
         study.run_all(quiet, alone)
-    with pytest.raises(UsageError, match=r"^--data=cifar10: must be mnist or digits"):
+    with pytest.raises(UsageError, match=r"^--data=cifar10: must be one of mnist, digits"):
         fedcfa.simpson("cifar10")

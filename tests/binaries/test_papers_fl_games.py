@@ -1,4 +1,4 @@
-"""The studies of FL Games: their rows are runs that exist, their tables tell what the runs said."""
+"""The studies of FL Games: their rows are valid runs, and tables agree with the results of runs."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from absl import flags
 
 from experiments.experiment import command_line, config
-from experiments.papers import fl_games, study
+from experiments.papers import drawings, fl_games, study
 from experiments.papers.study import Row
 from experiments.running import loop
 from fedjax_inv.checks import UsageError
@@ -80,23 +80,27 @@ def test_thresholds_follow_the_classes_and_the_clients() -> None:
 
 
 def test_numbers_of_the_paper() -> None:
-    numbers = fl_games.NUMBERS
+    numbers: dict[tuple[str, str], dict[str, str]] = {}
+    for one in fl_games.NUMBERS:
+        numbers.setdefault((one.row, one.data), {})[one.column] = one.value
     mnist = numbers["F-parallel", "colored_mnist"]
-    assert mnist == ("58.03±6.22", "67.14±2.95", "")
+    assert mnist == {"train": "58.03±6.22", "test": "67.14±2.95"}
     cifar = numbers["V-parallel-SMOOTH+FAST", "spurious_cifar10"]
-    assert cifar == ("45.83±2.44", "49.89±5.66", "102.4")
+    assert cifar == {"train": "45.83±2.44", "test": "49.89±5.66", "rounds": "102.4"}
     # The paper's Table 2 says 68.40 here, which is Fashion's.
-    assert numbers["F-sequential-2-classes", "colored_mnist"].test == "66.56±1.58"
-    assert numbers["F-parallel-10-classes", "colored_fashion"].test == "70.39±2.28"
-    assert numbers["F-parallel-10-clients", "spurious_cifar10"].test == "53.50±0.84"
+    assert numbers["F-sequential-2-classes", "colored_mnist"]["test"] == "66.56±1.58"
+    assert numbers["F-parallel-10-classes", "colored_fashion"]["test"] == "70.39±2.28"
+    assert numbers["F-parallel-10-clients", "spurious_cifar10"]["test"] == "53.50±0.84"
     labels = {
-        row.label for study in fl_games.STUDIES.values() for row in study.rows("colored_fashion")
+        row.label
+        for study in fl_games.PAPER.studies.values()
+        for row in study.rows("colored_fashion")
     }
     assert {label for label, _ in numbers} <= labels
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[study.Options, str]:
+def study_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[study.Options, str]:
     """A part of a study, by its flags, and what it printed: a game that stops and a baseline."""
     folder = tmp_path_factory.mktemp("study")
     options = parsed(
@@ -110,15 +114,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[study.Options, str]:
 def parsed(*arguments: str) -> study.Options:
     """The options of a command line."""
     values = flags.FlagValues()
-    study.define(fl_games.PAPER, values)
-    command_line.parse(["", *arguments], values)
-    return study.options(fl_games.PAPER, values)
+    fl_games.BINARY.define(values)
+    return fl_games.BINARY.read(["", *arguments], values)
 
 
-def finished(told: tuple[study.Options, str]) -> list[study.Done]:
+def finished(study_output: tuple[study.Options, str]) -> list[study.RowResult]:
     """The baseline and the game, which are not run again."""
-    (data,), folder = told[0].data, told[0].folder
-    rows = study.select(fl_games.methods(data), told[0].rows)
+    (data,), folder = study_output[0].data, study_output[0].folder
+    rows = study.select(fl_games.methods(data), study_output[0].rows)
 
     def refuse(*arguments: Any) -> NoReturn:
         raise AssertionError("ran what was finished")
@@ -129,10 +132,10 @@ def finished(told: tuple[study.Options, str]) -> list[study.Done]:
         return [study.run(row, each) for row, each in zip(rows, chosen, strict=True)]
 
 
-def test_a_study_is_told_at_the_stop_and_at_the_end(
-    told: tuple[study.Options, str],
+def test_a_study_shows_the_stop_and_the_end(
+    study_output: tuple[study.Options, str],
 ) -> None:
-    options, text_of_all = told
+    options, text_of_all = study_output
     folder = options.folder / "colored_digits"
     text = (folder / "methods_some.md").read_text().split("\n\n")[0]
     assert text in text_of_all
@@ -155,16 +158,17 @@ def test_a_study_is_told_at_the_stop_and_at_the_end(
 
 
 def test_rows_that_did_not_stop_and_rows_without_a_stop(
-    told: tuple[study.Options, str], tmp_path: Path
+    study_output: tuple[study.Options, str], tmp_path: Path
 ) -> None:
-    baseline, game = finished(told)
+    baseline, game = finished(study_output)
+    methods = fl_games.PAPER.studies["methods"]
     assert [game.row.label, baseline.row.label] == ["F-parallel-SMOOTH", "FedAvg"]
     for one in (game, baseline):
         for run, lines in zip(one.only.runs, one.only.logs, strict=True):
             assert [line["round"] for line in lines] == [0, 2, 4]
             assert {line["seed"] for line in lines} == {run["seed"]}
 
-    def of(one: study.Done, runs: list[dict[str, Any]]) -> study.Done:
+    def of(one: study.RowResult, runs: list[dict[str, Any]]) -> study.RowResult:
         return one._replace(cells=[one.only._replace(runs=runs)])
 
     # As if the second threshold, which nothing falls below, were the first and only one.
@@ -172,7 +176,7 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
     assert [run["stops"][0]["round"] for run in runs] == [None, None]
     without = config.changed(baseline.config, stop_below=(), warm_start="clients")
     done = [of(game, runs), baseline._replace(config=without), of(game, [])]
-    text = study.table(fl_games.PAPER, "colored_digits", done)
+    text = study.table(fl_games.PAPER, methods, "colored_digits", done)
     first, second, third, _ = entries(text)
     last = [100 * run["last"]["test_accuracy"] for run in game.only.runs]
     assert first[1:6] == ["0/2 below 0.001", "> 4", "", "", ""]
@@ -182,24 +186,24 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
     assert second[4] == second[6] == f"{np.mean(last):.1f} ± {np.std(last, ddof=1):.1f}"
     assert third[1] == "diverged"
     # The paper's numbers stand under their headings, whatever a row has of its own.
-    cifar = study.table(fl_games.PAPER, "spurious_cifar10", done)
+    cifar = study.table(fl_games.PAPER, methods, "spurious_cifar10", done)
     heads = [head.strip() for head in cifar.splitlines()[0].strip("|").split("|")]
     assert entries(cifar)[0][heads.index("paper: test")] == "54.71±2.13"
     assert entries(cifar)[2][heads.index("paper: rounds")] == "217.6"
 
 
 def test_points_lie_where_their_rows_say(
-    told: tuple[study.Options, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study_output: tuple[study.Options, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, game = finished(told)
+    _, game = finished(study_output)
     points = [
         game._replace(row=Row(f"{series}-{x}-steps", (), series, x))
         for series in ("F-parallel", "other")
         for x in ("1", "10")
     ]
     drawn: list[Any] = []
-    draw = study.draw_series
-    monkeypatch.setattr(study, "draw_series", lambda *a: (drawn.append(a), draw(*a)))
+    draw = drawings.against
+    monkeypatch.setattr(drawings, "against", lambda *a: (drawn.append(a), draw(*a)))
     picture = tmp_path / "scaling.png"
     fl_games.draw_scaling("local steps", picture, "colored_digits", points)
     ((*_, quantities),) = drawn
@@ -215,7 +219,7 @@ def test_points_lie_where_their_rows_say(
 
 @pytest.mark.parametrize("study_name", ["classes", "clients", "steps"])
 def test_rows_of_figures_know_their_place(study_name: str) -> None:
-    rows = fl_games.STUDIES[study_name].rows("colored_mnist")
+    rows = fl_games.PAPER.studies[study_name].rows("colored_mnist")
     assert len({(row.series, row.x) for row in rows}) == len(rows)
     for row in rows:
         assert row.label == f"{row.series}-{row.x}-{study_name}"
@@ -236,7 +240,7 @@ def test_rows_of_figures_know_their_place(study_name: str) -> None:
         ("--eval_every=500", "--eval_every=500: must be at most --rounds=400"),
     ],
 )
-def test_a_flag_that_does_not_fit_a_row_is_told_before_any_runs(
+def test_a_flag_that_does_not_fit_a_row_is_refused_before_any_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, message: str
 ) -> None:
     def refuse(*arguments: Any) -> NoReturn:
@@ -269,7 +273,7 @@ def test_all_rows_are_looked_at_before_the_first_is_run(
     options = parsed("--data=colored_digits", f"--run_dir={tmp_path}", "--seeds=0")
     with pytest.raises(UsageError, match=r"^V-parallel: --run_dir=.*neither empty nor a sweep"):
         study.run_all(fl_games.PAPER, options)
-    # What has an effect in some of the rows may be given for all of them; else it is told.
+    # What has an effect in some of the rows may be given for all of them; else it is refused.
     rows = fl_games.methods("colored_digits")
     assert study.configs(fl_games.PAPER, rows, tmp_path, ["--warm_start=7"])
     with pytest.raises(UsageError, match=r"--warm_start: has no effect .*, in all rows"):
@@ -309,11 +313,11 @@ def test_the_binary_ends_with_one_line_and_status_2() -> None:
     arguments = ["--data=colored_digits", "--rows=F-parallel", "--rounds=0"]
     done = subprocess.run(
         [sys.executable, "-m", "experiments.papers.fl_games", *arguments],
-        cwd=command_line.PRESETS.parent.parent,
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 2
-    (told,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert told == "error: F-parallel: --rounds=0: must be at least 1 and below 2^31"
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert line == "error: F-parallel: --rounds=0: must be at least 1 and below 2^31"

@@ -11,8 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments import show_data
-from experiments.experiment import build, config
-from experiments.experiment.groups import Config
+from experiments.experiment import assemble, config
+from experiments.experiment.config import Config
 from experiments.reporting import data_figures, figures
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
@@ -53,7 +53,7 @@ def test_the_picture_is_there_and_the_table_is_right(tmp_path: Path) -> None:
     assert text.strip().startswith("digits, stained domains, held out: test, seed 3\n")
     assert text.endswith(f"Picture: {out}.")
 
-    made = build.assemble(chosen[0], (3,))
+    made = assemble.assemble(chosen[0], (3,))
     split = made.splits["test"][3]
     order = np.asarray(split.train.order)
     parts = [
@@ -95,7 +95,7 @@ def test_a_cue_is_judged_by_what_it_means_in_training() -> None:
     )
     rows = [np.array([0, 2]), np.array([1, 3]), np.arange(4, 10)]
     sizes = [(1, 1, 0), (2, 0, 0), (0, 0, 6)]
-    holdings = show_data.Holdings(["0: d", "1: d", "test"], rows, sizes)
+    holdings = show_data.ClientShards(["0: d", "1: d", "test"], rows, sizes)
     told = cells(show_data.table(dataset, holdings))
     assert told[0][4] == "right by color alone, %"
     assert [row[1:] for row in told[1:]] == [
@@ -112,7 +112,7 @@ def test_the_figure_shows_labels_images_and_counts(
     chosen = options(tmp_path, environment="combinations", colors=3, clients=4, images=5)
     text, figure = shown(monkeypatch, chosen)
     assert "held out: 2" in text
-    dataset = build.assemble(chosen[0]).dataset
+    dataset = assemble.assemble(chosen[0]).dataset
     images, by_class, by_color = figure.axes
     assert [tick.get_text() for tick in images.get_yticklabels()] == ["0", "1", "2"]
     assert [t.get_text() for t in images.texts if len(t.get_text()) == 1] == list("01234" * 3)
