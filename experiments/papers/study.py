@@ -7,6 +7,7 @@ studies of a paper share runs.
 
 import csv
 import dataclasses
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from experiments.parts import machine
 from experiments.reporting import report, run_report, tables
 from experiments.running import folder as folders
 from experiments.running import launch, log, records
-from experiments.running.records import Line, Result, RunResult
+from experiments.running.records import Line, Record, Result, RunResult
 from fedjax_inv.checks import UsageError
 
 
@@ -324,7 +325,7 @@ def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -
     return tables.table([line for line in lines if line], columns)
 
 
-def percent(evaluations: Sequence[Mapping[str, Any]], accuracy: str) -> str:
+def percent(evaluations: Sequence[Any], accuracy: str) -> str:
     """Mean and standard deviation of an accuracy over evaluations, "" where there are none."""
     return report.percent([each[accuracy] for each in evaluations]) if evaluations else ""
 
