@@ -2,18 +2,23 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import orbax.checkpoint as ocp
 import pytest
+from absl import flags
 
 from experiments import train
 from experiments.experiment.config import Config
+from experiments.flags import flag
+from experiments.flags.command import Binary
 from experiments.reporting import figures
 from experiments.running import folder as folders
-from experiments.running import log, loop
+from experiments.running import log, loop, provenance
+from experiments.running.records import Domain, Line, Result
 from experiments.running.signals import Stop, Stopped
 
 
@@ -25,7 +30,7 @@ class Ran(NamedTuple):
 
     @property
     def runs(self) -> list[dict[str, Any]]:
-        """What result.json tells of each run."""
+        """The results of the runs, as result.json has them."""
         return json.loads((self.folder / "result.json").read_text())["runs"]
 
 
@@ -52,7 +57,7 @@ def jobs() -> Iterator[list[loop.Job]]:
     seen: list[loop.Job] = []
     run_cell = loop.run_cell
 
-    def run_and_tell(job: loop.Job, *others: Any) -> dict[str, Any]:
+    def run_and_tell(job: loop.Job, *others: Any) -> Result:
         seen.append(job)
         return run_cell(job, *others)
 
@@ -71,7 +76,7 @@ def ran(config: Config) -> Ran:
 
 def halved(job: loop.Job, folder: Path) -> Path:
     """A folder in which the job was stopped after its first segment."""
-    folders.begin(folder, job.config, job.cell, {})
+    folders.begin(folder, job.config, job.cell, provenance.record(job.data))
     with StopAfterOne() as stop, pytest.raises(Stopped):
         loop.run_cell(job, folder, stop)
     return folder
@@ -79,7 +84,7 @@ def halved(job: loop.Job, folder: Path) -> Path:
 
 def go_on(job: loop.Job, folder: Path) -> Path:
     """Runs a job in a folder, from its newest checkpoint on, to the end."""
-    folders.begin(folder, job.config, job.cell, {})
+    folders.begin(folder, job.config, job.cell, provenance.record(job.data))
     with Stop() as stop:
         loop.run_cell(job, folder, stop)
     return folder
@@ -87,13 +92,46 @@ def go_on(job: loop.Job, folder: Path) -> Path:
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, without the time that they took."""
-    lines = log.read(folder)
+    lines = map(msgspec.to_builtins, log.read(folder))
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
 def states(folder: Path, step: int, item: str = "default") -> dict[str, Any]:
-    """What a checkpoint holds, as orbax reads it: the states after its round, or what was kept."""
+    """An item of a checkpoint, as orbax reads it: the last states, or the selected ones."""
     place = (folder / "checkpoints").absolute()
     with ocp.CheckpointManager(place, item_names=(item,)) as manager:
         asked = ocp.args.Composite(**{item: ocp.args.StandardRestore()})
         return manager.restore(step, args=asked)[item]
+
+
+def line(round: int, accuracy: float = 0.5, **fields: Any) -> Line:
+    """A line of a log; fields that are left out hold something."""
+    test = fields.get("test_accuracy", accuracy)
+    others: dict[str, Any] = dict(
+        run=0,
+        seed=0,
+        hyper={},
+        train_loss=None,
+        domains={"test": Domain(test, None, 4, "test")},
+        validation_accuracy=accuracy,
+        test_accuracy=test,
+        worst_domain="test",
+        worst_accuracy=test,
+        diverged=False,
+        seconds=1.0,
+        bytes=0,
+    )
+    return Line(round=round, **(others | fields))
+
+
+def parsed(binary: Binary, *arguments: str) -> Any:
+    """The options of a binary's command line."""
+    values = flags.FlagValues()
+    binary.define(values)
+    return binary.read(["", *arguments], values)
+
+
+def started(run: Callable[..., str], *arguments: Any) -> str:
+    """Runs a binary with options in the last place, whose ranges its command line would check."""
+    flag.check(arguments[-1])
+    return run(*arguments)

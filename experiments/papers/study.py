@@ -28,7 +28,7 @@ from experiments.parts import machine
 from experiments.reporting import report, run_report, tables
 from experiments.running import folder as folders
 from experiments.running import launch, log, records
-from experiments.running.records import Line, Record, Result, RunResult
+from experiments.running.records import Line, Result, RunResult
 from fedjax_inv.checks import UsageError
 
 

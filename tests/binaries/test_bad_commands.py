@@ -21,15 +21,16 @@ import pytest
 from absl import flags
 
 from experiments import contributions, evaluate, explain, export, factors, show_data, sweep, train
-from experiments.experiment import config, grid
+from experiments.experiment import assemble, config, grid
 from experiments.flags import errors
 from experiments.flags.command import Binary
 from experiments.papers import cafe, fedcfa, fedipg, fl_games
 from experiments.parts import machine
 from experiments.running import folder as folders
-from experiments.running import loop
+from experiments.running import loop, provenance, records
 from fedjax_inv import checks
 from fedjax_inv.data import prepare
+from runs import line
 
 _MEMORY = 4 * 10**9  # bytes of the machine and of the device, whatever they are
 _SECONDS = 30  # after which a command hangs
@@ -203,12 +204,13 @@ def _runs(folder: Path) -> None:
     """Run folders: of a finished run that has no checkpoint, an unfinished one, and others."""
     chosen = config.of()
     (cell,) = grid.cells(chosen, ["75"])
+    start = provenance.record(assemble.assemble(chosen).data)
     for name in ("finished", "unfinished", "sweep/cell"):
-        folders.begin(folder / name, chosen, cell, {})
-    told = {"round": 5, "validation_accuracy": 0.5, "test_accuracy": 0.5, "domains": {}}
-    run = {"seed": 0, "hyper": cell.runs[0].hyper, "diverged": False}
-    run |= {"selected": told, "last": told}
-    folders.write_json(folder / "finished/result.json", {"cell": cell.record(), "runs": [run]})
+        folders.begin(folder / name, chosen, cell, start)
+    last = line(5)
+    run = records.RunResult(0, cell.runs[0].hyper, False, last, {"validation": last}, last)
+    result = records.Result(records.Cell.of(cell), [run])
+    folders.write_json(folder / "finished/result.json", result)
     (folder / "damaged").mkdir()
     (folder / "damaged" / "config.json").write_text("{}")
 
@@ -487,7 +489,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --slow=0:2,0:3", "--slow=0:2,0:3: must have one value for each client"),
     ("train --lossy=0:0.2,0:0.3", "--lossy=0:0.2,0:0.3: must have one value for each client"),
     ("train --first_all --cohort=1 --rounds=3 --eval_every=1", "--first_all=true: needs 5 rounds"),
-    ("train --partition=user", "--partition=user: needs data that tell whose"),
+    ("train --partition=user", "--partition=user: needs data with users"),
     (
         "train --partition=dirichlet --min_size=1000",
         "--min_size=1000: must be an integer in 0..299",

@@ -21,6 +21,7 @@ from experiments.flags import names as registry
 from experiments.parts import method
 from experiments.running import folder as folders
 from experiments.running import log, loop
+from experiments.running.records import Start
 from fedjax_inv import algorithms, models
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
@@ -429,7 +430,7 @@ def test_a_folder_that_is_not_this_run(tmp_path: Path, refusal: Refusal) -> None
     chosen = config.of(run_dir=str(tmp_path), seeds=(0, 1))
     assert "neither empty nor a run" in refusal(train.train, chosen)
     (cell,) = grid.cells(chosen, ["75"])
-    folders.write_json(tmp_path / "config.json", folders.description(chosen, cell))
+    folders.begin(tmp_path, chosen, cell, Start("2026-01-01", None, {}, "0" * 64))
     assert "unfinished run; add --resume" in refusal(train.train, chosen)
     others: list[tuple[dict[str, Any], str]] = [
         (dict(rounds=60), "rounds is 50 and not 60"),
@@ -511,6 +512,6 @@ def test_a_signal_writes_a_checkpoint_and_the_run_can_go_on(tmp_path: Path) -> N
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in err
     assert "--resume" in err
-    last = log.read(folder)[-1]["round"]
+    last = log.read(folder)[-1].round
     assert (folder / "checkpoints" / str(last)).is_dir()
     assert not (folder / "result.json").exists()
