@@ -636,7 +636,7 @@ def test_averages_travel_beside_the_network_only_if_they_are_used() -> None:
         ({"top_k": 0.5}, "top_k=0.5: must be an integer of at least 0"),
         ({"positive_weight": -1.0}, "positive_weight=-1.0: must be a finite number, at least 0"),
         ({"negative_weight": np.nan}, "negative_weight=nan: must be a finite number"),
-        ({"decorrelation_weight": "1"}, "decorrelation_weight=1: must be a finite number"),
+        ({"decorrelation_weight": "1"}, "decorrelation_weight='1': must be a finite number"),
         ({"combining": "mean"}, "combining='mean': must be one of pool, paper"),
         ({"rows": 0}, "rows=0: must be an integer of at least 1"),
         ({"chunk": 0}, "chunk=0: must be an integer of at least 1"),

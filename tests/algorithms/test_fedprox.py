@@ -63,6 +63,6 @@ def test_proximal_gradient_refuses_trees_of_other_shapes(which: int) -> None:
 
 @pytest.mark.parametrize("proximal", [-0.1, np.nan, np.inf, "0.1"])
 def test_a_proximal_term_that_is_none_is_refused(proximal: Any) -> None:
-    message = f"^proximal={proximal}: must be a finite number, at least 0$"
+    message = f"^proximal={proximal!r}: must be a finite number, at least 0$"
     with pytest.raises(ValueError, match=message):
         fedprox(MODEL, work(), proximal=proximal)

@@ -236,7 +236,7 @@ def test_the_papers_server_draws_anew_in_every_round() -> None:
     sent = Stack(Averages(x, y, jnp.ones((5, 2), bool)), everyone, jnp.arange(5), sizes)
 
     def after(kept: averages.Pool, _: None) -> tuple[averages.Pool, Array]:
-        kept = side.update(kept, sent)
+        kept = side.update(kept, sent, ())
         return kept, kept.averages.x
 
     _, drawn = jax.lax.scan(after, start, length=50)

@@ -141,7 +141,7 @@ def test_every_other_algorithm_takes_a_loss(name: str) -> None:
 
     for config in federations.TABLE[name]:
         step(config, squared)
-        with pytest.raises(ValueError, match=r"labels=float32 \(5,\): must be integers"):
+        with pytest.raises(ValueError, match=r"labels=float32 \(\d,\): must be integers"):
             step(config, objectives.cross_entropy)
 
 
