@@ -22,6 +22,7 @@ from experiments.flags.flag import Range, check_picture, flag
 from experiments.reporting import data_figures, figures
 from experiments.reporting.data_figures import rendered, to_rgb
 from experiments.reporting.tables import table as written
+from experiments.running import launch
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
@@ -209,7 +210,7 @@ def show(config: Config, options: Options) -> str:
     Raises UsageError for flags that do not fit the data, and for data that are no images.
     """
     out = check_picture("out", options.out)
-    assembled = assemble.assemble(config, config.run.seeds[:1])
+    assembled = assemble.assemble(config, config.run.seeds[:1], launch.start_of(config))
     if len(assembled.splits) > 1:
         text = "must be one domain to be shown"
         raise UsageError(f"--held_out={config.data.held_out}", ..., text)

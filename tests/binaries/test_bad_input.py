@@ -74,7 +74,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (IPG | dict(settings=("penalty=none",)), "--set=penalty=none: must be a number$"),
     (
         IPG | dict(settings=("penalty=-1",)),
-        "--set=penalty=-1.0: .*at least 0, with --algorithm=fedipg",
+        "--set=penalty=-1: .*at least 0, with --algorithm=fedipg",
     ),
     (IPG | dict(settings=("penalty=nan",)), "--set=penalty=nan: .*finite"),
     (
@@ -148,7 +148,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(clients=3), "--clients=3: .*domains"),
     (dict(clients=5000), "--clients=5000: .*examples"),
     (dict(clients=5000, partition="iid"), "--clients=5000: .*examples"),
-    (dict(angles=(0.0, 0.0)), "--angles=0.0,0.0: must all differ"),
+    (dict(angles=(0.0, 0.0)), "--angles=0,0: must all differ"),
     (dict(paper=("94.3",)), "--paper=94.3: must be algorithm=number"),
     (dict(watch_examples=-1), "--watch_examples=-1: must be at least 0"),
     (dict(watch_examples=9, stop_below=(1.0,)), "--stop_below=1: must be above 0 and below 1"),
@@ -473,7 +473,7 @@ def test_sweep_and_train_share_their_checks(tmp_path: Path, refusal: Refusal) ->
     folder = tmp_path / "run"
     cases: list[tuple[dict[str, Any], str]] = [
         (dict(held_out="90"), "--held_out=90: "),
-        (IPG | dict(settings=("penalty=0,-1",)), "--set=penalty=-1.0: "),
+        (IPG | dict(settings=("penalty=0,-1",)), "--set=penalty=-1: "),
     ]
     for changes, message in cases:
         chosen = config.of(run_dir=str(folder), **changes)

@@ -137,13 +137,18 @@ def exported(folder: Path) -> None:
     export.run(export.Options(str(folder), out=str(folder.parent / "export")))
 
 
+def started_from(config: Config) -> assemble.Assembled:
+    """The experiment whose runs start from the network of --init_from."""
+    return assemble.assemble(config, start=launch.start_of(config))
+
+
 LOOKS: dict[str, Callable[[Path], Any]] = {
     "evaluate": evaluated,
     "explain": explained,
     "export": exported,
     "contributions": lambda folder: contributions.run(contributions.Options((str(folder),))),
     "factors": lambda folder: factors.run(factors.Options((str(folder),))),
-    "init_from": lambda folder: assemble.assemble(config.changed(TINY, init_from=str(folder))),
+    "init_from": lambda folder: started_from(config.changed(TINY, init_from=str(folder))),
 }
 
 

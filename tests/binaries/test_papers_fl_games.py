@@ -168,11 +168,11 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
             assert [line["round"] for line in lines] == [0, 2, 4]
             assert {line["seed"] for line in lines} == {run["seed"]}
 
-    def of(one: study.RowResult, runs: list[dict[str, Any]]) -> study.RowResult:
+    def of(one: study.RowResult, runs: list[Any]) -> study.RowResult:
         return one._replace(cells=[one.only._replace(runs=runs)])
 
     # As if the second threshold, which nothing falls below, were the first and only one.
-    runs = [{**run, "stops": run["stops"][1:]} for run in game.only.runs]
+    runs = [run | {"stops": run["stops"][1:]} for run in game.only.runs]
     assert [run["stops"][0]["round"] for run in runs] == [None, None]
     without = config.changed(baseline.config, stop_below=(), warm_start="clients")
     done = [of(game, runs), baseline._replace(config=without), of(game, [])]
