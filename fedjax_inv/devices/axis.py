@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from fedjax_inv.checks import UsageError
+from fedjax_inv import checks
 from fedjax_inv.devices.ownership import clients_per_device, first_client
 from fedjax_inv.types import Array, Tree
 
@@ -104,10 +104,9 @@ def chunked(size: int) -> Axis:
       size: how many slots are computed at a time, at least 1.
 
     Raises:
-      UsageError: if size is below 1.
+      UsageError: if size is no integer or below 1.
     """
-    if size < 1:
-        raise UsageError("client_chunk", size, "must be at least 1")
+    checks.integer("size", size)
 
     def fold(fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
         length = _length(slots)
