@@ -308,6 +308,10 @@ def wrap(
     Raises:
       UsageError: for values out of range, and without `parameters` if there is no network.
     """
+    checks.record("algorithm", algorithm, Algorithm)
+    checks.function("loss", loss)
+    if parameters is not None:
+        checks.function("parameters", parameters)
     checks.real("step_size", step_size)
     if smoothness is not None:
         checks.real("smoothness", smoothness)

@@ -6,6 +6,7 @@ the distributions of PyTorch's torchvision, but in floating point instead of 8 b
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -177,6 +178,8 @@ def augment(
       UsageError: for an argument that is not allowed, and unless x are colour images in floating
         point.
     """
+    checks.array("x", x)
+    checks.key("key", key)
     _check(scale, ratio, flip, jitter, greyed)
     if x.ndim != 4 or x.shape[-1] != 3 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise UsageError("x", x, "must be floating-point images [B, H, W, 3]")
@@ -200,6 +203,7 @@ def _check(
     scale: Sequence[float], ratio: Sequence[float], flip: float, jitter: float, greyed: float
 ) -> None:
     for name, pair, highest in (("scale", scale, 1.0), ("ratio", ratio, math.inf)):
+        checks.each(name, pair, partial(checks.number, allowed="above 0", is_allowed=bool))
         if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= highest or math.isinf(pair[1]):
             allowed = "above 0 and at most 1" if highest == 1 else "above 0"
             raise UsageError(name, tuple(pair), f"must be two increasing numbers {allowed}")

@@ -35,6 +35,7 @@ class _Identity(nn.Module):
 
 def check_images(x: Array) -> None:
     """Check that x are images, else raise UsageError; flax would take three axes for one image."""
+    checks.array("inputs", x)
     if x.ndim != 4:
         raise UsageError("inputs", x, "must be images [B, height, width, channels]")
 
@@ -131,6 +132,7 @@ def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
       UsageError: unless the blocks are modules, and for a cut beyond the network. When the model
         trains without a key: if a block draws.
     """
+    checks.record("blocks", blocks, Sequence)
     others = [block for block in blocks if not isinstance(block, nn.Module)]
     if others or not blocks:
         raise UsageError("blocks", others, "must be one or several flax.linen modules")
@@ -162,6 +164,7 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
     """
     if not isinstance(module, nn.Module):
         raise UsageError("module", module, "must be a flax.linen module")
+    checks.record("takes", takes, Sequence)
     if isinstance(takes, str) or not set(takes) <= set(_ARGUMENTS):
         raise UsageError("takes", takes, f"must be a sequence of some of {', '.join(_ARGUMENTS)}")
     if not isinstance(module, nn.Sequential):
@@ -236,8 +239,14 @@ def apply(
       (outputs [B, ...], statistics).
 
     Raises:
-      UsageError: if the network draws and there is no key.
+      UsageError: if the network draws and there is no key, and for arguments of other types.
     """
+    checks.record("model", model, Model)
+    checks.record("variables", variables, Variables)
+    checks.array("mask", mask)
+    checks.boolean("train", train)
+    if key is not None:
+        checks.key("key", key)
     body_key, head_key = (None, None) if key is None else jax.random.split(key)
     params, stats = variables
     features, body = model.encode(params.body, stats.body, x, mask, train, body_key)
