@@ -123,9 +123,20 @@ def optimizer(name: str, value: Any) -> None:
 
 
 def array(name: str, value: Any) -> None:
-    """Check that a value is an array or a tracer, else raise UsageError."""
+    """Check that a value is an array of numbers, its shape or a tracer, else raise UsageError."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise _wrong_type(name, value, "must be an array")
+    if isinstance(value.dtype, np.dtype) and value.dtype.kind in "OSUMm":
+        raise UsageError(name, value, "must be an array of numbers")
+
+
+def whole(name: str, value: Any) -> None:
+    """Check that a value is one integer: an int, an array [] or a tracer, else raise UsageError."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return
+    is_array = hasattr(value, "shape") and hasattr(value, "dtype") and value.shape == ()
+    if not is_array or not jax.dtypes.issubdtype(value.dtype, np.integer):
+        raise _wrong_type(name, value, "must be an integer")
 
 
 def key(name: str, value: Any) -> None:
@@ -230,7 +241,8 @@ def each(name: str, values: Any, check: Callable[[str, Any], None]) -> None:
     Raises:
       UsageError: for anything that is not such a list, and as `check` does.
     """
-    if not (isinstance(values, Sequence) or np.ndim(values) == 1) or len(values) == 0:
+    is_list = isinstance(values, Sequence) and not isinstance(values, bytes)
+    if not (is_list or getattr(values, "ndim", 0) == 1) or len(values) == 0:
         raise UsageError(name, values, "must be a list of numbers, at least one")
     for index, value in enumerate(values):
         check(f"{name}[{index}]", value)

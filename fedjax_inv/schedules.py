@@ -326,7 +326,7 @@ def _numbers(name: str, values: float | Array) -> Array:
         return jnp.asarray(values)
     try:
         known = np.asarray(values)
-    except ValueError:  # lists of different lengths
+    except (TypeError, ValueError):  # keys, lists of different lengths
         raise UsageError(name, values, "must be numbers") from None
     if known.dtype.kind not in "iuf":
         raise UsageError(name, values, "must be numbers")

@@ -85,8 +85,7 @@ def update(
     checks.function("measure", measure)
     checks.boolean("above", above)
     for name, rounds in (("num_rounds", num_rounds), ("warm_start", warm_start)):
-        if jnp.ndim(rounds) or not jnp.issubdtype(jnp.result_type(rounds), jnp.integer):
-            raise UsageError(name, rounds, "must be an integer")
+        checks.whole(name, rounds)
     # Not a loop of 0 or 1 turns around `measure`: XLA moves loop-invariant code out of loops.
     is_met = accuracy >= thresholds if above else accuracy < thresholds
     now = (stops.round == 0) & is_met & (num_rounds >= warm_start)

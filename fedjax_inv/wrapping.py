@@ -4,7 +4,7 @@ The server of such an algorithm is a NamedTuple whose field `wrapped` is the ser
 one; its other fields are its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from fedjax_inv import checks
@@ -68,6 +68,7 @@ def around(
     """
     checks.record("algorithm", algorithm, Algorithm)
     checks.function("init_server", init_server)
+    checks.record("exchanges", exchanges, Sequence)
     for exchange in exchanges:
         checks.record("exchanges", exchange, Exchange)
     network = algorithm.network

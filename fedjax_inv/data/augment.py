@@ -188,12 +188,12 @@ def augment(
     def one(image: Array, index: Array) -> Array:
         keys = jax.random.split(jax.random.fold_in(key, index), 5)
         image = resized_crop(image, *crop_window(keys[0], height, width, scale, ratio))
-        image = jnp.where(jax.random.bernoulli(keys[1], flip), image[:, ::-1], image)
+        image = jnp.where(jax.random.bernoulli(keys[1], float(flip)), image[:, ::-1], image)
         order = jax.random.permutation(keys[2], len(_JITTERS))
         amounts = jitter * jax.random.uniform(keys[3], (len(_JITTERS),), x.dtype, -1, 1)
         # Rounding in the crop may leave [0, 1], in which the jitters expect images.
         image = jittered(jnp.clip(image, 0, 1), order, amounts + jnp.array([1, 1, 1, 0], x.dtype))
-        image = jnp.where(jax.random.bernoulli(keys[4], greyed), grey(image), image)
+        image = jnp.where(jax.random.bernoulli(keys[4], float(greyed)), grey(image), image)
         return jnp.clip(image, 0, 1).astype(x.dtype)
 
     return jax.vmap(one)(x, jnp.arange(len(x)))

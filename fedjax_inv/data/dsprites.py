@@ -7,6 +7,7 @@ sizes give the mean pixel of the original, 0.043.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def latent_index(classes: np.ndarray) -> np.ndarray:
     """
     try:
         classes = np.asarray(classes)
-    except ValueError:  # lists of different lengths
+    except (TypeError, ValueError):  # keys, lists of different lengths
         raise UsageError("classes", classes, "must be integers [..., 6]") from None
     if classes.shape[-1:] != (len(LATENTS),):
         raise UsageError("classes", classes, "must be integers [..., 6]")
@@ -166,7 +167,7 @@ def load(
     Raises:
       UsageError: for an argument that is not allowed.
     """
-    checks.record("shapes", shapes, Sequence)
+    checks.each("shapes", shapes, partial(checks.one_of, allowed=SHAPES))
     if not shapes or len(set(shapes)) < len(shapes) or not set(shapes) <= set(SHAPES):
         raise UsageError(
             "shapes", shapes, f"must be of {', '.join(SHAPES)}, at least one and none twice"

@@ -371,6 +371,7 @@ def check_cue(
     Raises:
       UsageError: if they are not.
     """
+    checks.integer("num_values", num_values)
     checks.array(name, cue)
     checks.array("image", image)
     if image.dtype != np.uint8 or image.ndim < 3:

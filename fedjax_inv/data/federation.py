@@ -43,8 +43,8 @@ def examples(x: Tree, y: Tree) -> Examples:
     """
     for name, leaf in (("x", x), ("y", y)):
         for part in jax.tree.leaves(leaf):
-            if jnp.result_type(part).kind not in "biufV":
-                raise UsageError(name, part, "must hold numbers")
+            if hasattr(part, "dtype"):
+                checks.array(name, part)
     lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves((x, y))}
     if len(lengths) != 1 or 0 in lengths:
         raise UsageError(
@@ -144,7 +144,8 @@ def partitioner(
     user = dataset.user
     if user is not None:
         by_name["user"] = lambda rows, rng: partitions.by_user(user[rows], num_clients, rng)
-    elif name == "user":
+    checks.record("name", name, str)
+    if user is None and name == "user":
         raise UsageError("name", name, "needs data with users, which these do not have")
     checks.one_of("name", name, by_name)
     return lambda rows, rng: [rows[part] for part in by_name[name](rows, rng)]
@@ -214,6 +215,7 @@ def split(
     to_deal = np.flatnonzero(~is_test & ~dataset.test)
     if len(to_deal) == 0:
         raise UsageError("held_out", held_out, "leaves no examples to train on")
+    checks.number("imbalance", imbalance, "of at least 1", lambda factor: factor >= 1)
     if imbalance != 1:
         labels, num_classes = dataset.y[to_deal], len(dataset.classes)
         to_deal = to_deal[partitions.long_tail(labels, num_classes, imbalance, rng)]

@@ -27,7 +27,8 @@ def save(path: str | Path, tree: Tree) -> dict[str, list[int]]:
     """
     path = _path(path)
     for name, leaf in named(tree).items():
-        if np.asarray(leaf).dtype.kind not in "biufcV":
+        checks.array(name, leaf if hasattr(leaf, "dtype") else np.asarray(leaf))
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise UsageError(name, leaf, "must be an array of numbers")
     try:
         from safetensors.numpy import save_file

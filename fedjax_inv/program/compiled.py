@@ -55,6 +55,8 @@ def make(
       UsageError: if a chunk is negative, or for settings that are not allowed.
     """
     _check(experiment)
+    if layout is not None:
+        checks.record("layout", layout, Layout)
     checks.integer("client_chunk", client_chunk, 0)
     checks.integer("run_chunk", run_chunk, 0)
 

@@ -237,8 +237,7 @@ def group_names(split: Split) -> list[str]:
 
 def schedule_key(seed: int | Array) -> Array:
     """Return the random key of the schedule of a run with this seed."""
-    if jnp.ndim(seed) or not jnp.issubdtype(jnp.result_type(seed), jnp.integer):
-        raise UsageError("seed", seed, "must be an integer")
+    checks.whole("seed", seed)
     return jax.random.fold_in(jax.random.key(seed), 2)
 
 
