@@ -315,7 +315,7 @@ def wrap(
     checks.real("step_size", step_size)
     if smoothness is not None:
         checks.real("smoothness", smoothness)
-    is_one = checks.is_concrete(threshold) and np.ndim(threshold) == 0
+    is_one = checks.is_concrete(threshold) and getattr(threshold, "ndim", 0) == 0
     if not (is_one and threshold == -np.inf):
         checks.real("threshold", threshold, -np.inf)
     if share is not None:

@@ -5,8 +5,8 @@ the distributions of PyTorch's torchvision, but in floating point instead of 8 b
 """
 
 import math
+import numbers
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -203,10 +203,12 @@ def _check(
     scale: Sequence[float], ratio: Sequence[float], flip: float, jitter: float, greyed: float
 ) -> None:
     for name, pair, highest in (("scale", scale, 1.0), ("ratio", ratio, math.inf)):
-        checks.each(name, pair, partial(checks.number, allowed="above 0", is_allowed=bool))
-        if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= highest or math.isinf(pair[1]):
+        are_two = isinstance(pair, Sequence) and len(pair) == 2
+        are_two = are_two and all(isinstance(each, numbers.Real) for each in pair)
+        if not are_two or not 0 < pair[0] <= pair[1] <= highest or math.isinf(pair[1]):
             allowed = "above 0 and at most 1" if highest == 1 else "above 0"
-            raise UsageError(name, tuple(pair), f"must be two increasing numbers {allowed}")
+            found = tuple(pair) if isinstance(pair, Sequence) else pair
+            raise UsageError(name, found, f"must be two increasing numbers {allowed}")
     checks.probability("flip", flip)
     checks.probability("greyed", greyed)
     checks.number("jitter", jitter, "between 0 and 0.5", lambda share: 0 <= share <= 0.5)

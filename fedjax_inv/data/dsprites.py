@@ -7,7 +7,6 @@ sizes give the mean pixel of the original, 0.043.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -167,7 +166,9 @@ def load(
     Raises:
       UsageError: for an argument that is not allowed.
     """
-    checks.each("shapes", shapes, partial(checks.one_of, allowed=SHAPES))
+    checks.record("shapes", shapes, Sequence)
+    if any(not isinstance(shape, str) for shape in shapes):
+        raise UsageError("shapes", shapes, f"must be of {', '.join(SHAPES)}")
     if not shapes or len(set(shapes)) < len(shapes) or not set(shapes) <= set(SHAPES):
         raise UsageError(
             "shapes", shapes, f"must be of {', '.join(SHAPES)}, at least one and none twice"
