@@ -7,9 +7,10 @@ each function that is not tried; a new function must be in one of them.
 import functools
 import importlib
 import inspect
+import os
 import pkgutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -159,11 +160,18 @@ def split() -> federation.Split:
     return federation.split(tested, EXAMPLES_OF, _deal, held_out=None, seed=0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def folder_of_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let the tests run in a folder of their own, as "no" is the path of a file, too."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("files"))
+    yield
+    os.chdir(before)
+
+
 @functools.cache
 def folder() -> Path:
-    import tempfile
-
-    return Path(tempfile.mkdtemp())
+    return Path.cwd()
 
 
 @functools.cache
