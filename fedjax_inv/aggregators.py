@@ -66,7 +66,11 @@ def mean(weight: Weight = by_size) -> Aggregator:
 
     Args:
       weight: the weight of each slot's client. The mean is 0 if all weights are 0.
+
+    Raises:
+      UsageError: unless the weight is a function.
     """
+    checks.function("weight", weight)
 
     def init(upload: Tree, num_slots: int) -> _Sum:
         del num_slots
@@ -123,10 +127,19 @@ def combine(aggregators: Tree) -> Aggregator:
 
     Args:
       aggregators: a tree of aggregators that is a prefix of the upload's tree.
+
+    Raises:
+      UsageError: if a leaf of the tree is no aggregator.
     """
 
+    def is_leaf(node: Tree) -> bool:
+        return isinstance(node, Aggregator)
+
+    for leaf in jax.tree.leaves(aggregators, is_leaf=is_leaf):
+        checks.record("aggregators", leaf, Aggregator)
+
     def each(fn: Callable[..., Tree], *trees: Tree) -> Tree:
-        return jax.tree.map(fn, aggregators, *trees, is_leaf=lambda a: isinstance(a, Aggregator))
+        return jax.tree.map(fn, aggregators, *trees, is_leaf=is_leaf)
 
     def init(upload: Tree, num_slots: int) -> Tree:
         return each(lambda a, part: a.init(part, num_slots), upload)

@@ -67,6 +67,7 @@ def as_numbers(x: Tree) -> Array:
             ...,
             "are a tree of arrays; must be one array, such as rendered images, to average",
         )
+    checks.array("inputs", x)
     numbers = unit_range(x)
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
         raise UsageError(
@@ -231,6 +232,8 @@ def exchanged(
       UsageError: for an argument that is not allowed; before the first round for inputs that cannot
         be averaged.
     """
+    checks.record("model", model, Model)
+    checks.function("mixable", mixable)
     checks.one_of("combining", combining, COMBINING)
     checks.integer("rows", rows)
     checks.integer("chunk", chunk)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import jax
 import optax
 
-from fedjax_inv import aggregators, models, objectives, servers
+from fedjax_inv import aggregators, checks, models, objectives, servers
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -118,7 +118,12 @@ def gradient(model: Model, loss: Loss = objectives.cross_entropy) -> GradFn:
     Args:
       model: the network.
       loss: the objective.
+
+    Raises:
+      UsageError: for arguments of other types.
     """
+    checks.record("model", model, Model)
+    checks.function("loss", loss)
 
     def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
         def of(params: Halves) -> tuple[Array, Halves]:
@@ -171,8 +176,11 @@ def averaging(
       holds the shared variables alone.
 
     Raises:
-      UsageError: for an unknown weighting.
+      UsageError: for an unknown weighting, and for arguments of other types.
     """
+    checks.record("model", model, Model)
+    checks.record("work", work, Work)
+    checks.function("gradient_from", gradient_from)
     begin = start or (lambda visit: work.init(visit.message.variables))
     return averaging_of(
         model,
@@ -222,8 +230,17 @@ def averaging_of(
       The algorithm, as in `averaging`.
 
     Raises:
-      UsageError: for an unknown weighting.
+      UsageError: for an unknown weighting, and for arguments of other types.
     """
+    checks.record("model", model, Model)
+    checks.optimizer("server_optimizer", server_optimizer)
+    checks.record("side", side, SideState)
+    for name, function in (
+        *(("train", train), ("init_client", init_client), ("remember", remember)),
+        *(("shared", shared), ("serve", serve or shared)),
+        *(("scale_delta", scale_delta or shared), ("server_delta", server_delta or shared)),
+    ):
+        checks.function(name, function)
     weight = aggregators.weight_of(weighting)
 
     def init_server(setup: Setup) -> servers.Server:

@@ -78,7 +78,84 @@ def shown(value: Any) -> str:
     """Return a value as text of one line: an array as dtype and shape, a string in quotes."""
     if getattr(value, "ndim", 0) > 0:
         return f"{value.dtype} {value.shape}"
-    return repr(value) if isinstance(value, str) else str(value)
+    return repr(value) if isinstance(value, str) else " ".join(str(value).split())
+
+
+def _wrong_type(name: str, value: Any, allowed: str) -> UsageError:
+    """Return the error for a wrong type, which shows plain values, and the types of others."""
+    if value is None or isinstance(value, bool | str | numbers.Number):
+        return UsageError(name, value, allowed)
+    return UsageError(name, ..., f"is of type {type(value).__name__}, {allowed}")
+
+
+def record(name: str, value: Any, kind: type) -> None:
+    """Check that a value is of a type, such as `Model` or `Work`.
+
+    Args:
+      name: the argument's name.
+      value: the value to check.
+      kind: the type.
+
+    Raises:
+      UsageError: for a value of another type.
+    """
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        raise _wrong_type(name, value, f"must be {article} {kind.__name__}")
+
+
+def function(name: str, value: Any) -> None:
+    """Check that a value can be called, else raise UsageError."""
+    if not callable(value):
+        raise _wrong_type(name, value, "must be a function")
+
+
+def boolean(name: str, value: Any) -> None:
+    """Check that a value is True or False, else raise UsageError; no other value stands for one."""
+    if not isinstance(value, bool | np.bool_):
+        raise _wrong_type(name, value, "must be True or False")
+
+
+def optimizer(name: str, value: Any) -> None:
+    """Check that a value is an optax optimizer, else raise UsageError."""
+    if not all(callable(getattr(value, part, None)) for part in ("init", "update")):
+        raise _wrong_type(name, value, "must be an optax optimizer, such as optax.sgd(0.1)")
+
+
+def array(name: str, value: Any) -> None:
+    """Check that a value is an array of numbers, its shape or a tracer, else raise UsageError."""
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise _wrong_type(name, value, "must be an array")
+    if isinstance(value.dtype, np.dtype) and value.dtype.kind in "OSUMm":
+        raise UsageError(name, value, "must be an array of numbers")
+
+
+def whole(name: str, value: Any) -> None:
+    """Check that a value is one integer: an int, an array [] or a tracer, else raise UsageError."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return
+    is_array = hasattr(value, "shape") and hasattr(value, "dtype") and value.shape == ()
+    if not is_array or not jax.dtypes.issubdtype(value.dtype, np.integer):
+        raise _wrong_type(name, value, "must be an integer")
+
+
+def key(name: str, value: Any) -> None:
+    """Check that a value is one random key of JAX, of the new or of the old kind.
+
+    Args:
+      name: the argument's name.
+      value: the value to check; it may be a tracer.
+
+    Raises:
+      UsageError: for any other value.
+    """
+    allowed = "must be one random key, such as jax.random.key(0)"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        raise _wrong_type(name, value, allowed)
+    is_new = jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    if shape != () if is_new else (len(shape) != 1 or dtype != np.uint32):
+        raise UsageError(name, ..., f"is {dtype} {tuple(shape)}, {allowed}")
 
 
 def integer(
@@ -119,7 +196,7 @@ def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) ->
     allowed = f"at least {lowest:g}" if highest == np.inf else f"in [{lowest:g}, {highest:g}]"
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = np.nan
     is_finite = abs(number) <= float(np.finfo(np.float32).max)  # programs compute in float32
     if isinstance(value, bool | str) or not (is_finite and lowest <= number <= highest):
@@ -164,7 +241,8 @@ def each(name: str, values: Any, check: Callable[[str, Any], None]) -> None:
     Raises:
       UsageError: for anything that is not such a list, and as `check` does.
     """
-    if not (isinstance(values, Sequence) or np.ndim(values) == 1) or len(values) == 0:
+    is_list = isinstance(values, Sequence) and not isinstance(values, bytes)
+    if not (is_list or getattr(values, "ndim", 0) == 1) or len(values) == 0:
         raise UsageError(name, values, "must be a list of numbers, at least one")
     for index, value in enumerate(values):
         check(f"{name}[{index}]", value)
@@ -172,7 +250,7 @@ def each(name: str, values: Any, check: Callable[[str, Any], None]) -> None:
 
 def one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     """Check that a value is one of the allowed names, else raise UsageError."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise UsageError(name, value, f"must be one of {', '.join(allowed)}")
 
 
@@ -232,7 +310,12 @@ def integers(
     Raises:
       UsageError: for any other values.
     """
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):
+        if not is_concrete(values):
+            raise
+        raise _wrong_type(name, values, "must be integers") from None
     if array.size == 0 and not may_be_empty:
         raise UsageError(name, array, "must hold at least one integer")
     if (array.size and array.dtype.kind not in "iu") or ndim not in (None, array.ndim):
@@ -247,6 +330,7 @@ def integers(
         first = tuple(np.argwhere(outside)[0].tolist())
         place = str(list(first)) if first else ""
         allowed = f"at least {low}" if high is None else f"in {low}..{high}"
+        allowed = f"at most {high}" if low is None else allowed
         raise UsageError(f"{name}{place}", array[first], f"must be {allowed}")
     return array.astype(np.int64, copy=False)
 
@@ -261,8 +345,13 @@ def federation(federation: Federation) -> None:
       UsageError: if they are not, or if arrays have other shapes. The values of tracers are not
         checked.
     """
+    record("federation", federation, Federation)
     data, order, start, size = federation
-    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(data)}
+    for name, leaf in zip(("order", "start", "size"), (order, start, size), strict=True):
+        array(name, leaf)
+    for leaf in jax.tree.leaves(data):
+        array("data", leaf)
+    lengths = {leaf.shape[0] if leaf.shape else 0 for leaf in jax.tree.leaves(data)}
     if len(lengths) != 1:
         raise UsageError("data", ..., f"x and y must be of one length, not {sorted(lengths)}")
     if order.ndim != 1:
@@ -302,6 +391,7 @@ def schedule(schedule: Cohort, num_clients: int, history: int) -> None:
     Raises:
       UsageError: if it does not fit.
     """
+    record("schedule", schedule, Cohort)
     if not is_concrete(schedule):
         return
     who, present, delay = (np.asarray(array) for array in schedule)

@@ -49,6 +49,11 @@ def agreement(
     Raises:
       UsageError: if batch_size is below 1, or if a client's rows are not rows of the examples.
     """
+    checks.record("model", model, Model)
+    checks.record("variables", variables, Variables)
+    checks.function("loss", loss)
+    axis = devices.chunked(1) if axis is None else axis
+    checks.record("axis", axis, devices.Axis)
     checks.integer("batch_size", batch_size)
     checks.federation(federation)
     data, order, start, size = federation
@@ -82,7 +87,7 @@ def agreement(
 
     everyone = jnp.arange(federation.num_clients, dtype=jnp.int32), size
     zeros = optax.tree.zeros_like(variables.params)
-    total, (value, norm, invariance) = (axis or devices.chunked(1))(client, add, zeros, everyone)
+    total, (value, norm, invariance) = axis(client, add, zeros, everyone)
     # The square of a sum of m unit vectors is m and the cosines of all pairs, each twice.
     count = (norm > 0).sum()
     cosines = optax.tree.norm(total, squared=True) - count

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import checks, devices, local, objectives, tree
+from fedjax_inv import checks, devices, local, objectives, rounds, tree
+from fedjax_inv.checks import UsageError
 from fedjax_inv.rounds import State
 from fedjax_inv.types import Algorithm, Array, Batch, Federation, Loss, Shard, Tree
 
@@ -55,11 +56,21 @@ def evaluate(
       The scores, each [C].
 
     Raises:
-      UsageError: if batch_size is below 1, or if a client's rows are not rows of the examples.
+      UsageError: if batch_size is below 1, if a client's rows are not rows of the examples, if the
+        algorithm is personal and the federation has not as many clients as the state although they
+        are seen, and for arguments of other types.
     """
+    checks.record("algorithm", algorithm, Algorithm)
+    checks.record("state", state, State)
     checks.integer("batch_size", batch_size)
     checks.federation(federation)
-    axis = axis or devices.chunked(1)
+    checks.boolean("seen", seen)
+    checks.function("loss", loss)
+    checks.function("score", score)
+    axis = devices.chunked(1) if axis is None else axis
+    checks.record("axis", axis, devices.Axis)
+    if algorithm.personal and seen:
+        rounds.check_num_clients(state, federation, axis)
     size = federation.size
     federation = federation._replace(size=jnp.where(needed, size, 0))
 
@@ -161,6 +172,7 @@ def _scattered(totals: Array, who: Array, values: Array) -> Array:
 
 def mean(scores: Scores) -> tuple[Array, Array]:
     """Return (score, loss), each [], over all examples: clients weighted by size."""
+    _check_scores(scores)
     weights = scores.size / jnp.maximum(scores.size.sum(), 1)
     return (scores.score * weights).sum(), (scores.loss * weights).sum()
 
@@ -171,12 +183,14 @@ def balanced(scores: Scores) -> Array:
     If each "client" is a class (`data.federation.by_class`) and the score is accuracy, this is the
     class-balanced accuracy, the mean of the classes' recalls.
     """
+    _check_scores(scores)
     counts = scores.size > 0
     return jnp.where(counts, scores.score, 0).sum(-1) / jnp.maximum(counts.sum(-1), 1)
 
 
 def worst(scores: Scores) -> Array:
     """Return the lowest score [] of a client that has examples; infinity if none has."""
+    _check_scores(scores)
     return jnp.where(scores.size > 0, scores.score, jnp.inf).min()
 
 
@@ -186,11 +200,23 @@ def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
     Args:
       scores: of the clients, each [C].
       group: [C] int32, the group of each client; a client with a negative one is left out.
-      num_groups: G.
+      num_groups: G, at least 1.
 
     Returns:
       The scores of the groups, each [G]; 0 for a group without examples.
+
+    Raises:
+      UsageError: for another number of groups than of clients, for groups that are not integers,
+        and for a group of G or more unless groups are traced.
     """
+    _check_scores(scores)
+    checks.integer("num_groups", num_groups)
+    checks.array("group", group)
+    if group.shape != scores.size.shape or not jnp.issubdtype(group.dtype, jnp.integer):
+        allowed = f"must be integers of shape {scores.size.shape}, one for each client"
+        raise UsageError("group", group, allowed)
+    if checks.is_concrete(group):
+        checks.integers("group", group, None, num_groups - 1, ndim=None, may_be_empty=True)
     # Not segment_sum: XLA's CPU compiler gets some of its vmapped scatters wrong (BUILD_NOTES.md).
     member = group == jnp.arange(num_groups)[:, None]  # [G, C]
     size = (member * scores.size).sum(1)
@@ -200,3 +226,9 @@ def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
         return jnp.where(member, scores.size * values, 0).sum(1) / jnp.maximum(size, 1)
 
     return Scores(pooled(scores.score), pooled(scores.loss), size)
+
+
+def _check_scores(scores: Scores) -> None:
+    checks.record("scores", scores, Scores)
+    for name, field in zip(Scores._fields, scores, strict=True):
+        checks.array(f"scores.{name}", field)

@@ -68,6 +68,8 @@ def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
     Raises:
       UsageError: for a batch_size below 1.
     """
+    checks.record("shard", shard, Shard)
+    checks.function("fn", fn)
     checks.integer("batch_size", batch_size)
 
     def of(turn: Array) -> Tree:
@@ -89,6 +91,9 @@ def fold_sample(shard: Shard, key: Array, fn: Callable[[Batch], Tree], *, batch_
     Raises:
       UsageError: for a batch_size below 1.
     """
+    checks.record("shard", shard, Shard)
+    checks.key("key", key)
+    checks.function("fn", fn)
     checks.integer("batch_size", batch_size)
     order = permutation.draw(key)
     # The batch depends on the turn: XLA would move other work out of the loop, which may not turn.
@@ -188,6 +193,14 @@ def _with_loop(
     return Work(init, plain, with_optimizer, run, momentum)
 
 
+def _check_optimizer(
+    optimizer: optax.GradientTransformation, momentum: float | Array | None
+) -> None:
+    checks.optimizer("optimizer", optimizer)
+    if momentum is not None:
+        checks.real("momentum", momentum)
+
+
 def seeing_local(work: Work) -> TrainLocal:
     """Return `work.run_local`.
 
@@ -197,6 +210,7 @@ def seeing_local(work: Work) -> TrainLocal:
     Raises:
       UsageError: if it is None.
     """
+    checks.record("work", work, Work)
     if work.run_local is None:
         raise UsageError(
             "work", ..., "its gradient sees no optimizer; must be one of fedjax_inv.local's"
@@ -226,6 +240,7 @@ def epochs(
     Raises:
       UsageError: for counts below 1.
     """
+    _check_optimizer(optimizer, momentum)
     checks.integer("batch_size", batch_size)
     checks.integer("num_epochs", num_epochs)
     if num_batches is not None:
@@ -290,6 +305,7 @@ def steps(
     Raises:
       UsageError: for counts below 1.
     """
+    _check_optimizer(optimizer, momentum)
     checks.integer("batch_size", batch_size)
     checks.integer("num_steps", num_steps)
 
@@ -330,6 +346,7 @@ def full_batch(
     Raises:
       UsageError: for counts below 1.
     """
+    _check_optimizer(optimizer, momentum)
     checks.integer("capacity", capacity)
     checks.integer("num_steps", num_steps)
 

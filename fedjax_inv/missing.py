@@ -66,6 +66,7 @@ def reuse(algorithm: Algorithm) -> Algorithm:
     Raises:
       UsageError: if no exchange has a `blank`.
     """
+    checks.record("algorithm", algorithm, Algorithm)
     if all(exchange.blank is None for exchange in algorithm.exchanges):
         raise UsageError(
             "algorithm",
@@ -149,5 +150,6 @@ def with_rule(algorithm: Algorithm, rule: str) -> Algorithm:
     Raises:
       UsageError: for another rule, and as in `reuse`.
     """
+    checks.record("algorithm", algorithm, Algorithm)
     checks.one_of("missing", rule, RULES)
     return RULES[rule](algorithm)

@@ -23,6 +23,8 @@ def masked_mean(values: Array, mask: Array) -> Array:
     Raises:
       UsageError: for other shapes, and if the mask is not of booleans.
     """
+    checks.array("values", values)
+    checks.array("mask", mask)
     if values.ndim != 1 or values.shape != mask.shape or mask.dtype != bool:
         raise UsageError(
             "values", values, "must be [B], and {mask} must be bool [B]", mask=("mask", mask)
@@ -63,18 +65,35 @@ def accuracy(logits: Array, labels: Array, mask: Array) -> Array:
       mask: [B] bool, which examples are real.
 
     Raises:
-      UsageError: for other shapes, and for a label outside of 0..K-1 unless labels are traced.
+      UsageError: for other shapes, for a label outside of 0..K-1 unless labels are traced, and for
+        logits that are NaN unless they are traced: NaN would be the largest.
     """
     _check_classes(logits, labels, mask)
-    return masked_mean((jnp.argmax(logits, -1) == labels).astype(jnp.float32), mask)
+    right = masked_mean((jnp.argmax(logits, -1) == labels).astype(jnp.float32), mask)
+    if checks.is_concrete((logits, mask)):
+        wrong = np.argwhere(np.isnan(np.asarray(logits)) & np.asarray(mask)[:, None])
+        if len(wrong):
+            raise UsageError(f"logits{wrong[0].tolist()}", np.nan, "must be a number")
+    return right
+
+
+def _check_arrays(logits: Array, labels: Array, mask: Array) -> None:
+    checks.array("logits", logits)
+    checks.array("labels", labels)
+    checks.array("mask", mask)
+    for name, values in (("logits", logits), ("labels", labels)):
+        if not jnp.issubdtype(values.dtype, jnp.number):
+            raise UsageError(name, values, "must be numbers")
 
 
 def _check_classes(logits: Array, labels: Array, mask: Array) -> None:
+    _check_arrays(logits, labels, mask)
     if logits.ndim != 2 or labels.ndim != 1 or len(logits) != len(labels):
         raise UsageError(
             "logits", logits, "must be [B, K], and {labels} must be [B]", labels=("labels", labels)
         )
-    if checks.is_concrete((labels, mask)) and labels.shape == mask.shape:
+    is_mask = mask.shape == labels.shape and mask.dtype == bool  # else masked_mean refuses it
+    if is_mask and checks.is_concrete((labels, mask)):
         # In NumPy: inside a trace, jnp would trace the indexing of these constants.
         real = np.asarray(labels)[np.asarray(mask)]
         checks.integers("labels", real, 0, logits.shape[1] - 1, may_be_empty=True)
@@ -91,6 +110,7 @@ def soft_cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
     Raises:
       UsageError: for other shapes.
     """
+    _check_arrays(logits, labels, mask)
     if logits.ndim != 2 or logits.shape != labels.shape:
         raise UsageError(
             "logits",

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import jax
 
+from fedjax_inv.checks import UsageError
+
 _platform: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
 
 
@@ -37,6 +39,8 @@ def traced_for(platform: str) -> Iterator[None]:
       platform: "cpu", "gpu" or "tpu". The programs can then be compiled for a machine that is not
         here.
     """
+    if platform not in ("cpu", "gpu", "tpu"):
+        raise UsageError("platform", platform, "must be one of cpu, gpu, tpu")
     token = _platform.set(platform)
     try:
         yield

@@ -89,14 +89,18 @@ def init(
     Raises:
       UsageError: if history is below 1, or if a client's rows are not rows of the examples.
     """
+    checks.record("algorithm", algorithm, Algorithm)
+    checks.key("key", key)
     checks.integer("history", history)
     checks.federation(federation)
+    axis = devices.vmapped() if axis is None else axis
+    checks.record("axis", axis, Axis)
     # Only its shape may matter: if devices own their clients, examples differ between devices.
     sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), federation.data.x)
     server = algorithm.init_server(
         Setup(variables, federation.num_clients, sample, jax.random.fold_in(key, 0))
     )
-    who = (axis or devices.vmapped()).local_clients(federation.num_clients)
+    who = axis.local_clients(federation.num_clients)
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(who)
     broadcast_history: tuple[Tree, ...] = tuple(() for _ in algorithm.exchanges)
     if history > 1:
@@ -202,6 +206,36 @@ def _exchange(
     return state, Report(metrics, present, finite | ~slots.present, slots.size)
 
 
+def check_num_clients(state: State, federation: Federation, axis: Axis) -> None:
+    """Check that a state has as many clients as a federation.
+
+    Args:
+      state: the state of a run.
+      federation: the federation.
+      axis: the axis of the run.
+
+    Raises:
+      UsageError: if it has not. Nothing is known of a state whose clients keep nothing.
+    """
+    num_states = {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)}
+    if num_states - {axis.local_clients(federation.num_clients).shape[0]}:
+        raise UsageError(
+            "federation",
+            ...,
+            f"has {federation.num_clients} clients, must have {num_states.pop()}, as the state has",
+        )
+
+
+def _check_types(
+    algorithm: Algorithm, state: State, federation: Federation, axis: Axis, drop_nonfinite: bool
+) -> None:
+    checks.record("algorithm", algorithm, Algorithm)
+    checks.record("state", state, State)
+    checks.record("federation", federation, Federation)
+    checks.record("axis", axis, Axis)
+    checks.boolean("drop_nonfinite", drop_nonfinite)
+
+
 def step(
     algorithm: Algorithm,
     state: State,
@@ -227,15 +261,11 @@ def step(
     Raises:
       UsageError: if the cohort or the state does not fit the federation.
     """
+    _check_types(algorithm, state, federation, axis, drop_nonfinite)
+    checks.record("cohort", cohort, Cohort)
     whole = jax.tree.map(lambda leaf: leaf[None], cohort)
     checks.schedule(whole, federation.num_clients, _history(state.broadcast_history))
-    num_states = {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)}
-    if num_states - {axis.local_clients(federation.num_clients).shape[0]}:
-        raise UsageError(
-            "federation",
-            ...,
-            f"has {federation.num_clients} clients, must have {num_states.pop()}, as the state has",
-        )
+    check_num_clients(state, federation, axis)
     reports = []
     for index, exchange in enumerate(algorithm.exchanges):
         state, report = _exchange(exchange, index, state, cohort, federation, axis, drop_nonfinite)
@@ -268,6 +298,7 @@ def run(
     Raises:
       UsageError: if the schedule or the state does not fit the federation.
     """
+    _check_types(algorithm, state, federation, axis, drop_nonfinite)
     checks.federation(federation)
     checks.schedule(schedule, federation.num_clients, _history(state.broadcast_history))
 

@@ -53,6 +53,7 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
     Raises:
       UsageError: if a count is out of its bounds.
     """
+    checks.key("key", key)
     checks.integer("num_clients", num_clients)
     checks.integer("num_rounds", num_rounds)
     checks.integer("cohort", cohort, 1, num_clients, ", the clients")
@@ -103,6 +104,7 @@ def upload_probabilities(key: Array, num_clients: int, *, sparse: float, frequen
     Raises:
       UsageError: if an argument is out of its bounds.
     """
+    checks.key("key", key)
     checks.integer("num_clients", num_clients)
     checks.probability("sparse", sparse)
     checks.number("frequency", frequency, "above 0 and at most 1", lambda f: 0 < f <= 1)
@@ -122,7 +124,8 @@ def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
     Raises:
       UsageError: if a probability is out of its bounds, or if a client of the schedule has none.
     """
-    return schedule._replace(present=schedule.present & ~_failed(schedule, key, probability))
+    failed = _failed(schedule, key, probability)
+    return schedule._replace(present=schedule.present & ~failed)
 
 
 def stale(
@@ -143,11 +146,13 @@ def stale(
       longest: the age in rounds of the oldest update that is delivered, at least 1.
 
     Raises:
-      UsageError: if an argument is out of its bounds, or if a client of the schedule has no
-        probability.
+      UsageError: if an argument is out of its bounds, or if the schedule has a client of
+        num_clients or more, or one without a probability.
     """
+    _check_schedule(schedule)
     checks.integer("num_clients", num_clients)
     checks.integer("longest", longest)
+    _check_num_clients(num_clients, schedule)
     nothing = -1
 
     def turn(begun: Array, now: tuple[Array, Array, Array, Array]) -> tuple[Array, Tree]:
@@ -172,7 +177,9 @@ def stale(
 
 def _failed(schedule: Cohort, key: Array, probability: float | Array) -> Array:
     """Draw whether each client of each round fails, [T, S] bool."""
-    probability = jnp.asarray(probability)
+    _check_schedule(schedule)
+    checks.key("key", key)
+    probability = _numbers("probability", probability)
     _check("probability", probability, "must be between 0 and 1", lambda p: (p >= 0) & (p <= 1))
     _check_per_client("probability", probability, schedule)
 
@@ -192,12 +199,13 @@ def delayed(schedule: Cohort, delay: int | Array) -> Cohort:
 
     Args:
       schedule: [T, S].
-      delay: rounds, a scalar or one per client [C], at least 0.
+      delay: rounds, a scalar or one per client [C], integers of at least 0.
 
     Raises:
-      UsageError: if a delay is negative, or if a client of the schedule has none.
+      UsageError: if a delay is negative or no integer, or if a client of the schedule has none.
     """
-    delay = jnp.asarray(delay, jnp.int32)
+    _check_schedule(schedule)
+    delay = _integers("delay", delay)
     _check("delay", delay, "must be at least 0", lambda d: d >= 0)
     _check_per_client("delay", delay, schedule)
     per_slot = delay[schedule.who] if delay.ndim else jnp.full(schedule.who.shape, delay)
@@ -221,6 +229,8 @@ def randomly_delayed(
     Raises:
       UsageError: if probability or longest is out of its bounds.
     """
+    _check_schedule(schedule)
+    checks.key("key", key)
     checks.integer("longest", longest)
     if checks.is_concrete(probability):
         checks.number("probability", probability, "above 0 and at most 1", lambda p: 0 < p <= 1)
@@ -239,12 +249,13 @@ def every(schedule: Cohort, period: Array) -> Cohort:
 
     Args:
       schedule: [T, S].
-      period: rounds, a scalar or one per client [C], at least 1.
+      period: rounds, a scalar or one per client [C], integers of at least 1.
 
     Raises:
-      UsageError: if a period is below 1, or if a client of the schedule has none.
+      UsageError: if a period is below 1 or no integer, or if a client of the schedule has none.
     """
-    period = jnp.asarray(period, jnp.int32)
+    _check_schedule(schedule)
+    period = _integers("period", period)
     _check("period", period, "must be at least 1", lambda p: p >= 1)
     _check_per_client("period", period, schedule)
     rounds = jnp.arange(schedule.who.shape[0])[:, None]
@@ -262,12 +273,14 @@ def slow(schedule: Cohort, rounds_per_update: Array) -> Cohort:
 
     Args:
       schedule: [T, S].
-      rounds_per_update: m, a scalar or one per client [C], at least 1; 1 for a regular client.
+      rounds_per_update: m, a scalar or one per client [C], integers of at least 1; 1 for a regular
+        client.
 
     Raises:
-      UsageError: if an m is below 1, or if a client of the schedule has none.
+      UsageError: if an m is below 1 or no integer, or if a client of the schedule has none.
     """
-    rounds_per_update = jnp.asarray(rounds_per_update, jnp.int32)
+    _check_schedule(schedule)
+    rounds_per_update = _integers("rounds_per_update", rounds_per_update)
     _check("rounds_per_update", rounds_per_update, "must be at least 1", lambda m: m >= 1)
     _check_per_client("rounds_per_update", rounds_per_update, schedule)
     return delayed(every(schedule, rounds_per_update), rounds_per_update - 1)
@@ -284,10 +297,15 @@ def first_all(schedule: Cohort, num_clients: int) -> Cohort:
       num_clients: C, at least 1.
 
     Raises:
-      UsageError: if num_clients is below 1, or if the schedule has fewer than ceil(C / S) rounds.
+      UsageError: if num_clients is below 1, or if the schedule has a client of num_clients or more,
+        no slot, or fewer than ceil(C / S) rounds.
     """
+    _check_schedule(schedule)
     checks.integer("num_clients", num_clients)
+    _check_num_clients(num_clients, schedule)
     num_rounds, num_slots = schedule.who.shape
+    if num_slots == 0:
+        raise UsageError("schedule", ..., "has no slots, must have at least one")
     needed = -(-num_clients // num_slots)
     if num_rounds < needed:
         raise UsageError(
@@ -300,6 +318,51 @@ def first_all(schedule: Cohort, num_clients: int) -> Cohort:
     who = jnp.arange(needed * num_slots, dtype=jnp.int32).reshape(needed, num_slots)
     first = Cohort(who, who < num_clients, jnp.zeros_like(who))
     return jax.tree.map(lambda leaf, new: leaf.at[:needed].set(new), schedule, first)
+
+
+def _numbers(name: str, values: float | Array) -> Array:
+    """Return numbers as an array; anything else raises UsageError."""
+    if not checks.is_concrete(values):
+        return jnp.asarray(values)
+    try:
+        known = np.asarray(values)
+    except (TypeError, ValueError):  # keys, lists of different lengths
+        raise UsageError(name, values, "must be numbers") from None
+    if known.dtype.kind not in "iuf":
+        raise UsageError(name, values, "must be numbers")
+    if not known.size:
+        raise UsageError(name, known, "must be at least one number")
+    return jnp.asarray(values)
+
+
+def _integers(name: str, values: int | Array) -> Array:
+    """Return whole numbers as int32; a number with a fraction raises UsageError."""
+    whole = _numbers(name, values)
+    _check(name, whole, "must be an integer", lambda known: known == np.rint(known))
+    return whole.astype(jnp.int32)
+
+
+def _check_schedule(schedule: Cohort) -> None:
+    checks.record("schedule", schedule, Cohort)
+    for name, field in zip(Cohort._fields, schedule, strict=True):
+        checks.array(f"schedule.{name}", field)
+    if schedule.who.ndim != 2 or len({field.shape for field in schedule}) > 1:
+        raise UsageError("schedule", ..., "who, present and delay must all be [T, S]")
+
+
+def _check_num_clients(num_clients: int, schedule: Cohort) -> None:
+    """Raise UsageError if the schedule has a client that is not in 0..num_clients - 1."""
+    if not checks.is_concrete(schedule):
+        return
+    most = _last_client(schedule)
+    if most >= num_clients:
+        raise UsageError(
+            "num_clients", num_clients, f"must be above {most}, the last client of the schedule"
+        )
+
+
+def _last_client(schedule: Cohort) -> int:
+    return int(np.max(np.asarray(schedule.who), initial=0, where=np.asarray(schedule.present)))
 
 
 def _check(
@@ -321,7 +384,7 @@ def _check_per_client(name: str, values: Array, schedule: Cohort) -> None:
         raise UsageError(name, ..., f"has shape {values.shape}, must be a scalar or one per client")
     if not values.ndim or not checks.is_concrete(schedule):
         return
-    most = int(np.max(np.asarray(schedule.who), initial=0, where=np.asarray(schedule.present)))
+    most = _last_client(schedule)
     if len(values) <= most:
         raise UsageError(
             name, ..., f"has {len(values)} values, must have one for client {most} too"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import optax
 
+from fedjax_inv import checks
 from fedjax_inv.types import Tree, Variables
 
 
@@ -26,7 +27,12 @@ def init(optimizer: optax.GradientTransformation, variables: Variables, side: Tr
       optimizer: the server optimizer.
       variables: the network that training starts from.
       side: further state of the method.
+
+    Raises:
+      UsageError: for arguments of other types.
     """
+    checks.optimizer("optimizer", optimizer)
+    checks.record("variables", variables, Variables)
     return Server(variables, optimizer.init(variables.params), side)
 
 
@@ -39,7 +45,13 @@ def update(
       optimizer: the server optimizer, whose gradient is the negative mean delta of the parameters.
       server: the server before the step.
       mean_delta: the mean change of the clients' networks; it is added to the statistics as it is.
+
+    Raises:
+      UsageError: for arguments of other types.
     """
+    checks.optimizer("optimizer", optimizer)
+    checks.record("server", server, Server)
+    checks.record("mean_delta", mean_delta, Variables)
     gradient = optax.tree.scale(-1, mean_delta.params)
     updates, opt_state = optimizer.update(gradient, server.opt_state, server.variables.params)
     params = optax.apply_updates(server.variables.params, updates)

@@ -13,7 +13,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
 
 
@@ -30,7 +33,13 @@ def init(num_thresholds: int, scores: Tree) -> Stops:
     Args:
       num_thresholds: K.
       scores: the shapes of the scores that `update` measures.
+
+    Raises:
+      UsageError: for a negative number, and for scores that are not arrays or shapes.
     """
+    checks.integer("num_thresholds", num_thresholds, 0)
+    for leaf in jax.tree.leaves(scores):
+        checks.array("scores", leaf)
     zeros = jax.tree.map(lambda s: jnp.zeros((num_thresholds, *s.shape), s.dtype), scores)
     return Stops(jnp.zeros(num_thresholds, jnp.int32), zeros)
 
@@ -56,7 +65,27 @@ def update(
       measure: (whether a threshold is met []) -> scores of this round. It is called in every round,
         and should take no time if no threshold is met.
       above: whether a threshold is met if accuracy >= threshold instead.
+
+    Raises:
+      UsageError: for another number of thresholds than that of the stops, for a threshold that is
+        NaN unless thresholds are traced, and for arguments of other types.
     """
+    _check_stops(stops)
+    checks.array("accuracy", accuracy)
+    checks.array("thresholds", thresholds)
+    if accuracy.shape != ():
+        raise UsageError("accuracy", accuracy, "must be one number")
+    if thresholds.shape != stops.round.shape:
+        (count,) = stops.round.shape
+        raise UsageError("thresholds", thresholds, f"must be [{count}], as in stops")
+    if not jnp.issubdtype(thresholds.dtype, jnp.number):
+        raise UsageError("thresholds", thresholds, "must be numbers")
+    if checks.is_concrete(thresholds) and np.isnan(np.asarray(thresholds)).any():
+        raise UsageError("thresholds", np.asarray(thresholds).tolist(), "must not be NaN")
+    checks.function("measure", measure)
+    checks.boolean("above", above)
+    for name, rounds in (("num_rounds", num_rounds), ("warm_start", warm_start)):
+        checks.whole(name, rounds)
     # Not a loop of 0 or 1 turns around `measure`: XLA moves loop-invariant code out of loops.
     is_met = accuracy >= thresholds if above else accuracy < thresholds
     now = (stops.round == 0) & is_met & (num_rounds >= warm_start)
@@ -70,4 +99,10 @@ def update(
 
 def all_met(stops: Stops) -> Array:
     """Return whether all thresholds have been met, [] bool; false without thresholds."""
+    _check_stops(stops)
     return (stops.round > 0).all() & (stops.round.size > 0)
+
+
+def _check_stops(stops: Stops) -> None:
+    checks.record("stops", stops, Stops)
+    checks.array("stops.round", stops.round)

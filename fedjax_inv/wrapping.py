@@ -4,9 +4,10 @@ The server of such an algorithm is a NamedTuple whose field `wrapped` is the ser
 one; its other fields are its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
+from fedjax_inv import checks
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -40,6 +41,7 @@ def lift(exchange: Exchange) -> Exchange:
 
     It changes `wrapped` and no other field of the server.
     """
+    checks.record("exchange", exchange, Exchange)
     blank = exchange.blank
 
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
@@ -64,6 +66,11 @@ def around(
       init_server: the wrapping server before the first round.
       exchanges: the round trips of one round, on the wrapping server; see `lift`.
     """
+    checks.record("algorithm", algorithm, Algorithm)
+    checks.function("init_server", init_server)
+    checks.record("exchanges", exchanges, Sequence)
+    for exchange in exchanges:
+        checks.record("exchanges", exchange, Exchange)
     network = algorithm.network
 
     def init_client(server: Tree, who: Array) -> Tree:

@@ -267,6 +267,15 @@ def cafe(
         of a linear softmax's gradient sum to 0; for local training whose gradient sees no
         optimizer, or without momentum; before the first round for another head.
     """
+    checks.record("model", model, Model)
+    checks.function("loss", loss)
+    for name, flag in (
+        ("orthogonal_directions", orthogonal_directions),
+        ("feature_calibration", feature_calibration),
+        ("parameter_calibration", parameter_calibration),
+        ("history_average", history_average),
+    ):
+        checks.boolean(name, flag)
     checks.one_of("drift_mode", drift_mode, DIRECTIONS)
     checks.one_of("history_gradient", history_gradient, ("literal", "straight_through"))
     for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma), ("scale", scale)):

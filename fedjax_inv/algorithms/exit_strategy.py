@@ -308,10 +308,15 @@ def wrap(
     Raises:
       UsageError: for values out of range, and without `parameters` if there is no network.
     """
+    checks.record("algorithm", algorithm, Algorithm)
+    checks.function("loss", loss)
+    if parameters is not None:
+        checks.function("parameters", parameters)
     checks.real("step_size", step_size)
     if smoothness is not None:
         checks.real("smoothness", smoothness)
-    if not (checks.is_concrete(threshold) and threshold == -np.inf):
+    is_one = checks.is_concrete(threshold) and getattr(threshold, "ndim", 0) == 0
+    if not (is_one and threshold == -np.inf):
         checks.real("threshold", threshold, -np.inf)
     if share is not None:
         checks.real("share", share)

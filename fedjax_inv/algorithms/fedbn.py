@@ -17,7 +17,7 @@ from collections.abc import Callable
 import jax
 import optax
 
-from fedjax_inv import aggregators, averaging, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, objectives, servers
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -97,6 +97,7 @@ def fedbn(
       is_local: path -> whether the variable stays with its client (see `partition`); if nothing
         is local, this is FedAvg.
     """
+    checks.function("is_local", is_local)
     grad_fn = averaging.gradient(model, loss)
 
     def local_part(variables: Variables) -> Variables:

@@ -186,6 +186,7 @@ def fedcfa(
       UsageError: for values out of range; before the first round for a top_k above the number of
         factors, and for inputs that cannot be averaged.
     """
+    checks.boolean("detach", detach)
     checks.integer("top_k", top_k, 0)
     weights = {"positive": positive_weight, "negative": negative_weight}
     for name, weight in (*weights.items(), ("decorrelation", decorrelation_weight)):

@@ -82,6 +82,8 @@ def fediir(
     Raises:
       UsageError: for values out of range.
     """
+    checks.record("model", model, Model)
+    checks.function("loss", loss)
     checks.real("penalty", penalty)
     checks.real("decay", decay, 0, 1)
     checks.integer("gradient_batch_size", gradient_batch_size)

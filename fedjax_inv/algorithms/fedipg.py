@@ -100,7 +100,9 @@ def penalised_value_and_grad(
       UsageError: for another derivative or risk, and a negative penalty.
     """
     checks.real("penalty", penalty)
+    checks.function("risk", risk)
     checks.one_of("derivative", derivative, _ROUTES)
+    checks.boolean("has_aux", has_aux)
 
     def value_and_grad(params: Tree) -> tuple[Any, Tree]:
         _check_scalar(risk, params, has_aux)
@@ -249,6 +251,9 @@ def fedipg(
     Raises:
       UsageError: for values out of range.
     """
+    checks.record("model", model, Model)
+    checks.function("loss", loss)
+    checks.boolean("scale_loss", scale_loss)
     penalty_at = penalty_schedule(
         penalty, warmup_rounds=warmup_rounds, warmup_penalty=warmup_penalty
     )

@@ -119,6 +119,8 @@ def fedmix(
       UsageError: for values out of range; before the first round for inputs without a mean, such as
         words.
     """
+    checks.record("model", model, Model)
+    checks.function("mixable", mixable)
     checks.real("ratio", ratio, 0, 1)
     checks.integer("rows", rows)
 

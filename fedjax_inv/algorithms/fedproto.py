@@ -124,6 +124,9 @@ def fedproto(
       UsageError: for a negative penalty, and for local training without a state that is carried
         from step to step.
     """
+    checks.record("model", model, Model)
+    checks.function("loss", loss)
+    checks.boolean("share_weights", share_weights)
     checks.real("penalty", penalty)
     train_local = local.seeing_local(work)
 

@@ -32,6 +32,9 @@ def without_memory(
       part: the part of the parameters.
     """
 
+    checks.optimizer("optimizer", optimizer)
+    checks.record("part", part, Part)
+
     def update(grads: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
         if params is None:
             raise UsageError("params", None, "must be given, as they tell the part")
@@ -83,6 +86,7 @@ def fedpvr(
       UsageError: for another `corrected`, and for local training whose optimizer cannot be changed.
     """
     checks.one_of("corrected", corrected, PARTS)
+    checks.record("work", work, Work)
     if work.with_optimizer is None:
         raise UsageError(
             "work", ..., "its optimizer cannot be changed; must be one of fedjax_inv.local's"

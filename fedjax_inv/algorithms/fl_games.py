@@ -161,6 +161,12 @@ def fl_games(
     Raises:
       UsageError: for values out of range.
     """
+    checks.record("model", model, Model)
+    checks.record("work", work, Work)
+    checks.function("loss", loss)
+    checks.boolean("learned", learned)
+    checks.boolean("fast", fast)
+    checks.function("body_optimizer", body_optimizer)
     checks.one_of("play", play, PLAYS)
     checks.integer("memory", memory, 0)
     checks.one_of("memory_mix", memory_mix, MEMORY_MIXES)

@@ -114,6 +114,8 @@ def moon(
       UsageError: for values out of range; before the first round for a head whose parameters are no
         dict, as the projection's are added to it.
     """
+    checks.record("model", model, Model)
+    checks.function("loss", loss)
     checks.real("penalty", penalty)
     checks.real("temperature", temperature)
     if checks.is_concrete(temperature) and float(temperature) == 0:

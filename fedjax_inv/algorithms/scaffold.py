@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import optax
 
-from fedjax_inv import aggregators, averaging, objectives
+from fedjax_inv import aggregators, averaging, checks, objectives
 from fedjax_inv.parts import EVERYTHING, Part
 from fedjax_inv.types import (
     Algorithm,
@@ -98,6 +98,7 @@ def with_variates(
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
+    checks.record("part", part, Part)
     risk_gradient = averaging.gradient(model, loss)
 
     def gradient_from(visit: Visit) -> GradFn:

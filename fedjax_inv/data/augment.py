@@ -5,6 +5,7 @@ the distributions of PyTorch's torchvision, but in floating point instead of 8 b
 """
 
 import math
+import numbers
 from collections.abc import Sequence
 
 import jax
@@ -177,6 +178,8 @@ def augment(
       UsageError: for an argument that is not allowed, and unless x are colour images in floating
         point.
     """
+    checks.array("x", x)
+    checks.key("key", key)
     _check(scale, ratio, flip, jitter, greyed)
     if x.ndim != 4 or x.shape[-1] != 3 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise UsageError("x", x, "must be floating-point images [B, H, W, 3]")
@@ -185,12 +188,12 @@ def augment(
     def one(image: Array, index: Array) -> Array:
         keys = jax.random.split(jax.random.fold_in(key, index), 5)
         image = resized_crop(image, *crop_window(keys[0], height, width, scale, ratio))
-        image = jnp.where(jax.random.bernoulli(keys[1], flip), image[:, ::-1], image)
+        image = jnp.where(jax.random.bernoulli(keys[1], float(flip)), image[:, ::-1], image)
         order = jax.random.permutation(keys[2], len(_JITTERS))
         amounts = jitter * jax.random.uniform(keys[3], (len(_JITTERS),), x.dtype, -1, 1)
         # Rounding in the crop may leave [0, 1], in which the jitters expect images.
         image = jittered(jnp.clip(image, 0, 1), order, amounts + jnp.array([1, 1, 1, 0], x.dtype))
-        image = jnp.where(jax.random.bernoulli(keys[4], greyed), grey(image), image)
+        image = jnp.where(jax.random.bernoulli(keys[4], float(greyed)), grey(image), image)
         return jnp.clip(image, 0, 1).astype(x.dtype)
 
     return jax.vmap(one)(x, jnp.arange(len(x)))
@@ -200,9 +203,12 @@ def _check(
     scale: Sequence[float], ratio: Sequence[float], flip: float, jitter: float, greyed: float
 ) -> None:
     for name, pair, highest in (("scale", scale, 1.0), ("ratio", ratio, math.inf)):
-        if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= highest or math.isinf(pair[1]):
+        are_two = isinstance(pair, Sequence) and len(pair) == 2
+        are_two = are_two and all(isinstance(each, numbers.Real) for each in pair)
+        if not are_two or not 0 < pair[0] <= pair[1] <= highest or math.isinf(pair[1]):
             allowed = "above 0 and at most 1" if highest == 1 else "above 0"
-            raise UsageError(name, tuple(pair), f"must be two increasing numbers {allowed}")
+            found = tuple(pair) if isinstance(pair, Sequence) else pair
+            raise UsageError(name, found, f"must be two increasing numbers {allowed}")
     checks.probability("flip", flip)
     checks.probability("greyed", greyed)
     checks.number("jitter", jitter, "between 0 and 0.5", lambda share: 0 <= share <= 0.5)

@@ -29,13 +29,15 @@ class Dataset(NamedTuple):
 
 
 def check_dataset(dataset: Dataset) -> None:
-    """Check that the fields of a data set fit each other; x may hold any numbers, even NaN.
+    """Check that the fields of a data set fit each other.
 
     Raises:
       UsageError: if there is no example; if a field has not one entry for each label; if a label, a
-        domain or a word is out of range; if two names are equal; or if x is one array although
-        there is a `render` (`models.painted` takes one array for images that are rendered already).
+        domain or a word is out of range; if two names are equal; if x holds NaN or infinity; or if
+        x is one array although there is a `render` (`models.painted` takes one array for images
+        that are rendered already).
     """
+    checks.record("dataset", dataset, Dataset)
     for name, names in (("classes", dataset.classes), ("domains", dataset.domains)):
         if not names or len(set(names)) < len(names):
             raise UsageError(f"dataset.{name}", names, "must be different names, at least one")
@@ -71,3 +73,6 @@ def check_dataset(dataset: Dataset) -> None:
                 f"must be numbers [{num_examples}, ...] without an empty axis, one entry for each "
                 "label",
             )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            name = f"dataset.x{jax.tree_util.keystr(path)}"
+            raise UsageError(name, array, "must be finite, holds NaN or infinity")

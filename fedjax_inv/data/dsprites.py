@@ -62,7 +62,10 @@ def latent_index(classes: np.ndarray) -> np.ndarray:
     Raises:
       UsageError: for classes that do not exist.
     """
-    classes = np.asarray(classes)
+    try:
+        classes = np.asarray(classes)
+    except (TypeError, ValueError):  # keys, lists of different lengths
+        raise UsageError("classes", classes, "must be integers [..., 6]") from None
     if classes.shape[-1:] != (len(LATENTS),):
         raise UsageError("classes", classes, "must be integers [..., 6]")
     columns = np.moveaxis(classes, -1, 0)
@@ -92,7 +95,10 @@ def render(latents: np.ndarray) -> np.ndarray:
       UsageError: for latents that are not [n, 6], another shape, a scale or a position out of the
         original's range, or a color or an orientation that is not finite.
     """
-    latents = np.asarray(latents, np.float64)
+    try:
+        latents = np.asarray(latents, np.float64)
+    except (TypeError, ValueError):
+        raise UsageError("latents", latents, "must be numbers [n, 6]") from None
     if latents.ndim != 2 or latents.shape[1] != len(LATENTS):
         raise UsageError("latents", latents, "must be [n, 6]")
     for i, (name, values) in enumerate(zip(LATENTS, VALUES, strict=True)):
@@ -160,6 +166,9 @@ def load(
     Raises:
       UsageError: for an argument that is not allowed.
     """
+    checks.record("shapes", shapes, Sequence)
+    if any(not isinstance(shape, str) for shape in shapes):
+        raise UsageError("shapes", shapes, f"must be of {', '.join(SHAPES)}")
     if not shapes or len(set(shapes)) < len(shapes) or not set(shapes) <= set(SHAPES):
         raise UsageError(
             "shapes", shapes, f"must be of {', '.join(SHAPES)}, at least one and none twice"

@@ -71,14 +71,15 @@ def rotated(
       dataset: x [M, height, width, channels] uint8 or floating point.
       angles: in degrees, counter-clockwise about the image's centre, by bilinear interpolation.
       seed: the seed of the shuffle.
-      shares: the relative sizes of the domains; by default all are equal.
+      shares: the relative sizes of the domains; by default all are equal. If all are below 1, they
+        are parts of the whole and must sum to 1.
 
     Returns:
       The data set with rotated images, without a test split.
 
     Raises:
       UsageError: if there is no angle, an angle is not finite or occurs twice; if there is not one
-        share above 0 for each angle; or if x are not images.
+        share above 0 for each angle; if shares below 1 do not sum to 1; or if x are not images.
     """
     check_dataset(dataset)
     checks.each("angles", angles, _check_angle)
@@ -113,7 +114,7 @@ def flip_probabilities(setting: str) -> tuple[float, ...]:
     Raises:
       UsageError: for another setting.
     """
-    if setting not in FLIPS:
+    if not isinstance(setting, str) or setting not in FLIPS:
         raise UsageError("setting", setting, f"must be one of {', '.join(FLIPS)}")
     return FLIPS[setting]
 
@@ -133,11 +134,12 @@ def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
         or if no example is left.
     """
     check_dataset(dataset)
+    checks.record("groups", groups, Mapping)
     if not groups:
         raise UsageError("groups", groups, "must hold at least one group of classes")
     label = np.full(len(dataset.classes), -1, np.int32)
     for index, (group, names) in enumerate(groups.items()):
-        if isinstance(names, str) or len(names) == 0:
+        if isinstance(names, str) or not isinstance(names, Sequence) or len(names) == 0:
             raise UsageError(f"groups[{group!r}]", names, "must be names of classes, at least one")
         for name in names:
             if name not in dataset.classes:
@@ -171,6 +173,7 @@ def binned(dataset: Dataset, num_classes: int) -> Dataset:
     Raises:
       UsageError: if `num_classes` is below 2 or does not divide K.
     """
+    check_dataset(dataset)
     classes = dataset.classes
     checks.integer("num_classes", num_classes, 2)
     if len(classes) % num_classes:
@@ -210,7 +213,8 @@ def colored(
       test_flip: p of the test environment, which holds the test split.
       label_noise: the probability that the label is not the class of the image.
       binarise: whether every pixel that is not 0 becomes white, as for MNIST in IRM Games.
-      shares: the relative sizes of the training environments; by default all are equal.
+      shares: the relative sizes of the training environments, as in `rotated`; by default all are
+        equal.
       test_fraction: the part of the examples that the test environment holds, drawn at random, if
         the data set has no test split.
       seed: the seed of all draws.
@@ -305,6 +309,7 @@ def paint(x: Colored, num_colors: int) -> Array:
     Raises:
       UsageError: for other images, and for colours out of range.
     """
+    checks.record("x", x, Colored)
     checks.integer("num_colors", num_colors, 1)
     check_cue("color", x.color, num_colors, x.image)
     if x.image.shape[-1] != 1:
@@ -326,6 +331,7 @@ def cover(x: Patched, patch_size: int) -> Array:
     Raises:
       UsageError: as `paint` does, and if the squares of the two corners would overlap.
     """
+    checks.record("x", x, Patched)
     check_cue("corner", x.corner, 2, x.image)
     _check_patch_size(patch_size, x.image.shape)
     height, width = x.image.shape[-3:-1]
@@ -343,6 +349,7 @@ def _check_images(dataset: Dataset, needed: str, fits: Callable[[np.ndarray], bo
 
 def check_grey(dataset: Dataset) -> None:
     """Check that x are grey images [M, height, width, 1] uint8, else raise UsageError."""
+    checks.record("dataset", dataset, Dataset)
     _check_images(
         dataset,
         "grey images [M, height, width, 1] uint8",
@@ -364,6 +371,9 @@ def check_cue(
     Raises:
       UsageError: if they are not.
     """
+    checks.integer("num_values", num_values)
+    checks.array(name, cue)
+    checks.array("image", image)
     if image.dtype != np.uint8 or image.ndim < 3:
         raise UsageError("image", image, "must be uint8 [B, height, width, channels]")
     if cue.shape != image.shape[:-3]:
@@ -450,7 +460,13 @@ def test_rows(dataset: Dataset, test_fraction: float, rng: np.random.Generator) 
       dataset: a data set of M examples.
       test_fraction: the size of the random part, above 0 and below 1.
       rng: the generator of the random part.
+
+    Raises:
+      UsageError: for arguments that are not allowed.
     """
+    checks.record("dataset", dataset, Dataset)
+    checks.fraction("test_fraction", test_fraction)
+    checks.record("rng", rng, np.random.Generator)
     if dataset.test.any():
         return dataset.test
     num_examples = len(dataset.y)
@@ -470,6 +486,8 @@ def _shares(shares: Sequence[float] | None, name: str, values: Sequence[float]) 
             "must be one for each of {values}",
             values=(name, list(values)),
         )
+    if max(shares) < 1 and not np.isclose(sum(shares), 1):
+        raise UsageError("shares", list(shares), "must sum to 1, as all are below 1")
     return shares
 
 

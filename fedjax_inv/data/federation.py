@@ -41,6 +41,10 @@ def examples(x: Tree, y: Tree) -> Examples:
     Raises:
       UsageError: if x and y have different lengths, or no example.
     """
+    for name, leaf in (("x", x), ("y", y)):
+        for part in jax.tree.leaves(leaf):
+            if hasattr(part, "dtype"):
+                checks.array(name, part)
     lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves((x, y))}
     if len(lengths) != 1 or 0 in lengths:
         raise UsageError(
@@ -59,8 +63,12 @@ def of_parts(data: Examples, parts: Sequence[np.ndarray]) -> Federation:
     Raises:
       UsageError: for no client, and for rows that do not exist.
     """
-    if not parts:
+    checks.record("data", data, Examples)
+    if isinstance(parts, str) or not hasattr(parts, "__len__") or not len(parts):
         raise UsageError("parts", parts, "must hold an array of rows for at least one client")
+    for client, part in enumerate(parts):
+        if np.ndim(part) != 1:
+            raise UsageError(f"parts[{client}]", part, "must be rows of the examples, [n]")
     size = np.array([len(part) for part in parts])
     # Empty parts may have any dtype. The order has at least one row: JAX cannot gather from none.
     filled = [np.asarray(part) for part in parts if len(part)] or [np.zeros(1, np.int32)]
@@ -82,6 +90,7 @@ def _federation(
 
 def parts_of(federation: Federation) -> list[np.ndarray]:
     """Return the rows of each client, from which `of_parts` makes the federation."""
+    checks.record("federation", federation, Federation)
     order, start, size = (np.asarray(array) for array in federation[1:])
     return [order[begin : begin + count] for begin, count in zip(start, size, strict=True)]
 
@@ -113,6 +122,8 @@ def partitioner(
     Raises:
       UsageError: for an unknown name, and for "user" if the data set has no users.
     """
+    checks.record("dataset", dataset, Dataset)
+    checks.integer("num_clients", num_clients)
     by_name: dict[str, Partition] = {
         "domain": lambda rows, rng: partitions.by_domain(dataset.domain[rows], num_clients, rng),
         "iid": lambda rows, rng: partitions.iid(len(rows), num_clients, rng),
@@ -133,7 +144,8 @@ def partitioner(
     user = dataset.user
     if user is not None:
         by_name["user"] = lambda rows, rng: partitions.by_user(user[rows], num_clients, rng)
-    elif name == "user":
+    checks.record("name", name, str)
+    if user is None and name == "user":
         raise UsageError("name", name, "needs data with users, which these do not have")
     checks.one_of("name", name, by_name)
     return lambda rows, rng: [rows[part] for part in by_name[name](rows, rng)]
@@ -163,7 +175,7 @@ def split(
       data: the same examples on the device, from `examples`, to which all federations refer.
       partition: deals rows to clients, as a `partitioner` does.
       held_out: the name of the domain that only the test client sees, or None.
-      seed: the seed of the partition and of the other random draws.
+      seed: the seed of the partition and of the other random draws, at least 0.
       validation: the part of each client's n examples that is held out for validation: at least one
         example if n >= 2, and never all.
       test_fraction: the part of the examples that is held out for the test, where the test is drawn
@@ -176,13 +188,18 @@ def split(
       The federations of training, validation and test.
 
     Raises:
-      UsageError: if an argument is out of range, if the partition is not possible, or if it deals
-        an example twice.
+      UsageError: if an argument is out of range, if `data` holds other examples than the data set
+        from first_row on, by their shapes or labels, if the partition is not possible, or if it
+        deals an example twice.
     """
     check_dataset(dataset)
+    checks.record("data", data, Examples)
+    checks.function("partition", partition)
+    checks.integer("seed", seed, 0)
     checks.number("validation", validation, "at least 0 and below 1", lambda part: 0 <= part < 1)
     checks.fraction("test_fraction", test_fraction)
     checks.integer("first_row", first_row, 0)
+    _check_same_examples(dataset, data, first_row)
     if held_out is not None:
         checks.one_of("held_out", held_out, dataset.domains)
     rng = np.random.default_rng(seed)
@@ -198,6 +215,7 @@ def split(
     to_deal = np.flatnonzero(~is_test & ~dataset.test)
     if len(to_deal) == 0:
         raise UsageError("held_out", held_out, "leaves no examples to train on")
+    checks.number("imbalance", imbalance, "of at least 1", lambda factor: factor >= 1)
     if imbalance != 1:
         labels, num_classes = dataset.y[to_deal], len(dataset.classes)
         to_deal = to_deal[partitions.long_tail(labels, num_classes, imbalance, rng)]
@@ -233,6 +251,34 @@ def split(
     )
 
 
+def _check_same_examples(dataset: Dataset, data: Examples, first_row: int) -> None:
+    """Raise UsageError unless `data` holds the data set's shapes and labels from first_row on."""
+
+    def shapes(tree: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: leaf.shape[1:], tree)
+
+    needed, found = (shapes((each.x, each.y)) for each in (dataset, data))
+    if found != needed:
+        raise UsageError("data", ..., f"has examples of shapes {found}, must be {needed}")
+    last_row = first_row + len(dataset.y)
+    labels = np.asarray(data.y)[first_row:last_row]
+    if len(labels) < len(dataset.y):
+        raise UsageError(
+            "data",
+            ...,
+            f"has {len(data.y)} examples, must have those of the data set, "
+            f"the rows {first_row}..{last_row - 1}",
+        )
+    other = np.flatnonzero(labels != np.asarray(dataset.y))
+    if len(other):
+        row = int(other[0])
+        raise UsageError(
+            f"data.y[{first_row + row}]",
+            labels[row],
+            f"must be the label in the data set, {dataset.y[row]}",
+        )
+
+
 def _check_disjoint(parts: Sequence[np.ndarray], to_deal: np.ndarray) -> None:
     if not parts:
         raise UsageError("partition", ..., "deals to no client, must deal to at least one")
@@ -264,6 +310,7 @@ def by_class(federation: Federation, num_classes: int) -> Federation:
     Raises:
       UsageError: for labels out of range.
     """
+    checks.integer("num_classes", num_classes)
     rows = np.concatenate(parts_of(federation))
     labels = np.asarray(federation.data.y)[rows]
     labels = checks.integers("labels", labels, 0, num_classes - 1, may_be_empty=True)
@@ -284,6 +331,9 @@ def test_shards(split: Split, num_classes: int, seed: int) -> Federation:
     Raises:
       UsageError: as `partitions.shards_like` does.
     """
+    checks.record("split", split, Split)
+    checks.integer("num_classes", num_classes)
+    checks.integer("seed", seed, 0)
     data, rng = split.test.data, np.random.default_rng(seed)
     labels = np.asarray(data.y)
     counts = partitions.class_counts(labels, parts_of(split.train), num_classes)
@@ -295,6 +345,7 @@ def test_shards(split: Split, num_classes: int, seed: int) -> Federation:
 
 def pooled(federation: Federation) -> Federation:
     """Return a federation of one client that holds all examples, for centralised training."""
+    checks.record("federation", federation, Federation)
     data, order, start, size = federation
     begin, count = np.asarray(start), np.asarray(size)
     if (begin[1:] == (begin + count)[:-1]).all():  # clients' rows follow each other already
@@ -313,8 +364,14 @@ def stack(splits: Sequence[Split]) -> Split:
       data are shared, not stacked.
 
     Raises:
-      UsageError: if the splits do not share their data, or have different numbers of clients.
+      UsageError: for no split, and if the splits do not share their data or have different numbers
+        of clients.
     """
+    checks.record("splits", splits, Sequence)
+    if not splits:
+        raise UsageError("splits", splits, "must hold at least one")
+    for each in splits:
+        checks.record("splits", each, Split)
     first = splits[0]
     if any(each.train.data is not first.train.data for each in splits):
         raise UsageError("splits", ..., "must share one `data`")

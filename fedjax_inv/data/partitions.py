@@ -28,6 +28,7 @@ def iid(num_examples: int, num_clients: int, rng: np.random.Generator) -> list[n
     Raises:
       UsageError: for less than one example or client, and for more clients than examples.
     """
+    checks.record("rng", rng, np.random.Generator)
     checks.integer("num_examples", num_examples, 1)
     _check_num_clients(num_clients, num_examples)
     return np.array_split(rng.permutation(num_examples), num_clients)
@@ -51,6 +52,7 @@ def by_domain(domain: np.ndarray, num_clients: int, rng: np.random.Generator) ->
       UsageError: for domains that are not integers, for more clients than examples, and for fewer
         clients than domains.
     """
+    checks.record("rng", rng, np.random.Generator)
     domain = checks.integers("domain", domain)
     present, sizes = np.unique(domain, return_counts=True)
     _check_num_clients(num_clients, len(domain))
@@ -81,6 +83,7 @@ def by_user(user: np.ndarray, num_clients: int, rng: np.random.Generator) -> lis
     Raises:
       UsageError: for users that are not integers, and for more clients than users.
     """
+    checks.record("rng", rng, np.random.Generator)
     user = checks.integers("user", user)
     present, owner, sizes = np.unique(user, return_inverse=True, return_counts=True)
     checks.integer("num_clients", num_clients, 1, len(present), ", the number of users")
@@ -124,6 +127,7 @@ def dirichlet(
     Raises:
       UsageError: for arguments out of range, and if no try gave every client enough examples.
     """
+    checks.record("rng", rng, np.random.Generator)
     labels = checks.integers("labels", labels, 0)
     num_examples = len(labels)
     _check_num_clients(num_clients, num_examples)
@@ -189,6 +193,7 @@ def quantity(
     Raises:
       UsageError: for arguments out of range, and if no try gave every client enough examples.
     """
+    checks.record("rng", rng, np.random.Generator)
     checks.integer("num_examples", num_examples, 1)
     _check_num_clients(num_clients, num_examples)
     _check_drawn(num_examples, num_clients, alpha, min_size, max_tries)
@@ -220,6 +225,7 @@ def shards(
     Raises:
       UsageError: for labels that are not integers, and for less than one example per shard.
     """
+    checks.record("rng", rng, np.random.Generator)
     labels = checks.integers("labels", labels)
     num_examples = len(labels)
     _check_num_clients(num_clients, num_examples)
@@ -255,6 +261,7 @@ def long_tail(
     Raises:
       UsageError: for labels out of range, and for an imbalance below 1.
     """
+    checks.record("rng", rng, np.random.Generator)
     checks.integer("num_classes", num_classes, 1)
     checks.number("imbalance", imbalance, "of at least 1", lambda factor: factor >= 1)
     labels = checks.integers("labels", labels, 0, num_classes - 1)
@@ -289,6 +296,7 @@ def shards_like(
     Raises:
       UsageError: for other labels or counts, and if no row has a class that a client has.
     """
+    checks.record("rng", rng, np.random.Generator)
     counts = checks.integers("counts", counts, 0, ndim=2)
     num_classes = counts.shape[1]
     labels = checks.integers("labels", labels, 0, num_classes - 1)
@@ -328,7 +336,7 @@ def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: i
     """
     checks.integer("num_classes", num_classes, 1)
     labels = checks.integers("labels", labels, 0, num_classes - 1)
-    if len(parts) == 0:
+    if not isinstance(parts, Sequence) or len(parts) == 0:
         raise UsageError("parts", parts, "must hold the rows of at least one client")
     last = len(labels) - 1
     rows_of = [

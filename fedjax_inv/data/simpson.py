@@ -46,7 +46,7 @@ def ramp(steps: int, ends: Sequence[Sequence[int]] = ENDS) -> np.ndarray:
       UsageError: for fewer than two steps, and unless the ends are two colours.
     """
     checks.integer("steps", steps, 2)
-    checks.integers("ends", np.asarray(ends), 0, _WHITE, ndim=None)
+    checks.integers("ends", ends, 0, _WHITE, ndim=None)
     if np.shape(ends) != (2, 3):
         raise UsageError("ends", np.asarray(ends), "must be two colours, [2, 3]")
     return np.rint(
@@ -148,6 +148,8 @@ def shade(x: Shaded, colors: np.ndarray) -> Array:
     Raises:
       UsageError: for other images, and for steps out of range.
     """
+    checks.record("x", x, Shaded)
+    check_ramp(colors)
     environments.check_cue("step", x.step, len(colors), x.image)
     if x.image.shape[-1] != 1:
         raise UsageError("image", x.image, "must be grey, uint8 [B, height, width, 1]")

@@ -151,6 +151,7 @@ def _one_domain(x: np.ndarray, y: np.ndarray, classes: Iterable[str], test: np.n
 
 def may_be_prepared(name: str) -> bool:
     """Return whether a name could be that of a TFDS data set."""
+    checks.record("name", name, str)
     return name not in NEEDS_NO_FILE and _tfds_name(name) is not None
 
 

@@ -53,13 +53,21 @@ def rule(y: np.ndarray, colors: int, shift: int | np.ndarray = 0) -> tuple[np.nd
     modulo colors.
 
     Args:
-      y: [M] labels.
-      colors: the number of colours.
-      shift: one for all labels, or [M].
+      y: [M] labels, integers of at least 0.
+      colors: the number of colours, at least 1.
+      shift: an integer for all labels, or one for each, [M].
 
     Returns:
       (strokes [M], grounds [M]).
+
+    Raises:
+      UsageError: for arguments that are not allowed.
     """
+    y = checks.integers("y", y, 0, may_be_empty=True)
+    checks.integer("colors", colors)
+    known = checks.integers("shift", shift, ndim=None, may_be_empty=True)
+    if known.shape not in ((), y.shape):
+        raise UsageError("shift", known, f"must be one integer or of shape {y.shape}")
     stroke = (y + shift) % colors
     return stroke, (stroke + colors // 2) % colors
 
@@ -211,6 +219,7 @@ def tint(x: Stained) -> Array:
     Raises:
       UsageError: for other images, and for colours out of range.
     """
+    checks.record("x", x, Stained)
     environments.check_cue("stroke", x.stroke, UNSTAINED + 1, x.image)
     environments.check_cue("ground", x.ground, UNSTAINED + 1, x.image)
     if x.image.shape[-1] != 1:

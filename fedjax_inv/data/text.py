@@ -29,6 +29,7 @@ _TEST_PART = 10  # one in ten tweets is for the test, as in LEAF's example
 
 def tokenize(text: str) -> list[str]:
     """Split a text into its words in lower case and its punctuation marks."""
+    checks.record("text", text, str)
     # Interned: each word of millions of texts is stored once.
     return [sys.intern(token) for token in _TOKEN.findall(text.lower())]
 
@@ -45,7 +46,11 @@ def vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
       UsageError: for a smaller size.
     """
     checks.integer("vocabulary", size, len(SPECIAL) + 1)
-    counts = Counter(token for tokens in texts for token in tokens)
+    checks.record("texts", texts, Iterable)
+    counts: Counter[str] = Counter()
+    for tokens in texts:
+        _check_words("texts", tokens)
+        counts.update(tokens)
     by_frequency = sorted(counts, key=lambda token: (-counts[token], token))
     return SPECIAL + tuple(by_frequency[: size - len(SPECIAL)])
 
@@ -65,6 +70,10 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
       UsageError: for a length below 1, and if the numbers do not fit into memory.
     """
     checks.integer("text_length", length)
+    checks.record("texts", texts, Sequence)
+    _check_words("words", words)
+    for tokens in texts:
+        _check_words("texts", tokens)
     checks.memory("text_length", length, 4 * length * len(texts))
     number = {word: index for index, word in enumerate(words)}
     x = np.zeros((len(texts), length), np.int32)
@@ -72,6 +81,13 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
         numbers = [number.get(token, 1) for token in tokens[:length]]
         row[: len(numbers)] = numbers
     return x
+
+
+def _check_words(name: str, words: Sequence[str]) -> None:
+    if isinstance(words, str) or not isinstance(words, Sequence):
+        raise UsageError(name, ..., "must be sequences of words, not strings")
+    for word in words:
+        checks.record(name, word, str)
 
 
 def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
@@ -93,6 +109,7 @@ def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
     Raises:
       UsageError: for other content.
     """
+    checks.record("path", path, Path)
     name = str(path)
     try:
         content = path.read_bytes()

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from fedjax_inv.checks import UsageError
+from fedjax_inv import checks
 from fedjax_inv.devices.ownership import clients_per_device, first_client
 from fedjax_inv.types import Array, Tree
 
@@ -104,10 +104,9 @@ def chunked(size: int) -> Axis:
       size: how many slots are computed at a time, at least 1.
 
     Raises:
-      UsageError: if size is below 1.
+      UsageError: if size is no integer or below 1.
     """
-    if size < 1:
-        raise UsageError("client_chunk", size, "must be at least 1")
+    checks.integer("size", size)
 
     def fold(fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
         length = _length(slots)
@@ -131,6 +130,15 @@ def chunked(size: int) -> Axis:
     return _on_one(fold)
 
 
+def _checked(name: str, inner: Axis | None) -> Axis:
+    """Return the inner axis; arguments of other types raise UsageError."""
+    checks.record("name", name, str)
+    if inner is None:
+        return vmapped()
+    checks.record("inner", inner, Axis)
+    return inner
+
+
 def sharded(name: str, inner: Axis | None = None) -> Axis:
     """Return an axis that splits the slots evenly over devices; all clients are on every device.
 
@@ -140,7 +148,11 @@ def sharded(name: str, inner: Axis | None = None) -> Axis:
     Args:
       name: the mesh axis of the devices.
       inner: the axis by which each device folds its slots; by default `vmapped()`.
+
+    Raises:
+      UsageError: for arguments of other types.
     """
+    inner = _checked(name, inner)
 
     def assign(slots: Tree, who: Array, present: Array, num_clients: int) -> Assignment:
         del present, num_clients
@@ -156,7 +168,7 @@ def sharded(name: str, inner: Axis | None = None) -> Axis:
         my_slots, my_who = jax.tree.map(mine, _pad((slots, who), share * num_devices))
         return Assignment(my_slots, my_who, gather)
 
-    fold = (inner or vmapped()).fold
+    fold = inner.fold
     return Axis(
         fold,
         assign,
@@ -177,7 +189,11 @@ def owned(name: str, inner: Axis | None = None) -> Axis:
     Args:
       name: the mesh axis of the devices.
       inner: the axis by which each device folds its slots; by default `vmapped()`.
+
+    Raises:
+      UsageError: for arguments of other types.
     """
+    inner = _checked(name, inner)
 
     def block(num_clients: int) -> tuple[Array, int]:
         """Return (the first client of this device, how many it has room for)."""
@@ -201,7 +217,7 @@ def owned(name: str, inner: Axis | None = None) -> Axis:
         first, count = block(num_clients)
         return first + _everyone(count)
 
-    fold = (inner or vmapped()).fold
+    fold = inner.fold
     return Axis(fold, assign, lambda tree: _total(tree, name), local_clients, replicated=False)
 
 
@@ -244,5 +260,10 @@ def over(
       fn: any function of arrays.
       in_specs: where the arguments lie, as in `jax.shard_map`; by default whole on every device.
       out_specs: where the results lie; by default whole on every device.
+
+    Raises:
+      UsageError: for arguments of other types.
     """
+    checks.record("mesh", mesh, Mesh)
+    checks.function("fn", fn)
     return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

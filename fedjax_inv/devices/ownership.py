@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from fedjax_inv import checks
 from fedjax_inv.types import Array
 
 T = TypeVar("T", int, Array, np.ndarray)
@@ -14,6 +15,8 @@ T = TypeVar("T", int, Array, np.ndarray)
 
 def clients_per_device(num_clients: int, num_devices: int) -> int:
     """Return the size of a block, ceil(C / k)."""
+    checks.integer("num_clients", num_clients)
+    checks.integer("num_devices", num_devices)
     return -(-num_clients // num_devices)
 
 

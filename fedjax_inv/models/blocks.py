@@ -9,7 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.errors import InvalidRngError
+from flax.errors import InvalidRngError, ScopeParamShapeError
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
@@ -35,6 +35,7 @@ class _Identity(nn.Module):
 
 def check_images(x: Array) -> None:
     """Check that x are images, else raise UsageError; flax would take three axes for one image."""
+    checks.array("inputs", x)
     if x.ndim != 4:
         raise UsageError("inputs", x, "must be images [B, height, width, channels]")
 
@@ -84,13 +85,18 @@ def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
             /,
         ) -> tuple[Tree, Tree]:
             variables, more = {"params": params, "batch_stats": stats}, arguments(mask, train)
-            if not train:
-                return half.apply(variables, x, **more), stats
             rngs = None if key is None else {"dropout": key}
             try:
+                if not train:
+                    return half.apply(variables, x, **more), stats
                 outputs, changed = half.apply(
                     variables, x, rngs=rngs, mutable=["batch_stats"], **more
                 )
+            except ScopeParamShapeError as error:
+                shapes = jax.tree.map(jnp.shape, x)
+                raise UsageError(
+                    "inputs", ..., f"have shape {shapes}, must fit the network's parameters"
+                ) from error
             except InvalidRngError as error:
                 if key is not None:
                     raise  # it draws from a stream other than "dropout"
@@ -131,6 +137,7 @@ def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
       UsageError: unless the blocks are modules, and for a cut beyond the network. When the model
         trains without a key: if a block draws.
     """
+    checks.record("blocks", blocks, Sequence)
     others = [block for block in blocks if not isinstance(block, nn.Module)]
     if others or not blocks:
         raise UsageError("blocks", others, "must be one or several flax.linen modules")
@@ -162,8 +169,10 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
     """
     if not isinstance(module, nn.Module):
         raise UsageError("module", module, "must be a flax.linen module")
-    if isinstance(takes, str) or not set(takes) <= set(_ARGUMENTS):
+    checks.record("takes", takes, Sequence)
+    if isinstance(takes, str | bytes) or any(name not in [*_ARGUMENTS] for name in takes):
         raise UsageError("takes", takes, f"must be a sequence of some of {', '.join(_ARGUMENTS)}")
+    checks.integer("cut", cut, 0)
     if not isinstance(module, nn.Sequential):
         if cut != 0:
             raise UsageError("cut", cut, "must be 0, as module is no nn.Sequential")
@@ -219,6 +228,16 @@ def from_function(
     return _scaled(Model(init_halves, encode, decode))
 
 
+def _check_inputs(x: Tree) -> None:
+    leaves = jax.tree.leaves(x)
+    if not leaves:
+        raise UsageError("x", x, "must be an array or a tree of arrays")
+    for leaf in leaves:
+        checks.array("x", leaf)
+        if leaf.ndim == 0:
+            raise UsageError("x", leaf, "must be [B, ...]")
+
+
 def apply(
     model: Model, variables: Variables, x: Tree, mask: Array, train: bool, key: Array | None = None
 ) -> tuple[Array, Halves]:
@@ -236,8 +255,15 @@ def apply(
       (outputs [B, ...], statistics).
 
     Raises:
-      UsageError: if the network draws and there is no key.
+      UsageError: if the network draws and there is no key, and for arguments of other types.
     """
+    checks.record("model", model, Model)
+    checks.record("variables", variables, Variables)
+    _check_inputs(x)
+    checks.array("mask", mask)
+    checks.boolean("train", train)
+    if key is not None:
+        checks.key("key", key)
     body_key, head_key = (None, None) if key is None else jax.random.split(key)
     params, stats = variables
     features, body = model.encode(params.body, stats.body, x, mask, train, body_key)
@@ -247,4 +273,5 @@ def apply(
 
 def predict(model: Model, variables: Variables, x: Tree) -> Array:
     """Return the outputs [B, ...] of x [B, ...] in evaluation mode; [B, K] of a classifier."""
+    _check_inputs(x)
     return apply(model, variables, x, _all_real(x), False)[0]

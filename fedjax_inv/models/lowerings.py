@@ -394,6 +394,7 @@ def max_pool(x: Array, size: int, stride: int | None = None, padding: int = 0) -
       UsageError: for another rank of x, for a size that is not between 1 and the padded height and
         width, and for a padding of more than half of it.
     """
+    checks.array("x", x)
     if x.ndim != 4:
         raise UsageError("x", x, "must be [B, height, width, C]")
     batch, height, width, channels = x.shape

@@ -20,6 +20,12 @@ def _are_words(x: Array) -> bool:
     return x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.integer)
 
 
+def _check_vocabulary(x: Array, vocabulary: int) -> None:
+    """Raise UsageError for a word outside of 0..V - 1, unless words are traced."""
+    if checks.is_concrete(x):
+        checks.integers("inputs", x, 0, vocabulary - 1, ndim=2, may_be_empty=True)
+
+
 def word_weights(x: Array, vocabulary: int) -> Array:
     """Return words as weights of words: one-hot vectors.
 
@@ -34,10 +40,13 @@ def word_weights(x: Array, vocabulary: int) -> Array:
       Weights [B, T, V] float32.
 
     Raises:
-      UsageError: unless x are words.
+      UsageError: unless x are words, and for one outside of the vocabulary unless x is traced.
     """
+    checks.array("inputs", x)
+    checks.integer("vocabulary", vocabulary)
     if not _are_words(x):
         raise UsageError("inputs", x, "must be words, integers [B, T]")
+    _check_vocabulary(x, vocabulary)
     return jax.nn.one_hot(x, vocabulary)
 
 
@@ -88,6 +97,7 @@ class _Encoder(nn.Module):
         shape = (self.vocabulary, self.embedding)
         vectors = self.param("embedding", nn.initializers.normal(1.0), shape)
         if _are_words(x):
+            _check_vocabulary(x, self.vocabulary)
             x = x.T
             real, out = x != PADDING, vectors[x]
         elif (
@@ -134,7 +144,8 @@ def lstm(
         it the head; by default 1.
 
     Returns:
-      A model with logits [B, K] of words [B, T], integers in 0..V - 1, for any T.
+      A model with logits [B, K] of words [B, T], integers in 0..V - 1, for any T. A word outside of
+        the vocabulary raises UsageError unless it is traced.
 
     Raises:
       UsageError: for an argument that is not allowed, and at initialisation for other inputs.

@@ -144,7 +144,7 @@ def resnet18(
       UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
     checks.integer("num_classes", num_classes, 1)
-    if image_size not in _STEMS:
+    if not isinstance(image_size, int) or image_size not in _STEMS:
         raise UsageError("image_size", image_size, f"must be one of {', '.join(map(str, _STEMS))}")
     checks.one_of("norm", norm, NORMS)
     checks.integers("widths", widths, 1)

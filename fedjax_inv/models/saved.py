@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree
 
@@ -21,15 +22,27 @@ def save(path: str | Path, tree: Tree) -> dict[str, list[int]]:
       The shapes by name.
 
     Raises:
+      UsageError: if the file cannot be written, and for a tree of something else than arrays.
       ImportError: without `safetensors`.
     """
+    path = _path(path)
+    for name, leaf in named(tree).items():
+        checks.array(name, leaf if hasattr(leaf, "dtype") else np.asarray(leaf))
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise UsageError(name, leaf, "must be an array of numbers")
     try:
         from safetensors.numpy import save_file
     except ImportError as error:
         raise ImportError(f"{error}: pip install 'fedjax_inv[experiments]'") from error
     # Copies in C order: safetensors writes memory as it lies, and a view may have strides.
     arrays = {name: np.array(leaf, order="C") for name, leaf in named(tree).items()}
-    save_file(arrays, path)
+    file = path.expanduser()
+    if file.is_dir() or not file.parent.is_dir():
+        raise UsageError("path", path, "must be a file in a folder that exists")
+    try:
+        save_file(arrays, file)
+    except OSError as error:
+        raise UsageError("path", path, f"cannot be written: {error.strerror}") from None
     return {name: list(array.shape) for name, array in arrays.items()}
 
 
@@ -49,7 +62,9 @@ def load(path: str | Path, like: Tree) -> Tree:
         array has another shape.
       ImportError: without `safetensors`.
     """
-    path = Path(path)
+    path = _path(path)
+    for leaf in jax.tree.leaves(like):
+        checks.array("like", leaf)
     arrays, needed = _read(path), named(like)
     for name, leaf in needed.items():
         if name not in arrays:
@@ -72,6 +87,12 @@ def named(tree: Tree) -> dict[str, jax.Array]:
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def _path(path: str | Path) -> Path:
+    if not isinstance(path, str | Path) or not str(path):
+        raise UsageError("path", path, "must be the path of a file")
+    return Path(path)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

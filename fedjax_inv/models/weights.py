@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Model, Tree, Variables
 
@@ -77,7 +78,8 @@ def load(path: str | Path, variables: Variables) -> tuple[Variables, Report]:
         network has no place for, or if an array has another shape.
       ImportError: without `safetensors`.
     """
-    path = Path(path)
+    checks.record("variables", variables, Variables)
+    path = _path(path)
     return _placed(path, _read(path), variables)
 
 
@@ -98,13 +100,20 @@ def pretrained(model: Model, path: str | Path) -> Model:
       UsageError: as `load` does; for names and shapes, at initialisation.
       ImportError: without `safetensors`.
     """
-    path = Path(path)
+    checks.record("model", model, Model)
+    path = _path(path)
     arrays = _read(path)
 
     def init(key: Array, x: Tree) -> Variables:
         return _placed(path, arrays, model.init(key, x))[0]
 
     return model._replace(init=init)
+
+
+def _path(path: str | Path) -> Path:
+    if not isinstance(path, str | Path):
+        raise UsageError("path", path, "must be the path of a file")
+    return Path(path)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

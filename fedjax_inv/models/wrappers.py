@@ -14,11 +14,14 @@ from fedjax_inv.types import Apply, Array, Model, Tree
 
 def unit_range(x: Array) -> Array:
     """Return 8-bit images scaled to [0, 1] float32, and any other array unchanged."""
+    checks.array("x", x)
     return x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x
 
 
 def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
     """Return the model with `render` before it: stored inputs -> the model's own inputs."""
+    checks.record("model", model, Model)
+    checks.function("render", render)
 
     def encode(
         params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
@@ -39,6 +42,8 @@ def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
       A model that takes a single array for images that are rendered already, such as averages of
       them, and does not render it again.
     """
+
+    checks.function("render", render)
 
     def preprocess(x: Tree, /) -> Tree:
         is_rendered = jax.tree_util.treedef_is_leaf(jax.tree.structure(x))
@@ -87,6 +92,7 @@ def computed_in(model: Model, dtype: str) -> Model:
     Raises:
       UsageError: for another type.
     """
+    checks.record("model", model, Model)
     checks.one_of("dtype", dtype, ("float32", "bfloat16", "float16"))
 
     def cast(tree: Tree, to: str) -> Tree:
@@ -126,8 +132,10 @@ def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
       The model.
 
     Raises:
-      UsageError: when it trains without a key.
+      UsageError: when it trains without a key, and for arguments of other types.
     """
+    checks.record("model", model, Model)
+    checks.function("augment", augment)
 
     def encode(
         params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /

@@ -12,7 +12,7 @@ from fedjax_inv import checks, devices, rounds
 from fedjax_inv.devices import Layout
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Training
-from fedjax_inv.types import Array, Cohort, Examples, Tree
+from fedjax_inv.types import Array, Cohort, Examples, Model, Tree
 
 
 class Program(NamedTuple):
@@ -52,8 +52,11 @@ def make(
         By default there is one device, and data and inputs may lie anywhere.
 
     Raises:
-      UsageError: if a chunk is negative.
+      UsageError: if a chunk is negative, or for settings that are not allowed.
     """
+    _check(experiment)
+    if layout is not None:
+        checks.record("layout", layout, Layout)
     checks.integer("client_chunk", client_chunk, 0)
     checks.integer("run_chunk", run_chunk, 0)
 
@@ -116,6 +119,25 @@ def make(
         stored,
         placed,
     )
+
+
+def _check(experiment: Experiment) -> None:
+    checks.record("experiment", experiment, Experiment)
+    checks.record("model", experiment.model, Model)
+    for name in ("algorithm", "loss", "score"):
+        checks.function(name, getattr(experiment, name))
+    for name in ("num_groups", "history"):
+        checks.integer(name, getattr(experiment, name))
+    for name in ("stop_above", "end_at_stop", "drop_nonfinite", "watch_gradients", "pooled"):
+        checks.boolean(name, getattr(experiment, name))
+    if len(experiment.thresholds):
+        checks.each("thresholds", experiment.thresholds, _check_threshold)
+    for name, schedule in experiment.schedules.items():
+        checks.function(f"schedules[{name!r}]", schedule)
+
+
+def _check_threshold(name: str, threshold: float) -> None:
+    checks.number(name, threshold, "that is finite", lambda number: True)
 
 
 def _over_runs(fn: Callable[..., Tree], at_once: int, *arguments: Tree) -> Tree:

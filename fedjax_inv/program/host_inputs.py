@@ -4,6 +4,7 @@ Axis letter: R runs.
 """
 
 import itertools
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -63,13 +64,26 @@ def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
     Args:
       seeds: the seeds of each combination.
       **hyper: the values of each hyperparameter, by its name.
+
+    Raises:
+      UsageError: for a seed that is no integer of at least 0, and for values that are not numbers.
     """
+    checks.record("seeds", seeds, Sequence)
+    for seed in seeds:
+        checks.integer("seeds", seed, 0)
+    for name, values in hyper.items():
+        checks.each(name, values, _check_value)
     combinations = itertools.product(*hyper.values())
     return [
         Run(seed, dict(zip(hyper, values, strict=True)))
         for values in combinations
         for seed in seeds
     ]
+
+
+def _check_value(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or np.isnan(value):
+        raise UsageError(name, value, "must be a number")
 
 
 def inputs(
@@ -102,6 +116,13 @@ def inputs(
       UsageError: if there is no run, if hyperparameters of runs have different names, or if a seed
         has no split.
     """
+    checks.record("runs", runs, Sequence)
+    for run in runs:
+        checks.record("runs", run, Run)
+    checks.record("splits", splits, Mapping)
+    checks.boolean("pooled", pooled)
+    checks.function("warm_start", warm_start)
+    checks.integer("num_classes", num_classes, 0)
     if not runs:
         raise UsageError("runs", [], "must hold at least one run")
     names = set(runs[0].hyper)
@@ -196,14 +217,19 @@ def groups(domain: np.ndarray) -> np.ndarray:
 
     Returns:
       [..., C] int32; all 0 if any client has several domains.
+
+    Raises:
+      UsageError: for domains that are not integers of at least -1.
     """
+    domain = checks.integers("domain", domain, -1, ndim=None)
     if (domain < 0).any():
-        return np.zeros_like(domain)
+        return np.zeros(domain.shape, np.int32)
     return np.searchsorted(np.unique(domain), domain).astype(np.int32)
 
 
 def group_names(split: Split) -> list[str]:
     """Return the names of the validation groups of a split."""
+    checks.record("split", split, Split)
     if (split.domain < 0).any():
         return ["clients"]
     return [split.domains[index] for index in np.unique(split.domain)]
@@ -211,6 +237,7 @@ def group_names(split: Split) -> list[str]:
 
 def schedule_key(seed: int | Array) -> Array:
     """Return the random key of the schedule of a run with this seed."""
+    checks.whole("seed", seed)
     return jax.random.fold_in(jax.random.key(seed), 2)
 
 
@@ -223,5 +250,10 @@ def cohorts(schedule: Callable[[Array], Cohort], inputs: Inputs) -> Cohort:
 
     Returns:
       The cohorts, [R, T, S].
+
+    Raises:
+      UsageError: for arguments of other types.
     """
+    checks.function("schedule", schedule)
+    checks.record("inputs", inputs, Inputs)
     return jax.jit(jax.vmap(lambda seed: schedule(schedule_key(seed))))(inputs.seed)

@@ -117,7 +117,9 @@ def test_images_are_dealt_evenly(num, num_angles, seed):
 
 @given(
     num=st.integers(1, 80),
-    shares=st.lists(st.sampled_from([0.3, 1.0, 2.5, 7.0]), min_size=1, max_size=5),
+    shares=st.lists(st.sampled_from([0.3, 1.0, 2.5, 7.0]), min_size=1, max_size=5).map(
+        lambda shares: shares if max(shares) >= 1 else [share / sum(shares) for share in shares]
+    ),
     seed=st.integers(0, 9),
 )
 def test_angles_have_their_shares_of_the_images_and_of_any_first_ones(num, shares, seed):
@@ -128,7 +130,7 @@ def test_angles_have_their_shares_of_the_images_and_of_any_first_ones(num, share
         sizes = np.bincount(after.domain[order[:first]], minlength=len(shares))
         assert np.abs(sizes - first * np.array(shares) / sum(shares)).max() < len(shares)
     # Equal ones are no shares.
-    equal = environments.rotated(before, range(len(shares)), seed, [0.7] * len(shares))
+    equal = environments.rotated(before, range(len(shares)), seed, [1.7] * len(shares))
     plain = environments.rotated(before, range(len(shares)), seed)
     np.testing.assert_array_equal(equal.domain, plain.domain)
     np.testing.assert_array_equal(plain.domain[order], np.arange(num) % len(shares))
@@ -140,6 +142,8 @@ def test_angles_have_their_shares_of_the_images_and_of_any_first_ones(num, share
         ((1, 1, 1), r"shares=\[1, 1, 1\]: must be one for each of angles=\[0, 90\]"),
         ((1, 0), r"shares\[1\]=0: must be a number above 0"),
         (1.0, "shares=1.0: must be a list of numbers"),
+        ((0.9, 0.9), r"shares=\[0.9, 0.9\]: must sum to 1, as all are below 1"),
+        ((0.3, 0.3), r"shares=\[0.3, 0.3\]: must sum to 1, as all are below 1"),
     ],
 )
 def test_unfit_shares_of_angles(shares, words):

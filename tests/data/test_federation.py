@@ -95,7 +95,10 @@ def test_of_parts_is_what_was_dealt_in_that_order(parts, as_arrays):
         ([np.array([True, False])], "parts: hold bool, must hold"),
         ([np.arange(3), np.array([20])], r"order: holds 0\.\.20, must be rows in 0\.\.19"),
         ([np.array([-1, 3])], r"order: holds -1\.\.3, must be rows in 0\.\.19"),
-        ([np.zeros((2, 2), int)], r"order=int64 \(2, 2\): must be \[L\]"),
+        (
+            [np.zeros((2, 2), int)],
+            r"parts\[0\]=int64 \(2, 2\): must be rows of the examples, \[n\]",
+        ),
     ],
 )
 def test_of_parts_refuses_what_are_no_rows(parts, words):
@@ -325,7 +328,36 @@ def test_stack():
                 np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            lambda d: d._replace(y=(d.y + 1) % 4),
+            r"^data.y\[0\]=1: must be the label in the data set, 0",
+        ),
+        (lambda d: d._replace(x=d.x[:, :1]), "^data: has examples of shapes .*, must be"),
+        (
+            lambda d: d._replace(x=d.x[:9], y=d.y[:9]),
+            r"^data: has 9 examples, .* the rows 0\.\.119$",
+        ),
+    ],
+)
+def test_the_examples_of_another_data_set_are_refused(changes, words):
+    dataset = make_dataset()
+    deal = federation.partitioner("iid", dataset, 4)
+    with pytest.raises(ValueError, match=words):
+        federation.split(dataset, data_of(changes(dataset)), deal, held_out=None, seed=0)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "0", None])
+def test_a_wrong_seed_is_refused(seed):
+    with pytest.raises(ValueError, match=r"^seed=.*: must be an integer of at least 0$"):
+        split(make_dataset(), seed=seed)
+
+
 def test_stack_errors():
+    with pytest.raises(ValueError, match=r"^splits=\[\]: must hold at least one$"):
+        federation.stack([])
     dataset = make_dataset()
     with pytest.raises(ValueError, match="share one `data`"):
         federation.stack([split(dataset), split(dataset)])

@@ -203,6 +203,11 @@ def test_a_data_set_that_fits_is_silent():
             {"words": ("", "a"), "x": np.array([[0], [2], [1], [1]])},
             r"dataset.x\[1, 0\]=2: must be in 0..1",
         ),
+        (
+            {"x": np.array([[1.0], [np.nan], [0], [0]])},
+            "dataset.x=float64 .*: must be finite, holds",
+        ),
+        ({"x": {"a": np.full((4, 1), np.inf)}}, r"dataset.x\['a'\]=float64 .*: must be finite"),
         ({"words": ("", "a"), "x": np.zeros((4, 2))}, "dataset.x=float64 .* must be integers"),
     ],
 )

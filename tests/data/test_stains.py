@@ -467,3 +467,24 @@ def test_flags_that_do_not_fit(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
         drawn(**{"environment": "stained", **values})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([0, 1], 0), "^colors=0: must be an integer of at least 1$"),
+        (([0, 1], -2), "^colors=-2: must be an integer of at least 1$"),
+        (([0, 1], 2.5), "^colors=2.5: must be an integer of at least 1$"),
+        (([0.5, 1], 2), "^y=float64 .*: must be integers"),
+        (([0, -1], 2), r"^y\[1\]=-1: must be at least 0$"),
+        (([0, 1], 2, 0.5), "^shift=0.5: must be integers$"),
+        (
+            ([0, 1], 2, np.arange(3)),
+            r"^shift=int64 \(3,\): must be one integer or of shape \(2,\)$",
+        ),
+    ],
+)
+def test_a_rule_of_wrong_numbers_is_refused(arguments, words):
+    y, *rest = arguments
+    with pytest.raises(ValueError, match=words):
+        stains.rule(np.array(y), *rest)

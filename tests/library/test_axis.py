@@ -140,5 +140,5 @@ def test_chunks_of_one_are_not_vmapped() -> None:
 
 
 def test_chunked_refuses_no_client() -> None:
-    with pytest.raises(ValueError, match="client_chunk=0: must be at least 1"):
+    with pytest.raises(ValueError, match="size=0: must be an integer of at least 1"):
         devices.chunked(0)

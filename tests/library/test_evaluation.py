@@ -42,9 +42,10 @@ def algorithm(personal: bool) -> Algorithm:
     )
 
 
-def state() -> rounds.State:
+def state(num_clients: int = len(SIZES)) -> rounds.State:
     server = {"constant": jnp.float32(0.8), "unseen": jnp.float32(UNSEEN)}
-    return rounds.State(server, jnp.asarray(OWN, jnp.float32), (), jnp.int32(0), jax.random.key(0))
+    own = jnp.asarray(OWN[:num_clients], jnp.float32)
+    return rounds.State(server, own, (), jnp.int32(0), jax.random.key(0))
 
 
 def expected(federation: Federation, own: np.ndarray) -> evaluation.Scores:
@@ -131,7 +132,7 @@ def test_runs_of_federations_of_other_sizes(num_clients: int, personal: bool, ax
     start, size = (np.stack([run[field] for run in runs]) for field in (2, 3))
     assert len(np.unique(size, axis=0)) == 4
     stacked = Federation(FEDERATION.data, np.stack(orders), start, size)
-    got = program(axis, personal, runs=True)(state(), stacked, True)
+    got = program(axis, personal, runs=True)(state(num_clients), stacked, True)
     own = own_of(personal)[:num_clients]
     for index, run in enumerate(runs):
         assert_close(jax.tree.map(lambda a, i=index: a[i], got), expected(run, own))
@@ -207,7 +208,7 @@ def test_the_loss_and_the_score_may_be_those_of_a_regression(personal: bool) -> 
     regression = algorithm(personal)._replace(predict=line)
     scores = jax.jit(
         lambda: evaluation.evaluate(
-            regression, state(), federation, batch_size=4, loss=squared, score=within
+            regression, state(3), federation, batch_size=4, loss=squared, score=within
         )
     )()
     outputs = np.stack([x["left"].sum(1), x["right"].max(1)], 1) * 0.3
@@ -218,6 +219,36 @@ def test_the_loss_and_the_score_may_be_those_of_a_regression(personal: bool) -> 
         assert 0 < close < 1
         np.testing.assert_allclose(scores.score[who], close, rtol=1e-6)
     assert_equal((scores.score[1], scores.loss[1]), (np.float32(0), np.float32(0)))
+
+
+@pytest.mark.parametrize("num_clients", [1, 3, 6])
+def test_a_personal_state_of_other_clients_is_refused_if_they_are_seen(num_clients: int) -> None:
+    assert num_clients != len(SIZES)
+    federation = federations.federation((2,) * num_clients)
+    words = f"^federation: has {num_clients} clients, must have {len(SIZES)}, as the state has$"
+    with pytest.raises(ValueError, match=words):
+        evaluation.evaluate(algorithm(True), state(), federation)
+    for personal, seen in ((True, False), (False, True)):
+        scores = evaluation.evaluate(algorithm(personal), state(), federation, seen=seen)
+        assert scores.size.shape == (num_clients,)
+
+
+@pytest.mark.parametrize(
+    ("group", "num_groups", "words"),
+    [
+        ([0, 1, 2], 2, r"^group\[2\]=2: must be at most 1$"),
+        ([0, 1], 2, r"^group=int64 \(2,\): must be integers of shape \(3,\), one for each client$"),
+        ([0.0, 1.0, 1.5], 2, r"^group=float64 \(3,\): must be integers"),
+        ([True, False, True], 2, r"^group=bool \(3,\): must be integers"),
+        ([0, 0, 0], 0, "^num_groups=0: must be an integer of at least 1$"),
+        ([0, 0, 0], 1.5, "^num_groups=1.5: must be an integer"),
+    ],
+)
+def test_wrong_groups_are_refused(group: list, num_groups: int, words: str) -> None:
+    scores = evaluation.Scores(np.ones(3), np.ones(3), np.ones(3, np.int32))
+    with pytest.raises(ValueError, match=words):
+        evaluation.by_group(scores, np.array(group), num_groups)
+    assert evaluation.by_group(scores, np.array([-1, 0, 1]), 2).size.tolist() == [1, 1]
 
 
 def test_evaluate_refuses_empty_batches_and_rows_out_of_range() -> None:

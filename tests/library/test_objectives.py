@@ -99,6 +99,15 @@ def test_a_label_that_is_no_class_is_refused_or_nan(label: int) -> None:
     assert jnp.isfinite(grads).all()
 
 
+def test_the_accuracy_of_logits_that_are_nan_is_refused() -> None:
+    logits = jnp.array([[1.0, 2.0], [jnp.nan, 1.0]])
+    labels, mask = jnp.array([1, 0]), jnp.array([True, True])
+    with pytest.raises(ValueError, match=r"^logits\[1, 0\]=nan: must be a number$"):
+        objectives.accuracy(logits, labels, mask)
+    assert objectives.accuracy(logits, labels, mask.at[1].set(False)) == 1
+    assert jnp.isfinite(jax.jit(objectives.accuracy)(logits, labels, mask))
+
+
 def test_cross_entropy_of_soft_labels_is_the_mean_over_classes() -> None:
     rng = np.random.default_rng(0)
     logits, mask = rng.normal(size=(4, 3)).astype(np.float32), np.array([1, 1, 0, 1], bool)

@@ -498,3 +498,21 @@ def test_gradients_of_an_algorithm_without_a_network_are_refused() -> None:
 def test_chunks_must_not_be_negative(chunk: str) -> None:
     with pytest.raises(ValueError, match=f"^{chunk}=-1: must be an integer of at least 0$"):
         program.make(EXPERIMENT, **{chunk: -1})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("history", 0, "^history=0: must be an integer of at least 1$"),
+        ("num_groups", 0, "^num_groups=0: must be an integer of at least 1$"),
+        ("num_groups", 1.5, "^num_groups=1.5: must be an integer of at least 1$"),
+        ("thresholds", (0.5, np.nan), r"^thresholds\[1\]=nan: must be a number that is finite$"),
+        ("thresholds", ("0.5",), r"^thresholds\[0\]='0.5': must be a number"),
+        ("drop_nonfinite", "no", "^drop_nonfinite='no': must be True or False$"),
+        ("stop_above", 1, "^stop_above=1: must be True or False$"),
+        ("loss", None, "^loss=None: must be a function$"),
+    ],
+)
+def test_wrong_settings_of_an_experiment_are_refused(setting: str, value: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        program.make(EXPERIMENT._replace(**{setting: value}))

@@ -370,3 +370,32 @@ def test_impossible_random_delays_are_one_line(
         schedules.randomly_delayed(
             schedules.everyone(2, 3), jax.random.key(0), probability, longest=longest
         )
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: schedules.stale(schedules.everyone(5, 6), KEY, 0.5, 3, longest=3),
+            "^num_clients=3: must be above 4, the last client of the schedule$",
+        ),
+        (
+            lambda: schedules.first_all(schedules.everyone(5, 6), 3),
+            "^num_clients=3: must be above 4, the last client of the schedule$",
+        ),
+        (
+            lambda: schedules.first_all(jax.tree.map(lambda a: a[:, :0], FULL), 3),
+            "^schedule: has no slots, must have at least one$",
+        ),
+        (lambda: schedules.slow(FULL, 2.9), "^rounds_per_update=2.9.*: must be an integer$"),
+        (lambda: schedules.every(FULL, 1.99), "^period=1.99.*: must be an integer$"),
+        (lambda: schedules.every(FULL, np.array([1, 2.5, 1])), r"^period\[1\]=2.5: must be an int"),
+        (lambda: schedules.delayed(FULL, "2"), "^delay='2': must be numbers$"),
+        (lambda: schedules.delayed(FULL, True), "^delay=True: must be numbers$"),
+        (lambda: schedules.dropout(FULL, 3, 0.5), "^key=3: must be one random key, such as"),
+        (lambda: schedules.dropout("all", KEY, 0.5), "^schedule='all': must be a Cohort$"),
+    ],
+)
+def test_fractions_strings_and_clients_beyond_are_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

@@ -97,3 +97,23 @@ def test_measure_learns_whether_it_is_needed(accuracy):
         measure=lambda is_needed: needed.append(bool(is_needed)) or jnp.float32(0),
     )
     assert needed == [accuracy < 0.5]
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "words"),
+    [
+        ([0.5], r"^thresholds=float32 \(1,\): must be \[2\], as in stops$"),
+        ([0.5, 0.6, 0.7], r"^thresholds=float32 \(3,\): must be \[2\], as in stops$"),
+        ([0.5, jnp.nan], r"^thresholds=\[0.5, nan\]: must not be NaN$"),
+    ],
+)
+def test_other_thresholds_than_those_of_the_stops_are_refused(thresholds, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        stopping.update(
+            stopping.init(2, ()),
+            jnp.float32(0.1),
+            thresholds=jnp.array(thresholds),
+            num_rounds=jnp.int32(1),
+            warm_start=0,
+            measure=lambda needed: (),
+        )

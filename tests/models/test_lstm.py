@@ -155,3 +155,18 @@ def test_inputs_must_be_words(x: np.ndarray) -> None:
         jax.eval_shape(MODEL.init, jax.random.key(0), x)
     with pytest.raises(ValueError, match=r"^inputs=\w+ \(.*\): must be words, integers \[B, T\]"):
         MODEL.mixable(x)
+
+
+@pytest.mark.parametrize("word", [-1, 5, 99])
+def test_a_word_outside_of_the_vocabulary_is_refused(word: int) -> None:
+    model = models.lstm(2, vocabulary=5, embedding=2, widths=(3,))
+    good = jnp.array([[1, 2], [3, 4]])
+    variables = model.init(jax.random.key(0), good)
+    bad = good.at[1, 0].set(word)
+    for call in (
+        lambda x: models.predict(model, variables, x),
+        lambda x: models.word_weights(x, 5),
+    ):
+        call(good)
+        with pytest.raises(ValueError, match=rf"^inputs\[1, 0\]={word}: must be in 0\.\.4"):
+            call(bad)

@@ -65,3 +65,12 @@ def test_what_is_no_such_file_is_told(tmp_path: Path, content: bytes | None) -> 
     with pytest.raises(ValueError, match=r"must be a (whole )?\.safetensors file") as error:
         saved.load(path, tree())
     assert "\n" not in str(error.value)
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none" / "a.safetensors"):
+        with pytest.raises(ValueError, match=r"^path=.*: must be a file in a folder that exists$"):
+            saved.save(path, tree())
+    for nothing in ("", None, 3):
+        with pytest.raises(ValueError, match=r"^path=.*: must be the path of a file$"):
+            saved.save(nothing, tree())  # type: ignore[arg-type]

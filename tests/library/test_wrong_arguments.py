@@ -1,0 +1,671 @@
+"""Wrong arguments of every public function: a call works, or raises one line that names one.
+
+EXAMPLES holds valid arguments of each public function of the package, and EXEMPT the reason for
+each function that is not tried; a new function must be in one of them.
+"""
+
+import functools
+import importlib
+import inspect
+import os
+import pkgutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+
+import federations
+import fedjax_inv
+from fedjax_inv import (
+    aggregators,
+    averaging,
+    devices,
+    evaluation,
+    local,
+    models,
+    objectives,
+    parts,
+    program,
+    rounds,
+    schedules,
+    servers,
+    stopping,
+)
+from fedjax_inv.algorithms import LISTED, fedavg
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import dsprites, environments, federation, simpson, stains
+from fedjax_inv.data.dataset import Dataset
+
+_PLACE = "fedjax_inv."
+
+
+def public_functions() -> dict[str, FunctionType]:
+    """Return the public functions of the package by module and name."""
+    found = {}
+    for each in pkgutil.walk_packages(fedjax_inv.__path__, _PLACE):
+        module = importlib.import_module(each.name)
+        for name, value in vars(module).items():
+            own = getattr(value, "__module__", None) == each.name
+            if isinstance(value, FunctionType) and own and not name.startswith("_"):
+                found[f"{each.name.removeprefix(_PLACE)}.{name}"] = value
+    return found
+
+
+FUNCTIONS = public_functions()
+
+_KERNEL = "a kernel on arrays, called in compiled programs, whose shapes JAX checks"
+_CHECK = "a check of any value, which test_checks tries"
+_OF_RUN = "called by the engine alone, with records of its own"
+_NOTHING = "takes no argument"
+
+EXEMPT = {
+    **dict.fromkeys(
+        (
+            *("tree.take", "tree.put", "tree.weighted_sum", "tree.all_finite"),
+            *("aggregators.by_size", "aggregators.uniform", "averaging.embedding"),
+            *("permutation.at", "local.take_batch", "models.wrappers.unit_range"),
+            *(f"averages.{name}" for name in ("chunk_means", "split_means", "of_shard", "draw")),
+            *(f"algorithms.cafe.{name}" for name in ("unit", "leading_direction", "orthogonal")),
+            *(f"algorithms.cafe.{name}" for name in ("rows_over_norms", "without", "calibrate")),
+            *("algorithms.cafe.logits", "algorithms.exit_strategy.contribution"),
+            "algorithms.exit_strategy.largest_curvature",
+            "algorithms.exit_strategy.random_direction",
+            *("algorithms.exit_strategy.power_step", "algorithms.fedbn.partition"),
+            *("algorithms.fedbn.combine", "algorithms.fedbn.in_norm"),
+            *("algorithms.fedcfa.factor_scores", "algorithms.fedcfa.split_factors"),
+            *("algorithms.fedcfa.replaced", "algorithms.fedcfa.counterfactual_labels"),
+            *("algorithms.fedcfa.factor_decorrelation", "algorithms.fediir.alignment"),
+            *("algorithms.fedipg.invariance", "algorithms.fedipg.half_masks"),
+            *("algorithms.fedmix.mixed_loss", "algorithms.fedproto.prototypes"),
+            *("algorithms.fedproto.distances", "algorithms.fedprox.proximal_gradient"),
+            *("algorithms.fl_games.response_logits", "algorithms.moon.contrastive"),
+            *("algorithms.qfedavg.scaled_update", "algorithms.scaffold.corrected_gradient"),
+            *(f"data.augment.{name}" for name in ("resized_crop", "crop_window", "grey")),
+            *(f"data.augment.{name}" for name in ("brightened", "contrasted", "saturated")),
+            *("data.augment.hue_shifted", "data.augment.jittered"),
+        ),
+        _KERNEL,
+    ),
+    **{name: _CHECK for name in FUNCTIONS if name.startswith("checks.")},
+    **dict.fromkeys(
+        (
+            *("averaging.risk", "devices.placement.local_view", "rounds.check_num_clients"),
+            *("algorithms.exit_strategy.server_in", "algorithms.exit_strategy.outcome"),
+            *("algorithms.exit_strategy.check_someone_stays", "devices.placement.is_shards"),
+            *("types.as_stored", "types.always", "types.nothing", "wrapping.layers"),
+            "devices.ownership.first_client",
+            "devices.ownership.owner",
+        ),
+        _OF_RUN,
+    ),
+    **dict.fromkeys(("aggregators.total", "aggregators.stacked", "devices.axis.vmapped"), _NOTHING),
+    **dict.fromkeys(("platforms.on_cpu", "platforms.on_tpu"), _NOTHING),
+    "data.prepare.main": "a command line, which its own tests try",
+    "data.leaf.files": "called by `sources.load` alone, with a path",
+    "data.leaf.femnist": "called by `sources.load` alone, with what `files` found",
+    "models.saved.named": "takes any tree",
+}
+
+KEY = jax.random.key(0)
+SGD = optax.sgd(0.1)
+MODEL = models.mlp(3, widths=(2,))
+WORK = local.epochs(SGD, batch_size=2)
+SCHEDULE = schedules.everyone(3, 4)
+RNG = np.random.default_rng(0)
+LABELS = np.arange(12) % 3
+GREY = Dataset(
+    np.zeros((12, 4, 4, 1), np.uint8),
+    LABELS.astype(np.int32),
+    ("a", "b", "c"),
+    (np.arange(12) % 2).astype(np.int32),
+    ("d", "e"),
+    np.zeros(12, bool),
+)
+TWO = GREY._replace(y=GREY.y % 2, classes=("a", "b"))
+EXAMPLES_OF = federation.examples(GREY.x, GREY.y)
+FEDERATION = federation.of_parts(EXAMPLES_OF, [np.arange(5), np.arange(5, 12)])
+IMAGES = np.zeros((2, 4, 4, 1), np.uint8)
+CUE = np.zeros(2, np.int32)
+ALGORITHM = fedavg.fedavg(MODEL, WORK)
+SCORES = evaluation.Scores(np.ones(2), np.ones(2), np.ones(2, np.int32))
+LOGITS = {
+    "logits": jnp.ones((2, 3)),
+    "labels": jnp.array([0, 2]),
+    "mask": jnp.array([True, False]),
+}
+
+
+@functools.cache
+def variables() -> Any:
+    return MODEL.init(KEY, jnp.zeros((1, 4, 4, 1)))
+
+
+@functools.cache
+def state() -> rounds.State:
+    return rounds.init(ALGORITHM, variables(), FEDERATION, KEY)
+
+
+@functools.cache
+def split() -> federation.Split:
+    tested = GREY._replace(test=np.arange(12) >= 9)  # an example of each class
+    return federation.split(tested, EXAMPLES_OF, _deal, held_out=None, seed=0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder_of_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let the tests run in a folder of their own, as "no" is the path of a file, too."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("files"))
+    yield
+    os.chdir(before)
+
+
+@functools.cache
+def folder() -> Path:
+    return Path.cwd()
+
+
+@functools.cache
+def saved_file() -> Path:
+    models.saved.save(folder() / "saved.safetensors", variables())
+    return folder() / "saved.safetensors"
+
+
+@functools.cache
+def tweets() -> Path:
+    path = folder() / "tweets.csv"
+    path.write_text("".join(f'"{i % 2 * 4}","{i}","d","q","u{i % 3}","a b"\n' for i in range(20)))
+    return path
+
+
+def _deal(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    return np.array_split(rows, 2)
+
+
+def _grid(seeds: Any, penalty: Any) -> Any:
+    return program.grid(seeds, penalty=penalty)
+
+
+_WORK = {"optimizer": SGD, "momentum": 0.0}
+_OVER = {"server_optimizer": optax.sgd(1.0), "weighting": "size"}
+_CUES = {"flips": (0.2, 0.1), "test_flip": 0.9, "label_noise": 0.1, "seed": 0}
+_DIVIDED = {"shares": (1, 2), "test_fraction": 0.3}
+_IMAGE_MODEL = {"num_classes": 3, "cut": 1, "conv": "lax"}
+
+# function -> its valid arguments, when they are needed
+EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "aggregators.weight_of": lambda: {"weighting": "size"},
+    "aggregators.mean": lambda: {"weight": aggregators.by_size},
+    "aggregators.combine": lambda: {"aggregators": aggregators.total()},
+    **{
+        f"algorithms.{name}.{name}": functools.partial(
+            lambda name: {"model": MODEL, "work": WORK} | _defaults(f"algorithms.{name}.{name}"),
+            name,
+        )
+        for name in LISTED
+    },
+    "algorithms.cafe.cafe": lambda: {
+        "model": MODEL,
+        "work": local.epochs(optax.sgd(0.1, 0.9), batch_size=2, momentum=0.9),
+        **_defaults("algorithms.cafe.cafe"),
+    },
+    "algorithms.exit_strategy.wrap": lambda: {
+        "algorithm": ALGORITHM,
+        **_defaults("algorithms.exit_strategy.wrap"),
+    },
+    "algorithms.fedipg.penalised_value_and_grad": lambda: {
+        "risk": jnp.sum,
+        "penalty": 0.1,
+        "derivative": "reverse_over_forward",
+        "has_aux": False,
+    },
+    "algorithms.fedipg.penalty_schedule": lambda: {
+        "penalty": 0.1,
+        "warmup_rounds": 2,
+        "warmup_penalty": 0.0,
+    },
+    "algorithms.fedpvr.without_memory": lambda: {"optimizer": SGD, "part": parts.EVERYTHING},
+    "algorithms.scaffold.with_variates": lambda: {
+        "model": MODEL,
+        "work": WORK,
+        "part": parts.EVERYTHING,
+        "loss": objectives.cross_entropy,
+        **_OVER,
+    },
+    "averages.as_numbers": lambda: {"x": jnp.ones((2, 3))},
+    "averages.exchanged": lambda: {"model": MODEL} | _defaults("averages.exchanged"),
+    "averaging.gradient": lambda: {"model": MODEL, "loss": objectives.cross_entropy},
+    "averaging.averaging": lambda: {
+        "model": MODEL,
+        "work": WORK,
+        "gradient_from": lambda visit: None,
+        **_OVER,
+        "side": averaging.NOTHING,
+        "init_client": lambda server, who: (),
+    },
+    "averaging.averaging_of": lambda: {"model": MODEL, "train": lambda visit: None, **_OVER},
+    "communication.size": lambda: {"shapes": jnp.ones(3)},
+    "communication.traffic": lambda: {
+        "algorithm": ALGORITHM,
+        "state": state(),
+        "federation": FEDERATION,
+    },
+    "cse.eliminate_common_subexpressions": lambda: {"fn": jnp.sin},
+    "data.augment.augment": lambda: (
+        {"x": jnp.zeros((1, 4, 4, 3)), "key": KEY} | _defaults("data.augment.augment")
+    ),
+    "data.dataset.check_dataset": lambda: {"dataset": GREY},
+    "data.dsprites.latent_classes": lambda: {"index": np.arange(3)},
+    "data.dsprites.latent_index": lambda: {"classes": np.zeros((2, 6), int)},
+    "data.dsprites.latent_values": lambda: {"index": np.arange(3)},
+    "data.dsprites.render": lambda: {"latents": dsprites.latent_values(np.arange(2))},
+    "data.dsprites.load": lambda: {"shapes": ("square",), "num_images": 2, "seed": 0},
+    "data.environments.rotated": lambda: {
+        "dataset": GREY,
+        "angles": (0, 90),
+        "seed": 0,
+        "shares": (1, 2),
+    },
+    "data.environments.flip_probabilities": lambda: {"setting": "2"},
+    "data.environments.grouped": lambda: {"dataset": GREY, "groups": {"a": ("a", "b")}},
+    "data.environments.binned": lambda: {"dataset": TWO, "num_classes": 2},
+    "data.environments.colored": lambda: {"dataset": GREY, **_CUES, **_DIVIDED, "binarise": True},
+    "data.environments.patched": lambda: {"dataset": TWO, **_CUES, **_DIVIDED, "patch_size": 2},
+    "data.environments.paint": lambda: {"x": environments.Colored(IMAGES, CUE), "num_colors": 2},
+    "data.environments.cover": lambda: {"x": environments.Patched(IMAGES, CUE), "patch_size": 2},
+    "data.environments.check_grey": lambda: {"dataset": GREY},
+    "data.environments.check_cue": lambda: {
+        "name": "cue",
+        "cue": CUE,
+        "num_values": 2,
+        "image": IMAGES,
+    },
+    "data.environments.test_rows": lambda: {"dataset": GREY, "test_fraction": 0.2, "rng": RNG},
+    "data.federation.examples": lambda: {"x": GREY.x, "y": GREY.y},
+    "data.federation.of_parts": lambda: {"data": EXAMPLES_OF, "parts": [np.arange(3)]},
+    "data.federation.parts_of": lambda: {"federation": FEDERATION},
+    "data.federation.partitioner": lambda: {"name": "iid", "dataset": GREY, "num_clients": 2},
+    "data.federation.split": lambda: {
+        "dataset": GREY,
+        "data": EXAMPLES_OF,
+        "partition": _deal,
+        "held_out": None,
+        "seed": 0,
+        "validation": 0.1,
+        "test_fraction": 0.2,
+        "first_row": 0,
+        "imbalance": 1.0,
+    },
+    "data.federation.by_class": lambda: {"federation": FEDERATION, "num_classes": 3},
+    "data.federation.test_shards": lambda: {"split": split(), "num_classes": 3, "seed": 1},
+    "data.federation.pooled": lambda: {"federation": FEDERATION},
+    "data.federation.stack": lambda: {"splits": [split()]},
+    "data.partitions.iid": lambda: {"num_examples": 12, "num_clients": 2, "rng": RNG},
+    "data.partitions.by_domain": lambda: {"domain": GREY.domain, "num_clients": 2, "rng": RNG},
+    "data.partitions.by_user": lambda: {"user": GREY.domain, "num_clients": 2, "rng": RNG},
+    "data.partitions.dirichlet": lambda: {
+        "labels": LABELS,
+        "num_clients": 2,
+        "alpha": 10.0,
+        "rng": RNG,
+        "min_size": 1,
+        "max_tries": 100,
+    },
+    "data.partitions.quantity": lambda: {
+        "num_examples": 12,
+        "num_clients": 2,
+        "alpha": 10.0,
+        "rng": RNG,
+        "min_size": 1,
+        "max_tries": 100,
+    },
+    "data.partitions.shards": lambda: {
+        "labels": LABELS,
+        "num_clients": 2,
+        "shards_per_client": 2,
+        "rng": RNG,
+    },
+    "data.partitions.long_tail": lambda: {
+        "labels": LABELS,
+        "num_classes": 3,
+        "imbalance": 2.0,
+        "rng": RNG,
+    },
+    "data.partitions.shards_like": lambda: {
+        "labels": LABELS,
+        "counts": np.ones((2, 3), int),
+        "rng": RNG,
+    },
+    "data.partitions.class_counts": lambda: {
+        "labels": LABELS,
+        "parts": [np.arange(3)],
+        "num_classes": 3,
+    },
+    "data.simpson.ramp": lambda: {"steps": 3, "ends": simpson.ENDS},
+    "data.simpson.simpson": lambda: {
+        "dataset": GREY,
+        "darker": "a",
+        "lighter": "b",
+        "colors": simpson.ramp(3),
+        "shading": "paradox",
+        "test_fraction": 0.3,
+        "seed": 0,
+    },
+    "data.simpson.shade": lambda: {"x": simpson.Shaded(IMAGES, CUE), "colors": simpson.ramp(3)},
+    "data.simpson.check_ramp": lambda: {"colors": simpson.ramp(3)},
+    "data.sources.load": lambda: {"name": "digits", "image_size": None},
+    "data.sources.may_be_prepared": lambda: {"name": "mnist"},
+    "data.stains.rule": lambda: {"y": LABELS, "colors": 3, "shift": 1},
+    "data.stains.combinations": lambda: {
+        "dataset": GREY,
+        "stain": "both",
+        "colors": 2,
+        "seed": 0,
+    },
+    "data.stains.stained": lambda: {
+        "dataset": GREY,
+        "stain": "both",
+        "colors": 2,
+        "agreements": (0.9, 0.8),
+        "test_agreement": 0.9,
+        "test_rule": "reversed",
+        "label_noise": 0.1,
+        "domain_size": 2,
+        "test_fraction": 0.3,
+        "seed": 0,
+    },
+    "data.stains.tint": lambda: {"x": stains.Stained(IMAGES, CUE, CUE)},
+    "data.text.tokenize": lambda: {"text": "a b"},
+    "data.text.vocabulary": lambda: {"texts": [["a", "b"]], "size": 3},
+    "data.text.encode": lambda: {"texts": [["a"]], "words": ("", "?", "a"), "length": 2},
+    "data.text.sentiment140": lambda: {
+        "path": tweets(),
+        "vocabulary_size": 5,
+        "length": 2,
+    },
+    "devices.axis.chunked": lambda: {"size": 2},
+    "devices.axis.sharded": lambda: {"name": "clients", "inner": devices.vmapped()},
+    "devices.axis.owned": lambda: {"name": "clients", "inner": devices.vmapped()},
+    "devices.axis.over": lambda: {"mesh": jax.make_mesh((1,), ("clients",)), "fn": jnp.sin},
+    "devices.ownership.clients_per_device": lambda: {"num_clients": 4, "num_devices": 2},
+    "diagnostics.agreement": lambda: {
+        "model": MODEL,
+        "variables": variables(),
+        "federation": FEDERATION,
+        "loss": objectives.cross_entropy,
+        "axis": devices.chunked(1),
+        "batch_size": 4,
+    },
+    "evaluation.evaluate": lambda: {
+        "algorithm": ALGORITHM,
+        "state": state(),
+        "federation": FEDERATION,
+        "axis": devices.chunked(1),
+        "seen": True,
+        "batch_size": 4,
+        "loss": objectives.cross_entropy,
+        "score": objectives.accuracy,
+    },
+    "evaluation.mean": lambda: {"scores": SCORES},
+    "evaluation.balanced": lambda: {"scores": SCORES},
+    "evaluation.worst": lambda: {"scores": SCORES},
+    "evaluation.by_group": lambda: {
+        "scores": SCORES,
+        "group": np.array([0, 1]),
+        "num_groups": 2,
+    },
+    "local.fold": lambda: {
+        "shard": federations.shard_of(FEDERATION, 0),
+        "fn": lambda batch: batch.mask.sum(),
+        "batch_size": 4,
+    },
+    "local.fold_sample": lambda: {
+        "shard": federations.shard_of(FEDERATION, 0),
+        "key": KEY,
+        "fn": lambda batch: batch.mask.sum(),
+        "batch_size": 4,
+    },
+    "local.seeing_local": lambda: {"work": WORK},
+    "local.epochs": lambda: {**_WORK, "batch_size": 2, "num_epochs": 1, "num_batches": 2},
+    "local.steps": lambda: {**_WORK, "batch_size": 2, "num_steps": 1},
+    "local.full_batch": lambda: {**_WORK, "capacity": 2, "num_steps": 1},
+    "missing.reuse": lambda: {"algorithm": ALGORITHM},
+    "missing.with_rule": lambda: {"algorithm": ALGORITHM, "rule": "reuse"},
+    "models.alexnet.alexnet": lambda: {**_IMAGE_MODEL, "widths": (2,) * 7, "dropout": 0.1},
+    "models.blocks.check_images": lambda: {"x": IMAGES},
+    "models.blocks.from_blocks": lambda: {
+        "blocks": [models.GroupNorm(), models.GroupNorm()],
+        "cut": 1,
+    },
+    "models.blocks.from_flax": lambda: {
+        "module": models.BatchNorm(),
+        "takes": ("mask", "train"),
+        "cut": 0,
+    },
+    "models.blocks.from_function": lambda: {"init": lambda key, x: (), "apply": lambda p, x: x},
+    "models.blocks.apply": lambda: {
+        "model": MODEL,
+        "variables": variables(),
+        "x": IMAGES,
+        "mask": np.ones(2, bool),
+        "train": True,
+        "key": KEY,
+    },
+    "models.blocks.predict": lambda: {"model": MODEL, "variables": variables(), "x": IMAGES},
+    "models.cnn.cnn": lambda: {**_IMAGE_MODEL, "widths": (8, 8)},
+    "models.cnn.leaf_cnn": lambda: {**_IMAGE_MODEL, "widths": (2, 2, 2)},
+    "models.lenet.lenet": lambda: {**_IMAGE_MODEL, "widths": (2,) * 5},
+    "models.lowerings.lowering": lambda: {"conv": "lax"},
+    "models.lowerings.max_pool": lambda: {
+        "x": jnp.zeros((1, 4, 4, 1)),
+        "size": 2,
+        "stride": 2,
+        "padding": 0,
+    },
+    "models.lstm.word_weights": lambda: {"x": np.array([[1, 2]]), "vocabulary": 3},
+    "models.lstm.lstm": lambda: {
+        "num_classes": 2,
+        "vocabulary": 3,
+        "embedding": 2,
+        "widths": (2,),
+        "cut": 1,
+    },
+    "models.mlp.mlp": lambda: {
+        "num_classes": 2,
+        "widths": (2,),
+        "cut": 1,
+        "activation": "relu",
+        "norm": "none",
+    },
+    "models.resnet.resnet18": lambda: {
+        **_IMAGE_MODEL,
+        "image_size": 32,
+        "norm": "batch",
+        "widths": (2,) * 4,
+    },
+    "models.saved.save": lambda: {"path": folder() / "a.safetensors", "tree": variables()},
+    "models.saved.load": lambda: {"path": saved_file(), "like": variables()},
+    "models.weights.load": lambda: {"path": saved_file(), "variables": variables()},
+    "models.weights.pretrained": lambda: {"model": MODEL, "path": saved_file()},
+    "models.wrappers.rendered": lambda: {"model": MODEL, "render": jnp.asarray},
+    "models.wrappers.painted": lambda: {"model": MODEL, "render": jnp.asarray},
+    "models.wrappers.normalised": lambda: {"model": MODEL, "mean": (0.5,), "std": (0.5,)},
+    "models.wrappers.computed_in": lambda: {"model": MODEL, "dtype": "bfloat16"},
+    "models.wrappers.augmented": lambda: {"model": MODEL, "augment": lambda x, key: x},
+    "objectives.masked_mean": lambda: {"values": jnp.ones(2), "mask": jnp.ones(2, bool)},
+    "objectives.cross_entropy": lambda: LOGITS,
+    "objectives.accuracy": lambda: LOGITS,
+    "objectives.soft_cross_entropy": lambda: {**LOGITS, "labels": jnp.ones((2, 3)) / 3},
+    "permutation.draw": lambda: {"key": KEY},
+    "platforms.traced_for": lambda: {"platform": "cpu"},
+    "program.compiled.make": lambda: {
+        "experiment": program.Experiment(MODEL, lambda hyper: ALGORITHM),
+        "client_chunk": 1,
+        "run_chunk": 1,
+        "layout": None,
+    },
+    "program.host_inputs.grid": lambda: {"seeds": (0, 1), "penalty": (0.1, 0.2)},
+    "program.host_inputs.inputs": lambda: {
+        "runs": program.grid((0,), penalty=(0.1,)),
+        "splits": {0: split()},
+        "pooled": False,
+        "watch_examples": 2,
+        "warm_start": lambda sizes: 0,
+        "num_classes": 3,
+    },
+    "program.host_inputs.groups": lambda: {"domain": np.array([0, 1])},
+    "program.host_inputs.group_names": lambda: {"split": split()},
+    "program.host_inputs.schedule_key": lambda: {"seed": 0},
+    "program.host_inputs.cohorts": lambda: {
+        "schedule": lambda key: SCHEDULE,
+        "inputs": program.inputs(program.grid((0,)), {0: split()}),
+    },
+    "rounds.init": lambda: {
+        "algorithm": ALGORITHM,
+        "variables": variables(),
+        "federation": FEDERATION,
+        "key": KEY,
+        "history": 1,
+        "axis": devices.vmapped(),
+    },
+    **{
+        f"rounds.{name}": functools.partial(
+            lambda argument, cohort: {
+                "algorithm": ALGORITHM,
+                "state": state(),
+                argument: cohort(),
+                "federation": FEDERATION,
+                "axis": devices.chunked(1),
+                "drop_nonfinite": False,
+            },
+            argument,
+            cohort,
+        )
+        for name, argument, cohort in (
+            ("step", "cohort", lambda: federations.cohort([0, 1])),
+            ("run", "schedule", lambda: schedules.everyone(2, 1)),
+        )
+    },
+    "schedules.everyone": lambda: {"num_clients": 3, "num_rounds": 2},
+    "schedules.sampled": lambda: {"key": KEY, "num_clients": 3, "cohort": 2, "num_rounds": 2},
+    "schedules.cohort_size": lambda: {"num_clients": 3, "rate": 0.5},
+    "schedules.upload_probabilities": lambda: {
+        "key": KEY,
+        "num_clients": 3,
+        "sparse": 0.5,
+        "frequency": 0.5,
+    },
+    "schedules.dropout": lambda: {"schedule": SCHEDULE, "key": KEY, "probability": 0.5},
+    "schedules.stale": lambda: {
+        "schedule": SCHEDULE,
+        "key": KEY,
+        "probability": 0.5,
+        "num_clients": 3,
+        "longest": 2,
+    },
+    "schedules.delayed": lambda: {"schedule": SCHEDULE, "delay": 1},
+    "schedules.randomly_delayed": lambda: {
+        "schedule": SCHEDULE,
+        "key": KEY,
+        "probability": 0.5,
+        "longest": 2,
+    },
+    "schedules.every": lambda: {"schedule": SCHEDULE, "period": 2},
+    "schedules.slow": lambda: {"schedule": SCHEDULE, "rounds_per_update": 2},
+    "schedules.first_all": lambda: {"schedule": SCHEDULE, "num_clients": 3},
+    "servers.init": lambda: {"optimizer": SGD, "variables": variables()},
+    "servers.update": lambda: {
+        "optimizer": SGD,
+        "server": servers.init(SGD, variables()),
+        "mean_delta": variables(),
+    },
+    "stopping.init": lambda: {"num_thresholds": 2, "scores": jnp.ones(3)},
+    "stopping.update": lambda: {
+        "stops": stopping.init(2, ()),
+        "accuracy": jnp.float32(0.5),
+        "thresholds": jnp.array([0.4, 0.6]),
+        "num_rounds": jnp.int32(3),
+        "warm_start": 1,
+        "measure": lambda needed: (),
+        "above": False,
+    },
+    "stopping.all_met": lambda: {"stops": stopping.init(2, ())},
+    "wrapping.lift": lambda: {"exchange": ALGORITHM.exchanges[0]},
+    "wrapping.around": lambda: {
+        "algorithm": ALGORITHM,
+        "init_server": lambda setup: (),
+        "exchanges": ALGORITHM.exchanges,
+    },
+}
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    """Return the default arguments of a public function."""
+    signature = inspect.signature(FUNCTIONS[name])
+    return {
+        parameter: one.default
+        for parameter, one in signature.parameters.items()
+        if one.default is not inspect.Parameter.empty
+    }
+
+
+# Wrong for most arguments; where one of them is right, the call works.
+WRONG: tuple[Any, ...] = (
+    *(None, True, -1, 0, 1.5, np.nan, np.inf, 99, "no", "", b"no", object(), lambda *_: None),
+    *([], [-1], [0.5, np.nan], ["no"], [[1], [1, 2]], {}, {"no": 1}, ()),
+    *(np.zeros(0), np.zeros((2, 3, 4)), np.array([0.5, 1.5]), np.array([np.nan, 1])),
+    *(np.array(["no"]), np.array([True, False]), np.array([-1, 99]), jnp.zeros((7,))),
+    *(np.array([None]), jax.random.split(KEY, 3), SGD, MODEL),
+)
+
+
+def outcome(name: str, argument: str, wrong: Any) -> str:
+    """Return what is wrong with what a call does, or nothing."""
+    arguments = dict(EXAMPLES[name]())
+    if callable(wrong) and callable(arguments[argument]):
+        return ""  # its signature shows when it is called, perhaps in a compiled program
+    if argument == "num_images" and wrong is None:
+        return ""  # all images of a shape, which take long
+    arguments[argument] = wrong
+    function = FUNCTIONS[name]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            function(**arguments)
+    except (ValueError, TypeError) as error:
+        message = str(error)
+        names = isinstance(error, UsageError) or any(each in message for each in arguments)
+        if "\n" in message or not names:
+            return f"{type(error).__name__}: {message}"
+    except ImportError:  # an extra that is not installed
+        return ""
+    except Exception as error:  # which the caller asserts not to be
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_every_public_function_has_an_example_or_a_reason() -> None:
+    assert not set(EXAMPLES) & set(EXEMPT)
+    assert set(FUNCTIONS) == set(EXAMPLES) | set(EXEMPT)
+    for name, example in EXAMPLES.items():
+        parameters = inspect.signature(FUNCTIONS[name]).parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            assert set(example()) <= set(parameters), name
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_a_wrong_argument_is_one_line_that_names_it(name: str, data: st.DataObject) -> None:
+    argument = data.draw(st.sampled_from(sorted(EXAMPLES[name]())))
+    wrong = data.draw(st.sampled_from(WRONG))
+    assert outcome(name, argument, wrong) == ""
