@@ -82,7 +82,8 @@ def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
 
 
 def _check_value(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or np.isnan(value):
+    # NaN passes: the algorithm that takes the value refuses it, by its own range.
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise UsageError(name, value, "must be a number")
 
 
