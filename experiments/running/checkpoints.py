@@ -21,13 +21,15 @@ from experiments.running import folder as folders
 from experiments.running import provenance, records
 from experiments.running.records import About
 from experiments.running.selected import Served
-from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Training
 from fedjax_inv.types import Tree
 
 _STATES, _SELECTED, _ABOUT = "default", "kept", "about"  # folders of a checkpoint
 ITEMS = (_STATES, _SELECTED)
+
+# Fields in checkpoints of version 0.6 -> their names today.
+_RENAMED = {"heard": "broadcast_history", "beside": "side"}
 
 
 class Checkpoints:
@@ -83,16 +85,11 @@ class Checkpoints:
 
     def _restore(self, done: int, item: str, like: Tree) -> Tree:
         """An item of a checkpoint as arrays of NumPy. like: its shapes."""
-        # Arrays of NumPy, or orbax asks for the devices that they were saved from.
-        plain = jax.eval_shape(_plain, like)
-        target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), plain)
-        asked = ocp.args.Composite(**{item: ocp.args.StandardRestore(target)})
         try:
             about = _about(self._folder, done, self._config, self._cell)
-            restored: Tree = self._manager.restore(done, args=asked)[item]
-            # Orbax does not check shapes when it makes arrays of NumPy.
-            checks.same_shapes(target=target, restored=restored)
-            _check_sum(about, item, restored)
+            arrays = _read(self._folder, done, item)
+            _check_sum(about, item, arrays)
+            restored = _matched(arrays, jax.eval_shape(_plain, like))
         except Exception as error:  # orbax raises many kinds, for one reason
             raise UsageError(
                 str(self._folder / str(done)),
@@ -131,18 +128,40 @@ def plain(folder: Path, done: int, config: Config, cell: Cell, item: str = _STAT
     config, cell: of that run. item: of ITEMS, by default the states. Raises UsageError if the
     checkpoint cannot be read, or is another run's.
     """
-    place = folder.absolute() / str(done) / item
     try:
         about = _about(folder, done, config, cell)
-        with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
-            shapes = reader.metadata(place).tree
-            # Arrays of NumPy, or orbax asks for the devices that they were saved from.
-            target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
-            restored = reader.restore(place, args=ocp.args.StandardRestore(target))
-            _check_sum(about, item, restored)
-            return restored
+        arrays = _read(folder, done, item)
+        _check_sum(about, item, arrays)
+        return arrays
     except Exception as error:  # orbax raises many kinds, for one reason
         raise UsageError(str(folder / str(done)), ..., f"corrupt ({_short(error)})") from None
+
+
+def _read(folder: Path, done: int, item: str) -> Tree:
+    """An item of a checkpoint as dicts of NumPy arrays, under the names on the disk."""
+    place = folder.absolute() / str(done) / item
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
+        shapes = reader.metadata(place).tree
+        # Arrays of NumPy, or orbax asks for the devices that they were saved from.
+        target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
+        return reader.restore(place, args=ocp.args.StandardRestore(target))
+
+
+def _matched(arrays: Tree, like: Tree) -> Tree:
+    """Dicts of arrays as the tree `like` of shapes; raises UsageError where they do not fit it."""
+    found = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
+    paths, structure = jax.tree_util.tree_flatten_with_path(like)
+    needed = {_name(path): leaf for path, leaf in paths}
+    for name in {**needed, **found}:
+        there, here = (tree[name].shape if name in tree else None for tree in (found, needed))
+        if there != here:
+            raise UsageError(name, ..., f"is {there}, must be {here}")
+    return jax.tree.unflatten(structure, [found[name] for name in needed])
+
+
+def _name(path: jax.tree_util.KeyPath) -> str:
+    names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+    return "/".join(_RENAMED.get(name, name) for name in names)
 
 
 def _about(folder: Path, done: int, config: Config, cell: Cell) -> About:

@@ -19,8 +19,8 @@ from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
 from experiments.parts.selection import RULES
 from experiments.reporting import finished
+from experiments.running import checkpoints, log, provenance, records, selected, summary
 from experiments.running import folder as folders
-from experiments.running import log, provenance, records, selected, summary
 from experiments.running.records import Domain, Line, Result, RunResult, Start
 from experiments.running.selected import SelectedStates
 from fedjax_inv.checks import UsageError
@@ -431,3 +431,32 @@ def test_a_cosine_over_all_rounds_cannot_be_longer(tmp_path: Path) -> None:
         own = dict(cosine, schedule_rounds=6)
         folder = finished_run(tmp_path / f"own {name}", six(**own))
         assert folders.finished(config.changed(LONGER, **own), CELL, folder) is None
+
+
+class Now(NamedTuple):
+    broadcast_history: Any
+    server: Any
+
+
+def test_checkpoints_of_version_6_are_read_under_the_names_of_today() -> None:
+    stored = {"heard": [np.arange(3.0)], "server": {"beside": np.eye(2), "params": np.ones(4)}}
+    like = Now((np.zeros(3),), {"params": np.zeros(4), "side": np.zeros((2, 2))})
+    restored = checkpoints._matched(stored, like)
+    assert jax.tree.structure(restored) == jax.tree.structure(like)
+    np.testing.assert_array_equal(restored.server["side"], np.eye(2))
+    np.testing.assert_array_equal(restored.broadcast_history[0], np.arange(3.0))
+    assert (restored.server["params"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heard": [np.zeros(4)]}, r"broadcast_history/0: is \(4,\), must be \(3,\)"),
+        ({"heard": []}, r"broadcast_history/0: is None, must be \(3,\)"),
+        ({"more": np.zeros(1)}, r"more: is \(1,\), must be None"),
+    ],
+)
+def test_checkpoints_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    stored = {"heard": [np.zeros(3)], "server": ()} | changes
+    with pytest.raises(UsageError, match=message):
+        checkpoints._matched(stored, Now((np.zeros(3),), ()))
