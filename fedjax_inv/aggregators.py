@@ -43,10 +43,10 @@ _WEIGHTS: dict[str, Weight] = {"size": by_size, "uniform": uniform}
 
 
 def weight_of(weighting: str | Weight) -> Weight:
-    """Return the weight function with a name.
+    """Return a weight function by its name.
 
     Args:
-      weighting: "size", "uniform", or a weight function, which is returned as it is.
+      weighting: "size", "uniform", or a weight function, which is returned unchanged.
 
     Raises:
       UsageError: for another name.

@@ -2,8 +2,8 @@
 
     x_bar = (1 / n) sum of x over a random chunk of n examples, y_bar the same of one-hot labels
 
-FedCFA and FedMix know other clients by these averages. A row is one mean example. There are two
-ways to combine the rows of several clients:
+In FedCFA and FedMix a client sees other clients' data only as these averages. A row is one mean
+example. There are two ways to combine the rows of several clients:
 
 - "pool": a chunk has a fixed number of examples, and the server keeps the rows of the round's
   clients side by side.
@@ -42,7 +42,7 @@ class Pool(NamedTuple):
     """The state of the server."""
 
     averages: Averages
-    seed: Array  # [] uint32, of the key for the next shuffle
+    seed: Array  # [] uint32, seed of the key for the next shuffle
 
 
 class _Sums(NamedTuple):
@@ -120,8 +120,8 @@ def chunk_means(x: Tree, y: Array, mask: Array, key: Array, chunk: int) -> Avera
       chunk: examples in a chunk.
 
     Returns:
-      (x [A, ...], y [A, K], real [A]), A = ceil(N / chunk). Of n real examples ceil(n / chunk) rows
-      are real; the last of them is the mean of the remaining examples.
+      (x [A, ...], y [A, K], real [A]), A = ceil(N / chunk). With n real examples, ceil(n / chunk)
+      rows are real, and the last of them is the mean of the remaining examples.
 
     Raises:
       UsageError: for a chunk below 1.
@@ -138,11 +138,11 @@ def split_means(x: Tree, y: Array, mask: Array, key: Array, rows: int) -> Averag
       y: one-hot or mean labels [N, K].
       mask: [N] bool, which examples are real.
       key: the random key of the order.
-      rows: chunks.
+      rows: the number of chunks.
 
     Returns:
-      (x [A, ...], y [A, K], real [A]), A = rows. Of n real examples each chunk has floor(n / rows)
-      and the rest is left out; fewer than `rows` examples give no row.
+      (x [A, ...], y [A, K], real [A]), A = rows. Each chunk has floor(n / rows) of the n real
+      examples, and the rest is left out; with fewer than `rows` examples no row is real.
 
     Raises:
       UsageError: for rows below 1.
@@ -214,17 +214,16 @@ def exchanged(
     chunk: int = 128,
     mixable: Callable[[Tree], Tree] = as_numbers,
 ) -> averaging.SideState:
-    """Return the exchange of averages beside the network: a client's message has `Averages`.
+    """Return the state and messages that exchange averages: the server sends clients `Averages`.
 
-    Before the first round no row is real. With "pool" the server keeps rows of all C clients, C
-    times `rows` in all, in the order of clients, so that the result does not depend on the order of
-    slots.
+    Before the first round no row is real. With "pool" the server has room for `rows` rows of each
+    of C clients. They lie in the order of clients, so that the order of slots does not matter.
 
     Args:
       model: a classifier; its outputs give K, and its preprocessed inputs are averaged.
       combining: "pool" or "paper".
-      rows: rows of a client: with "pool" at most this number; with "paper" exactly (the paper's
-        B), or none if the client has fewer examples.
+      rows: rows that a client sends: with "pool" at most this number; with "paper" exactly this
+        number (the paper's B), or none if the client has fewer examples.
       chunk: with "pool" the examples of a row; with "paper" the examples that are read at once.
       mixable: preprocessed inputs [B, ...] -> the inputs to average, which the model must accept.
 

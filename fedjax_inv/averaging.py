@@ -1,8 +1,7 @@
-"""The common part of FedAvg and its relatives: local training, deltas up, an optimizer on the mean.
+"""The common part of FedAvg and its relatives: clients upload deltas, the server steps on the mean.
 
-A method states what differs: the gradient of a local step, the state of a client, further messages
-and uploads, and how a client's delta and the server's step are scaled. The method's own file holds
-that and nothing else.
+The file of a method holds only the differences: the gradient of a local step, the state of a
+client, further messages and uploads, and how a client's delta and the server's step are scaled.
 """
 
 from collections.abc import Callable
@@ -70,14 +69,19 @@ NOTHING = SideState(
 
 
 class ScaleDelta(Protocol):
-    """A factor of a client's delta."""
+    """Computes the factor of a client's delta."""
 
     def __call__(self, visit: Visit, trained: Trained, /) -> Array:
-        """Return the factor that the client multiplies its delta by before the upload, []."""
+        """Return the factor by which the client multiplies its delta before the upload, [].
+
+        Args:
+          visit: the client's turn.
+          trained: the result of local training.
+        """
 
 
 class ServerDelta(Protocol):
-    """The delta of the server's step."""
+    """Computes the delta of the server's step."""
 
     def __call__(self, side: Tree, delta: Variables, aggregated: Tree, /) -> Variables:
         """Return the delta that the server's optimizer gets.
@@ -160,20 +164,20 @@ def averaging(
       server_optimizer: the optimizer of the server, on the mean delta.
       weighting: the weights of the deltas, as in `aggregators.weight_of`.
       init_client: a client's state before its first turn.
-      start: visit -> where training starts; default: the received network, with a new optimizer
-        state.
+      start: visit -> the state in which training starts; default: the received network with a new
+        optimizer state.
       remember: (visit, result of training) -> the client's new state.
-      shared: the variables of the network that travel.
-      serve: (server, own) -> the variables that a client is served with, for a personal algorithm;
-        default: the server's.
+      shared: variables -> the variables that server and clients exchange; default: all.
+      serve: (server, own) -> the variables of the network that serves a client, for a personal
+        algorithm; default: the server's.
       side: the method's own state, messages and uploads.
       scale_delta: the factor of a client's delta; default: 1. It may depend on the message, so that
         the server can weight clients: it sends the weights in `SideState.send`.
       server_delta: the delta of the server's step; default: the mean of the clients' deltas.
 
     Returns:
-      The algorithm, of one exchange. Its `network` is the server's, of which a personal algorithm
-      holds the shared variables alone.
+      The algorithm, with one exchange. Its `network` is the server's, which has only the shared
+      variables.
 
     Raises:
       UsageError: for an unknown weighting, and for arguments of other types.

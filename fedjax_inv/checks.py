@@ -111,7 +111,7 @@ def function(name: str, value: Any) -> None:
 
 
 def boolean(name: str, value: Any) -> None:
-    """Check that a value is True or False, else raise UsageError; no other value stands for one."""
+    """Check that a value is True or False, else raise UsageError; 0 and 1 are neither."""
     if not isinstance(value, bool | np.bool_):
         raise _wrong_type(name, value, "must be True or False")
 
@@ -209,7 +209,7 @@ def number(name: str, value: Any, allowed: str, is_allowed: Callable[[Any], bool
     Args:
       name: the argument's name.
       value: the value to check.
-      allowed: the property in words that follow "must be a number", as "above 0".
+      allowed: the property in words, such as "above 0"; the message puts "must be a number" before.
       is_allowed: whether a number has the property.
 
     Raises:
@@ -267,7 +267,7 @@ def memory(name: str, value: Any, needed: int, there: int | None = None, what: s
       value: its value; ... if the message shows none.
       needed: the size of the arrays in bytes.
       there: the size of the memory in bytes, by default this machine's.
-      what: text appended to the needed size in the message, as " for images".
+      what: text appended to the needed size in the message, such as " for images".
 
     Raises:
       UsageError: if more is needed than there is.
@@ -338,12 +338,13 @@ def integers(
 def federation(federation: Federation) -> None:
     """Check that every client's rows are rows of the examples.
 
+    The values of tracers are not checked.
+
     Args:
-      federation: M examples, and the order [L] of rows of which clients hold parts.
+      federation: the federation: M examples, order [L], start [C] and size [C].
 
     Raises:
-      UsageError: if they are not, or if arrays have other shapes. The values of tracers are not
-        checked.
+      UsageError: if a client's row does not exist, or if arrays have other shapes.
     """
     record("federation", federation, Federation)
     data, order, start, size = federation
@@ -389,7 +390,7 @@ def schedule(schedule: Cohort, num_clients: int, history: int) -> None:
       history: H, the number of broadcasts that the run keeps.
 
     Raises:
-      UsageError: if it does not fit.
+      UsageError: for a schedule that does not fit.
     """
     record("schedule", schedule, Cohort)
     if not is_concrete(schedule):
@@ -426,7 +427,7 @@ def same_shapes(**trees: Tree) -> None:
       **trees: the trees by their names.
 
     Raises:
-      UsageError: for the first tree that has not.
+      UsageError: for the first tree that differs.
     """
     (first, expected), *others = (
         (name, jax.tree.map(jnp.shape, tree)) for name, tree in trees.items()

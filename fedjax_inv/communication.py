@@ -18,14 +18,14 @@ class Traffic(NamedTuple):
 
 
 def size(shapes: Tree) -> int:
-    """Return the bytes of a tree of arrays or shapes."""
+    """Return the size in bytes of a tree of arrays or shapes."""
     for leaf in jax.tree.leaves(shapes):
         checks.array("shapes", leaf)
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def traffic(algorithm: Algorithm, state: State, federation: Federation) -> tuple[Traffic, ...]:
-    """Return the bytes per participating client of each exchange of a round.
+    """Return the bytes that a client downloads and uploads in each exchange of a round.
 
     Only shapes are computed.
 

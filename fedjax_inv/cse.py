@@ -4,8 +4,8 @@ A shared product is then transposed once. The compiler eliminates common subexpr
 only after differentiation: two products of the same arrays have two transposes each by then.
 
 This file reads traced programs of JAX, whose structure may change with a release of JAX. An unknown
-structure is bound as it is; if reading fails, the function runs without the elimination, and a
-warning says so once. Speed is lost then, correctness is not.
+operation is executed as it is; if reading fails, the function runs without the elimination, and a
+warning says so once. Then it is slower, but still correct.
 """
 
 from __future__ import annotations

@@ -28,10 +28,12 @@ def agreement(
     axis: devices.Axis | None = None,
     batch_size: int = 512,
 ) -> Agreement:
-    """Compare each client's gradient, over all of its examples, with w and with the others'.
+    """Compare each client's gradient with the parameters w and with the other clients' gradients.
 
-    R_i is the mean loss in evaluation mode, so that batches do not matter: norms use the statistics
-    of the network, and nothing is dropped.
+    The gradient is over all examples of the client.
+
+    R_i is the mean loss in evaluation mode, so that batches do not matter: normalisation uses the
+    stored statistics, and dropout is off.
 
     Args:
       model: the model of the network.
@@ -39,9 +41,9 @@ def agreement(
       federation: the clients and their examples.
       loss: the mean loss of a batch of outputs.
       axis: how clients are laid over memory and devices, as in `rounds.step`; by default one client
-        after the other. Memory is needed for one gradient of each client computed at a time, and
-        for their sum.
-      batch_size: B, over how many examples a gradient is computed at a time.
+        after the other. Memory is needed for one gradient of each client that is computed at the
+        same time, and for their sum.
+      batch_size: B, the number of examples whose gradient is computed at a time.
 
     Returns:
       The statistics of each client [C] and the mean cosine [].
@@ -88,7 +90,7 @@ def agreement(
     everyone = jnp.arange(federation.num_clients, dtype=jnp.int32), size
     zeros = optax.tree.zeros_like(variables.params)
     total, (value, norm, invariance) = axis(client, add, zeros, everyone)
-    # The square of a sum of m unit vectors is m and the cosines of all pairs, each twice.
+    # The square of a sum of m unit vectors is m plus twice the cosines of all pairs.
     count = (norm > 0).sum()
     cosines = optax.tree.norm(total, squared=True) - count
     cosine = jnp.where(count > 1, cosines / jnp.maximum(count * (count - 1), 1), 0)

@@ -1,4 +1,4 @@
-"""Scores and losses: of each client, on average, of the worst client, of clients never seen."""
+"""Scores and losses of each client, also of clients never seen; their mean and the lowest score."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.rounds import State
 from fedjax_inv.types import Algorithm, Array, Batch, Federation, Loss, Shard, Tree
 
-_PERSONAL_BATCH = 128  # at most, because a personal model predicts one client's examples only
+_PERSONAL_BATCH = 128  # the largest batch of a personal model, which predicts for one client
 
 
 class Scores(NamedTuple):
@@ -198,7 +198,7 @@ def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
     """Return the scores of groups of clients (domains), clients weighted by size.
 
     Args:
-      scores: of the clients, each [C].
+      scores: the scores of the clients, each [C].
       group: [C] int32, the group of each client; a client with a negative one is left out.
       num_groups: G, at least 1.
 

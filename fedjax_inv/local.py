@@ -1,9 +1,9 @@
 """Local training: minibatch loops over one client's examples.
 
-The number of steps is the client's own: there is no batch without a real example, and under `vmap`
-a client that has finished waits unchanged for the longest one. If all clients have the same number
-of steps, it is known when the program is traced: then an accelerator need not check after each step
-whether there is another one, nor keep the state of waiting clients.
+Each client takes its own number of steps: every batch has a real example, and under `vmap` a client
+that has finished waits unchanged for the others. If all clients take the same number of steps, the
+number is known when the program is traced. Then an accelerator need not check after each step
+whether another one follows, nor keep the state of waiting clients.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
 def _batch_of_pass(
     shard: Shard, order: permutation.Permutation, number: Array, batch_size: int
 ) -> Batch:
-    """The batch with this number, from 0, of a pass over the client's examples in an order."""
+    """Return batch `number`, from 0, of a pass over the client's examples in an order."""
     index = number * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
     return take_batch(shard, permutation.at(order, index, shard.size), index < shard.size)
 
@@ -63,7 +63,7 @@ def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
     Args:
       shard: the client's examples; zeros are returned if it has none.
       fn: batch -> a tree of sums over the real examples of the batch.
-      batch_size: examples in a batch; the last batch is smaller.
+      batch_size: examples in a batch; the last batch may be smaller.
 
     Raises:
       UsageError: for a batch_size below 1.
@@ -83,10 +83,10 @@ def fold_sample(shard: Shard, key: Array, fn: Callable[[Batch], Tree], *, batch_
     """Return fn(batch) on one batch drawn without replacement.
 
     Args:
-      shard: the client's examples; zeros are returned, without work, if it has none.
+      shard: the client's examples; zeros are returned, and nothing is computed, if it has none.
       key: the random key of the draw.
       fn: batch -> a tree of sums over the real examples of the batch.
-      batch_size: examples in the batch; a client that has fewer gives all of its examples.
+      batch_size: examples in the batch; a client that has fewer uses all of them.
 
     Raises:
       UsageError: for a batch_size below 1.
@@ -96,14 +96,14 @@ def fold_sample(shard: Shard, key: Array, fn: Callable[[Batch], Tree], *, batch_
     checks.function("fn", fn)
     checks.integer("batch_size", batch_size)
     order = permutation.draw(key)
-    # The batch depends on the turn: XLA would move other work out of the loop, which may not turn.
+    # The batch depends on the turn, or XLA would move the work out of a loop that may run 0 times.
     return _sum(
         lambda turn: fn(_batch_of_pass(shard, order, turn, batch_size)), jnp.minimum(shard.size, 1)
     )
 
 
 def _sum(of: Callable[[Array], Tree], num_turns: Array) -> Tree:
-    """The sum of of(turn) over 0..num_turns - 1."""
+    """Return the sum of of(turn) over the turns 0..num_turns - 1."""
     zeros = _zeros(jax.eval_shape(of, jnp.int32(0)))
     return jax.lax.fori_loop(
         0, num_turns, lambda turn, sums: jax.tree.map(jnp.add, sums, of(turn)), zeros
@@ -128,7 +128,7 @@ Plan = Callable[[Shard, Array], _Steps]
 def _work(
     optimizer: optax.GradientTransformation, plan: Plan, momentum: float | Array | None = None
 ) -> Work:
-    """The work whose steps see the batches of a plan."""
+    """Return local training on the batches of a plan."""
 
     def init(variables: Variables) -> Local:
         return Local(variables, optimizer.init(variables.params))
@@ -136,18 +136,18 @@ def _work(
     def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
         plan_key, steps_key = jax.random.split(key)
         num_steps, batch_at, known = plan(shard, plan_key)
-        # On a CPU a client without examples costs nothing if its loop does not turn.
+        # On a CPU a client without examples costs nothing if its loop runs 0 times.
         turns = num_steps if known is None or platforms.on_cpu() else known
         has_steps = num_steps > 0
 
         def if_any(after: Tree, before: Tree) -> Tree:
-            """The state after a step; of a client without examples, the state before it."""
+            """Return the state after a step, or before it for a client without examples."""
             # Mask every step; masking only after the loop would keep a copy of the initial state
             # alive.
             return optax.tree.where(has_steps, after, before) if turns is known else after
 
         def one(index: Array, local: Local) -> tuple[Local, Tree]:
-            """(the state after the step, the values to average over the steps)."""
+            """Return (the state after the step, the values to average over the steps)."""
             step_key = jax.random.fold_in(steps_key, index)
             step = grad_fn(local, batch_at(index), step_key)
             params, stats = local.variables
@@ -182,7 +182,7 @@ def _with_loop(
     with_optimizer: Callable[[ChangeOptimizer], Work],
     momentum: float | Array | None,
 ) -> Work:
-    """The work with a loop."""
+    """Return local training with the loop `run`."""
 
     def plain(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
         def at(local: Local, batch: Batch, key: Array) -> Step:
@@ -202,13 +202,13 @@ def _check_optimizer(
 
 
 def seeing_local(work: Work) -> TrainLocal:
-    """Return `work.run_local`.
+    """Return the loop for gradients that see the whole state, `work.run_local`.
 
     Args:
       work: local training.
 
     Raises:
-      UsageError: if it is None.
+      UsageError: if the work has no such loop.
     """
     checks.record("work", work, Work)
     if work.run_local is None:
@@ -230,10 +230,10 @@ def epochs(
 
     Args:
       optimizer: the local optimizer.
-      batch_size: examples in a batch; the last batch of a pass is smaller.
+      batch_size: examples in a batch; the last batch of a pass may be smaller.
       num_epochs: passes.
-      num_batches: batches in a pass, if all clients with examples have this number; None: they
-        may differ. A client with another number trains to NaN, which every run reports.
+      num_batches: batches in a pass, if the number is the same for all clients with examples; None
+        if it may differ. A client with another number gets NaN results, which every run reports.
       momentum: the optimizer's momentum, for methods that need it (`Work.momentum`); it is
         recorded and changes nothing. None: unknown.
 
@@ -339,7 +339,8 @@ def full_batch(
     Args:
       optimizer: the local optimizer.
       capacity: the length of the batch, at least the examples of the largest client
-        (`int(federation.size.max())`). A client with more trains to NaN, which every run reports.
+        (`int(federation.size.max())`). A larger client gets NaN results, which every run
+        reports.
       num_steps: steps of a client that has examples.
       momentum: as in `epochs`.
 
@@ -360,7 +361,7 @@ def full_batch(
 
 
 def _only_if(work: Work, fits: Callable[[Shard], Array]) -> Work:
-    """The work, whose results are NaN unless the shard fits."""
+    """Return the work with NaN results for a shard that does not fit."""
 
     def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
         trained = seeing_local(work)(grad_fn, local, shard, key)

@@ -46,7 +46,7 @@ class Server(NamedTuple):
     """The server of the wrapped algorithm, and the stored uploads."""
 
     wrapped: Tree
-    memories: tuple[Tree, ...]  # per exchange a Memory; () where nothing can stand in
+    memories: tuple[Tree, ...]  # for each exchange a Memory, or () if no upload can stand in
 
 
 class _Sent(NamedTuple):
@@ -91,14 +91,14 @@ def reuse(algorithm: Algorithm) -> Algorithm:
 
 
 def _empty(blank: Tree, num_clients: int) -> Memory:
-    """The memory before the first round. blank: an upload of zeros."""
+    """Return the memory before the first round, from an upload of zeros."""
     upload = jax.tree.map(lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), blank)
     none = jnp.zeros(num_clients, jnp.int32)
     return Memory(upload, none, none, jnp.zeros(num_clients, bool))
 
 
 def _reusing(exchange: Exchange, index: int) -> Exchange:
-    """The exchange numbered `index`, with a memory."""
+    """Return the exchange numbered `index`, with a memory."""
     lifted = wrapping.lift(exchange)
 
     def client(visit: Visit) -> Reply:
@@ -128,7 +128,7 @@ def _reusing(exchange: Exchange, index: int) -> Exchange:
         memories = (*server.memories[:index], memory, *server.memories[index + 1 :])
         return server._replace(memories=memories)
 
-    # Stand-ins do not stand in once more.
+    # Without a blank, so that a second `reuse` does not store these uploads again.
     return lifted._replace(
         client=client, aggregate=aggregators.stacked(), update=update, blank=None
     )

@@ -1,6 +1,6 @@
 """Masked losses and scores: means over real examples only.
 
-A loss may have any targets; those here are for classes.
+The targets of a loss may be anything; here they are classes.
 """
 
 import jax
@@ -66,7 +66,7 @@ def accuracy(logits: Array, labels: Array, mask: Array) -> Array:
 
     Raises:
       UsageError: for other shapes, for a label outside of 0..K-1 unless labels are traced, and for
-        logits that are NaN unless they are traced: NaN would be the largest.
+        logits that are NaN unless they are traced, as argmax takes NaN for the largest.
     """
     _check_classes(logits, labels, mask)
     right = masked_mean((jnp.argmax(logits, -1) == labels).astype(jnp.float32), mask)
@@ -104,7 +104,7 @@ def soft_cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
 
     Args:
       logits: [B, K].
-      labels: [B, K] that sum to 1 for each example.
+      labels: probabilities [B, K], which sum to 1 for each example.
       mask: [B] bool, which examples are real.
 
     Raises:

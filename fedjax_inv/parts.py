@@ -1,4 +1,4 @@
-"""The parameters that a method works on: all of them, or those of the classifier, the head."""
+"""The parameters that a method works on: all of them, or those of the classifier (the head)."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""A random order of n examples, computed at the positions asked for: no sort, no array of length n.
+"""A random order of n examples, computed at single positions, without an array of length n.
 
 In round r, x and its partner (K_r - x) mod n change places iff a hash of the larger of the two,
 keyed by the round, has its top bit set. This is the swap-or-not shuffle of Hoang, Morris & Rogaway
@@ -22,7 +22,7 @@ _ROUNDS = 24
 
 
 class Permutation(NamedTuple):
-    """A bijection of 0..n-1 for every n; the rows of a stacked one serve as epochs."""
+    """A bijection of 0..n-1 for every n; stacked, it has one row for each epoch."""
 
     shift: Array  # [24] uint32, K before it is reduced mod n
     before: Array  # [24] uint32, key of the hash before its first multiplication
@@ -30,7 +30,7 @@ class Permutation(NamedTuple):
 
 
 def draw(key: Array) -> Permutation:
-    """Draw a permutation uniformly, up to the deviations above."""
+    """Draw a permutation uniformly, up to the deviations in the docstring of this module."""
     checks.key("key", key)
     return Permutation(*jax.random.bits(key, (3, _ROUNDS), jnp.uint32))
 
@@ -39,7 +39,7 @@ def at(permutation: Permutation, position: Array, size: Array) -> Array:
     """Return the images of positions under a permutation of 0..size-1.
 
     Args:
-      permutation: as drawn.
+      permutation: a permutation from `draw`.
       position: [B] integers; one outside of 0..size-1 counts as the nearest one inside.
       size: [] int32, n.
 
@@ -51,7 +51,7 @@ def at(permutation: Permutation, position: Array, size: Array) -> Array:
 
     def swap_or_not(x: Array, constants: Permutation) -> tuple[Array, None]:
         shift, before, after = constants
-        # The true sum lies in 0..size-1, so that it may wrap on the way.
+        # The sum lies in 0..size-1, so partial sums may wrap around.
         partner = shift - x + jnp.where(x > shift, size, 0)
         # With one multiplication, the swaps of different pairs in a round would correlate.
         mixed = (jnp.maximum(x, partner) ^ before) * jnp.uint32(0x7FEB352D)

@@ -14,7 +14,7 @@ _platform: contextvars.ContextVar[str] = contextvars.ContextVar("platform", defa
 def on_cpu() -> bool:
     """Return whether programs are traced for a CPU.
 
-    There a core does one operation after the other, and the turns of a loop cost nothing.
+    On a CPU, a core executes one operation after the other, and the turns of a loop cost nothing.
     """
     return _current() == "cpu"
 
@@ -22,7 +22,7 @@ def on_cpu() -> bool:
 def on_tpu() -> bool:
     """Return whether programs are traced for a TPU.
 
-    Its compiler turns a grouped convolution into a convolution with one more axis.
+    The TPU's compiler turns a grouped convolution into a convolution with one more axis.
     """
     return _current() == "tpu"
 
@@ -38,6 +38,9 @@ def traced_for(platform: str) -> Iterator[None]:
     Args:
       platform: "cpu", "gpu" or "tpu". The programs can then be compiled for a machine that is not
         here.
+
+    Raises:
+      UsageError: for another platform.
     """
     if platform not in ("cpu", "gpu", "tpu"):
         raise UsageError("platform", platform, "must be one of cpu, gpu, tpu")

@@ -5,8 +5,8 @@ Four laws hold for all algorithms:
    axis, the order of slots and empty slots cannot change a result.
 2. Absent slots write nothing and weigh nothing; a client without examples is absent.
 3. An exchange that nobody attends leaves the server and every client as they were.
-4. A client whose upload, metrics or own state hold a NaN or an infinity is reported, and on
-   demand treated as absent.
+4. A client whose upload, metrics or own state hold a NaN or an infinity is reported; with
+   `drop_nonfinite` it counts as absent.
 """
 
 from typing import NamedTuple
@@ -80,7 +80,7 @@ def init(
       variables: a drawn network.
       federation: the federation of the run.
       key: the random key of the run.
-      history: H, how many broadcasts are kept for delayed clients: 1 + the longest delay.
+      history: H, the number of broadcasts kept for delayed clients, 1 + the longest delay.
       axis: the axis of the run, as in `step`; by default one for a single device.
 
     Returns:
@@ -95,7 +95,7 @@ def init(
     checks.federation(federation)
     axis = devices.vmapped() if axis is None else axis
     checks.record("axis", axis, Axis)
-    # Only its shape may matter: if devices own their clients, examples differ between devices.
+    # Zeros, as only the shape may matter: devices that own their clients have different examples.
     sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), federation.data.x)
     server = algorithm.init_server(
         Setup(variables, federation.num_clients, sample, jax.random.fold_in(key, 0))
@@ -215,7 +215,7 @@ def check_num_clients(state: State, federation: Federation, axis: Axis) -> None:
       axis: the axis of the run.
 
     Raises:
-      UsageError: if it has not. Nothing is known of a state whose clients keep nothing.
+      UsageError: if the numbers differ. A state whose clients store nothing fits any federation.
     """
     num_states = {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)}
     if num_states - {axis.local_clients(federation.num_clients).shape[0]}:

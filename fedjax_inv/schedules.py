@@ -1,8 +1,8 @@
 """Participation as data: which clients attend each round, and how stale their broadcast is.
 
-A schedule is a `Cohort` with leading T. It holds what the world decides: sampling, dropout, delay;
-an algorithm decides by `attends` of its exchanges. Draws are keyed by (round, client), so a longer
-schedule starts with the shorter one and the order of slots does not matter.
+A schedule is a `Cohort` with leading T. It describes the world: sampling, dropout and delay. An
+algorithm decides by `attends` of its exchanges. Draws are keyed by (round, client), so a longer
+schedule starts with the shorter one, and the order of slots does not matter.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
 
 
 def cohort_size(num_clients: int, rate: float) -> int:
-    """Return how many of C clients a sampling rate selects: rate C, rounded.
+    """Return how many of C clients a sampling rate selects: rate * C, rounded.
 
     Args:
       num_clients: C, at least 1.
@@ -118,8 +118,8 @@ def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
     Args:
       schedule: [T, S].
       key: a random key.
-      probability: of being absent, a scalar or one per client [C], between 0 and 1. If uploads
-        arrive with probability p, it is 1 - p.
+      probability: the probability of being absent, a scalar or one per client [C], between 0 and
+        1. If uploads arrive with probability p, it is 1 - p.
 
     Raises:
       UsageError: if a probability is out of its bounds, or if a client of the schedule has none.
@@ -141,7 +141,8 @@ def stale(
     Args:
       schedule: [T, S].
       key: a random key. With the same key, the clients fail that `dropout` drops.
-      probability: of failing in a round, a scalar or one per client [C], between 0 and 1.
+      probability: the probability of failing in a round, a scalar or one per client [C], between 0
+        and 1.
       num_clients: C, at least 1.
       longest: the age in rounds of the oldest update that is delivered, at least 1.
 
@@ -199,7 +200,7 @@ def delayed(schedule: Cohort, delay: int | Array) -> Cohort:
 
     Args:
       schedule: [T, S].
-      delay: rounds, a scalar or one per client [C], integers of at least 0.
+      delay: the delay in rounds, a scalar or one per client [C], integers of at least 0.
 
     Raises:
       UsageError: if a delay is negative or no integer, or if a client of the schedule has none.
@@ -249,7 +250,7 @@ def every(schedule: Cohort, period: Array) -> Cohort:
 
     Args:
       schedule: [T, S].
-      period: rounds, a scalar or one per client [C], integers of at least 1.
+      period: the period in rounds, a scalar or one per client [C], integers of at least 1.
 
     Raises:
       UsageError: if a period is below 1 or no integer, or if a client of the schedule has none.

@@ -44,7 +44,7 @@ def update(
     Args:
       optimizer: the server optimizer, whose gradient is the negative mean delta of the parameters.
       server: the server before the step.
-      mean_delta: the mean change of the clients' networks; it is added to the statistics as it is.
+      mean_delta: the mean change of the clients' networks; the change of statistics is added.
 
     Raises:
       UsageError: for arguments of other types.

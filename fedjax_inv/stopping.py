@@ -5,7 +5,7 @@ and IRM Games (Ahuja et al. 2020) stop in the low state, where the players' ense
 spurious features, and do not roll back. The rule looks at training examples only. It can run inside
 a compiled program, for several thresholds at once.
 
-A network that shall be trained up to an accuracy, and no further, stops when it reaches it.
+With `above`, a run stops as soon as it reaches an accuracy.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Stops(NamedTuple):
 
 
 def init(num_thresholds: int, scores: Tree) -> Stops:
-    """Return stops of which no threshold has been met.
+    """Return the stops before any threshold has been met.
 
     Args:
       num_thresholds: K.
@@ -67,8 +67,8 @@ def update(
       above: whether a threshold is met if accuracy >= threshold instead.
 
     Raises:
-      UsageError: for another number of thresholds than that of the stops, for a threshold that is
-        NaN unless thresholds are traced, and for arguments of other types.
+      UsageError: if there are not as many thresholds as stops, for a threshold that is NaN unless
+        thresholds are traced, and for arguments of other types.
     """
     _check_stops(stops)
     checks.array("accuracy", accuracy)

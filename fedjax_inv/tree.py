@@ -1,4 +1,4 @@
-"""Functions of trees that `optax.tree` lacks: of the leading axis of all leaves, and of NaN."""
+"""Functions of trees that `optax.tree` lacks, for the leading axis of leaves and for NaN."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,15 @@ from fedjax_inv.types import Array, Tree
 
 
 def take(tree: Tree, index: Array | int) -> Tree:
-    """Return the entries `index` of the leading axis of every leaf."""
+    """Return the entries `index` of the leading axis of every leaf.
+
+    Args:
+      tree: leaves [C, ...].
+      index: [S] or [] int, in 0..C-1.
+
+    Returns:
+      Leaves [S, ...] or [...].
+    """
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
@@ -37,7 +45,15 @@ def put(tree: Tree, index: Array, values: Tree) -> Tree:
 
 
 def weighted_sum(tree: Tree, weights: Array) -> Tree:
-    """Return the sum over the leading axis of every leaf, weighted by `weights` [S]."""
+    """Return the weighted sum over the leading axis of every leaf.
+
+    Args:
+      tree: leaves [S, ...].
+      weights: [S].
+
+    Returns:
+      Leaves [...], in their own dtypes.
+    """
 
     def leaf(values: Array) -> Array:
         # At the default precision a GPU may round values to the ten bits of TF32.

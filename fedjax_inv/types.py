@@ -4,7 +4,7 @@ Axis letters, used in every docstring:
   C clients, S cohort slots, M examples in all, L rows of all clients,
   B batch, D features, K classes, T rounds, H broadcasts kept.
 
-A tree is any pytree of arrays. Records grow by a field with a default.
+A tree is any pytree of arrays. A field that is added to a record must have a default.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,8 @@ class Examples(NamedTuple):
 class Federation(NamedTuple):
     """The examples and their owners: client c has order[start[c] : start[c] + size[c]].
 
-    Clients may be of any sizes; memory is O(L + C). `data.federation.of_parts` builds one.
+    Clients may have any number of examples; memory is O(L + C). `data.federation.of_parts` builds
+    a federation.
     """
 
     data: Examples
@@ -75,7 +76,7 @@ class Cohort(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """The two halves of a network, cut where the model says."""
+    """The two halves of a network; the model decides where to cut."""
 
     body: Tree
     head: Tree
@@ -89,14 +90,14 @@ class Variables(NamedTuple):
 
 
 class Initialise(Protocol):
-    """Draws a network."""
+    """Draws the initial variables of a network."""
 
     def __call__(self, key: Array, x: Tree, /) -> Variables:
         """Return new variables.
 
         Args:
-          key: the random key that they are drawn with.
-          x: inputs [B, ...] of the shape that the network is for; B may be 1.
+          key: the random key of the draw.
+          x: inputs [B, ...] of the shape and dtype that the network takes; B may be 1.
         """
 
 
@@ -119,15 +120,15 @@ class Apply(Protocol):
           params: the half's parameters.
           stats: the half's statistics.
           inputs: [B, ...].
-          mask: [B] bool, which inputs are real. The others must change neither the outputs of the
-            real ones nor the statistics.
+          mask: [B] bool, which inputs are real. Padding must change neither the statistics nor the
+            outputs of real inputs.
           train: training mode, in which statistics move and dropout is active.
-          key: the random key of training mode; without one nothing may be drawn.
+          key: the random key of training mode; if None, nothing may be drawn.
         """
 
 
 def as_stored(x: Tree, /) -> Tree:
-    """Return the inputs unchanged: the preprocessing of a network without one."""
+    """Return the inputs unchanged, as a network without preprocessing does."""
     return x
 
 
@@ -140,7 +141,7 @@ class Model(NamedTuple):
     # Preprocessing (e.g. rendering). Must be idempotent: `encode` accepts raw or preprocessed
     # inputs.
     preprocess: Callable[[Tree], Tree] = as_stored
-    # Maps preprocessed inputs to a space where averaging makes sense; `encode` accepts that too.
+    # Maps preprocessed inputs to inputs whose mean makes sense; `encode` must accept them too.
     # None: preprocessed inputs can be averaged as they are.
     mixable: Callable[[Tree], Tree] | None = None
 
@@ -169,7 +170,7 @@ class Step(NamedTuple):
     grads: Halves  # of the parameters
     stats: Halves  # the network's statistics after the batch
     metrics: Metrics  # scalars; their means over the steps are reported
-    average: Tree = ()  # further values of which the method needs the mean over the steps
+    average: Tree = ()  # further values; the method gets their means over the steps
     carry: Tree = ()  # the new value of `Local.carry`
 
 
@@ -177,7 +178,13 @@ class GradFn(Protocol):
     """The direction of a local step; the optimizer decides the length."""
 
     def __call__(self, variables: Variables, batch: Batch, key: Array, /) -> Step:
-        """Return a step from `variables` on `batch`, which has at least one real example."""
+        """Return a step from `variables`.
+
+        Args:
+          variables: the network before the step.
+          batch: B examples; at least one is real.
+          key: the random key of the step.
+        """
 
 
 class Local(NamedTuple):
@@ -192,7 +199,13 @@ class LocalGradFn(Protocol):
     """The direction of a local step that depends on the whole state of local training."""
 
     def __call__(self, local: Local, batch: Batch, key: Array, /) -> Step:
-        """Return a step from `local` on `batch`, which has at least one real example."""
+        """Return a step from `local`.
+
+        Args:
+          local: the state of local training before the step.
+          batch: B examples; at least one is real.
+          key: the random key of the step.
+        """
 
 
 class Trained(NamedTuple):
@@ -208,14 +221,28 @@ class Train(Protocol):
     """The loop of local training."""
 
     def __call__(self, grad_fn: GradFn, local: Local, shard: Shard, key: Array, /) -> Trained:
-        """Train from `local` on the shard; without examples there is no step."""
+        """Train on a client's examples; without examples there is no step.
+
+        Args:
+          grad_fn: the gradient of a step.
+          local: the state to start from.
+          shard: the client's examples.
+          key: the random key of the batches and steps.
+        """
 
 
 class TrainLocal(Protocol):
     """The loop of local training for a gradient that sees the whole state."""
 
     def __call__(self, grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array, /) -> Trained:
-        """Train like `Train`; each step's `carry`, shaped like `local.carry`, is the next one's."""
+        """Train as `Train` does; a step's `carry`, shaped like `local.carry`, goes to the next.
+
+        Args:
+          grad_fn: the gradient of a step, which sees the whole state.
+          local: the state to start from.
+          shard: the client's examples.
+          key: the random key of the batches and steps.
+        """
 
 
 ChangeOptimizer = Callable[[optax.GradientTransformation], optax.GradientTransformation]
@@ -279,8 +306,8 @@ class Slots(NamedTuple):
 class Aggregator(NamedTuple):
     """A monoid over uploads, so that a cohort can be folded chunk by chunk.
 
-    `init` is all zeros, and the accumulators of disjoint sets of slots combine by addition: that is
-    what lets devices fold their own slots and sum.
+    `init` is all zeros, and the accumulators of disjoint sets of slots combine by addition. So each
+    device can fold its own slots, and the results are summed.
     """
 
     init: Callable[[Tree, int], Tree]  # (one upload's shapes, S) -> accumulator
@@ -289,7 +316,7 @@ class Aggregator(NamedTuple):
 
 
 class Broadcast(Protocol):
-    """The server's half of the way down."""
+    """Computes the message from the server to the clients."""
 
     def __call__(self, server: Tree, /) -> Tree:
         """Return the message, the same for all clients.
@@ -309,12 +336,12 @@ class Client(Protocol):
 
 
 class Update(Protocol):
-    """The server's half of the way up."""
+    """Computes the server's new state from the aggregated uploads."""
 
     def __call__(self, server: Tree, aggregated: Tree, cohort: Cohort, /) -> Tree:
         """Return the server after the exchange.
 
-        Its result is discarded where nobody attended.
+        The result is discarded if no client attended.
 
         Args:
           server: the server before the exchange.
@@ -324,7 +351,7 @@ class Update(Protocol):
 
 
 class Attends(Protocol):
-    """Which of the scheduled clients take part: turns of a game, clients that have left."""
+    """Decides which scheduled clients take part, for example by the turns of a game."""
 
     def __call__(self, server: Tree, who: Array, round: Array, /) -> Array | bool:
         """Return whether a client attends, [] bool.
@@ -357,7 +384,8 @@ class Exchange(NamedTuple):
     update: Update
     attends: Attends = always
     broadcast_undelayed: Broadcast = nothing  # a second message, which is never delayed
-    # server -> an upload of zeros, if a client's last upload may stand in for a missing one
+    # server -> an upload of zeros, if a client's last upload may stand in for a missing one; None:
+    # it may not
     blank: Callable[[Tree], Tree] | None = None
 
 
@@ -381,7 +409,7 @@ class InitClient(Protocol):
 
 
 class Predict(Protocol):
-    """Serves a client."""
+    """Computes the outputs of the network that serves a client."""
 
     def __call__(self, server: Tree, own: Tree, x: Tree, /) -> Array:
         """Return the outputs [B, ...], logits [B, K] for classifiers.
@@ -406,9 +434,9 @@ class Algorithm(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Facts about an algorithm that the binaries need and its signature does not tell.
+    """Facts about an algorithm that its factory's signature does not show.
 
-    A module with a factory states them as FACTS; without it, these defaults hold.
+    The factory's module sets them as FACTS; without FACTS, these defaults hold.
     """
 
     pooled: bool = False  # trains on a federation of one client that has all examples

@@ -1,7 +1,7 @@
 """Algorithms around algorithms, such as a rule for missing uploads or an exit strategy.
 
 The server of such an algorithm is a NamedTuple whose field `wrapped` is the server of the inner
-one; its other fields are its own.
+algorithm; its other fields are the state of the outer algorithm.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,9 +37,15 @@ def layers(server: Tree) -> Iterator[Tree]:
 
 
 def lift(exchange: Exchange) -> Exchange:
-    """Return an exchange of the inner algorithm as one of the wrapping server.
+    """Return an exchange of the inner algorithm as an exchange of the outer algorithm.
 
     It changes `wrapped` and no other field of the server.
+
+    Args:
+      exchange: an exchange on the inner server.
+
+    Raises:
+      UsageError: for arguments of other types.
     """
     checks.record("exchange", exchange, Exchange)
     blank = exchange.blank
@@ -65,6 +71,9 @@ def around(
       algorithm: the inner algorithm.
       init_server: the wrapping server before the first round.
       exchanges: the round trips of one round, on the wrapping server; see `lift`.
+
+    Raises:
+      UsageError: for arguments of other types.
     """
     checks.record("algorithm", algorithm, Algorithm)
     checks.function("init_server", init_server)

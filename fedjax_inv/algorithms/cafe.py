@@ -10,11 +10,11 @@ direction of the client's momentum for the classifier, before the step. The serv
 of its own classifier, without d_L and history.
 
 "Drift-Aware Federated Learning: A Causal Perspective" (arXiv 2503.09116), Eq. 34b and 37. The paper
-leaves open, and we took from Tang et al. 2020, "Long-Tailed Classification by Keeping the Good and
-Removing the Bad Momentum Causal Effect": scale and gamma. The paper leaves open, and we chose: how
-a matrix becomes a direction (`drift_mode`), alpha and beta, how d_L becomes orthogonal to d_G, and
-that the classifiers of earlier batches are applied to the present features. Directions and earlier
-classifiers are constants for the gradient.
+leaves scale and gamma open; they are those of Tang et al. 2020, "Long-Tailed Classification by
+Keeping the Good and Removing the Bad Momentum Causal Effect". The paper leaves open, and we chose:
+how a matrix becomes a direction (`drift_mode`), alpha and beta, how d_L becomes orthogonal to d_G,
+and that the classifiers of earlier batches are applied to the present features. Directions and
+earlier classifiers are constants for the gradient.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ _SQUARINGS = 10
 
 
 def unit(vectors: Array) -> Array:
-    """Return vectors [..., D] at length 1, also very short ones; zero vectors stay."""
+    """Return vectors [..., D] scaled to length 1, however short; zero vectors stay."""
     largest = jnp.abs(vectors).max(-1, keepdims=True)
     is_some = largest > jnp.finfo(vectors.dtype).tiny
     # Scaled first, so that no square underflows.

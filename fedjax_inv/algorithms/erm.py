@@ -1,6 +1,6 @@
 """Empirical risk minimisation on pooled data: the centralised baseline.
 
-    minimise  R(w) = (1 / n) sum over all examples
+    minimise  R(w) = (1 / n) sum of the losses of all n examples
 
 Run it on `data.federation.pooled`: a federation of one client. Unlike FedAvg's clients, this client
 keeps its optimizer's state (momentum) from round to round, as in ordinary training.
@@ -21,6 +21,9 @@ def erm(model: Model, work: Work, *, loss: Loss = objectives.cross_entropy) -> A
       model: the network.
       work: local training.
       loss: the objective of training.
+
+    Raises:
+      UsageError: for arguments of other types.
     """
     grad_fn = averaging.gradient(model, loss)
     return averaging.averaging(

@@ -8,9 +8,9 @@ with g_i = grad R_i at the network that client i trains from, which is older tha
 delayed, a_i = n_i / n, and L the smoothness of R. Hao et al. 2025, "Invariant Federated Learning
 for Edge Intelligence", arXiv 2503.06158, Section IV and Algorithm 1, lines 1 and 7.
 
-A client that rarely arrives contributes like any other when it does, and little over the phase. The
-optional `share` is our rule for such clients: a client also leaves if its sum of C_i, 0 where it
-did not arrive, is below that share of the median client's sum.
+A client that rarely arrives contributes as much as others in its rounds, but little over the phase.
+The optional `share` is our rule for such clients: a client also leaves if its sum of C_i, 0 where
+it did not arrive, is below that share of the median client's sum.
 
 Eq. 13 is printed with a plus, without the second step size and without 1 / n: the descent lemma
 gives the formula above. The paper leaves open, and we chose: the phase consists of rounds of the
@@ -158,7 +158,7 @@ def _square(gradient: Tree) -> Array:
 def _terms(
     inner: Array, squares: Array, global_square: Array, weights: Array, step_size: float | Array
 ) -> tuple[Array, Array]:
-    """(a, b), [S] each, such that contributions are a - smoothness * b."""
+    """Return (a, b), [S] each, such that contributions are a - smoothness * b."""
     is_zero = global_square == 0
     scale = step_size * weights * jnp.where(is_zero, 0, 1 / jnp.where(is_zero, 1, global_square))
     return scale * inner, scale * step_size * squares / 2
@@ -218,7 +218,7 @@ def power_step(direction: Tree, product: Tree) -> tuple[Tree, Array]:
 
 
 def server_in(server: Tree) -> Server | None:
-    """Return the server of the exit strategy in a server that may wrap it; None if there is none.
+    """Return the exit strategy's server inside a server that may wrap it; None without one.
 
     Args:
       server: the server of a run, or of several runs with leading axes.
@@ -230,7 +230,7 @@ def outcome(server: Server) -> Outcome:
     """Return the results of the phase up to now, for a table or a figure.
 
     Args:
-      server: of a run, or of several runs with leading axes; see `server_in`.
+      server: the server of a run, or of several runs with leading axes; see `server_in`.
     """
     assessment = jax.tree.map(np.asarray, server.assessment._replace(gradient=(), direction=()))
     measured, smoothness = assessment.measured, assessment.smoothness
@@ -252,10 +252,10 @@ def check_someone_stays(server: Server) -> None:
     From then on a run changes nothing; it cannot raise by itself, as it is compiled.
 
     Args:
-      server: of a run, or of several runs with leading axes.
+      server: the server of a run, or of several runs with leading axes.
 
     Raises:
-      UsageError: as above.
+      UsageError: if all clients that were measured have left.
     """
     _, mean, stays, _, _ = outcome(server)
     known = ~np.isnan(mean)
@@ -296,8 +296,8 @@ def wrap(
       smoothness: L, or None for an estimate by power iteration.
       threshold: the least mean C_i of a client that stays, over the rounds in which it was
         measured.
-      share: the least sum of C_i of a client that stays over that of the median client, or None
-        for no such rule.
+      share: the least ratio of the sum of C_i of a client that stays to the median client's sum;
+        None for no such rule.
       pretraining_rounds: P.
       parameters: server of `algorithm` -> its leaves that are the network's parameters; default:
         those of `algorithm.network`. For FL Games
@@ -539,8 +539,8 @@ def exit_strategy(
         number of local steps.
       smoothness: L, or None for an estimate by power iteration.
       threshold: the least mean contribution of a client that stays.
-      share: the least sum of contributions of a client that stays over that of the median client,
-        or None for no such rule; it finds clients that rarely arrive.
+      share: the least ratio of the sum of contributions of a client that stays to the median
+        client's sum; it finds clients that rarely arrive. None for no such rule.
       pretraining_rounds: the rounds after which clients may leave.
       loss: the objective of local training and of contributions.
       server_optimizer: the server's optimizer, on the mean delta.

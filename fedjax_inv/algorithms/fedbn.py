@@ -38,7 +38,7 @@ def in_norm(path: tuple[str, ...]) -> bool:
     """Return whether a variable belongs to a normalisation layer.
 
     Args:
-      path: names of modules down to the variable; "norm" in one of them tells the layer.
+      path: the names of modules down to the variable; "norm" in a name marks such a layer.
     """
     return any("norm" in part.lower() for part in path)
 
@@ -47,9 +47,9 @@ def partition(tree: Tree, is_local: Callable[[tuple[str, ...]], bool]) -> tuple[
     """Return (local, shared): `tree` twice, with None for the leaves of the other part.
 
     Args:
-      tree: such as a `Variables`.
-      is_local: a leaf's path -> whether the leaf is local; a path is such as ("params", "body",
-        "blocks_0", "BatchNorm_0", "scale").
+      tree: a tree of arrays, such as `Variables`.
+      is_local: the path of a leaf, such as ("params", "body", "blocks_0", "BatchNorm_0", "scale")
+        -> whether the leaf is local.
     """
 
     def part(local: bool) -> Tree:
@@ -63,7 +63,7 @@ def partition(tree: Tree, is_local: Callable[[tuple[str, ...]], bool]) -> tuple[
 
 
 def combine(local: Tree, shared: Tree) -> Tree:
-    """Return the tree that `partition` has cut in two.
+    """Return the tree of two parts, the inverse of `partition`.
 
     Args:
       local: the local part, with None for shared leaves.
@@ -96,6 +96,9 @@ def fedbn(
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
       is_local: path -> whether the variable stays with its client (see `partition`); if nothing
         is local, this is FedAvg.
+
+    Raises:
+      UsageError: for an unknown weighting, and for arguments of other types.
     """
     checks.function("is_local", is_local)
     grad_fn = averaging.gradient(model, loss)

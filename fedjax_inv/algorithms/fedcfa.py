@@ -51,7 +51,7 @@ _EPSILON = 1e-8
 
 
 def factor_scores(decode_true_logit: Callable[[Array], Array], factors: Array) -> Array:
-    """Return the gradient of the true class's logit by each factor, [B, F].
+    """Return the derivative of the true class's logit by each factor, [B, F].
 
     It is averaged over positions and signed, as in the release.
 
@@ -210,7 +210,7 @@ def fedcfa(
     def counterfactual_losses(
         visit: Visit, params: Halves, stats: Halves, batch: Batch, factors: Array, key: Array
     ) -> Metrics:
-        """The mean loss of the head on each kind of counterfactuals; 0 without averages.
+        """Return the mean loss of the head on each kind of counterfactuals; 0 without averages.
 
         factors: [B, ..., F] of the batch.
         """

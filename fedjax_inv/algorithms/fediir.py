@@ -5,8 +5,8 @@
 
 Guo et al. 2023, "Out-of-Distribution Generalization of Federated Learning via Implicit Invariant
 Relationships" (ICML), as in its official release: G starts at 0 without a correction for it; R_i is
-the minibatch's risk; all clients have the same weight in the mean of networks, and all batches in
-that of gradients, also the smaller last batch of a client.
+the minibatch's risk; all clients have the same weight in the mean of networks, and all batches have
+the same weight in the mean of gradients, even the smaller last batch of a client.
 
 A round has two exchanges. As clients keep no state, both send the network. In the first one the
 classifier's gradient is uploaded; in the second one G is sent beside the network, and the delta is
@@ -91,7 +91,7 @@ def fediir(
     def with_classifier_grads(
         params: Halves, stats: Halves, batch: Batch, key: Array
     ) -> tuple[Array, Halves, Tree]:
-        """(R, changed stats, the gradient of R by the head) on a batch."""
+        """Return (R, changed stats, the gradient of R by the head) on a batch."""
 
         def risk(head: Tree) -> tuple[Array, Halves]:
             return averaging.risk(model, loss, params._replace(head=head), stats, batch, key)

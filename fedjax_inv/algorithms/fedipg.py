@@ -46,7 +46,7 @@ ESTIMATORS = ("square", "halves")
 
 
 class _Risks(NamedTuple):
-    """The risks of a batch: s(w)^2 is the s of the second times the s of the third."""
+    """The risks of a batch; s(w)^2 is estimated by the s of `first` times the s of `second`."""
 
     whole: Array  # [] R(w)
     first: Array  # [] R(w), or the risk of half of the examples
@@ -198,7 +198,7 @@ def penalty_schedule(
 
 
 def half_masks(mask: Array) -> tuple[Array, Array]:
-    """Return two masks [B] bool that split the real examples in halves, one example in turn each.
+    """Return two masks [B] bool that take the real examples in turn.
 
     The first half has one example more if the number is odd.
 
@@ -235,7 +235,7 @@ def fedipg(
         the round.
       warmup_rounds: rounds before the penalty starts.
       warmup_penalty: the penalty in these rounds.
-      penalty_on: parameters that the penalty is on: "all", or the "classifier" (the model's head).
+      penalty_on: parameters that are penalised, "all" or the "classifier" (the model's head).
       estimator: estimator of s^2 from a minibatch: "square", or "halves", the product of s on its
         two `half_masks`. For independent examples, and without normalisation across examples,
         "halves" is unbiased for the client's s^2, but may be negative without a lower bound: clip

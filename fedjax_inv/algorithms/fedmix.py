@@ -56,7 +56,7 @@ def mixed_loss(
     ratio: float | Array,
     has_aux: bool = False,
 ) -> Any:
-    """Return the loss of mixup with a mean example, to first order in `ratio` (see above).
+    """Return the loss of mixup with a mean example, to first order in `ratio`.
 
     Args:
       loss_fn: (x [B, ...], y [B, K]) -> the mean loss over a batch, []; with has_aux (loss, aux),
@@ -66,7 +66,7 @@ def mixed_loss(
       mean_x: the input of one mean example [...].
       mean_y: its label [K].
       ratio: l, in [0, 1].
-      has_aux: whether loss_fn returns a pair, and so this function.
+      has_aux: whether loss_fn and this function return a pair.
 
     Raises:
       UsageError: for another ratio and other shapes.
@@ -108,8 +108,8 @@ def fedmix(
       model: the network.
       work: local training.
       ratio: share of the mean example in the mixture, the paper's lambda, in [0, 1]; 0 is FedAvg.
-      rows: the most means of a client, each of ceil(n / rows) of its n examples, the last one of
-        the remaining examples; 1 is the mean of all.
+      rows: the most means of a client, each over ceil(n / rows) of its n examples, the last one
+        over the rest; 1 is one mean over all.
       mixable: preprocessed inputs -> the inputs to average and mix, one array, which the model must
         accept; needed for inputs that are neither 8-bit images nor in floating point.
       server_optimizer: the server's optimizer, on the mean delta.
@@ -128,7 +128,7 @@ def fedmix(
         return mixable(model.preprocess(x))
 
     def init(setup: Setup) -> Averages:
-        """The means of no client yet; each leaf is [C, rows, ...]."""
+        """Return empty means, each leaf [C, rows, ...]."""
         x = jax.eval_shape(mixed_inputs, setup.sample)
         outputs = jax.eval_shape(
             lambda variables: models.predict(model, variables, setup.sample), setup.variables

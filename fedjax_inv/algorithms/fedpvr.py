@@ -30,6 +30,9 @@ def without_memory(
     Args:
       optimizer: the optimizer.
       part: the part of the parameters.
+
+    Raises:
+      UsageError: for arguments of other types; in the update, without parameters.
     """
 
     checks.optimizer("optimizer", optimizer)

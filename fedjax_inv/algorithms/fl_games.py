@@ -11,7 +11,7 @@ identity (F: a model whose body is empty) or learned (V).
 The paper leaves open, and we chose: the scale of Eq. 2, by `memory_mix`; an empty memory is left
 out; a predictor enters the memory right after its update, so a current predictor counts twice; each
 player keeps its optimizer's state; phi's server optimizer is Adam; FAST takes the mean over a
-client's examples, not over its batches, of which the last may be smaller.
+client's examples, not over its batches, as the last batch may be smaller.
 """
 
 from collections.abc import Callable
@@ -143,11 +143,11 @@ def fl_games(
       model: the network.
       work: local training.
       play: "parallel": all players move in every round; "sequential": one player after the other.
-      memory: H of SMOOTH, the last actions of a player that others respond to; 0 for none.
+      memory: H of SMOOTH, how many last actions of a player the others respond to; 0 for none.
       memory_mix: weight of the memory (`response_logits`), "per_opponent", "literal" or
         "normalised".
-      learned: whether the representation is learned (V) or fixed (F). If it is, each cycle of moves
-        follows a round that updates it.
+      learned: whether the representation is learned (V) or fixed (F). If learned, a round that
+        updates it precedes each cycle of moves.
       body_optimizer: learning rate -> the server's optimizer of the representation.
       body_learning_rate: the learning rate of this optimizer.
       body_batch_size: examples of each client for a gradient of the representation.
@@ -190,7 +190,7 @@ def fl_games(
         return work.init(_alone(tree.take(game.players, who))).opt_state
 
     def turn(game: Game, round: Array) -> Array:
-        """The player whose turn it is, [] int32; in parallel play 0; -1 is phi's turn."""
+        """Return the player whose turn it is, [] int32: 0 in parallel play, -1 for phi."""
         moves = game.moves.shape[0] if play == "sequential" else 1
         return round % (moves + learned) - learned
 

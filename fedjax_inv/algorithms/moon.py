@@ -1,4 +1,4 @@
-"""MOON: FedAvg whose features are drawn to the server's and away from the client's last network's.
+"""MOON: FedAvg that pulls features to the server's, and away from those of the last local network.
 
     minimise  CE(f(x), y) + penalty mean of -log(e^g / (e^g + e^p))
     g = cos(z, z_received) / temperature,   p = cos(z, z_previous) / temperature,   z = m(e(x))
@@ -45,7 +45,7 @@ _NAME = "projection"  # key of its parameters, beside those of the head
 def contrastive(
     z: Array, z_global: Array, z_previous: Array, *, temperature: float | Array
 ) -> Array:
-    """Return -log(e^g / (e^g + e^p)) of each row, with g and p as above, [B].
+    """Return -log(e^g / (e^g + e^p)) of each row, where g and p are cosines / temperature, [B].
 
     Args:
       z: features of the trained network [B, P].
@@ -104,7 +104,7 @@ def moon(
       work: local training.
       penalty: weight of the contrast, the paper's mu, 1 to 10 there; 0 is FedAvg.
       temperature: the paper's tau.
-      projection: outputs of the projection; 0: there is none, and z are the body's features,
+      projection: outputs of the projection; 0 for no projection: z are then the body's features,
         averaged over positions.
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the mean delta.

@@ -49,7 +49,7 @@ def scaled_update(
 ) -> tuple[Tree, Array]:
     """Return (F^q delta / step_size, h = q F^(q - 1) ||delta / step_size||^2 + F^q / step_size).
 
-    The paper's Delta is minus the first; h, [], bounds the curvature of F^(q + 1) / (q + 1).
+    The paper's Delta is minus the first value; h [] bounds the curvature of F^(q + 1) / (q + 1).
 
     Args:
       delta: w_i - w, the change of the parameters by local training.

@@ -68,6 +68,9 @@ def scaffold(
       weighting: weights of clients, "uniform" (as in the paper) or "size", for the networks alone:
         the variates are summed over the cohort and divided by N. In Python also a function of
         `Slots`.
+
+    Raises:
+      UsageError: for an unknown weighting, and for arguments of other types.
     """
     return with_variates(
         model,
@@ -97,6 +100,9 @@ def with_variates(
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
+
+    Raises:
+      UsageError: for an unknown weighting, and for arguments of other types.
     """
     checks.record("part", part, Part)
     risk_gradient = averaging.gradient(model, loss)

@@ -52,9 +52,9 @@ def crop_window(
     """Draw a random window of an image.
 
     Its share of the area is uniform in `scale`, the logarithm of its width over its height is
-    uniform between those of `ratio`, and its place is uniform. The first of ten draws that fits
-    into the image counts. If none fits, the window is the largest centred one with the image's own
-    ratio, or with the nearest ratio allowed.
+    uniform between the logarithms of `ratio`, and its place is uniform. The first of ten draws that
+    fits into the image counts. If none fits, the window is the largest centred one with the image's
+    own ratio, or with the nearest ratio allowed.
 
     Args:
       key: the key of the draws.
@@ -91,22 +91,42 @@ def grey(image: Array) -> Array:
 
 
 def brightened(image: Array, factor: Array) -> Array:
-    """Blend an image in [0, 1] with black: factor [] 0 is black, 1 the image."""
+    """Change the brightness of an image by blending it with black.
+
+    Args:
+      image: [H, W, 3] in [0, 1].
+      factor: []; 0 gives black, 1 the image.
+    """
     return jnp.clip(factor * image, 0, 1)
 
 
 def contrasted(image: Array, factor: Array) -> Array:
-    """Blend an image [H, W, 3] in [0, 1] with its mean luma: factor [] 0 is that, 1 the image."""
+    """Change the contrast of an image by blending it with its mean luma.
+
+    Args:
+      image: [H, W, 3] in [0, 1].
+      factor: []; 0 gives the mean luma everywhere, 1 the image.
+    """
     return jnp.clip(factor * image + (1 - factor) * grey(image).mean(), 0, 1)
 
 
 def saturated(image: Array, factor: Array) -> Array:
-    """Blend an image [H, W, 3] in [0, 1] with its luma: factor [] 0 is grey, 1 the image."""
+    """Change the saturation of an image by blending it with its luma.
+
+    Args:
+      image: [H, W, 3] in [0, 1].
+      factor: []; 0 gives a grey image, 1 the image.
+    """
     return jnp.clip(factor * image + (1 - factor) * grey(image), 0, 1)
 
 
 def hue_shifted(image: Array, shift: Array) -> Array:
-    """Move the hue (of HSV) of an image [..., 3] in [0, 1] by `shift` [] of a full turn."""
+    """Move the hue (of HSV) of an image.
+
+    Args:
+      image: [..., 3] in [0, 1].
+      shift: [], in full turns.
+    """
     red, green, blue = (image[..., i] for i in range(3))
     value, low = image.max(-1), image.min(-1)
     chroma = value - low

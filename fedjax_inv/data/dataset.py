@@ -31,6 +31,9 @@ class Dataset(NamedTuple):
 def check_dataset(dataset: Dataset) -> None:
     """Check that the fields of a data set fit each other.
 
+    Args:
+      dataset: a data set of M examples.
+
     Raises:
       UsageError: if there is no example; if a field has not one entry for each label; if a label, a
         domain or a word is out of range; if two names are equal; if x holds NaN or infinity; or if
@@ -58,7 +61,7 @@ def check_dataset(dataset: Dataset) -> None:
         checks.integers("dataset.x", dataset.x, 0, len(dataset.words) - 1, ndim=2)
     if dataset.render is not None and jax.tree_util.all_leaves([dataset.x]):
         raise UsageError(
-            "dataset.x", ..., "must be a tree of arrays, as there is render; is one array"
+            "dataset.x", ..., "is one array, must be a tree of arrays, as `render` takes a tree"
         )
     leaves = jax.tree_util.tree_leaves_with_path(dataset.x)
     if not leaves:

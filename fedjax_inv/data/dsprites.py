@@ -59,6 +59,9 @@ def latent_classes(index: np.ndarray) -> np.ndarray:
 def latent_index(classes: np.ndarray) -> np.ndarray:
     """Return the numbers [...] of the images with latent classes [..., 6]: undoes `latent_classes`.
 
+    Args:
+      classes: [..., 6] integers, for each latent the index into its VALUES.
+
     Raises:
       UsageError: for classes that do not exist.
     """

@@ -16,8 +16,8 @@ from fedjax_inv.types import Array
 _WHITE = 255  # the brightest of 8 bits
 _CHUNK = 4096  # images rotated at once: bounds the memory of their float copies
 
-# The two classes that FL Games makes of a data set, label 0 first, for `grouped`. The others are
-# dropped: "Bag", as in the code of IRM Games, and "frog". For MNIST, FL Games uses `binned`.
+# The two classes that FL Games forms from a data set, label 0 first, for `grouped`. Other classes
+# are dropped: "Bag", as in the code of IRM Games, and "frog". For MNIST, FL Games uses `binned`.
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "fashion_mnist": {
         "clothing": ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Shirt"),
@@ -69,7 +69,8 @@ def rotated(
 
     Args:
       dataset: x [M, height, width, channels] uint8 or floating point.
-      angles: in degrees, counter-clockwise about the image's centre, by bilinear interpolation.
+      angles: the angles in degrees, counter-clockwise about the image's centre. Images are rotated
+        by bilinear interpolation.
       seed: the seed of the shuffle.
       shares: the relative sizes of the domains; by default all are equal. If all are below 1, they
         are parts of the whole and must sum to 1.
@@ -110,6 +111,9 @@ def rotated(
 
 def flip_probabilities(setting: str) -> tuple[float, ...]:
     """Return the flip probabilities of a setting in FLIPS.
+
+    Args:
+      setting: the name of the setting, such as "5_uneven".
 
     Raises:
       UsageError: for another setting.
@@ -170,6 +174,13 @@ def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
 def binned(dataset: Dataset, num_classes: int) -> Dataset:
     """Merge each K / num_classes neighbours of K classes into one, such as "0-4" and "5-9".
 
+    Args:
+      dataset: a data set of K classes.
+      num_classes: the number of new classes, a divisor of K of at least 2.
+
+    Returns:
+      The data set with the new classes.
+
     Raises:
       UsageError: if `num_classes` is below 2 or does not divide K.
     """
@@ -225,8 +236,8 @@ def colored(
       environment, and there is no test split.
 
     Raises:
-      UsageError: for an argument out of range, if two environments have one flip probability, and
-        if an environment has no examples.
+      UsageError: for an argument out of range, if two environments have equal flip probabilities,
+        and if an environment has no examples.
     """
     check_dataset(dataset)
     check_grey(dataset)
@@ -369,7 +380,7 @@ def check_cue(
       image: [B, height, width, channels] uint8.
 
     Raises:
-      UsageError: if they are not.
+      UsageError: for other images, and for a cue of another shape or out of range.
     """
     checks.integer("num_values", num_values)
     checks.array(name, cue)

@@ -1,4 +1,4 @@
-"""Federations from arrays or a data set: which client holds which examples for what."""
+"""Federations from arrays or a data set: which client holds which examples for which purpose."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -111,10 +111,10 @@ def partitioner(
         `data.partitions`.
       dataset: the examples to deal.
       num_clients: C, how many clients share the examples.
-      alpha: the concentration of "dirichlet" and "quantity".
-      min_size: examples of the smallest client, of "dirichlet" and "quantity"; by default the
+      alpha: the concentration, for "dirichlet" and "quantity".
+      min_size: the least examples of a client, for "dirichlet" and "quantity"; by default the
         number of classes.
-      shards_per_client: of "shards".
+      shards_per_client: the number of shards of each client, for "shards".
 
     Returns:
       (rows to deal [m], generator) -> one array of rows per client.

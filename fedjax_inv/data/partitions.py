@@ -111,7 +111,7 @@ def dirichlet(
 
     The procedure of NIID-Bench (Li et al. 2022): class after class, clients that already hold M /
     num_clients examples get nothing, and the others share the shuffled class in proportions drawn
-    from Dir(alpha). All is repeated until every client holds `min_size` examples.
+    from Dir(alpha). This is repeated until every client holds `min_size` examples.
 
     Args:
       labels: [M] integers, at least 0.
@@ -210,13 +210,14 @@ def shards(
 ) -> list[np.ndarray]:
     """Sort examples by label, cut them into shards of one size, and deal some to each client.
 
-    As in McMahan et al. 2017, Section 3, where a client gets two. The sizes of shards differ by at
-    most one. A shard holds one class, or several where the border between classes lies inside.
+    This is the partition of McMahan et al. 2017, Section 3, where a client gets two. The sizes
+    of shards differ by at most one. A shard holds one class, or several if the border between
+    classes lies inside.
 
     Args:
       labels: [M] integers.
       num_clients: C.
-      shards_per_client: how many each client gets.
+      shards_per_client: how many shards each client gets.
       rng: the generator that shuffles the examples of a class, and deals the shards.
 
     Returns:
@@ -242,7 +243,7 @@ def shards(
 def long_tail(
     labels: np.ndarray, num_classes: int, imbalance: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return rows of a part of the examples in which class k has n_max imbalance^(-k / (K - 1)).
+    """Return rows among which class k has n_max imbalance^(-k / (K - 1)) examples.
 
     n_max is the size of the largest class. A class that has fewer examples keeps all, and every
     class keeps at least one; which ones is drawn. So the first class has `imbalance` times the
@@ -282,8 +283,8 @@ def shards_like(
 ) -> list[np.ndarray]:
     """Draw rows for each client in the proportions of its classes; clients may share rows.
 
-    Of the M rows, a client with n of all N clients' examples gets n M / N, or as many as its
-    proportions allow; at least one, and none if n is 0. They are drawn without replacement.
+    A client with n of the N examples of all clients gets n M / N of the M rows, or as many as its
+    proportions allow: at least one, but none if n is 0. They are drawn without replacement.
 
     Args:
       labels: [M] integers in 0..K-1.

@@ -41,11 +41,11 @@ def _prepare(argv: Sequence[str] | None) -> None:
     if others:
         raise UsageError(others[0], ..., "unknown; must be names of data sets, or --data_dir")
     if not args.names:
-        raise UsageError("names", ..., "must be one data set of TFDS at least, as mnist")
+        raise UsageError("names", ..., "must be one data set of TFDS or several, such as mnist")
     for name in args.names:
         if not sources.may_be_prepared(name):
             raise UsageError(
-                repr(name), ..., "must be a data set of TFDS, as mnist or emnist/letters"
+                repr(name), ..., "must be a data set of TFDS, such as mnist or emnist/letters"
             )
     if args.data_dir and Path(args.data_dir).expanduser().is_file():
         raise UsageError("--data_dir", Path(args.data_dir), "must be a folder")

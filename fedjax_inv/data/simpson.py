@@ -1,6 +1,6 @@
 """Simpson's paradox in colours: one digit is darker within every client, but not over all of them.
 
-A function from a `Dataset` of grey images to one with other domains, and the one that renders it.
+`simpson` turns a `Dataset` of grey images into one with other domains, which `shade` renders.
 """
 
 from collections.abc import Sequence
@@ -80,8 +80,8 @@ def simpson(
       darker: the name of the class that becomes label 0.
       lighter: the name of the class that becomes label 1; all other classes are dropped.
       colors: [S, 3] uint8, each darker than the one before; by default `ramp(6)`, for five clients.
-      shading: "paradox"; or "random", where clients paint as the test does, and no colour misleads.
-      test_fraction: the part of the examples that makes the test, drawn at random, if the data set
+      shading: "paradox"; or "random": a random step everywhere, so that no colour misleads.
+      test_fraction: the part of the examples that is the test, drawn at random, if the data set
         has no test split.
       seed: the seed of all draws. With either shading it draws the same clients and the same test.
 

@@ -128,7 +128,7 @@ def load(
 
 @contextlib.contextmanager
 def _experiments_extra() -> Iterator[None]:
-    """Add to a failing import how to install the package."""
+    """Add the command that installs the package to the error of an import."""
     try:
         yield
     except ImportError as error:
@@ -173,7 +173,7 @@ def _prepared(name: str, tfds_dir: Path) -> Path | None:
 
 
 def _not_found(name: str, tfds_dir: Path) -> str:
-    """Return what a name must be that no data set has, and how to get one."""
+    """Return the text of the error for an unknown name, which says how to get a data set."""
     with _experiments_extra():
         import tensorflow_datasets as tfds
 

@@ -1,6 +1,7 @@
-"""Coloured strokes and grounds: colours that follow the label by a rule that the test breaks.
+"""Coloured strokes and grounds: colours follow the label by a rule, which the test breaks.
 
-Functions from a `Dataset` of grey images to one with other domains, and the one that renders them.
+`combinations` and `stained` turn a `Dataset` of grey images into one with other domains, which
+`tint` renders.
 """
 
 from collections.abc import Sequence
@@ -88,12 +89,13 @@ def combinations(
 
     Args:
       dataset: grey images, x [M, height, width, 1] uint8, of K classes.
-      stain: what has a colour, one of STAINS.
+      stain: the coloured part of an image, one of STAINS.
       colors: the number of colours and of combinations, at most K.
       seed: the seed of the shuffle.
 
     Returns:
-      The data set with x a `Stained`, which `tint` renders. Its domains are named "0" to "9" by k.
+      The data set with x a `Stained`, which `tint` renders. Its domains have the names
+      "0", "1" and so on, by k.
 
     Raises:
       UsageError: for arguments that are not allowed, and for fewer examples than combinations.
@@ -140,19 +142,19 @@ def stained(
     colors (shifted), so that no colour is right; with two classes and colours, both are Colored
     MNIST's reversal.
 
-    The paper tells neither how often the colours agree nor of any label noise. Without noise the
-    image predicts the label better than the colour does, but is learned later; with Colored MNIST's
-    noise of 0.25, it predicts it worse.
+    The paper states neither the agreements nor any label noise. Without noise the image predicts
+    the label better than the colour does, but is learned later; with Colored MNIST's noise of 0.25,
+    it predicts it worse.
 
     Args:
       dataset: grey images, x [M, height, width, 1] uint8, of K >= 2 classes.
-      stain: what has a colour, one of STAINS.
-      colors: the number of colours, at most K; even if the test's rule is reversed.
-      agreements: a of each training domain; two domains may have equal ones.
+      stain: the coloured part of an image, one of STAINS.
+      colors: the number of colours, at most K; it must be even for the rule "reversed".
+      agreements: a of each training domain; they may be equal.
       test_agreement: a of the test domain, which holds the test split.
       test_rule: one of TEST_RULES.
       label_noise: the probability that the label is not the class of the image.
-      domain_size: examples of each training domain, and the rest is dropped; by default the domains
+      domain_size: examples of each training domain; the rest is dropped. By default the domains
         share all examples outside the test split evenly.
       test_fraction: the part of the examples that makes the test domain, drawn at random, if the
         data set has no test split.

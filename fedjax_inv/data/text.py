@@ -1,4 +1,4 @@
-"""Texts as numbers of words, and Sentiment140, tweets with the feeling that they express."""
+"""Texts as word numbers, and Sentiment140: tweets with the sentiment that they express."""
 
 import csv
 import html
@@ -39,8 +39,8 @@ def vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
 
     Args:
       texts: texts as tokens.
-      size: the number of words, at least 3; the vocabulary has fewer if the texts have fewer. Of
-        equally frequent tokens, those first in the alphabet are taken.
+      size: the number of words, at least 3; the vocabulary has fewer if the texts have fewer.
+        Equally frequent tokens are taken in alphabetical order.
 
     Raises:
       UsageError: for a smaller size.
@@ -56,7 +56,7 @@ def vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
 
 
 def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) -> np.ndarray:
-    """Turn texts into numbers of words.
+    """Turn texts into word numbers.
 
     Args:
       texts: N texts as tokens.

@@ -1,8 +1,8 @@
-"""Where the work, the data and the states of clients lie: in time, in memory and on devices.
+"""The placement of work, data and clients' states in time, in memory and on devices.
 
 An `Axis` lays the slots of a cohort over time and memory (`vmapped`, `chunked`) and over devices
 (`sharded`, `owned`). A `Layout` places the arrays of a program on k devices, in one of two ways. A
-shard is the list of the rows of one client, or of one set of test examples. On each device lie
+shard is the list of the rows of one client, or of one set of test examples. Each device holds
 
 | arrays                 | with own=False | with own=True                           |
 |------------------------|----------------|-----------------------------------------|
@@ -13,9 +13,9 @@ shard is the list of the rows of one client, or of one set of test examples. On 
 | server, and all others | all            | all                                     |
 
 `owner` says which device owns a client. With own=False (`sharded`) a device computes a k-th of the
-slots, and every k-th batch of an evaluation; with own=True (`owned`) the slots of its own clients,
-and the examples of its own shards. On the host and in checkpoints, arrays are the same for either
-layout and for any number of devices.
+slots and every k-th batch of an evaluation. With own=True (`owned`) it computes the slots of its
+own clients and evaluates the examples of its own shards. On the host and in checkpoints, arrays are
+the same for either layout and for any number of devices.
 """
 
 from fedjax_inv.devices.axis import Add as Add

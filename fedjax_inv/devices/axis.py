@@ -1,7 +1,7 @@
 """The client axis: how the slots of a cohort are laid over time, memory and devices.
 
-An axis assigns the slots to devices, computes `fn` of each slot and folds the uploads. Nothing else
-in the package knows how. Axis letter: s slots of one device.
+An axis assigns the slots to devices, computes `fn` of each slot and folds the uploads. The rest of
+the package does not depend on how. Axis letter: s slots of one device.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from fedjax_inv.types import Array, Tree
 Fn = Callable[[Tree], tuple[Tree, Tree]]  # one slot -> (upload, result)
 Add = Callable[[Tree, Tree, Tree], Tree]  # (accumulator, uploads [c, ...], slots [c, ...]) -> same
 
-# (fn, add, init, slots) -> (accumulator, results): slots is a tree with leading s, where zeros are
-# an absent slot; results have leading s.
+# (fn, add, init, slots) -> (accumulator, results): slots and results are trees with a leading s;
+# an absent slot is all zeros.
 Fold = Callable[[Fn, Add, Tree, Tree], tuple[Tree, Tree]]
 
 _WHOLE = PartitionSpec()
@@ -28,7 +28,7 @@ _WHOLE = PartitionSpec()
 class Assignment(NamedTuple):
     """The slots that one device works on."""
 
-    slots: Tree  # [s, ...] of the S; zeros where the device has fewer
+    slots: Tree  # [s, ...] of the S slots; zeros where the device has fewer
     local_index: Array  # [s] where the client of each slot lies among the clients on the device
     gather: Callable[[Tree], Tree]  # [s, ...] -> [S, ...], the same on every device
 
@@ -45,12 +45,22 @@ class Axis(NamedTuple):
     total: Callable[[Tree], Tree]  # sums over devices
     local_clients: Callable[[int], Array]  # num_clients -> the clients on this device, consecutive
     replicated: bool = True  # whether all clients are on every device
-    # () -> (index, count): the part that this device takes of work that is split by other things
-    # than slots
+    # () -> (index, count): this device takes part `index` of `count` of work that is not split by
+    # slots
     part: Callable[[], tuple[Array | int, int]] = lambda: (0, 1)
 
     def __call__(self, fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
-        """Return (accumulator, results [S, ...]) of `slots`, those of the clients 0..S-1."""
+        """Compute and fold the slots of the clients 0..S-1.
+
+        Args:
+          fn: slot -> (upload, result).
+          add: (accumulator, uploads, slots) -> accumulator.
+          init: the first accumulator.
+          slots: a tree with leading S.
+
+        Returns:
+          (accumulator, results [S, ...]).
+        """
         length = _length(slots)
         mine = self.assign(slots, _everyone(length), jnp.ones(length, bool), length)
         accumulator, results = self.fold(fn, add, init, mine.slots)
@@ -182,9 +192,9 @@ def owned(name: str, inner: Axis | None = None) -> Axis:
     """Return an axis that gives each slot to the device that owns its client.
 
     Only the examples and states of its own clients need to be on a device (`ownership` says which
-    clients it owns). It is for use inside `over(mesh, ...)`, as `sharded`, but each device has room
-    for as many slots as it may get: if few of the clients are in the cohort, it also works on
-    absent slots.
+    clients it owns). It is for use inside `over(mesh, ...)`, like `sharded`. Each device has room
+    for as many slots as it may get, so with few clients in the cohort it also computes absent
+    slots.
 
     Args:
       name: the mesh axis of the devices.
@@ -231,7 +241,7 @@ def _gather(place: Array, is_mine: Array, name: str) -> Callable[[Tree], Tree]:
     """
 
     def leaf(local: Array) -> Array:
-        # Not a slice that is written, which vmap turns into a scatter.
+        # Not a write into a slice, which vmap turns into a scatter.
         values = local[place]
         here = is_mine.reshape(-1, *[1] * (local.ndim - 1))
         return jnp.where(here, values, jnp.zeros_like(values))

@@ -1,4 +1,4 @@
-"""Placement on several devices: either all data on each, or on each that of the clients it owns.
+"""Placement on several devices: each holds all data, or only the data of the clients it owns.
 
 Axis letters: R runs, k devices, N shards, l rows of one device.
 """
@@ -52,11 +52,11 @@ class Layout(NamedTuple):
 
     @property
     def num_parts(self) -> int:
-        """How many parts `SharedExamples` are in."""
+        """The number of parts of `SharedExamples`."""
         return self.mesh.size if self.own else 1
 
     def axis(self, inner: axes.Axis) -> axes.Axis:
-        """Return the axis that assigns slots to the devices, which fold their own by `inner`."""
+        """Return the axis that assigns slots to the devices; each folds its own by `inner`."""
         return (axes.owned if self.own else axes.sharded)(self.mesh.axis_names[0], inner)
 
     def clients_per_device(self, num_clients: int) -> int:
@@ -65,12 +65,12 @@ class Layout(NamedTuple):
 
     @property
     def client_spec(self) -> PartitionSpec:
-        """Where arrays [R, C, ...] of clients' states lie."""
+        """The placement of clients' states [R, C, ...]."""
         return PartitionSpec(None, self.mesh.axis_names[0]) if self.own else _WHOLE
 
     @property
     def _device_spec(self) -> PartitionSpec:
-        """Where arrays [k, ...] lie that differ from device to device."""
+        """The placement of arrays [k, ...] that differ from device to device."""
         return PartitionSpec(self.mesh.axis_names[0])
 
     def over(
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
         """Return fn(data, inputs, *others) run on every device, with data and inputs as placed.
 
         Args:
-          fn: a function of what lies on one device.
+          fn: a function of the arrays on one device.
           others: where the other arguments lie, a tree of `PartitionSpec` for each.
           results: where the results lie, a tree of `PartitionSpec`.
         """
@@ -115,8 +115,8 @@ class Layout(NamedTuple):
           put: how to place a tree under a sharding; by default `jax.device_put`.
 
         Returns:
-          (data, inputs), their leaves placed. With `own`, data are [k, m, ...]: of each device the
-          examples that its shards name, filled up to those of the device with the most.
+          (data, inputs), their leaves placed. With `own`, data are [k, m, ...]: for each device the
+          examples that its shards name, padded to the largest number on a device.
         """
         put = put or _put
         whole = NamedSharding(self.mesh, _WHOLE)
@@ -151,11 +151,11 @@ class Layout(NamedTuple):
         """Return clients' states [R, C, ...], the same for every layout and number of devices.
 
         Args:
-          states: what the program returned, or its shapes.
+          states: the states that the program returned, or their shapes.
           num_clients: C.
 
         Returns:
-          The states, on the host if the devices have different ones; shapes for shapes.
+          The states, on the host if they differ between devices; shapes if `states` are shapes.
         """
         if not self.own:
             return states
@@ -185,7 +185,16 @@ def _put(tree: T, where: NamedSharding) -> T:
 
 
 def local_view(data: Examples, inputs: T) -> tuple[Examples, T]:
-    """Return what one device sees of data and inputs that were placed by owner."""
+    """Return the part of one device of data and inputs, as placed with `own`.
+
+    Args:
+      data: examples that `Layout.place` has placed with `own`, [1, m, ...] inside `over`. Outside
+        they are [k, m, ...], and the first device's are taken.
+      inputs: a tree whose shards have an order [1, R, l] or [k, R, l].
+
+    Returns:
+      (data [m, ...], inputs whose shards have an order [R, l]).
+    """
 
     def local(node: Tree) -> Tree:
         return node._replace(order=node.order[0]) if is_shards(node) else node

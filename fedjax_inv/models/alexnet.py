@@ -21,7 +21,7 @@ class _Conv(nn.Module):
     features: int
     window: int
     pool: bool
-    smallest: int  # pixels a side of the inputs, at least
+    smallest: int  # the least pixels a side of the inputs
     conv: lowerings.Conv
 
     @nn.compact

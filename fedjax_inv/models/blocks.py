@@ -157,8 +157,8 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
         `flax.linen.BatchNorm` does if it gets the mask.
       takes: the names of its arguments, among "mask" ([B] bool, which examples are real), "train",
         "training" (bool) and "deterministic" (its opposite).
-      cut: how many layers of an `nn.Sequential` are the body. It passes on nothing but x, so that
-        `takes` must be empty.
+      cut: how many layers of an `nn.Sequential` are the body; 0 for other modules. An
+        `nn.Sequential` passes on x alone, so `takes` must be empty for it.
 
     Returns:
       The model.
@@ -249,7 +249,7 @@ def apply(
       x: inputs [B, ...].
       mask: [B] bool, which inputs are real.
       train: whether in training mode.
-      key: the key of what the network draws in training mode; each half gets a key of its own.
+      key: the random key of training mode; each half gets a key of its own.
 
     Returns:
       (outputs [B, ...], statistics).
@@ -272,6 +272,18 @@ def apply(
 
 
 def predict(model: Model, variables: Variables, x: Tree) -> Array:
-    """Return the outputs [B, ...] of x [B, ...] in evaluation mode; [B, K] of a classifier."""
+    """Return the outputs of the network in evaluation mode.
+
+    Args:
+      model: the network.
+      variables: its parameters and statistics.
+      x: inputs [B, ...], all of them real.
+
+    Returns:
+      Outputs [B, ...]; logits [B, K] for classifiers.
+
+    Raises:
+      UsageError: for arguments of other types.
+    """
     _check_inputs(x)
     return apply(model, variables, x, _all_real(x), False)[0]

@@ -48,8 +48,8 @@ def cnn(
 ) -> Model:
     """Build DomainBed's MNIST_CNN (Gulrajani & Lopez-Paz 2021).
 
-    3x3 convolutions, each followed by ReLU and GroupNorm(8), the second with stride 2; then the
-    spatial mean and a linear classifier.
+    It has 3x3 convolutions, each followed by ReLU and GroupNorm(8), the second with stride 2, then
+    the spatial mean and a linear classifier.
 
     Args:
       num_classes: K.
@@ -112,8 +112,8 @@ def leaf_cnn(
 ) -> Model:
     """Build LEAF's network for FEMNIST (Caldas et al. 2018, arXiv 1812.01097).
 
-    5x5 convolutions, each followed by ReLU and 2x2 max pooling; then a dense layer with ReLU and a
-    linear classifier.
+    It has 5x5 convolutions, each followed by ReLU and 2x2 max pooling, then a dense layer with ReLU
+    and a linear classifier.
 
     Args:
       num_classes: K.

@@ -19,7 +19,7 @@ class _Conv(nn.Module):
     """A 5x5 convolution, ReLU and 2x2 max pooling."""
 
     features: int
-    smallest: int  # pixels a side of the inputs, at least
+    smallest: int  # the least pixels a side of the inputs
     conv: lowerings.Conv
 
     @nn.compact
@@ -54,8 +54,9 @@ def lenet(
 ) -> Model:
     """Build two convolutions and dense layers, in the manner of LeNet-5.
 
-    Two 5x5 convolutions, each followed by ReLU and 2x2 max pooling; then dense layers with ReLU and
-    a linear classifier. Convolutions keep an image's size; kernels start as in He et al. 2015.
+    There are two 5x5 convolutions, each followed by ReLU and 2x2 max pooling, then dense layers
+    with ReLU and a linear classifier. Convolutions keep an image's size; kernels start as in He et
+    al. 2015.
 
     Args:
       num_classes: K.

@@ -199,7 +199,7 @@ def _canonical_batch(
 
 
 def _register() -> Callable[..., Array]:
-    """Register the canonical convolution's rules with JAX, and return what applies it.
+    """Register the canonical convolution's rules with JAX, and return the function that applies it.
 
     A later JAX may keep its registries of rules elsewhere. Then the convolution loses speed, not
     correctness: XLA's own takes its place, and a warning says so.
@@ -377,8 +377,8 @@ LOWERINGS = tuple(_LOWERINGS)
 def max_pool(x: Array, size: int, stride: int | None = None, padding: int = 0) -> Array:
     """Return the largest number of each window of images.
 
-    Its gradient is a few elementwise operations instead of a scatter, which is slow on a CPU; equal
-    numbers share it.
+    The gradient takes a few elementwise operations instead of a scatter, which is slow on a CPU;
+    equal numbers share it.
 
     Args:
       x: [B, height, width, C] floating point.

@@ -27,10 +27,10 @@ def _check_vocabulary(x: Array, vocabulary: int) -> None:
 
 
 def word_weights(x: Array, vocabulary: int) -> Array:
-    """Return words as weights of words: one-hot vectors.
+    """Return words as one-hot weights.
 
-    A mean of words' numbers has no meaning, but a mean of their weights has: as the embedding is
-    linear, it embeds as the mean of the words' vectors, with no vector for padding.
+    A mean of word numbers means nothing, but a mean of weights does: the embedding is linear, so
+    the embedding of the mean is the mean of the words' vectors, with zeros for padding.
 
     Args:
       x: words [B, T], integers in 0..V - 1.
@@ -129,9 +129,9 @@ def lstm(
 ) -> Model:
     """Build an LSTM: vectors of words, LSTM layers, and a linear classifier.
 
-    The classifier gets the last layer's units after the last word. Word 0 is padding, wherever it
-    stands: nothing happens at that time, so that outputs and gradients are those of the text
-    without it. The network also takes weights of words, floats [B, T, V], and embeds them as that
+    The classifier gets the last layer's units after the last word. Word 0 is padding at any
+    place: the units do not change at that time, so outputs and gradients are those of the text
+    without it. The network also takes weights of words, floats [B, T, V], and embeds them as the
     mixture of the words' vectors; a time at which only padding has weight is padding. The model's
     `mixable` converts words to weights, for averages and mixtures.
 
@@ -140,8 +140,8 @@ def lstm(
       vocabulary: V, the number of words.
       embedding: the length of their vectors.
       widths: units of the layers.
-      cut: 1 makes the layers the body, so that a factor is a unit of the last layer; 0 makes all of
-        it the head; by default 1.
+      cut: 1 makes the layers the body, so that a factor is a unit of the last layer; 0 makes the
+        whole network the head; by default 1.
 
     Returns:
       A model with logits [B, K] of words [B, T], integers in 0..V - 1, for any T. A word outside of

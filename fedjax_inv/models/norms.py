@@ -49,7 +49,7 @@ class FrozenBatchNorm(nn.Module):
     """Batch normalisation in which nothing moves, for networks that start from loaded weights.
 
     Called as `BatchNorm` is; in both modes it computes what `BatchNorm` does in evaluation mode.
-    Nothing of it trains: scale [D] and bias [D] lie beside mean [D] and var [D] in "batch_stats",
+    No variable trains: scale [D] and bias [D] lie beside mean [D] and var [D] in "batch_stats",
     where neither a gradient nor an optimizer's decay reaches them. They start as 1, 0, 0 and 1.
 
     Attributes:

@@ -119,7 +119,8 @@ def resnet18(
 ) -> Model:
     """Build ResNet-18.
 
-    A convolution, four stages of two residual blocks, the spatial mean and a linear classifier.
+    It has a convolution, four stages of two residual blocks, the spatial mean and a linear
+    classifier.
     Convolutions before a norm have no bias; all padding is symmetric, as in PyTorch, whose weights
     `models.weights` loads.
 
@@ -130,11 +131,11 @@ def resnet18(
         in 4x4 and the paper's weights fit. 224: the paper's, 7x7 at stride 2, then 3x3 max pooling
         at stride 2. Images of other sizes pass through.
       norm: "batch" for `BatchNorm`; "group" for `GroupNorm` with two groups (Hsieh et al. 2020);
-        "frozen" for `FrozenBatchNorm`, for loaded weights, of which statistics, scale and bias
-        stay.
+        "frozen" for `FrozenBatchNorm`, which keeps the statistics, scale and bias of loaded
+        weights.
       widths: channels of the four stages; the first layer has the first stage's.
-      cut: what the body is: 0 nothing, 1 the first layer, 2 to 5 up to stage 1 to 4, 6 all but the
-        classifier, whose inputs are then features [B, widths[-1]]; by default 6.
+      cut: the layers of the body: 0 none, 1 the first layer, 2 to 5 up to stage 1 to 4, 6 all but
+        the classifier, whose inputs are then features [B, widths[-1]]; by default 6.
       conv: one of `lowerings.LOWERINGS`.
 
     Returns:

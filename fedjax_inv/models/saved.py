@@ -1,4 +1,4 @@
-"""Networks in .safetensors files: `save` writes what `load` reads, by names of our own."""
+"""Networks in .safetensors files, with names of our own."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def save(path: str | Path, tree: Tree) -> dict[str, list[int]]:
       The shapes by name.
 
     Raises:
-      UsageError: if the file cannot be written, and for a tree of something else than arrays.
+      UsageError: if the file cannot be written, and for a leaf that is no array of numbers.
       ImportError: without `safetensors`.
     """
     path = _path(path)
@@ -82,7 +82,7 @@ def load(path: str | Path, like: Tree) -> Tree:
 
 
 def named(tree: Tree) -> dict[str, jax.Array]:
-    """Return the leaves of a tree by name, the path to each in the tree."""
+    """Return the leaves of a tree by their names, the paths in the tree."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -17,7 +17,8 @@ from fedjax_inv.types import Array, Model, Tree, Variables
 
 _LOG = logging.getLogger("fedjax_inv")
 
-# Of each channel of images in [0, 1]: torchvision's weights expect inputs normalised by them.
+# Statistics of each channel of images in [0, 1], by which torchvision's weights expect inputs to
+# be normalised.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -86,8 +87,8 @@ def load(path: str | Path, variables: Variables) -> tuple[Variables, Report]:
 def pretrained(model: Model, path: str | Path) -> Model:
     """Return the `models.resnet18` that starts from the weights of a file.
 
-    The file is read at once. At initialisation the key draws the classifier alone, if the file's
-    does not fit.
+    The file is read in this call. If its classifier does not fit, the key of the initialisation
+    draws the classifier, and nothing else.
 
     Args:
       model: the network.
@@ -219,7 +220,7 @@ def _their_shape(shape: Shape) -> Shape:
 
 
 def _our_layout(array: np.ndarray) -> np.ndarray:
-    """Return an array [out, in, ...] as [..., in, out]; a vector stays as it is."""
+    """Return an array [out, in, ...] as [..., in, out]; a vector stays unchanged."""
     return np.moveaxis(array, (1, 0), (-2, -1)) if array.ndim > 1 else array
 
 

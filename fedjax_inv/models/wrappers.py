@@ -1,4 +1,4 @@
-"""Models made from another model: with other inputs, or another type to compute in."""
+"""Models around another model: with other inputs, or computed in another type."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +19,18 @@ def unit_range(x: Array) -> Array:
 
 
 def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
-    """Return the model with `render` before it: stored inputs -> the model's own inputs."""
+    """Return the model that renders its inputs first.
+
+    Args:
+      model: a model on rendered inputs.
+      render: stored inputs [B, ...] -> the inputs of `model` [B, ...].
+
+    Returns:
+      The model on stored inputs.
+
+    Raises:
+      UsageError: for arguments of other types.
+    """
     checks.record("model", model, Model)
     checks.function("render", render)
 
@@ -32,7 +43,7 @@ def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
 
 
 def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
-    """Return the model on stored trees that `render` turns into images, and on images.
+    """Return the model that takes images, or stored trees that `render` turns into images.
 
     Args:
       model: a model on images.
@@ -41,6 +52,9 @@ def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
     Returns:
       A model that takes a single array for images that are rendered already, such as averages of
       them, and does not render it again.
+
+    Raises:
+      UsageError: for arguments of other types.
     """
 
     checks.function("render", render)
@@ -132,7 +146,7 @@ def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
       The model.
 
     Raises:
-      UsageError: when it trains without a key, and for arguments of other types.
+      UsageError: when the model trains without a key, and for arguments of other types.
     """
     checks.record("model", model, Model)
     checks.function("augment", augment)

@@ -5,8 +5,8 @@
     outcome = compiled.evaluate(data, inputs, training)                     # before the first round
     training, outcome = compiled.segment(data, inputs, training, cohorts)   # again and again
 
-`host_inputs` computes the inputs on the host; `one_run` says what one run does; `compiled` is the
-program of all runs and where its arrays lie. Nothing here knows of flags, files or the screen. Axis
+`host_inputs` computes the inputs on the host, `one_run` defines a single run, and `compiled`
+compiles all runs and places their arrays. Nothing here depends on flags, files or the screen. Axis
 letter: R runs.
 """
 

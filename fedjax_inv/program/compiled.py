@@ -18,19 +18,19 @@ from fedjax_inv.types import Array, Cohort, Examples, Model, Tree
 class Program(NamedTuple):
     """The functions of an experiment for R runs, compiled once for all inputs of the same shapes.
 
-    Each record of `one_run` that they take or return has a leading R.
+    Each record of `one_run` that they take or return has a leading axis R.
     """
 
     init: Callable[[Examples, Inputs], Training]  # the training before the first round
     # jitted: (data, inputs, training, cohorts [R, T, S]) -> (training, outcome); plays T rounds and
     # evaluates; donates the training that is passed
     segment: jax.stages.Wrapped
-    # jitted: (data, inputs, training) -> outcome of no rounds: T is 0, without metrics
+    # jitted: (data, inputs, training) -> the outcome of no rounds (T = 0), without metrics
     evaluate: jax.stages.Wrapped
-    # (data, inputs) -> bytes down and up of one client in each exchange of a round
+    # (data, inputs) -> the bytes that a client downloads and uploads, summed, in each exchange
     traffic: Callable[[Examples, Inputs], list[int]]
     # (inputs, training) -> training with the states of all clients [R, C, ...], the same for every
-    # layout and number of devices; shapes for shapes
+    # layout and number of devices; works for shapes too
     stored: Callable[[Inputs, Training], Training]
     placed: Callable[[Training], Training]  # stored training -> training as the program expects it
 
@@ -81,7 +81,7 @@ def make(
         return _over_runs(lambda *one: run.assess(data, *one), run_chunk, inputs, training)
 
     def traffic(data: Examples, inputs: Inputs) -> list[int]:
-        """Return the bytes on one device, which are those on any number of devices."""
+        """Return the bytes, computed for one device; more devices do not change them."""
 
         def first(data: Examples, inputs: Inputs) -> tuple[Examples, Inputs]:
             if layout and layout.own:

@@ -23,9 +23,9 @@ T = TypeVar("T", ClientShards, SharedExamples)
 
 
 class Run(NamedTuple):
-    """One training run: what may differ within a program."""
+    """The settings of one training run that may differ within a program."""
 
-    seed: int  # of network, minibatches and cohorts
+    seed: int  # seed of the network, the minibatches and the cohorts
     hyper: dict[str, float]
 
 
@@ -41,7 +41,7 @@ class Detailed(NamedTuple):
     """The test examples, split in two other ways."""
 
     by_class: SharedExamples  # "client" k has the examples of class k
-    shards: ClientShards  # client c has some, in the proportions of its training classes
+    shards: ClientShards  # client c has examples in the proportions of its training classes
 
 
 class Inputs(NamedTuple):
@@ -59,7 +59,7 @@ class Inputs(NamedTuple):
 
 
 def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
-    """Return a run for every combination of values, and of each combination one for every seed.
+    """Return a run for every combination of values and every seed.
 
     Args:
       seeds: the seeds of each combination.
@@ -104,7 +104,7 @@ def inputs(
       splits: a split for each seed, all of one data set and with one number of clients.
       pooled: whether training is on the pooled examples of all clients.
       watch_examples: about how many training examples of all clients, and about how many test
-        examples, are evaluated after every round. With 0 there are none, and a run never stops.
+        examples, are evaluated after every round. With 0, none are, and a run never stops.
       warm_start: (sizes of the training clients [C]) -> rounds before a stop.
       variables: the networks to start from, by seed; by default they are drawn.
       num_classes: K of the data if evaluations also report the scores of the test examples class by
@@ -140,7 +140,7 @@ def inputs(
                 "splits", ..., f"has none for seed {run.seed}, must have one for each seed"
             )
     checks.integer("watch_examples", watch_examples, 0)
-    # First a split of each seed, then of each run: seeds are few and splits are large.
+    # Stack one split for each seed, then select by run: seeds are few and splits are large.
     seeds = list(dict.fromkeys(run.seed for run in runs))
     which = np.array([seeds.index(run.seed) for run in runs])
     stacked = federations.stack([splits[seed] for seed in seeds])
@@ -247,7 +247,7 @@ def cohorts(schedule: Callable[[Array], Cohort], inputs: Inputs) -> Cohort:
 
     Args:
       schedule: (random key) -> cohorts [T, S].
-      inputs: of the R runs, each of which has a key of its own, by its seed.
+      inputs: the inputs of the R runs; the key of a run comes from its seed.
 
     Returns:
       The cohorts, [R, T, S].

@@ -1,4 +1,4 @@
-"""What one run of an experiment does: its start, its rounds and its evaluations.
+"""One run of an experiment: its start, its rounds and its evaluations.
 
 Axis letter: G groups of validation clients. Nothing here has an axis R: `compiled` adds it.
 """
@@ -22,9 +22,9 @@ class Experiment(NamedTuple):
     model: Model
     algorithm: Callable[[Mapping[str, Array]], Algorithm]  # from the hyperparameters of a run
     num_groups: int = 1  # G; scores of validation clients are pooled by group
-    thresholds: tuple[float, ...] = ()  # K, of the stop rule (`stopping`) on the watched score
-    stop_above: bool = False  # whether a threshold is met by a score that reaches it, not below it
-    end_at_stop: bool = False  # whether a run stays as it is once all thresholds are met
+    thresholds: tuple[float, ...] = ()  # K, of the stop rule (`stopping`), for the watched score
+    stop_above: bool = False  # whether a score that reaches a threshold meets it, not one below
+    end_at_stop: bool = False  # whether a run no longer changes once all thresholds are met
     drop_nonfinite: bool = False  # as in `rounds.step`
     history: int = 1  # H, how many broadcasts are kept: one more than the longest delay
     watch_gradients: bool = False  # whether evaluations compare clients' gradients (`diagnostics`)
@@ -54,7 +54,7 @@ class Training(NamedTuple):
     """All that a run carries from segment to segment."""
 
     state: rounds.State
-    stops: stopping.Stops  # of the thresholds, with `Scores`
+    stops: stopping.Stops  # the stop of each threshold, with its `Scores`
 
 
 class Outcome(NamedTuple):
@@ -77,16 +77,16 @@ class Outcome(NamedTuple):
 class OneRun(NamedTuple):
     """The functions of one run.
 
-    Their arguments are `data`, which all runs share, and of this run `inputs`, `training` or
-    `state`, and the cohorts [T, S] or the cohort [S].
+    Their arguments are `data`, which all runs share, and this run's `inputs`, `training` or `state`
+    and cohorts [T, S] or cohort [S].
     """
 
     experiment: Experiment
     axis: Axis
-    num_parts: int = 1  # how many parts `SharedExamples` are in
+    num_parts: int = 1  # the number of parts of `SharedExamples`
 
     def algorithm(self, inputs: Inputs, round: Array | None = None) -> Algorithm:
-        """Return the algorithm with its hyperparameters in a round; without one, unscheduled."""
+        """Return the algorithm with the hyperparameters of a round; unscheduled without one."""
         hyper = dict(inputs.hyper)
         if round is not None:
             for name, factor in self.experiment.schedules.items():
@@ -119,7 +119,17 @@ class OneRun(NamedTuple):
     def advance(
         self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
     ) -> tuple[Training, Outcome]:
-        """Play a segment of rounds, then evaluate."""
+        """Play a segment of rounds, then evaluate.
+
+        Args:
+          data: the examples, which all runs share.
+          inputs: the inputs of the run.
+          training: the training before the segment.
+          cohorts: the cohorts of the rounds, [T, S].
+
+        Returns:
+          (the training after the segment, its outcome).
+        """
 
         def one(training: Training, cohort: Cohort) -> tuple[Training, Tree]:
             state, stops = training
@@ -146,7 +156,7 @@ class OneRun(NamedTuple):
         )
 
     def assess(self, data: Examples, inputs: Inputs, training: Training) -> Outcome:
-        """Evaluate; the outcome is that of no rounds (T = 0)."""
+        """Evaluate, and return the outcome of no rounds (T = 0)."""
         exchanges = len(self.algorithm(inputs).exchanges)
         outcome = Outcome(
             {},
@@ -175,7 +185,16 @@ class OneRun(NamedTuple):
     def gradients(
         self, data: Examples, inputs: Inputs, state: rounds.State
     ) -> diagnostics.Agreement:
-        """Compare the training clients' gradients at the network that the algorithm serves."""
+        """Compare the training clients' gradients at the network that the algorithm serves.
+
+        Args:
+          data: the examples, which all runs share.
+          inputs: the inputs of the run.
+          state: the state of the run.
+
+        Raises:
+          UsageError: if the algorithm serves no network.
+        """
         network = self.algorithm(inputs).network
         if network is None:
             raise UsageError(
@@ -192,7 +211,17 @@ class OneRun(NamedTuple):
     def watch(
         self, data: Examples, inputs: Inputs, training: Training, cohort: Cohort
     ) -> tuple[Training, dict[str, Array]]:
-        """Return the training with the stops after a round, and the scores that caused them."""
+        """Return the training with the stops after a round, and the watched scores.
+
+        Args:
+          data: the examples, which all runs share.
+          inputs: the inputs of the run.
+          training: the training after the round, with the stops before it.
+          cohort: the cohort of the round, [S].
+
+        Returns:
+          (training, scores by "train" and "test", each []); no scores if nothing is watched.
+        """
         state, stops = training
         if inputs.watched is None:
             return training, {}
@@ -216,14 +245,28 @@ class OneRun(NamedTuple):
     def scores(
         self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
     ) -> Scores:
-        """Return all scores of a state; arbitrary ones where `needed` [] is false."""
+        """Return all scores of a state.
+
+        Args:
+          data: the examples, which all runs share.
+          inputs: the inputs of the run.
+          state: the state of the run.
+          needed: [] bool; if false, the scores are arbitrary.
+        """
         train = self.evaluate(data, inputs, state, inputs.train, True, needed)
         return Scores(_pooled(train), *self.held_out(data, inputs, state, needed))
 
     def held_out(
         self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
     ) -> tuple[evaluation.Scores, evaluation.Scores]:
-        """Return the scores of the validation groups and of the test client."""
+        """Return the scores of the validation groups [G] and of the test client [1].
+
+        Args:
+          data: the examples, which all runs share.
+          inputs: the inputs of the run.
+          state: the state of the run.
+          needed: as in `scores`.
+        """
         seen = not self.experiment.pooled
         valid = self.evaluate(data, inputs, state, inputs.valid, seen, needed)
         test = self.joined(self.evaluate(data, inputs, state, inputs.test, False, needed))
@@ -245,7 +288,16 @@ class OneRun(NamedTuple):
         seen: bool,
         needed: Array | bool = True,
     ) -> evaluation.Scores:
-        """Return the scores of a state on shards. seen: as in `evaluation.evaluate`."""
+        """Return the scores of a state on shards, one for each shard.
+
+        Args:
+          data: the examples, which all runs share.
+          inputs: the inputs of the run.
+          state: the state of the run.
+          shards: the shards to evaluate.
+          seen: whether they are those of the run's clients, as in `evaluation.evaluate`.
+          needed: as in `scores`.
+        """
         algorithm = self.algorithm(inputs)
         return evaluation.evaluate(
             algorithm,
@@ -259,7 +311,7 @@ class OneRun(NamedTuple):
         )
 
     def traffic(self, data: Examples, inputs: Inputs) -> list[int]:
-        """Return the bytes down and up of one client in each exchange of a round."""
+        """Return the bytes that a client downloads and uploads, summed, in each exchange."""
         state = jax.eval_shape(self.state, data, inputs)
         federation = Federation(data, *inputs.train)
         exchanges = communication.traffic(self.algorithm(inputs), state, federation)
