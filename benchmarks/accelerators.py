@@ -10,8 +10,8 @@ Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is
   the batch, the window, features, and the stride).
 Several devices share the clients, and each trains as many at once as --client_chunk=auto would
 choose there. Nothing is run, so the roofline of a round's local steps is an estimate: the longer of
-two times, of their arithmetic at the peak, and of the bytes that their kernels read and write at
-the memory's bandwidth. If the number of steps is known only at run time, that of the client with
+the time for their arithmetic at peak speed and the time for the bytes of their kernels at the
+memory's bandwidth. If the number of steps is known only at run time, the number of the client with
 the most steps counts.
 """
 
@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Before JAX starts: the tuning of kernels runs them, and plugins ask for their devices.
+# Set before JAX starts, since plugins would look for their devices, and tuning would run kernels.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -61,13 +61,13 @@ from fedjax_inv.types import Array, Cohort, Examples, Federation, Tree
 
 
 class Target(NamedTuple):
-    """A device by its maker's data sheet."""
+    """A device, by its maker's data sheet."""
 
     platform: str  # "gpu" or "tpu"
     memory: float  # bytes of a device
     bandwidth: float  # bytes a second
-    peak: float  # float32 operations a second as products are computed by default
-    describe: Callable[[], Any]  # () -> its topology for the compiler
+    peak: float  # operations a second of float32 products at the default precision
+    describe: Callable[[], Any]  # returns its topology for the compiler
 
 
 def _gpu(name: str, cores: int, capability: int, memory: float, bandwidth: float) -> Any:
@@ -118,14 +118,14 @@ class Traced(NamedTuple):
 
     function: jax.stages.Wrapped
     arguments: tuple[Tree, ...]
-    steps: float  # local steps of a round, of the client with the most
+    steps: float  # local steps in a round of the client with the most
     upload: int  # bytes that a client sends in a round
 
 
 class Work(NamedTuple):
-    """A program to be compiled for any device."""
+    """A program to compile for any device."""
 
-    trace: Callable[[Mesh | None, int], Traced]  # (devices, clients at once on each; 0: all)
+    trace: Callable[[Mesh | None, int], Traced]  # from (devices, clients at once on each; 0: all)
     num_slots: int  # clients of a round
 
 
@@ -193,8 +193,7 @@ EVERY = (
 
 
 def of_presets(name: str) -> Work:
-    """The segment of the first cell of presets "name+name:algorithm", with its first seed and
-    hyperparameters.
+    """The segment of the first run of presets "name+name:algorithm".
 
     Raises UsageError if the presets do not exist or their data are missing.
     """
@@ -206,7 +205,7 @@ def of_presets(name: str) -> Work:
     cell = assembled.cells[0]._replace(runs=assembled.cells[0].runs[:1])
 
     def trace(mesh: Mesh | None, chunk: int) -> Traced:
-        ready = assembled.prepare(cell)  # again, as it depends on the platform
+        ready = assembled.prepare(cell)  # for each target, as it depends on the platform
         data, inputs = assembled.data, ready.inputs
         cohort = assemble.cohorts(config, inputs, config.watching.eval_every)
         slots = config.participation.slots(num_clients)
@@ -235,7 +234,7 @@ def of_presets(name: str) -> Work:
 
 
 def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
-    """Local steps of a round, of the client with the most, on average over rounds."""
+    """The local steps of the client with the most, on average over rounds."""
     training = config.clients
     if training.local_steps or not training.batch_size:
         return training.local_steps or training.local_epochs
@@ -245,12 +244,14 @@ def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
 
 _LAYER = re.compile(r"(\w+):(\d+)x(\d+)x(\d+)x(\d+):(\d+)x(\d+)/(\d+)")
 _LAYER_CLIENTS, _LAYER_STEPS = 12, 10
-_COLOURS = 3  # channels of images, which need no gradient
+_COLOURS = 3  # the most channels of images; images need no gradient
 
 
 def of_layer(name: str) -> Work:
-    """Gradient descent on the mean square of a convolution's outputs, by its kernel, and by its
-    inputs unless they are images."""
+    """Gradient descent on the mean square of a convolution's outputs.
+
+    It descends along the kernel, and along the inputs unless they are images.
+    """
     match = _LAYER.fullmatch(name)
     assert match
     batch, height, width, channels, window, features, stride = map(int, match.groups()[1:])
@@ -297,8 +298,8 @@ class Compiled(NamedTuple):
     before: hlo.Program  # before XLA's passes
     devices: int
     at_once: int  # clients of each device
-    share: int  # all clients of a round that a device has
-    seconds: float  # of compiling
+    share: int  # clients of a round that a device trains in all
+    seconds: float  # for compiling
 
 
 def compiled_for(target: Target, work: Work) -> Compiled:
@@ -345,7 +346,7 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
     memory: Any = compiled.program.memory_analysis()
     turn, step, loops = read.named("rounds"), read.named("local_steps"), read.loops()
     in_round = read.launches(turn.body) if turn else []
-    # A single step is no loop.
+    # A single step has no loop.
     in_step = (
         read.launches(step.body) if step else [i for i in in_round if "local_steps" in i.scope]
     )

@@ -1,4 +1,4 @@
-"""How many clients to train at once and with which convolution: each fixed choice, and auto's.
+"""Speed by the number of clients at once and the convolution: fixed choices, and the measured one.
 
 python -m benchmarks.client_axis --workloads=a,b,c
 

@@ -1,4 +1,4 @@
-"""The frame of all benchmarks: calls timed in turns, tables, a file of figures, and the start."""
+"""The parts that benchmarks share: timing in turns, tables, a json file, and the start."""
 
 import json
 import platform
@@ -38,7 +38,9 @@ def timed(call: Callable[[], Any]) -> Seconds:
 def in_turns(
     calls: Mapping[_Key, Callable[[], _Result]], repeats: int, warmup: int = 1
 ) -> dict[_Key, list[_Result]]:
-    """The results of `repeats` calls of each, in turns, so that a drifting machine is fair to all.
+    """The results of `repeats` calls of each function.
+
+    The functions take turns, so that a machine whose speed drifts is fair to all.
 
     The first `warmup` calls of each, which compile, are left out.
     """
@@ -70,7 +72,7 @@ class Table(NamedTuple):
     """A table of a benchmark."""
 
     title: str
-    rows: Sequence[Mapping[str, Any]]  # heading -> value; nested values are for the json file alone
+    rows: Sequence[Mapping[str, Any]]  # heading -> value; only the json file has nested values
     floatfmt: str = ".3g"
 
 
@@ -88,16 +90,16 @@ def save(path: str, figures: Any) -> None:
 
 
 def fresh() -> None:
-    """Makes this process compile all programs anew: compiling is measured, too."""
+    """Makes this process compile all programs anew, because compiling is measured, too."""
     jax.config.update("jax_enable_compilation_cache", False)
 
 
 def binary(
     tables: Callable[[Any], Iterable[Table]], record: type[Any], about: str | None
 ) -> Binary:
-    """The binary of a benchmark that prints the machine, and each table as soon as it is ready.
+    """The binary of a benchmark, which prints the machine and each table as soon as it is ready.
 
-    record: its flags; all rows go to the file --json.
+    record: its flags; one of them, --json, names the file for all rows.
     """
 
     def run(options: Any) -> str:

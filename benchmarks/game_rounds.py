@@ -1,9 +1,10 @@
-"""Seconds of a round of each row of FL Games' Table 1, all seeds together.
+"""The seconds of a round of each row in FL Games' Table 1, for all seeds together.
 
 python -m benchmarks.game_rounds --data=colored_mnist --client_chunk=1 --run_chunk=1
 
-A round of training alone, a round watched as the row's flags ask, and by that the time of a whole
-row, without evaluations, checkpoints and compilation. The rows take turns; medians count.
+The benchmark measures a round of training alone, and a round with watching by the row's flags. From
+these it computes the time of a whole row without evaluations, checkpoints and compilation. The rows
+take turns; medians count.
 """
 
 import dataclasses
@@ -38,7 +39,7 @@ class Options:
 
 
 class Row:
-    """A row's program, with or without watching."""
+    """The program of a row, with or without watching."""
 
     def __init__(self, flags: list[str], watched: bool) -> None:
         self.config = config = command_line.of_arguments(flags, nonfinite="mark", may_be_idle=True)

@@ -1,11 +1,12 @@
-"""Runs that are killed at random moments, and resumed, against the same runs left alone.
+"""A comparison of runs that are killed at random moments and resumed with undisturbed runs.
 
 python -m benchmarks.kills --kills=40 --seed=0
 
-Each command (train with every algorithm, a sweep, a study of a paper; all tiny) first runs without
-a kill. Then it starts anew in an empty folder, its processes are killed by SIGKILL as often as its
-share of the kills, and each time it is resumed, until it is finished. The results of both must be
-the same bit for bit, except for seconds; if files differ, the table names them and the status is 1.
+The commands are train with every algorithm, a sweep and a study of a paper, all tiny. Each first
+runs without a kill. Then it starts anew in an empty folder, is killed by SIGKILL and resumed as
+often as its share of --kills, and runs to its end. Results, logs, records and checkpoints of both
+runs must be the same bit for bit, except for seconds. If files differ, the table names them and the
+exit status is 1.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ from fedjax_inv.algorithms import LISTED
 
 _ROOT = Path(__file__).parents[1]
 _HEADINGS = ("command", "kills", "files compared", "that differ")
-_MOMENT = 0.05  # seconds
+_MOMENT = 0.05  # seconds from a step of progress to a kill, on average
 _TINY = ("--resume", "--widths=4,4", "--local_steps=1", "--batch_size=16", "--eval_every=1")
 _TRAIN = (*_TINY, "--angles=0,40,80", "--rounds=8", "--seeds=0,1")
 _OF_ALGORITHM = {
@@ -74,7 +75,7 @@ class Outcome(NamedTuple):
 
 
 def commands() -> list[Command]:
-    """A command for each algorithm, a sweep, and a study whose second row starts from its first."""
+    """A command for each algorithm, a sweep, and a study with a row that starts from another."""
     train = [
         Command(
             f"train {name}",
@@ -96,7 +97,7 @@ def commands() -> list[Command]:
 
 
 def started(one: Command, folder: Path) -> subprocess.Popen[bytes]:
-    """A process of the command, in a process group of its own."""
+    """A process of the command, in its own process group."""
     words = [sys.executable, "-m", *one.words, f"--run_dir={folder}"]
     return subprocess.Popen(
         words, cwd=_ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
@@ -112,7 +113,7 @@ def finish(one: Command, folder: Path) -> None:
 
 
 def progress(folder: Path) -> int:
-    """The progress of a command: the number of files, folders and lines of logs it has written."""
+    """The progress of a command: the number of files, folders and log lines in its folder."""
     count = 0
     for place, below, files in os.walk(folder):
         below[:] = [name for name in below if name != "checkpoints"]  # they come and go
@@ -125,8 +126,8 @@ def progress(folder: Path) -> int:
 def kill(one: Command, folder: Path, most: int, rng: np.random.Generator) -> bool:
     """Continues the command and kills it at a random moment; False if it finished before.
 
-    The moment is a random progress, since machines differ in speed, and a short random time after
-    it, so that the kill can fall anywhere between two steps of progress.
+    The moment is a short random time after a random progress. Progress does not depend on a
+    machine's speed; the time lets the kill fall anywhere between two steps of progress.
 
     Args:
       most: the progress of the finished command.
@@ -149,7 +150,7 @@ def kill(one: Command, folder: Path, most: int, rng: np.random.Generator) -> boo
 
 
 def contents(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The names of the files to compare, with a function that reads the content to compare."""
+    """The names of the files to compare, each with a function that reads its content."""
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.name in ("result.json", "chunks.json", "start.json") or path.suffix == ".md":
@@ -192,7 +193,7 @@ def _bits(place: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 def differences(whole: Path, resumed: Path) -> tuple[int, list[str]]:
-    """The number of compared files, and the names of those that differ or are missing in one."""
+    """The number of compared files, and the names of files that differ or are missing in one."""
     ours, theirs = dict(contents(whole)), dict(contents(resumed))
     lacking = sorted(set(ours) ^ set(theirs))
     return len(ours), [
@@ -202,8 +203,8 @@ def differences(whole: Path, resumed: Path) -> tuple[int, list[str]]:
 
 
 def tried(one: Command, folder: Path, kills: int, rng: np.random.Generator) -> Outcome:
-    """Runs a command without kills, and with so many; compares both."""
-    run, whole = folder / "run", folder / "whole"  # both run in the same place: files name it
+    """Runs a command without kills, and with this many; compares the results."""
+    run, whole = folder / "run", folder / "whole"  # both run in the same folder, as files name it
     finish(one, run)
     run.rename(whole)
     most, done = progress(whole), 0
@@ -211,7 +212,7 @@ def tried(one: Command, folder: Path, kills: int, rng: np.random.Generator) -> O
         if kill(one, run, most, rng):
             done += 1
         else:
-            shutil.rmtree(run)  # finished before it was killed: once more from the start
+            shutil.rmtree(run)  # it finished before the kill, so it starts anew
     finish(one, run)
     return Outcome(done, *differences(whole, run))
 

@@ -2,11 +2,11 @@
 
 python -m benchmarks.lowerings --network=pfl_cifar --lowering=im2col
 
-Places: a compiled step called from Python ("outside"), inside a scan, vmapped over clients inside a
-scan, and with FedIPG's penalty inside a scan. The ratio of "scan" is to "outside", those of the
-last two are to "scan". Variants take turns, so that a machine whose speed drifts is fair to all;
-medians count. Processor time is the sum over all threads: on a shared CPU it is more reliable than
-wall time. XLA's own lowering takes minutes on a CPU.
+A step is measured in four places: compiled alone and called from Python ("outside"), in a scan,
+vmapped over clients in a scan, and with FedIPG's penalty in a scan. The ratio of "scan" is relative
+to "outside", and the last two ratios to "scan". Variants take turns, so that a machine whose speed
+drifts is fair to all; medians count. Processor time is the sum over all threads; on a shared CPU it
+is more reliable than wall time. XLA's own lowering takes minutes on a CPU.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from fedjax_inv.algorithms import fedipg
 from fedjax_inv.models import lowerings
 from fedjax_inv.types import Array, Model, Tree, Variables
 
-# place -> the place that its ratio is to
+# place -> the place to which its ratio is relative
 BASES = {"outside": "outside", "scan": "outside", "vmapped": "scan", "penalised": "scan"}
 
 
@@ -101,14 +101,14 @@ class Options:
 
 
 class Timed(NamedTuple):
-    """A compiled descent."""
+    """A compiled gradient descent."""
 
     run: Callable[[], Any]
     client_steps: int
 
 
 def descent(options: Options, network: Network, conv: str, place: str) -> Timed:
-    """The steps of one place on noise, of one client or of all."""
+    """The steps of one place on noise, for one client or for all."""
     model, num_steps = network.model(conv), options.num_steps
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (options.clients, network.batch_size, *network.shape))

@@ -1,14 +1,14 @@
-"""The same federated work in other simulators and in ours, in turns.
+"""The same federated work in other simulators and in ours, round by round in turns.
 
 benchmarks/peers/make_venvs.sh FOLDER
 python -m benchmarks.peers --venvs=FOLDER
 
-FedAvg on noise of the shapes of workloads.WORKLOADS: plain SGD, size weights, no evaluation, and
-the same number of local steps, which is checked. Peers: a loop of plain PyTorch (pytorch), pfl,
-FedLab and Flower, each in an environment of its own. One peer at a time runs beside our engine, a
-round of the peer and a round of ours in turns, so that a machine whose speed drifts is fair to
-both. The ratio is of medians, ours over the peer's in client-steps per second; its spread is over
-the pairs of neighbouring rounds. The table says why a peer failed.
+The work is FedAvg on noise with the shapes of workloads.WORKLOADS: plain SGD, weights by size, no
+evaluation. The benchmark checks that the numbers of local steps are equal. Peers are a loop of
+plain PyTorch (pytorch), pfl, FedLab and Flower, each in its own environment. Rounds of one peer and
+of our engine take turns, so that a machine whose speed drifts is fair to both. The ratio is our
+median of client-steps per second over the peer's; its spread is over pairs of neighbouring rounds.
+If a peer fails, the table says why.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Options:
 
 
 class PeerError(Exception):
-    """A peer does not run."""
+    """A peer that does not run."""
 
 
 def words(options: Options, name: str, workload: workloads.Workload, threads: int) -> list[str]:
@@ -109,7 +109,7 @@ class Peer:
 
 @contextlib.contextmanager
 def started(command: Sequence[str], threads: int, timeout: float) -> Iterator[Peer]:
-    """A peer's process, which is ended afterwards with all processes that it started."""
+    """Starts a peer, and ends it afterwards with all processes that it started."""
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads),
         # A benchmark sends no telemetry.
@@ -141,7 +141,7 @@ def started(command: Sequence[str], threads: int, timeout: float) -> Iterator[Pe
 
 
 def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, Any]:
-    """Our client-steps per second over theirs, and the range of this ratio over single rounds."""
+    """Our client-steps per second over theirs, and the range of this ratio over rounds."""
     single = [their / our for their, our in zip(theirs, ours, strict=True)]
     return {
         "ratio": frame.median(theirs) / frame.median(ours),
@@ -156,7 +156,7 @@ def row_of(
     engine: workloads.Engine,
     threads: int,
 ) -> dict[str, Any]:
-    """The row of one peer, or why it failed."""
+    """The row of one peer, with the reason if it failed."""
     row: dict[str, Any] = {"peer": name}
     try:
         command_line = words(options, name, workload, threads)
@@ -192,7 +192,7 @@ def parse(text: str) -> workloads.Choice:
 
 
 def pin(options: Options) -> int:
-    """Limits this process and all that it starts to --threads cores; returns their number."""
+    """Limits this process and its children to --threads cores, and returns their number."""
     allowed = sorted(os.sched_getaffinity(0))
     if options.threads > len(allowed):
         most = f"must be at most {len(allowed)}, the cores of this machine"
@@ -201,7 +201,7 @@ def pin(options: Options) -> int:
     if options.device == "cpu":
         jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", options.devices)
-    # Leaves memory of a GPU to the peers.
+    # Leaves memory on a GPU for the peers.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return options.threads or len(allowed)
 

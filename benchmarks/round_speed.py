@@ -1,9 +1,9 @@
-"""Rounds and client-steps per second, and the share of the machine's peak arithmetic they use.
+"""Rounds and client-steps per second, and their share of the machine's peak arithmetic.
 
 python -m benchmarks.round_speed --workloads=a,b
 
-Achieved FLOP/s count the gradient steps alone, by XLA's count of one step outside of a loop; the
-peak is that of a large float32 matrix product in the same process.
+The achieved FLOP/s count only gradient steps, by XLA's account of a single step. The peak is the
+speed of a large float32 matrix product in the same process.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Options:
 
 
 def step_flops(workload: workloads.Workload) -> float:
-    """Floating-point operations of one gradient step, with XLA's own convolutions."""
+    """The floating-point operations of one gradient step with XLA's own convolutions."""
     model = workloads.model_of(workload, "lax")
     x = jnp.zeros((workload.batch_size, *workload.shape))
     batch = Batch(x, jnp.zeros(len(x), jnp.int32), jnp.ones(len(x), bool))
@@ -42,7 +42,7 @@ def step_flops(workload: workloads.Workload) -> float:
 
 
 def peak_flops(size: int = 2048) -> float:
-    """Floating-point operations per second of the fastest of five float32 matrix products."""
+    """The floating-point operations per second in the fastest of five float32 products."""
     a = jax.random.normal(jax.random.key(0), (size, size))
     product = jax.jit(lambda a: a @ a)
     (times,) = frame.in_turns({"": partial(frame.timed, lambda: product(a))}, 5).values()

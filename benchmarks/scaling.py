@@ -1,11 +1,11 @@
-"""Time and memory against the number of clients, and against the number of seeds.
+"""Time and memory by the number of clients, and by the number of seeds.
 
 python -m benchmarks.scaling
 
-Memory is XLA's account of the compiled round, besides its arguments (the examples, the clients and
-the state). The first table has clients of equal sizes, each number of them measured alone, smallest
-first. The second has sizes by a power law; its two federations take turns, and sample clients of
-the same sizes. The third has one federation and more and more seeds at once.
+Memory is XLA's account of the compiled round without its arguments (the examples, the clients and
+the state). The first table has clients of equal sizes; each number of clients is measured alone. In
+the second, sizes follow a power law; its two federations take turns, and sample clients of the same
+sizes. The third has one federation and increasing numbers of seeds at once.
 """
 
 import dataclasses
@@ -55,11 +55,11 @@ class Timed(NamedTuple):
     federation: Federation
     schedule: Cohort
     compiled: jax.stages.Compiled
-    states: list[rounds.State]  # the newest alone, since a round donates it
-    seconds: list[float]  # of each round
+    states: list[rounds.State]  # only the newest, since a round donates it
+    seconds: list[float]  # a time per round
 
     def round(self) -> None:
-        """One more round."""
+        """Runs one more round."""
         now = len(self.seconds) % len(self.schedule.who)
         cohort = jax.block_until_ready(jax.tree.map(lambda a: a[now : now + 1], self.schedule))
         began = time.perf_counter()
@@ -70,14 +70,14 @@ class Timed(NamedTuple):
 
     @property
     def megabytes(self) -> tuple[float, float]:
-        """(of the federation, of a round besides its arguments)."""
+        """The megabytes of (the federation, a round without its arguments)."""
         arrays = sum(leaf.nbytes for leaf in jax.tree.leaves(self.federation))
         analysis: Any = self.compiled.memory_analysis()
         return arrays / 1e6, (analysis.temp_size_in_bytes + analysis.output_size_in_bytes) / 1e6
 
 
 def timed(options: Options, federation: Federation, schedule: Cohort, num_seeds: int = 1) -> Timed:
-    """FedAvg with the library's MLP on a federation, compiled; seeds train at once."""
+    """FedAvg with the library's MLP on a federation, compiled; all seeds train at once."""
     model = models.mlp(10)
     work = local.epochs(optax.sgd(0.1), batch_size=options.batch_size)
     algorithm = fedavg.fedavg(model, work)
@@ -98,13 +98,13 @@ def timed(options: Options, federation: Federation, schedule: Cohort, num_seeds:
 
 
 def digits() -> Examples:
-    """scikit-learn's digits, which clients share."""
+    """The examples of scikit-learn's digits."""
     x, y = load_digits(return_X_y=True)
     return federations.examples((x / 16).astype(np.float32), y.astype(np.int32))
 
 
 def federation_of(data: Examples, sizes: np.ndarray) -> Federation:
-    """Clients of these sizes, each with examples drawn from all of `data`."""
+    """A federation with clients of these sizes, whose examples are drawn from all of `data`."""
     rng = np.random.default_rng(0)
     order = rng.integers(0, len(data.y), sizes.sum(), np.int32)
     shards = (order, np.cumsum(sizes) - sizes, sizes)
@@ -112,7 +112,7 @@ def federation_of(data: Examples, sizes: np.ndarray) -> Federation:
 
 
 def power_law(num_clients: int) -> np.ndarray:
-    """Sizes with a mean of about _MEAN_SIZE; the largest is _LARGEST."""
+    """Sizes by a power law, with a mean of about _MEAN_SIZE; the largest is _LARGEST."""
     smallest = _MEAN_SIZE * (1 - 1 / _EXPONENT)
     drawn = np.random.default_rng(1).random(num_clients) ** (-1 / _EXPONENT)
     sizes = np.minimum(np.rint(smallest * drawn), _LARGEST).astype(np.int64)
@@ -121,7 +121,7 @@ def power_law(num_clients: int) -> np.ndarray:
 
 
 def alike(options: Options, few: int, many: int) -> tuple[Timed, Timed]:
-    """Two federations with sizes by a power law, whose rounds sample clients of the same sizes."""
+    """Two federations with power-law sizes, whose rounds sample clients of the same sizes."""
     num_rounds = 1 + options.rounds
     data, sizes = digits(), power_law(many)
     schedule = schedules.sampled(jax.random.key(0), many, _COHORT, num_rounds)

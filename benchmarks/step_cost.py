@@ -1,4 +1,4 @@
-"""The time of a local step of each algorithm, over that of FedAvg.
+"""The time of a local step of each algorithm, relative to FedAvg's.
 
 python -m benchmarks.step_cost --model=mlp --batch_size=256
 
@@ -24,7 +24,7 @@ from fedjax_inv.algorithms import LISTED
 from fedjax_inv.data import federation
 from fedjax_inv.types import Exchange, Shard, Visit
 
-_NUM_BATCHES = 4  # of a client
+_NUM_BATCHES = 4  # batches of a client
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def client_of(
 ) -> Timed:
     """One client's local training on MNIST-shaped noise, a step at a time.
 
-    measures: instead, an exit strategy's measurement of a client in a round, batch by batch.
+    measures: whether to time an exit strategy's measurement of the client instead of training.
     """
     num_examples = _NUM_BATCHES * options.batch_size
     generator = np.random.default_rng(0)

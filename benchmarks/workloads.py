@@ -1,4 +1,4 @@
-"""The work that benchmarks share, our engine on it, and the timing of its rounds."""
+"""The workloads that benchmarks share, our engine on them, and the timing of rounds."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from fedjax_inv.types import Cohort, Federation, Model
 
 
 class Workload(NamedTuple):
-    """The work of a round: FedAvg with plain SGD and size weights, on noise of some shape."""
+    """The work of a round: FedAvg with plain SGD and weights by size, on noise of some shape."""
 
     network: str
     shape: tuple[int, ...]
@@ -38,12 +38,12 @@ class Workload(NamedTuple):
 
     @property
     def client_steps(self) -> int:
-        """Local steps of a round, of all its clients."""
+        """The local steps of all clients in a round."""
         return self.cohort * self.num_epochs * -(-self.num_examples // self.batch_size)
 
     @property
     def title(self) -> str:
-        """In words."""
+        """The workload in words."""
         return (
             f"{self.network}: {self.cohort} of {self.num_clients} clients a round, "
             f"{self.num_examples} examples each, batch {self.batch_size}, "
@@ -80,7 +80,7 @@ class Choice(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As text."""
+        """The choice as text."""
         return f"{self.chunk or 'all'}/{self.conv}"
 
 
@@ -98,7 +98,7 @@ class Party(Protocol):
 
 
 class WrongWork(Exception):
-    """A party runs another number of local steps."""
+    """A party that runs a wrong number of local steps."""
 
 
 def model_of(workload: Workload, conv: str) -> Model:
@@ -154,7 +154,7 @@ class Engine:
         self._num_rounds = 0
 
     def round(self) -> Round:
-        """One more round; the first one compiles."""
+        """Runs one more round; the first one compiles."""
         now = self._num_rounds % self._schedule.who.shape[0]
         cohort = jax.block_until_ready(jax.tree.map(lambda a: a[now : now + 1], self._schedule))
         began = time.perf_counter()
@@ -181,7 +181,7 @@ def config_of(workload: Workload, num_devices: int) -> Config:
 
 
 def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
-    """The choice of train and sweep with --client_chunk=measure."""
+    """The choice that train and sweep make with --client_chunk=measure."""
     flags = config_of(workload, num_devices)
     hyper = {"learning_rate": workload.learning_rate, "server_learning_rate": 1.0}
     cell = Cell("fedavg", {}, None, (program.Run(0, hyper),))
@@ -213,7 +213,7 @@ def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
 def in_turns(
     parties: Mapping[str, Party], warmup: int, num_rounds: int, client_steps: int
 ) -> dict[str, list[float]]:
-    """Seconds of each round after the warm-up, a round of each party in turns."""
+    """The seconds of each party's rounds after the warm-up; the parties take turns."""
 
     def turn_of(name: str) -> Callable[[], float]:
         def turn() -> float:

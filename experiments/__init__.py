@@ -12,7 +12,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-# Before the imports of `python -m experiments.NAME`, which take seconds. Other programs that import
-# this package handle interrupts themselves.
+# Set here, because the imports of `python -m experiments.NAME` take seconds. Other programs that
+# import this package handle interrupts themselves.
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupt)

@@ -2,7 +2,7 @@
 
 python -m experiments.contributions --runs=runs/slow,runs/rotated --out=contributions.png
 
-The runs may be unfinished: the table shows their newest checkpoint.
+The runs may be unfinished: table and picture show the newest checkpoint of each.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Options:
 
 
 def table(phase: Phase) -> str:
-    """A line per client."""
+    """The table of a phase, with a line per client."""
     outcome = phase.outcome
     length = outcome.contributions.shape[-2]
     measured = np.isfinite(outcome.contributions).sum(-2)  # [R, C]
@@ -73,7 +73,7 @@ def smoothness(phase: Phase) -> str:
 
 
 def draw(path: Path, phases: Sequence[Phase]) -> None:
-    """C_i by round: a panel per phase, a line per client and seed, a cross where it leaves."""
+    """Draws C_i by round: a panel per phase, a line per client and seed, a cross at its exit."""
     figure = Figure(figsize=(6.5, 0.4 + 3.8 * len(phases)), layout="constrained")
     axes = figure.subplots(len(phases), 1, squeeze=False)[:, 0]
     for axis, phase in zip(axes, phases, strict=True):

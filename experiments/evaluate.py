@@ -1,12 +1,13 @@
-"""The scores of a finished run by domain, class and client, on its own data or on others.
+"""The scores of a finished run by domain, class and client, on its own data or on other data.
 
 python -m experiments.evaluate --run=runs/fedipg-digits-75
 python -m experiments.evaluate --run=runs/fedipg-digits-75 --dataset=new.npz --state=last
 
-Of each seed the run with the selected hyperparameters is evaluated. On the run's own data this
-means clients on their validation examples, each as the algorithm serves it, and classes on the
-test. Other data, whatever their domains and splits, count as those of a client that was never seen;
-with a personal algorithm each client's own network is evaluated on all of them, too.
+The run with the selected hyperparameters is evaluated, for each seed. On the run's own data each
+client is scored on its validation examples, with its own network if the algorithm is personal; the
+classes are scored on the test examples. Other data count as the examples of a new client, whatever
+their domains and splits; with a personal algorithm each client's own network is evaluated on all of
+them, too.
 """
 
 import dataclasses
@@ -60,13 +61,13 @@ class Part(NamedTuple):
 
     domain: str
     split: str
-    client: int  # -1: a client that was never seen
-    x: Tree  # [M, ...] as the network takes them
+    client: int  # -1: a new client
+    x: Tree  # [M, ...] the network's inputs
     y: np.ndarray  # [M] int
 
 
 class Scores(NamedTuple):
-    """How well M examples are predicted."""
+    """The scores of the predictions for M examples."""
 
     examples: int
     accuracy: float
@@ -74,7 +75,7 @@ class Scores(NamedTuple):
 
 
 class DomainScores(msgspec.Struct, frozen=True):
-    """How well the examples of a domain are predicted."""
+    """The scores of the predictions for the examples of a domain."""
 
     split: str
     examples: int
@@ -83,7 +84,7 @@ class DomainScores(msgspec.Struct, frozen=True):
 
 
 class ClientScores(msgspec.Struct, frozen=True):
-    """How well the examples of a client are predicted, or all by the client's own network."""
+    """A client's scores on its own examples, or those of its own network on all examples."""
 
     client: int
     domain: str
@@ -99,11 +100,11 @@ class RunScores(msgspec.Struct, frozen=True):
     round: int
     domains: dict[str, DomainScores]
     clients: list[ClientScores]
-    confusion: list[list[int]]  # [K, K], of examples of no client
+    confusion: list[list[int]]  # [K, K], of the examples that no client holds
 
 
 class Evaluated(msgspec.Struct, frozen=True):
-    """The scores of the selected runs of a folder, as the json file holds them."""
+    """The content of the json file: the scores of the selected runs of a folder."""
 
     run: str
     state: str
@@ -114,7 +115,7 @@ class Evaluated(msgspec.Struct, frozen=True):
 
 
 def own_parts(runs: Runs, seed: int) -> list[Part]:
-    """The validation examples of each client, and those of the test, as in training."""
+    """The validation examples of each client, and the test examples, as in training."""
     assembled = runs.data
     split = assembled.splits[runs.cell.held_out][seed]
     names = program.group_names(split)
@@ -131,7 +132,7 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
 
 
 def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
-    """Other data, domain by domain.
+    """The parts of other data, one for each domain.
 
     Raises UsageError for inputs of another shape, and for classes that the run does not know.
     """
@@ -181,7 +182,7 @@ def scores(outputs: np.ndarray, y: np.ndarray) -> Scores:
 
 
 def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> np.ndarray:
-    """[K, K] how many examples of a class (row) are predicted to be of each (column)."""
+    """[K, K] how many examples of each class (row) are predicted as each class (column)."""
     counts = np.zeros((num_classes, num_classes), int)
     np.add.at(counts, (y, predicted), 1)
     return counts
@@ -222,7 +223,7 @@ def run_scores(one: OneRun, algorithm: Algorithm, parts: Sequence[Part]) -> RunS
 
 
 def recalls(counts: np.ndarray) -> list[float | None]:
-    """[K] the accuracy on each class, None for one without examples. counts: confusions [K, K]."""
+    """[K] the accuracy on each class, None without examples. counts: the confusions [K, K]."""
     return [
         right / total if total else None
         for right, total in zip(counts.diagonal(), counts.sum(1), strict=True)
@@ -232,7 +233,8 @@ def recalls(counts: np.ndarray) -> list[float | None]:
 def chosen(runs: Runs) -> list[int]:
     """The runs with the selected hyperparameters, one of each seed.
 
-    By validation where --select finds none. Raises UsageError if a seed of all settings diverged.
+    Where --select finds none, they are selected by validation. Raises UsageError if every setting
+    has a seed that diverged.
     """
     rule = runs.config.watching.select
     picked = report.choose("", runs.result, rule) or report.choose("", runs.result)
@@ -255,7 +257,7 @@ def evaluate(runs: Runs, options: Options) -> Evaluated:
             stride=runs.config.data.stride,
         )
         new = new_parts(f"--dataset={options.dataset}", data_flags.load(asked), assembled.dataset)
-    algorithm = runs.algorithm(which[0])  # of all, which differ in their seed
+    algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
     scored = []
     for index in which:
         one = runs.run(index, options.state)
@@ -272,20 +274,20 @@ def evaluate(runs: Runs, options: Options) -> Evaluated:
 
 
 def _domains(of: Evaluated) -> dict[str, list[DomainScores]]:
-    """The scores by domain, of all runs that have the domain."""
+    """The scores by domain, each of all runs that have the domain."""
     names = dict.fromkeys(name for run in of.runs for name in run.domains)
     return {name: [run.domains[name] for run in of.runs if name in run.domains] for name in names}
 
 
 def _clients(of: Evaluated) -> list[list[ClientScores]]:
-    """The scores by client, of all runs that have the client."""
+    """The scores by client, each of all runs that have the client."""
     each = [scores for run in of.runs for scores in run.clients]
     numbers = dict.fromkeys(scores.client for scores in each)
     return [[scores for scores in each if scores.client == number] for number in numbers]
 
 
 def _recalls(of: Evaluated) -> list[list[float | None]]:
-    """The accuracy by class, of each run."""
+    """The accuracies by class, each with a value per run."""
     by_run = [recalls(np.array(run.confusion)) for run in of.runs]
     return [list(values) for values in zip(*by_run, strict=True)]
 
@@ -337,8 +339,10 @@ def _confusion(of: Evaluated) -> np.ndarray:
 
 
 def draw(path: Path, of: Evaluated, title: str) -> None:
-    """The confusions, and the accuracies by domain, class and client: bars of their means, a dot
-    for each seed; of many clients a line through all."""
+    """Draws the confusions, and the accuracies by domain, class and client.
+
+    A bar is a mean, and a dot a seed. Many clients are drawn as one line through all of them.
+    """
     domains, clients = _domains(of), _clients(of)
     by_class = np.array(_recalls(of), float)
     groups = [
@@ -389,8 +393,8 @@ def draw(path: Path, of: Evaluated, title: str) -> None:
 def run(options: Options) -> str:
     """Writes the picture and the json, and returns the tables and the paths.
 
-    Raises UsageError, in one line, for a folder without a finished run or the state, and for other
-    data that do not fit the run.
+    Raises UsageError for a folder without a finished run, for a run without the state, and for
+    other data that do not fit the run.
     """
     if not options.run:
         raise UsageError("--run=", ..., "must be the folder of a finished run")

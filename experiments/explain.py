@@ -1,9 +1,9 @@
-"""The pixels that decide: LIME masks of finished runs, side by side (FL Games, Fig. 1a).
+"""LIME masks of finished runs, side by side: the pixels that decide (FL Games, Fig. 1a).
 
 python -m experiments.explain --runs=runs/fedavg,runs/games --images=0,3,8 --out=masks.png
 
-A run is explained in its last state, or (--state=best) in the selected one. A game is judged by its
-state at the stop: train it with --stop_below=0.6 --watch_examples=500 --after_stop=end.
+The masks explain the last state of a run, or with --state=best the selected one. A game is judged
+by its state at the stop: train it with --stop_below=0.6 --watch_examples=500 --after_stop=end.
 
 LIME (Ribeiro et al. 2016) blackens random squares of an image and fits a linear model to the
 probability of the class that the run predicts; the weight of a square says how much it speaks for
@@ -33,16 +33,16 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Algorithm, Tree
 
-_CHANNELS = (1, 2, 3)  # of pictures: grey; red and green; red, green and blue
+_CHANNELS = (1, 2, 3)  # grey; red and green; red, green and blue
 _BATCH = 100  # perturbed images per call of the network
-_SQUARES = 14  # along the side of an image, where --segment=0
+_SQUARES = 14  # along the side of an image, with --segment=0
 
 NOTE = (
     "A square that is black already stays as it is when it is hidden: weight on the background is "
     "noise of the fit, less with more --samples, or of squares that hold both."
 )
 
-# [B, H, W, 3] -> probabilities [B, K]
+# RGB images [B, H, W, 3] -> probabilities [B, K]
 Classifier = Callable[[np.ndarray], np.ndarray]
 
 
@@ -74,7 +74,7 @@ class Domain(NamedTuple):
 
 
 class Images(NamedTuple):
-    """I images of a domain, preprocessed."""
+    """I images of a domain, as the network sees them."""
 
     x: np.ndarray  # [I, H, W, channels] float32
     y: np.ndarray  # [I] int32
@@ -84,15 +84,15 @@ class Images(NamedTuple):
 class Masks(NamedTuple):
     """The masks of I images and R runs."""
 
-    weights: np.ndarray  # [I, R, H, W], of the pixel's square
+    weights: np.ndarray  # [I, R, H, W], the weight of the pixel's square
     predicted: np.ndarray  # [I, R] int, the class that the weights speak for
     probability: np.ndarray  # [I, R], of that class
 
 
 def find(folder: Path, options: Options) -> OneRun:
-    """The run of a folder that the options ask for, on the data that it was trained on.
+    """The run of a folder that the options ask for.
 
-    Raises UsageError if there is none, or it has no such state, as one that diverged.
+    Raises UsageError if there is none, or if it has no such state, for example because it diverged.
     """
     runs = finished.open("runs", folder, data_dir=options.data_dir)
     return runs.select(options.seed, options.run, options.state)
@@ -124,21 +124,21 @@ def seen_images(
 
 
 def to_rgb(x: np.ndarray) -> np.ndarray:
-    """Images [..., C] as RGB [..., 3]: C = 1 grey, 2 red and green, 3 as they are."""
+    """Images [..., C] as RGB [..., 3]: grey for C = 1, red and green for 2, unchanged for 3."""
     if x.shape[-1] == 2:
         return np.concatenate([x, np.zeros_like(x[..., :1])], axis=-1)
     return np.broadcast_to(x, (*x.shape[:-1], 3))
 
 
 def from_rgb(rgb: np.ndarray, channels: int) -> np.ndarray:
-    """The inverse of `to_rgb`: images [..., channels] of RGB [..., 3]."""
+    """Images [..., channels] from RGB [..., 3], the inverse of `to_rgb`."""
     return rgb[..., :channels]
 
 
 def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
-    """The predictions for a client that was never seen, from RGB images.
+    """A function from RGB images to the probabilities that a new client predicts.
 
-    channels: of the network's inputs.
+    channels: the number of channels of the network's inputs.
     """
 
     @jax.jit
@@ -148,7 +148,7 @@ def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
 
     def classify(rgb: np.ndarray) -> np.ndarray:
         x = from_rgb(rgb, channels)
-        # Whole batches, so that it is compiled once.
+        # Whole batches, so that the function is compiled once.
         padded = np.resize(x, (-(-len(x) // _BATCH) * _BATCH, *x.shape[1:]))
         batches = np.split(padded, len(padded) // _BATCH)
         return np.concatenate([probabilities(server, batch) for batch in batches])[: len(x)]
@@ -157,7 +157,7 @@ def classifier(algorithm: Algorithm, server: Tree, channels: int) -> Classifier:
 
 
 def check_same(runs: Sequence[OneRun], domains: Sequence[Domain]) -> None:
-    """Raises UsageError if the test domains of two runs differ. domains: one per run."""
+    """Raises UsageError if the runs have different test domains. domains: one per run."""
     leaves = jax.tree.leaves(domains[0])
     for one, domain in zip(runs, domains, strict=True):
         others = jax.tree.leaves(domain)
@@ -175,10 +175,10 @@ def check_same(runs: Sequence[OneRun], domains: Sequence[Domain]) -> None:
 
 
 def squares(height: int, width: int, side: int) -> np.ndarray:
-    """[height, width] int: the number of the square of side x side pixels that a pixel is in.
+    """[height, width] int: for each pixel the number of its square of side x side pixels.
 
-    LIME's own segmentation, quickshift, groups pixels of like colour within some ten pixels: it
-    finds one or two segments in an image of 8x8 or 28x28, and none of them is a stroke.
+    LIME's own segmentation, quickshift, groups pixels of similar colour within some ten pixels. In
+    an image of 8x8 or 28x28 it finds one or two segments, and none of them is a stroke.
     """
     rows, columns = np.arange(height) // side, np.arange(width) // side
     return rows[:, None] * (columns[-1] + 1) + columns
@@ -193,9 +193,9 @@ def explain(
     samples: int,
     seed: int,
 ) -> np.ndarray:
-    """LIME's weights [H, W] for the probability of `label`; the pixels of a segment share one.
+    """LIME's weights [H, W] for the probability of `label`, equal within each segment.
 
-    rgb: [H, W, 3]. segments: [H, W] int, 0 to their number - 1. samples: perturbed images.
+    rgb: [H, W, 3]. segments: [H, W] int, numbered from 0. samples: the number of perturbed images.
     """
     explanation = LimeImageExplainer(random_state=seed).explain_instance(
         rgb,
@@ -216,7 +216,7 @@ def explain(
 def explain_all(
     images: Images, classifiers: Sequence[Classifier], *, side: int, samples: int, seed: int
 ) -> Masks:
-    """The masks of all images and runs. The runs see the same perturbations of an image."""
+    """The masks of all images and runs. All runs see the same perturbations of an image."""
     num_images, height, width, _ = images.x.shape
     segments = squares(height, width, side)
     weights = np.zeros((num_images, len(classifiers), height, width))
@@ -236,12 +236,12 @@ def explain_all(
 
 
 def figure_of(x: np.ndarray) -> np.ndarray:
-    """[..., H, W] bool: the pixels of images [..., H, W, channels] that are not black."""
+    """[..., H, W] bool: which pixels of images [..., H, W, channels] are not black."""
     return np.any(x > 0, axis=-1)
 
 
 def shares(images: Images, masks: Masks, labels: Sequence[str]) -> str:
-    """A table of the absolute weight on the figures of all images and elsewhere, by run."""
+    """A table of the absolute weight on figure and background over all images, a line per run."""
     figure = figure_of(images.x)[:, None]
     size = np.abs(masks.weights)
     on, off = ((size * where).sum((0, 2, 3)) for where in (figure, ~figure))
@@ -267,9 +267,9 @@ def draw(
     labels: Sequence[str],
     indices: Sequence[int],
 ) -> None:
-    """A line per image: the image, then the mask of each run.
+    """Draws a line per image: the image, then the mask of each run.
 
-    labels: of the runs. indices: the numbers of the images.
+    labels: the names of the runs. indices: the numbers of the images.
     """
     lines, columns = masks.predicted.shape
     drawing = Figure(figsize=(2.2 + 2.7 * columns, 1.1 + 2.4 * lines), layout="constrained")
@@ -307,7 +307,7 @@ def draw(
 
 
 def _draw_mask(axis: Axes, weights: np.ndarray, figure: np.ndarray) -> None:
-    """A heat map of the weights [H, W], and a line around the figure [H, W]."""
+    """Draws a heat map of the weights [H, W], and a line around the figure [H, W]."""
     limit = np.abs(weights).max() or 1.0
     picture = axis.imshow(weights, cmap="PuOr_r", vmin=-limit, vmax=limit)
     bar = axis.figure.colorbar(picture, ax=axis, shrink=0.85, pad=0.03)

@@ -1,17 +1,18 @@
-"""The networks of finished runs as files, each with a description.
+"""Exports the networks of finished runs as files, each with a description.
 
 python -m experiments.export --run=runs/fedipg-digits-75 --out=networks
 
-Writes for each run (seed, hyperparameters) model.safetensors and model.json, which holds its
-network, flags, versions, data and scores. `fedjax_inv.models.saved.load` reads it:
+It writes two files for each run (a seed with hyperparameters). model.safetensors holds the arrays;
+model.json describes the network, flags, versions, data and scores. `fedjax_inv.models.saved.load`
+reads the arrays:
 
     model = models.mlp(10, widths=(32,))  # model.json: network
     like = jax.eval_shape(model.init, jax.random.key(0), x[:1])
     logits = models.predict(model, models.saved.load("model.safetensors", like), x)
 
-Of a personal algorithm this is the network of a client that was never seen, and clients.safetensors
-holds each client's own arrays [C, ...] by the same names. Of an algorithm without a single network
-model.safetensors holds the server.
+For a personal algorithm model.safetensors holds the network of a new client, and
+clients.safetensors each client's own arrays [C, ...] by the same names. For an algorithm without a
+single network model.safetensors holds the server's state.
 """
 
 import dataclasses
@@ -55,7 +56,7 @@ class Written(NamedTuple):
 
 
 def network(algorithm: Algorithm, server: Tree, own: Tree) -> tuple[str, dict[str, jax.Array]]:
-    """Return ("network" or "server", the exported arrays by name). own: a client's own state."""
+    """("network" or "server", the exported arrays by name). own: the state of a client."""
     if algorithm.network:
         return "network", saved.named(algorithm.network(server)) | saved.named(own)
     *_, innermost = wrapping.layers(server)
@@ -100,7 +101,7 @@ def _versions(start: Start) -> dict[str, Any]:
 
 
 def export(one: OneRun, out: Path) -> Written:
-    """Writes the files of a run into a folder of its own; raises UsageError without the state."""
+    """Writes the files of a run into its own folder; raises UsageError if it lacks the state."""
     record, served = about(one), one.served()
     place = out / grid.folder_name(one.name)
     place.mkdir(parents=True, exist_ok=True)
@@ -117,7 +118,7 @@ def export(one: OneRun, out: Path) -> Written:
 def run(options: Options) -> str:
     """Writes the files, and returns a table of them.
 
-    Raises UsageError, in one line, for a folder without a finished run or the state.
+    Raises UsageError for a folder without a finished run, or if no run has the state.
     """
     if not options.run:
         raise UsageError("--run=", ..., "must be the folder of a finished run")

@@ -1,12 +1,12 @@
-"""Clients' factors: t-SNE of finished runs, a panel each (FedCFA, Fig. III).
+"""t-SNE of the factors of clients' examples, a panel per finished run (FedCFA, Fig. III).
 
 python -m experiments.factors --runs=runs/fedavg,runs/fedmix,runs/fedcfa --hook=1 --out=factors.png
 
-A factor is a unit of the body's outputs, or a channel as the mean over its positions; a dot is an
-example. Colours are clients, those with most examples, and grey dots are examples of all clients.
-The factors are those that the method trains on: FedMix mixes examples with the mean of all, FedCFA
-makes positive counterfactuals, some of whose factors are an average's. The picture shows the newest
-checkpoint of a run.
+A factor is a unit of the body's outputs, or the mean of a channel over its positions. A dot is an
+example. Each colour is one of the clients with most examples; grey dots are examples of all
+clients. The picture shows the factors that the method trains on: FedMix mixes each example with the
+mean of all, and FedCFA builds positive counterfactuals, which take some factors from an average of
+examples. The networks are those of the newest checkpoints.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
-_CHUNK = 128  # examples in the average of a client, at most
-_MOST_BLOCKS = 20  # the highest cut of a network that is tried
+_CHUNK = 128  # the most examples in the average of a client
+_MOST_BLOCKS = 20  # the highest cut that is tried
 
 NOTE = (
     "shift: how far the clients' mean factors are from the mean of all, in standard deviations, of "
@@ -68,8 +68,8 @@ class Panel(NamedTuple):
     """The panel of a run: N examples with F factors."""
 
     label: str
-    factors: np.ndarray  # [N, F] as the method trains on them
-    client: np.ndarray  # [N] int, -1 for examples of all
+    factors: np.ndarray  # [N, F] that the method trains on
+    client: np.ndarray  # [N] int, -1 for examples of all clients
     correlation: float
     shift_of_images: float
     shift: float
@@ -94,11 +94,12 @@ def recut(variables: Variables, old: int, new: int) -> Variables:
 
 
 def shift(factors: np.ndarray, client: np.ndarray) -> float:
-    """How far clients' mean factors are from the mean of all, over the standard deviation of all.
+    """The distance of clients' mean factors from the mean of all, in standard deviations of all.
 
-    factors: [N, F]. client: [N] int, -1 for examples of all. Distances are Euclidean, over all
-    factors at once, and a root mean square over clients; where clients are alike, about one over
-    the root of a client's examples.
+    Distances are Euclidean over all factors; the result is their root mean square over clients.
+    Where clients are alike, it is about one over the root of a client's number of examples.
+
+    factors: [N, F]. client: [N] int, -1 for examples of all clients.
     """
     everyone = factors[client < 0]
     means = np.stack([factors[client == who].mean(0) for who in np.unique(client[client >= 0])])
@@ -107,15 +108,17 @@ def shift(factors: np.ndarray, client: np.ndarray) -> float:
 
 
 def correlation(factors: np.ndarray) -> float:
-    """The mean |Pearson's r| over pairs of factors [N, F]; a constant one has none with another."""
+    """The mean |Pearson's r| over pairs of factors [N, F]; a constant factor counts as 0."""
     return float(fedcfa.factor_decorrelation(jnp.asarray(factors), jnp.ones(len(factors), bool)))
 
 
 def chosen_rows(
     parts: Sequence[np.ndarray], clients: int, examples: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, their clients): at most `examples` of all clients, which count as client -1, and of
-    each of the `clients` with most examples."""
+    """(rows, their clients): at most `examples` rows of each group.
+
+    The groups are all clients together, as client -1, and each of the `clients` largest ones.
+    """
     rng = np.random.default_rng(seed)
     largest = np.argsort([-len(part) for part in parts], kind="stable")[:clients]
     groups = {-1: np.concatenate(parts)} | {int(who): parts[who] for who in largest}
@@ -132,7 +135,7 @@ def encoded(model: Model, variables: Variables, x: Tree) -> Array:
 def trained_on(
     one: OneRun, model: Model, variables: Variables, x: Array, y: Array, average: Array
 ) -> Array:
-    """Factors [N, F] of images as the run's method trains on them.
+    """The factors [N, F] that the run's method trains on.
 
     x: [N, ...] images, y: [N] labels, average: [A, ...] mean images.
     """
@@ -159,10 +162,10 @@ def trained_on(
 
 
 def network(one: OneRun, hook: int) -> tuple[Model, Variables]:
-    """A run's network, cut before its factors; hook: -1 for the cut of its training.
+    """A run's network, cut at its factors. hook: the place of the cut, -1 for that of its training.
 
-    Raises UsageError where it cannot be cut there, and for a run without a single network, or on
-    data that are not stored as images.
+    Raises UsageError if the network cannot be cut there, if the run has no single network, or if
+    its data are not stored as images.
     """
     runs = one.runs
     assembled = runs.data
@@ -187,7 +190,7 @@ def network(one: OneRun, hook: int) -> tuple[Model, Variables]:
 
 
 def panel(one: OneRun, options: Options) -> Panel:
-    """The panel of a run; raises UsageError, in one line, where it has no such factors."""
+    """The panel of a run; raises UsageError if it has no such factors."""
     one.runs.check_data()
     assembled = one.runs.data
     model, variables = network(one, options.hook)
@@ -211,7 +214,7 @@ def panel(one: OneRun, options: Options) -> Panel:
 
 
 def draw(path: Path, panels: Sequence[Panel], seed: int) -> None:
-    """t-SNE of each panel by itself."""
+    """Draws the t-SNE of each panel, fitted to that panel alone."""
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(4.4 * columns, 4.2 * lines + 0.4), layout="constrained")

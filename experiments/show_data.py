@@ -2,7 +2,7 @@
 
 python -m experiments.show_data --environment=stained --stain=both --clients=20 --out=data.png
 
-It takes the flags of train, and shows the data as the first seed divides them. It trains nothing.
+It takes the flags of train, and shows the data of the first seed. It trains nothing.
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
 
-# The names of a cue's values, where they are not just numbers.
+# The names of a cue's values; the values of other cues are numbers.
 _NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}
-_STEP = 1.3  # between the lines of images, of which each is 1 high
-_LONGEST = 12.0  # inches of a picture of counts
-_MOST_IMAGES = 500  # in a line
-_MOST_PIXELS = 60_000  # along a side of a .png that matplotlib can write
-_MOST_WRITTEN = 20  # columns of a picture of counts in which each count is written
+_STEP = 1.3  # from one line of images to the next; an image is 1 high
+_LONGEST = 12.0  # inches, the longest side of a picture of counts
+_MOST_IMAGES = 500  # images in a line
+_MOST_PIXELS = 60_000  # a side of the largest .png that matplotlib can write
+_MOST_WRITTEN = 20  # the most columns of a picture of counts that shows the numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The flags of this binary beside those of train."""
+    """The flags of this binary, besides the flags of train."""
 
     images: int = flag(
         10,
@@ -50,15 +50,15 @@ class Options:
 
 
 class ClientShards(NamedTuple):
-    """The examples of each client and, last, of the test: N = C + 1 holders of M examples."""
+    """The examples of N = C + 1 holders: the clients and, last, the test."""
 
-    names: list[str]  # of the holders and their domains
-    rows: list[np.ndarray]  # of the data set, for training and validation, or for the test
-    sizes: list[tuple[int, int, int]]  # for training, for validation, for the test
+    names: list[str]  # of the holders, with their domains
+    rows: list[np.ndarray]  # rows of the data set: training and validation, or test
+    sizes: list[tuple[int, int, int]]  # training, validation, test
 
 
 def holdings_of(split: Split) -> ClientShards:
-    """The examples of the clients of a split, and of its test."""
+    """The holders of a split."""
     train, valid = parts_of(split.train), parts_of(split.valid)
     (test,) = parts_of(split.test)
     domain = split.test_domain[0]
@@ -71,7 +71,7 @@ def holdings_of(split: Split) -> ClientShards:
 
 
 def cues(dataset: Dataset) -> dict[str, np.ndarray]:
-    """The cues of each image in an environment, by name: [M] integers, of several values."""
+    """The cues of the images by name, each [M] integers that are not all equal."""
     if dataset.render is None or not hasattr(dataset.x, "_asdict"):
         return {}
     drawn = {name: np.asarray(leaf) for name, leaf in dataset.x._asdict().items()}
@@ -83,9 +83,9 @@ def cues(dataset: Dataset) -> dict[str, np.ndarray]:
 
 
 def best_guess(cue: np.ndarray, y: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """The guess of the label from the cue alone: [values of the cue], the commonest label of each.
+    """The most frequent label of each value of a cue: the best guess from the cue alone.
 
-    cue, y: [M]. seen: the rows that are counted.
+    cue, y: [M]. seen: the rows that count. Returns the labels [values of the cue].
     """
     counts = np.zeros((cue.max() + 1, y.max() + 1), int)
     np.add.at(counts, (cue[seen], y[seen]), 1)
@@ -93,7 +93,7 @@ def best_guess(cue: np.ndarray, y: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
 
 def table(dataset: Dataset, holdings: ClientShards) -> str:
-    """Sizes, and how often the guess from a cue alone is right: a row for each holder."""
+    """A row for each holder: its sizes, and how often the guess from each cue alone is right."""
     seen = np.concatenate(holdings.rows[:-1])
     guesses = {
         name: best_guess(cue, dataset.y, seen)[cue] == dataset.y
@@ -103,7 +103,7 @@ def table(dataset: Dataset, holdings: ClientShards) -> str:
     lines = [*zip(*holdings, strict=True), ("in all", None, total)]
 
     def size(at: int) -> Callable[[Any], object]:
-        # The sum shows 0, too.
+        # The line of sums also shows zeros.
         return lambda line: line[2][at] if line[1] is None else line[2][at] or ""
 
     def right(guess: np.ndarray) -> Callable[[Any], str]:
@@ -122,17 +122,17 @@ def _percent(right: np.ndarray) -> str:
 
 
 def chosen(dataset: Dataset, domain: int, count: int) -> np.ndarray:
-    """The first `count` rows of a domain, its labels in turn: 0, 1, 2, 0, 1, 2, 0."""
+    """The first `count` rows of a domain, with the labels taking turns: 0, 1, 2, 0, 1, 2, 0."""
     rows = np.flatnonzero(dataset.domain == domain)
     labels = dataset.y[rows]
-    turn = np.zeros(len(rows), int)  # how many of its label come before
+    turn = np.zeros(len(rows), int)  # how many rows of the same label come before
     for label in np.unique(labels):
         turn[labels == label] = np.arange((labels == label).sum())
     return rows[np.lexsort((labels, turn))][:count]
 
 
 def draw(path: Path, dataset: Dataset, holdings: ClientShards, *, title: str, count: int) -> None:
-    """A line of `count` images for each domain; beside them the counts of each client."""
+    """Draws a line of `count` images for each domain, and beside them the counts of each client."""
     num_lines, num_holders = len(dataset.domains), len(holdings.names)
     drawn = cues(dataset)
     counts = {"class": (dataset.y, dataset.classes)}
@@ -158,7 +158,7 @@ def draw(path: Path, dataset: Dataset, holdings: ClientShards, *, title: str, co
 
 
 def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], count: int) -> None:
-    """Images with their labels, and beside them how often each class of the domain has each cue."""
+    """Draws images with labels, and beside them how often each class of a domain has each cue."""
     for line in range(len(dataset.domains)):
         rows, top = chosen(dataset, line, count), _STEP * line
         images = to_rgb(rendered(dataset, rows)) if len(rows) else ()
@@ -189,7 +189,7 @@ def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], cou
 
 
 def _draw_counts(axis: Axes, counts: np.ndarray, height: float) -> None:
-    """Counts [N, values], shaded by their share of the holder's examples. height: in inches."""
+    """Draws counts [N, values], shaded by their share of the holder. height: in inches."""
     num_holders, num_values = counts.shape
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     most = max(share.max(), min(1.0, 3 / num_values))  # even shares have a light shade
@@ -207,7 +207,7 @@ def _draw_counts(axis: Axes, counts: np.ndarray, height: float) -> None:
 def show(config: Config, options: Options) -> str:
     """Draws the picture, and returns the table and the path of the picture.
 
-    Raises UsageError for flags that do not fit the data, and for data that are no images.
+    Raises UsageError for flags that do not fit the data, and for data that are not images.
     """
     out = check_picture("out", options.out)
     assembled = assemble.assemble(config, config.run.seeds[:1], launch.start_of(config))

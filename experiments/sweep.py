@@ -16,7 +16,7 @@ from experiments.running import launch
 
 
 def folder(config: Config) -> Path:
-    """The folder of the results."""
+    """The run folder: --run_dir, or a default name from the flags."""
     name = f"sweep-{config.data.stem}-{'-'.join(config.method.algorithm)}"
     return Path(config.run.run_dir or folders.default(config, name, ("algorithm",)))
 

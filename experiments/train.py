@@ -15,7 +15,7 @@ from experiments.running import launch
 
 
 def folder(config: Config) -> Path:
-    """The folder of the results."""
+    """The run folder: --run_dir, or a default name from the flags."""
     name = f"{config.method.algorithm[0]}-{config.data.stem}-{config.data.held_out or 'default'}"
     return Path(config.run.run_dir or folders.default(config, name, ("algorithm", "held_out")))
 

@@ -1,4 +1,4 @@
-"""From all flags to an experiment: its grid, network and data, and its compiled parts."""
+"""From all flags to an experiment: its grid, network and data, and each cell ready to compile."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -35,14 +35,14 @@ from fedjax_inv.devices import Layout
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Variables
 
 Splits = Mapping[int, Split]  # by seed
-# (shapes of the network's variables, seeds) -> the networks that runs start from, by seed
+# (shapes of the network's variables, seeds) -> the initial networks of runs, by seed
 Start = Callable[[Variables, Sequence[int]], Mapping[int, Variables]]
 
 
 class Prepared(NamedTuple):
     """A cell that is ready to be compiled."""
 
-    experiment: program.Experiment  # shared by its runs
+    experiment: program.Experiment  # common to all its runs
     inputs: program.Inputs  # of its runs
     groups: list[str]  # names of the validation groups
     sizes: Sizes
@@ -51,15 +51,15 @@ class Prepared(NamedTuple):
 
 
 class Assembled(NamedTuple):
-    """An experiment: the grid, the network, and the data as clients share them."""
+    """An experiment: the grid, the network, and the data with their splits among clients."""
 
     config: Config
     dataset: Dataset  # of the first seed, with its environments
     model: Model
     cells: list[Cell]
-    data: Examples  # of all draws, one after the other; on the host if several devices share them
+    data: Examples  # of all draws in a row; on the host if several devices share the clients
     splits: Mapping[str | None, Splits]  # by held-out domain
-    variables: Mapping[int, Variables] | None  # networks to start from, by seed; None: random ones
+    variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
 
     def prepare(self, cell: Cell) -> Prepared:
         """A cell, ready to be compiled."""
@@ -83,7 +83,7 @@ class Assembled(NamedTuple):
 def algorithm(
     config: Config, cell: Cell, model: Model, hyper: Mapping[str, float | Array], sizes: Sizes
 ) -> Algorithm:
-    """The algorithm of a cell with the hyperparameters of one run, which may be tracers.
+    """The algorithm of a cell with one run's hyperparameters, whose values may be tracers.
 
     Raises UsageError for a value out of range.
     """
@@ -98,7 +98,7 @@ def algorithm(
 
 
 def schedules_of_rates(config: Config) -> dict[str, optax.Schedule]:
-    """The schedules of the learning rates that change, by the hyperparameter's name."""
+    """The schedules of those learning rates that change, by the hyperparameter's name."""
     end = config.schedules_end
     schedules = {
         "learning_rate": training.schedule(config.clients, end),
@@ -131,12 +131,12 @@ def experiment(
 
 
 def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
-    """The clients that attend: [R, T, S], T = num_rounds. None do from round --rounds on."""
+    """The cohorts [R, T, S] of T = num_rounds rounds; from round --rounds on they are empty."""
     return participation.cohorts(config.participation, inputs, num_rounds, config.run.rounds)
 
 
 def layout(config: Config, num_clients: int) -> Layout | None:
-    """The devices that share the clients, and what each holds; None if there is one device."""
+    """The layout of the clients on several devices; None if there is one device."""
     return machine.layout(config.run, num_clients, config.participation.slots(num_clients))
 
 
@@ -145,8 +145,8 @@ def assemble(
 ) -> Assembled:
     """The experiment that the flags describe; nothing is compiled.
 
-    seeds: those to split the data for; default: all.
-    start: reads the networks that --init_from names; without it, runs start from random networks.
+    seeds: the seeds to split the data for; by default all of --seeds.
+    start: reads the networks of --init_from; without it, runs start from random networks.
 
     Raises UsageError if the flags do not fit the data.
     """
@@ -161,7 +161,7 @@ def assemble(
             loaded,
             Source(config.data.dataset, config.data.test_fraction, draw, config.partition.clients),
         )
-        for draw in dict.fromkeys(draw_of.values())  # the first seed's first
+        for draw in dict.fromkeys(draw_of.values())  # starting with that of the first seed
     }
     first = next(iter(draws.values()))
     if len(first.classes) < 2:
@@ -171,7 +171,7 @@ def assemble(
     shapes = network.shapes(config.model, model, first)
     variables = start(shapes, [*draw_of]) if start and config.model.init_from else None
     cells = grid.cells(config, data_flags.held_out(config.data, first.domains))
-    for cell in cells:  # an impossible hyperparameter shows here, at no cost
+    for cell in cells:  # finds an impossible hyperparameter before any compute
         for run in cell.runs:
             algorithm(config, cell, model, run.hyper, Sizes())
     before = config.environment.kind.draws_test and not loaded.test.any()
@@ -179,7 +179,7 @@ def assemble(
     data_flags.check_test_fraction(config.data, is_drawn=before or at_split)
     data = _examples(list(draws.values()))
     if config.run.devices > 1 or config.run.num_processes > 1:
-        data = jax.device_get(data)  # or the first device would hold all beside its own
+        data = jax.device_get(data)  # or the first device would hold all data besides its share
     first_rows = {draw: index * len(first.y) for index, draw in enumerate(draws)}
     splits = {
         domain: {
@@ -194,7 +194,7 @@ def assemble(
 
 
 def _check_draws(config: Config, loaded: Dataset, count: int) -> None:
-    """Raises UsageError if this number of draws of the data does not fit into memory."""
+    """Raises UsageError if so many draws of the data do not fit into memory."""
     size = 2 * count * sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.x))  # and on the device
     what = f" for {count} draws of the data, twice"
     if count > 1:
@@ -214,11 +214,11 @@ def _examples(draws: Sequence[Dataset]) -> Examples:
 def _split(
     config: Config, dataset: Dataset, data: Examples, domain: str | None, seed: int, first_row: int
 ) -> Split:
-    """The split of a seed, with one domain held out. data, first_row: as of `partition.split`."""
+    """The split of a seed, with one domain held out. data, first_row: as in `partition.split`."""
     num_clients = config.partition.num_clients(len(dataset.domains) - (domain is not None))
     participation.check_clients(config.participation, num_clients, config.run.rounds)
-    # A test that is drawn with the environments' seed would be one of them. With a --data_seed the
-    # seeds differ already.
+    # With the same seed as the environments, the drawn test would be one of them. With --data_seed
+    # the seeds differ anyway.
     chosen = config.environment
     is_redrawn = domain is None and chosen.is_drawn and chosen.data_seed == "each"
     return partition.split(
@@ -234,7 +234,7 @@ def _split(
 
 
 def _check_watching(assembled: Assembled) -> None:
-    """Raises UsageError if a run cannot be evaluated or selected as the flags ask for."""
+    """Raises UsageError if the flags ask for an evaluation or selection that is impossible."""
     watched, cells = assembled.config.watching, assembled.cells
     split = next(iter(assembled.splits[cells[0].held_out].values()))
     watching.check_rule(watched, len(program.group_names(split)))
@@ -247,7 +247,7 @@ def _check_watching(assembled: Assembled) -> None:
 
 
 def _check_network(assembled: Assembled, cell: Cell) -> None:
-    """Raises UsageError unless a cell's algorithm serves a single network."""
+    """Raises UsageError unless a cell's algorithm has a single network."""
     config, model = assembled.config, assembled.model
     if algorithm(config, cell, model, cell.runs[0].hyper, Sizes()).network is None:
         text = f"--algorithm={cell.algorithm} has no single network to look at"

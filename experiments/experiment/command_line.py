@@ -21,12 +21,12 @@ from fedjax_inv.algorithms import LISTED
 PRESETS = Path(__file__).parent / "presets"
 PAPERS = ("cafe", "fedcfa", "fedipg", "fl_games")  # files of experiments/papers/ with a table
 
-# Flags given outside of presets, by their fields' names.
+# The flags that are set outside of presets, by their fields' names.
 Given = frozenset[str]
 
 _FIELDS = {name_of(field): name for name, field in FLAGS.items()}
 
-# Flags that are repeated, each time with another setting name=value.
+# The flags that can be repeated, each time with another setting name=value.
 _SETTINGS = [name for name, field in _FIELDS.items() if FLAGS[field].metadata["repeats"]]
 
 
@@ -35,10 +35,10 @@ def binary(
 ) -> Binary:
     """A binary that takes all flags of an experiment.
 
-    run: (config) -> the text to print; with a record (config, options) -> the text.
+    run: returns the text to print, from a config, or with a record from a config and its options.
     about: the first paragraphs of --help, the docstring of the binary's file.
     record: the class of the binary's own flags, if it has any.
-    defaults: other defaults of an experiment's flags, by field name.
+    defaults: defaults of experiment flags that differ from the usual ones, by field name.
     """
     own = flags_of(record) if record else []
 
@@ -65,21 +65,21 @@ def binary(
 
 
 def define(values: flags.FlagValues = flags.FLAGS, **defaults: Any) -> None:
-    """Defines the flags of an experiment. defaults: other defaults, by field name."""
+    """Defines the flags of an experiment. defaults: defaults to change, by field name."""
     command.define(FLAGS.values(), values, **defaults)
 
 
 def parse(
     argv: Sequence[str], values: flags.FlagValues = flags.FLAGS, base: Sequence[str] = ()
 ) -> Given:
-    """Sets flags from a command line, with presets expanded, and returns the flags given in it.
+    """Sets flags from a command line, expanding presets; returns the flags set outside of presets.
 
     argv: the program, and then flags.
-    base: flags before those of argv, which argv may set again as if they were a preset's.
+    base: flags that come before those of argv; argv may replace them like a preset's.
 
-    Raises UsageError for a bad flag, and for a setting that is given twice outside of presets.
+    Raises UsageError for a bad flag, and for a setting that occurs twice outside of presets.
     """
-    # Not every binary has all of them.
+    # A binary may lack some of these flags.
     merged: dict[str, dict[str, _Setting]] = {flag: {} for flag in _SETTINGS if flag in values}
     parts = [(words, True) for words, _ in _with_presets(base)] + [*_with_presets(argv[1:])]
     for words, is_preset in parts:
@@ -103,7 +103,7 @@ def _entries(values: flags.FlagValues, flag: str) -> list[str]:
 class _Setting(NamedTuple):
     """A value of --set, --optimizer_set or --server_optimizer_set."""
 
-    entry: str  # name=value; without a value it takes the name back, and without a name all
+    entry: str  # name=value; "name=" removes the setting, and "" removes all settings
     is_preset: bool
 
     @property
@@ -113,9 +113,9 @@ class _Setting(NamedTuple):
 
 
 def _merge(flag: str, settings: dict[str, _Setting], new: _Setting) -> None:
-    """Adds a setting to those before it, by their names.
+    """Adds a setting to the earlier ones, by name.
 
-    An entry that takes a name back stays, as flags of `base` may be merged before it.
+    An entry that removes a setting is stored, too, because flags of `base` may be merged before it.
     """
     name = new.entry.partition("=")[0]
     old = settings.get(name)
@@ -133,7 +133,7 @@ def read(
     *,
     may_be_idle: bool = False,
 ) -> Config:
-    """The parsed flags. given, may_be_idle, and the errors: as of `config.of`."""
+    """The configuration of the parsed flags. given, may_be_idle, errors: as in `config.of`."""
     typed = {name: command.value_of(field, values) for name, field in FLAGS.items()}
     for flag in _SETTINGS:
         entries = (_Setting(entry, True) for entry in typed[_FIELDS[flag]])
@@ -150,7 +150,7 @@ def of_arguments(
 ) -> Config:
     """The configuration of a command line without the program; raises UsageError for a bad one.
 
-    base: flags before those, which may be set again.
+    base: flags that come before the arguments, which may replace them.
     """
     values = flags.FlagValues()
     define(values, **defaults)
@@ -159,7 +159,7 @@ def of_arguments(
 
 
 def presets() -> dict[str, str]:
-    """The first line of each preset, which describes it, by name."""
+    """The first line of each preset, its description, by name."""
     files = sorted(PRESETS.glob("*.flags"))
     return {path.stem: path.read_text().splitlines()[0].lstrip("# ") for path in files}
 
@@ -167,7 +167,7 @@ def presets() -> dict[str, str]:
 def _with_presets(words: Sequence[str]) -> Iterator[tuple[list[str], bool]]:
     """Parts of the words, in order, each with whether it is a preset's.
 
-    A preset's part replaces --preset=NAME,NAME by the flag file of one name; later ones win.
+    A flag --preset=NAME,NAME becomes a part for each name, with its flag file; later ones win.
     """
     plain: list[str] = []
     for word in words:
@@ -184,7 +184,7 @@ def _with_presets(words: Sequence[str]) -> Iterator[tuple[list[str], bool]]:
 
 
 def answer(argv: Sequence[str], about: str, values: flags.FlagValues = flags.FLAGS) -> str | None:
-    """The text that --help or --describe=ALGORITHM asks for; None without either.
+    """The text for --help or --describe=ALGORITHM; None without either flag.
 
     about: the first paragraphs of --help. Raises UsageError for an unknown algorithm.
     """
@@ -227,7 +227,7 @@ def _environments() -> list[str]:
 
 
 def _is_ours(values: flags.FlagValues, name: str) -> bool:
-    """Whether a flag is of this package, and not of absl or another one."""
+    """Whether a flag was defined by this package, and not by absl or another one."""
     module = values.find_module_defining_flag(name) or ""
     return not module.startswith("absl") and (
         "experiments" in module or module.endswith(".py") or module == "__main__"
@@ -246,7 +246,7 @@ def describe(algorithm: str) -> str:
     rows = [
         [f"--set={name}", shown(parameters[name].default), texts.get(name, "")]
         for name, kinds in names.hyperparameters(algorithm).items()
-        if set(kinds) - {type(None)}  # the others can be set in Python only
+        if set(kinds) - {type(None)}  # other arguments can be set in Python only
     ]
     if names.takes(factory, "server_optimizer"):
         text = "the server's optimizer, with --server_learning_rate and --server_momentum"

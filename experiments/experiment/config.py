@@ -1,6 +1,6 @@
-"""All flags of an experiment, as checked groups. Command lines are read by `command_line`.
+"""All flags of an experiment, as checked groups. `command_line` reads command lines.
 
-`of` makes a `Config` from flags by name, `flat` is its inverse. Each group is a record in parts/.
+`of` makes a `Config` from flags by name; `flat` is its inverse. Each group is a record in parts/.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from fedjax_inv.checks import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """All flags; made by `of`."""
+    """All flags of an experiment. Call `of` to make one."""
 
     method: Method
     data: Data
@@ -58,7 +58,7 @@ class Config:
 
     @property
     def schedules_end(self) -> int:
-        """The round in which cosine schedules of learning rates end; 0 without one."""
+        """The round in which cosine schedules of learning rates end; 0 without such a schedule."""
         kinds = (self.clients.schedule, self.server.server_schedule)
         return (self.clients.schedule_rounds or self.run.rounds) if "cosine" in kinds else 0
 
@@ -79,7 +79,7 @@ GROUPS: dict[str, type[Any]] = {
 
 
 def fields(group: str) -> list[dataclasses.Field[Any]]:
-    """The flags of a group; those of all environments belong to "environment"."""
+    """The flags of a group; the flags of all environments belong to "environment"."""
     records = [GROUPS[group], *(environment.RECORDS if group == "environment" else ())]
     return [field for record in records for field in flags_of(record)]
 
@@ -89,12 +89,12 @@ FLAGS = {field.name: field for group in GROUPS for field in fields(group)}
 
 
 def of(*, given: Collection[str] = (), may_be_idle: bool = False, **values: Any) -> Config:
-    """The configuration with these values of flags, by their fields' names, and defaults else.
+    """The configuration with these values of flags, by their fields' names, and defaults otherwise.
 
-    given: flags given explicitly, even at their default.
-    may_be_idle: whether a flag may be set that has no effect.
+    given: the flags that were set explicitly, even to their default.
+    may_be_idle: whether flags without an effect may be set.
 
-    Raises UsageError for a bad value, and for a flag without effect.
+    Raises UsageError for a bad value, and for a flag without an effect.
     """
     for name in values:
         if name not in FLAGS:
@@ -137,12 +137,12 @@ def changed(config: Config, **values: Any) -> Config:
 
 
 def to_record(config: Config) -> dict[str, Any]:
-    """The flags as a run folder holds them; the environment is never "auto"."""
+    """The flags as a run folder stores them; the environment is never "auto"."""
     return flat(config) | {"environment": config.environment.name}
 
 
 def from_record(record: Mapping[str, Any]) -> Config:
-    """The configuration that a run folder holds; flags that it lacks have their defaults.
+    """The configuration that a run folder stores; missing flags have their defaults.
 
     Raises UsageError for an unknown flag.
     """
@@ -160,7 +160,7 @@ def from_record(record: Mapping[str, Any]) -> Config:
 
 
 def _check(config: Config) -> None:
-    """Raises UsageError for flags that do not fit each other."""
+    """Raises UsageError for flags that contradict each other."""
     watching.check(config.watching, config.run.rounds)
     data.check(config.data)
     participation.check(config.participation, config.partition.clients)
@@ -173,7 +173,7 @@ def _check(config: Config) -> None:
 
 
 def _check_warmups(config: Config) -> None:
-    """Raises UsageError for a warm-up that is longer than its cosine schedule."""
+    """Raises UsageError for a warm-up that does not end before its cosine schedule."""
     clients, server, end = config.clients, config.server, config.schedules_end
     for flag, kind, rounds in (
         ("warmup_rounds", clients.schedule, clients.warmup_rounds),
@@ -187,7 +187,7 @@ def _check_warmups(config: Config) -> None:
 def idle(config: Config, values: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, str]:
     """The flags of `values` that have no effect in this configuration, and why.
 
-    A flag at its default does not count, unless it is `given` and means more than "off".
+    A flag at its default does not count, unless it is in `given` and its value is not "off".
     """
     return {
         name: reason

@@ -1,4 +1,4 @@
-"""The grid of runs that flags ask for: cells, each one compiled program."""
+"""The grid of runs that the flags ask for, as cells; each cell is one compiled program."""
 
 import itertools
 import json
@@ -14,10 +14,10 @@ from fedjax_inv.program import Run
 
 
 class Cell(NamedTuple):
-    """Runs that share a compiled program: one algorithm, one held-out domain."""
+    """Runs that share a compiled program: they have one algorithm and one held-out domain."""
 
     algorithm: str
-    settings: dict[str, Any]  # no real numbers, which are hyperparameters of its runs
+    settings: dict[str, Any]  # without real numbers: those are hyperparameters of the runs
     held_out: str | None
     runs: tuple[Run, ...]
 
@@ -32,22 +32,22 @@ class Cell(NamedTuple):
         return f"{self.label} {self.held_out or 'test'}"
 
     def record(self) -> dict[str, Any]:
-        """The cell as JSON holds it."""
+        """The cell as values of JSON."""
         return json.loads(json.dumps(self._asdict() | {"runs": [r._asdict() for r in self.runs]}))
 
 
 def of_record(record: Mapping[str, Any]) -> Cell:
-    """The cell of a record."""
+    """The cell that a record describes."""
     return Cell(**{**record, "runs": tuple(Run(**run) for run in record["runs"])})
 
 
 def folder_name(name: str) -> str:
-    """A name that any file system takes."""
+    """The name with only characters that every file system allows."""
     return "".join(c if c.isalnum() or c in "=._-" else "-" for c in name)
 
 
 def folder_names(cells: Sequence[Cell]) -> dict[str, str]:
-    """A folder for each cell, by the cell's name; a checksum marks names that would be equal."""
+    """A folder for each cell, by the cell's name; a checksum tells equal names apart."""
     plain = {cell.name: folder_name(cell.name) for cell in cells}
     taken = [folder.casefold() for folder in plain.values()]
     return {
@@ -69,9 +69,9 @@ def short_labels(cells: Sequence[Cell]) -> list[str]:
 
 
 def cells(config: Config, held_out: Sequence[str | None]) -> list[Cell]:
-    """A cell for each algorithm, held-out domain and choice of settings that are not real numbers.
+    """A cell for each algorithm, held-out domain and combination of settings that are not real.
 
-    A cell has a run for each seed and choice of real numbers.
+    A cell has a run for each seed and each combination of real numbers.
     """
     result = []
     for (algorithm, chosen), domain in itertools.product(

@@ -1,6 +1,6 @@
-"""Whether an experiment fits into memory, by arithmetic on shapes, before anything is allocated.
+"""A check that an experiment fits into memory, from shapes, before anything is allocated.
 
-It counts only what every compiled program needs, so a program may still need more.
+It is a lower bound: a compiled program may need more.
 """
 
 import warnings
@@ -20,12 +20,12 @@ from fedjax_inv import checks, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Federation, Tree, Variables
 
-_MOST_STEPS = 2**31  # which are counted in int32
-_SLOT = 9  # bytes of a client in a round: its number, whether it is present, and its delay
+_MOST_STEPS = 2**31  # steps are counted in int32
+_SLOT = 9  # bytes of a slot in a cohort: the client, whether it is present, and its delay
 
 
 def check(assembled: Assembled) -> None:
-    """Raises UsageError if memory cannot hold an experiment, or int32 not count its steps."""
+    """Raises UsageError if memory cannot hold an experiment, or int32 cannot count its steps."""
     config, cells = assembled.config, assembled.cells
     split = next(iter(assembled.splits[cells[0].held_out].values()))
     num_clients, largest = len(split.domain), int(split.train.size.max())
@@ -47,7 +47,7 @@ def check(assembled: Assembled) -> None:
     name, value = ("widths", widths) if widths else ("model", config.model.model)
     _check(name, value, 2 * _bytes(variables), "a network and its gradient")
     history, flag = attendance.history, attendance.history_flag
-    for cell in {cell.label: cell for cell in cells}.values():  # domains make no difference
+    for cell in {cell.label: cell for cell in cells}.values():  # held-out domains do not matter
         runs = len(cell.runs)
         state, broadcast = _of_run(assembled, cell, variables, num_clients)
         owners = f"server and {num_clients} clients of {cell.label}"
@@ -59,7 +59,7 @@ def check(assembled: Assembled) -> None:
 
 
 def _check(name: str, value: object, needed: int, what: str) -> None:
-    """Raises UsageError if `needed` bytes for `what` exceed the memory. name: the flag's."""
+    """Raises UsageError if `needed` bytes for `what` exceed the memory. name: the flag to blame."""
     try:
         checks.memory(name, value, needed, machine.memory(), f" for {what}")
     except UsageError as error:
@@ -71,7 +71,8 @@ def _of_run(
 ) -> tuple[int, int]:
     """The bytes of a run's state on a device, and of the broadcasts in one round.
 
-    variables: shapes of the network's. Raises UsageError if the algorithm's settings do not fit it.
+    variables: the shapes of the network's variables. Raises UsageError if the algorithm's settings
+    do not fit the network.
     """
     config = assembled.config
     algorithm = assemble.algorithm(config, cell, assembled.model, cell.runs[0].hyper, Sizes())
@@ -84,13 +85,13 @@ def _of_run(
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
-        with warnings.catch_warnings(action="ignore"):  # about sizes that are refused below
+        with warnings.catch_warnings(action="ignore"):  # these sizes cause an error below
             state = jax.eval_shape(init, variables, sizes, key)
             sent = [jax.eval_shape(each.broadcast, state.server) for each in algorithm.exchanges]
     except UsageError as error:
         names = method.setting_flags(cell.algorithm)
         raise in_flags(error, f"--algorithm={cell.algorithm}", names) from None
-    except OverflowError as error:  # of an index
+    except OverflowError as error:  # an index is too large
         text = f"needs arrays larger than int32 counts: {error}"
         raise flag_error("algorithm", cell.label, text) from None
     layout = assemble.layout(config, number)
@@ -100,7 +101,7 @@ def _of_run(
 
 
 def _bytes(shapes: Tree) -> int:
-    """Bytes of arrays of these shapes."""
+    """The bytes of arrays with these shapes."""
     return sum(
         int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(shapes)

@@ -1,7 +1,7 @@
-"""How every binary and benchmark declares its flags, reads them and starts.
+"""The way in which every binary and benchmark declares its flags, reads them and starts.
 
-A binary's file holds a frozen dataclass whose fields are flags (`flag.flag`), a function that does
-the work, and both as a `Binary`:
+A binary's file has a frozen dataclass whose fields are flags (`flag.flag`), a function that does
+the work, and a `Binary` that combines the two:
 
     @dataclasses.dataclass(frozen=True)
     class Options:
@@ -68,7 +68,7 @@ def of(run: Callable[[Any], str], record: type[Any], about: str | None) -> Binar
 
 def main(binary: Binary) -> None:
     """Runs a binary on this process's command line: prints its text, and errors in one line."""
-    # Compiled programs outlive the process, so that a second start does not compile again.
+    # Compiled programs are stored on the disk, so that a second start does not compile again.
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "~/.cache/fedjax_inv")
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -77,7 +77,7 @@ def main(binary: Binary) -> None:
 
     def run(argv: list[str]) -> None:
         del argv
-        # Orbax logs each file that it writes and each failure, which we report ourselves.
+        # Orbax logs every file and every failure; we report failures ourselves.
         logging.set_verbosity(logging.FATAL)
         try:
             with errors.in_one_line():
@@ -121,7 +121,7 @@ def define(fields: Iterable[Field[Any]], values: flags.FlagValues, **defaults: A
 
 
 def parse(argv: Sequence[str], values: flags.FlagValues) -> None:
-    """Sets flags from a command line; raises UsageError, in one line, for a bad one."""
+    """Sets flags from a command line; raises UsageError for a bad one."""
     try:
         _, *others = values(list(argv))
     except (flags.Error, ValueError) as error:
@@ -134,7 +134,7 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 def _refused(error: Exception, values: flags.FlagValues) -> UsageError:
-    """The error for a command line that absl does not take."""
+    """The error for a command line that absl refuses."""
     if isinstance(error, flags.UnrecognizedFlagError):
         near = difflib.get_close_matches(error.flagname, values, 3, 0.6)
         hint = f"did you mean {' or '.join(f'--{name}' for name in near)}? " if near else ""
@@ -189,7 +189,7 @@ def help_line(field: Field[Any], values: flags.FlagValues) -> str:
 
 
 def entry(name: str, text: str) -> str:
-    """A name, and beside it or below it a text of several lines."""
+    """A name, with a text of several lines beside it or below it."""
     if len(name) > 28:
         return f"  {name}\n" + textwrap.indent(textwrap.fill(text, 68), " " * 32)
     lines = textwrap.wrap(text, 68) or [""]

@@ -12,7 +12,7 @@ _LONGEST = 2000  # characters of a line
 
 
 class Diverged(Exception):
-    """A client's loss became NaN or infinite."""
+    """A client's loss or update became NaN or infinite."""
 
 
 @contextlib.contextmanager
@@ -27,7 +27,7 @@ def in_one_line() -> Iterator[None]:
     except UsageError as error:
         _fail(str(error), 2)
     except OSError as error:
-        if error.errno is None:  # not of the operating system
+        if error.errno is None:  # not from the operating system
             raise
         where = f"{error.filename}: " if error.filename else ""
         remedy = _REMEDIES.get(error.errno, "mend that and start again")

@@ -13,15 +13,15 @@ from fedjax_inv.checks import UsageError
 
 
 class Range(NamedTuple):
-    """The values that a flag takes; of a list, each element."""
+    """The values that a flag takes, or that each element of a list takes."""
 
     holds: Callable[[Any], bool]
     text: str
 
 
-# float32 tells these from 0 and from infinity.
+# float32 distinguishes these from 0 and from infinity.
 _LEAST, _MOST = 1e-38, 1e38
-MOST_INT = 2**31  # the first integer that int32 does not hold
+MOST_INT = 2**31  # the first integer beyond int32
 
 ANY = Range(lambda value: True, "")
 POSITIVE = Range(lambda value: _LEAST <= value <= _MOST, "above 0, from 1e-38 to 1e38")
@@ -32,7 +32,7 @@ INSIDE = Range(lambda value: 0 < value < 1, "above 0 and below 1")
 
 
 def at_least(lowest: int) -> Range:
-    """Whole numbers from `lowest` on."""
+    """The whole numbers from `lowest` on."""
     return Range(lambda value: lowest <= value < MOST_INT, f"at least {lowest} and below 2^31")
 
 
@@ -40,8 +40,8 @@ SEED = at_least(0)
 
 
 def is_whole(text: str, lowest: int = 0) -> bool:
-    """Whether text is a whole number from `lowest` on, in the digits 0 to 9."""
-    # int refuses thousands of digits.
+    """Whether text is a whole number of at least `lowest`, written with the digits 0 to 9."""
+    # int raises an error for thousands of digits.
     is_number = text.isascii() and text.isdecimal() and len(text) <= 10
     return is_number and lowest <= int(text) < MOST_INT
 
@@ -55,7 +55,7 @@ def is_real(text: str) -> bool:
 
 
 def number_or(*words: str, lowest: int = 0) -> Range:
-    """A whole number from `lowest` on, as text, or one of the words."""
+    """Texts that are a whole number of at least `lowest`, or one of the words."""
     return Range(
         lambda value: value in words or is_whole(value, lowest),
         f"{', '.join(words)} or a number of at least {lowest} and below 2^31",
@@ -63,7 +63,7 @@ def number_or(*words: str, lowest: int = 0) -> Range:
 
 
 def pair(holds: Callable[[str], bool], text: str) -> Range:
-    """A client's number and its value, as text "client:value"."""
+    """Texts "client:value", with a client's number and a value for it."""
 
     def both_hold(entry: str) -> bool:
         client, colon, value = entry.partition(":")
@@ -84,11 +84,13 @@ def flag(
 ) -> Any:
     """A field that is a flag.
 
-    default: its value if it is not given; a tuple is a comma-separated list of values of one kind.
+    default: its value unless it is set; a tuple is a comma-separated list of values of one kind.
     text: its meaning, for --help.
-    choices: the names that it takes, if they are few.
+    allowed: the range of its value, or of each element of a list.
+    choices: all names that it takes, if they are few.
+    kind: the type of its value, or of each element of a list; by default that of `default`.
     name: the flag's name, if it is not the field's.
-    repeats: whether the flag is repeated, each time with another name=value.
+    repeats: whether the flag can be repeated, each time with another name=value.
     """
     if kind is None:
         kind = type(default[0] if isinstance(default, tuple) else default)
@@ -114,12 +116,12 @@ def name_of(field: dataclasses.Field[Any]) -> str:
 
 
 def flag_names(*records: Any) -> dict[str, str]:
-    """The flags of records whose fields are named as arguments of the library, for `in_flags`."""
+    """The flag of each field of the records, by the field's name, for `in_flags`."""
     return {field.name: name_of(field) for record in records for field in flags_of(record)}
 
 
 def shown(value: Any) -> str:
-    """A value as a command line has it."""
+    """A value as it is written on a command line."""
     if isinstance(value, tuple | list):
         return ",".join(map(shown, value))
     if value is None or isinstance(value, bool):
@@ -131,9 +133,9 @@ def shown(value: Any) -> str:
 
 
 def flag_error(name: str, value: Any, allowed: str) -> UsageError:
-    """The error that a flag has this value.
+    """The error for a value of a flag.
 
-    name: the flag's, without dashes. allowed: the rest of the line, "must be ...".
+    name: the flag's name, without dashes. allowed: the rest of the line, "must be ...".
     """
     return UsageError(f"--{name}={shown(value)}", ..., allowed)
 
@@ -158,15 +160,15 @@ def check_known(name: str, value: str, allowed: Collection[str]) -> None:
 
 
 def check_different(name: str, values: Collection[Any], *, may_be_empty: bool = False) -> None:
-    """Raises UsageError unless the values are one or several different ones."""
+    """Raises UsageError if there are no values, or if two of them are equal."""
     if (len(values) == 0 and not may_be_empty) or len(set(values)) < len(values):
         raise flag_error(name, [*values], "must be one or several different values")
 
 
 def in_flags(error: Exception, where: str, names: Mapping[str, str]) -> UsageError:
-    """The error of a function about its arguments, in terms of the flags that set them.
+    """A function's error about its arguments, expressed by the flags that set them.
 
-    where: the flag that named the function, with its value; empty if no flag did.
+    where: the flag that selected the function, with its value; empty if there is none.
     names: the flag of each argument, without dashes; "set=penalty" for a setting.
     """
 
@@ -186,9 +188,9 @@ def in_flags(error: Exception, where: str, names: Mapping[str, str]) -> UsageErr
 
 
 def check_place(name: str, path: Path, *, is_folder: bool = False) -> None:
-    """Raises UsageError if a file, or a file in a folder, cannot be written. Writes nothing.
+    """Raises UsageError if a path cannot be written. Writes nothing.
 
-    name: the flag that holds the path.
+    name: the flag that holds the path. is_folder: whether the path is a folder for files.
     """
     try:
         if path.exists() and path.is_dir() != is_folder:
@@ -203,7 +205,7 @@ def check_place(name: str, path: Path, *, is_folder: bool = False) -> None:
 
 
 def check_picture(name: str, text: str) -> Path:
-    """The path of a picture; raises UsageError if it is no .png, or cannot be written."""
+    """The path of a picture; raises UsageError if it is not a .png, or cannot be written."""
     path = Path(text)
     if path.suffix != ".png":
         raise flag_error(name, text, "must end in .png")

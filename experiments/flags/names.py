@@ -1,4 +1,4 @@
-"""Names that flags take, and the functions that they name. An unknown name is a one-line error."""
+"""Networks and algorithms by the names that flags take; an unknown name is a one-line error."""
 
 import contextlib
 import difflib
@@ -66,18 +66,19 @@ def called(
     *arguments: Any,
     **settings: Any,
 ) -> T:
-    """The result of a factory, which may be anyone's.
+    """The result of a factory, which may come from outside of this repository.
 
-    flag, name: the flag that named the factory, without dashes, and its value.
+    flag, name: the flag that names the factory, without dashes, and its value.
     names: the flag of each argument (`flag.in_flags`).
+    kind: the type that the factory must return.
 
-    Raises UsageError if it takes other arguments, refuses them, or returns no `kind`.
+    Raises UsageError if the factory takes other arguments, refuses them, or returns another type.
     """
     try:
         inspect.signature(factory).bind(*arguments, **settings)
     except TypeError as error:
         raise flag_error(flag, name, f"takes other arguments ({error})") from None
-    # A function from elsewhere may raise any ValueError; of ours, all but UsageError are defects.
+    # A foreign function may raise any ValueError; ours refuse arguments by UsageError alone.
     refusal = ValueError if ":" in name else UsageError
     try:
         result = factory(*arguments, **settings)
@@ -95,34 +96,34 @@ def network(name: str) -> Callable[..., Model]:
 
 
 def _module(name: str) -> str:
-    """The module of an algorithm, listed or not."""
+    """The module of an algorithm, which need not be listed."""
     return name.partition(":")[0] if ":" in name else f"{algorithms.__name__}.{name}"
 
 
 def factory(name: str) -> Callable[..., Algorithm]:
-    """An algorithm's factory; a listed one is the function with the name of its file."""
+    """An algorithm's factory; a listed algorithm's factory has the name of its file."""
     return imported("algorithm", name if ":" in name else f"{_module(name)}:{name}")
 
 
 def facts(name: str) -> Facts:
-    """The facts about an algorithm that its file states beside the factory."""
+    """The constant FACTS of an algorithm's module, or the defaults without one."""
     return getattr(importlib.import_module(_module(name)), "FACTS", Facts())
 
 
 def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:
     """The keyword-only arguments of an algorithm's factory, each with the types that it takes.
 
-    Only types that text can be are listed: an argument that takes a function has none.
+    Only types that a text can have are listed: an argument that takes a function has none.
     """
     function = factory(name)
     try:
         hints = typing.get_type_hints(function)
-    except (NameError, TypeError):  # hints for type checkers only, or no plain function
+    except (NameError, TypeError):  # hints for type checkers only, or not a plain function
         hints = {}
     return {
         p.name: _plain_types(hints.get(p.name, type(p.default)))
         for p in inspect.signature(function).parameters.values()
-        if p.kind is p.KEYWORD_ONLY and p.name != "server_optimizer"  # which has its own flags
+        if p.kind is p.KEYWORD_ONLY and p.name != "server_optimizer"  # it has its own flags
     }
 
 
@@ -134,9 +135,9 @@ def _plain_types(hint: Any) -> tuple[type, ...]:
 
 
 def parsed(flag: str, entry: str, text: str, kinds: Collection[type]) -> Any:
-    """The value of a text, in the first of `kinds` that it can be; raises UsageError if in none.
+    """The value of a text, in the first of `kinds` that fits; raises UsageError if none fits.
 
-    flag, entry: the flag that the text is from, and its value, for the message.
+    flag, entry: the flag that contains the text, and its value, for the message.
     """
     if type(None) in kinds and text.lower() == "none":
         return None

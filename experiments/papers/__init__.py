@@ -1,4 +1,4 @@
-"""Papers whose tables can be run: python -m experiments.papers.NAME."""
+"""The papers whose tables can be computed: python -m experiments.papers.NAME."""
 
 from experiments.experiment.command_line import PAPERS as LISTED
 

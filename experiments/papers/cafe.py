@@ -1,15 +1,15 @@
-"""The tables and figures of CAFE (arXiv 2503.09116), and which clients it serves.
+"""The tables and figures of CAFE (arXiv 2503.09116), with accuracies by group of clients.
 
 python -m experiments.papers.cafe --study=groups --data=fashion_mnist
 
-Studies: methods (Tables I to IV, Fig. 5 and 6, one column of them), frequency (Table II: how often
-half of the clients upload), imbalance (classes with long tails), groups (FedAvg and CAFE: clients
-that upload always and rarely, classes with many and few examples), ablation (Fig. 6: CAFE without
-its parts), drift (ways to turn a matrix into a direction). Any flag of `sweep` applies to all rows:
-other columns are --alpha=0.5 --run_dir=ELSEWHERE (Table I), --sampling_rate=0.3 (Table III) and
---local_epochs=10 (Table IV), other strengths of Feature Calibration --study=drift --rows=CAFE
---set=alpha=0.0,0.2,1.0. The server's momentum, which needs a learning rate of 0.001, is
---server_momentum=0.9 --learning_rate=0.001.
+Studies: methods (one column of Tables I to IV, and Fig. 5 and 6), frequency (Table II: how often
+half of the clients upload), imbalance (classes with long tails), groups (FedAvg and CAFE on clients
+that upload always or rarely, and on classes with many or few examples), ablation (Fig. 6: CAFE
+without its parts), drift (ways to turn a matrix into a direction). Any flag of `sweep` applies to
+all rows. Other columns of the tables are --alpha=0.5 --run_dir=ELSEWHERE (Table I),
+--sampling_rate=0.3 (Table III) and --local_epochs=10 (Table IV). Other strengths of Feature
+Calibration are --study=drift --rows=CAFE --set=alpha=0.0,0.2,1.0. The server's momentum is
+--server_momentum=0.9 --learning_rate=0.001; it needs this learning rate.
 """
 
 from collections.abc import Sequence
@@ -47,8 +47,11 @@ SETTINGS = {
 
 
 def methods(data: str) -> list[Row]:
-    """Five methods, each with a choice of the same four learning rates; a method's other
-    hyperparameters have the values of its paper, or the library's where CAFE's leaves them open."""
+    """Five methods, which choose among the same four learning rates.
+
+    A method's other hyperparameters are those of its paper, or the library's defaults if CAFE's
+    paper does not state them.
+    """
     chosen = SETTINGS[data]
     settings = {
         "FedAvg": (),
@@ -66,7 +69,7 @@ def methods(data: str) -> list[Row]:
 
 
 _FREQUENCIES = ("0.1", "0.5", "1")  # the first is the preset's
-_IMBALANCES = ("1", "10", "50", "100")  # likewise
+_IMBALANCES = ("1", "10", "50", "100")  # the first is the preset's
 
 
 def _at(of: Row, frequency: str = _FREQUENCIES[0], imbalance: str = _IMBALANCES[0]) -> Row:
@@ -80,13 +83,15 @@ def _at(of: Row, frequency: str = _FREQUENCIES[0], imbalance: str = _IMBALANCES[
 
 
 def frequency(data: str) -> list[Row]:
-    """Table II: half of the clients upload in a fraction of the rounds, the others in all."""
+    """Table II: half of the clients upload in a fraction of the rounds, the others in each."""
     return [_at(row, each)._replace(x=each) for row in methods(data) for each in _FREQUENCIES]
 
 
 def imbalance(data: str) -> list[Row]:
-    """Long tails: FedAvg, and CAFE without and with Feature Calibration. A tail of
-    10 means that the first class has 10 times as many examples as the last."""
+    """Long tails: FedAvg, and CAFE without and with Feature Calibration.
+
+    With a tail of 10 the first class has 10 times as many examples as the last.
+    """
     compared = [_named(methods(data), "FedAvg"), _named(ablation(data), "CAFE-without-FC")]
     compared.append(_named(methods(data), "CAFE"))
     return [
@@ -103,8 +108,10 @@ def groups(data: str) -> list[Row]:
 
 
 def ablation(data: str) -> list[Row]:
-    """Fig. 6: FedAvg, CAFE, and CAFE without its parts; without FC and HA, only PC is left,
-    a cosine classifier."""
+    """Fig. 6: FedAvg, CAFE, and CAFE without its parts.
+
+    Without FC and HA only PC remains, a cosine classifier.
+    """
     without = {"PC": "parameter_calibration", "FC": "feature_calibration", "HA": "history_average"}
     cafe = _named(methods(data), "CAFE")
     rows = [_named(methods(data), "FedAvg"), cafe]
@@ -116,7 +123,7 @@ def ablation(data: str) -> list[Row]:
 
 
 def drift(data: str) -> list[Row]:
-    """Ways to turn a matrix into a direction, which the paper leaves open; the default first."""
+    """Ways to turn a matrix into a direction, the default first; the paper leaves this open."""
     cafe = _named(methods(data), "CAFE")
     others = ("row_mean", "classwise", "feature_ema")
     return [
@@ -137,7 +144,7 @@ def _named(rows: Sequence[Row], label: str) -> Row:
 
 
 def check(config: Config) -> None:
-    """Raises UsageError for flags with which a row lacks some columns."""
+    """Raises UsageError if the flags leave some columns of a row empty."""
     study.check_one_cell(config)
     if not config.watching.watch_classes:
         raise UsageError("--watch_classes=false", ..., "must be true")
@@ -156,8 +163,11 @@ _COMPARED = ("FedAvg", "CAFE")  # in the study of groups
 
 
 def by_group(config: Config, line: Record) -> dict[str, float]:
-    """Accuracies of an evaluation by group: clients, on test examples in each client's proportions,
-    and halves of the classes if those have a tail. Empty groups are left out."""
+    """Accuracies of an evaluation, by group of clients or of classes. Empty groups are left out.
+
+    Clients are tested in their proportions of classes. With a tail, the two halves of the classes
+    are groups, too.
+    """
     clients = np.array(line["accuracy_by_client"], float)  # NaN where there is no test example
     rare = participation.is_sparse(config.participation, len(clients), line["seed"])
     parts = dict(zip(_CLIENTS, (clients[~rare], clients[rare]), strict=True))
@@ -168,7 +178,7 @@ def by_group(config: Config, line: Record) -> dict[str, float]:
 
 
 def _groups_of(result: RowResult) -> dict[str, list[float]]:
-    """Group -> the selected accuracy of each seed, in percent; groups that all seeds have."""
+    """Group -> the selected accuracy of each seed, in percent, for groups that all seeds have."""
     by_seed = [by_group(result.config, run["selected"]) for run in result.only.runs]
     names = [
         name
@@ -193,7 +203,7 @@ def _diverged(result: RowResult) -> Cells:
 
 
 def _columns(result: RowResult) -> Cells:
-    """Accuracies where the row's rule selects, and traffic."""
+    """Accuracies at the selected evaluations, and traffic."""
     runs = result.only.runs
     picked = [run["selected"] for run in runs]
     choice = report.choose(result.row.label, result.only.result, result.config.watching.select)
@@ -217,7 +227,7 @@ NUMBERS = study.printed("cafe")
 def numbers(result: RowResult, data: str) -> Cells:
     """The paper's numbers of a method in this setting.
 
-    Without those of its long tail, "LT": the paper does not say which one it is.
+    Those of its long tail, "LT", are left out, as the paper does not say which tail it is.
     """
     config, chosen = result.config, result.config.partition
     slots, frequency = config.participation.slots(chosen.clients), config.participation.frequency
@@ -254,7 +264,7 @@ def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
 
 
 def draw_against(x_label: str) -> study.Draw:
-    """A drawing of accuracies, of the test and of each group, against x, a line per method."""
+    """A function that draws accuracies of test and groups against x, with a line per method."""
 
     def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
         points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
@@ -270,7 +280,7 @@ def draw_against(x_label: str) -> study.Draw:
 
 
 def draw_groups(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """A panel per group of clients and of classes: accuracies by communication frequency."""
+    """Draws accuracies by communication frequency, in a panel per group."""
     shown = [one for one in results if one.is_complete and one.row.series in _COMPARED]
     places = [x for x in reversed(_FREQUENCIES) if any(one.row.x == x for one in shown)]
     panels = []

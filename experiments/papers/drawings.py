@@ -61,7 +61,7 @@ def lines(
     spread: str = RANGE,
     percent: bool = False,
 ) -> str:
-    """Lines in panels; a label has one style in all of them.
+    """Draws lines in panels; a label has the same style in all panels.
 
     Args:
       size: width and height of a panel, in inches.
@@ -85,7 +85,7 @@ def lines(
         for label, line in panel.lines.items():
             _draw_line(axis, line, label, labels.index(label), spread)
         _set_up(axis, panel, size[0])
-        if index >= len(panels) - columns:  # the lowest of its column
+        if index >= len(panels) - columns:  # the lowest in its column
             axis.set_xlabel(panel.x_label)
             axis.xaxis.set_tick_params(labelbottom=True)
         if index % columns == 0 or not share_y:
@@ -107,7 +107,7 @@ def _draw_line(axis: Axes, line: Line, label: str, index: int, spread: str) -> N
         axis.plot(x, mean, **style, lw=1.4, label=label)
         axis.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0)
         return
-    # Long curves that swing would cover each other.
+    # Long, swinging curves would cover each other.
     width, alpha = (0.5, 0.35) if len(y) > 1 and y.shape[1] > 100 else (1.2, 0.8)
     for x, values in zip(np.broadcast_to(line.x, y.shape), y, strict=True):
         axis.plot(x, values, **style, lw=width, alpha=alpha, label=label)
@@ -116,7 +116,7 @@ def _draw_line(axis: Axes, line: Line, label: str, index: int, spread: str) -> N
 
 
 def _set_up(axis: Axes, panel: Panel, inches: float) -> None:
-    """The title, scales, ticks and straight lines of a panel."""
+    """Draws the title, scales, ticks and straight lines of a panel."""
     axis.set_title(figures.wrapped(panel.title, inches), fontsize=10)
     for label, y in panel.levels.items():
         axis.axhline(y, color="0.6", lw=0.8, ls=":", label=label)
@@ -135,7 +135,7 @@ def _set_up(axis: Axes, panel: Panel, inches: float) -> None:
 
 
 def against(path: Path, title: str, x_label: str, points: Points) -> str:
-    """Means and standard deviations against x: a panel per quantity, a line per series.
+    """Draws means and standard deviations against x: a panel per quantity, a line per series.
 
     The axis of a quantity in "%" goes from 0 to 100.
     """
@@ -158,10 +158,10 @@ def against(path: Path, title: str, x_label: str, points: Points) -> str:
 def dots(
     path: Path, title: str, y_label: str, points: Mapping[str, Mapping[str, Sequence[float]]]
 ) -> str:
-    """A dot per seed beside mean and standard deviation, series side by side at each place.
+    """Draws mean, standard deviation and a dot per seed, with series side by side at each place.
 
     Args:
-      points: series -> place -> a value per seed. Series stand on the x axis if the place is one.
+      points: series -> place -> a value per seed. If there is one place, x shows the series.
     """
     places = list(dict.fromkeys(place for series in points.values() for place in series))
     if not places:
@@ -193,7 +193,7 @@ def _bars(
     label: str,
     index: int,
 ) -> None:
-    """Mean and standard deviation of the values at each x; none where there are no values."""
+    """Draws mean and standard deviation of the values at each x, if there are any."""
     by_seed = [list(each) or [np.nan] for each in values]
     means = [np.mean(each) for each in by_seed]
     stds = [np.std(each, ddof=len(each) > 1) for each in by_seed]
@@ -211,7 +211,7 @@ def maps(
     decimals: int = 1,
     missing: str = "none",
 ) -> str:
-    """Heat maps of test accuracies in percent, with the numbers in the cells.
+    """Draws heat maps of test accuracies in percent, with the numbers in the cells.
 
     Args:
       labels: of the x and y axes.

@@ -2,12 +2,12 @@
 
 python -m experiments.papers.fedcfa --study=methods --data=fashion_mnist
 
-Studies: methods (Tables 1 to 3, I to III, and Fig. 5, on one partition), partitions (those tables'
-columns, for FedAvg, FedMix and FedCFA), ablation (Table 4), hooks (Table 5), correlation
+Studies: methods (Tables 1 to 3 and I to III, and Fig. 5, on one partition), partitions (the columns
+of those tables for FedAvg, FedMix and FedCFA), ablation (Table 4), hooks (Table 5), correlation
 (Table IV), loss_grid (Fig. 6), simpson (Fig. 4). Any flag of `sweep` applies to all rows:
-methods on another partition are --alpha=0.2 --run_dir=ELSEWHERE, Table II is --data=femnist or
-sent140 with --dataset=PATH, and --data=cifar10_resnet with the PATH of Tiny-ImageNet. Fig. I is
-partition.png in the folder of each row, experiments.factors draws Fig. III.
+--alpha=0.2 --run_dir=ELSEWHERE is another partition. Table II is --data=femnist or sent140 with
+--dataset=PATH; Tiny-ImageNet is --data=cifar10_resnet with its PATH. Fig. I is partition.png in the
+folder of each row, and experiments.factors draws Fig. III.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ class Setting(NamedTuple):
     """A data set with its network."""
 
     preset: str
-    factors: int  # at the hook
+    factors: int  # how many the hook has
     hook: int  # the number of layers, or stages, before FedCFA's factors
     hooks: tuple[int, ...]  # of the study `hooks`
     rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)  # learning rates of all methods
-    rows: int = 16  # averages that a client sends
+    rows: int = 16  # how many averages a client sends
 
 
 SETTINGS = {
@@ -46,7 +46,7 @@ SETTINGS = {
     "cifar10_resnet": Setting("cifar10_dir60_resnet", 64, 2, (1, 2, 4)),
     "digits": Setting("digits_dir10", 64, 1, (1, 2), (0.01, 0.03, 0.1, 0.3)),
     "femnist": Setting("femnist_users", 64, 2, (1, 2)),
-    # A row of averaged texts has the weights of all words at each place.
+    # An average of texts has the weights of all words at each place, so clients send few.
     "sent140": Setting("sent140_users", 256, 1, (1,), rows=4),
 }
 
@@ -61,7 +61,7 @@ def _top_k(data: str, eighths: int = 3) -> int:
 
 
 def _fedcfa(data: str, *settings: str) -> tuple[str, ...]:
-    """Flags of FedCFA with the paper's settings, except the given ones (name=value)."""
+    """Flags of FedCFA with the paper's settings; `settings` (name=value) replace some of them."""
     chosen = SETTINGS[data]
     named = {"top_k": str(_top_k(data)), "positive_weight": "5.0", "negative_weight": "5.0"}
     named |= {"rows": str(chosen.rows)} if chosen.rows != 16 else {}
@@ -77,8 +77,11 @@ def _listed(values: Sequence[float]) -> str:
 
 
 def methods(data: str) -> list[Row]:
-    """Seven methods, each with a choice of the same four learning rates; a method's other
-    hyperparameters have the values of its paper."""
+    """Seven methods, which choose among four learning rates.
+
+    SCAFFOLD's rates are five times those of the others. A method's other hyperparameters are those
+    of its paper.
+    """
     rates = SETTINGS[data].rates
     four = f"--learning_rate={_listed(rates)}"
     # SGD without momentum needs larger steps.
@@ -115,7 +118,7 @@ _BY_USER = {"Non-IID": (), "IID60": _IID, "Dir60(0.6)": ("--partition=dirichlet"
 def partitions(data: str) -> list[Row]:
     """Three methods on the paper's six partitions, or on three of data with users.
 
-    One partition is that of `methods`, whose runs are the same. Raises UsageError for small data.
+    On one partition the runs are those of `methods`. Raises UsageError for small data.
     """
     if data == "digits":
         raise UsageError(f"--data={data}", ..., "has too few examples for 60 clients")
@@ -128,7 +131,7 @@ def partitions(data: str) -> list[Row]:
     return rows
 
 
-# The columns of studies that compare hyperparameters within a row, in one program:
+# Some studies compare hyperparameters in the columns of a row, which is one program:
 # study (the row's series) -> column -> hyperparameters of its runs.
 _R = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 _COLUMNS: dict[str, dict[str, dict[str, float]]] = {
@@ -168,8 +171,10 @@ def ablation(data: str) -> list[Row]:
 
 
 def correlation(data: str) -> list[Row]:
-    """Table IV: the weight of decorrelation. The counterfactual losses train the head alone, as in
-    the authors' code, or the whole network."""
+    """Table IV: the weight of decorrelation.
+
+    The counterfactual losses train only the head, as in the authors' code, or the whole network.
+    """
     weights = f"decorrelation_weight={','.join(_COLUMNS['correlation'])}"
     return [
         Row(f"correlation-{name}", _fedcfa(data, weights, f"detach={detach}"), "correlation")
@@ -199,7 +204,7 @@ def hooks(data: str) -> list[Row]:
     for hook in SETTINGS[data].hooks:
         for eighths in (1, 2, 3, 4):
             top_k = str(_top_k(data, eighths))
-            # The last of two --cut counts.
+            # Of two flags --cut the last one counts.
             flags = (*_fedcfa(data, f"top_k={top_k}"), f"--cut={hook}")
             rows.append(Row(f"hook-{hook}-top_k-{top_k}", flags, f"hook {hook}", top_k))
     return rows
@@ -208,7 +213,7 @@ def hooks(data: str) -> list[Row]:
 def simpson(data: str) -> list[Row]:
     """Fig. 4: clients with misleading colours, from one network trained on random colours.
 
-    The preset selects the last round, because validation is misled, too.
+    The preset selects the last round, because the colours mislead validation, too.
     """
     study.check_data(data, ("mnist", "digits"))
     flags = (f"{_preset(data)},simpson_five", f"--cut={SETTINGS[data].hook}")
@@ -252,20 +257,20 @@ def _percents(lines: Sequence[Record]) -> list[float]:
     return [100 * line["test_accuracy"] for line in lines]
 
 
-# The paper's data sets, as ours are called; networks that tell the data set of a local file.
+# The paper's data sets by our names, and the data sets of local files by their network.
 _PAPER_DATA = ("fashion_mnist", "cifar100", "cifar10", "tiny_imagenet")
 _BY_NETWORK = {"leaf_cnn": "femnist", "lstm": "sent140"}
 
 
 def paper_data(config: Config) -> str:
-    """The paper's data set of a row, whatever the name of a local copy; "" if none."""
+    """The paper's data set of a row, whatever a local copy is called; "" if there is none."""
     stem = config.data.stem.replace("-", "_")
     named = next((name for name in _PAPER_DATA if stem.startswith(name)), "")
     return _BY_NETWORK.get(config.model.model, named)
 
 
 def partition_name(config: Config) -> str:
-    """The partition as the paper calls it."""
+    """The paper's name of the partition."""
     chosen = config.partition
     if chosen.partition == "dirichlet":
         return f"Dir{chosen.clients}({chosen.alpha:g})"
@@ -273,14 +278,14 @@ def partition_name(config: Config) -> str:
 
 
 NUMBERS = study.printed("fedcfa")
-# Partition -> the accuracy in percent to be reached, of the paper's Table III on CIFAR-10.
+# Partition -> the target accuracy in percent, from the paper's Table III on CIFAR-10.
 TARGETS = {each.column: float(each.value) for each in NUMBERS if each.row == "target"}
-# Data set -> our own.
+# Data set -> our own target accuracy in percent.
 _OUR_TARGETS = {"fashion_mnist": 80.0, "mnist": 95.0, "cifar10": 50.0, "digits": 80.0}
 
 
 def target(config: Config) -> float | None:
-    """The test accuracy, in percent, to be reached; None where there is none."""
+    """The target for the test accuracy, in percent; None if there is none."""
     if (paper_data(config), config.model.model) == ("cifar10", "resnet18"):
         return TARGETS.get(partition_name(config))
     return _OUR_TARGETS.get(config.data.stem)
@@ -294,7 +299,7 @@ def rounds_to(lines: Sequence[Record], percent: float) -> float:
 
 
 def _speed(result: RowResult) -> Cells:
-    """Rounds to the target or, as in the paper, the best accuracy where it was not reached."""
+    """Rounds to the target or, as in the paper, the best accuracy if it was not reached."""
     percent = target(result.config)
     if percent is None:
         return {}
@@ -312,7 +317,7 @@ def _diverged(result: RowResult) -> Cells:
 
 
 def _selected(result: RowResult) -> Cells:
-    """Test accuracy where the row's rule selects, speed and traffic."""
+    """Test accuracy at the selected evaluations, speed and traffic."""
     runs = result.only.runs
     picked = [run["selected"] for run in runs]
     others = [run["hyper"] for run in result.only.result["runs"]]
@@ -406,8 +411,10 @@ def _title(data: str, results: Sequence[RowResult]) -> str:
 
 
 def draw_columns(x_label: str) -> study.Draw:
-    """A drawing of test accuracy and the factors' mean correlation, a line per row through the
-    columns within it."""
+    """A function that draws test accuracy and the factors' mean correlation by column.
+
+    Each row is a line through its columns.
+    """
     quantities: dict[str, Callable[[Record], float]] = {
         "test accuracy in percent": lambda line: 100 * line["test_accuracy"],
         "mean |correlation| of factors": lambda line: line["train_metrics"]["correlation"],
@@ -441,7 +448,7 @@ def draw_hooks(path: Path, data: str, results: Sequence[RowResult]) -> str:
 
 
 def draw_grid(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Fig. 6: a map per row, positives from left to right, negatives from top to bottom."""
+    """Fig. 6: a map per row, with the positive weight along x and the negative along y."""
     names = [f"{weight:g}" for weight in _R]
     maps = []
     for result in results:

@@ -31,7 +31,7 @@ _COLORED = {"colored_mnist": "colored_mnist_14", "colored_digits": "colored_digi
 
 
 def _colored(data: str) -> str:
-    """The preset of coloured data; raises UsageError for other data."""
+    """The preset for coloured data; raises UsageError for other data."""
     study.check_data(data, _COLORED)
     return _COLORED[data]
 
@@ -57,7 +57,7 @@ def _fedipg(data: str, work: str) -> tuple[str, ...]:
 def _game(data: str, play: str) -> Row:
     """FL Games on the same data and network."""
     preset = f"--preset={data}_f,games_{play},{_colored(data)}"
-    # A small network swings later, and faster at a higher rate.
+    # A small network begins to swing later; a higher learning rate makes it faster.
     small = ("--learning_rate=0.01", "--warm_start=20") if data == "colored_digits" else ()
     return Row(f"F-{play}", (preset, *small))
 
@@ -103,7 +103,7 @@ def regimes(data: str) -> list[Row]:
     for part in ("classifier", "all"):
         for estimator in ("square", "halves"):
             for local, (work, flag) in _LOCAL.items():
-                # A single step may be of any size, as the server's Adam scales it; several may not.
+                # The server's Adam scales a single step, so it may have any size; several may not.
                 flags = (
                     *_fedipg(data, work),
                     flag,
@@ -123,7 +123,7 @@ _DOMAINS = ("rotated_mnist", "pacs", "rotated_digits")
 
 
 def domains(data: str) -> list[Row]:
-    """Table II: each domain held out in turn, with as many settings to choose from per method."""
+    """Table II: each domain is held out in turn; each method chooses among four settings."""
     study.check_data(data, _DOMAINS)
     preset = (f"--preset={data}_domains",)
     # Four settings each: FedAvg has four rates, the others two rates and two penalties.
@@ -164,7 +164,7 @@ def penalties(data: str) -> list[Row]:
 
 
 def combinations(data: str) -> list[Row]:
-    """Fig. 5: each of ten rules from digit to colour held out in turn."""
+    """Fig. 5: each of ten rules from digit to colour is held out in turn."""
     study.check_data(data, ("mnist", "digits"))
     preset = f"--preset=combinations_{data}"
     tuned = {
@@ -175,7 +175,7 @@ def combinations(data: str) -> list[Row]:
     return [Row(name, (preset, *flags)) for name, flags in tuned.items()]
 
 
-# Table III: coloured part -> clients, and examples of each. The small digits have fewer.
+# Table III: coloured part -> number of clients, and examples of each; fewer for digits.
 _STAINS = {
     "mnist": {"foreground": (5, 600), "background": (5, 2000), "both": (20, 2000)},
     "digits": {"foreground": (5, 100), "background": (5, 250), "both": (20, 70)},
@@ -183,7 +183,7 @@ _STAINS = {
 
 
 def stains(data: str) -> list[Row]:
-    """Table III: the colour follows the label, in the test the opposite label."""
+    """Table III: the colour follows the label, but in the test the opposite label."""
     study.check_data(data, _STAINS)
     rates = "--learning_rate=0.02,0.05,0.1,0.2"
     rows = []
@@ -209,7 +209,7 @@ def stains(data: str) -> list[Row]:
     return rows
 
 
-# Fig. 3: how client 0 is aberrant -> degrees from weak to strong, and their name.
+# Fig. 3: the way in which client 0 is aberrant -> degrees, the weakest first, and their name.
 _ABERRANT = {
     "slow": (("2", "5", "10", "20", "40"), "rounds per update"),
     "lossy": (("0.8", "0.4", "0.2", "0.1", "0.05"), "probability of success"),
@@ -218,14 +218,14 @@ _ABERRANT = {
 # Learning rates of the slow and lossy sweeps, and of the rotated one, whose clients differ more.
 _RATES = {"mnist": (0.3, 0.2), "digits": (0.1, 0.1), "cifar10": (0.02, 0.02)}
 _LOCAL_STEPS = {"mnist": 1, "digits": 1, "cifar10": 5}
-# Rounds of pre-training, likewise: enough for several updates of a slow client. The more of them,
-# the further the outermost regular angles are from the mean.
+# Rounds of pre-training in the same order: enough for several updates of a slow client. With more
+# rounds, the outermost regular angles drift further from the mean.
 _PRETRAINING = {"mnist": (100, 40), "digits": (100, 60), "cifar10": (100, 100)}
 _LOW_LOSS = {"mnist": 1.0, "digits": 1.2, "cifar10": 1.6}
 
 
 def leaving(data: str) -> list[Row]:
-    """Fig. 3: one client is aberrant by degrees: all train, it may leave, or it is absent."""
+    """Fig. 3: one client is aberrant in several degrees; it trains, may leave, or is absent."""
     study.check_data(data, _RATES)
     # Its uploads never arrive; the other clients have the same examples as in all rows.
     absent = "--lossy=0:0"
@@ -273,7 +273,7 @@ def _kinds(row: Row) -> set[str]:
 
 
 def _regular(result: RowResult) -> list[list[dict[str, float]]]:
-    """By seed and evaluation: round, and mean accuracy and loss over the regular domains.
+    """Round, mean accuracy and mean loss over the regular domains, by seed and evaluation.
 
     These are the validation domains whose angle is not among --odd_angles.
     """
@@ -346,7 +346,7 @@ def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
             name = result.row.series.partition(": ")[2]
             at_end = [100 * lines[-1]["accuracy"] for lines in by_seed]
             rounds = [_rounds_to(lines, low) for lines in by_seed]
-            # A row without the aberrant client stands at all degrees.
+            # A row without the aberrant client is drawn at all degrees.
             for degree in [result.row.x] if result.row.x else degrees:
                 accuracy.setdefault(name, []).append((degree, at_end))
                 speed.setdefault(name, []).append((degree, rounds))
@@ -386,14 +386,14 @@ def _accuracies(result: RowResult) -> Cells:
 
 
 def _selected(result: RowResult, cell: CellResult) -> list[tuple[Record, Record]]:
-    """(run, its selected evaluation); games are evaluated at the stop, without runs without one."""
+    """(run, its selected evaluation); of a game the stop, and only runs that stopped."""
     if not result.config.watching.stop_below:
         return [(run, run["selected"]) for run in cell.runs]
     return [(run, run["stops"][0]) for run in cell.runs if run["stops"][0]["round"]]
 
 
 def _megabytes(run: Record, at: Record) -> float:
-    """Megabytes sent up to an evaluation; every round sends as many."""
+    """Megabytes sent before an evaluation; every round sends equally many."""
     return run["last"]["bytes"] / run["last"]["round"] * at["round"] / 1e6
 
 
@@ -420,7 +420,7 @@ def _with_penalty(cell: CellResult, penalty: float) -> list[Record]:
 
 
 def _by_penalty(result: RowResult) -> Cells:
-    """Test accuracy at each penalty: the mean over held-out domains; of one, at the last round."""
+    """Test accuracy by penalty: the mean over held-out domains; for one, at the last round."""
     if len(result.cells) > 1:
         tests = {penalty: _of_domains(result, penalty) for penalty in _SWEPT}
         return {
@@ -461,8 +461,10 @@ def draw_penalties(path: Path, data: str, results: Sequence[RowResult]) -> str:
 
 
 def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Test accuracy by round, a panel per held-out domain, and of a single one by megabytes sent,
-    too."""
+    """Test accuracy by round, a panel per held-out domain.
+
+    A single held-out domain has a second panel, by megabytes sent.
+    """
     held_out = [cell.held_out for cell in results[0].cells]
     panels = [
         _by_round(results, place, key)
@@ -492,7 +494,7 @@ def _by_round(results: Sequence[RowResult], place: int, key: str) -> drawings.Pa
 
 
 def _curve(lines: Sequence[Record], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds or megabytes, and test accuracy: of every round if watched, else of evaluations."""
+    """Rounds or megabytes, and test accuracy: of every round if watched, or of evaluations."""
     scale = 1e-6 if key == "bytes" else 1
     if "test_by_round" in lines[-1]:
         test = np.concatenate([line["test_by_round"] for line in lines])

@@ -38,7 +38,7 @@ def game(data: str, kind: str, play: str, *methods: str) -> Row:
 
 
 def _variant(of: Row, x: str, what: str, *more: str) -> Row:
-    """A point of a game's line in the figure against `what`."""
+    """A variant of a game: the point at x in the figure against `what`."""
     return Row(f"{of.label}-{x}-{what}", (*of.flags, *more), of.label, x)
 
 
@@ -66,8 +66,11 @@ def mixes(data: str) -> list[Row]:
 
 
 def classes(data: str) -> list[Row]:
-    """Tables 2 and 3: two, five and ten classes. The threshold for five and ten is ours, as the
-    paper's training accuracy at the stop is above 75%. Raises UsageError for two classes."""
+    """Tables 2 and 3: two, five and ten classes.
+
+    The threshold for five and ten classes is ours, since the paper's training accuracy at the stop
+    is above 75%. Raises UsageError for two classes.
+    """
     of_ten = DATA[:3]
     if data not in of_ten:
         allowed = f"has two classes; must be one of {', '.join(of_ten)}"
@@ -102,7 +105,7 @@ def steps(data: str) -> list[Row]:
 
 
 def check(config: Config) -> None:
-    """Raises UsageError for flags with which a row lacks some columns."""
+    """Raises UsageError if the flags leave some columns of a row empty."""
     study.check_one_cell(config)
     if config.method.algorithm == ("fl_games",) and not config.watching.stop_below:
         raise UsageError("--stop_below=", ..., "must name a threshold for the games")
@@ -111,12 +114,12 @@ def check(config: Config) -> None:
 
 
 def _continues(result: RowResult) -> bool:
-    """Whether a row trains on after the stop."""
+    """Whether a row continues to train after the stop."""
     return result.config.watching.after_stop == "continue"
 
 
 def _columns(result: RowResult) -> Cells:
-    """Accuracy and rounds at the stop by the first threshold, or at the end where there is none."""
+    """Accuracy and rounds at the stop by the first threshold, or at the end without a stop."""
     runs, logs = result.only.runs, result.only.logs
     if result.config.watching.stop_below:
         stops = [run["stops"][0] for run in runs]
@@ -135,7 +138,7 @@ def _columns(result: RowResult) -> Cells:
         "train, %": report.percent(train) if ends else "",
         "test, %": study.percent(ends, "test_accuracy"),
         "worst domain, %": study.percent(ends, "worst_accuracy"),
-        # The last round of a run that ends at its stop is the stop.
+        # A run that ends at its stop has no later round.
         "test at the last, %": last if _continues(result) or not ends else "",
         "test at the best validation, %": study.percent(
             [run["selected"] for run in runs], "test_accuracy"
@@ -154,7 +157,7 @@ def numbers(result: RowResult, data: str) -> Cells:
 
 
 def draw_oscillation(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """The accuracies of the first seed in every round, with the stop."""
+    """Draws the accuracies of the first seed in every round, and its stop."""
     games = [one for one in results if one.is_complete and one.config.watching.stop_below]
     if not games:
         return "No figure: no game is left."
@@ -183,7 +186,7 @@ def _oscillation(result: RowResult) -> drawings.Panel:
 
 
 def draw_scaling(what: str, path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Rounds and test accuracy at the stop against `what`."""
+    """Draws rounds and test accuracy at the stop against `what`."""
     points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
     for quantity, key, scale in (
         ("rounds to the stop", "round", 1),

@@ -1,7 +1,7 @@
 """Tables of papers: each row is a run of `sweep`, with the paper's numbers beside ours.
 
-A paper is a file in papers/ with its studies; this file has what all papers share. Each row's runs
-lie in a folder of their own and are kept once finished, so a study can be interrupted, and the
+Each paper is a file in papers/ with its studies; this file has the code that all papers share. Each
+row has its own folder of runs, and finished runs stay there. So a study can be interrupted, and the
 studies of a paper share runs.
 """
 
@@ -58,13 +58,13 @@ class Row(NamedTuple):
 
     label: str
     flags: tuple[str, ...]  # of `sweep`
-    series: str = ""  # the line of a figure that the row is a point of
-    x: str = ""  # its place on that line
-    start: str = ""  # the folder of the network that it starts from: a row's folder / a cell's
+    series: str = ""  # the line in a figure on which the row is a point
+    x: str = ""  # the x of that point
+    start: str = ""  # the folder of its initial network: a row's folder / a cell's folder
 
     @property
     def folder(self) -> str:
-        """The name of the folder of its runs."""
+        """The name of the folder with its runs."""
         return grid.folder_name(self.label)
 
 
@@ -72,7 +72,7 @@ class CellResult(NamedTuple):
     """The finished runs of a cell: one algorithm and held-out domain."""
 
     held_out: str
-    runs: list[RunResult]  # of the selected hyperparameters, one per seed; [] if none
+    runs: list[RunResult]  # with the selected hyperparameters, one per seed; [] if none
     logs: list[list[Line]]  # the lines of metrics.jsonl of each of these runs
     result: Result  # of all runs
 
@@ -86,17 +86,17 @@ class RowResult(NamedTuple):
 
     @property
     def only(self) -> CellResult:
-        """The cell of a row that has a single one."""
+        """The cell of a row with a single cell."""
         (cell,) = self.cells
         return cell
 
     @property
     def is_complete(self) -> bool:
-        """Whether each cell has runs that did not diverge."""
+        """Whether each cell has selected runs."""
         return all(cell.runs for cell in self.cells)
 
 
-# (path of the picture, data set, rows) -> the line to print about it
+# (path of the picture, data set, rows) -> the line to print about the picture
 Draw = Callable[[Path, str, Sequence[RowResult]], str]
 Cells = dict[str, str]  # heading -> text, of a row of a table
 
@@ -107,7 +107,7 @@ class Study(NamedTuple):
     rows: Callable[[str], list[Row]]  # of a data set
     columns: Callable[[RowResult], Cells]  # our results
     numbers: Callable[[RowResult, str], Cells]  # the paper's, on a data set
-    figures: Mapping[str, Draw] = {}  # by the endings of the pictures' names
+    figures: Mapping[str, Draw] = {}  # by what follows the study in the picture's name
 
 
 class Paper(NamedTuple):
@@ -115,11 +115,11 @@ class Paper(NamedTuple):
 
     name: str
     data: tuple[str, ...]  # names of data sets; the first is the default
-    studies: Mapping[str, Study]  # likewise
+    studies: Mapping[str, Study]  # by name; the first is the default
     caption: str
-    diverged: Callable[[RowResult], Cells]  # the columns of a row all of whose runs diverged
+    diverged: Callable[[RowResult], Cells]  # the columns of a row that is not complete
     check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
-    optimum: Mapping[str, str] = {}  # a last row of the tables
+    optimum: Mapping[str, str] = {}  # the last row of the tables, "optimal"
 
 
 class Number(NamedTuple):
@@ -145,7 +145,7 @@ class Options(NamedTuple):
     rows: tuple[str, ...]  # labels; () for all rows
     data: tuple[str, ...]
     folder: Path
-    overrides: tuple[str, ...]  # flags of sweep, for all rows
+    overrides: tuple[str, ...]  # flags of `sweep`, for all rows
 
 
 def binary(paper: Paper, about: str | None) -> Binary:
@@ -187,7 +187,10 @@ def binary(paper: Paper, about: str | None) -> Binary:
 
 
 def select(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
-    """The rows with these labels, all without labels; raises UsageError for an unknown label."""
+    """The rows with these labels, or all if there are no labels.
+
+    Raises UsageError for an unknown label.
+    """
     for label in labels:
         check_known("rows", label, [row.label for row in rows])
     return [row for row in rows if not labels or row.label in labels]
@@ -196,8 +199,10 @@ def select(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
 def configs(
     paper: Paper, rows: Sequence[Row], folder: Path, overrides: Sequence[str]
 ) -> list[Config]:
-    """The flags of each row. Raises UsageError where they do not fit the row, and for an override
-    that has no effect in any row."""
+    """The flags of each row.
+
+    Raises UsageError if overrides do not fit a row, or if one has no effect in any row.
+    """
     result = []
     without_effect: list[dict[str, str]] = []
     names = _names(overrides)
@@ -238,7 +243,7 @@ def _of_row(row: Row, error: UsageError) -> UsageError:
 
 
 def check_row(row: Row, chosen: Config) -> None:
-    """Raises UsageError, before any compute, where a row does not fit its data or its folder."""
+    """Raises UsageError, before any compute, if a row does not fit its data or its folder."""
     try:
         launch.check(chosen, Path(chosen.run.run_dir), in_folders=True)
     except UsageError as error:
@@ -246,14 +251,14 @@ def check_row(row: Row, chosen: Config) -> None:
 
 
 def check_data(data: str, allowed: Collection[str]) -> None:
-    """Raises UsageError for a data set on which a study cannot be run."""
+    """Raises UsageError if a study cannot be run on a data set."""
     if data not in allowed:
         allowed_names = ", ".join(allowed)
         raise UsageError(f"--data={data}", ..., f"must be one of {allowed_names} for this study")
 
 
 def check_one_cell(config: Config) -> None:
-    """Raises UsageError for flags with which a row has several cells."""
+    """Raises UsageError if the flags give a row several cells."""
     several = config.data.held_out == "all" or "," in config.data.held_out
     if several or len(grid.cells(config, [None])) > 1:
         raise UsageError(
@@ -263,7 +268,7 @@ def check_one_cell(config: Config) -> None:
 
 
 def _check_start(row: Row, before: Sequence[str], folder: Path) -> None:
-    """Raises UsageError where the row that this one starts from is neither finished nor before it.
+    """Raises UsageError if the row of the initial network is neither finished nor before this.
 
     before: the folders of the earlier rows.
     """
@@ -277,7 +282,7 @@ def _check_start(row: Row, before: Sequence[str], folder: Path) -> None:
 
 
 def _check_reached(row: Row, folder: Path) -> None:
-    """Raises UsageError where the row that this one starts from did not reach its stop."""
+    """Raises UsageError if the row that provides the initial network did not reach its stop."""
     if not row.start:
         return
     runs = records.read(folder / row.start / "result.json", _Stopped).runs
@@ -326,7 +331,7 @@ def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -
 
 
 def percent(evaluations: Sequence[Any], accuracy: str) -> str:
-    """Mean and standard deviation of an accuracy over evaluations, "" where there are none."""
+    """The mean and standard deviation of an accuracy over evaluations; "" if there are none."""
     return report.percent([each[accuracy] for each in evaluations]) if evaluations else ""
 
 
@@ -342,7 +347,7 @@ def curve(result: RowResult, value: Callable[[Any], float] = _test_accuracy) -> 
 
 
 def megabytes(result: RowResult) -> str:
-    """The megabytes that clients sent in a run."""
+    """The megabytes that clients downloaded and uploaded in a run."""
     return report.spread([run["last"]["bytes"] / 1e6 for run in result.only.runs])
 
 

@@ -1,1 +1,1 @@
-"""Each group of flags with its checks, and the maker of the part that it describes."""
+"""Each group of flags, with its checks and the function that makes its part of an experiment."""

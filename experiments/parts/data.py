@@ -64,7 +64,7 @@ class Data:
 
     @property
     def stem(self) -> str:
-        """The data set's name without folders and ending, for titles and names of folders."""
+        """The data set's name without folders and suffix, for titles and names of folders."""
         return Path(self.dataset).stem
 
     @property
@@ -89,7 +89,7 @@ def without_effect(chosen: Data) -> dict[str, str]:
 
 
 def check_data_dir(data_dir: str, *datasets: str) -> None:
-    """Raises UsageError if --data_dir is set and none of the data sets is of TFDS."""
+    """Raises UsageError if --data_dir is set and no data set is from TFDS."""
     if data_dir and not any(map(sources.may_be_prepared, datasets)):
         raise flag_error("data_dir", data_dir, _not_of_tfds(datasets[0]))
 
@@ -112,7 +112,7 @@ def check_test_fraction(chosen: Data, *, is_drawn: bool) -> None:
 
 
 def load(chosen: Data) -> Dataset:
-    """The data set as it is stored. Raises UsageError if it cannot be read."""
+    """The data set, before environments. Raises UsageError if it cannot be read."""
     try:
         loaded = sources.load(
             chosen.dataset,
@@ -124,7 +124,7 @@ def load(chosen: Data) -> Dataset:
         )
     except UsageError as error:
         names = flag_names(Data)
-        # An error about a file in a folder names that file.
+        # An error about a file inside a folder names that file instead.
         if str(error.value) == chosen.dataset:
             names["name"] = "dataset"
         raise in_flags(error, f"--dataset={chosen.dataset}", names) from None
@@ -133,7 +133,7 @@ def load(chosen: Data) -> Dataset:
 
 
 def _check_names(dataset: str, loaded: Dataset) -> None:
-    """Raises UsageError for names that do not fit into a flag, a line of a table or a file name."""
+    """Raises UsageError for names of domains or classes that flags and tables cannot contain."""
     for kind, names in (("domain", loaded.domains), ("class", loaded.classes)):
         for name in names:
             if not name.isprintable():
@@ -150,7 +150,7 @@ def _check_names(dataset: str, loaded: Dataset) -> None:
 
 
 def _strided(loaded: Dataset, stride: int) -> Dataset:
-    """Images with every n-th pixel of each row and column."""
+    """The data set with every n-th pixel of each row and column."""
     if stride == 1:
         return loaded
     if loaded.render is not None or np.ndim(loaded.x) != 4:
@@ -172,6 +172,6 @@ def held_out(chosen: Data, domains: Sequence[str]) -> list[str | None]:
     if asked == "all":
         return list(domains)
     names = (asked or domains[-1]).split(",") if asked not in domains else [asked]
-    for name in names:  # all and none stand alone
+    for name in names:  # "all" and "none" cannot stand in a list
         check_known("held_out", name, domains if len(names) > 1 else [*domains, "all", "none"])
     return list(names)

@@ -1,4 +1,4 @@
-"""The domains that are made of a data set."""
+"""The environment: the domains that are made from a data set."""
 
 import dataclasses
 from typing import Any
@@ -12,7 +12,7 @@ from fedjax_inv.data.dataset import Dataset
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """How domains are made of the data."""
+    """How domains are made from the data."""
 
     environment: str = flag(
         "auto",
@@ -25,21 +25,21 @@ class Environment:
         "draws its own.",
         number_or("each"),
     )
-    name: str = "rotated"  # of the listed kind, also for auto
-    records: tuple[Any, ...] = ()  # the flags of that kind
+    name: str = "rotated"  # the listed kind that "auto" or the flag selects
+    records: tuple[Any, ...] = ()  # the kind's own flags
 
     @property
     def kind(self) -> Kind:
-        """The listed kind."""
+        """The listed kind with this name."""
         return environments.LISTED[self.name]
 
     @property
     def is_drawn(self) -> bool:
-        """Whether anything in it is drawn."""
+        """Whether its domains depend on random draws."""
         return self.name != "none"
 
 
-# The records of flags of all kinds.
+# The records with the flags of all kinds.
 RECORDS = dict.fromkeys(r for kind in environments.LISTED.values() for r in kind.records)
 
 
@@ -59,7 +59,7 @@ def without_effect(chosen: Environment) -> dict[str, str]:
 
 
 def draw_seed(chosen: Environment, seed: int) -> int:
-    """The seed that the environments of a run's seed are drawn with; 0 if nothing is drawn."""
+    """The seed for drawing the environments of a run's seed; 0 if nothing is drawn."""
     if not chosen.is_drawn:
         return 0
     return seed if chosen.data_seed == "each" else int(chosen.data_seed)

@@ -1,7 +1,8 @@
-"""The length of a run, and the machine: devices and processes, where arrays live, who writes files.
+"""The length of a run, and the machine: devices, processes, and the process that writes files.
 
-Every process runs the same program on the same flags. The clients are split over all their devices,
-with their examples and states if all clients attend every round; else every device holds all.
+Every process runs the same program on the same flags. The clients are divided among all devices of
+the processes. If all clients attend every round, each device holds only the examples and states of
+its own clients; otherwise every device holds all of them (--hold).
 """
 
 import dataclasses
@@ -111,10 +112,10 @@ def without_effect(chosen: Running) -> dict[str, str]:
 
 
 def prepare(chosen: Running) -> None:
-    """Makes a device of each of the CPU cores that --devices asks for.
+    """Makes a JAX device of each CPU core that --devices asks for.
 
-    Convolutions on a CPU gain little from a second core, but a second client gains all of it. Call
-    this before JAX starts. GPUs ignore it.
+    A second core makes a convolution little faster, but it trains a second client at full speed.
+    Call this before JAX starts. GPUs ignore it.
     """
     if chosen.devices > 1:
         cores = len(os.sched_getaffinity(0))
@@ -122,9 +123,9 @@ def prepare(chosen: Running) -> None:
 
 
 def connect(chosen: Running) -> None:
-    """Joins the other processes of --num_processes, if there are any."""
+    """Connects the processes of --num_processes, if there are several."""
     if chosen.num_processes > 1:
-        # On CPUs the collectives between processes need an implementation of their own.
+        # On CPUs, collectives between processes need gloo.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
             chosen.coordinator_address, chosen.num_processes, chosen.process_id
@@ -132,7 +133,7 @@ def connect(chosen: Running) -> None:
 
 
 def mesh(chosen: Running) -> Mesh | None:
-    """The devices that share the clients; None if there is one. Raises UsageError for too many."""
+    """The devices that share the clients; None for one. Raises UsageError if there are too few."""
     available = len(jax.devices())
     count = available if chosen.num_processes > 1 else chosen.devices
     if count > available:
@@ -143,7 +144,7 @@ def mesh(chosen: Running) -> Mesh | None:
 
 
 def layout(chosen: Running, num_clients: int, slots: int) -> Layout | None:
-    """The devices that share the clients, and what each holds; None if there is one device.
+    """The layout of the clients on several devices; None if there is one device.
 
     slots: the number of clients that attend a round.
     """
@@ -152,25 +153,25 @@ def layout(chosen: Running, num_clients: int, slots: int) -> Layout | None:
 
 
 def holds_own(chosen: Running, num_clients: int, slots: int) -> bool:
-    """Whether each of several devices holds its own clients alone."""
-    # If few attend, more may be of one device than of another, which then waits.
+    """Whether each of several devices holds only the examples and states of its own clients."""
+    # If few clients attend, one device may have more of them than another, which then waits.
     all_attend = slots == num_clients > 1
     return {"auto": all_attend, "own": True, "all": False}[chosen.hold]
 
 
 def memory() -> int:
-    """Bytes of memory of this process's first device; of the machine if the device has none."""
+    """The memory in bytes of this process's first device, or of the machine if that is unknown."""
     stats = jax.local_devices()[0].memory_stats()
     return (stats or {}).get("bytes_limit", 0) or checks.machine_bytes()
 
 
 def leads() -> bool:
-    """Whether this process is the one that writes files and prints."""
+    """Whether this process writes files and prints: one process does, for all."""
     return jax.process_index() == 0
 
 
 def agree(value: int) -> int:
-    """The largest `value` of all processes, which wait for each other here."""
+    """The largest `value` over all processes, which wait for each other here."""
     if jax.process_count() == 1:
         return value
     return int(np.max(multihost_utils.process_allgather(np.asarray(value))))

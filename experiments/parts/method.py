@@ -1,4 +1,4 @@
-"""The algorithms that are compared, and their settings."""
+"""The algorithms to compare, and their settings."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ _PAPER = Range(lambda value: is_real(value.partition("=")[2]), "algorithm=number
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """The algorithms that are compared."""
+    """The algorithms to compare."""
 
     algorithm: tuple[str, ...] = flag(
         ("fedavg",), f"Algorithms: {', '.join(LISTED)}, or package.module:factory."
@@ -53,7 +53,7 @@ class Method:
 
 
 def check(chosen: Method, *, has_norm: bool) -> None:
-    """Raises UsageError for algorithms that do not exist, or do not fit the network.
+    """Raises UsageError for algorithms that are unknown or do not fit the network.
 
     has_norm: whether the network has normalisation layers.
     """
@@ -70,9 +70,9 @@ def check(chosen: Method, *, has_norm: bool) -> None:
 
 
 def check_paper(chosen: Method, *, is_given: bool) -> None:
-    """Raises UsageError for a number of an algorithm that is not run.
+    """Raises UsageError if --paper has a number for an algorithm that is not run.
 
-    is_given: whether --paper was given outside of presets, which may name any listed algorithm.
+    is_given: whether --paper is set outside of presets; a preset may name any listed algorithm.
     """
     allowed = chosen.algorithm if is_given else (*chosen.algorithm, *LISTED)
     for entry in chosen.paper:
@@ -84,7 +84,7 @@ def check_paper(chosen: Method, *, is_given: bool) -> None:
 def settings(chosen: Method) -> dict[str, dict[str, tuple[Any, ...]]]:
     """The --set flags of each algorithm: name -> values, in the type of the factory's argument.
 
-    A name counts for every algorithm that has it, and at least one must.
+    A setting applies to every algorithm that has its name; at least one algorithm must have it.
     """
     known = {name: names.hyperparameters(name) for name in chosen.algorithm}
     result: dict[str, dict[str, tuple[Any, ...]]] = {name: {} for name in chosen.algorithm}
@@ -94,7 +94,7 @@ def settings(chosen: Method) -> dict[str, dict[str, tuple[Any, ...]]]:
             raise flag_error("set", entry, "must be name=value, or name=value,value")
         if not any(name in kinds_of for kinds_of in known.values()):
             every = itertools.chain.from_iterable(kinds_of.items() for kinds_of in known.values())
-            # An argument without types cannot be set by a text.
+            # A text cannot set an argument without types.
             others = sorted({each for each, kinds in every if set(kinds) - {type(None)}})
             raise flag_error("set", entry, names.unknown_setting(", ".join(known), name, others))
         for algorithm, kinds_of in known.items():
@@ -110,7 +110,7 @@ def settings(chosen: Method) -> dict[str, dict[str, tuple[Any, ...]]]:
 
 
 def check_settings(chosen: Mapping[str, Any]) -> None:
-    """Raises UsageError for an integer that int32 does not hold."""
+    """Raises UsageError for an integer beyond int32."""
     for name, value in chosen.items():
         if isinstance(value, int) and abs(value) >= MOST_INT:
             raise flag_error("set", f"{name}={value}", "must be below 2^31")
@@ -122,7 +122,7 @@ def setting_flags(name: str) -> dict[str, str]:
 
 
 def algorithm(name: str, model: Model, work: Work, arguments: Mapping[str, Any]) -> Algorithm:
-    """An algorithm. arguments: of its factory, by name. Raises UsageError if it refuses them."""
+    """An algorithm. arguments: of its factory, by name. Raises UsageError if they are refused."""
     factory, arguments = names.factory(name), dict(arguments)
     if model.mixable is not None and names.takes(factory, "mixable"):
         arguments["mixable"] = model.mixable

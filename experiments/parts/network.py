@@ -67,9 +67,9 @@ class Network:
         return self.norm != "none" or self.model not in names.WITHOUT_NORM
 
 
-# Flags for all networks.
+# The flags that apply to all networks.
 _GENERAL = ("model", "init_from", "augment", "dtype")
-# The argument of a factory by which it shows that it takes a flag, if it has not the flag's name.
+# The factory argument that belongs to a flag, where the two names differ.
 _ARGUMENT = {"weights": "image_size"}
 
 
@@ -90,8 +90,10 @@ def without_effect(chosen: Network) -> dict[str, str]:
 
 
 def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:
-    """The arguments of a network's factory for a data set: num_classes, which is positional, and
-    the flags that the factory has arguments for."""
+    """The arguments of a network's factory for a data set.
+
+    They are num_classes, which is positional, and all flags that the factory has arguments for.
+    """
     factory = names.network(chosen.model)
     if names.takes(factory, "vocabulary") != bool(data.words):
         use = "not for texts, which the data are" if data.words else "for texts, the data are none"
@@ -114,7 +116,7 @@ def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:
 
 
 def make(chosen: Network, data: Dataset) -> Model:
-    """The network for a data set. Raises UsageError for flags that it does not take."""
+    """The network for a data set. Raises UsageError if the flags do not fit it."""
     settings = arguments(chosen, data)
     num_classes = settings.pop("num_classes")
     factory, flags = names.network(chosen.model), flag_names(Network)
@@ -135,21 +137,21 @@ def make(chosen: Network, data: Dataset) -> Model:
 
 
 def sample(x: Tree) -> Tree:
-    """Shapes of one of the examples x."""
+    """The shapes of a batch of one example of x."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), x)
 
 
 def _image_size(data: Dataset) -> int:
-    """The image size nearest to the data's, among those that networks have first layers for."""
+    """The image size of a first layer (32, 64 or 224) that is nearest to the data's."""
     shape = jax.eval_shape(data.render or (lambda x: x), sample(data.x)).shape
     side = shape[1] if len(shape) == 4 else 32
     return min((32, 64, 224), key=lambda size: abs(math.log(size / side)))
 
 
 def shapes(chosen: Network, model: Model, data: Dataset) -> Variables:
-    """Shapes of a network's variables.
+    """The shapes of a network's variables.
 
-    Raises UsageError if it does not take the data, or its weights do not fit it.
+    Raises UsageError if the network does not fit the data, or the weights do not fit the network.
     """
     try:
         x, key = sample(data.x), jax.eval_shape(lambda: jax.random.key(0))

@@ -1,7 +1,7 @@
-"""The optimizers of clients and server: optax's, by name, and schedules of learning rates.
+"""The optimizers of clients and server, which are optax's, and schedules of learning rates.
 
-A learning rate is a hyperparameter times a factor of the round (`schedule`). So several values
-train in one program, and a restart continues as if nothing had happened.
+A learning rate is a hyperparameter times a factor that depends on the round (`schedule`). So
+several values train in one program, and a restart continues with the right factor.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from fedjax_inv.types import Array
 
 SCHEDULES = ("constant", "cosine", "exponential")
 
-# Texts of flags that clients and server share.
+# Help texts that the flags of clients and server share.
 OTHERS = ", or another of optax that needs a learning rate only"
 SETTING_HELP = (
     "An argument of that optimizer, name=value, instead of optax's default; repeat the flag for "
@@ -28,8 +28,8 @@ FINAL_RATE_HELP = "Learning rate at the end of a cosine schedule, as a part of t
 WARMUP_HELP = "Rounds in which the learning rate rises linearly, before the schedule begins."
 PART = Range(lambda value: 0 < value <= 1, "above 0 and at most 1")
 
-# The first needs values of the loss, the second draws the same noise for all clients, and the third
-# is deprecated.
+# lbfgs needs values of the loss, noisy_sgd draws the same noise for all clients, and
+# optimistic_adam is deprecated.
 _WITHOUT = ("lbfgs", "noisy_sgd", "optimistic_adam")
 
 
@@ -41,12 +41,12 @@ def _is_optimizer(name: str, make: Any) -> bool:
     return is_of_a_rate and all(p.default is not p.empty for p in parameters[1:])
 
 
-# Looked for by name as well, in case a later optax loads them only on request.
+# Looked up by name, too, because a later optax may load them only on request.
 _WELL_KNOWN = ("adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi")
 
 
 def names_in_optax() -> list[str]:
-    """The optimizers of optax that need a learning rate and a gradient, and no more."""
+    """The optimizers of optax that need only a learning rate and a gradient."""
     found = {name: getattr(optax, name, None) for name in _WELL_KNOWN} | vars(optax)
     return sorted(name for name, make in found.items() if _is_optimizer(name, make))
 
@@ -54,7 +54,7 @@ def names_in_optax() -> list[str]:
 NAMES = names_in_optax()
 
 
-# Arguments that have a flag of their own, by the flag that names the optimizer.
+# Arguments with their own flag: flag that names the optimizer -> optimizer -> argument -> flag.
 _FLAGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "optimizer": {"sgd": {"momentum": "momentum"}},
     "server_optimizer": {
@@ -63,14 +63,14 @@ _FLAGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "yogi": {"eps": "server_epsilon"},
     },
 }
-# Defaults of Reddi et al. 2021, Section 5, where they differ from optax's.
+# Defaults from Reddi et al. 2021, Section 5, that differ from optax's.
 _DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "server_optimizer": {"adam": {"b2": 0.99}, "yogi": {"b2": 0.99}},
 }
 
 
 def flags_of_arguments(flag: str, name: str) -> Mapping[str, str]:
-    """The flags of the optimizer's arguments that have one.
+    """The flag of each optimizer argument that has its own flag.
 
     flag: "optimizer" or "server_optimizer". name: its value.
     """
@@ -78,13 +78,13 @@ def flags_of_arguments(flag: str, name: str) -> Mapping[str, str]:
 
 
 def without_effect(flag: str, name: str, others: Sequence[str]) -> dict[str, str]:
-    """The flags among `others` that the optimizer does not take, and why."""
+    """The flags among `others` that have no effect with this optimizer, and why."""
     idle = {*others} - {*flags_of_arguments(flag, name).values()}
     return dict.fromkeys(idle, f"has no effect with --{flag}={name}")
 
 
 def schedule_without_effect(flag: str, kind: str, prefix: str) -> dict[str, str]:
-    """The flags of other schedules than --flag=kind, and why they have no effect."""
+    """The flags of schedules other than --flag=kind, and why they have no effect."""
     idle = []
     if kind != "exponential":
         idle += [f"{prefix}decay"]
@@ -94,11 +94,11 @@ def schedule_without_effect(flag: str, kind: str, prefix: str) -> dict[str, str]
 
 
 def arguments(group: Any, flag: str) -> dict[str, Any]:
-    """The optimizer's arguments beside the learning rate, as a group of flags has them.
+    """The optimizer's arguments besides the learning rate, from a group of flags.
 
-    flag: names the optimizer, "optimizer" or "server_optimizer".
+    flag: the flag that names the optimizer, "optimizer" or "server_optimizer".
 
-    Raises UsageError for an unknown optimizer, or an argument or a value that it does not take.
+    Raises UsageError for an unknown optimizer, argument or value.
     """
     name = getattr(group, flag)
     check_known(flag, name, NAMES)
@@ -128,14 +128,14 @@ def arguments(group: Any, flag: str) -> dict[str, Any]:
 
 
 def make(group: Any, flag: str, learning_rate: float | Array) -> optax.GradientTransformation:
-    """The optimizer that a group of flags names; the other arguments as of `arguments`."""
+    """The optimizer that a group of flags names. group, flag, errors: as in `arguments`."""
     return getattr(optax, getattr(group, flag))(learning_rate, **arguments(group, flag))
 
 
 def regularised(
     optimizer: optax.GradientTransformation, weight_decay: float, clip: float
 ) -> optax.GradientTransformation:
-    """The optimizer on a clipped gradient, to which the weight decay is added after that."""
+    """The optimizer after clipping and weight decay, which is added to the clipped gradient."""
     before = [optax.clip_by_global_norm(clip)] if clip else []
     before += [optax.add_decayed_weights(weight_decay)] if weight_decay else []
     return optax.chain(*before, optimizer) if before else optimizer
@@ -144,14 +144,14 @@ def regularised(
 def schedule(
     kind: str, warmup_rounds: int, *, decay: float, final_rate: float, end: int
 ) -> optax.Schedule:
-    """The factor of a learning rate in round t, from 0.
+    """The factor of a learning rate in round t = 0, 1, ...
 
-    In a warm-up of w rounds it is (t + 1) / (w + 1). After it, with s = t - w, a constant schedule
-    is 1, an exponential one decay^s, and a cosine
+    In a warm-up of w rounds the factor is (t + 1) / (w + 1). After it, with s = t - w, the factor
+    of a constant schedule is 1, of an exponential one decay^s, and of a cosine
     final_rate + (1 - final_rate) (1 + cos(pi min(s / (end - w), 1))) / 2.
 
     kind: one of SCHEDULES.
-    end: the round after the last of a cosine, above warmup_rounds.
+    end: the round in which a cosine has reached final_rate, above warmup_rounds.
     """
     rest = {
         "constant": lambda: optax.constant_schedule(1.0),

@@ -1,4 +1,4 @@
-"""The clients that take part in a round, and the updates of theirs that arrive."""
+"""The clients that take part in a round, and which of their updates arrive."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -113,8 +113,10 @@ class Participation:
     first_all: bool = flag(False, "Whether all clients take part once at the beginning.")
 
     def slots(self, num_clients: int) -> int:
-        """The number of clients drawn in a round. A single client, which may stand for all data,
-        always takes part."""
+        """The number of clients drawn in a round.
+
+        A single client always takes part, as it may hold the pooled examples of all.
+        """
         if self.cohort or self.sampling_rate == 1 or num_clients == 1:
             return min(self.cohort or num_clients, num_clients)
         try:
@@ -134,14 +136,14 @@ class Participation:
 
     @property
     def history_flag(self) -> str:
-        """The flag that determines `history`."""
+        """The name of the flag that determines `history`."""
         if self.late == "stale" or ":" in self.delay:
             return "longest_delay"
         return "delay" if int(self.delay) else "slow"
 
 
 def check(chosen: Participation, num_clients: int) -> None:
-    """Raises UsageError for flags that do not fit each other. num_clients: 0 if not set."""
+    """Raises UsageError for flags that contradict each other. num_clients: --clients."""
     if num_clients and chosen.cohort > num_clients:
         raise flag_error("cohort", chosen.cohort, f"must be at most --clients={num_clients}")
     delay, slow = chosen.delay, ",".join(chosen.slow)
@@ -165,12 +167,12 @@ def check(chosen: Participation, num_clients: int) -> None:
 
 
 def _per_client(chosen: Participation) -> dict[str, tuple[str, ...]]:
-    """The flags whose entries are client:value."""
+    """The flags with entries client:value."""
     return {"slow": chosen.slow, "lossy": chosen.lossy, "upload_every": chosen.upload_every}
 
 
 def check_clients(chosen: Participation, num_clients: int, num_rounds: int) -> None:
-    """Raises UsageError for flags that do not fit the number of clients or rounds."""
+    """Raises UsageError for flags that do not fit the numbers of clients and rounds."""
     if chosen.cohort > num_clients:
         raise flag_error("cohort", chosen.cohort, f"must be at most the {num_clients} clients")
     for name, entries in _per_client(chosen).items():
@@ -217,11 +219,11 @@ def with_rule(chosen: Participation, algorithm: Algorithm) -> Algorithm:
 def cohorts(
     chosen: Participation, inputs: program.Inputs, num_rounds: int, last_round: int
 ) -> Cohort:
-    """The clients that attend: [R, T, S], T = num_rounds. None do from round `last_round` on."""
+    """The cohorts [R, T, S] of T = num_rounds rounds; from round `last_round` on they are empty."""
     num_clients = inputs.train.size.shape[1]
     slots = chosen.slots(num_clients)
     rounds_per_update = _of_clients(chosen.slow, num_clients, 1)
-    several = num_clients > 1  # a single one may stand for all data
+    several = num_clients > 1  # a single client may hold the pooled examples of all
     drops = several and chosen.dropout > 0
     arrives = _of_clients(chosen.lossy, num_clients, 1.0) * (1 - chosen.dropout * drops)
     is_rare = several and chosen.frequency < 1
@@ -258,35 +260,35 @@ def cohorts(
 
 
 def _upload_probabilities(key: Array, num_clients: int, sparse: float, frequency: float) -> Array:
-    """The probability [C] that each client's upload arrives. key: the schedule's."""
+    """The probability [C] that each client's upload arrives. key: the key of the schedule."""
     draw_key = jax.random.fold_in(key, 2)
     return schedules.upload_probabilities(draw_key, num_clients, sparse=sparse, frequency=frequency)
 
 
 def is_sparse(chosen: Participation, num_clients: int, seed: int) -> np.ndarray:
-    """The clients [C] of a run that --frequency is for, or would be if it were below 1; bool."""
+    """[C] bool: which clients of a run are sparse, so that --frequency applies to them."""
     key = program.schedule_key(seed)
     return np.asarray(_upload_probabilities(key, num_clients, chosen.sparse, 0.5)) < 1
 
 
 def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.ndarray:
-    """The values [C] of entries client:value, and the default of the other clients."""
+    """The values [C] of entries client:value, with a default for the other clients."""
     values = np.full(num_clients, default)
     for entry in entries:
         client, _, value = entry.partition(":")
-        if num_clients > 1 and int(client) < num_clients:  # a single one may stand for all data
-            values[int(client)] = float(value)  # in the default's type
+        if num_clients > 1 and int(client) < num_clients:  # a single client may hold all examples
+            values[int(client)] = float(value)  # cast to the default's type
     return values
 
 
 def _upload_every(entries: Sequence[str], num_clients: int) -> np.ndarray:
-    """Rounds [C] from an upload of each client to its next."""
+    """The rounds [C] from an upload of each client to its next one."""
     of_all = [int(entry) for entry in entries if ":" not in entry]
     return _of_clients([e for e in entries if ":" in e], num_clients, max([1, *of_all]))
 
 
 def _delayed(cohort: Cohort, key: Array, chosen: Participation) -> Cohort:
-    """The cohort with the delays of --delay. key: the schedule's."""
+    """The cohort with the delays of --delay. key: the key of the schedule."""
     kind, _, value = chosen.delay.rpartition(":")
     if kind:
         longest, draw_key = chosen.longest_delay, jax.random.fold_in(key, 3)

@@ -69,9 +69,9 @@ def split(
     test_fraction: float,
     first_row: int,
 ) -> Split:
-    """The examples of clients and test.
+    """The examples of the clients and of the test.
 
-    dataset: whose examples are rows first_row, first_row + 1, ... of `data`.
+    dataset: the data set; its examples are the rows first_row, first_row + 1, ... of `data`.
     held_out: the domain for the test; None for the test split.
 
     Raises UsageError if the partition does not fit the data.

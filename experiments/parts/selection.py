@@ -1,8 +1,8 @@
 """Rules that select an evaluation of a run, and the hyperparameters of several runs.
 
-Each rule picks an evaluation of each run, and scores it to compare hyperparameters. Among equally
-good evaluations it picks the last. Only `oracle` looks at the test. Round 0, the network that a run
-starts from, is evaluated but never picked.
+A rule picks an evaluation of each run, and scores it to compare hyperparameters. Among equally good
+evaluations it picks the last. Only `oracle` looks at the test. Round 0, the initial network of a
+run, is evaluated but never picked.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,23 +15,23 @@ Line = Any
 class Rule(NamedTuple):
     """A rule of selection."""
 
-    text: str  # which evaluation it picks
-    pick: Callable[[Sequence[Line]], Line | None]  # from a run's `candidates`, at least one
-    score: Callable[[Line], float]  # compares hyperparameters, by the mean over seeds
+    text: str  # names the evaluation that it picks
+    pick: Callable[[Sequence[Line]], Line | None]  # from one or more `candidates` of a run
+    score: Callable[[Line], float]  # its mean over seeds compares hyperparameters
 
 
 def trained(lines: Sequence[Line]) -> list[Line]:
-    """All evaluations but that of round 0."""
+    """All evaluations except that of round 0."""
     return [line for line in lines if line["round"] > 0]
 
 
 def candidates(lines: Sequence[Line]) -> list[Line]:
-    """The evaluations of a run that a rule may pick: after round 0, and before it diverged."""
+    """The evaluations that a rule may pick: after round 0, and before the run diverged."""
     return [line for line in trained(lines) if not line["diverged"]]
 
 
 def differ_by_chance(domains: Sequence[Any]) -> bool:
-    """Whether the domains' accuracies differ no more than if all had the same.
+    """Whether the domains' accuracies differ no more than by chance.
 
     The criterion: the statistic of the chi-square test of homogeneity is at most its expectation,
     the number of domains minus one.
@@ -54,18 +54,21 @@ def _test(line: Line) -> float:
 
 
 def _best(score: Callable[[Line], float]) -> Callable[[Sequence[Line]], Line]:
-    """Picks the highest score; among equal ones the last."""
+    """A function that picks the evaluation with the highest score; among equal ones the last."""
     return lambda lines: max(reversed(lines), key=score)
 
 
 def _agreeing(lines: Sequence[Line]) -> Line | None:
-    """Picks the first such evaluation: luck, or a cue, may have lifted the best one most."""
+    """The first evaluation at which the domains agree after a difference; None if there is none.
+
+    It is the first and not the best, because luck or a cue may have raised the best accuracy.
+    """
     have_differed = False
     for line in lines:
         domains = [each for each in line["domains"].values() if each["split"] == "validation"]
         if not differ_by_chance(domains):
             have_differed = True
-        elif have_differed:  # an untrained network is equally bad in all domains
+        elif have_differed:  # before, the network is untrained, and equally bad in all domains
             return line
     return None
 
@@ -88,5 +91,5 @@ RULES = {
 
 
 def picked(run: Any, rule: str) -> Line | None:
-    """The evaluation that a rule has picked in the result of a run; None if it picked none."""
+    """The evaluation in the result of a run that a rule picked; None if it picked none."""
     return run["by_rule"].get(rule)

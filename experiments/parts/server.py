@@ -94,7 +94,7 @@ def optimizer(chosen: Server, learning_rate: float | Array) -> optax.GradientTra
 
 
 def schedule(chosen: Server, end: int) -> optax.Schedule | None:
-    """The factor of the learning rate; None if it is constant. end: as of `optimizers.schedule`."""
+    """The factor of the learning rate; None if it is constant. end: as in `optimizers.schedule`."""
     if chosen.server_schedule == "constant" and not chosen.server_warmup_rounds:
         return None
     return optimizers.schedule(

@@ -86,14 +86,14 @@ def without_effect(chosen: Clients, *, any_cosine: bool) -> dict[str, str]:
 
 
 class Sizes(NamedTuple):
-    """The sizes that a program of local training is compiled for; similar data share a program."""
+    """The sizes for which local training is compiled; data of the same sizes share a program."""
 
-    capacity: int = 1  # the most examples that a client has, rounded up
-    num_batches: int | None = None  # in a pass, if it is known and the same for all clients
+    capacity: int = 1  # the most examples of a client, rounded up
+    num_batches: int | None = None  # batches in a pass, if all clients have the same number
 
 
 def sizes(chosen: Clients, num_examples: np.ndarray) -> Sizes:
-    """The sizes for training clients with these numbers of examples [R, C]."""
+    """The sizes for clients with these numbers of examples [R, C]."""
     capacity = 8 * -(-int(num_examples.max()) // 8)
     # On a CPU a loop of known length gains nothing.
     if platforms.on_cpu() or not chosen.batch_size:
@@ -103,7 +103,7 @@ def sizes(chosen: Clients, num_examples: np.ndarray) -> Sizes:
 
 
 def work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
-    """Local training."""
+    """The local training that the flags describe."""
     optimizer = optimizers.regularised(
         optimizers.make(chosen, "optimizer", learning_rate), chosen.weight_decay, chosen.clip
     )
@@ -126,7 +126,7 @@ def work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
 
 
 def schedule(chosen: Clients, end: int) -> optax.Schedule | None:
-    """The factor of the learning rate; None if it is constant. end: as of `optimizers.schedule`."""
+    """The factor of the learning rate; None if it is constant. end: as in `optimizers.schedule`."""
     if chosen.schedule == "constant" and not chosen.warmup_rounds:
         return None
     return optimizers.schedule(

@@ -1,4 +1,4 @@
-"""The evaluations of a run, and the thresholds at which it stops."""
+"""The evaluations of a run, the thresholds at which it stops, and its rule of selection."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -80,12 +80,12 @@ class Watching:
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """The thresholds of either kind of stop."""
+        """The thresholds of --stop_below or --stop_above."""
         return self.stop_below or self.stop_above
 
 
 def check(chosen: Watching, num_rounds: int) -> None:
-    """Raises UsageError for flags that do not fit each other or the number of rounds."""
+    """Raises UsageError for flags that contradict each other or the number of rounds."""
     for name, thresholds in (
         ("stop_below", chosen.stop_below),
         ("stop_above", chosen.stop_above),
@@ -111,7 +111,7 @@ def without_effect(chosen: Watching) -> dict[str, str]:
 
 
 def check_rule(chosen: Watching, num_groups: int) -> None:
-    """Raises UsageError if training domains are to be compared, and there is one.
+    """Raises UsageError if --select compares training domains and there is only one.
 
     num_groups: the number of validation groups.
     """
@@ -126,7 +126,7 @@ def check_rule(chosen: Watching, num_groups: int) -> None:
 def check_classes(classes: Sequence[str], y: np.ndarray, splits: Iterable[Split]) -> None:
     """Raises UsageError for --watch_classes if a client has a class that the test lacks.
 
-    classes: their names. y: labels of the examples that the splits index.
+    classes: the names of the classes. y: the labels of the examples that the splits index.
     """
     for split in splits:
         of_clients, of_test = (
@@ -144,7 +144,7 @@ def check_classes(classes: Sequence[str], y: np.ndarray, splits: Iterable[Split]
 
 
 def warm_start(chosen: Watching, batch_size: int, sizes: np.ndarray) -> int:
-    """The rounds before a stop. sizes [C]: numbers of examples of the training clients."""
+    """The number of rounds before a stop. sizes [C]: the training clients' numbers of examples."""
     if chosen.stop_above:
         return 0
     if chosen.warm_start == "clients":

@@ -1,4 +1,4 @@
-"""The figures of data: images of every domain, and the examples of each client."""
+"""Figures of the data: images of every domain, and the examples of each client."""
 
 from pathlib import Path
 
@@ -14,11 +14,11 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
 from fedjax_inv.models.blocks import unit_range
 
-_IMAGES = 6  # of each domain beside a partition
+_IMAGES = 6  # images of each domain, beside the counts
 
 
 def client_names(split: Split) -> list[str]:
-    """The number of each client, and its domain."""
+    """The names of the clients: number and domain."""
     domains = [split.domains[domain] if domain >= 0 else "mixed" for domain in split.domain]
     return [f"{client}: {domain}" for client, domain in enumerate(domains)]
 
@@ -32,7 +32,7 @@ def rendered(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
 def to_rgb(x: np.ndarray) -> np.ndarray:
     """Images [..., channels] as RGB [..., 3] in [0, 1].
 
-    One channel is grey, two are red and green, three as they are; of more, each has its own hue.
+    One channel is grey, two are red and green, three are RGB already, and more have a hue each.
     """
     channels = x.shape[-1]
     if channels in (1, 3):
@@ -68,8 +68,10 @@ def draw_partition(path: Path, dataset: Dataset, split: Split) -> None:
 
 
 def _examples(dataset: Dataset) -> tuple[np.ndarray | None, list[str]]:
-    """A picture with a line of images for each domain that has enough, and those domains; None if
-    the data are not images."""
+    """A picture with a line of images for each domain that has enough, and these domains.
+
+    The picture is None if the data are not images, or no domain has enough.
+    """
     lines, names = [], []
     for domain, name in enumerate(dataset.domains):
         images = rendered(dataset, np.flatnonzero(dataset.domain == domain)[:_IMAGES])

@@ -1,4 +1,4 @@
-"""Parts of all figures: literal names, lines that differ in grey print, files."""
+"""The parts that figures share: literal texts, styles of lines, panels, legends and files."""
 
 import math
 import textwrap
@@ -19,19 +19,19 @@ _LONGEST = 24  # characters of a name at an axis
 
 
 def literal(text: str) -> str:
-    """A text for matplotlib to draw literally; it would typeset text between two $."""
+    """A text that matplotlib draws literally: it would typeset text between two dollar signs."""
     return text.replace("$", r"\$")
 
 
 def wrapped(text: str, inches: float, size: float = 10) -> str:
-    """A text to draw literally, in lines that are no wider than so many inches."""
+    """A literal text in lines that are at most so many inches wide."""
     characters = max(8, int(inches * 72 / (_CHARACTER * size)))
     lines = [textwrap.wrap(line, characters) or [""] for line in text.splitlines()]
     return literal("\n".join(line for part in lines for line in part))
 
 
 def style(index: int) -> dict[str, Any]:
-    """The colour, line and marker of the line number `index`: all pairs of the last two differ."""
+    """The colour, dashes and marker of line number `index`; lines differ in grey print, too."""
     return {
         "color": f"C{index % 10}",
         "ls": _LINES[index % len(_LINES)],
@@ -41,27 +41,27 @@ def style(index: int) -> dict[str, Any]:
 
 
 def over_seeds(count: int) -> str:
-    """The caption of a mean with bars or a band."""
+    """The caption of a mean over seeds with bars or a band."""
     return "one seed" if count == 1 else f"mean and standard deviation over {count} seeds"
 
 
 def spaced(count: int, index: int = 0) -> tuple[int, int]:
-    """`markevery` of a line of `count` points: few markers, not where other lines have theirs."""
+    """`markevery` of a line of `count` points: few markers, at other points than other lines."""
     step = max(1, count // 8)
     return (index % step, step)
 
 
 def whole_numbers(axis: Axes) -> None:
-    """Ticks of an x axis of rounds."""
+    """Sets ticks at whole numbers on an x axis."""
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def panels(
     count: int, size: tuple[float, float], *, x_label: str = "", y_label: str = "", columns: int = 3
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of some panels that share their axes, each so many inches wide and high.
+    """A figure of `count` panels with common axes. size: width and height of a panel, in inches.
 
-    Every column has the label of the x axis, every line that of the y axis.
+    Each column of panels has the label of the x axis, and each line of panels that of the y axis.
     """
     columns = min(columns, count)
     lines = -(-count // columns)
@@ -70,7 +70,7 @@ def panels(
     for unused in axes[count:]:
         unused.remove()
     axes = axes[:count]
-    for axis in axes[-columns:]:  # the lowest of its column
+    for axis in axes[-columns:]:  # the lowest in each column
         axis.set_xlabel(x_label)
         axis.xaxis.set_tick_params(labelbottom=True)
     for axis in axes[::columns]:
@@ -79,7 +79,7 @@ def panels(
 
 
 def entitle(figure: Figure, text: str, size: float = 10) -> None:
-    """A title over all panels, no wider than the figure, which grows by its height."""
+    """Adds a title no wider than the figure; the figure grows by the title's height."""
     width, height = figure.get_size_inches()
     lines = wrapped(text, width - 0.2, size)
     figure.suptitle(lines, fontsize=size)
@@ -87,8 +87,10 @@ def entitle(figure: Figure, text: str, size: float = 10) -> None:
 
 
 def legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
-    """A legend under the panels, in as many columns as the figure's width has room for; the figure
-    grows by its height."""
+    """Adds a legend under the panels, in as many columns as fit into the figure's width.
+
+    The figure grows by the height of the legend.
+    """
     if not names:
         return
     width, height = figure.get_size_inches()
@@ -111,7 +113,7 @@ def legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> N
 
 
 def legend_of(figure: Figure, axes: Sequence[Axes]) -> None:
-    """The legend of everything with a name in any of the panels."""
+    """Adds a legend of everything with a name in any panel."""
     by_name: dict[str, Artist] = {}
     for axis in axes:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -120,7 +122,7 @@ def legend_of(figure: Figure, axes: Sequence[Axes]) -> None:
 
 
 def name_x(axis: Axes, names: Sequence[str], inches: float, size: float = 8) -> None:
-    """Names at 0, 1, ... of an x axis so many inches long; upright where they would overlap."""
+    """Puts names at 0, 1, ... of an x axis so many inches long; upright if they would overlap."""
     high = _LINE * size / 72
     wide = _CHARACTER * size / 72 * max(map(len, _cut(names)), default=0) + high / 2
     fits = wide * len(names) <= inches
@@ -129,7 +131,7 @@ def name_x(axis: Axes, names: Sequence[str], inches: float, size: float = 8) -> 
 
 
 def name_y(axis: Axes, names: Sequence[str], inches: float, size: float = 8) -> None:
-    """Names at 0, 1, ... of a y axis so many inches long."""
+    """Puts names at 0, 1, ... of a y axis so many inches long."""
     places, texts = _thinned(names, _LINE * size / 72, inches)
     axis.set_yticks(places, texts, fontsize=size)
 
@@ -139,12 +141,12 @@ def _cut(names: Sequence[str]) -> list[str]:
 
 
 def _thinned(names: Sequence[str], each: float, inches: float) -> tuple[range, list[str]]:
-    """As many of the names, evenly, as have room, and their places; long ones are cut."""
+    """The places and texts of as many evenly spaced names as fit; long names are cut."""
     step = max(1, math.ceil(each * len(names) / inches))
     return range(0, len(names), step), [literal(name) for name in _cut(names)[::step]]
 
 
 def save(figure: Figure, path: Path, dpi: int = 120) -> None:
-    """Writes a figure as PNG, and beside it as PDF; the same figure makes the same bytes."""
+    """Writes a figure as PNG and as PDF; the same figure gives the same bytes."""
     figure.savefig(path, dpi=dpi)
     figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})

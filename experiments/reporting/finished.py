@@ -1,4 +1,4 @@
-"""The one way to look at finished runs: their folder, their data and their states."""
+"""Access to finished runs: their folder, their data and their states."""
 
 import contextlib
 import dataclasses
@@ -33,32 +33,32 @@ STATES = ("best", "last")
 
 
 def state_flag(default: str) -> Any:
-    """The flag --state, of all binaries that look at a state of a run."""
+    """The flag --state of all binaries that read a state of a run."""
     allowed = Range(lambda state: state in STATES, f"one of {', '.join(STATES)}")
     text = "best: the state that the run's --select selects; last: that of its end."
     return flag(default, text, allowed)
 
 
 def run_flag() -> Any:
-    """The flag --run, of binaries that look at one folder."""
+    """The flag --run of binaries that read one folder."""
     return flag("", "The folder of a finished run; of a sweep, that of one algorithm.")
 
 
 def data_dir_flag() -> Any:
-    """The flag --data_dir, of all binaries that look at finished runs."""
+    """The flag --data_dir of all binaries that read finished runs."""
     return flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Runs:
-    """The runs of a folder: a cell that `train` or `sweep` has run, or is running."""
+    """The runs in a folder: a cell that `train` or `sweep` has run, or is running."""
 
     where: str  # the flag that names the folder, with its value
     path: Path
     config: Config  # on one device of one process
     cell: Cell
     starts: Sequence[Start]
-    known_result: Result | None  # None of runs that may be unfinished
+    known_result: Result | None  # None if the runs may be unfinished
 
     @property
     def result(self) -> Result:
@@ -87,9 +87,9 @@ class Runs:
         return OneRun(self, index, state)
 
     def select(self, seed: int, number: int, state: str) -> "OneRun":
-        """The run that --seed and --run name: the run `number` among those of the seed.
+        """The run that --seed and --run name: the one with this number among the runs of the seed.
 
-        Raises UsageError if there is none, or it has no such state.
+        Raises UsageError if there is none, or if it has no such state.
         """
         seeds = self.config.run.seeds
         if seed not in seeds:
@@ -105,7 +105,7 @@ class Runs:
         return one
 
     def algorithm(self, index: int = 0, *, rendered: bool = False) -> Algorithm:
-        """The algorithm of a run, to predict with; its local training is not that of the run.
+        """The algorithm of a run, for predictions; its local training is not the run's.
 
         rendered: whether inputs are rendered already.
         """
@@ -125,7 +125,7 @@ class Runs:
         return jax.eval_shape(program.make(ready.experiment).init, self.data.data, ready.inputs)
 
     def newest(self) -> tuple[int, Training]:
-        """(rounds, the states of all runs after them), by the newest checkpoint.
+        """(rounds, the states of all runs after them), from the newest checkpoint.
 
         Raises UsageError if there is no checkpoint, or it is another run's.
         """
@@ -149,7 +149,7 @@ class Runs:
 
     @contextlib.contextmanager
     def _checkpoints(self, lacking: str) -> Iterator[Checkpoints]:
-        """A reader of the checkpoints. lacking: the error where there is none."""
+        """A reader of the checkpoints. lacking: the error's text if there is no checkpoint."""
         place = self.path / "checkpoints"
         if not checkpoints.rounds(place):
             raise UsageError(self.where, ..., lacking)
@@ -159,7 +159,7 @@ class Runs:
 
 @dataclasses.dataclass(frozen=True)
 class OneRun:
-    """A run of a folder in one of STATES."""
+    """A run of a folder, in one of STATES."""
 
     runs: Runs
     index: int  # in the cell
@@ -172,7 +172,7 @@ class OneRun:
 
     @property
     def varied(self) -> list[str]:
-        """Those hyperparameters in which runs of the folder differ."""
+        """Its values of the hyperparameters in which runs of the folder differ."""
         return varied(self.runs.cell, self.index)
 
     @property
@@ -182,12 +182,12 @@ class OneRun:
 
     @property
     def label(self) -> str:
-        """Algorithm, settings, hyperparameters that vary, folder, and when the state was."""
+        """Its algorithm, settings, varied hyperparameters, folder, and the round of the state."""
         names = [self.runs.cell.label, *self.varied]
         return f"{' '.join(names)} ({self.runs.path.name}, {self._when()})"
 
     def _when(self) -> str:
-        """When the state was."""
+        """The text for the round of the state."""
         stops = [stop.round for stop in self.runs.result.runs[self.index].stops or []]
         reached = [round for round in stops if round is not None]
         ends = self.runs.config.watching.after_stop == "end" and len(reached) == len(stops)
@@ -208,7 +208,7 @@ class OneRun:
     def served(self) -> Served:
         """The state: server [...], clients [C, ...] and round [], on the host.
 
-        Raises UsageError if the run has no such state, or it cannot be read.
+        Raises UsageError if the run has no such state, or if it cannot be read.
         """
         of_all = self.runs.best if self.state == "best" else self.runs.last
         mine = jax.tree.map(lambda leaf: leaf[self.index], of_all)
@@ -223,17 +223,17 @@ class OneRun:
         return mine
 
     def algorithm(self, *, rendered: bool = False) -> Algorithm:
-        """Its algorithm, as `Runs.algorithm`."""
+        """Its algorithm, as in `Runs.algorithm`."""
         return self.runs.algorithm(self.index, rendered=rendered)
 
 
 def unseen(algorithm: Algorithm, server: Tree) -> Tree:
-    """The state of a client that was never seen; () unless the algorithm is personal."""
+    """The state of a new client; () unless the algorithm is personal."""
     return algorithm.init_client(server, jnp.int32(0)) if algorithm.personal else ()
 
 
 def varied(cell: Cell, index: int) -> list[str]:
-    """The hyperparameters of a run in which runs of its cell differ."""
+    """A run's values of the hyperparameters in which the runs of its cell differ."""
     return [
         f"{name}={value:g}"
         for name, value in cell.runs[index].hyper.items()
@@ -246,11 +246,12 @@ def open(
 ) -> Runs:
     """The runs of a folder.
 
-    flag: the name of the flag that names the folder. data_dir: the TFDS folder, if another than in
-    training. dataset: other data that are asked for. unfinished: whether the runs may be going on
-    still; their result is not read then.
+    flag: the flag that names the folder.
+    data_dir: the TFDS folder, if it differs from that in training.
+    dataset: other data that the binary will read.
+    unfinished: whether the runs may be unfinished; then their result is not read.
 
-    Raises UsageError, in one line, if the folder holds no runs or, without `unfinished`, no result.
+    Raises UsageError if the folder holds no runs or, without `unfinished`, no result.
     """
     where, result = f"--{flag}={folder}", None
     try:
@@ -271,9 +272,9 @@ def open(
 
 
 def _alone(chosen: Config, data_dir: str, dataset: str) -> Config:
-    """A run's flags on one device of one process, which have no influence on its states.
+    """A run's flags, changed to one device of one process, which does not influence its states.
 
-    Raises UsageError where data_dir was set and no data are looked for there.
+    Raises UsageError if data_dir is set and no data set is from TFDS.
     """
     data_flags.check_data_dir(data_dir, chosen.data.dataset, dataset)
     one: dict[str, Any] = {"devices": 1, "hold": "auto", "num_processes": 1, "process_id": 0}
@@ -282,8 +283,8 @@ def _alone(chosen: Config, data_dir: str, dataset: str) -> Config:
 
 
 def _why(folder: Path) -> str:
-    """The reason why a folder holds no result of a run."""
-    if not os.path.isdir(folder):  # Path.is_dir raises for names that no path can have
+    """The text for why a folder holds no result of a run."""
+    if not os.path.isdir(folder):  # Path.is_dir raises an error for impossible names
         return ""
     if (folder / "config.json").is_file():
         return "; this one is unfinished, --resume goes on with it"

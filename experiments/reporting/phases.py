@@ -1,4 +1,4 @@
-"""The pre-training phases of finished and unfinished runs of an exit strategy."""
+"""The pre-training phases of runs of an exit strategy, finished or not."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,16 +20,15 @@ class Phase(NamedTuple):
     title: str
     seeds: tuple[int, ...]
     domains: tuple[str, ...]  # [C], of the client's examples
-    aberrant: tuple[str, ...]  # [C], in what way a client is aberrant by the flags, or ""
-    outcome: Outcome  # with leading R
+    aberrant: tuple[str, ...]  # [C], how the flags make a client aberrant, or ""
+    outcome: Outcome  # with a leading axis R
     critical: np.ndarray  # [R, C] the smoothness at which the mean contribution is 0
 
 
 def find(folder: Path, data_dir: str = "") -> list[Phase]:
-    """The phases of a run folder, one for each of its hyperparameters.
+    """The phases in a run folder, one for each combination of hyperparameters.
 
-    Raises UsageError for a folder that is not of one algorithm, or not of an exit strategy, or that
-    has no checkpoint yet.
+    Raises UsageError for a folder without runs of an exit strategy, or without a checkpoint.
     """
     runs = finished.open("runs", folder, data_dir=data_dir, unfinished=True)
     cell = runs.cell
@@ -68,7 +67,7 @@ def critical(server: exit_strategy.Server) -> np.ndarray:
 
 
 def aberrant(chosen: Config, num_clients: int) -> tuple[str, ...]:
-    """In what way each client is aberrant by the flags."""
+    """How the flags make each client aberrant, "" for regular clients."""
     texts: list[list[str]] = [[] for _ in range(num_clients)]
     for entries, text in (
         (chosen.participation.slow, "{} rounds an update"),

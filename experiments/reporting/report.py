@@ -1,4 +1,4 @@
-"""The tables of finished cells."""
+"""Tables of finished cells."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,10 +27,10 @@ class Chosen(NamedTuple):
 
     label: str
     held_out: str
-    hyper: dict[str, float]  # the selected hyperparameters that had several values
-    runs: list[RunResult]  # `selected`: by the rule, or the last evaluation where it picks none
+    hyper: dict[str, float]  # the selected values of hyperparameters with several values
+    runs: list[RunResult]  # `selected`: what the rule picks, or the last evaluation
     indices: list[int]  # of the runs in the cell
-    diverged: str  # how many of the cell's runs diverged
+    diverged: str  # how many runs of the cell diverged
 
     @property
     def selected(self) -> list[Line]:
@@ -43,17 +43,17 @@ class Chosen(NamedTuple):
         return [run["last"] for run in self.runs]
 
     def over_seeds(self, value: Callable[[Any], float]) -> list[float]:
-        """value(selected evaluation) of each seed."""
+        """A value of each seed's selected evaluation."""
         return [value(line) for line in self.selected]
 
 
 def choose(label: str, result: Any, rule: str = "validation") -> Chosen | None:
     """Selects a cell's hyperparameters, and an evaluation of each seed, by a rule of `selection`.
 
-    A setting in which the rule picks an evaluation for more seeds is preferred. A setting in which
-    a seed diverged, or in which the rule picks none, does not count; None if no setting does.
+    Settings in which a seed diverged, or in which the rule picks no evaluation, are excluded; if
+    all are, the result is None. Settings in which the rule picks evaluations for more seeds win.
 
-    result: a `records.Result`, or a plain dict of the same entries.
+    result: a `records.Result`, or a plain dict with the same entries.
     """
     by_hyper: dict[str, list[int]] = {}
     for index, run in enumerate(result["runs"]):
@@ -94,25 +94,25 @@ def _held_out(result: Any) -> str:
 
 
 def _why_none(result: Result) -> str:
-    """The text for a cell in which nothing could be chosen."""
+    """The table's text for a cell in which nothing could be chosen."""
     settings = {str(run.hyper) for run in result.runs}
     broken = {str(run.hyper) for run in result.runs if run.diverged}
     return "diverged" if settings == broken else "none"
 
 
 def percent(values: Sequence[float]) -> str:
-    """Mean and standard deviation over seeds, in percent."""
+    """The mean and standard deviation over seeds, in percent, as text."""
     return spread([100 * value for value in values])
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation over seeds."""
+    """The mean and standard deviation over seeds, as text."""
     mean = f"{np.mean(values):.1f}"
     return f"{mean} ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else mean
 
 
 def tests(lines: Sequence[Line]) -> str:
-    """The test accuracy over seeds."""
+    """The mean and standard deviation of the test accuracy, as text."""
     return percent([line.test_accuracy for line in lines])
 
 
@@ -121,11 +121,13 @@ def table(
     paper: Mapping[str, str],
     cells: Mapping[tuple[str, str], str] | None = None,
 ) -> str:
-    """The test accuracy per held-out domain, its mean and the worst domain, a row per algorithm;
-    and over all held-out domains the mean selected round and the accuracy at the last round.
+    """The main table: the test accuracies at the selected evaluations, a row per algorithm.
 
-    paper: an algorithm's number in a paper. cells: (label, held-out domain) of all cells -> the
-    text of a cell in which nothing was chosen.
+    The columns are each held-out domain, their mean and the worst one, then the mean selected round
+    and the mean accuracy at the last round.
+
+    paper: algorithm -> its number in a paper.
+    cells: (label, held-out domain) of each cell -> the text if nothing was chosen.
     """
     cells = cells or {(one.label, one.held_out): "" for one in chosen}
     held_outs = list(dict.fromkeys(held_out for _, held_out in cells))
@@ -145,9 +147,9 @@ def table(
         join: Callable[..., Any],
         text: Callable[[Sequence[float]], str],
     ) -> Callable[[str], str]:
-        """The column of a value of each seed, joined over held-out domains; empty where one lacks.
+        """The column of a value per seed, joined over held-out domains; empty if a domain lacks it.
 
-        join: of [domains, seeds], along the first axis.
+        join: reduces [domains, seeds] along the first axis.
         """
 
         def joined(label: str) -> str:
@@ -184,7 +186,7 @@ def table(
 
 
 def domains_table(chosen: Sequence[Chosen]) -> str:
-    """The accuracy by domain at the selected evaluation: validation, and test where held out."""
+    """The accuracies by domain at the selected evaluation: test if held out, else validation."""
     held_out = chosen[0].held_out
 
     def of(name: str) -> Callable[[Chosen], str]:
@@ -211,7 +213,7 @@ class _Stopped(NamedTuple):
 
 
 def stops_table(chosen: Sequence[Chosen]) -> str:
-    """The evaluation at the stop for each threshold, over the seeds that stopped."""
+    """The evaluations at the stop, a row per cell and threshold, over the seeds that stopped."""
     rows = []
     for one in chosen:
         for stops in zip(*(run.stops or [] for run in one.runs), strict=True):
@@ -274,7 +276,7 @@ def write(
 ) -> str:
     """Writes table.md, and returns the table.
 
-    results: (label, result) of each cell. rule: of selection.
+    results: (label, result) of each cell. rule: the rule of selection.
     """
     results = list(results)
     picked = [choose(label, result, rule) for label, result in results]

@@ -1,4 +1,4 @@
-"""The figures of finished cells."""
+"""Figures of finished cells."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,10 +14,10 @@ from experiments.reporting.report import Chosen
 from experiments.running import log
 from experiments.running.records import Line, Result
 
-MOST_DOTS = 120  # domains or clients, of all algorithms, that are drawn one by one
+MOST_DOTS = 120  # the most domains or clients, over all algorithms, that get a dot each
 
 Drawn = Sequence[tuple[Chosen, Path]]  # cells, with their folders
-Parts = dict[str, float]  # accuracy of a run in percent, by domain or client
+Parts = dict[str, float]  # a run's accuracy in percent, by domain or client
 
 
 def write(
@@ -27,10 +27,12 @@ def write(
     title: str,
     rule: str = "validation",
 ) -> None:
-    """Writes curves.png and, where a run has their numbers, domains.png, clients.png and
-    gradients.png; nothing if every cell diverged.
+    """Writes curves.png and, if the runs have the numbers for them, the other figures.
 
-    results: (label, cell's folder, result) of each cell. rule: of selection.
+    The others are domains.png, clients.png and gradients.png. If every cell diverged, it writes
+    nothing.
+
+    results: (label, cell's folder, result) of each cell. rule: the rule of selection.
     """
     picked = [(report.choose(label, result, rule), path) for label, path, result in results]
     drawn = [(one, path) for one, path in picked if one is not None]
@@ -48,7 +50,7 @@ def write(
 
 
 def mean_and_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The mean over the first axis, seeds, and a standard deviation below and above it."""
+    """The mean over seeds, the first axis, and the values one standard deviation around it."""
     mean, std = values.mean(0), values.std(0, ddof=len(values) > 1)
     return mean, mean - std, mean + std
 
@@ -69,7 +71,7 @@ def _panels(
 
 
 def _curves(path: Path, drawn: Drawn, title: str) -> None:
-    """Accuracy against rounds: a panel per held-out domain, a pair of lines per algorithm."""
+    """Draws accuracy by round: a panel per held-out domain, two lines per algorithm."""
     figure, axes, labels = _panels(drawn, "round")
     for one, folder in drawn:
         lines = log.read(folder, one.last[0].round)
@@ -101,8 +103,10 @@ def by_domain(line: Line) -> Parts:
 
 
 def by_client(line: Line) -> Parts:
-    """The accuracy on the test in each client's proportions of classes, in percent; NaN where it
-    has no example."""
+    """The test accuracy in each client's proportions of classes, in percent.
+
+    It is NaN for a client without examples.
+    """
     return {
         str(client): np.nan if accuracy is None else 100 * accuracy
         for client, accuracy in enumerate(line.accuracy_by_client or [])
@@ -112,8 +116,10 @@ def by_client(line: Line) -> Parts:
 def _parts(
     path: Path, drawn: Drawn, title: str, parts_of: Callable[[Line], Parts], what: str
 ) -> None:
-    """Accuracies of the selected evaluations: a panel per held-out domain, a marker per algorithm
-    and part; where there are many parts, a line through all of them."""
+    """Draws the accuracies of the selected evaluations, in a panel per held-out domain.
+
+    A panel has a marker per algorithm and part, or for many parts a line per algorithm.
+    """
     by_cell = [[parts_of(line) for line in one.selected] for one, _ in drawn]
     held_outs = list(dict.fromkeys(one.held_out for one, _ in drawn))
     # The same names in all panels.
@@ -156,7 +162,7 @@ def _dot(number: int, is_few: bool) -> dict[str, Any]:
 
 
 def draw_dots(axis: Axes, values: np.ndarray, number: int, count: int) -> None:
-    """Mean and standard deviation over seeds at 0, 1, ..., as the line `number` of `count`.
+    """Draws means and standard deviations over seeds at 0, 1, ..., for line `number` of `count`.
 
     values: [seeds, parts], NaN where there is none.
     """
@@ -169,7 +175,7 @@ def draw_dots(axis: Axes, values: np.ndarray, number: int, count: int) -> None:
 
 
 def draw_quantiles(axis: Axes, values: np.ndarray, number: int) -> None:
-    """The quantiles of the parts: their mean over seeds, with a band.
+    """Draws the quantiles of the parts, as a mean over seeds with a band.
 
     values: [seeds, parts], NaN where there is none.
     """
@@ -181,8 +187,8 @@ def draw_quantiles(axis: Axes, values: np.ndarray, number: int) -> None:
 
 
 def _gradients(path: Path, drawn: Drawn, title: str) -> None:
-    """The gradients of the first seed: a column per cell, a line per client."""
-    # A wider figure may have more pixels than matplotlib can count.
+    """Draws the gradients of the first seed: a column per cell, a line per client."""
+    # A wider figure could have more pixels than matplotlib allows.
     width = min(4.2, 100 / len(drawn))
     figure = Figure(figsize=(width * len(drawn) + 0.6, 6.5), layout="constrained")
     axes = figure.subplots(3, len(drawn), squeeze=False, sharex=True, sharey="row")

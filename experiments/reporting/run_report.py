@@ -10,7 +10,7 @@ from experiments.running.launch import FinishedCell
 
 
 def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
-    """Writes table and figures, and returns the text to print. finished: the cells, in order."""
+    """Writes table and figures, and returns the text to print. finished: the cells in order."""
     config = assembled.config
     split = assembled.splits[assembled.cells[0].held_out][config.run.seeds[0]]
     data_figures.draw_partition(folder / "partition.png", assembled.dataset, split)

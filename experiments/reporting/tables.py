@@ -1,4 +1,4 @@
-"""Tables of text, made of rows and a function for each column."""
+"""Tables as text, from rows and a function for each column."""
 
 import csv
 import io
@@ -25,9 +25,10 @@ def table(
 ) -> str:
     """A table in one of FORMS.
 
-    columns: heading -> the cell of a row, None for an empty cell; as pairs where headings may be
-    equal. align: left, right or decimal, of all columns but the first, except in CSV. omit_empty:
-    whether to leave out columns whose cells are all empty.
+    columns: heading -> a function from a row to its cell, None for an empty cell. Pairs instead of
+        a mapping allow equal headings.
+    align: left, right or decimal, for all columns but the first; CSV ignores it.
+    omit_empty: whether to leave out columns whose cells are all empty.
     """
     rows = list(rows)
     pairs = columns.items() if isinstance(columns, Mapping) else columns
@@ -39,7 +40,7 @@ def table(
         file = io.StringIO()
         csv.writer(file, lineterminator="\n").writerows([headings, *lines])
         return file.getvalue().rstrip("\n")
-    if form == "markdown":  # a bar would end the cell
+    if form == "markdown":  # an unescaped bar would end the cell
         headings, *lines = [[text.replace("|", "\\|") for text in x] for x in (headings, *lines)]
     alignments = ["left", *[align] * (len(headings) - 1)] if lines else None
     return tabulated.tabulate(

@@ -1,7 +1,7 @@
 """The states of a cell's runs on disk, by round, through orbax.
 
-A checkpoint holds the states after its round, the states that were selected until then, and a note
-of its run with checksums. They are written together: a process that dies leaves all or none.
+A checkpoint holds the states after its round, the states selected so far, and a note with its run
+and checksums. They are written together: a process that dies leaves a whole checkpoint or none.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Training
 from fedjax_inv.types import Tree
 
-_STATES, _SELECTED, _ABOUT = "default", "kept", "about"  # folders of a checkpoint
+_STATES, _SELECTED, _ABOUT = "default", "kept", "about"  # folders in a checkpoint
 ITEMS = (_STATES, _SELECTED)
 
 # Fields in checkpoints of version 0.6 -> their names today.
@@ -33,10 +33,10 @@ _RENAMED = {"heard": "broadcast_history", "beside": "side"}
 
 
 class Checkpoints:
-    """The states of a cell's runs, by round, through orbax; the last two are kept."""
+    """The checkpoints of a cell's runs; those of the last two rounds stay on the disk."""
 
     def __init__(self, folder: Path, config: Config, cell: Cell, *, reads: bool = False) -> None:
-        """config, cell: of the runs. reads: whether nothing is written.
+        """config, cell: those of the runs. reads: whether the folder is only read.
 
         Raises UsageError if the folder cannot hold checkpoints.
         """
@@ -67,9 +67,9 @@ class Checkpoints:
             self._manager.save(done, args=ocp.args.Composite(**saved, **{_ABOUT: note}))
 
     def restore(self, done: int, like: Training) -> Training:
-        """The states after round `done`, on whatever devices they were saved.
+        """The states after round `done`, independent of the devices that saved them.
 
-        like: states of this run, or their shapes. Raises UsageError if the checkpoint holds others.
+        like: states of this run, or their shapes. Raises UsageError if the shapes differ.
         """
         restored = self._restore(done, _STATES, jax.eval_shape(_numbers, like))
         restored = jax.tree.map(jnp.asarray, restored)
@@ -79,7 +79,7 @@ class Checkpoints:
     def selected(self, done: int, like: Served) -> Served:
         """The states that were selected until round `done`, on the host.
 
-        like: their shapes. Raises UsageError if the checkpoint holds others.
+        like: their shapes. Raises UsageError if the shapes differ.
         """
         return self._restore(done, _SELECTED, like)
 
@@ -102,7 +102,7 @@ class Checkpoints:
         )
 
     def finish(self) -> None:
-        """Waits until the newest checkpoint is whole, and deletes the others."""
+        """Waits until the newest checkpoint is written, and deletes the others."""
         with _written(self._folder):
             self._manager.wait_until_finished()
         for done in self._manager.all_steps():
@@ -116,17 +116,17 @@ class Checkpoints:
 
 
 def rounds(folder: Path) -> list[int]:
-    """The rounds of the checkpoints in a folder, the newest last; nothing is written."""
+    """The rounds of the checkpoints in a folder, in ascending order. Writes nothing."""
     if not folder.is_dir():
         return []
     return sorted(ocp.utils.checkpoint_steps(folder.absolute()))
 
 
 def plain(folder: Path, done: int, config: Config, cell: Cell, item: str = _STATES) -> Tree:
-    """A checkpoint of any run, as dicts of NumPy arrays [R, ...]; nothing is written.
+    """A checkpoint of any run, as dicts of NumPy arrays [R, ...]. Writes nothing.
 
-    config, cell: of that run. item: of ITEMS, by default the states. Raises UsageError if the
-    checkpoint cannot be read, or is another run's.
+    config, cell: those of that run. item: one of ITEMS, by default the states. Raises UsageError if
+    the checkpoint cannot be read, or is another run's.
     """
     try:
         about = _about(folder, done, config, cell)
@@ -165,14 +165,14 @@ def _name(path: jax.tree_util.KeyPath) -> str:
 
 
 def _about(folder: Path, done: int, config: Config, cell: Cell) -> About:
-    """The note of a checkpoint about itself; raises UsageError if it is another run's."""
+    """The note in a checkpoint; raises UsageError if it is another run's."""
     try:
         about = records.read(folder / str(done) / _ABOUT / "metadata", About)
     except (OSError, UsageError):
         raise UsageError(f"{_ABOUT}/metadata is damaged") from None
     if about.round != done:
         raise UsageError(f"is of round {about.round}")
-    # The number of all rounds may differ.
+    # --rounds may differ.
     flags = about.flags | {"rounds": config.run.rounds}
     differs = folders.difference(flags, about.cell, config, cell)
     if differs is not None:
@@ -187,7 +187,7 @@ def _check_sum(about: About, item: str, restored: Tree) -> None:
 
 @contextlib.contextmanager
 def _written(folder: Path) -> Iterator[None]:
-    """Makes errors of orbax, when it writes or looks at a folder, errors of one line."""
+    """Turns orbax's errors about a folder into one-line errors."""
     try:
         yield
     except Exception as error:  # orbax raises many kinds, for one reason
@@ -200,7 +200,7 @@ def _written(folder: Path) -> Iterator[None]:
 
 
 def _short(error: Exception) -> str:
-    """The message of an error in one line; of a long one the beginning and the end."""
+    """The first line of an error's message; of a long line the beginning and the end."""
     text = (str(error).splitlines() or [type(error).__name__])[0]
     return text if len(text) <= 160 else f"{text[:60]} ... {text[-95:]}"
 
@@ -212,5 +212,5 @@ def _numbers(states: Training) -> Training:
 
 
 def _plain(tree: Tree) -> Tree:
-    """A tree as orbax takes it: without empty arrays."""
+    """A tree that orbax can save: each empty array is replaced by an array of one zero."""
     return jax.tree.map(lambda leaf: leaf if leaf.size else np.zeros(1, leaf.dtype), tree)

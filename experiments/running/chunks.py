@@ -1,7 +1,8 @@
 """The number of clients and of runs to train at once: by a rule, or by a stopwatch.
 
-The rule depends on the platform only, so that a command computes the same sums each time: on a CPU
-one client and one run after the other, elsewhere all at once, or as many as fit into memory.
+The rule trains one client and one run after the other on a CPU. Elsewhere it trains all at once, or
+as many as fit into memory. It depends only on the machine, so a command always computes the same
+sums.
 """
 
 import math
@@ -23,19 +24,19 @@ from fedjax_inv import program
 from fedjax_inv.devices import is_shards
 from fedjax_inv.types import Examples, Tree, always
 
-_SECONDS = 0.2  # of repeats per candidate
-_ROUNDS = 2  # measured at a time
-_MOST_ROUNDS = 12  # the same if the algorithm chooses who attends: a cycle of turns, if it fits
-_STEPS = 2  # of local training per client while measuring
-_SLOTS = 8  # the fewest clients that are measured
-_GROWTH = 4  # from one measured number of clients to the next
+_SECONDS = 0.2  # for measuring a candidate
+_ROUNDS = 2  # in a measured segment
+_MOST_ROUNDS = 12  # in a measured segment at most, for algorithms whose clients take turns
+_STEPS = 2  # local steps of a measured client
+_SLOTS = 8  # the fewest clients in a measured round
+_GROWTH = 4  # the ratio of one measured number of clients to the one before
 USABLE_MEMORY = 0.7  # the part of a machine's or a device's memory that a program may take
-_WORSE = 1.2  # times the best: no larger numbers of clients are tried
-_AS_FAST = 1.05  # times the best: as good, so the smaller number is taken
+_WORSE = 1.2  # a time above the best by this factor ends the search for more clients
+_AS_FAST = 1.05  # a time above the best by less is as good, so the smaller number is taken
 
 
 class Chunks(NamedTuple):
-    """The part of a cell that is trained at once."""
+    """The numbers of clients and of runs that train at once."""
 
     clients: int
     runs: int
@@ -45,7 +46,7 @@ Make = Callable[[Chunks], program.Program]
 
 
 def asked(config: Config, inputs: program.Inputs) -> tuple[int | None, int | None]:
-    """The numbers of clients and of runs that the flags ask for, None for auto and measure."""
+    """The numbers of clients and of runs in the flags, None for auto and measure."""
     num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
     named = ((config.run.client_chunk, num_slots), (config.run.run_chunk, num_runs))
     clients, runs = ((int(f) or most) if f.isdecimal() else None for f, most in named)
@@ -64,7 +65,7 @@ def choose(
     inputs: program.Inputs,
     machine: "Machine",
 ) -> Chunks:
-    """The chunks that the flags ask for, by number, by rule (auto) or by stopwatch (measure)."""
+    """The chunks by the flags: a number, the rule (auto) or a stopwatch (measure)."""
     num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
     clients, runs = asked(config, inputs)
     most = Chunks(
@@ -78,7 +79,7 @@ def choose(
     if "measure" in flags:
         few = assemble.cohorts(config, inputs, _num_rounds(experiment, inputs))
         return _measured(config, cell, inputs, few, machine)
-    # The segment that will run, which is compiled already then.
+    # The segment of the run itself, so that it need not be compiled again.
     cohort = assemble.cohorts(config, inputs, config.watching.eval_every)
     return halved(
         most,
@@ -91,8 +92,8 @@ def choose(
 def halved(
     most: Chunks, fits: Callable[[Chunks], bool], *, clients: bool = True, runs: bool = True
 ) -> Chunks:
-    """The rule off CPUs: `most`, halved until it fits. clients, runs: which of them may be."""
-    # First fewer runs, as fewer clients at once make narrower products.
+    """The rule off CPUs: `most`, halved until it fits. clients, runs: whether they may be."""
+    # Runs are halved first, as fewer clients at once make narrower matrix products.
     while runs and most.runs > 1 and not fits(most):
         most = most._replace(runs=-(-most.runs // 2))
     while clients and most.clients > 1 and not fits(most):
@@ -101,7 +102,7 @@ def halved(
 
 
 def _num_rounds(experiment: program.Experiment, inputs: program.Inputs) -> int:
-    """The number of rounds that is typical of an algorithm."""
+    """The number of rounds to measure: a few, or a cycle where the clients take turns."""
     algorithm = experiment.algorithm({k: values[0] for k, values in inputs.hyper.items()})
     if any(exchange.attends is not always for exchange in algorithm.exchanges):
         return min(inputs.train.size.shape[1] + 1, _MOST_ROUNDS)
@@ -113,8 +114,8 @@ def _measured(
 ) -> Chunks:
     """The fastest chunks that fit into memory; prints the times on stderr.
 
-    Clients: 1, 4, 16, ... or all, the fastest on a few steps of the first clients. Runs: all at
-    once, or as many as fit; on a CPU one by one, if that is not slower.
+    The numbers of clients are 1, 4, 16, ... and all; they are timed on a few steps of the first
+    clients. All runs train at once, or as many as fit; on a CPU one by one, if that is not slower.
     """
     num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
     clients, fixed_runs = asked(config, inputs)
@@ -134,7 +135,7 @@ def _measured(
         return Chunks(sizes[0], runs)
 
     def seconds(chunks: Chunks) -> float:
-        """Seconds per client; infinite if it does not fit."""
+        """The seconds per client and round; infinite if the chunks do not fit into memory."""
         part = _light(inputs, config, cohort, max(_SLOTS, chunks.clients))
         if not machine.fits(chunks, *part):
             return math.inf
@@ -146,7 +147,7 @@ def _measured(
         measured[chunks] = seconds(chunks)
         if measured[chunks] == math.inf or measured[chunks] > _WORSE * min(measured.values()):
             break
-    # Among equally fast sizes the smallest takes the least memory.
+    # The first of equally fast sizes needs the least memory.
     best = _first_fast(measured)
     if one_by_one:
         alone = Chunks(best.clients, 1)
@@ -172,7 +173,7 @@ def _first_fast(measured: dict[Chunks, float]) -> Chunks:
 
 
 class Machine:
-    """Measures the memory and the time that chunks of a cell take; compiles each program once."""
+    """Measures the memory and the time of a cell's chunks; compiles each program once."""
 
     def __init__(self, make: Make, data: Examples) -> None:
         self._make, self._data = make, data
@@ -205,7 +206,7 @@ class Machine:
 
 def available_bytes() -> int:
     """The memory that a program may take: most of the device's or of the machine's."""
-    # The memory that happens to be free would make a command differ from time to time.
+    # The memory that happens to be free would change the choice from time to time.
     return int(USABLE_MEMORY * machines.memory())
 
 
@@ -217,7 +218,7 @@ def compiled(program: program.Program, *arguments: Tree) -> jax.stages.Compiled:
 
 
 def fits(compile: Callable[[], jax.stages.Compiled], available: int) -> bool:
-    """Whether a segment fits into memory. compile: returns it."""
+    """Whether a segment fits into memory. compile: a function that returns the segment."""
     try:
         return needed_bytes(compile()) <= available
     except jax.errors.JaxRuntimeError as error:
@@ -227,10 +228,10 @@ def fits(compile: Callable[[], jax.stages.Compiled], available: int) -> bool:
 
 
 def needed_bytes(segment: jax.stages.Compiled) -> int:
-    """The memory that a compiled segment needs, arguments and results included."""
+    """The memory that a compiled segment needs, with its arguments and results."""
     memory = segment.memory_analysis()
     if memory is None:
-        return 0  # the backend does not say: assume that it fits
+        return 0  # the backend does not say, so assume that it fits
     of_results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.argument_size_in_bytes + memory.temp_size_in_bytes + of_results
 
@@ -238,10 +239,9 @@ def needed_bytes(segment: jax.stages.Compiled) -> int:
 def _light(
     inputs: program.Inputs, config: Config, cohort: Tree, num_slots: int
 ) -> tuple[program.Inputs, Tree]:
-    """The inputs with a few examples per client and nothing to evaluate, and a smaller cohort.
+    """Inputs with a few examples per client and nothing to evaluate, and a smaller cohort.
 
-    It keeps all examples if the program has a fixed number of batches, which fewer examples would
-    not change.
+    All examples stay if the program has a fixed number of batches, since fewer would save no time.
     """
     light = without_evaluation(inputs)
     if _known_batches(config, inputs) is None:
@@ -256,7 +256,7 @@ def _known_batches(config: Config, inputs: program.Inputs) -> int | None:
 
 
 def _num_steps(config: Config, inputs: program.Inputs) -> int:
-    """Local steps in a measured round of a client with enough examples."""
+    """The local steps of a client with enough examples in a measured round."""
     clients = config.clients
     if clients.local_steps or not clients.batch_size:
         return clients.local_steps or clients.local_epochs
@@ -274,7 +274,7 @@ def without_evaluation(inputs: program.Inputs) -> program.Inputs:
 
 
 def _seconds(advance: Callable[[Tree], Tree], states: Tree) -> float:
-    """The time of the fastest of a few calls of advance: states -> states."""
+    """The seconds of the fastest of a few calls of advance: states -> states."""
     states = jax.block_until_ready(advance(states))  # the first call is slower
     fastest, start = math.inf, time.perf_counter()
     while time.perf_counter() - start < _SECONDS or fastest == math.inf:

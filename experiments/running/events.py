@@ -1,7 +1,7 @@
-"""TensorBoard events, through tensorboardX: a folder of tensorboard/ for each run.
+"""TensorBoard events, through tensorboardX: a folder in tensorboard/ for each run.
 
-Each start writes them anew from metrics.jsonl, so that a resumed run has every step once, even if
---tensorboard is new.
+Each start writes the events anew from metrics.jsonl. So a resumed run has every step exactly once,
+even if it began without --tensorboard.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ class Events:
     """The events of a cell's runs."""
 
     def __init__(self, folder: Path, cell: Cell, lines: Sequence[Line], asked: bool) -> None:
-        """folder: of the cell. lines: of its log until now. asked: whether to write any events."""
+        """folder: the cell's folder. lines: its log so far. asked: whether to write events."""
         self._writers: list[Any] = []
         if not (asked and machine.leads()):
             return
@@ -40,7 +40,7 @@ class Events:
         self.add(lines)
 
     def add(self, lines: Sequence[Line]) -> None:
-        """Writes lines of the log."""
+        """Writes the events of lines of the log."""
         if not self._writers:
             return
         for line in lines:
@@ -56,7 +56,7 @@ class Events:
 
 
 def run_names(cell: Cell) -> list[str]:
-    """The names of the runs: the seed, and those hyperparameters in which runs differ."""
+    """The names of the runs: the seed, and the hyperparameters in which the runs differ."""
     varied = [
         name
         for name, value in cell.runs[0].hyper.items()

@@ -1,4 +1,4 @@
-"""Run folders: their run, their records, and files that are written whole or not at all."""
+"""Run folders: which run they hold, their records, and the writing of files as a whole."""
 
 import contextlib
 import fcntl
@@ -30,9 +30,9 @@ _OF_SWEEP = (
 # The files of a process that died before its run began.
 _LEFT_OVER = (_LOCK, "start.json", "chunks.json", "partition.png", "partition.pdf")
 
-_LONGEST = 60  # characters of flags in the name of a default folder
+_LONGEST = 60  # the most characters of flags in a default folder's name
 
-# Flags that say where, how and how long a run is computed, not what it computes.
+# The flags for where, how and how long a run is computed; they do not define the run.
 _HOW = {
     *("rounds", "run_dir", "data_dir", "resume", "checkpoint_every", "client_chunk", "run_chunk"),
     *(
@@ -47,7 +47,7 @@ _HOW = {
         "tensorboard",
     ),
 }
-# Beside them those that are in the cell.
+# These and the flags that the cell contains.
 _NOT_COMPARED = {
     *_HOW,
     *("algorithm", "settings", "held_out", "learning_rate", "server_learning_rate", "seeds"),
@@ -57,8 +57,10 @@ _NOT_COMPARED = {
 def default(chosen: Config, name: str, named: Collection[str]) -> Path:
     """The folder of a run without --run_dir: its name, and the flags that differ from the defaults.
 
-    It is the same for the same flags, so that a run can go on there. A checksum replaces long text.
-    named: flags that are in the name already.
+    The same flags give the same folder, so that a run can be continued there. A checksum replaces a
+    long text.
+
+    named: the flags that are in `name` already.
     """
     left_out = {*_HOW, *named}
     if chosen.data.dataset == chosen.data.stem:
@@ -79,10 +81,10 @@ def default(chosen: Config, name: str, named: Collection[str]) -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a folder. Raises UsageError if one is in it.
+    """Locks a folder against other processes. Raises UsageError if one has locked it.
 
-    The kernel holds the lock, so that it ends with its process. Where several processes are one
-    program, the leading one locks for all.
+    The kernel holds the lock, so it ends with its process. If several processes run one program,
+    the leading one locks the folder for all.
     """
     file, refused = None, False
     if machine.leads():
@@ -102,7 +104,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def check_sweep(folder: Path) -> None:
-    """Raises UsageError if a folder holds anything but the cells and the report of a sweep."""
+    """Raises UsageError if a folder holds anything but cells and a report of a sweep."""
     if (folder / "config.json").exists():
         raise UsageError("--run_dir", folder, "holds a run of its own; choose another")
     there = [path for path in _listed(folder) if not _is_left_over(path)]
@@ -113,7 +115,7 @@ def check_sweep(folder: Path) -> None:
 
 
 def finished(config: Config, cell: Cell, folder: Path) -> Result | None:
-    """The result that the folder holds, None if the cell is still to be run or continued.
+    """The result in the folder; None if the cell must be run or continued.
 
     Raises UsageError if the folder holds something else, or an unfinished run without --resume.
     """
@@ -143,7 +145,7 @@ def finished(config: Config, cell: Cell, folder: Path) -> Result | None:
 
 
 def _check_rounds(folder: Path, before: int, chosen: Config) -> None:
-    """Raises UsageError where a run cannot go on with another --rounds than `before`."""
+    """Raises UsageError if a run cannot continue with --rounds instead of `before` rounds."""
     asked, every = chosen.run.rounds, chosen.watching.eval_every
     if asked == before:
         return
@@ -173,7 +175,7 @@ def _check_rounds(folder: Path, before: int, chosen: Config) -> None:
 def result(folder: Path, cell: records.Cell) -> Result:
     """The result of a cell; raises UsageError if result.json is damaged, or another cell's."""
     path, again = folder / "result.json", "delete it and add --resume"
-    # It can be computed again from the log and a checkpoint.
+    # A resumed run computes it again from the log and a checkpoint.
     there = records.read(path, Result, again)
     if there.cell != cell or len(there.runs) != len(cell.runs):
         text = f"is another run's; put a copy of this one's in place, or {again}"
@@ -193,7 +195,7 @@ def _is_left_over(path: Path) -> bool:
 
 
 def description(chosen: Config, cell: Cell) -> tuple[dict[str, Flag], records.Cell]:
-    """All flags and the cell, as records hold them."""
+    """All flags and the cell, as records store them."""
     flags = msgspec.convert(config.to_record(chosen), dict[str, Flag])
     return flags, records.Cell.of(cell)
 
@@ -201,7 +203,7 @@ def description(chosen: Config, cell: Cell) -> tuple[dict[str, Flag], records.Ce
 def begin(folder: Path, chosen: Config, cell: Cell, start: Start) -> None:
     """Writes config.json: the flags, the cell, and all starts, this one last.
 
-    A result that is there already stays until there is another, marked as that of fewer rounds.
+    An earlier result stays until a new one replaces it, and is marked as that of fewer rounds.
     """
     before = starts(folder)
     if (folder / "result.json").exists():
@@ -217,7 +219,7 @@ def starts(folder: Path) -> list[Start]:
 
 
 def check_data(folder: Path, fingerprint: str) -> None:
-    """Raises UsageError where a run has begun on other data than those of a fingerprint."""
+    """Raises UsageError if the run in a folder began on data with another fingerprint."""
     before = starts(folder)
     if before and before[-1].data != fingerprint:
         raise UsageError(
@@ -229,8 +231,10 @@ def check_data(folder: Path, fingerprint: str) -> None:
 
 
 def read(folder: Path) -> tuple[Config, Cell]:
-    """The flags and the cell of a run; raises UsageError for a damaged config.json, or one of
-    another version."""
+    """The flags and the cell of a run.
+
+    Raises UsageError if config.json is damaged or was written by another version.
+    """
     record = begun(folder)
     return config.from_record(record.flags), record.cell.restored()
 
@@ -254,7 +258,7 @@ def begun(folder: Path) -> Begun:
 
 
 def _check_same(folder: Path, there: Begun, chosen: Config, cell: Cell) -> Config:
-    """The flags that a folder's run began with; raises UsageError if it is another run."""
+    """The flags of the run in a folder; raises UsageError if it is another run."""
     try:
         differs = difference(there.flags, there.cell, chosen, cell)
     except UsageError as error:
@@ -272,19 +276,19 @@ class Difference(NamedTuple):
     """A difference between two runs."""
 
     what: str
-    remedy: str = ""  # how to ask for the first
+    remedy: str = ""  # how to choose the first run's value
 
 
 def difference(
     flags: dict[str, Flag], there: records.Cell, chosen: Config, cell: Cell
 ) -> Difference | None:
-    """The first difference between a run and the one that is asked for; None if there is none.
+    """The first difference between an existing run and the requested one; None without one.
 
-    flags, there: the run's flags and cell. Raises UsageError for flags of another version.
+    flags, there: the existing run's flags and cell. Raises UsageError for flags of another version.
     """
     before = config.from_record(flags)
     old, new = config.to_record(before), config.to_record(chosen)
-    # A flag without effect does not make another run, and cannot be given again either.
+    # A flag without an effect does not make another run, and cannot be set again either.
     compared = set(new) - _NOT_COMPARED - set(config.without_effect(chosen))
     for name in new:
         if name in compared and old[name] != new[name]:
@@ -295,7 +299,7 @@ def difference(
     for name, value in cell.record().items():
         if theirs[name] != value:
             return Difference(f"{name} is {_short(theirs[name])} and not {_short(value)}")
-    # Nothing was dropped or marked in a run that stops at NaN, so it may go on with another rule.
+    # A run with "stop" has dropped and marked nothing so far, so it may continue with another rule.
     if before.run.nonfinite not in ("stop", chosen.run.nonfinite):
         return Difference(f"nonfinite is {before.run.nonfinite} and not {chosen.run.nonfinite}")
     return None
@@ -307,7 +311,7 @@ def _short(value: Any) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file whole or not at all; only the leading process does."""
+    """Writes a file as a whole or not at all; only the leading process writes."""
     if not machine.leads():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -319,11 +323,11 @@ def write(path: Path, text: str) -> None:
 
 
 def flushed(file: IO[str]) -> None:
-    """Waits until a file is on the disk, where it stays when the machine goes down."""
+    """Waits until a file is on the disk, where it survives a crash of the machine."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a json file whole or not at all; only the leading process does."""
+    """Writes a json file as a whole or not at all; only the leading process writes."""
     write(path, json.dumps(value, indent=1, default=msgspec.to_builtins) + "\n")

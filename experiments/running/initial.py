@@ -1,4 +1,4 @@
-"""Networks to start from, for --init_from: the global networks of another run."""
+"""The initial networks of --init_from: the global networks of another run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,18 +14,18 @@ from experiments.running import folder as folders
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree, Variables
 
-# Flags that change a network and not its shapes.
+# The flags that change a network but not its shapes.
 _SAME = ("activation", "weights")
-_START = "start.json"  # in a run folder: the networks that its runs started from
+_START = "start.json"  # in a run folder: a checksum of the initial networks of its runs
 
 
 def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[int, Variables]:
-    """The networks that --init_from names, by seed; the first run's for a seed that it lacks.
+    """The networks of --init_from, by seed; a seed that it lacks gets the first run's network.
 
-    like: shapes of the new run's variables.
+    like: the shapes of the new run's variables.
 
-    Raises UsageError if there is no such checkpoint, it holds several networks of a seed or none,
-    one that is not finite, or another one than `like`.
+    Raises UsageError if there is no such checkpoint, or if it has no single network for a seed, a
+    network that is not finite, or a network of other shapes.
     """
     folder, checkpoint = _place(chosen)
     if not (folder / "config.json").is_file():
@@ -52,7 +52,7 @@ def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[in
         server = checkpoints.plain(place, done, config, cell)["state"]["server"]
     except UsageError as error:
         raise _error(chosen, str(error)) from None
-    while "wrapped" in server:  # by a rule for missing uploads
+    while "wrapped" in server:  # an algorithm inside a rule for missing uploads
         server = server["wrapped"]
     if "variables" not in server:
         text = f"is of --algorithm={cell.algorithm}, which has no single network to start from"
@@ -66,7 +66,7 @@ def _error(chosen: Network, text: str) -> UsageError:
 
 
 def is_gone(chosen: Network) -> bool:
-    """Whether --init_from names a run that does not exist any more."""
+    """Whether --init_from names a run that does not exist, or not any more."""
     return bool(chosen.init_from) and not (_place(chosen)[0] / "config.json").is_file()
 
 
@@ -79,14 +79,14 @@ def _place(chosen: Network) -> tuple[Path, int | None]:
 
 
 def record(folder: Path, networks: Mapping[int, Variables]) -> None:
-    """Writes into a run folder which networks its runs start from."""
+    """Writes a checksum of the initial networks of its runs into a run folder."""
     folders.write_json(folder / _START, {"networks": _checksum(networks)})
 
 
 def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables]) -> None:
-    """Raises UsageError if the runs of a folder have started from other networks.
+    """Raises UsageError if the runs in a folder started from other networks.
 
-    The run that --init_from names may have been trained further, or replaced, since then.
+    The run of --init_from may have been trained further, or replaced, since then.
     """
     path = folder / _START
     if not path.exists():
@@ -101,7 +101,7 @@ def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables])
 
 
 def _checksum(networks: Mapping[int, Variables]) -> str:
-    """The SHA-256 of all bits of networks by seed."""
+    """The SHA-256 of networks by seed."""
     return provenance.digest(
         (str(seed) if number == 0 else "", leaf)
         for seed, variables in networks.items()
@@ -110,7 +110,7 @@ def _checksum(networks: Mapping[int, Variables]) -> str:
 
 
 def _row(chosen: Network, cell: Cell, seed: int) -> int:
-    """The index of the run with this seed; of the first run's seed if there is none."""
+    """The index of the run with this seed, or with the first run's seed if there is none."""
     seeds = [run.seed for run in cell.runs]
     nearest = seed if seed in seeds else seeds[0]
     count = seeds.count(nearest)
@@ -121,7 +121,7 @@ def _row(chosen: Network, cell: Cell, seed: int) -> int:
 
 
 def _finite(chosen: Network, networks: Variables, row: int) -> Variables:
-    """One of R networks [R, ...]; raises UsageError if it is not finite."""
+    """The network in a row of networks [R, ...]; raises UsageError if it is not finite."""
     network = jax.tree.map(lambda leaf: leaf[row], networks)
     for path, leaf in jax.tree_util.tree_leaves_with_path(network):
         if not np.isfinite(leaf).all():
@@ -130,7 +130,10 @@ def _finite(chosen: Network, networks: Variables, row: int) -> Variables:
 
 
 def _matched(chosen: Network, networks: Tree, like: Variables) -> Variables:
-    """The arrays [R, ...] of a checkpoint in the structure of `like` [...]."""
+    """The arrays [R, ...] of a checkpoint in the structure of `like` [...].
+
+    Raises UsageError if their shapes differ.
+    """
     theirs = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(networks)}
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     ours = {_name(path): leaf for path, leaf in paths}

@@ -1,4 +1,4 @@
-"""Runs of an experiment: from flags to folders of results."""
+"""The launch of an experiment: from flags to folders with results."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,8 +35,8 @@ Report = Callable[[Assembled, Path, Sequence[FinishedCell]], str]
 def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> str:
     """Runs the cells that are not finished, and returns the text of the report.
 
-    in_folders: whether each cell has a folder in the run folder; else there must be one cell, with
-        one run per seed, whose results lie in the run folder itself.
+    in_folders: whether each cell has its own folder in the run folder. If not, there must be one
+        cell with one run per seed, and its results lie in the run folder itself.
     report: writes tables and figures.
 
     Raises UsageError, before any compute, if the flags do not fit the data or the folders.
@@ -50,22 +50,22 @@ def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> st
     places = _places(assembled, folder, in_folders)
     if is_gone:
         _check_started(config, places.values())
-    machine.mesh(config.run)  # refuses more devices than there are
-    _finished(assembled, places)  # first, so that no lock file is left in another run's folder
+    machine.mesh(config.run)  # raises an error if there are too few devices
+    _finished(assembled, places)  # before the lock, whose file must not lie in another run's folder
     with folders.locked(folder):
         results = _finished(assembled, places)
         programs = _Programs(config, assembled.data)
         for name, result in results.items():
             if result is None:
                 folders.check_data(places[name], programs.start.data)
-        machine.agree(0)  # no process writes before all have looked
+        machine.agree(0)  # no process writes before all have checked
         with Stop() as stop:
             for cell in assembled.cells:
                 place = places[cell.name]
                 if results[cell.name] is None:
                     prepared = programs.placed(assembled.prepare(cell))
                     results[cell.name] = _run_cell(assembled, programs, cell, prepared, place, stop)
-                elif config.watching.tensorboard:  # which may be asked for only now
+                elif config.watching.tensorboard:  # the finished run may lack events
                     events.Events(place, cell, log.read(place), True).close()
         if not machine.leads():
             return ""
@@ -79,9 +79,10 @@ def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> st
 
 
 def check(config: Config, folder: Path, *, in_folders: bool) -> None:
-    """Raises UsageError, without any compute, if `run` would.
+    """Raises the UsageErrors of `run`, without any compute.
 
-    It does not look for the network of --init_from, which an earlier run may yet write.
+    It does not look for the network of --init_from, because an earlier row may still have to write
+    it.
     """
     events.check(config.watching.tensorboard)
     check_place("run_dir", folder, is_folder=True)
@@ -92,7 +93,7 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
 
 
 def start_of(config: Config) -> assemble.Start:
-    """Reads the networks that --init_from names."""
+    """A function that reads the networks of --init_from."""
 
     def start(shapes: Variables, seeds: Sequence[int]) -> Mapping[int, Variables]:
         return initial.variables(config.model, shapes, seeds)
@@ -101,7 +102,7 @@ def start_of(config: Config) -> assemble.Start:
 
 
 def _check_started(config: Config, places: Iterable[Path]) -> None:
-    """Raises UsageError if the network of --init_from is gone, and a run has not begun with it."""
+    """Raises UsageError if --init_from is gone and a run has not started from its network yet."""
     for place in places:
         has_begun = config.run.resume and checkpoints.rounds(place / "checkpoints")
         if not (has_begun or (place / "result.json").exists()):
@@ -123,7 +124,7 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
 
 
 def _finished(assembled: Assembled, places: Mapping[str, Path]) -> dict[str, records.Result | None]:
-    """The results of finished cells, None for the others; by the cells' names."""
+    """The results of finished cells, None for the others, by the cells' names."""
     results = {
         cell.name: folders.finished(assembled.config, cell, places[cell.name])
         for cell in assembled.cells
@@ -150,14 +151,14 @@ class _Programs:
         if layout is None:
             return prepared
         data, inputs = layout.place(self.data, prepared.inputs)
-        if not layout.own:  # the next cell's, too
+        if not layout.own:  # the next cell uses the same
             self.data = data
         return prepared._replace(data=data, inputs=inputs, layout=layout)
 
     def of(self, cell: Cell, prepared: Prepared, folder: Path) -> tuple[program.Program, bool]:
-        """The program of a placed cell, and whether it has been asked for before.
+        """The program of a placed cell, and whether it existed before.
 
-        Its chunks are those that the run in the folder began with.
+        A resumed run keeps the chunks with which it began.
         """
 
         def make(chosen: chunks.Chunks) -> program.Program:
@@ -216,7 +217,7 @@ def _run_cell(
 ) -> records.Result:
     """Runs a placed cell and returns its result; ends the process if a signal stops it."""
     config = assembled.config
-    # First of all, so that everything in the folder is known to be this run's.
+    # Before anything else, so that the folder belongs to this run from the start.
     folders.begin(folder, config, cell, programs.start)
     if assembled.variables is not None:
         initial.record(folder, assembled.variables)

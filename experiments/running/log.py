@@ -1,4 +1,4 @@
-"""metrics.jsonl: a line per evaluation and run, kept in step with the checkpoints.
+"""metrics.jsonl: a line per evaluation and run, consistent with the checkpoints.
 
 The first evaluation is of round 0, before any training.
 """
@@ -21,8 +21,8 @@ _NAME = "metrics.jsonl"
 def read(folder: Path, done: int | None = None) -> list[Line]:
     """The lines of a run folder up to round `done`, or all of them.
 
-    A last line that a machine wrote as it went down does not count. Raises UsageError, with the
-    number of the line, if another one is damaged or missing.
+    Without `done`, a damaged last line does not count: the machine may have crashed while writing
+    it. Raises UsageError, with the number of the line, if another line is damaged or missing.
     """
     path = folder / _NAME
     config, cell = folders.read(folder)
@@ -62,10 +62,10 @@ def _evaluations(rounds: int, every: int, num_runs: int) -> Iterator[tuple[int, 
 
 
 class Log:
-    """The log of a run that is going on."""
+    """The log of a cell that is running."""
 
     def __init__(self, folder: Path, done: int) -> None:
-        """Keeps the lines up to round `done`, that of the checkpoint, and drops later ones."""
+        """Keeps the lines up to round `done`, the checkpoint's, and deletes later ones."""
         self._path = folder / _NAME
         self.lines = read(folder, done) if done else []
         self.seconds = self.lines[-1].seconds if self.lines else 0.0
@@ -74,7 +74,7 @@ class Log:
     def append(self, lines: Sequence[Line]) -> list[Line]:
         """Adds the lines of one evaluation, and returns them with totals over all rounds.
 
-        lines: one per run, whose `bytes`, `dropped` and `diverged` are of the last segment alone.
+        lines: one per run; their `bytes`, `dropped` and `diverged` are of the last segment alone.
         """
         before = {line.run: line for line in self.lines[-len(lines) :]}
         added = [_added(line, before.get(line.run)) for line in lines]
@@ -85,14 +85,14 @@ class Log:
         return added
 
     def flush(self) -> None:
-        """Waits until the lines are on the disk, so that no checkpoint is without its lines."""
+        """Waits until the lines are on the disk, so that no checkpoint lacks its lines."""
         if machine.leads():
             with self._path.open("a") as file:
                 folders.flushed(file)
 
 
 def _added(line: Line, last: Line | None) -> Line:
-    """A line with the totals of the run's line before it."""
+    """A line plus the totals of the same run's line before it."""
     if last is None:
         return line
     dropped = None if line.dropped is None else line.dropped + (last.dropped or 0)

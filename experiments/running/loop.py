@@ -1,7 +1,7 @@
 """Runs a cell segment by segment: progress, metrics, checkpoints, stopping and resuming.
 
-A run folder holds config.json, metrics.jsonl, checkpoints/ and, once finished, result.json. A
-finished run keeps its last checkpoint, which also holds the selected states.
+A run folder holds config.json, chunks.json, metrics.jsonl, checkpoints/ and, when it is finished,
+result.json. A finished run keeps its last checkpoint, which also holds the selected states.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from fedjax_inv.types import Examples
 
 
 class Job(NamedTuple):
-    """A cell, and the program and inputs that it runs with."""
+    """A cell with its program and inputs."""
 
     config: Config
     cell: Cell
@@ -52,9 +52,10 @@ class Job(NamedTuple):
 def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
     """Runs or continues a cell to its end, writes its result and returns it.
 
-    folder: a folder that `folders.begin` has prepared. Raises Stopped after a signal, with a
-    checkpoint written; Diverged, with the last good checkpoint kept, if a client's loss is not
-    finite and --nonfinite=stop.
+    folder: a folder that `folders.begin` has prepared.
+
+    Raises Stopped after a signal, when a checkpoint is written. With --nonfinite=stop, raises
+    Diverged if a client's loss or update is not finite; the last good checkpoint stays.
     """
     config, cell = job.config, job.cell
     with contextlib.ExitStack() as opened:
@@ -92,7 +93,7 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
 
 
 def _check_reached(config: Config, folder: Path, done: int) -> None:
-    """Raises UsageError where the newest checkpoint, of round `done`, is not this run's newest."""
+    """Raises UsageError if the newest checkpoint, of round `done`, does not fit log and flags."""
     if done > config.run.rounds:
         raise UsageError(
             str(folder / "checkpoints" / str(done)),
@@ -103,7 +104,7 @@ def _check_reached(config: Config, folder: Path, done: int) -> None:
     if done:
         return
     logged = max([0, *(line.round for line in logs.read(folder))])
-    # A checkpoint is whole before the next one begins.
+    # A checkpoint is finished before the next one begins.
     if logged > 2 * (config.run.checkpoint_every or config.watching.eval_every):
         raise UsageError(
             str(folder),
@@ -123,10 +124,10 @@ def _advance(
     done: int,
     stop: Stop,
 ) -> Training:
-    """Runs the rounds that are left, and returns the last states."""
+    """Runs the remaining rounds, and returns the last states."""
     config, cell, program = job.config, job.cell, job.program
     rounds, every = config.run.rounds, config.watching.eval_every
-    # On the host, where cutting out the part of a segment compiles nothing.
+    # On the host, where slicing the rounds of a segment compiles nothing.
     cohorts = jax.device_get(assemble.cohorts(config, job.inputs, -(-rounds // every) * every))
     traffic = program.traffic(job.data, job.inputs)
     checkpoint_every = config.run.checkpoint_every or every
@@ -146,7 +147,7 @@ def _advance(
             drops=config.run.nonfinite == "drop",
         )
         lines = log.append(new)
-        events.add(lines)  # after the log, from which a restart writes them anew
+        events.add(lines)  # after the log: a restart writes the events anew from it
         progress.evaluated(done, lines)
         return lines
 
@@ -186,7 +187,7 @@ def _is_over(config: Config, done: int, stops: stopping.Stops) -> bool:
 
 
 def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int) -> None:
-    """Raises Diverged at a client that is not finite, if --nonfinite=stop."""
+    """With --nonfinite=stop, raises Diverged for a client whose loss or update is not finite."""
     if config.run.nonfinite != "stop" or (outcome.broken < 0).all():
         return
     run, at = np.argwhere(outcome.broken >= 0)[0]

@@ -13,14 +13,14 @@ from experiments.parts import machine
 from experiments.running.records import Line
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_LINES = 20  # the most for the evaluations of a cell, beside its first and last
+_LINES = 20  # the most lines about a cell's evaluations, besides the first and the last
 
 
 class Progress:
-    """The progress of a cell, shown by the leading process alone."""
+    """The progress of a cell; only the leading process shows it."""
 
     def __init__(self, title: str, rounds: int, done: int) -> None:
-        """title: of the cell. rounds: the number of all. done: how many are over."""
+        """title: the cell's. rounds: how many there are. done: how many are over already."""
         self._title, self._rounds, self._done = title, rounds, done
         self._bar: tqdm | None = None
 
@@ -31,9 +31,9 @@ class Progress:
 
     @contextlib.contextmanager
     def compiling(self, what: str, likely: bool) -> Iterator[None]:
-        """Prints how long the compilation in its body took, if anything was compiled.
+        """Prints how long the compilation in the `with` block took, if anything was compiled.
 
-        likely: whether to print a line before it, too.
+        likely: whether to print a line in advance, too.
         """
         if likely:
             self.tell(f"compiling {what}")
@@ -49,7 +49,7 @@ class Progress:
             self._bar = tqdm(total=self._rounds, initial=self._done, desc=self._title, unit="round")
 
     def evaluated(self, done: int, lines: Sequence[Line]) -> None:
-        """Shows an evaluation after `done` rounds, as means over its runs."""
+        """Shows the means over the runs of an evaluation after `done` rounds."""
         means = {
             "valid": _mean([line.validation_accuracy for line in lines]),
             "test": _mean([line.test_accuracy for line in lines]),
@@ -76,9 +76,9 @@ class Progress:
 
 @contextlib.contextmanager
 def compilations() -> Iterator[list[float]]:
-    """The times at which JAX ends compilations in its body, as `time.monotonic` has them.
+    """The times, by `time.monotonic`, at which compilations in the `with` block end.
 
-    They come from an event of JAX. Where a later JAX has no such event, there are no times.
+    They come from an event of JAX; a JAX without this event gives no times.
     """
     ends: list[float] = []
 

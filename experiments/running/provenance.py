@@ -21,20 +21,20 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 def record(data: Tree) -> Start:
-    """The record of a start that happens now. data: all that is trained and tested on."""
+    """The record of a start at this moment. data: all examples."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return Start(date, commit(), versions(), fingerprint(data))
 
 
 def versions() -> dict[str, str]:
-    """The versions of this package, of Python and of the packages that results depend on."""
+    """The versions of this package, of Python and of the packages that influence results."""
     own = {"fedjax_inv": fedjax_inv.__version__, "python": platform.python_version()}
     return own | {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def commit(root: Path = _ROOT) -> str | None:
-    """The commit that is checked out, marked if files differ from it; None without a repository."""
-    if not (root / ".git").exists():  # a repository further up is another project's
+    """The checked-out commit, marked "-dirty" if files differ; None without a repository."""
+    if not (root / ".git").exists():  # a repository in a parent folder is another project
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
@@ -47,13 +47,13 @@ def commit(root: Path = _ROOT) -> str | None:
 
 
 def fingerprint(data: Tree) -> str:
-    """The SHA-256 of a tree of arrays: of their places, types, shapes and bits."""
+    """The SHA-256 of a tree of arrays, with their paths, types, shapes and bits."""
     leaves = jax.tree_util.tree_leaves_with_path(data)
     return digest(_headed(jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
 
 
 def checksum(data: Tree) -> str:
-    """The SHA-256 of a tree of arrays, the same for dicts and for records of the same names."""
+    """The SHA-256 of a tree of arrays, which is the same for dicts and for records."""
     leaves = jax.tree_util.tree_leaves_with_path(data)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
     return digest(_headed(name, named[name]) for name in sorted(named))
@@ -65,7 +65,7 @@ def _headed(name: str, leaf: Any) -> tuple[str, np.ndarray]:
 
 
 def digest(arrays: Iterable[tuple[str, Any]]) -> str:
-    """The SHA-256 of arrays: of the bits of each, after those of its text."""
+    """The SHA-256 of (text, array) pairs, in order."""
     sha = hashlib.sha256()
     for text, array in arrays:
         sha.update(text.encode())

@@ -1,6 +1,6 @@
-"""The json files of a run folder as types, and the one function that reads them.
+"""The types of the json files in a run folder, and the function that reads them.
 
-A field with a default is absent from a file where it has that default.
+A field that has its default is absent from the file.
 """
 
 from pathlib import Path
@@ -17,9 +17,9 @@ Setting = str | bool | int | float | None
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The base of all entries of json files."""
+    """The base of all records."""
 
-    # Fields read like the entries of a dict, for rules of selection and columns of papers.
+    # Rules of selection and columns of papers read fields like the entries of a dict.
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -28,7 +28,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return name in self.__struct_fields__ and getattr(self, name) is not None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A field by its name; `default` where it is absent."""
+        """A field by its name; `default` if it is absent."""
         return getattr(self, name) if name in self else default
 
     def __or__(self, changes: dict[str, Any]) -> Self:
@@ -36,16 +36,16 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Domain(Record, frozen=True):
-    """How well the examples of a domain are predicted."""
+    """The scores of the predictions for the examples of a domain."""
 
     accuracy: float
-    loss: float | None  # mean cross-entropy in nats; None where it is not finite
+    loss: float | None  # mean cross-entropy in nats; None if it is not finite
     examples: int
     split: str  # validation or test
 
 
 class Gradients(Record, frozen=True):
-    """The clients' gradients of --watch_gradients; None where a number is not finite."""
+    """The numbers of --watch_gradients; None stands for a number that is not finite."""
 
     cosine: float | None
     norm: list[float | None]
@@ -59,28 +59,28 @@ class Line(Record, frozen=True, kw_only=True):
     run: int  # its number in the cell
     seed: int
     hyper: dict[str, float]
-    train_loss: float | None  # None in round 0, and where it is not finite
+    train_loss: float | None  # None in round 0, and if it is not finite
     train_metrics: dict[str, float | None] | None = None
-    test_by_round: list[float] | None = None  # this and the next with --watch_examples
+    test_by_round: list[float] | None = None  # this and the next field: with --watch_examples
     train_by_round: list[float] | None = None
     domains: dict[str, Domain]
     validation_accuracy: float
     test_accuracy: float
     worst_domain: str
     worst_accuracy: float
-    balanced_accuracy: float | None = None  # this and the next three with --watch_classes
-    accuracy_by_class: list[float | None] | None = None  # None: without test examples
+    balanced_accuracy: float | None = None  # this and the next three: with --watch_classes
+    accuracy_by_class: list[float | None] | None = None  # None: a class without test examples
     client_accuracy: float | None = None
     accuracy_by_client: list[float | None] | None = None
     gradients: Gradients | None = None
-    diverged: bool  # by this round
-    dropped: int | None = None  # rounds until now in which a client was dropped
+    diverged: bool  # in this round or before
+    dropped: int | None = None  # the rounds so far in which a client was dropped
     seconds: float  # since the run began
-    bytes: int  # that a client sent until now
+    bytes: int  # downloads and uploads of all clients so far
 
 
 class Stop(Record, frozen=True):
-    """The evaluation at a stop; all but the threshold is absent where a run has not stopped."""
+    """The evaluation at a stop. Without a stop all fields but the threshold are absent."""
 
     threshold: float
     round: int | None
@@ -113,7 +113,7 @@ class Cell(Record, frozen=True):
         return msgspec.convert(cell.record(), cls)
 
     def restored(self) -> grid.Cell:
-        """The cell that this is the record of."""
+        """The cell of the record."""
         return grid.of_record(msgspec.to_builtins(self))
 
 
@@ -123,11 +123,11 @@ class Start(Record, frozen=True):
     date: str
     commit: str | None
     versions: dict[str, str]
-    data: str  # SHA-256
+    data: str  # the SHA-256 of all examples
 
 
 class Begun(Record, frozen=True):
-    """config.json: the flags and the cell of a folder's run, and its starts, the latest last."""
+    """config.json: the flags and the cell of a folder, and its starts in order of time."""
 
     flags: dict[str, Flag]
     cell: Cell
@@ -160,24 +160,24 @@ class Result(Record, frozen=True):
 
     cell: Cell
     runs: list[RunResult]
-    gone_on: bool = False  # whether the run has been continued since, with more rounds
+    gone_on: bool = False  # whether the run has been started again since, with more rounds
 
 
 class Networks(Record, frozen=True):
-    """start.json: the SHA-256 of the networks that the runs of --init_from started from."""
+    """start.json: the SHA-256 of the initial networks that came from --init_from."""
 
     networks: str
 
 
 class Chunks(Record, frozen=True):
-    """chunks.json: how many clients and runs are trained at once."""
+    """chunks.json: how many clients and runs train at once."""
 
     clients: int
     runs: int
 
 
 def decoded(text: bytes, kind: type[T]) -> T | None:
-    """The record that json text holds; None where it holds none of that kind."""
+    """The record in a json text; None if the text is not such a record."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (ValueError, RecursionError):
@@ -185,10 +185,11 @@ def decoded(text: bytes, kind: type[T]) -> T | None:
 
 
 def read(path: Path, kind: type[T], remedy: str = "") -> T:
-    """The record that a json file holds.
+    """The record in a json file.
 
-    remedy: what to do about a damaged file other than to copy it back. Raises UsageError, in one
-    line, if the file is damaged, and OSError if it cannot be read.
+    remedy: a text that says what to do about a damaged file if there is no copy of it.
+
+    Raises UsageError if the file is damaged, and OSError if it cannot be read.
     """
     record = decoded(path.read_bytes(), kind)
     if record is None:

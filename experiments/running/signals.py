@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, which ask a run to stop at the end of a segment."""
+"""Ctrl-C and SIGTERM: they ask a run to stop at the end of a segment."""
 
 import os
 import signal
@@ -14,13 +14,13 @@ class Stopped(Exception):
 
 
 class Stop:
-    """While entered, SIGINT and SIGTERM ask for a stop at the end of the segment.
+    """Inside its `with` block SIGINT and SIGTERM ask for a stop at the end of the segment.
 
-    A second one ends the process at once, as a kill does, which run folders survive. A thread
-    waits for signals, because Python runs handlers only between computations.
+    A second signal ends the process at once, like a kill; run folders survive it. A thread waits
+    for signals, because Python runs handlers only between computations.
     """
 
-    signal = 0  # the number of the first one, 0 before it
+    signal = 0  # the number of the first signal, 0 before it
 
     def __enter__(self) -> "Stop":
         self._reader, self._writer = os.pipe()

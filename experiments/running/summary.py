@@ -1,4 +1,4 @@
-"""From evaluations to records: the lines of the log, the stops and the results of the runs."""
+"""Records of evaluations: the lines of the log, the stops and the results of runs."""
 
 import math
 from typing import Any, TypedDict
@@ -30,9 +30,12 @@ def lines(
 
     Their `bytes`, `dropped` and `diverged` are of this segment; `Log.append` adds them up.
 
-    groups: the names of the validation groups. traffic: bytes of a client in each exchange. done:
-    rounds from the beginning. length: those of this segment, 0 before the first: then there is no
-    train_loss. drops: whether a client that is not finite is dropped, without harm to its run.
+    groups: the names of the validation groups.
+    traffic: the bytes that a client downloads and uploads in each exchange.
+    done: the number of rounds since the beginning.
+    length: the number of rounds in this segment. Before the first segment it is 0, and there is no
+        train_loss.
+    drops: whether a client that is not finite is dropped, so that its run does not diverge.
     """
     records = []
     for index, run in enumerate(cell.runs):
@@ -68,8 +71,11 @@ def lines(
 
 
 def _by_class_and_client(outcome: Outcome, run: int) -> dict[str, Any]:
-    """The fields of --watch_classes: the accuracy on each class and each client's test examples,
-    None where there are none, and the means over the others."""
+    """The fields of --watch_classes.
+
+    They are the accuracy on each class and on each client's test examples, None where there are no
+    examples, and the means of both over the others.
+    """
     if outcome.detailed is None:
         return {}
     fields: dict[str, Any] = {}
@@ -110,7 +116,7 @@ def _last(values: np.ndarray) -> float | None:
 
 
 def test_name(cell: Cell, groups: list[str]) -> str:
-    """The name of the test examples: the held-out domain, or their split."""
+    """The name of the test examples: the held-out domain, or a name of the test split."""
     if cell.held_out is not None:
         return cell.held_out
     more = (f"test split {number}" for number in range(2, 2 + len(groups)))
@@ -119,7 +125,7 @@ def test_name(cell: Cell, groups: list[str]) -> str:
 
 
 class _Scores(TypedDict):
-    """Fields of `Line` and `Stop`."""
+    """The fields that `Line` and `Stop` have in common."""
 
     domains: dict[str, Domain]
     validation_accuracy: float
@@ -129,7 +135,7 @@ class _Scores(TypedDict):
 
 
 def _by_domain(cell: Cell, groups: list[str], valid: Scores, test: Scores) -> _Scores:
-    """The scores of an evaluation. valid: each [groups]. test: each [1]."""
+    """The scores of an evaluation. valid: arrays [groups]. test: arrays [1]."""
     scores = [(name, "validation", valid, index) for index, name in enumerate(groups)]
     scores.append((test_name(cell, groups), "test", test, 0))
     domains = {
@@ -153,7 +159,7 @@ def stops(
     stops: stopping.Stops,
     run: int,
 ) -> list[Stop]:
-    """The stops of a run, one per threshold; their round is None where it has not stopped."""
+    """The stops of a run, one per threshold; the round is None if it has not stopped."""
     records = []
     for index, threshold in enumerate(thresholds):
         train, valid, test = jax.tree.map(lambda a, i=index: a[run, i], stops.scores)
@@ -167,9 +173,9 @@ def stops(
 
 
 def summarise(cell: Cell, lines: list[Line]) -> list[RunResult]:
-    """The results of the runs: the evaluation that each rule of selection picks, and the last.
+    """The results of the runs: the evaluation that each rule picks, and the last one.
 
-    The evaluations of a run that diverged do not count from then on.
+    Evaluations after a divergence do not count.
     """
     results = []
     for index, run in enumerate(cell.runs):

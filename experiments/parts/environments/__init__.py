@@ -1,4 +1,4 @@
-"""Ways to make domains of a data set: a file for each family, and the list of their names."""
+"""Ways to make domains from a data set: a file for each family, and the list of their names."""
 
 from experiments.parts.environments import rotated, simpson, spurious, stained
 from experiments.parts.environments.kind import Kind

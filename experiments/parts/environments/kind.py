@@ -7,18 +7,18 @@ from fedjax_inv.data.dataset import Dataset
 
 
 class Source(NamedTuple):
-    """The facts that an environment may use beside its own flags."""
+    """The facts that an environment may use besides its own flags."""
 
     dataset: str  # the name of the data set
     test_fraction: float  # the part that is drawn for the test if the data have no test split
-    seed: int  # of all draws
-    clients: int = 0  # value of --clients; 0: as many as domains
+    seed: int  # for all random draws
+    clients: int = 0  # the value of --clients; 0: as many as domains
 
 
 class Kind(NamedTuple):
-    """A way to make domains."""
+    """An environment: a way to make domains."""
 
     text: str  # a description in a few words
     records: tuple[type[Any], ...]  # the records of its flags
-    make: Callable[..., Dataset]  # (data, source, *records) -> data with other domains
-    draws_test: bool = False  # whether it draws a test environment for data without a test split
+    make: Callable[..., Dataset]  # (data, source, *records) -> the data with new domains
+    draws_test: bool = False  # whether it draws a test domain for data without a test split

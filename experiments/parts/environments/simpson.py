@@ -1,7 +1,7 @@
-"""Simpson's paradox: one digit is darker in every client, but over all clients none is.
+"""Simpson's paradox: one digit is darker in every client, but neither is over all clients.
 
-FedCFA's Fig. 4 is --environment=simpson --held_out=test, with --init_from a network trained with
---shading=random --algorithm=erm --stop_above=0.95 --after_stop=end.
+FedCFA's Fig. 4 is --environment=simpson --held_out=test. Its --init_from is a network that was
+trained with --shading=random --algorithm=erm --stop_above=0.95 --after_stop=end.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def _is_rgb(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Shades:
-    """Flags of Simpson's paradox: the two digits, and their colours."""
+    """The flags of Simpson's paradox: the two digits and their colours."""
 
     darker: str = flag("1", "The class that is darker in every client; label 0.")
     lighter: str = flag("7", "The class that is lighter in every client; label 1.")

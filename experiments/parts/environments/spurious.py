@@ -11,7 +11,7 @@ from fedjax_inv.data.dataset import Dataset
 
 @dataclasses.dataclass(frozen=True)
 class Flips:
-    """Flags of misleading colours and patches: how often they and the labels are wrong."""
+    """The flags of misleading colours and patches: how often cues and labels are wrong."""
 
     num_classes: int = flag(
         2, "Classes that colored and patched environments group the data's into.", at_least(2)
@@ -30,7 +30,7 @@ class Flips:
 
 @dataclasses.dataclass(frozen=True)
 class Colours:
-    """Flags of coloured images only."""
+    """The flags of coloured images alone."""
 
     binarise: bool = flag(True, "Whether colored makes every pixel that is not 0 white.")
 
@@ -45,7 +45,7 @@ def _patched(data: Dataset, source: Source, flips: Flips) -> Dataset:
 
 
 def _classes(data: Dataset, source: Source, flips: Flips) -> Dataset:
-    """The data with --num_classes classes: two in FL Games' groups, else neighbours binned."""
+    """The data with --num_classes classes: FL Games' groups for two, else bins of neighbours."""
     groups = environments.GROUPS.get(source.dataset) if flips.num_classes == 2 else None
     return (
         environments.grouped(data, groups)

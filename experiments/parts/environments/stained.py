@@ -1,9 +1,10 @@
-"""Coloured strokes or grounds: in fixed combinations with the digit, or by a rule that the test
-breaks.
+"""Coloured strokes or backgrounds that go with the digit.
 
-FedIPG's Fig. 5 is --environment=combinations --held_out=all --clients=50; its Table III is
---environment=stained with --stain=foreground --training_domains=5 --domain_size=600, with
---stain=background and 5 domains of 2,000, and with --stain=both and 20 of 2,000.
+With `combinations` each domain has a fixed rule from digit to colour; with `stained` the colour
+follows the label by a rule that the test breaks. FedIPG's Fig. 5 is --environment=combinations
+--held_out=all --clients=50. Its Table III is --environment=stained in three settings:
+--stain=foreground --training_domains=5 --domain_size=600; --stain=background with 5 domains of
+2,000 examples; and --stain=both with 20 domains of 2,000.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from fedjax_inv.data.dataset import Dataset
 
 @dataclasses.dataclass(frozen=True)
 class Stains:
-    """Flags of coloured strokes and grounds."""
+    """The flags of coloured strokes and backgrounds."""
 
     stain: str = flag(
         "foreground",
@@ -35,7 +36,7 @@ class Stains:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """Flags of stained images: how colour and label agree, and the sizes of domains."""
+    """The flags of stained images: how colour and label agree, and the sizes of domains."""
 
     training_domains: int = flag(5, "Training domains of stained images.", at_least(1))
     domain_size: int = flag(
