@@ -309,7 +309,7 @@ def test_the_binary_ends_with_one_line_and_status_2() -> None:
     arguments = ["--data=colored_digits", "--rows=F-parallel", "--rounds=0"]
     done = subprocess.run(
         [sys.executable, "-m", "experiments.papers.fl_games", *arguments],
-        cwd=command_line.PRESETS.parent.parent,
+        cwd=command_line.PRESETS.parents[2],
         capture_output=True,
         text=True,
         check=False,
