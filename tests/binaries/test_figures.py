@@ -76,7 +76,7 @@ def check(figure: Figure) -> None:
         assert not legend.get_window_extent().overlaps(axis.get_window_extent())
 
 
-def told(held_out: str, domains: list[str], round: int, seed: int, clients: int) -> Line:
+def evaluation(held_out: str, domains: list[str], round: int, seed: int, clients: int) -> Line:
     """An evaluation whose accuracies follow from what it is of."""
     scores = {name: (10 * index + round + seed) / 100 for index, name in enumerate(domains)}
     return line(
@@ -106,7 +106,9 @@ def cells(
     for label, held_out in itertools.product(labels, held_outs):
         place = Path(f"{label}/{held_out}")
         lines = [
-            told(held_out, domains, round, seed, clients) for round in (0, 5, 10) for seed in (0, 1)
+            evaluation(held_out, domains, round, seed, clients)
+            for round in (0, 5, 10)
+            for seed in (0, 1)
         ]
         logs[place] = lines
         runs = []
@@ -229,8 +231,8 @@ def test_an_evaluation(saved: dict[str, Figure], num_classes: int, clients: int)
         return evaluate.RunScores(seed, 5, domains, served, counts)
 
     classes = tuple(f"class {k}" for k in range(num_classes))
-    told = evaluate.Evaluated("run", "best", "digits", classes, {}, [run(0), run(1)])
-    evaluate.draw(Path("e.png"), told, "fedavg, held out: $a$")
+    evaluation = evaluate.Evaluated("run", "best", "digits", classes, {}, [run(0), run(1)])
+    evaluate.draw(Path("e.png"), evaluation, "fedavg, held out: $a$")
     figure = saved["e.png"]
     check(figure)
     assert len(figure.axes) == 5
@@ -266,11 +268,11 @@ def test_a_text_is_drawn_as_it_is(text: str) -> None:
 
 def test_lines_of_text_hold_all_words() -> None:
     text = "some words and one_that_is_as_long_as_" + 30 * "x" + "\nand another $line$"
-    told = figures.wrapped(text, 2.0)
-    assert told.replace("\n", "").replace(" ", "") == figures.literal(
+    evaluation = figures.wrapped(text, 2.0)
+    assert evaluation.replace("\n", "").replace(" ", "") == figures.literal(
         text.replace("\n", "").replace(" ", "")
     )
-    assert max(map(len, told.splitlines())) <= 2.0 * 72 / 6
+    assert max(map(len, evaluation.splitlines())) <= 2.0 * 72 / 6
 
 
 def test_a_figure_is_written_twice_and_always_alike(tmp_path: Path) -> None:

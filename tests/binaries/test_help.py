@@ -39,10 +39,10 @@ def check(name: str, arguments: list[str], folder: Path) -> None:
     module, values = importlib.import_module(f"experiments.{name}"), flags.FlagValues()
     if name.startswith("papers."):
         module.BINARY.define(values)
-        told = module.BINARY.read(["", *arguments], values)
-        for data in told.data:
-            rows = study.select(module.PAPER.studies[told.study].rows(data), told.rows)
-            assert study.configs(module.PAPER, rows, folder, told.overrides)
+        options = module.BINARY.read(["", *arguments], values)
+        for data in options.data:
+            rows = study.select(module.PAPER.studies[options.study].rows(data), options.rows)
+            assert study.configs(module.PAPER, rows, folder, options.overrides)
     elif name in ("train", "sweep"):
         command_line.of_arguments(arguments)
     else:

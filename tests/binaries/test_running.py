@@ -150,8 +150,8 @@ def test_what_is_counted_goes_on_where_the_log_ends(tmp_path: Path) -> None:
 def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with folders.locked(folder):
-        told = f"--run_dir={folder}: another process is"
-        with pytest.raises(UsageError, match=told) as error, folders.locked(folder):
+        result_of = f"--run_dir={folder}: another process is"
+        with pytest.raises(UsageError, match=result_of) as error, folders.locked(folder):
             raise AssertionError("entered")
         assert "\n" not in str(error.value)
     with folders.locked(folder):
@@ -179,19 +179,19 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_flag_that_came_later(tmp_path: Path) -> None:
-    folder = edited(begun(tmp_path), lambda told: [told.pop(n) for n in ("norm", "conv")])
+    folder = edited(begun(tmp_path), lambda result_of: [result_of.pop(n) for n in ("norm", "conv")])
     assert folders.finished(CHOSEN, CELL, folder) is None
     other = config.changed(CHOSEN, norm="batch")
     with pytest.raises(UsageError, match=r'whose norm is "none" and not "batch"; .*--norm=none'):
         folders.finished(other, CELL, folder)
-    edited(folder, lambda told: told.update(fluffy=1))
+    edited(folder, lambda result_of: result_of.update(fluffy=1))
     with pytest.raises(UsageError, match="was written by another version, with fluffy"):
         folders.finished(CHOSEN, CELL, folder)
 
 
 def test_a_folder_of_the_first_edition(tmp_path: Path) -> None:
     """Its environments were drawn once, with a whole number."""
-    folder = edited(begun(tmp_path), lambda told: told.update(data_seed=0))
+    folder = edited(begun(tmp_path), lambda result_of: result_of.update(data_seed=0))
     with pytest.raises(UsageError, match=r'whose data_seed is "0" and not "each"; .*--data_seed=0'):
         folders.finished(CHOSEN, CELL, folder)
     assert folders.finished(config.changed(CHOSEN, data_seed="0"), CELL, folder) is None
@@ -202,10 +202,10 @@ def test_what_has_no_effect_makes_no_other_run(tmp_path: Path) -> None:
     chosen = config.changed(CHOSEN, environment="none", held_out="none", optimizer="adam")
     (cell,) = grid.cells(chosen, [None])
     folders.begin(tmp_path, chosen, cell, START)
-    edited(tmp_path, lambda told: told.update(data_seed=0, momentum=0.5, alpha=2.0))
+    edited(tmp_path, lambda result_of: result_of.update(data_seed=0, momentum=0.5, alpha=2.0))
     assert folders.finished(chosen, cell, tmp_path) is None
     # It has one with sgd.
-    edited(tmp_path, lambda told: told.update(optimizer="sgd"))
+    edited(tmp_path, lambda result_of: result_of.update(optimizer="sgd"))
     with pytest.raises(UsageError, match=r"whose momentum is 0\.5 and not 0\.0"):
         folders.finished(config.changed(chosen, optimizer="sgd"), cell, tmp_path)
 
@@ -242,7 +242,7 @@ def test_a_run_that_was_stopped_by_a_nan_may_drop_it_from_there_on(tmp_path: Pat
 def outcome(metrics: dict[str, list[float]], broken: list[int], loss: float) -> Outcome:
     """What a segment of one run tells, with a validation group and the test."""
     scores = Scores(np.full((1, 1), 0.5), np.full((1, 1), loss), np.ones((1, 1)))
-    told: dict[str, Any] = dict(
+    result_of: dict[str, Any] = dict(
         metrics={name: np.array([values]) for name, values in metrics.items()},
         attended=np.ones((1, len(broken), 1), int),
         broken=np.array([broken]),
@@ -251,12 +251,14 @@ def outcome(metrics: dict[str, list[float]], broken: list[int], loss: float) -> 
         test=scores,
         stops=None,
     )
-    return Outcome(**told)
+    return Outcome(**result_of)
 
 
-def line_of(told: Outcome, length: int, drops: bool = False) -> Line:
+def line_of(result_of: Outcome, length: int, drops: bool = False) -> Line:
     cell = Cell("fedavg", {}, "75", CELL.runs[:1])
-    (one,) = summary.lines(cell, ["0"], told, [7], done=3, length=length, seconds=0.0, drops=drops)
+    (one,) = summary.lines(
+        cell, ["0"], result_of, [7], done=3, length=length, seconds=0.0, drops=drops
+    )
     return one
 
 
@@ -264,13 +266,13 @@ def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None
     nan = float("nan")
     metrics = {"loss": [3.0, 2.0, nan], "body": [nan, 4.0, nan], "s": [1.0, 3.0, 8.0]}
     metrics["never"] = [nan, nan, nan]
-    told = outcome(metrics, [-1, -1, -1], 0.1)
-    one = line_of(told, 3)
+    result_of = outcome(metrics, [-1, -1, -1], 0.1)
+    one = line_of(result_of, 3)
     assert one.train_metrics == {"body": 4.0, "s": 4.0, "never": None}
     assert one.train_loss == 2.0
     # Rounds that fill up a segment do not count.
-    assert line_of(told, 2).train_metrics == {"body": 4.0, "s": 2.0, "never": None}
-    assert line_of(told, 2).bytes == 14
+    assert line_of(result_of, 2).train_metrics == {"body": 4.0, "s": 2.0, "never": None}
+    assert line_of(result_of, 2).bytes == 14
     assert line_of(outcome(metrics, [-1, -1, 4], 0.1), 3).train_loss is None
 
 
@@ -306,15 +308,15 @@ def test_every_start_is_told_and_none_makes_another_run(tmp_path: Path) -> None:
         folders.begin(tmp_path, CHOSEN, CELL, START | {"date": str(number)})
         assert folders.finished(CHOSEN, CELL, tmp_path) is None
         assert folders.read(tmp_path)[1] == CELL
-    told = json.loads((tmp_path / "config.json").read_text())
-    assert [start["date"] for start in told["starts"]] == ["1", "2"]
+    result_of = json.loads((tmp_path / "config.json").read_text())
+    assert [start["date"] for start in result_of["starts"]] == ["1", "2"]
 
 
 def test_a_start_tells_versions_commit_date_and_data(tmp_path: Path) -> None:
-    told = provenance.record({"x": np.zeros((2, 3))})
-    assert records.decoded(msgspec.json.encode(told), Start) == told
-    assert told.versions["jax"] == jax.__version__
-    assert told.date.endswith("+00:00")
+    result_of = provenance.record({"x": np.zeros((2, 3))})
+    assert records.decoded(msgspec.json.encode(result_of), Start) == result_of
+    assert result_of.versions["jax"] == jax.__version__
+    assert result_of.date.endswith("+00:00")
     assert provenance.commit(tmp_path) is None
 
     def git(*words: str) -> str:

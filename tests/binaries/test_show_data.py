@@ -96,9 +96,9 @@ def test_a_cue_is_judged_by_what_it_means_in_training() -> None:
     rows = [np.array([0, 2]), np.array([1, 3]), np.arange(4, 10)]
     sizes = [(1, 1, 0), (2, 0, 0), (0, 0, 6)]
     holdings = show_data.ClientShards(["0: d", "1: d", "test"], rows, sizes)
-    told = cells(show_data.table(dataset, holdings))
-    assert told[0][4] == "right by color alone, %"
-    assert [row[1:] for row in told[1:]] == [
+    printed = cells(show_data.table(dataset, holdings))
+    assert printed[0][4] == "right by color alone, %"
+    assert [row[1:] for row in printed[1:]] == [
         ["1", "1", "", "100.0"],
         ["2", "", "", "100.0"],
         ["", "", "6", "0.0"],

@@ -71,6 +71,7 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none" / "a.safetensors"):
         with pytest.raises(ValueError, match=r"^path=.*: must be a file in a folder that exists$"):
             saved.save(path, tree())
-    for nothing in ("", None, 3):
+    wrong: tuple[Any, ...] = ("", None, 3)
+    for path in wrong:
         with pytest.raises(ValueError, match=r"^path=.*: must be the path of a file$"):
-            saved.save(nothing, tree())  # type: ignore[arg-type]
+            saved.save(path, tree())
