@@ -19,6 +19,7 @@ from experiments.flags.flag import check_picture, flag
 from experiments.reporting import figures, finished, phases
 from experiments.reporting.phases import Phase
 from experiments.reporting.tables import table as written
+from experiments.running import files
 from fedjax_inv.checks import UsageError
 
 NOTE = (
@@ -123,7 +124,7 @@ def run(options: Options) -> str:
         raise UsageError("--runs=", ..., "must be one or several folders")
     out = check_picture("out", options.out)
     found = [phase for name in options.runs for phase in phases.find(Path(name), options.data_dir)]
-    out.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(out.parent)
     draw(out, found)
     texts = [f"{phase.title}\n\n{table(phase)}\n\n{smoothness(phase)}" for phase in found]
     return "\n" + "\n\n".join([*texts, f"{NOTE}\nPicture: {out}."])

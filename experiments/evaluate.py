@@ -28,8 +28,7 @@ from experiments.parts import data as data_flags
 from experiments.reporting import figures, finished, report, run_figures
 from experiments.reporting.finished import OneRun, Runs
 from experiments.reporting.tables import table
-from experiments.running import folder as folders
-from experiments.running import summary
+from experiments.running import files, summary
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
@@ -409,9 +408,9 @@ def run(options: Options) -> str:
     held_out = runs.cell.held_out or "test split"
     title = f"{runs.cell.label}, held out: {held_out}, after round {rounds}"
     title += f"; on {options.dataset}" if options.dataset else ""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(out.parent)
     draw(out, scored, title)
-    folders.write_json(out.with_suffix(".json"), scored)
+    files.write_json(out.with_suffix(".json"), scored)
     where = f"Picture: {out}. Numbers: {out.with_suffix('.json')}."
     return f"\n{title}\n\n{tables(scored)}\n\n{where}"
 

@@ -28,6 +28,7 @@ from experiments.flags.flag import Range, check_picture, flag
 from experiments.reporting import figures, finished
 from experiments.reporting.finished import OneRun
 from experiments.reporting.tables import table
+from experiments.running import files
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
@@ -350,11 +351,12 @@ def run(options: Options) -> str:
         samples=options.samples,
         seed=options.seed,
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(out.parent)
     labels = [one.label for one in runs]
     draw(out, images, masks, title=_title(runs[0]), labels=labels, indices=options.images)
     arrays = out.with_suffix(".weights.npz")  # .npz alone may be the name of a data set
-    np.savez(arrays, **masks._asdict(), images=options.images, runs=options.runs)
+    with files.replacing(arrays) as file:
+        np.savez(file, **masks._asdict(), images=options.images, runs=options.runs)
     return f"\n{shares(images, masks, labels)}\n\n{NOTE}\nMasks: {out}. Weights: {arrays}."
 
 

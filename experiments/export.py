@@ -28,8 +28,7 @@ from experiments.parts import network as networks
 from experiments.reporting import finished
 from experiments.reporting.finished import OneRun
 from experiments.reporting.tables import table
-from experiments.running import folder as folders
-from experiments.running import provenance
+from experiments.running import files, provenance
 from experiments.running.records import Start
 from fedjax_inv import wrapping
 from fedjax_inv.checks import UsageError
@@ -100,18 +99,30 @@ def _versions(start: Start) -> dict[str, Any]:
     return {"date": start.date, "commit": start.commit, "versions": start.versions}
 
 
-def export(one: OneRun, out: Path) -> Written:
-    """Writes the files of a run into its own folder; raises UsageError if it lacks the state."""
+def _place(one: OneRun, out: Path) -> Path:
+    """The folder of a run's files."""
+    return out / grid.folder_name(one.name)
+
+
+def export(one: OneRun, out: Path, below: Path) -> Written:
+    """Writes the files of a run into its own folder; raises UsageError if it lacks the state.
+
+    below: the folder that the user named.
+    """
     record, served = about(one), one.served()
-    place = out / grid.folder_name(one.name)
-    place.mkdir(parents=True, exist_ok=True)
+    place = _place(one, out)
+    files.make_folder(place, below)
     algorithm = one.algorithm()
     unseen = finished.unseen(algorithm, served.server)
     holds, named = network(algorithm, served.server, unseen)
-    arrays = {"model.safetensors": saved.save(place / "model.safetensors", named)}
+    trees = {"model.safetensors": named}
     if algorithm.personal:
-        arrays["clients.safetensors"] = saved.save(place / "clients.safetensors", served.clients)
-    folders.write_json(place / "model.json", record | {"holds": holds, "arrays": arrays})
+        trees["clients.safetensors"] = served.clients
+    arrays = {}
+    for name, tree in trees.items():
+        with files.replacing(place / name) as file:
+            arrays[name] = saved.save(file.name, tree)
+    files.write_json(place / "model.json", record | {"holds": holds, "arrays": arrays})
     return Written(place, record["run"]["round"], record["accuracy"]["test"])
 
 
@@ -124,12 +135,16 @@ def run(options: Options) -> str:
         raise UsageError("--run=", ..., "must be the folder of a finished run")
     runs = finished.open("run", Path(options.run), data_dir=options.data_dir)
     out = Path(options.out or runs.path / "export")
+    below = out if options.out else runs.path
+    each = [runs.run(index, options.state) for index in range(len(runs.cell.runs))]
+    for one in each:
+        files.check_no_link(_place(one, out), below)
     check_place("out", out, is_folder=True)
     written: list[Written] = []
     lacking: list[UsageError] = []
-    for index in range(len(runs.cell.runs)):
+    for one in each:
         try:
-            written.append(export(runs.run(index, options.state), out))
+            written.append(export(one, out, below))
         except UsageError as error:
             lacking.append(error)
     if not written:

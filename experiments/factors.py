@@ -27,6 +27,7 @@ from experiments.parts import network as networks
 from experiments.reporting import figures, finished
 from experiments.reporting.finished import OneRun
 from experiments.reporting.tables import table
+from experiments.running import files
 from fedjax_inv import averaging
 from fedjax_inv.algorithms import fedcfa
 from fedjax_inv.checks import UsageError
@@ -249,7 +250,7 @@ def run(options: Options) -> str:
     for folder in options.runs:
         runs = finished.open("runs", Path(folder), data_dir=options.data_dir)
         panels.append(panel(runs.select(options.seed, options.run, "last"), options))
-    out.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(out.parent)
     draw(out, panels, options.seed)
     columns = {
         "run": lambda one: one.label,

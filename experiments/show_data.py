@@ -22,7 +22,7 @@ from experiments.flags.flag import Range, check_picture, flag
 from experiments.reporting import data_figures, figures
 from experiments.reporting.data_figures import rendered, to_rgb
 from experiments.reporting.tables import table as written
-from experiments.running import launch
+from experiments.running import files, launch
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
@@ -221,7 +221,7 @@ def show(config: Config, options: Options) -> str:
     ((held_out, splits),) = assembled.splits.items()
     holdings = holdings_of(splits[config.run.seeds[0]])
     title = f"{config.title}, held out: {held_out or 'test split'}, seed {config.run.seeds[0]}"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(out.parent)
     draw(out, assembled.dataset, holdings, title=title, count=options.images)
     return f"\n{title}\n\n{table(assembled.dataset, holdings)}\n\nPicture: {out}."
 

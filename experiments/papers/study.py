@@ -26,8 +26,7 @@ from experiments.flags.flag import check, check_different, check_known, flag, fl
 from experiments.papers import drawings
 from experiments.parts import machine
 from experiments.reporting import report, run_report, tables
-from experiments.running import folder as folders
-from experiments.running import launch, log, records
+from experiments.running import files, launch, log, records
 from experiments.running.records import Line, Result, RunResult
 from fedjax_inv.checks import UsageError
 
@@ -368,6 +367,7 @@ def run_all(paper: Paper, options: Options) -> str:
     for data, pairs in todo.items():
         for index, (row, chosen) in enumerate(pairs):
             before = [earlier.folder for earlier, _ in pairs[:index]]
+            files.check_no_link(options.folder / data / row.folder, options.folder)
             _check_start(row, before, options.folder / data)
             check_row(row, chosen)
     # The table of some rows must not overwrite that of all.
@@ -380,7 +380,7 @@ def run_all(paper: Paper, options: Options) -> str:
             results.append(run(row, chosen))
         text = table(paper, study, data, results)
         folder = options.folder / data
-        folders.write(folder / f"{name}.md", f"{text}\n\n{paper.caption}\n")
+        files.write(folder / f"{name}.md", f"{text}\n\n{paper.caption}\n")
         texts.append(text)
         for ending, draw in study.figures.items():
             texts.append(draw(folder / f"{name}{ending}.png", data, results))

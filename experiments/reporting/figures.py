@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments.running import files
+
 _LINES = ("-", "--", ":", "-.", (0, (8, 2)))
 _MARKERS = "osv^D<>PX*d"  # 11 markers and 5 lines share no factor: 55 pairs
 _CHARACTER = 0.62  # the width of most characters, as a part of the font size
@@ -148,5 +150,7 @@ def _thinned(names: Sequence[str], each: float, inches: float) -> tuple[range, l
 
 def save(figure: Figure, path: Path, dpi: int = 120) -> None:
     """Writes a figure as PNG and as PDF; the same figure gives the same bytes."""
-    figure.savefig(path, dpi=dpi)
-    figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
+    with files.replacing(path) as file:
+        figure.savefig(file, format="png", dpi=dpi)
+    with files.replacing(path.with_suffix(".pdf")) as file:
+        figure.savefig(file, format="pdf", metadata={"CreationDate": None})

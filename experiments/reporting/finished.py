@@ -19,7 +19,7 @@ from experiments.flags.flag import Range, flag
 from experiments.parts import data as data_flags
 from experiments.parts import network as networks
 from experiments.parts import selection, training
-from experiments.running import checkpoints, provenance, selected
+from experiments.running import checkpoints, log, provenance, selected
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.records import Line, Result, Start
@@ -251,7 +251,8 @@ def open(
     dataset: other data that the binary will read.
     unfinished: whether the runs may be unfinished; then their result is not read.
 
-    Raises UsageError if the folder holds no runs or, without `unfinished`, no result.
+    Raises UsageError if the folder holds no runs or, without `unfinished`, no result, and if its
+    log has been edited.
     """
     where, result = f"--{flag}={folder}", None
     try:
@@ -259,6 +260,7 @@ def open(
         begun = folders.begun(folder)
         if not unfinished:
             result = folders.result(folder, begun.cell)
+        log.read(folder)
     except UsageError as error:
         raise UsageError(where, ..., str(error)) from None
     except OSError:

@@ -9,6 +9,7 @@ import numpy as np
 from experiments.parts import selection
 from experiments.parts.selection import RULES
 from experiments.reporting.tables import table as written
+from experiments.running import files
 from experiments.running.records import Line, Result, RunResult
 
 
@@ -288,7 +289,7 @@ def write(
             text = "a seed of every setting diverged: lower --learning_rate"
         if "none" in missing.values():
             text = f"nothing to select by {rule}: no seed of any setting has such an evaluation"
-        (folder / "table.md").write_text(text + "\n")
+        files.write(folder / "table.md", text + "\n")
         return text
     test = table(ones, paper, missing)
     parts = [f"# {title}", test]
@@ -297,5 +298,5 @@ def write(
     if ones[0].runs[0].stops is not None:
         parts.append(stops_table(ones))
     parts += [explained(rule), choices_table(ones)]
-    (folder / "table.md").write_text("\n\n".join(parts) + "\n")
+    files.write(folder / "table.md", "\n\n".join(parts) + "\n")
     return test

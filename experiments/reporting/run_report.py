@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments.experiment.assemble import Assembled
 from experiments.reporting import data_figures, report, run_figures
-from experiments.running import folder as folders
+from experiments.running import files
 from experiments.running.launch import FinishedCell
 
 
@@ -25,7 +25,7 @@ def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) 
     text = report.write(folder, results, title=title, paper=paper, rule=rule)
     run_figures.write(folder, finished, title=title, rule=rule)
     if finished[0].folder != folder:  # a cell in the run folder has written its result already
-        folders.write_json(
+        files.write_json(
             folder / "result.json", {"title": title, "cells": [cell.result for cell in finished]}
         )
     where = f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}."

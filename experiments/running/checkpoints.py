@@ -17,8 +17,8 @@ import orbax.checkpoint as ocp
 from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
 from experiments.flags.flag import check_place
+from experiments.running import files, provenance, records
 from experiments.running import folder as folders
-from experiments.running import provenance, records
 from experiments.running.records import About
 from experiments.running.selected import Served
 from fedjax_inv.checks import UsageError
@@ -45,6 +45,7 @@ class Checkpoints:
             if path.is_file():
                 raise UsageError(str(path), ..., "is a file, must be a folder; delete it")
         if not reads:
+            files.check_no_links_in(folder)
             check_place("run_dir", folder, is_folder=True)
         options = ocp.CheckpointManagerOptions(max_to_keep=2, read_only=reads)
         with _written(folder):

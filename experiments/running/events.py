@@ -5,13 +5,13 @@ even if it began without --tensorboard.
 """
 
 import importlib.util
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.experiment.grid import Cell
 from experiments.parts import machine
+from experiments.running import files
 from experiments.running.records import Line
 from fedjax_inv.checks import UsageError
 
@@ -34,7 +34,7 @@ class Events:
             return
         import tensorboardX  # slow, and optional
 
-        shutil.rmtree(folder / _NAME, ignore_errors=True)
+        files.remove_folder(folder / _NAME)
         places = (str(folder / _NAME / name) for name in run_names(cell))
         self._writers = [tensorboardX.SummaryWriter(place) for place in places]
         self.add(lines)

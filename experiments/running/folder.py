@@ -1,13 +1,15 @@
-"""Run folders: which run they hold, their records, and the writing of files as a whole."""
+"""Run folders: which run they hold, their records, and their lock."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import sys
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,11 +18,13 @@ from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
 from experiments.flags.flag import name_of, shown
 from experiments.parts import machine
-from experiments.running import records
+from experiments.running import files, records
 from experiments.running.records import Begun, Flag, Result, Start
 from fedjax_inv.checks import UsageError
 
 _LOCK = ".lock"
+# The errors of a file system that cannot lock a file or, as NFS, a folder.
+_NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FIGURES = ("curves", "domains", "clients", "gradients", "partition")
 _OF_SWEEP = (
     "result.json",
@@ -85,22 +89,39 @@ def locked(folder: Path) -> Iterator[None]:
 
     The kernel holds the lock, so it ends with its process. If several processes run one program,
     the leading one locks the folder for all.
+
+    The folder itself is locked, so that a second process is refused even if .lock was deleted or
+    replaced. A file .lock is locked, too, because network file systems may lock only files. If the
+    file system locks neither, a line on stderr says so.
     """
-    file, refused = None, False
-    if machine.leads():
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / _LOCK).open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            refused = True
-    try:
+    with contextlib.ExitStack() as opened:
+        refused = False
+        if machine.leads():
+            files.make_folder(folder)
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, handle)
+            file = opened.enter_context(files.opened(folder / _LOCK, "ab"))
+            held = [_lock(handle), _lock(file.fileno())]
+            refused = False in held
+            if held == [None, None]:
+                text = "its file system has no locks; start no second process there"
+                print(f"{folder}: {text}", file=sys.stderr)
         if machine.agree(int(refused)):
             raise UsageError("--run_dir", folder, "another process is at work there; wait for it")
         yield
-    finally:
-        if file is not None:
-            file.close()
+
+
+def _lock(handle: int) -> bool | None:
+    """Whether an open file is locked now; None if its file system cannot lock it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
+    return True
 
 
 def check_sweep(folder: Path) -> None:
@@ -205,12 +226,13 @@ def begin(folder: Path, chosen: Config, cell: Cell, start: Start) -> None:
 
     An earlier result stays until a new one replaces it, and is marked as that of fewer rounds.
     """
+    files.make_folder(folder)
     before = starts(folder)
     if (folder / "result.json").exists():
         there = result(folder, begun(folder).cell)
         done = msgspec.structs.replace(there, gone_on=True)
-        write_json(folder / "result.json", done)
-    write_json(folder / "config.json", Begun(*description(chosen, cell), [*before, start]))
+        files.write_json(folder / "result.json", done)
+    files.write_json(folder / "config.json", Begun(*description(chosen, cell), [*before, start]))
 
 
 def starts(folder: Path) -> list[Start]:
@@ -308,26 +330,3 @@ def difference(
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file as a whole or not at all; only the leading process writes."""
-    if not machine.leads():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        flushed(file)
-    os.replace(temporary, path)
-
-
-def flushed(file: IO[str]) -> None:
-    """Waits until a file is on the disk, where it survives a crash of the machine."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes a json file as a whole or not at all; only the leading process writes."""
-    write(path, json.dumps(value, indent=1, default=msgspec.to_builtins) + "\n")

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.experiment.grid import Cell
 from experiments.flags.flag import flag_error, shown
 from experiments.parts.network import Network
-from experiments.running import checkpoints, provenance, records
+from experiments.running import checkpoints, files, provenance, records
 from experiments.running import folder as folders
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree, Variables
@@ -80,7 +80,7 @@ def _place(chosen: Network) -> tuple[Path, int | None]:
 
 def record(folder: Path, networks: Mapping[int, Variables]) -> None:
     """Writes a checksum of the initial networks of its runs into a run folder."""
-    folders.write_json(folder / _START, {"networks": _checksum(networks)})
+    files.write_json(folder / _START, {"networks": _checksum(networks)})
 
 
 def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables]) -> None:

@@ -12,7 +12,17 @@ from experiments.experiment.grid import Cell
 from experiments.flags.flag import check_place, flag_error
 from experiments.parts import machine
 from experiments.parts.training import Sizes
-from experiments.running import checkpoints, chunks, events, initial, log, loop, provenance, records
+from experiments.running import (
+    checkpoints,
+    chunks,
+    events,
+    files,
+    initial,
+    log,
+    loop,
+    provenance,
+    records,
+)
 from experiments.running import folder as folders
 from experiments.running.signals import Stop, Stopped
 from fedjax_inv import program
@@ -114,7 +124,10 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
     cells = assembled.cells
     if in_folders:
         folders.check_sweep(folder)
-        return {name: folder / place for name, place in grid.folder_names(cells).items()}
+        places = {name: folder / place for name, place in grid.folder_names(cells).items()}
+        for place in places.values():
+            files.check_no_link(place, folder)
+        return places
     if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
         raise UsageError(
             "train runs one algorithm, held-out domain and value of each hyperparameter; "
@@ -124,11 +137,17 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
 
 
 def _finished(assembled: Assembled, places: Mapping[str, Path]) -> dict[str, records.Result | None]:
-    """The results of finished cells, None for the others, by the cells' names."""
+    """The results of finished cells, None for the others, by the cells' names.
+
+    Raises UsageError if the log of a finished cell has been edited.
+    """
     results = {
         cell.name: folders.finished(assembled.config, cell, places[cell.name])
         for cell in assembled.cells
     }
+    for name, result in results.items():
+        if result is not None:
+            log.read(places[name])
     if assembled.variables is not None:
         for place in places.values():
             initial.check_same(assembled.config.model, place, assembled.variables)
@@ -177,7 +196,7 @@ class _Programs:
                     self.config, cell, prepared.experiment, prepared.inputs, machine
                 )
             chosen = self._chunks[cell.label]
-            folders.write_json(folder / "chunks.json", chosen._asdict())
+            files.write_json(folder / "chunks.json", chosen._asdict())
         key = (cell.label, prepared.sizes, chosen)
         is_old = key in self._programs
         if not is_old:

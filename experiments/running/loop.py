@@ -20,9 +20,8 @@ from experiments.experiment.grid import Cell
 from experiments.flags.errors import Diverged
 from experiments.parts import machine
 from experiments.parts.selection import RULES
-from experiments.running import folder as folders
+from experiments.running import files, records, selected, summary
 from experiments.running import log as logs
-from experiments.running import records, selected, summary
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.events import Events
 from experiments.running.log import Log
@@ -88,7 +87,7 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
             for index, run in enumerate(runs)
         ]
     result = Result(records.Cell.of(cell), runs)
-    folders.write_json(folder / "result.json", result)
+    files.write_json(folder / "result.json", result)
     return result
 
 

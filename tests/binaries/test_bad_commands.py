@@ -26,8 +26,8 @@ from experiments.flags import errors
 from experiments.flags.command import Binary
 from experiments.papers import cafe, fedcfa, fedipg, fl_games
 from experiments.parts import machine
+from experiments.running import files, loop, provenance, records
 from experiments.running import folder as folders
-from experiments.running import loop, provenance, records
 from fedjax_inv import checks
 from fedjax_inv.data import prepare
 from runs import line
@@ -160,7 +160,7 @@ def _images(folder: Path) -> None:
         "tiny_imagenet": {"train/n/images/0.png": image, "val/val_annotations.txt": b"\xff\xfe"},
         "tiny_imagenet_2": {"train/n/images/0.png": image, "val/val_annotations.txt": b"0.png\tn"},
     }
-    for name, files in folders_of.items():
+    for name, contents in folders_of.items():
         for file, content in files.items():
             place = folder / "folders" / name / file
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def _runs(folder: Path) -> None:
     last = line(5)
     run = records.RunResult(0, cell.runs[0].hyper, False, last, {"validation": last}, last)
     result = records.Result(records.Cell.of(cell), [run])
-    folders.write_json(folder / "finished/result.json", result)
+    files.write_json(folder / "finished/result.json", result)
     (folder / "damaged").mkdir()
     (folder / "damaged" / "config.json").write_text("{}")
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 import chex
 import jax
@@ -28,10 +28,10 @@ from absl import flags
 from experiments import contributions, evaluate, explain, export, factors, show_data
 from experiments.experiment import assemble, config, grid
 from experiments.experiment.config import Config
-from experiments.flags import errors
+from experiments.flags import errors, flag
 from experiments.papers import fedcfa, study
 from experiments.reporting import finished
-from experiments.running import checkpoints, launch, provenance, selected
+from experiments.running import checkpoints, files, launch, provenance, selected
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.signals import Stop
@@ -107,8 +107,8 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 
 def held(folder: Path | None) -> dict[Path, bytes]:
-    files = folder.rglob("*") if folder and folder.is_dir() else ()
-    return {path: path.read_bytes() for path in files if path.is_file() and path.name != ".lock"}
+    paths = folder.rglob("*") if folder and folder.is_dir() else ()
+    return {path: path.read_bytes() for path in paths if path.is_file() and path.name != ".lock"}
 
 
 def copied(folder: Path, to: Path) -> Path:
@@ -402,12 +402,15 @@ def test_a_file_where_checkpoints_should_be(
 
 
 def test_a_place_for_checkpoints_that_cannot_be_written(
-    made: Runs, refused: Refused, tmp_path: Path
+    made: Runs, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told before there is anything to write."""
     folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "checkpoints").symlink_to("/proc/self/task")
+
+    def fail(**named: Any) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(flag.tempfile, "TemporaryFile", fail)
     line = refused(lambda: go_on(made.whole.job, folder))
     assert line.startswith(f"--run_dir={folder / 'checkpoints'}: cannot be written (")
     assert not (folder / "metrics.jsonl").exists()
@@ -546,11 +549,24 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     made: Runs, refused: Refused, compiled: None, tmp_path: Path, name: str
 ) -> None:
     folder = copied(made.half, tmp_path / "run")
-    full = folder / f"{name}.tmp"
-    full.symlink_to("/dev/full")
-    line = refused(lambda: resume(folder))
-    assert line.startswith("No space left on device; make room on the disk and add --resume")
-    full.unlink()
+    replacing = files.replacing
+
+    def full(*given: Any, **named: Any) -> IO[Any]:
+        return builtins.open("/dev/full", "wb")
+
+    @contextlib.contextmanager
+    def on_a_full_disk(path: Path) -> Iterator[IO[bytes]]:
+        with pytest.MonkeyPatch.context() as patch:
+            if path.name == name:
+                patch.setattr(files, "open", full, raising=False)
+            with replacing(path) as file:
+                yield file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "replacing", on_a_full_disk)
+        line = refused(lambda: resume(folder))
+    told = "No space left on device; make room on the disk and add --resume"
+    assert line.startswith(f"{folder / name}: {told}")
     resume(folder)
     same_end(folder, made.whole)
 
@@ -569,7 +585,7 @@ def test_a_disk_that_fills_up_under_the_log(
         return builtins.open(path, mode, *given, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", fail)
+        patch.setattr(files, "open", fail, raising=False)
         line = refused(lambda: go_on(made.whole.job, folder))
     assert line.startswith(f"{folder / 'metrics.jsonl'}: No space left on device; make room")
     same_end(go_on(made.whole.job, folder), made.whole)

@@ -19,7 +19,7 @@ from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
 from experiments.parts.selection import RULES
 from experiments.reporting import finished
-from experiments.running import checkpoints, log, provenance, records, selected, summary
+from experiments.running import checkpoints, files, log, provenance, records, selected, summary
 from experiments.running import folder as folders
 from experiments.running.records import Domain, Line, Result, RunResult, Start
 from experiments.running.selected import SelectedStates
@@ -375,7 +375,7 @@ def finished_run(folder: Path, chosen: Config = CHOSEN, done: int = 6) -> Path:
     runs = [
         RunResult(run.seed, run.hyper, False, last, {"validation": last}, last) for run in CELL.runs
     ]
-    folders.write_json(folder / "result.json", Result(records.Cell.of(CELL), runs))
+    files.write_json(folder / "result.json", Result(records.Cell.of(CELL), runs))
     return folder
 
 
