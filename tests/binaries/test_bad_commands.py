@@ -161,7 +161,7 @@ def _images(folder: Path) -> None:
         "tiny_imagenet_2": {"train/n/images/0.png": image, "val/val_annotations.txt": b"0.png\tn"},
     }
     for name, contents in folders_of.items():
-        for file, content in files.items():
+        for file, content in contents.items():
             place = folder / "folders" / name / file
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(content)

@@ -9,12 +9,13 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
@@ -24,17 +25,21 @@ import jax
 import msgspec
 import pytest
 from absl import flags
+from matplotlib.figure import Figure
 
 from experiments import contributions, evaluate, explain, export, factors, show_data
 from experiments.experiment import assemble, config, grid
 from experiments.experiment.config import Config
 from experiments.flags import errors, flag
 from experiments.papers import fedcfa, study
-from experiments.reporting import finished
+from experiments.reporting import figures, finished
 from experiments.running import checkpoints, files, launch, provenance, selected
 from experiments.running import folder as folders
+from experiments.running import log as logs
 from experiments.running.checkpoints import Checkpoints
+from experiments.running.events import Events
 from experiments.running.signals import Stop
+from experiments.sweep import sweep
 from experiments.train import train
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -792,3 +797,150 @@ def test_a_spoiled_note_of_the_start_is_told(
 def test_that_a_run_is_finished_is_told_where_it_lies(made: Runs) -> None:
     one = finished.open("run", made.whole.folder)
     assert msgspec.to_builtins(one.result.runs) == made.whole.runs
+
+
+# --- links in a run folder
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    """A file that lies elsewhere, in a folder, and must stay as it is."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "file").write_text("mine")
+    yield folder / "file"
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    assert (folder / "file").read_text() == "mine"
+
+
+def planted(folder: Path, names: Iterable[str], victim: Path) -> None:
+    """Puts links to another file in the places of files."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(victim)
+
+
+def test_files_of_a_run_replace_links(
+    made: Runs, compiled: None, tmp_path: Path, victim: Path
+) -> None:
+    folder = copied(made.half, tmp_path / "run")
+    names = ["table.md", "result.json.tmp", "config.json.tmp"]
+    for name in ("curves", "partition"):
+        names += [f"{name}.png", f"{name}.pdf"]
+    planted(folder, names, victim)
+    (folder / "result.json").symlink_to(victim.parent / "new")
+    log = tmp_path / "metrics.jsonl"  # is read first
+    shutil.move(folder / "metrics.jsonl", log)
+    before = log.read_bytes()
+    (folder / "metrics.jsonl").symlink_to(log)
+    # The folder that the user names may be a link.
+    (tmp_path / "named").symlink_to(folder)
+    train(config.changed(TINY, run_dir=str(tmp_path / "named")))
+    assert log.read_bytes() == before
+    same_end(folder, made.whole)
+    assert [path.name for path in sorted(folder.iterdir()) if path.is_symlink()] == names[2:0:-1]
+    assert (folder / "curves.pdf").read_bytes().startswith(b"%PDF")
+    assert not list(folder.glob(".*.tmp"))
+
+
+def test_files_of_an_analysis_replace_links(made: Runs, tmp_path: Path, victim: Path) -> None:
+    folder = copied(made.whole.folder, tmp_path / "run")
+    name = "evaluation-best"
+    (folder / "export" / "seed=0").mkdir(parents=True)
+    names = [f"{name}{end}" for end in (".png", ".pdf", ".json")]
+    names += [f"export/seed=0/{of}" for of in ("model.safetensors", "model.json")]
+    planted(folder, [*names, f"{name}.json.tmp"], victim)
+    evaluate.run(evaluate.Options(str(folder)))
+    export.run(export.Options(str(folder)))
+    figures.save(Figure(), folder / f"{name}.png")
+    assert not any((folder / name).is_symlink() for name in names)
+    assert len(json.loads((folder / f"{name}.json").read_text())["runs"]) == 2
+
+
+FOLDERS: dict[str, tuple[str, Callable[[Path, Any], Any]]] = {
+    ".lock": ("file", lambda folder, job: resume(folder)),
+    "checkpoints": ("folder", lambda folder, job: go_on(job, folder)),
+    "checkpoints/3": ("folder", lambda folder, job: go_on(job, folder)),
+    "checkpoints/2/default/array": ("file", lambda folder, job: go_on(job, folder)),
+    "tensorboard": ("folder", lambda folder, job: Events(folder, job.cell, [], True)),
+    "export": ("folder", lambda folder, job: export.run(export.Options(str(folder)))),
+    "export/seed=1": ("folder", lambda folder, job: export.run(export.Options(str(folder)))),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_link_in_the_place_of_a_folder_is_told(
+    made: Runs, refused: Refused, compiled: None, tmp_path: Path, victim: Path, name: str
+) -> None:
+    kind, work = FOLDERS[name]
+    source = made.whole.folder if "export" in name else made.half
+    folder = copied(source, tmp_path / "run")
+    link = folder / name
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(victim.parent if kind == "folder" else victim)
+    line = refused(lambda: work(folder, made.whole.job))
+    assert line.startswith(f"{link}: is a link to {link.readlink()}, which is not followed; delete")
+
+
+def test_a_link_in_the_place_of_a_cell_is_told(
+    refused: Refused, tmp_path: Path, victim: Path
+) -> None:
+    (cell,) = grid.cells(TINY, ["80"])
+    (place,) = grid.folder_names([cell]).values()
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "table.md").touch()  # or it would be no sweep
+    (folder / place).symlink_to(victim.parent)
+    line = refused(lambda: sweep(config.changed(TINY, run_dir=str(folder))))
+    assert line.startswith(f"{folder / place}: is a link to {victim.parent}")
+    (tmp_path / "digits").symlink_to(victim.parent)
+    options = study.Options("methods", ("FedAvg",), ("digits",), tmp_path, ())
+    line = refused(lambda: study.run_all(fedcfa.PAPER, options))
+    assert line.startswith(f"{tmp_path / 'digits'}: is a link to {victim.parent}")
+
+
+# --- edits of a log
+
+
+def edited(folder: Path, change: Callable[[list[bytes]], list[bytes]]) -> Path:
+    path = folder / "metrics.jsonl"
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+    return folder
+
+
+def better(lines: list[bytes]) -> list[bytes]:
+    """The log with another accuracy in line 3."""
+    text, count = re.subn(rb'("test_accuracy": 0\.\d)', rb"\g<1>9", lines[2])
+    assert count == 1
+    return [*lines[:2], text, *lines[3:]]
+
+
+@pytest.mark.parametrize("look", ["train", "half", *LOOKS])
+def test_an_edited_log_is_told_by_all_who_read_it(
+    made: Runs, refused: Refused, compiled: None, tmp_path: Path, look: str
+) -> None:
+    if look == "init_from":
+        return  # which reads checkpoints only
+    source = made.half if look == "half" else made.whole.folder
+    folder = edited(copied(source, tmp_path / "run"), better)
+    work = LOOKS.get(look, resume)
+    line = refused(partial(work, folder), None if look == "half" else folder)
+    told = f"{folder / 'metrics.jsonl'}: line 3 is not as it was written, its checksum differs; put"
+    assert told in line
+
+
+def test_a_log_without_checksums_goes_on_and_gets_them(made: Runs, tmp_path: Path) -> None:
+    """As version 0.7 wrote it."""
+
+    def bare(lines: list[bytes]) -> list[bytes]:
+        return [re.sub(rb', "sha256": "\w{64}"', b"", line) for line in lines]
+
+    folder = edited(copied(made.half, tmp_path / "run"), bare)
+    same_end(go_on(made.whole.job, folder), made.whole)
+    for change in (better, lambda lines: [lines[0], *bare(lines[1:])]):
+        told = edited(copied(folder, tmp_path / change.__name__), change)
+        with pytest.raises(UsageError, match=r"line [23] is not as it was written"):
+            logs.read(told)

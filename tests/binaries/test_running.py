@@ -1,7 +1,10 @@
 """Run folders: whose they are, what may differ on a restart, and a log without gaps."""
 
+import errno
 import json
+import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -156,6 +159,62 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
     with folders.locked(folder):
         pass
+
+
+def test_a_second_process_is_refused_without_the_lock_file(tmp_path: Path) -> None:
+    with folders.locked(tmp_path):
+        (tmp_path / ".lock").unlink()
+        for _ in range(2):  # then the refused one has left a new file
+            with pytest.raises(UsageError, match="another process is"), folders.locked(tmp_path):
+                raise AssertionError("entered")
+
+
+def test_a_file_system_that_locks_files_only_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flock = folders.fcntl.flock
+
+    def only_files(handle: int, operation: int) -> None:  # as NFS does
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(handle, operation)
+
+    def nothing(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(folders.fcntl, "flock", only_files)
+    with folders.locked(tmp_path), pytest.raises(UsageError), folders.locked(tmp_path):
+        raise AssertionError("entered")
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(folders.fcntl, "flock", nothing)
+    with folders.locked(tmp_path):
+        told = f"{tmp_path}: its file system has no locks; start no second process there\n"
+        assert capsys.readouterr().err == told
+
+
+def test_an_edited_missing_or_swapped_line_is_told(tmp_path: Path) -> None:
+    """Even where the edited lines follow each other as lines of a log do."""
+    begun(tmp_path)
+    writing = log.Log(tmp_path, 0)
+    for done in (0, 3, 6, 7):
+        writing.append([line(done, run=run) for run in (0, 1)])
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(log.read(tmp_path)) == 8
+    other = lines[2].replace("0.5", "0.6")
+    cases = {3: [*lines[:2], other, *lines[3:]], 8: [*lines[:7], lines[7].replace("0.5", "0.6")]}
+    # The line of a run in the place of another's.
+    cases[4] = [*lines[:3], lines[2].replace('"run": 0', '"run": 1'), *lines[4:]]
+    for number, texts in cases.items():
+        path.write_text("".join(texts))
+        for done in (None, 7):
+            told = f"metrics.jsonl: line {number} is not as it was written"
+            with pytest.raises(UsageError, match=told):
+                log.read(tmp_path, done)
+    for texts in ([*lines[:3], *lines[4:]], [lines[0], lines[2], lines[1], *lines[3:]]):
+        path.write_text("".join(texts))
+        with pytest.raises(UsageError, match=r"line [24] is damaged or missing"):
+            log.read(tmp_path)
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
