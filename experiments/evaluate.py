@@ -28,7 +28,7 @@ from experiments.parts import data as data_flags
 from experiments.reporting import figures, finished, report, run_figures
 from experiments.reporting.finished import OneRun, Runs
 from experiments.reporting.tables import table
-from experiments.running import files, summary
+from experiments.running import divergence, files, summary
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
@@ -238,7 +238,8 @@ def chosen(runs: Runs) -> list[int]:
     rule = runs.config.watching.select
     picked = report.choose("", runs.result, rule) or report.choose("", runs.result)
     if picked is None:
-        raise UsageError(runs.where, ..., "a seed of every setting diverged")
+        text = f"{divergence.text(runs.result.runs)}; a setting with a diverged seed is not chosen"
+        raise UsageError(runs.where, ..., text)
     return picked.indices
 
 

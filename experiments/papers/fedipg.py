@@ -358,7 +358,7 @@ def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
 
 
 def _diverged(result: RowResult) -> Cells:
-    return {"selected by": result.config.watching.select, "test, %": "none"}
+    return {"selected by": result.config.watching.select, "test, %": study.why_none(result)}
 
 
 def _accuracies(result: RowResult) -> Cells:
@@ -429,9 +429,7 @@ def _by_penalty(result: RowResult) -> Cells:
         }
     cell = result.only
     return {
-        f"test at the last, penalty {penalty:g}, %": study.percent(
-            [run["last"] for run in _with_penalty(cell, penalty)], "test_accuracy"
-        )
+        f"test at the last, penalty {penalty:g}, %": study.last_test(_with_penalty(cell, penalty))
         for penalty in dict.fromkeys(run["hyper"]["penalty"] for run in cell.result["runs"])
     }
 

@@ -26,7 +26,7 @@ from experiments.flags.flag import check, check_different, check_known, flag, fl
 from experiments.papers import drawings
 from experiments.parts import machine
 from experiments.reporting import report, run_report, tables
-from experiments.running import files, launch, log, records
+from experiments.running import divergence, files, launch, log, records
 from experiments.running.records import Line, Result, RunResult
 from fedjax_inv.checks import UsageError
 
@@ -317,7 +317,26 @@ def run(row: Row, chosen: Config) -> RowResult:
 def line(paper: Paper, study: Study, data: str, result: RowResult) -> Cells:
     """A line of a study's table: the row's label, our results and the paper's numbers."""
     columns = study.columns if result.is_complete else paper.diverged
-    return {data: result.row.label, **columns(result), **study.numbers(result, data)}
+    runs = [run for cell in result.cells for run in cell.result["runs"]]
+    count = {"runs diverged": divergence.count(runs)} if _has_diverged(runs) else {}
+    return {data: result.row.label, **columns(result), **count, **study.numbers(result, data)}
+
+
+def _has_diverged(runs: Sequence[Any]) -> bool:
+    return any(run["diverged"] for run in runs)
+
+
+def why_none(result: RowResult) -> str:
+    """The text for a row that is not complete: diverged, or none."""
+    texts = [report.why_none(cell.result) for cell in result.cells if not cell.runs]
+    return "diverged" if "diverged" in texts else "none"
+
+
+def last_test(runs: Sequence[Any]) -> str:
+    """The test accuracy at the last round; how many runs diverged, if any did."""
+    if _has_diverged(runs):
+        return f"diverged, {divergence.count(runs)}"
+    return percent([run["last"] for run in runs], "test_accuracy")
 
 
 def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> str:

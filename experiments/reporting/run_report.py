@@ -28,5 +28,7 @@ def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) 
         files.write_json(
             folder / "result.json", {"title": title, "cells": [cell.result for cell in finished]}
         )
-    where = f"Table: {folder / 'table.md'}. Curves: {folder / 'curves.png'}."
+    where = f"Table: {folder / 'table.md'}."
+    if (folder / "curves.png").exists():  # not where every run diverged
+        where += f" Curves: {folder / 'curves.png'}."
     return f"\n{title}\n\n{text}\n\n{report.explained(rule)}\n{where}"

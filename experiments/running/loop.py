@@ -20,7 +20,7 @@ from experiments.experiment.grid import Cell
 from experiments.flags.errors import Diverged
 from experiments.parts import machine
 from experiments.parts.selection import RULES
-from experiments.running import files, records, selected, summary
+from experiments.running import divergence, files, records, selected, summary
 from experiments.running import log as logs
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.events import Events
@@ -194,6 +194,6 @@ def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int) -> No
     raise Diverged(
         f"round {done + at + 1}, client {outcome.broken[run, at]} ({cell.label}, "
         f"seed={cell.runs[run].seed}, {setting}): its loss or its update is NaN or infinite; "
-        "the last good checkpoint is kept. Lower --learning_rate, or --resume --nonfinite=drop to "
-        "leave such a client out of its round from there on"
+        f"the last good checkpoint is kept. Remedy: {divergence.REMEDY}; or --resume "
+        "--nonfinite=drop to leave such a client out of its round from there on"
     )

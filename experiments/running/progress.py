@@ -10,6 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments.parts import machine
+from experiments.running import divergence
 from experiments.running.records import Line
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -22,6 +23,7 @@ class Progress:
     def __init__(self, title: str, rounds: int, done: int) -> None:
         """title: the cell's. rounds: how many there are. done: how many are over already."""
         self._title, self._rounds, self._done = title, rounds, done
+        self._num_diverged = 0
         self._bar: tqdm | None = None
 
     def tell(self, text: str) -> None:
@@ -49,21 +51,33 @@ class Progress:
             self._bar = tqdm(total=self._rounds, initial=self._done, desc=self._title, unit="round")
 
     def evaluated(self, done: int, lines: Sequence[Line]) -> None:
-        """Shows the means over the runs of an evaluation after `done` rounds."""
+        """Shows an evaluation after `done` rounds: means over the runs that have not diverged.
+
+        It also shows how many runs have diverged, and names their settings when they change.
+        """
+        finite = [line for line in lines if not line.diverged]
+        num_diverged = len(lines) - len(finite)
+        if num_diverged > self._num_diverged:
+            text = f"round {done}: {divergence.text(lines)}; "
+            text += "the numbers below are of the others" if finite else divergence.REMEDY
+            self.tell(text)
         means = {
-            "valid": _mean([line.validation_accuracy for line in lines]),
-            "test": _mean([line.test_accuracy for line in lines]),
+            "valid": _mean([line.validation_accuracy for line in finite]),
+            "test": _mean([line.test_accuracy for line in finite]),
         }
         if done:
-            means["loss"] = _mean([line.train_loss for line in lines])
+            means["loss"] = _mean([line.train_loss for line in finite])
+        means = means if finite else {}
+        count = {"diverged": divergence.count(lines)} if num_diverged else {}
         if self._bar is not None:
             self._bar.update(done - self._done)
-            self._bar.set_postfix(means)
+            self._bar.set_postfix(means | count)
         elif done in (0, self._rounds) or self._part(done) > self._part(self._done):
-            numbers = ", ".join(f"{name} {value}" for name, value in means.items())
-            seconds = lines[0].seconds
-            self.tell(f"round {done} of {self._rounds}, {numbers}, {seconds:.1f} s")
-        self._done = done
+            parts = [f"round {done} of {self._rounds}"]
+            parts += [f"{name} {value}" for name, value in means.items()]
+            parts += [f"{of} runs diverged" for of in count.values()]
+            self.tell(", ".join([*parts, f"{lines[0].seconds:.1f} s"]))
+        self._done, self._num_diverged = done, num_diverged
 
     def _part(self, done: int) -> int:
         return _LINES * done // self._rounds

@@ -35,7 +35,8 @@ def lines(
     done: the number of rounds since the beginning.
     length: the number of rounds in this segment. Before the first segment it is 0, and there is no
         train_loss.
-    drops: whether a client that is not finite is dropped, so that its run does not diverge.
+    drops: whether a client that is not finite is dropped, so that its run does not diverge. A run
+        whose evaluation is not finite diverges in any case.
     """
     records = []
     for index, run in enumerate(cell.runs):
@@ -61,7 +62,7 @@ def lines(
                 **_by_domain(cell, groups, valid, test),
                 **_by_class_and_client(outcome, index),
                 gradients=_gradients(outcome, index),
-                diverged=bool(not finite if drops else broken.any()),
+                diverged=bool(not finite or (broken.any() and not drops)),
                 dropped=int(broken.sum()) if drops else None,
                 seconds=round(seconds, 3),
                 bytes=int(outcome.attended[index, :length].sum(0) @ np.array(traffic)),

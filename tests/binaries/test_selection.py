@@ -121,7 +121,7 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
         ([bad, run(0.2, never, seed=1)], "diverged"),
         ([bad, run(0.1, never)], "none"),
     ):
-        assert report._why_none(Result(cell, several)) == why
+        assert report.why_none(Result(cell, several)) == why
     picked = chosen("agreement", *both)
     assert picked is not None
     cells = {("fedipg", "0.9"): "none", ("fedavg", "0.9"): "none"}
