@@ -604,11 +604,13 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
         return [[each.strip() for each in line] for line in lines if len(line) > 1]
 
     head, _, good, bad = rows(("a", "0", False), ("b", "0", True))
-    assert head[1:] == ["0", "at round", "at the last round"]
-    assert [good, bad] == [["a", "30.0", "2.0", "30.0"], ["b", "diverged", "", ""]]
+    assert head[1:] == ["0", "at round", "at the last round", "runs diverged"]
+    assert good == ["a", "30.0", "2.0", "30.0", "0 of 1"]
+    assert bad == ["b", "diverged", "", "", "1 of 1"]
     head, _, row = rows(("a", "0", False), ("a", "80", True))
-    assert head[1:] == ["0", "80", "mean", "worst domain", "at round", "at the last round"]
-    assert row == ["a", "30.0", "diverged", "", "", "", ""]
+    ends = ["at round", "at the last round", "runs diverged"]
+    assert head[1:] == ["0", "80", "mean", "worst domain", *ends]
+    assert row == ["a", "30.0", "diverged", "", "", "", "", "1 of 2"]
 
 
 def ready(chosen: Config, held_out: str) -> tuple[Cell, Any, assemble.Prepared]:

@@ -132,7 +132,8 @@ def evaluation(number: int, test: float, validation: float = 0.5) -> dict[str, A
 def made_up(row: Row, seeds: list[list[float]], *more: str) -> RowResult:
     """A row whose runs had these test accuracies in rounds 10, 20, ..., the last of them chosen."""
     logs = [[evaluation(10 * (i + 1), test) for i, test in enumerate(each)] for each in seeds]
-    runs = [{"hyper": {}, "last": log[-1], "selected": log[-1], "seed": 0} for log in logs]
+    same = {"hyper": {}, "seed": 0, "diverged": False}
+    runs = [same | {"last": log[-1], "selected": log[-1]} for log in logs]
     cell = study.CellResult("test", runs, logs, {"runs": runs})
     return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 

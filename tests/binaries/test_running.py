@@ -352,6 +352,9 @@ def test_no_domain_is_called_as_the_test_split_is() -> None:
         ([-1, 5], 0.1, False, True),
         ([-1, 5], 0.1, True, False),
         ([5, 5], float("nan"), True, True),
+        # The server's step alone may not be finite.
+        ([-1, -1], float("nan"), False, True),
+        ([-1, -1], float("inf"), False, True),
     ],
 )
 def test_a_run_diverged_unless_what_is_not_finite_was_dropped(

@@ -1,0 +1,211 @@
+"""Diverged runs are shown by setting: in progress, in all tables and in errors; they never win."""
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import evaluate
+from experiments.experiment import config
+from experiments.flags.errors import Diverged
+from experiments.papers import fedipg, study
+from experiments.reporting import report, tables
+from experiments.running import divergence, loop
+from experiments.running.progress import Progress
+from experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
+from fedjax_inv.checks import UsageError
+from runs import line
+
+# Learning rate -> the seeds that diverged, and the validation accuracy of all seeds.
+RATES: dict[float, tuple[set[int], float]] = {
+    0.01: (set(), 0.6),
+    0.1: ({1}, 0.8),
+    1.0: ({0, 1, 2}, 0.9),
+}
+ALL: dict[float, tuple[set[int], float]] = {0.1: ({0, 1, 2}, 0.9), 1.0: ({0, 1, 2}, 0.9)}
+RULE = "A setting with a diverged seed is never selected. Remedy: lower --learning_rate, clip the "
+
+
+def lines(rates: dict[float, tuple[set[int], float]]) -> list[Line]:
+    """The evaluation of all runs, which differ in learning rate and seed."""
+    return [
+        line(
+            5,
+            accuracy,
+            run=run,
+            seed=seed,
+            hyper={"learning_rate": rate, "proximal": 0.0},
+            train_loss=None if seed in gone else 2.0,
+            diverged=seed in gone,
+            domains={
+                "0": Domain(accuracy, None, 4, "validation"),
+                "80": Domain(accuracy, None, 4, "test"),
+            },
+        )
+        for run, (rate, seed, gone, accuracy) in enumerate(
+            (rate, seed, *of) for rate, of in rates.items() for seed in range(3)
+        )
+    ]
+
+
+def result(rates: dict[float, tuple[set[int], float]], stops: list[Stop] | None = None) -> Result:
+    """A cell with these runs, each with all its evaluations selected."""
+    runs = [
+        RunResult(
+            one.seed, one.hyper, one.diverged, one, {"validation": one, "last": one}, one, stops
+        )
+        for one in lines(rates)
+    ]
+    return Result(Cell("fedavg", {}, "80", [Run(run.seed, run.hyper) for run in runs]), runs)
+
+
+def test_the_text_names_the_settings() -> None:
+    told = "4 of 9 runs diverged: learning_rate=0.1 (1 of 3 seeds), learning_rate=1 (3 of 3 seeds)"
+    assert divergence.text(result(RATES).runs) == told
+    assert divergence.text(lines({0.1: (set(), 0.5)})) == ""
+    assert divergence.text(lines({0.1: ({2}, 0.5)})) == "1 of 3 runs diverged"
+    many = {float(rate): ({0}, 0.5) for rate in range(1, 10)}
+    told = divergence.text(lines(many))
+    assert told.endswith("learning_rate=6 (1 of 3 seeds), 3 more settings")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress_is_of_the_runs_that_have_not_diverged(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    progress = Progress("fedavg", 20, 0)
+    progress.start()
+    progress.evaluated(0, lines({0.01: (set(), 0.6), 0.1: (set(), 0.9), 1.0: (set(), 0.9)}))
+    for done in (5, 10):
+        progress.evaluated(done, lines(RATES))
+    for done in (15, 20):
+        progress.evaluated(done, lines(ALL))
+    progress.close()
+    text = screen.getvalue()
+    settings = divergence.text(lines(RATES))
+    assert text.count(f"fedavg: round 5: {settings}; the numbers below are of the others\n") == 1
+    assert "round 10:" not in text  # nothing has changed
+    assert f"fedavg: round 15: {divergence.text(lines(ALL))}; {divergence.REMEDY}\n" in text
+    if is_terminal:
+        assert "valid=0.680" in text  # (3 x 0.6 + 2 x 0.8) / 5
+        assert "diverged=4 of 9" in text
+    else:
+        told = "valid 0.680, test 0.680, loss 2.000, 4 of 9 runs diverged, 1.0 s\n"
+        assert f"fedavg: round 10 of 20, {told}" in text
+        assert "fedavg: round 20 of 20, 6 of 6 runs diverged, 1.0 s\n" in text
+
+
+def entries(text: str) -> list[list[str]]:
+    """The rows of a table in Markdown, with its headings."""
+    rows = [row.strip("|").split("|") for row in text.splitlines() if row.startswith("|")]
+    return [[entry.strip() for entry in row] for row in rows if not row[0].startswith("--")]
+
+
+def test_a_diverged_run_never_wins() -> None:
+    """Nor does a setting of which some seeds diverged, although its accuracy is the best."""
+    for rule in ("validation", "last"):
+        chosen = report.choose("fedavg", result(RATES), rule)
+        assert chosen is not None
+        assert chosen.hyper == {"learning_rate": 0.01}
+        assert not any(run.diverged for run in chosen.runs)
+    assert report.choose("fedavg", result({0.1: ({1}, 0.8)})) is None
+
+
+def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
+    stops = [Stop(0.6, None)]
+    cells = [("good", result(RATES, stops)), ("bad", result(ALL, stops))]
+    told = report.write(tmp_path, cells, title="", paper={})
+    text = (tmp_path / "table.md").read_text()
+    by_heading = {
+        rows[0][0]: {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
+        for rows in map(entries, text.split("\n\n"))
+        if rows and "setting" not in rows[0]
+    }
+    names = ["held-out accuracy, %", "accuracy by domain, %", "at the stop", "algorithm"]
+    assert list(by_heading) == names
+    assert all(list(rows) == ["good", "bad"] for rows in by_heading.values())
+    first, domains, at_stop, choices = (by_heading[name] for name in names)
+    assert first["good"]["runs diverged"] == choices["good"]["runs diverged"] == "4 of 9"
+    assert first["bad"]["runs diverged"] == choices["bad"]["runs diverged"] == "6 of 6"
+    assert first["bad"]["80"] == domains["bad"]["0"] == at_stop["bad"]["stopped"] == "diverged"
+    assert (choices["good"]["selected"], choices["bad"]["selected"]) == (
+        "learning_rate=0.01",
+        "diverged",
+    )
+    for written in (text, told):
+        assert f"good, held out 80: {divergence.text(lines(RATES))}.\n" in written
+        assert f"bad, held out 80: {divergence.text(lines(ALL))}.\n{RULE}" in written
+
+
+@pytest.mark.parametrize("form", tables.FORMS)
+def test_each_setting_has_a_row_in_all_forms(form: str) -> None:
+    text = report.settings_table([("a", result(RATES)), ("b", result(ALL))], "last", form)
+    rows = [row for row in text.splitlines() if "of 3" in row]
+    counts = ["0 of 3", "1 of 3", *["3 of 3"] * 3]
+    accuracies = ["60.0 ± 0.0", "80.0 ± 0.0", *["diverged"] * 3]
+    assert len(rows) == len(counts)
+    for row, count, accuracy in zip(rows, counts, accuracies, strict=True):
+        assert count in row
+        assert row.count(accuracy) == 2  # validation and test
+
+
+def test_where_all_diverged_each_setting_has_a_row(tmp_path: Path) -> None:
+    some = {0.1: ({1}, 0.8)}
+    for rates, first in ((ALL, "every run diverged"), (some, "a seed of every setting diverged")):
+        told = report.write(tmp_path, [("fedavg", result(rates))], title="", paper={})
+        assert told.startswith(f"{first}\n\nfedavg, held out 80: {divergence.text(lines(rates))}.")
+        assert RULE in told
+        assert len(entries(told)) == 1 + len(rates)
+        assert (tmp_path / "table.md").read_text() == f"{told}\n"
+
+
+def test_the_tables_of_papers_count_what_diverged() -> None:
+    def row(rates: dict[float, tuple[set[int], float]], penalties: bool = False) -> dict[str, Any]:
+        of = result(rates)
+        if penalties:
+            of |= {
+                "runs": [
+                    run | {"hyper": {"penalty": run.hyper["learning_rate"]}} for run in of.runs
+                ]
+            }
+        picked = report.choose("x", of)
+        runs = picked.runs if picked else []
+        cell = study.CellResult("80", runs, [[] for _ in runs], of)
+        one = study.RowResult(study.Row("x", ()), config.of(), [cell])
+        name = "regimes" if penalties else "colours"
+        return study.line(fedipg.PAPER, fedipg.PAPER.studies[name], "digits", one)
+
+    assert row(RATES)["runs diverged"] == "4 of 9"
+    assert row(ALL)["runs diverged"] == "6 of 6"
+    assert row(ALL)["test, %"] == "diverged"
+    assert "runs diverged" not in row({0.1: (set(), 0.5)})
+    by_penalty = row(RATES, penalties=True)
+    assert by_penalty["test at the last, penalty 0.01, %"] == "60.0 ± 0.0"
+    assert by_penalty["test at the last, penalty 0.1, %"] == "diverged, 1 of 3"
+    assert by_penalty["test at the last, penalty 1, %"] == "diverged, 3 of 3"
+
+
+def test_errors_name_settings_and_remedy() -> None:
+    class Folder:
+        where, result, config = "--run=x", result(ALL), config.of()
+
+    told = "--run=x: 6 of 6 runs diverged: learning_rate=0.1 (3 of 3 seeds), learning_rate=1"
+    folder: Any = Folder
+    with pytest.raises(UsageError) as error:
+        evaluate.chosen(folder)
+    assert str(error.value).startswith(told)
+
+    class Broken:
+        broken = np.array([[-1, 4]])
+
+    outcome: Any = Broken
+    one = Cell("fedavg", {}, "80", [Run(0, {"learning_rate": 1.0})])
+    with pytest.raises(Diverged, match=r"round 2, client 4 .*learning_rate=1.0") as diverged:
+        loop._check_finite(config.of(), one.restored(), outcome, 0)
+    assert f"Remedy: {divergence.REMEDY}; or --resume --nonfinite=drop" in str(diverged.value)
