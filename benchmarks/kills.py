@@ -169,7 +169,9 @@ def _document(path: Path) -> Any:
 
 
 def _lines(path: Path) -> list[Any]:
-    return [_untimed(json.loads(line)) for line in path.open()]
+    # The checksums cover the seconds, too.
+    lines = map(json.loads, path.open())
+    return [_untimed({k: v for k, v in line.items() if k != "sha256"}) for line in lines]
 
 
 def _untimed(value: Any) -> Any:
