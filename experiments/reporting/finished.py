@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -242,20 +242,28 @@ def varied(cell: Cell, index: int) -> list[str]:
 
 
 def open(
-    flag: str, folder: Path, *, data_dir: str = "", dataset: str = "", unfinished: bool = False
+    flag: str,
+    folder: Path,
+    *,
+    trusted: Collection[str] = (),
+    data_dir: str = "",
+    dataset: str = "",
+    unfinished: bool = False,
 ) -> Runs:
-    """The runs of a folder.
+    """The runs of a folder. A line on stderr reports code of its own that has changed.
 
     flag: the flag that names the folder.
+    trusted: the factories outside of this project that may be imported.
     data_dir: the TFDS folder, if it differs from that in training.
     dataset: other data that the binary will read.
     unfinished: whether the runs may be unfinished; then their result is not read.
 
-    Raises UsageError if the folder holds no runs or, without `unfinished`, no result.
+    Raises UsageError if the folder holds no runs or, without `unfinished`, no result; and, before
+    any import, if it names a factory that is not trusted.
     """
     where, result = f"--{flag}={folder}", None
     try:
-        chosen, cell = folders.read(folder)
+        chosen, cell = folders.read(folder, trusted)
         begun = folders.begun(folder)
         if not unfinished:
             result = folders.result(folder, begun.cell)
@@ -268,6 +276,7 @@ def open(
     # A run that goes on with more rounds has checkpoints that are newer than its result.
     if not unfinished and (result is None or result.gone_on):
         raise UsageError(where, ..., f"must be the folder of a finished run{_why(folder)}")
+    provenance.report_changes(where, begun.starts, provenance.code(chosen.outside))
     return Runs(where, folder, _alone(chosen, data_dir, dataset), cell, begun.starts, result)
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from experiments.experiment import config
 from experiments.parts import machine
+from experiments.parts.machine import Running
+from experiments.parts.watching import Watching
 from experiments.running import folder as folders
 from experiments.running import records
 from experiments.running.records import Line
@@ -25,10 +28,13 @@ def read(folder: Path, done: int | None = None) -> list[Line]:
     it. Raises UsageError, with the number of the line, if another line is damaged or missing.
     """
     path = folder / _NAME
-    config, cell = folders.read(folder)
+    begun = folders.begun(folder)
+    defaults = {"rounds": Running.rounds, "eval_every": Watching.eval_every}
+    asked = {name: value for name, value in begun.flags.items() if name in defaults}
+    flags = defaults | config.typed(asked)
     lines: list[Line] = []
     texts = path.read_bytes().splitlines() if path.exists() else []
-    expected = _evaluations(config.run.rounds, config.watching.eval_every, len(cell.runs))
+    expected = _evaluations(flags["rounds"], flags["eval_every"], len(begun.cell.runs))
     for number, text in enumerate(texts, 1):
         at = next(expected, None)
         if done is not None and (at is None or at[0] > done):
