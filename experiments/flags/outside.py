@@ -153,21 +153,26 @@ def _specs(path: str) -> Iterator[ModuleSpec]:
 
     `importlib.util.find_spec` would import the parents.
     """
-    places, name = None, ""
+    places: list[str] | None = None
+    name = ""
     for part in path.split("."):
         name = f"{name}.{part}" if name else part
-        spec = _spec(name, places)
+        try:
+            spec = _spec(name, places)
+        except KeyError:  # a namespace package, which asks for its parent, which is not imported
+            spec = ModuleSpec(name, None, is_package=True)
         if spec is None:
             return
         yield spec
-        # A package that is imported already may have added folders.
-        inner = getattr(sys.modules.get(name), "__path__", spec.submodule_search_locations)
+        if name in sys.modules:  # a package may have added folders
+            inner = getattr(sys.modules[name], "__path__", None)
+        elif spec.loader is None:  # a namespace package
+            inner = [os.path.join(place, part) for place in places or sys.path]
+        else:
+            inner = spec.submodule_search_locations
         if inner is None:
             return
-        try:
-            places = [*inner]
-        except KeyError:  # a namespace package asks its parent, which is not imported
-            places = [os.path.join(place, part) for place in places or sys.path]
+        places = [*inner]
 
 
 def _spec(name: str, places: Any) -> ModuleSpec | None:

@@ -48,12 +48,15 @@ def report_changes(where: str, starts: Sequence[Start], now: Mapping[str, Module
 
     where: the text that names the run. now: from `code`.
     """
+    lines = {}
     for name, module in now.items():
         before = [start.code[name] for start in starts if name in start.code]
         if before and before[-1].sha256 != module.sha256:
             old, new = (each.sha256 or "none" for each in (before[-1], module))
             text = f"{module.module} has changed since the run: SHA-256 {old} then, {new} now"
-            print(errors.printable(f"warning: {where}: {text}"), file=sys.stderr)
+            lines[module.module] = errors.printable(f"warning: {where}: {text}")
+    for line in lines.values():
+        print(line, file=sys.stderr)
 
 
 def versions() -> dict[str, str]:
