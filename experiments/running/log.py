@@ -33,7 +33,7 @@ def read(folder: Path, done: int | None = None) -> list[Line]:
     asked = {name: value for name, value in begun.flags.items() if name in defaults}
     flags = defaults | config.typed(asked)
     lines: list[Line] = []
-    texts = path.read_bytes().splitlines() if path.exists() else []
+    texts = path.read_bytes().splitlines() if path.is_file() else []
     expected = _evaluations(flags["rounds"], flags["eval_every"], len(begun.cell.runs))
     for number, text in enumerate(texts, 1):
         at = next(expected, None)

@@ -200,6 +200,8 @@ def read(path: Path, kind: type[T], remedy: str = "") -> T:
 
     Raises UsageError if the file is damaged, and OSError if it cannot be read.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be read forever
+        raise damaged(path, remedy)
     record = decoded(path.read_bytes(), kind)
     if record is None:
         raise damaged(path, remedy)
