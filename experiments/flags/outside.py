@@ -131,7 +131,10 @@ def _check_place(flag_name: str, name: str) -> None:
 
 def run_folder(file: Path) -> Path | None:
     """The folder of a run or a sweep in which a file lies, by its path or behind links, or None."""
-    for place in (Path(os.path.abspath(file)), file.resolve()):
+    path = Path(os.path.abspath(file))
+    # A link may lead into a run folder, and another one out of it.
+    places = {part.resolve() / path.relative_to(part) for part in (path, *path.parents)}
+    for place in places:
         for folder in place.parents:
             if _holds(folder / "config.json", _Run) or _holds(folder / "result.json", _Sweep):
                 return folder

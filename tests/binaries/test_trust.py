@@ -20,9 +20,10 @@ from experiments.experiment import assemble, config, grid
 from experiments.flags import errors, outside
 from experiments.papers import cafe, fedcfa, fedipg, fl_games, study
 from experiments.papers.study import Paper
+from experiments.running import checkpoints, launch, loop, provenance, records
 from experiments.running import folder as folders
-from experiments.running import launch, loop, provenance, records
-from runs import Ran, ran
+from fedjax_inv import checks
+from runs import Ran, no_figures, ran
 
 OWN = """
 from fedjax_inv import models
@@ -245,6 +246,12 @@ def _link_from_the_folder(place: Place) -> str:
     return "kept.real.planted"
 
 
+def _link_in_a_linked_folder(place: Place) -> str:
+    _link_from_the_folder(place)
+    (place.root / "linked").symlink_to(place.folder)
+    return "linked.planted"
+
+
 def _package(place: Place) -> str:
     place.plant("kept/real/__init__.py")
     return "kept.real"
@@ -280,8 +287,8 @@ def _beside_the_cells_of_a_sweep(place: Place) -> str:
 
 
 INSIDE = (
-    *(_symbolic_link, _linked_folder, _link_from_the_folder, _package, _parent, _bytecode),
-    *(_archive, _beside_the_cells_of_a_sweep),
+    *(_symbolic_link, _linked_folder, _link_from_the_folder, _link_in_a_linked_folder),
+    *(_package, _parent, _bytecode, _archive, _beside_the_cells_of_a_sweep),
 )
 
 
@@ -318,6 +325,24 @@ def test_a_config_of_others_makes_no_run_folder(tmp_path: Path) -> None:
     assert outside.run_folder(tmp_path / "code.py") is None
     (tmp_path / "config.json").write_text('{"flags": {}, "cell": {}}')
     assert outside.run_folder(tmp_path / "a" / "code.py") == tmp_path
+
+
+def test_a_pipe_is_not_read_forever(place: Place, line: Callable[..., str]) -> None:
+    path = place.folder / "config.json"
+    path.unlink()
+    os.mkfifo(path)
+    assert f"{path}: is damaged" in line(evaluate.BINARY, f"--run={place.folder}")
+
+
+def test_a_checkpoint_larger_than_the_memory_is_not_read(
+    finished: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few bytes may stand for arrays of any size."""
+    job = finished.job
+    checkpoints.plain(finished.folder / "checkpoints", 1, job.config, job.cell)
+    monkeypatch.setattr(checks, "machine_bytes", lambda: 100)
+    with pytest.raises(ValueError, match="must fit into"):
+        checkpoints.plain(finished.folder / "checkpoints", 1, job.config, job.cell)
 
 
 def test_a_checkpoint_imports_nothing(place: Place, line: Callable[..., str]) -> None:
@@ -404,7 +429,8 @@ def test_what_a_factory_returns_is_checked(
 def _read(binary: Any, *arguments: str) -> str:
     values = flags.FlagValues()
     binary.define(values)
-    return binary.run(binary.read(["", *arguments], values))
+    with no_figures():
+        return binary.run(binary.read(["", *arguments], values))
 
 
 def test_code_that_the_command_names_is_imported_and_its_change_is_reported(
@@ -468,8 +494,9 @@ def test_a_start_from_the_network_of_ones_own_code(
     assert error.startswith(f"--init_from={place.folder}: names --algorithm={ALGORITHM}, ")
     assert "--model" not in error.partition("names")[2]
     monkeypatch.chdir(place.root)
-    _read(show_data.BINARY, *new, f"--trust_code={ALGORITHM}", "--out=data.png")
-    assert Path("data.png").exists()
+    with no_figures():
+        text = _read(show_data.BINARY, *new, f"--trust_code={ALGORITHM}", "--out=data.png")
+    assert "colored" in text
 
 
 def test_the_record_names_the_distribution_of_a_package() -> None:
