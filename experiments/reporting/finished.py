@@ -24,12 +24,13 @@ from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.records import Line, Result, Start
 from experiments.running.selected import Served
-from fedjax_inv import program
+from fedjax_inv import checks, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Tree
 
 STATES = ("best", "last")
+_SHAPES = 10_000  # bytes, at least, of the shapes of a broadcast
 
 
 def state_flag(default: str) -> Any:
@@ -120,7 +121,11 @@ class Runs:
 
     @functools.cached_property
     def shapes(self) -> Training:
-        """The shapes of the states of all runs."""
+        """The shapes of the states of all runs; raises UsageError if they are too many to list."""
+        attendance = self.config.participation
+        where = f"{self.where}: --{attendance.history_flag}"
+        what = " for the shapes of as many broadcasts"
+        checks.memory(where, ..., _SHAPES * attendance.history, what=what)
         ready = self.data.prepare(self.cell)
         return jax.eval_shape(program.make(ready.experiment).init, self.data.data, ready.inputs)
 
