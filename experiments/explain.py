@@ -62,8 +62,8 @@ class Options:
     )
     out: str = flag("masks.png", "The picture; the weights go beside it, as .weights.npz.")
     data_dir: str = finished.data_dir_flag()
-    trust_code: tuple[str, ...] = outside.trust_flag()
     state: str = finished.state_flag("last")
+    trust_code: tuple[str, ...] = outside.trust_flag()
 
 
 class Domain(NamedTuple):

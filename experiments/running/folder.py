@@ -254,11 +254,16 @@ def read(folder: Path, trusted: Collection[str] = ()) -> tuple[Config, Cell]:
 
 
 def _fits(cell: records.Cell, chosen: Config) -> bool:
-    """Whether flags ask for the algorithm of a cell, which takes its settings."""
+    """Whether flags ask for a cell's algorithm and seeds, and the algorithm takes its settings."""
     if cell.algorithm not in chosen.method.algorithm:
         return False
     kinds = names.hyperparameters(cell.algorithm)
-    return all(type(value) in kinds.get(name, ()) for name, value in cell.settings.items())
+    rates = {"learning_rate", "server_learning_rate"}
+    allowed = {*rates, *(name for name, types in kinds.items() if float in types)}
+    return all(
+        run.seed in chosen.run.seeds and {"learning_rate"} <= {*run.hyper} <= allowed
+        for run in cell.runs
+    ) and all(type(value) in kinds.get(name, ()) for name, value in cell.settings.items())
 
 
 def begun(folder: Path) -> Begun:

@@ -371,12 +371,21 @@ def test_a_cell_has_an_algorithm_of_its_flags(
     assert not place.marker.exists()
 
 
-def test_a_cell_has_settings_of_its_algorithm(place: Place, line: Callable[..., str]) -> None:
+def test_a_cell_has_seeds_of_its_flags_and_settings_of_its_algorithm(
+    place: Place, line: Callable[..., str]
+) -> None:
     path = place.folder / "config.json"
     record = json.loads(path.read_text())
-    for settings in ({"model": "x"}, {"server_optimizer": 1}):
-        record["cell"]["settings"] = settings
-        path.write_text(json.dumps(record))
+    hyper = {"learning_rate": 0.1}
+    for damage in (
+        {"settings": {"model": "x"}},
+        {"settings": {"server_optimizer": 1}},
+        {"runs": [{"seed": 99, "hyper": hyper}]},
+        {"runs": [{"seed": 0, "hyper": {}}]},
+        {"runs": [{"seed": 0, "hyper": hyper | {"server_optimizer": 1.0}}]},
+    ):
+        damaged = record | {"cell": record["cell"] | damage}
+        path.write_text(json.dumps(damaged))
         trust = f"--trust_code={ALGORITHM},{NETWORK}"
         assert "is damaged" in line(evaluate.BINARY, f"--run={place.folder}", trust)
 
