@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.flags import command
+from experiments.flags import command, outside
 from experiments.flags.flag import check_picture, flag
 from experiments.reporting import figures, finished, phases
 from experiments.reporting.phases import Phase
@@ -36,6 +36,7 @@ class Options:
     runs: tuple[str, ...] = flag((), "Folders of runs of --algorithm=exit_strategy.", kind=str)
     out: str = flag("contributions.png", "The picture, a .png file.")
     data_dir: str = finished.data_dir_flag()
+    trust_code: tuple[str, ...] = outside.trust_flag()
 
 
 def table(phase: Phase) -> str:
@@ -123,7 +124,11 @@ def run(options: Options) -> str:
     if not options.runs:
         raise UsageError("--runs=", ..., "must be one or several folders")
     out = check_picture("out", options.out)
-    found = [phase for name in options.runs for phase in phases.find(Path(name), options.data_dir)]
+    found = [
+        phase
+        for name in options.runs
+        for phase in phases.find(Path(name), options.data_dir, options.trust_code)
+    ]
     files.make_folder(out.parent)
     draw(out, found)
     texts = [f"{phase.title}\n\n{table(phase)}\n\n{smoothness(phase)}" for phase in found]

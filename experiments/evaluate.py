@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.experiment import config
-from experiments.flags import command
+from experiments.flags import command, outside
 from experiments.flags.flag import check_picture, flag
 from experiments.parts import data as data_flags
 from experiments.reporting import figures, finished, report, run_figures
@@ -53,6 +53,7 @@ class Options:
     )
     out: str = flag("", "The picture, a .png file; the numbers go beside it, as .json.")
     data_dir: str = finished.data_dir_flag()
+    trust_code: tuple[str, ...] = outside.trust_flag()
 
 
 class Part(NamedTuple):
@@ -399,7 +400,11 @@ def run(options: Options) -> str:
     if not options.run:
         raise UsageError("--run=", ..., "must be the folder of a finished run")
     runs = finished.open(
-        "run", Path(options.run), data_dir=options.data_dir, dataset=options.dataset
+        "run",
+        Path(options.run),
+        trusted=options.trust_code,
+        data_dir=options.data_dir,
+        dataset=options.dataset,
     )
     name = f"evaluation-{options.state}"
     name += f"-{Path(options.dataset).stem}.png" if options.dataset else ".png"

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.experiment import config
-from experiments.flags import command
+from experiments.flags import command, outside
 from experiments.flags.flag import Range, check_picture, flag
 from experiments.reporting import figures, finished
 from experiments.reporting.finished import OneRun
@@ -64,6 +64,7 @@ class Options:
     out: str = flag("masks.png", "The picture; the weights go beside it, as .weights.npz.")
     data_dir: str = finished.data_dir_flag()
     state: str = finished.state_flag("last")
+    trust_code: tuple[str, ...] = outside.trust_flag()
 
 
 class Domain(NamedTuple):
@@ -95,7 +96,7 @@ def find(folder: Path, options: Options) -> OneRun:
 
     Raises UsageError if there is none, or if it has no such state, for example because it diverged.
     """
-    runs = finished.open("runs", folder, data_dir=options.data_dir)
+    runs = finished.open("runs", folder, trusted=options.trust_code, data_dir=options.data_dir)
     return runs.select(options.seed, options.run, options.state)
 
 

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import msgspec
 
 from experiments.experiment import config, grid
-from experiments.flags import command
+from experiments.flags import command, outside
 from experiments.flags.flag import check_place, flag
 from experiments.parts import network as networks
 from experiments.reporting import finished
@@ -44,6 +45,7 @@ class Options:
     state: str = finished.state_flag("best")
     out: str = flag("", "The folder; default: export/ in that of the run.")
     data_dir: str = finished.data_dir_flag()
+    trust_code: tuple[str, ...] = outside.trust_flag()
 
 
 class Written(NamedTuple):
@@ -90,13 +92,14 @@ def about(one: OneRun) -> dict[str, Any]:
         },
         "data": {"dataset": runs.config.data.dataset, "sha256": start.data},
         "trained": [_versions(each) for each in runs.starts],
-        "exported": _versions(provenance.record(())),
+        "exported": _versions(provenance.record((), runs.config.outside)),
         "flags": config.to_record(runs.config),
     }
 
 
 def _versions(start: Start) -> dict[str, Any]:
-    return {"date": start.date, "commit": start.commit, "versions": start.versions}
+    names = ("date", "commit", "versions", "code")
+    return {name: msgspec.to_builtins(start[name]) for name in names}
 
 
 def _place(one: OneRun, out: Path) -> Path:
@@ -133,7 +136,9 @@ def run(options: Options) -> str:
     """
     if not options.run:
         raise UsageError("--run=", ..., "must be the folder of a finished run")
-    runs = finished.open("run", Path(options.run), data_dir=options.data_dir)
+    runs = finished.open(
+        "run", Path(options.run), trusted=options.trust_code, data_dir=options.data_dir
+    )
     out = Path(options.out or runs.path / "export")
     below = out if options.out else runs.path
     each = [runs.run(index, options.state) for index in range(len(runs.cell.runs))]

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
 from experiments.experiment import config
-from experiments.flags import command
+from experiments.flags import command, outside
 from experiments.flags.flag import Range, check_picture, flag
 from experiments.parts import network as networks
 from experiments.reporting import figures, finished
@@ -63,6 +63,7 @@ class Options:
     run: int = flag(0, "Which run of that seed, where hyperparameters vary.")
     out: str = flag("factors.png", "The picture, a .png file.")
     data_dir: str = finished.data_dir_flag()
+    trust_code: tuple[str, ...] = outside.trust_flag()
 
 
 class Panel(NamedTuple):
@@ -248,7 +249,9 @@ def run(options: Options) -> str:
     out = check_picture("out", options.out)
     panels = []
     for folder in options.runs:
-        runs = finished.open("runs", Path(folder), data_dir=options.data_dir)
+        runs = finished.open(
+            "runs", Path(folder), trusted=options.trust_code, data_dir=options.data_dir
+        )
         panels.append(panel(runs.select(options.seed, options.run, "last"), options))
     files.make_folder(out.parent)
     draw(out, panels, options.seed)

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from experiments.flags import outside
 from experiments.flags.flag import check as check_ranges
 from experiments.flags.flag import flag_error, flags_of, name_of
 from experiments.parts import (
@@ -62,6 +63,17 @@ class Config:
         kinds = (self.clients.schedule, self.server.server_schedule)
         return (self.clients.schedule_rounds or self.run.rounds) if "cosine" in kinds else 0
 
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """The algorithms and the network that are from outside of this project."""
+        named = (*self.method.algorithm, self.model.model)
+        return tuple(filter(outside.is_outside, named))
+
+    @property
+    def trusted(self) -> frozenset[str]:
+        """The factories outside of this project that these flags allow to import."""
+        return frozenset((*self.outside, *self.run.trust_code))
+
 
 # The record of each field of Config.
 GROUPS: dict[str, type[Any]] = {
@@ -86,6 +98,9 @@ def fields(group: str) -> list[dataclasses.Field[Any]]:
 
 # All flags, by their fields' names.
 FLAGS = {field.name: field for group in GROUPS for field in fields(group)}
+
+# Trust belongs to a command: a run folder that could store it could trust itself.
+_NOT_RECORDED = {"trust_code"}
 
 
 def of(*, given: Collection[str] = (), may_be_idle: bool = False, **values: Any) -> Config:
@@ -138,25 +153,45 @@ def changed(config: Config, **values: Any) -> Config:
 
 def to_record(config: Config) -> dict[str, Any]:
     """The flags as a run folder stores them; the environment is never "auto"."""
-    return flat(config) | {"environment": config.environment.name}
+    flags = flat(config) | {"environment": config.environment.name}
+    return {name: value for name, value in flags.items() if name not in _NOT_RECORDED}
 
 
-def from_record(record: Mapping[str, Any]) -> Config:
+def from_record(record: Mapping[str, Any], trusted: Collection[str] = ()) -> Config:
     """The configuration that a run folder stores; missing flags have their defaults.
 
-    Raises UsageError for an unknown flag.
+    trusted: the factories outside of this project that may be imported; `Config.trusted`.
+
+    Raises UsageError for an unknown flag, and, before any import, for a factory that is not
+    trusted.
     """
-    unknown = set(record) - set(FLAGS)
+    unknown = set(record) - (set(FLAGS) - _NOT_RECORDED)
     if unknown:
         raise UsageError(f"was written by another version, with {', '.join(sorted(unknown))}")
+    values = typed(record)
+    outside.check_trusted(factories(values), trusted)
+    return of(may_be_idle=True, **values)
 
-    def typed(name: str, value: Any) -> Any:
-        kind = FLAGS[name].metadata["kind"]
-        if isinstance(value, list):  # json has no tuples
-            return tuple(map(kind, value))
-        return kind(value)
 
-    return of(may_be_idle=True, **{name: typed(name, value) for name, value in record.items()})
+def typed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that a run folder stores, in their types.
+
+    Raises TypeError or ValueError for a value of another type.
+    """
+    values = {}
+    for name, value in record.items():
+        field = FLAGS[name]
+        is_list, kind = isinstance(field.default, tuple), field.metadata["kind"]
+        if isinstance(value, list) != is_list:
+            raise TypeError(f"{name} is {value!r}")
+        values[name] = tuple(map(kind, value)) if is_list else kind(value)
+    return values
+
+
+def factories(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The names of the algorithms and of the network that a run folder stores, by flag."""
+    network = (record["model"],) if "model" in record else ()
+    return {"algorithm": tuple(record.get("algorithm", ())), "model": network}
 
 
 def _check(config: Config) -> None:

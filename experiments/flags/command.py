@@ -81,7 +81,7 @@ def main(binary: Binary) -> None:
         logging.set_verbosity(logging.FATAL)
         try:
             with errors.in_one_line():
-                print(binary.run(options[0]))
+                print(errors.printable(binary.run(options[0])))
         except SystemExit as ended:
             if ended.code in (2, 3) and not jax.distributed.is_initialized():
                 # Orbax's threads wait for minutes for a file that they cannot write.

@@ -43,8 +43,13 @@ _REMEDIES = {
 }
 
 
+def printable(text: str) -> str:
+    """A text whose characters a terminal prints, and does not obey; names in files may hold any."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def _fail(message: str, status: int) -> NoReturn:
-    line = " ".join(message.splitlines())
+    line = printable(" ".join(message.splitlines()))
     if len(line) > _LONGEST:  # a list of thousands; both ends are enough
         line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 4 :]}"
     print(f"error: {line}", file=sys.stderr)

@@ -4,12 +4,14 @@ import contextlib
 import difflib
 import importlib
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from experiments.flags.flag import check_known, flag_error, in_flags
+from experiments.flags.outside import imported, is_outside
 from fedjax_inv import algorithms, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Facts, Model
@@ -34,20 +36,9 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     return name in inspect.signature(function).parameters
 
 
-def imported(flag: str, name: str) -> Any:
-    """The attribute that "package.module:attribute" names; raises UsageError if there is none."""
-    path, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*path.split("."), attribute)):
-        raise flag_error(flag, name, "must be package.module:function")
-    try:
-        return getattr(importlib.import_module(path), attribute)
-    except (ImportError, AttributeError) as error:
-        raise flag_error(flag, name, f"cannot be imported ({error})") from None
-
-
 def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
     """Raises UsageError unless `name` is listed, or names a function "package.module:function"."""
-    if ":" not in name:
+    if not is_outside(name):
         check_known(flag, name, [*listed, "package.module:function"])
         return
     function = imported(flag, name)
@@ -79,11 +70,14 @@ def called(
     except TypeError as error:
         raise flag_error(flag, name, f"takes other arguments ({error})") from None
     # A foreign function may raise any ValueError; ours refuse arguments by UsageError alone.
-    refusal = ValueError if ":" in name else UsageError
+    refusal = ValueError if is_outside(name) else UsageError
     try:
         result = factory(*arguments, **settings)
     except refusal as error:
         raise in_flags(error, f"--{flag}={name}", names) from None
+    except SystemExit:  # such as sys:exit
+        text = f"ends the process, must return {kind.__name__}"
+        raise flag_error(flag, name, text) from None
     if not isinstance(result, kind):
         text = f"returns {type(result).__name__}, must return {kind.__name__}"
         raise flag_error(flag, name, text)
@@ -92,22 +86,35 @@ def called(
 
 def network(name: str) -> Callable[..., Model]:
     """A network's factory."""
-    return imported("model", name) if ":" in name else MODELS[name]
-
-
-def _module(name: str) -> str:
-    """The module of an algorithm, which need not be listed."""
-    return name.partition(":")[0] if ":" in name else f"{algorithms.__name__}.{name}"
+    return imported("model", name) if is_outside(name) else MODELS[name]
 
 
 def factory(name: str) -> Callable[..., Algorithm]:
     """An algorithm's factory; a listed algorithm's factory has the name of its file."""
-    return imported("algorithm", name if ":" in name else f"{_module(name)}:{name}")
+    if is_outside(name):
+        return imported("algorithm", name)
+    return getattr(_listed(name), name)
+
+
+def _listed(name: str) -> types.ModuleType:
+    """The module of a listed algorithm."""
+    return importlib.import_module(f"{algorithms.__name__}.{name}")
 
 
 def facts(name: str) -> Facts:
-    """The constant FACTS of an algorithm's module, or the defaults without one."""
-    return getattr(importlib.import_module(_module(name)), "FACTS", Facts())
+    """The constant FACTS of an algorithm's module, or the defaults without one.
+
+    Raises UsageError if FACTS is something else.
+    """
+    if not is_outside(name):
+        return getattr(_listed(name), "FACTS", Facts())
+    module, _, _ = name.partition(":")
+    imported("algorithm", name)
+    found = getattr(sys.modules[module], "FACTS", Facts())
+    if not isinstance(found, Facts):
+        text = f"FACTS of its module is {type(found).__name__}, must be Facts"
+        raise flag_error("algorithm", name, text)
+    return found
 
 
 def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:

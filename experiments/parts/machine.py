@@ -22,6 +22,7 @@ from experiments.flags.flag import (
     is_whole,
     number_or,
 )
+from experiments.flags.outside import trust_flag
 from fedjax_inv import checks
 from fedjax_inv.devices import Layout
 
@@ -44,6 +45,7 @@ class Running:
         "the defaults.",
     )
     resume: bool = flag(False, "Continue the run in --run_dir, bit for bit.")
+    trust_code: tuple[str, ...] = trust_flag()
     checkpoint_every: int = flag(
         0, "Rounds between checkpoints, a multiple of eval_every; 0: eval_every.", at_least(0)
     )

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.records import Line, Result, Start
 from experiments.running.selected import Served
-from fedjax_inv import program
+from fedjax_inv import checks, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Tree
 
 STATES = ("best", "last")
+_SHAPES = 10_000  # bytes, at least, of the shapes of a broadcast
 
 
 def state_flag(default: str) -> Any:
@@ -120,7 +121,11 @@ class Runs:
 
     @functools.cached_property
     def shapes(self) -> Training:
-        """The shapes of the states of all runs."""
+        """The shapes of the states of all runs; raises UsageError if they are too many to list."""
+        attendance = self.config.participation
+        where = f"{self.where}: --{attendance.history_flag}"
+        what = " for the shapes of as many broadcasts"
+        checks.memory(where, ..., _SHAPES * attendance.history, what=what)
         ready = self.data.prepare(self.cell)
         return jax.eval_shape(program.make(ready.experiment).init, self.data.data, ready.inputs)
 
@@ -242,21 +247,28 @@ def varied(cell: Cell, index: int) -> list[str]:
 
 
 def open(
-    flag: str, folder: Path, *, data_dir: str = "", dataset: str = "", unfinished: bool = False
+    flag: str,
+    folder: Path,
+    *,
+    trusted: Collection[str] = (),
+    data_dir: str = "",
+    dataset: str = "",
+    unfinished: bool = False,
 ) -> Runs:
-    """The runs of a folder.
+    """The runs of a folder. A line on stderr reports code of its own that has changed.
 
     flag: the flag that names the folder.
+    trusted: the factories outside of this project that may be imported.
     data_dir: the TFDS folder, if it differs from that in training.
     dataset: other data that the binary will read.
     unfinished: whether the runs may be unfinished; then their result is not read.
 
-    Raises UsageError if the folder holds no runs or, without `unfinished`, no result, and if its
-    log has been edited.
+    Raises UsageError if the folder holds no runs or, without `unfinished`, no result; if its log
+    has been edited; and, before any import, if it names a factory that is not trusted.
     """
     where, result = f"--{flag}={folder}", None
     try:
-        chosen, cell = folders.read(folder)
+        chosen, cell = folders.read(folder, trusted)
         begun = folders.begun(folder)
         if not unfinished:
             result = folders.result(folder, begun.cell)
@@ -270,6 +282,7 @@ def open(
     # A run that goes on with more rounds has checkpoints that are newer than its result.
     if not unfinished and (result is None or result.gone_on):
         raise UsageError(where, ..., f"must be the folder of a finished run{_why(folder)}")
+    provenance.report_changes(where, begun.starts, provenance.code(chosen.outside))
     return Runs(where, folder, _alone(chosen, data_dir, dataset), cell, begun.starts, result)
 
 

@@ -1,6 +1,6 @@
 """The pre-training phases of runs of an exit strategy, finished or not."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,12 +25,14 @@ class Phase(NamedTuple):
     critical: np.ndarray  # [R, C] the smoothness at which the mean contribution is 0
 
 
-def find(folder: Path, data_dir: str = "") -> list[Phase]:
+def find(folder: Path, data_dir: str = "", trusted: Collection[str] = ()) -> list[Phase]:
     """The phases in a run folder, one for each combination of hyperparameters.
+
+    trusted: the factories outside of this project that may be imported.
 
     Raises UsageError for a folder without runs of an exit strategy, or without a checkpoint.
     """
-    runs = finished.open("runs", folder, data_dir=data_dir, unfinished=True)
+    runs = finished.open("runs", folder, trusted=trusted, data_dir=data_dir, unfinished=True)
     cell = runs.cell
     if exit_strategy.server_in(runs.shapes.state.server) is None:
         text = f"is of --algorithm={cell.algorithm}, must be of exit_strategy"

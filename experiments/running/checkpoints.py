@@ -5,6 +5,7 @@ and checksums. They are written together: a process that dies leaves a whole che
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from experiments.running import files, provenance, records
 from experiments.running import folder as folders
 from experiments.running.records import About
 from experiments.running.selected import Served
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Training
 from fedjax_inv.types import Tree
@@ -143,6 +145,9 @@ def _read(folder: Path, done: int, item: str) -> Tree:
     place = folder.absolute() / str(done) / item
     with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
         shapes = reader.metadata(place).tree
+        # Files of a few bytes may stand for arrays of any size.
+        sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)]
+        checks.memory(str(place), ..., sum(sizes))
         # Arrays of NumPy, or orbax asks for the devices that they were saved from.
         target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
         return reader.restore(place, args=ocp.args.StandardRestore(target))

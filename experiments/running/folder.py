@@ -16,6 +16,7 @@ import msgspec
 from experiments.experiment import config, grid
 from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
+from experiments.flags import names, outside
 from experiments.flags.flag import name_of, shown
 from experiments.parts import machine
 from experiments.running import files, records
@@ -49,6 +50,7 @@ _HOW = {
         "nonfinite",
         "select",
         "tensorboard",
+        "trust_code",
     ),
 }
 # These and the flags that the cell contains.
@@ -252,30 +254,48 @@ def check_data(folder: Path, fingerprint: str) -> None:
         )
 
 
-def read(folder: Path) -> tuple[Config, Cell]:
+def read(folder: Path, trusted: Collection[str] = ()) -> tuple[Config, Cell]:
     """The flags and the cell of a run.
 
-    Raises UsageError if config.json is damaged or was written by another version.
+    trusted: the factories outside of this project that may be imported.
+
+    Raises UsageError if config.json is damaged or was written by another version, and, before any
+    import, if it names a factory that is not trusted.
     """
     record = begun(folder)
-    return config.from_record(record.flags), record.cell.restored()
-
-
-def begun(folder: Path) -> Begun:
-    """The record in config.json; raises UsageError if it is damaged."""
-    path = folder / "config.json"
-    record = records.read(path, Begun)
-    flags = {name: value for name, value in record.flags.items() if name in config.FLAGS}
-    are_lists = {name: isinstance(config.FLAGS[name].default, tuple) for name in flags}
-    fits = all(isinstance(flags[name], list) == is_list for name, is_list in are_lists.items())
     try:
-        config.from_record(record.flags if fits else {})
+        chosen = config.from_record(record.flags, trusted)
+        fits = _fits(record.cell, chosen)
     except UsageError:
-        pass  # the flags are of another version; `read` says so
+        raise
     except (TypeError, ValueError):
         fits = False
     if not fits:
-        raise records.damaged(path)
+        raise records.damaged(folder / "config.json")
+    return chosen, record.cell.restored()
+
+
+def _fits(cell: records.Cell, chosen: Config) -> bool:
+    """Whether flags ask for a cell's algorithm and seeds, and the algorithm takes its settings."""
+    if cell.algorithm not in chosen.method.algorithm:
+        return False
+    kinds = names.hyperparameters(cell.algorithm)
+    rates = {"learning_rate", "server_learning_rate"}
+    allowed = {*rates, *(name for name, types in kinds.items() if float in types)}
+    return all(
+        run.seed in chosen.run.seeds and {"learning_rate"} <= {*run.hyper} <= allowed
+        for run in cell.runs
+    ) and all(type(value) in kinds.get(name, ()) for name, value in cell.settings.items())
+
+
+def begun(folder: Path) -> Begun:
+    """The record in config.json; raises UsageError if it is damaged. Imports nothing."""
+    path = folder / "config.json"
+    record = records.read(path, Begun)
+    try:  # `read` refuses flags of another version
+        config.typed({k: v for k, v in record.flags.items() if k in config.FLAGS})
+    except (TypeError, ValueError):
+        raise records.damaged(path) from None
     return record
 
 
@@ -291,7 +311,7 @@ def _check_same(folder: Path, there: Begun, chosen: Config, cell: Cell) -> Confi
             folder,
             f"holds another run, whose {differs.what}; choose another --run_dir{differs.remedy}",
         )
-    return config.from_record(there.flags)
+    return config.from_record(there.flags, chosen.trusted)
 
 
 class Difference(NamedTuple):
@@ -308,7 +328,10 @@ def difference(
 
     flags, there: the existing run's flags and cell. Raises UsageError for flags of another version.
     """
-    before = config.from_record(flags)
+    found = outside.untrusted(config.factories(flags), chosen.trusted)
+    for each in found.values():
+        return Difference(f"flags have {each.what}", f", or {outside.remedy(found)}")
+    before = config.from_record(flags, chosen.trusted)
     old, new = config.to_record(before), config.to_record(chosen)
     # A flag without an effect does not make another run, and cannot be set again either.
     compared = set(new) - _NOT_COMPARED - set(config.without_effect(chosen))

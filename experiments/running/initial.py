@@ -1,6 +1,6 @@
 """The initial networks of --init_from: the global networks of another run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -19,10 +19,13 @@ _SAME = ("activation", "weights")
 _START = "start.json"  # in a run folder: a checksum of the initial networks of its runs
 
 
-def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[int, Variables]:
+def variables(
+    chosen: Network, like: Variables, seeds: Sequence[int], trusted: Collection[str]
+) -> dict[int, Variables]:
     """The networks of --init_from, by seed; a seed that it lacks gets the first run's network.
 
     like: the shapes of the new run's variables.
+    trusted: the factories outside of this project that may be imported.
 
     Raises UsageError if there is no such checkpoint, or if it has no single network for a seed, a
     network that is not finite, or a network of other shapes.
@@ -33,7 +36,7 @@ def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[in
         one_of = f" of this sweep, one of {', '.join(cells)}" if cells else ""
         raise _error(chosen, f"must be the folder of a run{one_of}, or a checkpoint in it")
     try:
-        config, cell = folders.read(folder)
+        config, cell = folders.read(folder, trusted)
     except UsageError as error:
         raise _error(chosen, str(error)) from None
     for name in _SAME:

@@ -68,6 +68,9 @@ def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> st
         for name, result in results.items():
             if result is None:
                 folders.check_data(places[name], programs.start.data)
+            if machine.leads():
+                begun = folders.starts(places[name])
+                provenance.report_changes(f"--run_dir={places[name]}", begun, programs.start.code)
         machine.agree(0)  # no process writes before all have checked
         with Stop() as stop:
             for cell in assembled.cells:
@@ -106,7 +109,7 @@ def start_of(config: Config) -> assemble.Start:
     """A function that reads the networks of --init_from."""
 
     def start(shapes: Variables, seeds: Sequence[int]) -> Mapping[int, Variables]:
-        return initial.variables(config.model, shapes, seeds)
+        return initial.variables(config.model, shapes, seeds, config.trusted)
 
     return start
 
@@ -159,7 +162,7 @@ class _Programs:
 
     def __init__(self, config: Config, data: Examples) -> None:
         self.config, self.data = config, data
-        self.start = provenance.record(data)
+        self.start = provenance.record(data, config.outside)
         self._chunks: dict[str, chunks.Chunks] = {}
         self._programs: dict[tuple[str, Sizes, chunks.Chunks], program.Program] = {}
 

@@ -16,7 +16,10 @@ from pathlib import Path
 
 import msgspec
 
+from experiments.experiment import config
 from experiments.parts import machine
+from experiments.parts.machine import Running
+from experiments.parts.watching import Watching
 from experiments.running import files, records
 from experiments.running import folder as folders
 from experiments.running.records import Line
@@ -39,10 +42,13 @@ def read(folder: Path, done: int | None = None) -> list[Line]:
 def _read(folder: Path, done: int | None) -> list[tuple[Line, bytes]]:
     """The lines as in `read`, each with its text without a checksum."""
     path = folder / _NAME
-    config, cell = folders.read(folder)
+    begun = folders.begun(folder)
+    defaults = {"rounds": Running.rounds, "eval_every": Watching.eval_every}
+    asked = {name: value for name, value in begun.flags.items() if name in defaults}
+    flags = defaults | config.typed(asked)
     lines: list[tuple[Line, bytes]] = []
-    texts = path.read_bytes().splitlines() if path.exists() else []
-    expected = _evaluations(config.run.rounds, config.watching.eval_every, len(cell.runs))
+    texts = path.read_bytes().splitlines() if path.is_file() else []
+    expected = _evaluations(flags["rounds"], flags["eval_every"], len(begun.cell.runs))
     sums, has_sums = hashlib.sha256(), False
     for number, text in enumerate(texts, 1):
         at = next(expected, None)

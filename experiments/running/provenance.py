@@ -4,7 +4,8 @@ import hashlib
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Iterable
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,49 @@ import jax
 import numpy as np
 
 import fedjax_inv
-from experiments.running.records import Start
+from experiments.flags import errors, outside
+from experiments.running.records import Module, Start
 from fedjax_inv.types import Tree
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def record(data: Tree) -> Start:
-    """The record of a start at this moment. data: all examples."""
+def record(data: Tree, factories: Collection[str] = ()) -> Start:
+    """The record of a start at this moment.
+
+    data: all examples. factories: those outside of this project, by name.
+    """
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return Start(date, commit(), versions(), fingerprint(data))
+    return Start(date, commit(), versions(), fingerprint(data), code(factories))
+
+
+def code(factories: Collection[str]) -> dict[str, Module]:
+    """The modules of factories outside of this project, as they are now. Imports nothing."""
+    found = {}
+    installed = importlib.metadata.packages_distributions() if factories else {}
+    for name in factories:
+        module = name.partition(":")[0]
+        owners = sorted({*installed.get(module.partition(".")[0], ())})
+        versions = {owner: importlib.metadata.version(owner) for owner in owners}
+        found[name] = Module(module, outside.digest(name), versions)
+    return found
+
+
+def report_changes(where: str, starts: Sequence[Start], now: Mapping[str, Module]) -> None:
+    """Prints a line on stderr for each module that has another file than at a run's last start.
+
+    where: the text that names the run. now: from `code`.
+    """
+    lines = {}
+    for name, module in now.items():
+        before = [start.code[name] for start in starts if name in start.code]
+        if before and before[-1].sha256 != module.sha256:
+            old, new = (each.sha256 or "none" for each in (before[-1], module))
+            text = f"{module.module} has changed since the run: SHA-256 {old} then, {new} now"
+            lines[module.module] = errors.printable(f"warning: {where}: {text}")
+    for line in lines.values():
+        print(line, file=sys.stderr)
 
 
 def versions() -> dict[str, str]:

@@ -117,6 +117,14 @@ class Cell(Record, frozen=True):
         return grid.of_record(msgspec.to_builtins(self))
 
 
+class Module(Record, frozen=True):
+    """The module of a factory outside of this project."""
+
+    module: str
+    sha256: str | None  # of its file; None: it has no file
+    versions: dict[str, str] = {}  # of the distributions that install its package
+
+
 class Start(Record, frozen=True):
     """The provenance of one start of a run."""
 
@@ -124,6 +132,7 @@ class Start(Record, frozen=True):
     commit: str | None
     versions: dict[str, str]
     data: str  # the SHA-256 of all examples
+    code: dict[str, Module] = {}  # by the name of the factory outside of this project
 
 
 class Begun(Record, frozen=True):
@@ -191,6 +200,8 @@ def read(path: Path, kind: type[T], remedy: str = "") -> T:
 
     Raises UsageError if the file is damaged, and OSError if it cannot be read.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be read forever
+        raise damaged(path, remedy)
     record = decoded(path.read_bytes(), kind)
     if record is None:
         raise damaged(path, remedy)

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import json
 import logging
 import os
 import re
@@ -10,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -227,6 +228,7 @@ def _decode(name: str, folder: Path) -> Dataset:
     with _experiments_extra():
         import tensorflow_datasets as tfds
 
+    _check_features(name, folder / "features.json")
     builder = tfds.builder_from_directory(folder)
     features, splits = dict(builder.info.features), builder.info.splits
     image, label = features.get("image"), features.get("label")
@@ -262,6 +264,33 @@ def _decode(name: str, folder: Path) -> Dataset:
     for i, example in enumerate(example for source in sources for example in source):
         x[i], y[i] = example["image"], example["label"]
     return _one_domain(x, y, label.names, np.arange(len(y)) >= sizes[0])
+
+
+def _check_features(name: str, path: Path) -> None:
+    """Raise UsageError if a data set has features of classes that TFDS does not define.
+
+    TFDS would import their modules, which runs them.
+    """
+    try:
+        kinds = list(_feature_classes(path.read_text()))
+    except (OSError, ValueError, RecursionError):
+        raise UsageError("name", name, f"must have {path} whole: prepare it again") from None
+    for kind in kinds:
+        if not kind.startswith("tensorflow_datasets."):
+            text = f"must have features of TFDS alone, {path} names the class {kind}"
+            raise UsageError("name", name, text)
+
+
+def _feature_classes(value: Any) -> Iterator[str]:
+    """The names of classes in a text of JSON, whose strings may be such texts themselves."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        yield from _feature_classes(json.loads(value))
+    for key, each in value.items() if isinstance(value, dict) else ():
+        if key in ("pythonClassName", "python_class_name", "type") and isinstance(each, str):
+            yield each
+        yield from _feature_classes(each)
+    for each in value if isinstance(value, list) else ():
+        yield from _feature_classes(each)
 
 
 def _npz(path: Path) -> Dataset:

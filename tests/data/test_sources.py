@@ -407,6 +407,28 @@ def test_records_that_cannot_be_read_at_random_are_an_error(tiny):
     assert "array_record" in error_of("cifar100", data_dir=str(tiny))
 
 
+@pytest.mark.parametrize("form", ["proto", "nested", "legacy"])
+def test_a_data_set_imports_no_class_of_its_own(form, tiny, tmp_path, monkeypatch):
+    """TFDS imports the module of a class that features.json names."""
+    marker = tmp_path / "marker"
+    (tmp_path / "planted.py").write_text(f"open({str(marker)!r}, 'w').close()")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = version_folder(tiny) / "features.json"
+    features = json.loads(path.read_text())
+    if form == "legacy":
+        features = {"type": "planted.Image", "content": {}}
+    elif form == "proto":
+        features["featuresDict"]["features"]["image"]["pythonClassName"] = "planted.Image"
+    else:
+        inner = {"feature": {"type": "planted.Image", "content": "{}"}}
+        sequence = "tensorflow_datasets.core.features.sequence_feature.Sequence"
+        features = {"pythonClassName": sequence, "jsonFeature": {"json": json.dumps(inner)}}
+    path.write_text(json.dumps(features))
+    message = error_of("cifar100", data_dir=str(tiny))
+    assert f"must have features of TFDS alone, {path} names the class planted.Image" in message
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize(
     "features",
     [
