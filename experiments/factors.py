@@ -52,7 +52,7 @@ def _at_least(lowest: int) -> Range:
 class Options:
     """The flags of this binary."""
 
-    runs: tuple[str, ...] = flag((), "Folders of finished runs on images.", kind=str)
+    runs: tuple[str, ...] = finished.runs_flag("Folders of finished runs on images.")
     hook: int = flag(
         -1, "Layers, or stages, before the factors; -1: the run's own body.", _at_least(-1)
     )
@@ -242,8 +242,7 @@ def run(options: Options) -> str:
 
     Raises UsageError for an option out of its range.
     """
-    if not options.runs:
-        raise UsageError("--runs=", ..., "must be one or several folders")
+    finished.check_runs(options.runs)
     out = check_picture("out", options.out)
     panels = []
     for folder in options.runs:
