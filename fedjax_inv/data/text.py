@@ -129,8 +129,8 @@ def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
                     "path",
                     name,
                     f"must be Sentiment140's, hold the columns {', '.join(_COLUMNS)} without a "
-                    f"header, and labels 0 or 4; row {number} has {len(row)} columns and starts with "
-                    f"{row[0][:20] if row else ''!r}",
+                    f"header, and labels 0 or 4; row {number} has {len(row)} columns and starts "
+                    f"with {row[0][:20] if row else ''!r}",
                 )
             rows.append(row)
     except csv.Error as error:
