@@ -202,10 +202,7 @@ def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) ->
         number = np.nan
     is_finite = abs(number) <= float(np.finfo(np.float32).max)  # programs compute in float32
     if isinstance(value, bool | str) or not (is_finite and lowest <= number <= highest):
-        is_any = lowest == -np.inf and highest == np.inf
-        raise UsageError(
-            name, value, "must be a finite number" + ("" if is_any else f", {allowed}")
-        )
+        raise UsageError(name, value, f"must be a finite number{allowed}")
 
 
 def number(name: str, value: Any, allowed: str, is_allowed: Callable[[Any], bool]) -> None:

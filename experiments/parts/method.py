@@ -155,8 +155,7 @@ def check_settings(chosen: Mapping[str, Any]) -> None:
 
 def setting_flags(name: str) -> dict[str, str]:
     """The flag of each argument of an algorithm's factory, for `flag.in_flags`."""
-    settings = {argument: f"set={argument}" for argument in names.hyperparameters(name)}
-    return {**settings, "optimizer": "optimizer"}
+    return {argument: f"set={argument}" for argument in names.hyperparameters(name)}
 
 
 def algorithm(name: str, model: Model, work: Work, arguments: Mapping[str, Any]) -> Algorithm:

@@ -138,7 +138,7 @@ ONE = ["4", "1", "Mon", "NO_QUERY", "u", "fine"]
     ("rows", "message"),
     [
         ([], "must hold at least one example"),
-        ([ONE, ONE[:5]], "must hold the columns label, .* row 2 has 5 columns and starts with '4'"),
+        ([ONE, ONE[:5]], "must be Sentiment140's, .* row 2 has 5 columns and starts with '4'"),
         ([["target", "id", "date", "flag", "user", "text"]], "row 1 .* starts with 'target'"),
         ([ONE, ["2", *ONE[1:]]], "labels 0 or 4; row 2 has 6 columns and starts with '2'"),
         ([ONE, ONE], "must hold tweets of several ids"),
@@ -211,7 +211,7 @@ def test_whole_users_are_dealt(path: Path) -> None:
         (dict(clients=8), "^--clients=8: .* in 1..7, the number of users"),
         (dict(vocabulary=2), "^--vocabulary=2: must be an integer of at least 3"),
         (dict(environment="rotated"), "^--environment=rotated: .*must be"),
-        (dict(augment=True), "^--model=lstm: .*must be"),
+        (dict(augment=True), "^--augment=true: must be false, .* no RGB images"),
     ],
 )
 def test_what_does_not_fit_texts_is_told(changes: dict[str, Any], message: str, path: Path) -> None:
