@@ -337,7 +337,8 @@ def run(options: Options) -> str:
     side = options.segment or max(1, largest // _SQUARES)
     if not 1 <= side <= largest:
         raise UsageError("--segment", side, f"must be in 0..{largest}, the side of the images")
-    _check_memory(options.samples, squares(*images.x.shape[1:3], side).max() + 1)
+    height, width = images.x.shape[1:3]
+    _check_memory(options.samples, int(squares(height, width, side).max()) + 1)
     channels = images.x.shape[-1]
     # LIME changes images after they are rendered.
     classifiers = [

@@ -80,5 +80,5 @@ def test_a_number_has_the_digits_0_to_9() -> None:
     assert np.isnan(value_in("nan", float))
     for text in ("", "1_0", "٣", "²", " 1", "1 ", "0x1", "1e", "e1", ".", "--1", "1.0.0", "1\n"):
         for kind in (int, float):
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match="is no number"):
                 value_in(text, kind)
