@@ -128,7 +128,7 @@ def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
                 raise UsageError(
                     "path",
                     name,
-                    f"must be Sentiment140's, hold the columns {', '.join(_COLUMNS)} without a "
+                    f"must hold the columns {', '.join(_COLUMNS)} of Sentiment140 without a "
                     f"header, and labels 0 or 4; row {number} has {len(row)} columns and starts "
                     f"with {row[0][:20] if row else ''!r}",
                 )

@@ -407,7 +407,7 @@ COMMANDS: list[tuple[str, str]] = [
             ("with_link", "must be an image that can be decoded, is no file"),
             ("tiny_imagenet", "line 1 must be of an image and a class"),
             ("tiny_imagenet_2", "must be an image that can be decoded, is no file"),
-            ("leaf_pipe", "must be a file"),
+            ("leaf_pipe", "/.*/train/0.json: must be a file"),
         )
     ),
     *(
@@ -442,13 +442,12 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --data_dir=/data", "--data_dir=/data: has no effect with --dataset=digits"),
     ("show_data --data_dir=/data", "--data_dir=/data: has no effect with --dataset=digits"),
     (f"train {D}/one_label.csv --model=lstm", "--dataset=.*: has the class 'positive' alone"),
-    (f"train {D}/folders/leaf_pipe", "--dataset=.*/leaf_pipe: /.*/train/0.json: must be a file"),
-    (f"train {D}/bad.csv --model=lstm", "--dataset=.*: must be Sentiment140's"),
+    (f"train {D}/bad.csv --model=lstm", "--dataset=.*: must hold the columns .* of Sentiment140"),
     ("train --dataset=xyz", "--dataset=xyz: .* of Sentiment140's .csv or of LEAF's .json"),
     # Numbers have the digits 0 to 9, and float32 tells them from 0.
     *(
         (f"train --{flag}={before}{value}", f"--{flag}=.*: must be ")
-        for value in ("1_0", "٣", "0x1", "' 1'")
+        for value in ("1_0", "٣", "0x1")
         for flag, before in (
             *(("rounds", ""), ("seeds", ""), ("alpha", ""), ("learning_rate", "")),
             *(("paper", "fedavg="), ("lossy", "0:"), ("delay", "geometric:")),
@@ -501,7 +500,7 @@ COMMANDS: list[tuple[str, str]] = [
     ),
     (
         "explain --runs={data}/finished --samples=2000000000",
-        "--samples=2000000000: needs .* GB for 64 squares",
+        "--samples=2000000000: needs .* GB for .* 64 squares",
     ),
     ("factors --runs={data}/finished --seed=1_0", "--seed=1_0: must be a whole number"),
     ("show_data --out={data}/to_nothing/x.png", "--out=.*: .*/to_nothing is a link to nothing"),

@@ -138,7 +138,7 @@ ONE = ["4", "1", "Mon", "NO_QUERY", "u", "fine"]
     ("rows", "message"),
     [
         ([], "must hold at least one example"),
-        ([ONE, ONE[:5]], "must be Sentiment140's, .* row 2 has 5 columns and starts with '4'"),
+        ([ONE, ONE[:5]], "must hold the columns label, .* row 2 has 5 columns and starts with '4'"),
         ([["target", "id", "date", "flag", "user", "text"]], "row 1 .* starts with 'target'"),
         ([ONE, ["2", *ONE[1:]]], "labels 0 or 4; row 2 has 6 columns and starts with '2'"),
         ([ONE, ONE], "must hold tweets of several ids"),
@@ -171,7 +171,7 @@ def test_errors_name_the_function_s_own_argument(tmp_path: Path) -> None:
     path = written(tmp_path / "some.csv", [ONE[:5]])
     with pytest.raises(UsageError, match=r"^vocabulary_size=2: must be"):
         text.sentiment140(path, 2, 5)
-    with pytest.raises(UsageError, match=r"^path='.*some.csv': must be Sentiment140's"):
+    with pytest.raises(UsageError, match=r"^path='.*some.csv': must hold the columns"):
         text.sentiment140(path, 3, 5)
     (tmp_path / "0.json").write_text("[]")
     with pytest.raises(UsageError, match=r"^found='.*0.json': must be LEAF's json"):
