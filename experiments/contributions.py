@@ -20,7 +20,6 @@ from experiments.reporting import figures, finished, phases
 from experiments.reporting.phases import Phase
 from experiments.reporting.tables import table as written
 from experiments.running import files
-from fedjax_inv.checks import UsageError
 
 NOTE = (
     "C_i: mean over the rounds of the phase that heard of the client. 0 at L: the smoothness above "
@@ -33,7 +32,7 @@ NOTE = (
 class Options:
     """The flags of this binary."""
 
-    runs: tuple[str, ...] = flag((), "Folders of runs of --algorithm=exit_strategy.", kind=str)
+    runs: tuple[str, ...] = finished.runs_flag("Folders of runs of --algorithm=exit_strategy.")
     out: str = flag("contributions.png", "The picture, a .png file.")
     data_dir: str = finished.data_dir_flag()
     trust_code: tuple[str, ...] = outside.trust_flag()
@@ -121,8 +120,7 @@ def run(options: Options) -> str:
 
     Raises UsageError for an option out of its range.
     """
-    if not options.runs:
-        raise UsageError("--runs=", ..., "must be one or several folders")
+    finished.check_runs(options.runs)
     out = check_picture("out", options.out)
     found = [
         phase

@@ -24,11 +24,12 @@ from matplotlib.figure import Figure
 
 from experiments.experiment import config
 from experiments.flags import command, outside
-from experiments.flags.flag import Range, check_picture, flag
+from experiments.flags.flag import at_least, check_different, check_picture, flag, in_flags
 from experiments.reporting import figures, finished
 from experiments.reporting.finished import OneRun
 from experiments.reporting.tables import table
 from experiments.running import files
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
@@ -36,6 +37,7 @@ from fedjax_inv.types import Algorithm, Tree
 
 _CHANNELS = (1, 2, 3)  # grey; red and green; red, green and blue
 _BATCH = 100  # perturbed images per call of the network
+_NUMBERS_PER_SQUARE = 4  # that LIME keeps of a square in a perturbed image
 _SQUARES = 14  # along the side of an image, with --segment=0
 
 NOTE = (
@@ -51,13 +53,11 @@ Classifier = Callable[[np.ndarray], np.ndarray]
 class Options:
     """The flags of this binary."""
 
-    runs: tuple[str, ...] = flag((), "Folders of finished runs, on the same data.", kind=str)
+    runs: tuple[str, ...] = finished.runs_flag("Folders of finished runs, on the same data.")
     images: tuple[int, ...] = flag((0,), "Which images of the test domain, counted from 0.")
     seed: int = flag(0, "Which seed's run; it also seeds LIME.")
     run: int = flag(0, "Which run of that seed, where hyperparameters vary.")
-    samples: int = flag(
-        1000, "Perturbed images per mask.", Range(lambda value: value >= 2, "at least 2")
-    )
+    samples: int = flag(1000, "Perturbed images per mask.", at_least(2))
     segment: int = flag(
         0, "Side in pixels of the squares that LIME hides; 0: so that some 14 make a side."
     )
@@ -326,9 +326,8 @@ def run(options: Options) -> str:
 
     Raises UsageError for an option out of its range.
     """
-    for name in ("runs", "images"):
-        if not getattr(options, name):
-            raise UsageError(f"--{name}=", ..., "must be one or several")
+    finished.check_runs(options.runs)
+    check_different("images", options.images)
     out = check_picture("out", options.out)
     runs = [find(Path(folder), options) for folder in options.runs]
     for one in runs:
@@ -340,6 +339,8 @@ def run(options: Options) -> str:
     side = options.segment or max(1, largest // _SQUARES)
     if not 1 <= side <= largest:
         raise UsageError("--segment", side, f"must be in 0..{largest}, the side of the images")
+    height, width = images.x.shape[1:3]
+    _check_memory(options.samples, int(squares(height, width, side).max()) + 1)
     channels = images.x.shape[-1]
     # LIME changes images after they are rendered.
     classifiers = [
@@ -359,6 +360,17 @@ def run(options: Options) -> str:
     with files.replacing(arrays) as file:
         np.savez(file, **masks._asdict(), images=options.images, runs=options.runs)
     return f"\n{shares(images, masks, labels)}\n\n{NOTE}\nMasks: {out}. Weights: {arrays}."
+
+
+def _check_memory(samples: int, num_squares: int) -> None:
+    """Raises UsageError if LIME's perturbations do not fit into memory."""
+    needed = _NUMBERS_PER_SQUARE * 8 * samples * num_squares
+    try:
+        checks.memory(
+            "samples", samples, needed, what=f" for perturbations of {num_squares} squares"
+        )
+    except UsageError as error:
+        raise in_flags(error, "", {"samples": "samples"}) from None
 
 
 def _title(one: OneRun) -> str:

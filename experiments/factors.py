@@ -22,7 +22,7 @@ from sklearn.manifold import TSNE
 
 from experiments.experiment import config
 from experiments.flags import command, outside
-from experiments.flags.flag import Range, check_picture, flag
+from experiments.flags.flag import at_least, check_picture, flag
 from experiments.parts import network as networks
 from experiments.reporting import figures, finished
 from experiments.reporting.finished import OneRun
@@ -36,6 +36,7 @@ from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
 _CHUNK = 128  # the most examples in the average of a client
+_FEWEST_FACTORS = 2  # the axes of the picture
 _MOST_BLOCKS = 20  # the highest cut that is tried
 
 NOTE = (
@@ -45,20 +46,16 @@ NOTE = (
 )
 
 
-def _at_least(lowest: int) -> Range:
-    return Range(lambda value: value >= lowest, f"at least {lowest}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The flags of this binary."""
 
-    runs: tuple[str, ...] = flag((), "Folders of finished runs on images.", kind=str)
+    runs: tuple[str, ...] = finished.runs_flag("Folders of finished runs on images.")
     hook: int = flag(
-        -1, "Layers, or stages, before the factors; -1: the run's own body.", _at_least(-1)
+        -1, "Layers, or stages, before the factors; -1: the run's own body.", at_least(-1)
     )
-    clients: int = flag(3, "How many clients are drawn, those with most examples.", _at_least(1))
-    examples: int = flag(150, "Examples of each of them, and of all, at most.", _at_least(3))
+    clients: int = flag(3, "How many clients are drawn, those with most examples.", at_least(1))
+    examples: int = flag(150, "Examples of each of them, and of all, at most.", at_least(3))
     seed: int = flag(0, "Which seed's run; it also draws examples and seeds t-SNE.")
     run: int = flag(0, "Which run of that seed, where hyperparameters vary.")
     out: str = flag("factors.png", "The picture, a .png file.")
@@ -181,7 +178,13 @@ def network(one: OneRun, hook: int) -> tuple[Model, Variables]:
     variables = algorithm.network(server)
     if hook < 0:
         return assembled.model, variables
-    model = networks.make(config.changed(runs.config, cut=hook).model, assembled.dataset)
+    recut_config = config.changed(runs.config, cut=hook).model
+    try:
+        model = networks.make(recut_config, assembled.dataset)
+    except UsageError as error:
+        if not str(error).startswith("--cut="):
+            raise
+        raise UsageError("--hook", hook, str(error).partition(": ")[2]) from None
     key = jax.eval_shape(lambda: jax.random.key(0))
     like = jax.eval_shape(model.init, key, assembled.data.x[:1])
     for old in range(_MOST_BLOCKS):
@@ -204,6 +207,9 @@ def panel(one: OneRun, options: Options) -> Panel:
 
     average = jnp.stack([images(part[:_CHUNK]).mean(0) for part in parts])
     plain = np.asarray(averaging.embedding(encoded(model, variables, images(rows))))
+    if plain.shape[1] < _FEWEST_FACTORS:
+        text = f"gives {plain.shape[1]} factor of --runs={one.runs.path}, must give two or more"
+        raise UsageError("--hook", options.hook, text)
     factors = trained_on(one, model, variables, images(rows), assembled.data.y[rows], average)
     return Panel(
         one.label,
@@ -244,8 +250,7 @@ def run(options: Options) -> str:
 
     Raises UsageError for an option out of its range.
     """
-    if not options.runs:
-        raise UsageError("--runs=", ..., "must be one or several folders")
+    finished.check_runs(options.runs)
     out = check_picture("out", options.out)
     panels = []
     for folder in options.runs:

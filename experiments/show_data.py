@@ -2,7 +2,8 @@
 
 python -m experiments.show_data --environment=stained --stain=both --clients=20 --out=data.png
 
-It takes the flags of train, and shows the data of the first seed. It trains nothing.
+It takes the flags of train, and shows the data of the first seed. It trains nothing. For data that
+are no images it prints the examples of each client, and the range of each feature.
 """
 
 import dataclasses
@@ -32,6 +33,7 @@ from fedjax_inv.data.federation import Split, parts_of
 _NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}
 _STEP = 1.3  # from one line of images to the next; an image is 1 high
 _LONGEST = 12.0  # inches, the longest side of a picture of counts
+_FEATURES = 30  # the most features in their table
 _MOST_IMAGES = 500  # images in a line
 _MOST_PIXELS = 60_000  # a side of the largest .png that matplotlib can write
 _MOST_WRITTEN = 20  # the most columns of a picture of counts that shows the numbers
@@ -115,6 +117,22 @@ def table(dataset: Dataset, holdings: ClientShards) -> str:
         **{f"right by {name} alone, %": right(guess) for name, guess in guesses.items()},
     }
     return written(lines, columns, align="right")
+
+
+def features(dataset: Dataset) -> str:
+    """A row for each of the first features of a data set [M, D] of numbers; "" for other data."""
+    x = np.asarray(dataset.x)
+    if x.ndim != 2 or dataset.words:
+        return ""
+    rows = [(index, x[:, index].astype(np.float64)) for index in range(min(x.shape[1], _FEATURES))]
+    columns: dict[str, Callable[[Any], object]] = {
+        f"feature of {x.shape[1]}": lambda row: row[0],
+        "mean": lambda row: f"{row[1].mean():.3g}",
+        "standard deviation": lambda row: f"{row[1].std():.3g}",
+        "smallest": lambda row: f"{row[1].min():.3g}",
+        "largest": lambda row: f"{row[1].max():.3g}",
+    }
+    return f"{written(rows, columns, align='right')}\n\n"
 
 
 def _percent(right: np.ndarray) -> str:
@@ -207,23 +225,24 @@ def _draw_counts(axis: Axes, counts: np.ndarray, height: float) -> None:
 def show(config: Config, options: Options) -> str:
     """Draws the picture, and returns the table and the path of the picture.
 
-    Raises UsageError for flags that do not fit the data, and for data that are not images.
+    Data that are no images have no picture, but a table of their features. Raises UsageError for
+    flags that do not fit the data.
     """
     out = check_picture("out", options.out)
     assembled = assemble.assemble(config, config.run.seeds[:1], launch.start_of(config))
     if len(assembled.splits) > 1:
         text = "must be one domain to be shown"
         raise UsageError(f"--held_out={config.data.held_out}", ..., text)
-    shape = rendered(assembled.dataset, np.arange(1)).shape[1:]
-    if len(shape) != 3:
-        text = f"must hold images [height, width, channels], its examples are {list(shape)}"
-        raise UsageError(f"--dataset={config.data.dataset}", ..., text)
     ((held_out, splits),) = assembled.splits.items()
     holdings = holdings_of(splits[config.run.seeds[0]])
     title = f"{config.title}, held out: {held_out or 'test split'}, seed {config.run.seeds[0]}"
+    text = f"\n{title}\n\n{table(assembled.dataset, holdings)}\n\n"
+    shape = rendered(assembled.dataset, np.arange(1)).shape[1:]
+    if len(shape) != 3:
+        return f"{text}{features(assembled.dataset)}No picture: the data are no images."
     files.make_folder(out.parent)
     draw(out, assembled.dataset, holdings, title=title, count=options.images)
-    return f"\n{title}\n\n{table(assembled.dataset, holdings)}\n\nPicture: {out}."
+    return f"{text}Picture: {out}."
 
 
 BINARY = command_line.binary(show, __doc__, Options)

@@ -193,14 +193,16 @@ def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) ->
     """
     if not is_concrete(value):
         return
-    allowed = f"at least {lowest:g}" if highest == np.inf else f"in [{lowest:g}, {highest:g}]"
+    allowed = f", at least {lowest:g}" if highest == np.inf else f", in [{lowest:g}, {highest:g}]"
+    if lowest == -highest == -np.inf:
+        allowed = ""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = np.nan
     is_finite = abs(number) <= float(np.finfo(np.float32).max)  # programs compute in float32
     if isinstance(value, bool | str) or not (is_finite and lowest <= number <= highest):
-        raise UsageError(name, value, f"must be a finite number, {allowed}")
+        raise UsageError(name, value, f"must be a finite number{allowed}")
 
 
 def number(name: str, value: Any, allowed: str, is_allowed: Callable[[Any], bool]) -> None:

@@ -151,5 +151,5 @@ def with_rule(algorithm: Algorithm, rule: str) -> Algorithm:
       UsageError: for another rule, and as in `reuse`.
     """
     checks.record("algorithm", algorithm, Algorithm)
-    checks.one_of("missing", rule, RULES)
+    checks.one_of("rule", rule, RULES)
     return RULES[rule](algorithm)

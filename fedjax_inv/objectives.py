@@ -90,7 +90,10 @@ def _check_classes(logits: Array, labels: Array, mask: Array) -> None:
     _check_arrays(logits, labels, mask)
     if logits.ndim != 2 or labels.ndim != 1 or len(logits) != len(labels):
         raise UsageError(
-            "logits", logits, "must be [B, K], and {labels} must be [B]", labels=("labels", labels)
+            "logits",
+            logits,
+            "must be [B, K], and {labels} must be [B]; other outputs need a `loss=` of their own",
+            labels=("labels", labels),
         )
     is_mask = mask.shape == labels.shape and mask.dtype == bool  # else masked_mean refuses it
     if is_mask and checks.is_concrete((labels, mask)):

@@ -433,6 +433,14 @@ class Algorithm(NamedTuple):
     network: Callable[[Tree], Variables] | None = None
 
 
+class Idle(NamedTuple):
+    """A setting of an algorithm that has no effect beside some values of another one."""
+
+    setting: str  # an argument of the factory
+    beside: str  # another argument, or "batch_size", that of the local training
+    holds: Callable[[Any, Any], bool]  # (the setting's value, the other's) -> whether it is idle
+
+
 class Facts(NamedTuple):
     """Facts about an algorithm that its factory's signature does not show.
 
@@ -441,3 +449,4 @@ class Facts(NamedTuple):
 
     pooled: bool = False  # trains on a federation of one client that has all examples
     needs_norm: bool = False  # is a different algorithm only for networks with normalisation
+    idle: tuple[Idle, ...] = ()  # settings without an effect

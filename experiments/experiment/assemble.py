@@ -164,8 +164,8 @@ def assemble(
         for draw in dict.fromkeys(draw_of.values())  # starting with that of the first seed
     }
     first = next(iter(draws.values()))
-    if len(first.classes) < 2:
-        text = f"has the class {first.classes[0]!r} alone, must have two or more to tell apart"
+    if len(np.unique(first.y)) < 2:
+        text = f"has the class {first.classes[first.y[0]]!r} alone, must have two to tell apart"
         raise flag_error("dataset", config.data.dataset, text)
     model = network.make(config.model, first)
     shapes = network.shapes(config.model, model, first)

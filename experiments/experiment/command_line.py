@@ -90,7 +90,7 @@ def parse(
                 _merge(flag, merged[flag], _Setting(entry, is_preset))
     for flag, settings in merged.items():
         values[flag].value = [setting.entry for setting in settings.values()]
-    words = [word for word in (*base, *argv[1:]) if word.startswith("-")]
+    words = [word for word in argv[1:] if word.startswith("-")]
     given = (word.lstrip("-").partition("=")[0] for word in words)
     given = (name.removeprefix("no") if name not in _FIELDS else name for name in given)
     return frozenset(_FIELDS[name] for name in given if name in _FIELDS)

@@ -103,10 +103,11 @@ FLAGS = {field.name: field for group in GROUPS for field in fields(group)}
 _NOT_RECORDED = {"trust_code"}
 
 
-def of(*, given: Collection[str] = (), may_be_idle: bool = False, **values: Any) -> Config:
+def of(*, given: Collection[str] | None = None, may_be_idle: bool = False, **values: Any) -> Config:
     """The configuration with these values of flags, by their fields' names, and defaults otherwise.
 
-    given: the flags that were set explicitly, even to their default.
+    given: the flags that a person set, even to their default; by default those of `values`. Others
+        never contradict these: --eval_every follows --rounds.
     may_be_idle: whether flags without an effect may be set.
 
     Raises UsageError for a bad value, and for a flag without an effect.
@@ -126,12 +127,19 @@ def of(*, given: Collection[str] = (), may_be_idle: bool = False, **values: Any)
     kind = environment.name_of(asked, is_path=groups["data"].is_path)
     records = tuple(record(each) for each in environments.LISTED[kind].records)
     groups["environment"] = record(Environment, name=kind, records=records)
+    if "eval_every" not in (values if given is None else given):
+        run = groups["run"]
+        groups["watching"] = watching.following(
+            groups["watching"], run.rounds, run.checkpoint_every
+        )
     config = Config(**groups)
     _check(config)
-    method.check_paper(config.method, is_given="paper" in given)
+    method.check_paper(config.method, is_given="paper" in (given or ()))
     if not may_be_idle:
-        for name, reason in idle(config, values, given).items():
+        for name, reason in idle(config, values, given or ()).items():
             raise flag_error(name_of(FLAGS[name]), values[name], reason)
+        for entry, reason in method.idle_settings(config.method, config.clients.batch_size).items():
+            raise flag_error("set", entry, reason)
     return config
 
 
@@ -244,7 +252,10 @@ def without_effect(config: Config) -> dict[str, str]:
         **data.without_effect(config.data),
         **partition.without_effect(config.partition),
         **participation.without_effect(
-            config.participation, compared.algorithm, is_pooled=compared.is_pooled
+            config.participation,
+            compared.algorithm,
+            is_pooled=compared.is_pooled,
+            num_clients=config.partition.clients,
         ),
         **training.without_effect(config.clients, any_cosine=config.schedules_end > 0),
         **server.without_effect(

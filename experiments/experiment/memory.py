@@ -90,6 +90,7 @@ def _of_run(
             sent = [jax.eval_shape(each.broadcast, state.server) for each in algorithm.exchanges]
     except UsageError as error:
         names = method.setting_flags(cell.algorithm)
+        names["model"] = "model" if config.model.cut < 0 else "cut"
         raise in_flags(error, f"--algorithm={cell.algorithm}", names) from None
     except OverflowError as error:  # an index is too large
         text = f"needs arrays larger than int32 counts: {error}"

@@ -29,7 +29,7 @@ import jax
 from absl import app, flags, logging
 
 from experiments.flags import errors
-from experiments.flags.flag import check, flag_error, flags_of, name_of, shown
+from experiments.flags.flag import check, flag_error, flags_of, name_of, shown, value_in
 from fedjax_inv.checks import UsageError
 
 
@@ -112,12 +112,26 @@ def define(fields: Iterable[Field[Any]], values: flags.FlagValues, **defaults: A
             flags.DEFINE_list(name, list(map(shown, default)), text, values)
         elif kind is bool:
             flags.DEFINE_bool(name, default, text, values)
-        elif kind is int:
-            flags.DEFINE_integer(name, default, text, flag_values=values)
-        elif kind is float:
-            flags.DEFINE_float(name, default, text, flag_values=values)
+        elif kind in (int, float):
+            parser: Any = _Number(kind)
+            flags.DEFINE(parser, name, default, text, values, flags.ArgumentSerializer())
         else:
             flags.DEFINE_string(name, default, text, values)
+
+
+class _Number(NamedTuple):
+    """A parser of numbers for absl, whose own also takes other digits, underscores and 0x10."""
+
+    kind: type[int] | type[float]
+    syntactic_help: str = ""
+
+    def parse(self, argument: Any) -> Any:
+        """The number; a default is one already."""
+        return value_in(argument, self.kind) if isinstance(argument, str) else argument
+
+    def flag_type(self) -> str:
+        """The name of the type."""
+        return self.kind.__name__
 
 
 def parse(argv: Sequence[str], values: flags.FlagValues) -> None:
@@ -159,7 +173,7 @@ def value_of(field: Field[Any], values: flags.FlagValues) -> Any:
         return value
     kind = field.metadata["kind"]
     try:
-        return tuple(kind(text) for text in value)
+        return tuple(value_in(text, kind) for text in value)
     except ValueError:
         numbers = "whole numbers" if kind is int else "numbers"
         raise flag_error(name_of(field), value, f"must be {numbers}") from None

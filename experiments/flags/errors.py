@@ -3,8 +3,10 @@
 import contextlib
 import errno
 import sys
+import threading
+import traceback
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedjax_inv.checks import UsageError
 
@@ -23,7 +25,8 @@ def in_one_line() -> Iterator[None]:
     input. Any other error is a defect, which needs its traceback.
     """
     try:
-        yield
+        with _held_tracebacks():
+            yield
     except UsageError as error:
         _fail(str(error), 2)
     except OSError as error:
@@ -34,6 +37,31 @@ def in_one_line() -> Iterator[None]:
         _fail(f"{where}{error.strerror}; {remedy}, what was done until then is kept", 2)
     except Diverged as error:
         _fail(str(error), 3)
+
+
+@contextlib.contextmanager
+def _held_tracebacks() -> Iterator[None]:
+    """Prints the tracebacks of other threads at the end, unless an error in one line ends the work.
+
+    Orbax writes in threads. If the disk is full, each fails with a traceback, and the main thread
+    with the error that counts.
+    """
+    held: list[str] = []
+
+    def hold(error: Any) -> None:
+        parts = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
+        held.append("".join(parts))
+
+    before = threading.excepthook, sys.unraisablehook
+    threading.excepthook = sys.unraisablehook = hold  # the second is for threads of C++
+    try:
+        yield
+    except (UsageError, OSError, Diverged):
+        held.clear()
+        raise
+    finally:
+        threading.excepthook, sys.unraisablehook = before
+        sys.stderr.writelines(held)
 
 
 _REMEDIES = {

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import re
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -39,19 +40,46 @@ def at_least(lowest: int) -> Range:
 SEED = at_least(0)
 
 
+# Numbers on a command line have the digits 0 to 9, no spaces and no underscores.
+_NUMBERS = {
+    int: re.compile(r"[+-]?[0-9]+"),
+    float: re.compile(
+        r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[+-]?inf(?:inity)?|nan", re.IGNORECASE
+    ),
+}
+
+
+def value_in(text: str, kind: type[Any]) -> Any:
+    """The value of a text, int, float or str by `kind`; raises ValueError if there is none.
+
+    Every number on a command line is read here.
+    """
+    if kind in _NUMBERS and not _NUMBERS[kind].fullmatch(text):
+        raise ValueError(f"{text!r} is no number")
+    return kind(text)
+
+
 def is_whole(text: str, lowest: int = 0) -> bool:
-    """Whether text is a whole number of at least `lowest`, written with the digits 0 to 9."""
+    """Whether text is a whole number without a sign, of at least `lowest`."""
     # int raises an error for thousands of digits.
     is_number = text.isascii() and text.isdecimal() and len(text) <= 10
     return is_number and lowest <= int(text) < MOST_INT
 
 
-def is_real(text: str) -> bool:
-    """Whether text is a finite number."""
+def is_real(text: str, holds: Callable[[float], bool] = math.isfinite) -> bool:
+    """Whether text is a number with a property."""
     try:
-        return math.isfinite(float(text))
+        return holds(value_in(text, float))
     except ValueError:
         return False
+
+
+def is_lost(value: Any) -> bool:
+    """Whether a number is not 0, but too near to 0 for float32, in which programs compute."""
+    return isinstance(value, float) and 0 < abs(value) < _LEAST
+
+
+LOST = "must be 0 or at least 1e-38 in size, as it is 0 in float32"
 
 
 def number_or(*words: str, lowest: int = 0) -> Range:
@@ -149,6 +177,8 @@ def check(record: Any) -> None:
                 check_known(name_of(field), item, field.metadata["choices"])
             if not allowed.holds(item):
                 raise flag_error(name_of(field), item, f"must be {allowed.text}")
+            if is_lost(item):
+                raise flag_error(name_of(field), item, LOST)
 
 
 def check_known(name: str, value: str, allowed: Collection[str]) -> None:
@@ -193,6 +223,10 @@ def check_place(name: str, path: Path, *, is_folder: bool = False) -> None:
     name: the flag that holds the path. is_folder: whether the path is a folder for files.
     """
     try:
+        for link in (path, *path.parents):
+            if link.is_symlink() and not link.exists():
+                text = "a link to nothing; mend the link or choose another"
+                raise flag_error(name, path, f"is {text}" if link == path else f"{link} is {text}")
         if path.exists() and path.is_dir() != is_folder:
             is_now, needed = ("a file", "a folder") if is_folder else ("a folder", "a file")
             raise flag_error(name, path, f"is {is_now}, must be {needed}")

@@ -1,6 +1,5 @@
 """Networks and algorithms by the names that flags take; an unknown name is a one-line error."""
 
-import contextlib
 import difflib
 import importlib
 import inspect
@@ -10,7 +9,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from experiments.flags.flag import check_known, flag_error, in_flags
+from experiments.flags.flag import LOST, check_known, flag_error, in_flags, is_lost, value_in
 from experiments.flags.outside import imported, is_outside
 from fedjax_inv import algorithms, models
 from fedjax_inv.checks import UsageError
@@ -152,8 +151,13 @@ def parsed(flag: str, entry: str, text: str, kinds: Collection[type]) -> Any:
         return text.lower() == "true"
     for kind in (int, float, str):
         if kind in kinds:
-            with contextlib.suppress(ValueError):
-                return kind(text)
+            try:
+                value = value_in(text, kind)
+            except ValueError:
+                continue
+            if is_lost(value):
+                raise flag_error(flag, entry, LOST)
+            return value
     if set(kinds) <= {type(None)}:
         raise flag_error(flag, entry, "can be set in Python only, as it takes no number or text")
     names = {type(None): "none", bool: "true or false", int: "a whole number", float: "a number"}

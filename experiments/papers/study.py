@@ -171,6 +171,7 @@ def binary(paper: Paper, about: str | None) -> Binary:
         command_line.parse(argv, values)
         own = Own(**{field.name: command.value_of(field, values) for field in flags_of(Own)})
         check_different("data", own.data)
+        check_different("rows", own.rows, may_be_empty=True)
         check(own)
         of_sweep = flags.FlagValues()
         command_line.define(of_sweep)

@@ -21,6 +21,8 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
 from fedjax_inv.data.dataset import Dataset
 
+_LONGEST_NAME = 100  # bytes of a domain's name
+
 
 @dataclasses.dataclass(frozen=True)
 class Data:
@@ -139,6 +141,10 @@ def _check_names(dataset: str, loaded: Dataset) -> None:
             if not name.isprintable():
                 text = f"has the {kind} {name!r}, must have names that can be printed in a line"
                 raise flag_error("dataset", dataset, text)
+    for name in loaded.domains:
+        if len(name.encode()) > _LONGEST_NAME:  # the name of a folder contains it
+            text = f"has the domain {name[:20]!r}..., must have names of at most"
+            raise flag_error("dataset", dataset, f"{text} {_LONGEST_NAME} bytes")
     words = {"none", "all", ""} & set(loaded.domains)
     if words and len(loaded.domains) > 1:
         raise flag_error(

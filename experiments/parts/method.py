@@ -1,6 +1,7 @@
 """The algorithms to compare, and their settings."""
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +15,11 @@ from experiments.flags.flag import (
     flag,
     flag_error,
     is_real,
+    shown,
 )
 from fedjax_inv.algorithms import LISTED
-from fedjax_inv.types import Algorithm, Model, Work
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Algorithm, Idle, Model, Work
 
 _PAPER = Range(lambda value: is_real(value.partition("=")[2]), "algorithm=number")
 
@@ -107,6 +110,40 @@ def settings(chosen: Method) -> dict[str, dict[str, tuple[Any, ...]]]:
                     raise flag_error("set", entry, "must be one or several different values")
                 result[algorithm][name] = values
     return result
+
+
+def idle_settings(chosen: Method, batch_size: int) -> dict[str, str]:
+    """The entries of --set that have no effect in any run, and why.
+
+    A setting at its default does not count. batch_size: --batch_size.
+    """
+    try:
+        of_all = settings(chosen)
+    except UsageError:  # the grid says so
+        return {}
+    works, reasons = set[str](), dict[str, str]()
+    for algorithm, own in of_all.items():
+        parameters = inspect.signature(names.factory(algorithm)).parameters
+        defaults = {name: (p.default,) for name, p in parameters.items()}
+        values = {**defaults, "batch_size": (batch_size,), **own}
+        facts = names.facts(algorithm).idle
+        for name in own:
+            found = [each for each in facts if each.setting == name and _is_idle(each, values)]
+            if not found or values[name] == defaults[name]:
+                works.add(name)
+                continue
+            beside = found[0].beside
+            other = f"{beside}={','.join(map(shown, values[beside]))}"
+            flags = other if beside == "batch_size" else f"set={other}"
+            reasons[name] = f"has no effect with --{flags}"
+    entries = {entry.partition("=")[0]: entry for entry in chosen.settings}
+    return {entries[name]: reason for name, reason in reasons.items() if name not in works}
+
+
+def _is_idle(idle: Idle, values: Mapping[str, tuple[Any, ...]]) -> bool:
+    """Whether a setting has no effect beside any value of another one."""
+    pairs = itertools.product(values[idle.setting], values[idle.beside])
+    return all(idle.holds(*pair) for pair in pairs)
 
 
 def check_settings(chosen: Mapping[str, Any]) -> None:

@@ -96,7 +96,9 @@ def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:
     """
     factory = names.network(chosen.model)
     if names.takes(factory, "vocabulary") != bool(data.words):
-        use = "not for texts, which the data are" if data.words else "for texts, the data are none"
+        use = "for texts, the data are none"
+        if data.words:
+            use = "not for texts, which the data are; must be lstm"
         raise flag_error("model", chosen.model, f"is {use}")
     values = {
         "activation": chosen.activation,
@@ -130,6 +132,10 @@ def make(chosen: Network, data: Dataset) -> Model:
             raise in_flags(error, f"--model={chosen.model}", {"path": "weights"}) from None
         model = models.normalised(model, models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD)
     if chosen.augment:
+        shape = _shape(data)
+        if len(shape) != 4 or shape[-1] != 3:
+            text = f"must be false, as the examples are {list(shape[1:])} and no RGB images"
+            raise flag_error("augment", True, text)
         model = models.augmented(model, augment.augment)
     if data.render:
         model = models.painted(model, data.render)
@@ -141,9 +147,14 @@ def sample(x: Tree) -> Tree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), x)
 
 
+def _shape(data: Dataset) -> tuple[int, ...]:
+    """The shape of a batch of one example, as the network sees it."""
+    return jax.eval_shape(data.render or (lambda x: x), sample(data.x)).shape
+
+
 def _image_size(data: Dataset) -> int:
     """The image size of a first layer (32, 64 or 224) that is nearest to the data's."""
-    shape = jax.eval_shape(data.render or (lambda x: x), sample(data.x)).shape
+    shape = _shape(data)
     side = shape[1] if len(shape) == 4 else 32
     return min((32, 64, 224), key=lambda size: abs(math.log(size / side)))
 

@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import optax
 
-from experiments.flags.flag import Range, check_known, flag_error
+from experiments.flags.flag import (
+    ANY,
+    FINITE,
+    FRACTION,
+    INSIDE,
+    POSITIVE,
+    Range,
+    at_least,
+    check_known,
+    flag_error,
+)
 from experiments.flags.names import parsed, unknown_setting
 from fedjax_inv.types import Array
 
@@ -69,6 +79,32 @@ _DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 
 
+# The values that numbers of optimizers may have, by the argument.
+_RANGES: Mapping[str, Range] = {
+    **dict.fromkeys(("b1", "b2", "b3", "beta", "rho", "momentum"), FRACTION),
+    **dict.fromkeys(("decay", "eta_minus"), INSIDE),
+    **dict.fromkeys(("eps", "min_norm", "min_step_size", "max_step_size"), POSITIVE),
+    **dict.fromkeys(("trust_coefficient", "clipping_threshold"), POSITIVE),
+    **dict.fromkeys(("eps_root", "weight_decay", "weight_decay_rate", "alpha"), FINITE),
+    **dict.fromkeys(("initial_accumulator_value", "initial_scale"), FINITE),
+    **dict.fromkeys(("min_dim_size_to_factor", "decay_offset"), at_least(0)),
+    "decay_rate": PART,
+    "eta_plus": Range(lambda value: 1 < value < float("inf"), "above 1"),
+    "threshold": Range(lambda value: 4 <= value < float("inf"), "at least 4"),
+}
+# Where an argument of that name means something else.
+_OTHER_RANGES: Mapping[str, Mapping[str, Range]] = {
+    "lars": {"eps": FINITE},
+    "optimistic_adam_v2": {"beta": FINITE},
+    "optimistic_gradient_descent": {"beta": FINITE},
+}
+
+
+def range_of(name: str, argument: str) -> Range:
+    """The values that a number of an optimizer may have. name: of the optimizer."""
+    return _OTHER_RANGES.get(name, {}).get(argument, _RANGES.get(argument, ANY))
+
+
 def flags_of_arguments(flag: str, name: str) -> Mapping[str, str]:
     """The flag of each optimizer argument that has its own flag.
 
@@ -123,6 +159,9 @@ def arguments(group: Any, flag: str) -> dict[str, Any]:
         value = parsed(setting, entry, text, kinds[argument])
         if not np.isfinite(value or 0):
             raise flag_error(setting, entry, "must be finite")
+        allowed = range_of(name, argument)
+        if value is not None and not allowed.holds(value):
+            raise flag_error(setting, entry, f"must be {allowed.text}")
         chosen[argument] = value
     return chosen
 

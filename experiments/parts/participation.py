@@ -16,6 +16,7 @@ from experiments.flags.flag import (
     flag_error,
     flags_of,
     in_flags,
+    is_real,
     is_whole,
     pair,
 )
@@ -26,20 +27,12 @@ from fedjax_inv.types import Algorithm, Array, Cohort
 
 
 def _is_probability(text: str) -> bool:
-    try:
-        return 0 <= float(text) <= 1
-    except ValueError:
-        return False
+    return is_real(text, PROBABILITY.holds)
 
 
 def _is_delay(text: str) -> bool:
-    if is_whole(text):
-        return True
     kind, _, value = text.partition(":")
-    try:
-        return kind == "geometric" and 0 < float(value) <= 1
-    except ValueError:
-        return False
+    return is_whole(text) or (kind == "geometric" and is_real(value, PART.holds))
 
 
 def _is_period(text: str) -> bool:
@@ -161,7 +154,7 @@ def check(chosen: Participation, num_clients: int) -> None:
         if chosen.upload_every:
             raise flag_error("upload_every", chosen.upload_every, text)
     for name, entries in _per_client(chosen).items():
-        clients = [entry.rpartition(":")[0] for entry in entries]
+        clients = [int(entry.rpartition(":")[0] or -1) for entry in entries]  # -1: all
         if len(set(clients)) < len(clients):
             raise flag_error(name, entries, "must have one value for each client")
 
@@ -179,23 +172,38 @@ def check_clients(chosen: Participation, num_clients: int, num_rounds: int) -> N
         for entry in entries:
             if ":" in entry and int(entry.partition(":")[0]) >= num_clients:
                 raise flag_error(name, entry, f"must be of clients 0..{num_clients - 1}")
+    if chosen.frequency < 1 and num_clients > 1 and round(chosen.sparse * num_clients) == 0:
+        text = f"selects none of the {num_clients} clients, must be above {0.5 / num_clients:.3g}"
+        raise flag_error("sparse", chosen.sparse, text)
     needed = -(-num_clients // chosen.slots(num_clients))
     if chosen.first_all and needed > num_rounds:
         raise flag_error("first_all", True, f"needs {needed} rounds, --rounds={num_rounds}")
 
 
+def _all_arrive(chosen: Participation, num_clients: int) -> bool:
+    """Whether every client's update arrives in every round. num_clients: --clients."""
+    is_whole_cohort = chosen.cohort in (0, num_clients) and chosen.sampling_rate == 1
+    fails = chosen.lossy or chosen.dropout or chosen.frequency < 1
+    return is_whole_cohort and not (fails or chosen.slow or chosen.upload_every)
+
+
 def without_effect(
-    chosen: Participation, algorithms: Sequence[str], *, is_pooled: bool
+    chosen: Participation, algorithms: Sequence[str], *, is_pooled: bool, num_clients: int
 ) -> dict[str, str]:
     """The flags of this group that have no effect, and why.
 
-    is_pooled: whether all algorithms train on all examples at once.
+    is_pooled: whether all algorithms train on all examples at once. num_clients: --clients.
     """
     idle = {}
+    if _all_arrive(chosen, num_clients):
+        reason = "has no effect, as all updates arrive in every round without"
+        idle["missing"] = f"{reason} --cohort or another flag of participation"
+        if chosen.delay == "0":
+            idle["first_all"] = f"{reason} --cohort, --delay or another flag of participation"
     if is_pooled:
         names = ",".join(algorithms)
         reason = f"has no effect with --algorithm={names}, which trains on all examples at once"
-        idle = {field.name: reason for field in flags_of(Participation)}
+        idle |= {field.name: reason for field in flags_of(Participation)}
     if chosen.cohort:
         idle["sampling_rate"] = f"has no effect beside --cohort={chosen.cohort}"
     if chosen.frequency == 1:
@@ -253,8 +261,8 @@ def cohorts(
                 cohort = schedules.dropout(cohort, draw_key, fails)
         if chosen.first_all:
             cohort = schedules.first_all(cohort, num_clients)
-        is_real = np.arange(num_rounds)[:, None] < last_round
-        return cohort._replace(present=cohort.present & is_real)
+        is_before_end = np.arange(num_rounds)[:, None] < last_round
+        return cohort._replace(present=cohort.present & is_before_end)
 
     return program.cohorts(schedule, inputs)
 

@@ -24,7 +24,12 @@ from fedjax_inv.data.federation import Split
 class Watching:
     """When a run is evaluated, and when it stops."""
 
-    eval_every: int = flag(5, "Rounds between evaluations.", at_least(1))
+    eval_every: int = flag(
+        5,
+        "Rounds between evaluations. Unless it is set by itself, it becomes as small as --rounds "
+        "and --checkpoint_every need it: at most --rounds, and a divisor of --checkpoint_every.",
+        at_least(1),
+    )
     watch_examples: int = flag(
         0,
         "Training (of all clients) and test examples on which the accuracy is measured in every "
@@ -82,6 +87,13 @@ class Watching:
     def thresholds(self) -> tuple[float, ...]:
         """The thresholds of --stop_below or --stop_above."""
         return self.stop_below or self.stop_above
+
+
+def following(chosen: Watching, num_rounds: int, checkpoint_every: int) -> Watching:
+    """The group with the largest --eval_every, up to its own, that fits the other flags."""
+    largest = min(chosen.eval_every, num_rounds)
+    fits = (n for n in range(largest, 0, -1) if checkpoint_every % n == 0)
+    return dataclasses.replace(chosen, eval_every=next(fits))
 
 
 def check(chosen: Watching, num_rounds: int) -> None:

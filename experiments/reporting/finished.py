@@ -15,7 +15,7 @@ from experiments.experiment import assemble, config
 from experiments.experiment.assemble import Assembled
 from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
-from experiments.flags.flag import Range, flag
+from experiments.flags.flag import Range, check_different, flag
 from experiments.parts import data as data_flags
 from experiments.parts import network as networks
 from experiments.parts import selection, training
@@ -43,6 +43,19 @@ def state_flag(default: str) -> Any:
 def run_flag() -> Any:
     """The flag --run of binaries that read one folder."""
     return flag("", "The folder of a finished run; of a sweep, that of one algorithm.")
+
+
+def runs_flag(text: str) -> Any:
+    """The flag --runs of binaries that read several folders."""
+    allowed = Range(bool, "one or several folders")
+    return flag((), text, allowed, kind=str)
+
+
+def check_runs(runs: Sequence[str]) -> None:
+    """Raises UsageError unless --runs names one or several different folders."""
+    if not runs:
+        raise UsageError("--runs=", ..., "must be one or several folders")
+    check_different("runs", [*map(os.path.normpath, runs)])
 
 
 def data_dir_flag() -> Any:

@@ -30,7 +30,9 @@ from fedjax_inv.types import (
     Algorithm,
     Array,
     Batch,
+    Facts,
     Halves,
+    Idle,
     Local,
     Loss,
     Model,
@@ -46,6 +48,16 @@ from fedjax_inv.types import (
 _EPSILON = 1e-12  # added to squared norms under a root
 _PARALLEL = 1e-4  # the sine below which two directions count as parallel
 _SQUARINGS = 10
+FACTS = Facts(
+    idle=(
+        Idle("gamma", "parameter_calibration", lambda gamma, divides: not divides),
+        Idle("feature_decay", "drift_mode", lambda decay, mode: mode != "feature_ema"),
+        *(
+            Idle(name, "feature_calibration", lambda value, removes: not removes)
+            for name in ("alpha", "beta", "drift_mode", "orthogonal_directions")
+        ),
+    )
+)
 
 
 def unit(vectors: Array) -> Array:
@@ -194,7 +206,7 @@ def _check_momentum(work: Work) -> None:
     some = Variables(Halves(jnp.zeros(1), jnp.zeros(1)), Halves((), ()))
     if _momentum(jax.eval_shape(work.init, some).opt_state) is None:
         raise UsageError(
-            "beta", ..., "must be 0 where the clients' optimizer is no sgd with momentum"
+            "optimizer", ..., "must be sgd with momentum above 0, or {beta}", beta=("beta", 0)
         )
 
 

@@ -44,6 +44,8 @@ from fedjax_inv.types import (
     Batch,
     Cohort,
     Exchange,
+    Facts,
+    Idle,
     Loss,
     Model,
     Reply,
@@ -53,6 +55,9 @@ from fedjax_inv.types import (
     Visit,
     Work,
 )
+
+# Who has a sum below 0 has a mean below 0.
+FACTS = Facts(idle=(Idle("share", "threshold", lambda share, least: share == 0 and least >= 0),))
 
 
 class Assessment(NamedTuple):
@@ -317,7 +322,11 @@ def wrap(
         checks.real("smoothness", smoothness)
     is_one = checks.is_concrete(threshold) and getattr(threshold, "ndim", 0) == 0
     if not (is_one and threshold == -np.inf):
-        checks.real("threshold", threshold, -np.inf)
+        try:
+            checks.real("threshold", threshold, -np.inf)
+        except UsageError:
+            text = "must be a finite number, or -inf, with which nobody leaves"
+            raise UsageError("threshold", threshold, text) from None
     if share is not None:
         checks.real("share", share)
     checks.integer("pretraining_rounds", pretraining_rounds)

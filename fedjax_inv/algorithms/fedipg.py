@@ -31,8 +31,10 @@ from fedjax_inv.types import (
     Algorithm,
     Array,
     Batch,
+    Facts,
     GradFn,
     Halves,
+    Idle,
     Loss,
     Model,
     Step,
@@ -43,6 +45,12 @@ from fedjax_inv.types import (
 )
 
 ESTIMATORS = ("square", "halves")
+FACTS = Facts(
+    idle=(
+        Idle("warmup_penalty", "warmup_rounds", lambda penalty, rounds: rounds == 0),
+        Idle("estimator", "batch_size", lambda name, size: name == "halves" and size == 1),
+    )
+)
 
 
 class _Risks(NamedTuple):

@@ -13,6 +13,7 @@ from fedjax_inv.data.dataset import Dataset
 
 _CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 _SIDE = 28
+_KEYS = ("users", "user_data")
 
 
 def files(path: Path) -> list[tuple[Path, bool]]:
@@ -57,7 +58,7 @@ def femnist(found: list[tuple[Path, bool]]) -> Dataset:
             test.append(np.full(len(labels), is_test))
             users += [user] * len(labels)
     if not users:
-        raise UsageError("name", str(found[0][0]), "must hold at least one example")
+        raise UsageError("found", str(found[0][0]), "must hold at least one example")
     labels = np.concatenate(y)
     return Dataset(
         np.concatenate(x),
@@ -73,18 +74,19 @@ def femnist(found: list[tuple[Path, bool]]) -> Dataset:
 def _read(file: Path) -> dict[str, Any]:
     """Return the record of each user of a file."""
     if not file.is_file():  # reading a pipe would wait for its writer
-        raise UsageError("name", str(file), "must be a file")
+        raise UsageError("found", str(file), "must be a file")
+    needed = "must be LEAF's json, with users and user_data of each of them"
     try:
         record = json.loads(file.read_bytes())
-        users, data = record["users"], record["user_data"]
-        return {user: data[user] for user in users}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise UsageError(
-            "name",
-            str(file),
-            "must be LEAF's json, with users and user_data of each of them; "
-            f"{type(error).__name__}: {error}",
-        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError("found", str(file), f"{needed}; {error}") from None
+    users, data = (record.get(k) if isinstance(record, dict) else None for k in _KEYS)
+    if not isinstance(users, list) or not isinstance(data, dict):
+        raise UsageError("found", str(file), needed)
+    lacking = [user for user in users if not isinstance(user, str) or user not in data]
+    if lacking:
+        raise UsageError("found", str(file), f"{needed}; user {lacking[0]!r} has no data")
+    return {user: data[user] for user in users}
 
 
 def _arrays(file: Path, user: str, record: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -104,7 +106,7 @@ def _arrays(file: Path, user: str, record: Any) -> tuple[np.ndarray, np.ndarray]
     )
     if not fits:
         raise UsageError(
-            "name",
+            "found",
             str(file),
             f"user {user!r} must have x, lists of {_SIDE**2} numbers between 0 and "
             f"1, and as many y, integers in 0..{len(_CLASSES) - 1}, at least one",

@@ -9,7 +9,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("fedjax_inv")
 NEEDS_NO_FILE = ("digits", "dsprites")
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
+_KEYS = ("x", "y", "domain", "test")  # the arrays of an .npz file that are read
 # Errors that reading a damaged .npz file raises.
 _DAMAGES = (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 # Pillow's modes of more than 8 bits, which a conversion would clip.
@@ -54,8 +55,9 @@ def load(
           "mnist:3.0.1", with its train and test splits. Without a version, it is the highest
           prepared one. It is decoded once, then cached in that version's folder;
         - the path of an `.npz` file with x [M, ...], y [M] integers and optionally domain [M]
-          integers or strings and test [M] bool. Labels become 0..K-1 in increasing order; uint8 x
-          [M, height, width] gets a channel axis, other numbers become float32;
+          integers or strings and test [M] bool. Other arrays are not read. Labels become 0..K-1 in
+          increasing order; uint8 x [M, height, width] gets a channel axis, other numbers become
+          float32;
         - the path of a `.csv` file of Sentiment140, as `text.sentiment140` reads it, with users;
         - the path of LEAF's FEMNIST, as `leaf.femnist` reads it, with users: a `.json` file, or a
           folder of them. Folders train and test in it are the splits;
@@ -103,7 +105,8 @@ def load(
     if name == "dsprites":
         return dsprites.load() if num_images is None else dsprites.load(num_images=num_images)
     if of_leaf:
-        dataset = leaf.femnist(of_leaf)
+        with _of_load(name):
+            dataset = leaf.femnist(of_leaf)
     elif is_folder and _is_tiny_imagenet(path):
         dataset = _tiny_imagenet(path, image_size)
     elif is_folder:
@@ -111,7 +114,8 @@ def load(
     elif is_csv:
         size = text.VOCABULARY if vocabulary is None else vocabulary
         length = text.TEXT_LENGTH if text_length is None else text_length
-        dataset = text.sentiment140(path, size, length)
+        with _of_load(name):
+            dataset = text.sentiment140(path, size, length)
     elif name == "digits":
         dataset = _digits()
     elif prepared is not None:
@@ -125,6 +129,30 @@ def load(
     except UsageError as error:
         raise UsageError("name", name, str(error)) from None
     return dataset
+
+
+# Arguments of readers of one format -> those of `load`.
+_OF_LOAD = {
+    "found": "name",
+    "path": "name",
+    "vocabulary_size": "vocabulary",
+    "length": "text_length",
+}
+
+
+@contextlib.contextmanager
+def _of_load(name: str) -> Iterator[None]:
+    """Turn a reader's errors into errors about the arguments of `load`, or about a file inside."""
+    try:
+        yield
+    except UsageError as error:
+        argument = _OF_LOAD.get(str(error.argument), str(error.argument))
+        value, allowed = error.value, error.allowed
+        if argument == "name":
+            file = str(value)
+            is_inside = Path(file) != Path(name).expanduser()
+            argument, value = (file, ...) if is_inside else ("name", name)
+        raise UsageError(argument, value, allowed) from None
 
 
 @contextlib.contextmanager
@@ -193,7 +221,8 @@ def _not_found(name: str, tfds_dir: Path) -> str:
     )
     return (
         f"must be a data set, did you mean {near}? "
-        "Or the path of an .npz, .csv or .json file or of a folder domain/class/image"
+        "Or the path of an .npz file, of a folder domain/class/image, of Sentiment140's .csv or of "
+        "LEAF's .json"
     )
 
 
@@ -293,11 +322,21 @@ def _feature_classes(value: Any) -> Iterator[str]:
         yield from _feature_classes(each)
 
 
+def _check_keys(name: str, read: Collection[str], others: Collection[str]) -> None:
+    """Raise UsageError for an array that is not read, but whose key is nearly one that is."""
+    for key in others:
+        near = difflib.get_close_matches(key.lower(), _KEYS, 1, 0.7)
+        if near and near[0] not in read:
+            text = f"has an array {key!r}, must be {near[0]!r} to be read, or another name"
+            raise UsageError("name", name, text)
+
+
 def _npz(path: Path) -> Dataset:
     name = str(path)
     try:
         with np.load(path) as archive:
-            arrays = {key: archive[key] for key in ("x", "y", "domain", "test") if key in archive}
+            arrays = {key: archive[key] for key in _KEYS if key in archive}
+            others = [key for key in archive if key not in _KEYS]
     except MemoryError as error:
         raise UsageError("name", name, f"must fit into memory: {error}") from None
     except _DAMAGES as error:
@@ -305,6 +344,7 @@ def _npz(path: Path) -> Dataset:
         raise UsageError("name", name, f"must be an .npz file of plain arrays{reason}") from None
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise UsageError("name", name, "must be an .npz file of plain arrays")
+    _check_keys(name, arrays, others)
     for key in ("x", "y"):
         if key not in arrays:
             raise UsageError(

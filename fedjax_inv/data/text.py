@@ -45,7 +45,7 @@ def vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
     Raises:
       UsageError: for a smaller size.
     """
-    checks.integer("vocabulary", size, len(SPECIAL) + 1)
+    checks.integer("size", size, len(SPECIAL) + 1)
     checks.record("texts", texts, Iterable)
     counts: Counter[str] = Counter()
     for tokens in texts:
@@ -69,12 +69,12 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
     Raises:
       UsageError: for a length below 1, and if the numbers do not fit into memory.
     """
-    checks.integer("text_length", length)
+    checks.integer("length", length)
     checks.record("texts", texts, Sequence)
     _check_words("words", words)
     for tokens in texts:
         _check_words("texts", tokens)
-    checks.memory("text_length", length, 4 * length * len(texts))
+    checks.memory("length", length, 4 * length * len(texts))
     number = {word: index for index, word in enumerate(words)}
     x = np.zeros((len(texts), length), np.int32)
     for row, tokens in zip(x, texts, strict=True):
@@ -110,11 +110,13 @@ def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
       UsageError: for other content.
     """
     checks.record("path", path, Path)
+    checks.integer("vocabulary_size", vocabulary_size, len(SPECIAL) + 1)
+    checks.integer("length", length)
     name = str(path)
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UsageError("name", name, f"cannot be read: {error.strerror}") from None
+        raise UsageError("path", name, f"cannot be read: {error.strerror}") from None
     try:
         whole = content.decode()
     except UnicodeDecodeError:
@@ -124,22 +126,22 @@ def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
         for number, row in enumerate(csv.reader(io.StringIO(whole, newline="")), 1):
             if len(row) != len(_COLUMNS) or row[0] not in _CLASSES:
                 raise UsageError(
-                    "name",
+                    "path",
                     name,
-                    f"must hold the columns {', '.join(_COLUMNS)} without a header, and "
-                    f"labels 0 or 4; row {number} has {len(row)} columns and starts with "
-                    f"{row[0][:20] if row else ''!r}",
+                    f"must hold the columns {', '.join(_COLUMNS)} of Sentiment140 without a "
+                    f"header, and labels 0 or 4; row {number} has {len(row)} columns and starts "
+                    f"with {row[0][:20] if row else ''!r}",
                 )
             rows.append(row)
     except csv.Error as error:
-        raise UsageError("name", name, f"must be a csv file: {error}") from None
+        raise UsageError("path", name, f"must be a csv file: {error}") from None
     if not rows:
-        raise UsageError("name", name, "must hold at least one example")
+        raise UsageError("path", name, "must hold at least one example")
     labels, ids, _, _, users, texts = zip(*rows, strict=True)
     checksum = np.array([zlib.crc32(each.encode()) for each in ids])
     test = checksum <= np.sort(checksum)[(len(rows) - 1) // _TEST_PART]
     if test.all():
-        raise UsageError("name", name, "must hold tweets of several ids, some of them for the test")
+        raise UsageError("path", name, "must hold tweets of several ids, some of them for the test")
     tokens = [tokenize(html.unescape(text)) for text in texts]
     train = (tokens[row] for row in np.flatnonzero(~test))
     words = vocabulary(train, vocabulary_size)

@@ -371,7 +371,7 @@ def test_impossible_arguments_are_one_line(arguments: dict[str, Any], message: s
 def test_training_that_does_not_fit_is_one_line() -> None:
     plain = local.full_batch(optax.sgd(0.1), capacity=8)
     with pytest.raises(
-        ValueError, match=r"^beta: must be 0 where the clients' optimizer is no sgd"
+        ValueError, match=r"^optimizer: must be sgd with momentum above 0, or beta=0"
     ):
         cafe.cafe(MODEL, plain)
     # What needs no momentum.

@@ -105,6 +105,9 @@ def _arrays(folder: Path) -> None:
         "short_domain": dict(x=x, y=y, domain=domain[:5]),
         "float_domain": dict(x=x, y=y, domain=y + 0.5),
         "int_test": dict(x=x, y=y, test=y),
+        "domains": dict(x=x, y=y, domains=domain),
+        "upper_case": dict(x=x, y=y, Domain=domain),
+        "long_name": dict(x=x, y=y, domain=np.array(["a" * 101, "b", "c"])[names]),
         "all_test": dict(x=x, y=y, test=np.ones(60, bool)),
         "objects": dict(x=np.array([{}, {}], object), y=np.arange(2)),
         "called_none": dict(x=x, y=y, domain=np.array(["none", "b", "c"])[names]),
@@ -198,6 +201,9 @@ def _others(folder: Path) -> None:
     with (folder / "tweets.csv").open("w") as file:
         rows = [["04"[i % 2], i, "d", "q", f"u{i % 7}", f"word{i} hello"] for i in range(60)]
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+    with (folder / "one_label.csv").open("w") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(["4", *row[1:]] for row in rows)
+    (folder / "to_nothing").symlink_to("/nowhere/at/all")
 
 
 def _runs(folder: Path) -> None:
@@ -376,6 +382,9 @@ COMMANDS: list[tuple[str, str]] = [
             ("called_all", "has the domain 'all', .*another name"),
             ("nameless", "has the domain '', .*another name"),
             ("two_lines", r"has the domain 'a\\nb', must have names that can be printed"),
+            ("domains", "has an array 'domains', must be 'domain' to be read"),
+            ("upper_case", "has an array 'Domain', must be 'domain' to be read"),
+            ("long_name", "has the domain 'a+'..., must have names of at most 100 bytes"),
         )
     ),
     (f"train {D}/all_test.npz", "--held_out=none: leaves no examples to train on"),
@@ -398,7 +407,7 @@ COMMANDS: list[tuple[str, str]] = [
             ("with_link", "must be an image that can be decoded, is no file"),
             ("tiny_imagenet", "line 1 must be of an image and a class"),
             ("tiny_imagenet_2", "must be an image that can be decoded, is no file"),
-            ("leaf_pipe", "must be a file"),
+            ("leaf_pipe", "/.*/train/0.json: must be a file"),
         )
     ),
     *(
@@ -432,6 +441,70 @@ COMMANDS: list[tuple[str, str]] = [
     (f"train {D}/tweets.csv --model=lstm --vocabulary=1", "--vocabulary=1: must be an integer of"),
     ("train --data_dir=/data", "--data_dir=/data: has no effect with --dataset=digits"),
     ("show_data --data_dir=/data", "--data_dir=/data: has no effect with --dataset=digits"),
+    (f"train {D}/one_label.csv --model=lstm", "--dataset=.*: has the class 'positive' alone"),
+    (f"train {D}/bad.csv --model=lstm", "--dataset=.*: must hold the columns .* of Sentiment140"),
+    ("train --dataset=xyz", "--dataset=xyz: .* of Sentiment140's .csv or of LEAF's .json"),
+    # Numbers have the digits 0 to 9, and float32 tells them from 0.
+    *(
+        (f"train --{flag}={before}{value}", f"--{flag}=.*: must be ")
+        for value in ("1_0", "٣", "0x1")
+        for flag, before in (
+            *(("rounds", ""), ("seeds", ""), ("alpha", ""), ("learning_rate", "")),
+            *(("paper", "fedavg="), ("lossy", "0:"), ("delay", "geometric:")),
+        )
+    ),
+    *(
+        (f"train --algorithm=fedipg --set={name}={value}", f"--set={name}={value}: must be ")
+        for name in ("penalty", "warmup_rounds")
+        for value in ("1_0", "٣", "0x1")
+    ),
+    *(
+        (f"train --{name}=1e-46", f"--{name}=1e-46: must be 0 or at least 1e-38 in size")
+        for name in ("clip", "server_clip", "weight_decay", "server_weight_decay", "momentum")
+    ),
+    ("train --algorithm=fedipg --set=penalty=1e-46", "--set=penalty=1e-46: must be 0 or at least"),
+    ("train --algorithm=exit_strategy --set=threshold=nan", "--set=threshold=nan: .* or -inf"),
+    # Flags and settings without an effect beside others.
+    ("train --slow=0:2,00:3", "--slow=0:2,00:3: must have one value for each client"),
+    ("train --lossy=0:0.2,00:0.3", "--lossy=0:0.2,00:0.3: must have one value for each client"),
+    ("train --upload_every=1:2,01:3", "--upload_every=1:2,01:3: must have one value for each"),
+    ("train --frequency=0.5 --sparse=0.05", "--sparse=0.05: selects none of the 5 clients"),
+    ("train --first_all", "--first_all=true: has no effect, .* without --cohort"),
+    ("train --first_all --clients=5 --cohort=5", "--first_all=true: has no effect"),
+    ("train --missing=reuse", "--missing=reuse: has no effect, .* without --cohort"),
+    *(
+        (f"train --algorithm={name} --set={first} {second}", f"--set={first}: has no .*{told}")
+        for name, first, second, told in (
+            ("fedipg", "warmup_penalty=0.1", "", "--set=warmup_rounds=0"),
+            ("fedipg", "estimator=halves", "--batch_size=1", "--batch_size=1"),
+            ("fl_games", "fast=true", "", "--set=learned=false"),
+            ("fl_games", "body_learning_rate=0.1", "", "--set=learned=false"),
+            ("fl_games", "memory_mix=literal", "", "--set=memory=0"),
+            ("exit_strategy", "share=0", "--set=threshold=0.1", "--set=threshold=0.1"),
+            ("cafe", "feature_decay=0.5", "--momentum=0.9", "--set=drift_mode=svd"),
+        )
+    ),
+    # Lines that name the flag that was typed.
+    ("train --augment", "--augment=true: must be false, as the examples are .* no RGB images"),
+    ("train --algorithm=cafe", "--algorithm=cafe: optimizer: must be sgd with .* --set=beta=0"),
+    ("cafe --data=digits --cut=0", "CAFE: --cut: its head holds"),
+    ("train --rounds=3 --eval_every=5", "--eval_every=5: must be at most --rounds=3"),
+    ("cafe --data=digits --rows=FedAvg,FedAvg", "--rows=FedAvg,FedAvg: must be one or several"),
+    *(
+        (f"{command}=,x", "--runs=: must be one or several folders")
+        for command in ("explain --runs", "factors --runs", "contributions --runs")
+    ),
+    (
+        "factors --runs={data}/finished,{data}/finished/",
+        "--runs=.*: must be one or several different",
+    ),
+    (
+        "explain --runs={data}/finished --samples=2000000000",
+        "--samples=2000000000: needs .* GB for .* 64 squares",
+    ),
+    ("factors --runs={data}/finished --seed=1_0", "--seed=1_0: must be a whole number"),
+    ("show_data --out={data}/to_nothing/x.png", "--out=.*: .*/to_nothing is a link to nothing"),
+    ("train --run_dir={data}/to_nothing", "--run_dir=.*/to_nothing: is a link to nothing"),
     # What does not fit into memory.
     ("train --widths=1000000000", "--widths=1000000000: needs 600.0 GB .*into 4.0 GB of memory"),
     ("train --widths=1000000000,1000000000", "--widths=1000000000,1000000000: needs 8,000,000,608"),
@@ -553,8 +626,6 @@ COMMANDS: list[tuple[str, str]] = [
     ("show_data --images=99999999999", "--images=99999999999: must be in 1..500"),
     ("show_data --images=x", "--images=x: must be a whole number"),
     ("show_data --held_out=0,15", "--held_out=0,15: must be one domain"),
-    (f"show_data {D}/vectors.npz", "--dataset=.*: must hold images"),
-    (f"show_data {D}/tweets.csv --model=lstm", "--dataset=.*: must hold images"),
     *(
         (f"{command} --out={out}", f"--out={out}: {told}")
         for command in (

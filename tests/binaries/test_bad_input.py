@@ -115,7 +115,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(model="math:factorial"), "--model=math:factorial: returns int, must return Model"),
     (dict(rounds=0, eval_every=1), "--rounds=0: must be at least 1"),
     (dict(eval_every=51), "--eval_every=51: must be at most --rounds=50"),
-    (dict(checkpoint_every=7), "--checkpoint_every=7: must be a multiple of --eval_every=5"),
+    (
+        dict(checkpoint_every=7, eval_every=5),
+        "--checkpoint_every=7: must be a multiple of",
+    ),
     (dict(learning_rate=(0.0,)), "--learning_rate=0: must be above 0"),
     (dict(learning_rate=(float("nan"),)), "--learning_rate=nan: must be above 0"),
     (dict(learning_rate=()), "--learning_rate=: must be one or several"),
@@ -461,7 +464,8 @@ def test_every_preset_parses() -> None:
     assert {"rotated_digits", "rotated_mnist_5", "rotated_mnist_50"} <= set(presets)
     for preset in presets:
         # Ways of playing go with data.
-        names = f"colored_mnist_f,{preset}" if preset.startswith("games_") else preset
+        variant = "v" if preset.endswith("fast") else "f"
+        names = f"colored_mnist_{variant},{preset}" if preset.startswith("games_") else preset
         if names.endswith("smooth") or names.endswith("fast"):
             names = names.replace(",", ",games_parallel,")
         if names.endswith("_v"):

@@ -310,3 +310,29 @@ def test_a_default_folder_is_that_of_the_run() -> None:
 )
 def test_what_the_data_are_called(flags: dict[str, str], title: str) -> None:
     assert config.of(**flags).title == title
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), 5),
+        (("--rounds=3",), 3),
+        (("--checkpoint_every=12",), 4),
+        (("--checkpoint_every=10",), 5),
+        (("--rounds=4", "--checkpoint_every=6"), 3),
+        (("--preset=rotated_digits_domains", "--rounds=2"), 2),
+        (("--rounds=3", "--eval_every=2"), 2),
+    ],
+)
+def test_evaluations_follow_the_flags_that_are_typed(
+    arguments: tuple[str, ...], expected: int
+) -> None:
+    assert command_line.of_arguments(arguments).watching.eval_every == expected
+
+
+def test_a_setting_with_an_effect_in_one_cell_is_none_without() -> None:
+    rate = "--set=body_learning_rate=0.1"
+    for algorithm in ("--algorithm=fl_games", "--algorithm=fl_games,fedavg"):
+        command_line.of_arguments([algorithm, rate, "--set=learned=false,true"])
+        with pytest.raises(UsageError, match="has no effect with --set=learned=false"):
+            command_line.of_arguments([algorithm, rate])

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -611,6 +612,27 @@ def test_a_disk_that_is_full_for_a_checkpoint(
     assert line.startswith(f"{folder / 'checkpoints'}: {told}")
     assert "--resume" in line
     same_end(go_on(made.whole.job, folder), made.whole)
+
+
+@pytest.mark.parametrize("error", [UsageError("a full disk"), None])
+def test_tracebacks_of_threads_are_told_unless_one_line_tells_more(
+    capsys: pytest.CaptureFixture[str], error: UsageError | None
+) -> None:
+    def work() -> None:
+        with errors.in_one_line():
+            thread = threading.Thread(target=lambda: 1 / 0)
+            thread.start()
+            thread.join()
+            if error:
+                raise error
+
+    if error:
+        with pytest.raises(SystemExit):
+            work()
+        assert capsys.readouterr().err == "error: a full disk\n"
+    else:
+        work()
+        assert capsys.readouterr().err.endswith("ZeroDivisionError: division by zero\n")
 
 
 def test_a_defect_is_no_line(refused: Refused) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.flags.flag import flag_error, in_flags, is_whole, shown
+from experiments.flags.flag import flag_error, in_flags, is_whole, shown, value_in
 from fedjax_inv.checks import UsageError
 
 NAMES = {"flips": "flips", "num_clients": "clients", "held_out": "held_out", "play": "set=play"}
@@ -71,3 +71,14 @@ def test_whole_numbers_are_of_the_digits_0_to_9_and_below_2_to_the_31() -> None:
     bad = ("", "-1", "1.0", " 1", "1_0", "²", "٣", str(2**31), "9" * 5000)
     assert [text for text in (*good, *bad) if is_whole(text)] == [*good]
     assert not is_whole("1", lowest=2)
+
+
+def test_a_number_has_the_digits_0_to_9() -> None:
+    whole, real = ("0", "-3", "+3", "007"), ("3.", ".5", "1e3", "-1.5E-3", "inf", "-Infinity")
+    assert [value_in(text, int) for text in whole] == [0, -3, 3, 7]
+    assert [value_in(text, float) for text in (*whole, *real)] == list(map(float, (*whole, *real)))
+    assert np.isnan(value_in("nan", float))
+    for text in ("", "1_0", "٣", "²", " 1", "1 ", "0x1", "1e", "e1", ".", "--1", "1.0.0", "1\n"):
+        for kind in (int, float):
+            with pytest.raises(ValueError, match="is no number"):
+                value_in(text, kind)

@@ -1,5 +1,6 @@
 """Optimizers by name, and learning rates that go with the rounds."""
 
+import inspect
 from typing import Any
 
 import chex
@@ -120,6 +121,23 @@ def test_an_optimizer_is_what_its_flags_say(
             dict(server_optimizer="adam", server_optimizer_settings=("eps=1",)),
             "--server_optimizer_set=eps=1: must be set by --server_epsilon",
         ),
+        *(
+            (
+                dict(optimizer=name, optimizer_settings=(f"{argument}={value}",)),
+                f"--optimizer_set={argument}={value}: must be {allowed}",
+            )
+            for name, argument, value, allowed in (
+                ("adam", "b1", "1", "at least 0 and below 1"),
+                ("adam", "b2", "-0.1", "at least 0 and below 1"),
+                ("adam", "eps", "0", "above 0"),
+                ("adam", "eps_root", "-1", "at least 0"),
+                ("rmsprop", "decay", "0", "above 0 and below 1"),
+                ("rmsprop", "momentum", "1", "at least 0 and below 1"),
+                ("adamw", "weight_decay", "-1", "at least 0"),
+                ("rprop", "eta_plus", "1", "above 1"),
+                ("radam", "threshold", "3", "at least 4"),
+            )
+        ),
         (dict(schedule="cosines"), "--schedule=cosines: unknown; did you mean cosine"),
         (
             dict(schedule="cosine", warmup_rounds=50),
@@ -163,6 +181,16 @@ def test_what_does_not_fit_is_one_line(flags: dict[str, Any], message: str) -> N
     with pytest.raises(UsageError, match=f"^{message}") as error:
         config.of(**flags)
     assert "\n" not in str(error.value)
+
+
+def test_every_number_of_an_optimizer_has_a_range_that_holds_its_default() -> None:
+    for name in optimizers.NAMES:
+        for each in inspect.signature(getattr(optax, name)).parameters.values():
+            if type(each.default) in (int, float):
+                allowed = optimizers.range_of(name, each.name)
+                assert allowed.text, (name, each.name)
+                assert allowed.holds(each.default), (name, each.name)
+                assert not allowed.holds(-1), (name, each.name)
 
 
 def naive(kind: str, warmup: int, decay: float, final: float, end: int, t: int) -> float:

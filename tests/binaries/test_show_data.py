@@ -209,12 +209,23 @@ def test_what_cannot_be_shown(tmp_path: Path, change: dict[str, Any], words: str
 
 
 def test_data_that_are_no_images(tmp_path: Path) -> None:
-    path = tmp_path / "vectors.npz"
-    np.savez(path, x=np.ones((40, 4)), y=np.arange(40) % 2)
-    with pytest.raises(
-        UsageError, match=r"vectors.npz: must hold images \[height, width, channels\].* \[4\]"
-    ):
-        show_data.show(*options(tmp_path, dataset=str(path)))
+    """Tables and texts have no picture; of a table the range of each feature is printed."""
+    table, texts = tmp_path / "vectors.npz", tmp_path / "texts.csv"
+    x = np.arange(80.0).reshape(40, 2) * [1, 1000]
+    np.savez(table, x=x, y=np.arange(40) % 2)
+    texts.write_text("".join(f'"{4 * (i % 2)}","{i}","d","q","u","word{i}"\n' for i in range(40)))
+    of_table, of_texts = (
+        show_data.show(*options(tmp_path, dataset=str(path), model=model))
+        for path, model in ((table, "mlp"), (texts, "lstm"))
+    )
+    assert cells(of_table)[-2:] == [
+        ["0", "39", "23.1", "0", "78"],
+        ["1", "4e+04", "2.31e+04", "1e+03", "7.9e+04"],
+    ]
+    for text in (of_table, of_texts):
+        assert "| in all" in text
+        assert text.endswith("No picture: the data are no images.")
+    assert {*tmp_path.iterdir()} == {table, texts}
 
 
 def test_the_flags_are_those_of_train_and_its_own() -> None:

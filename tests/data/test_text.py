@@ -16,7 +16,7 @@ from experiments.experiment import assemble, config
 from fedjax_inv import local, models
 from fedjax_inv.algorithms import fedcfa, fedmix
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import sources, text
+from fedjax_inv.data import leaf, sources, text
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Setup, Tree
 from runs import ran
@@ -163,6 +163,21 @@ def test_settings_of_texts(tmp_path: Path) -> None:
         sources.load(str(tmp_path / "other.csv"))
 
 
+def test_errors_name_the_function_s_own_argument(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^size=2: must be an integer of at least 3"):
+        text.vocabulary([["a"]], 2)
+    with pytest.raises(UsageError, match=r"^length=0: must be an integer"):
+        text.encode([["a"]], text.SPECIAL, 0)
+    path = written(tmp_path / "some.csv", [ONE[:5]])
+    with pytest.raises(UsageError, match=r"^vocabulary_size=2: must be"):
+        text.sentiment140(path, 2, 5)
+    with pytest.raises(UsageError, match=r"^path='.*some.csv': must hold the columns"):
+        text.sentiment140(path, 3, 5)
+    (tmp_path / "0.json").write_text("[]")
+    with pytest.raises(UsageError, match=r"^found='.*0.json': must be LEAF's json"):
+        leaf.femnist([(tmp_path / "0.json", False)])
+
+
 # The binaries.
 
 
@@ -211,7 +226,7 @@ def test_whole_users_are_dealt(path: Path) -> None:
         (dict(clients=8), "^--clients=8: .* in 1..7, the number of users"),
         (dict(vocabulary=2), "^--vocabulary=2: must be an integer of at least 3"),
         (dict(environment="rotated"), "^--environment=rotated: .*must be"),
-        (dict(augment=True), "^--model=lstm: .*must be"),
+        (dict(augment=True), "^--augment=true: must be false, .* no RGB images"),
     ],
 )
 def test_what_does_not_fit_texts_is_told(changes: dict[str, Any], message: str, path: Path) -> None:

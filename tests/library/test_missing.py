@@ -242,7 +242,7 @@ def test_what_cannot_stand_in_is_told() -> None:
     ):
         with pytest.raises(UsageError, match="algorithm: has no exchange whose uploads can stand"):
             missing.reuse(made)
-    with pytest.raises(UsageError, match="missing='forget': must be one of skip, reuse"):
+    with pytest.raises(UsageError, match="rule='forget': must be one of skip, reuse"):
         algorithm("forget")
 
 

@@ -46,7 +46,7 @@ def test_masked_losses_follow_numpy(seed: int, size: int) -> None:
     ],
 )
 def test_other_shapes_are_refused(objective, logits, labels, mask) -> None:
-    words = r"^(logits=.*labels=.* must be \[B\]|values=.*mask=.* must be bool \[B\])$"
+    words = r"^(logits=.*labels=.* must be \[B\]; .*`loss=`|values=.*mask=.* must be bool \[B\]$)"
     with pytest.raises(ValueError, match=words):
         objective(jnp.ones(logits), jnp.ones(labels, jnp.int32), jnp.ones(mask, bool))
 

@@ -67,7 +67,8 @@ class Agreement:
         values, count = self.agreements, self.training_domains
         if len(values) == count:
             return values
-        if len(values) not in (1, 2) or count == 1:
+        is_default = values == Agreement.agreements
+        if len(values) not in (1, 2) or (count == 1 and not is_default):
             text = "must be one number, the two ends of a range, or one for each of"
             raise flag_error("agreements", values, f"{text} --training_domains={count}")
         return tuple(np.linspace(values[0], values[-1], count).tolist())
