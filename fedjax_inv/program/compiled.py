@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fedjax_inv import checks, devices, rounds
+from fedjax_inv import checks, devices, platforms, rounds
 from fedjax_inv.devices import Layout
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Training
@@ -21,7 +21,8 @@ class Program(NamedTuple):
     Each record of `one_run` that they take or return has a leading axis R.
     """
 
-    init: Callable[[Examples, Inputs], Training]  # the training before the first round
+    # jitted: (data, inputs) -> the training before the first round
+    init: jax.stages.Wrapped
     # jitted: (data, inputs, training, cohorts [R, T, S]) -> (training, outcome); plays T rounds and
     # evaluates; donates the training that is passed
     segment: jax.stages.Wrapped
@@ -93,9 +94,16 @@ def make(
         alone = OneRun(experiment, devices.vmapped())
         return alone.traffic(data, one._replace(hyper=hyper))
 
+    # `init` runs once, so compiling it costs more than it does itself.
+    options = {"xla_backend_optimization_level": 1} if platforms.on_cpu() else None
     if layout is None:
         return Program(
-            *(jax.jit(init), jax.jit(segment, donate_argnums=2), jax.jit(evaluate), traffic),
+            *(
+                jax.jit(init, compiler_options=options),
+                jax.jit(segment, donate_argnums=2),
+                jax.jit(evaluate),
+                traffic,
+            ),
             stored=lambda inputs, training: training,
             placed=lambda training: training,
         )
@@ -112,7 +120,7 @@ def make(
     whole: Any = PartitionSpec()
     specs = Training(rounds.State(whole, layout.client_spec, whole, whole, whole), whole)
     return Program(
-        jax.jit(layout.over(init, (), specs)),
+        jax.jit(layout.over(init, (), specs), compiler_options=options),
         jax.jit(layout.over(segment, (specs, whole), (specs, whole)), donate_argnums=2),
         jax.jit(layout.over(evaluate, (specs,), whole)),
         traffic,
