@@ -9,6 +9,7 @@ import csv
 import dataclasses
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from experiments.parts import machine
 from experiments.reporting import report, run_report, tables
 from experiments.running import folder as folders
 from experiments.running import launch, log, records
+from experiments.running.ahead import DEPTH, Ahead
+from experiments.running.launch import Launch
 from experiments.running.records import Line, Result, RunResult
 from fedjax_inv.checks import UsageError
 
@@ -296,10 +299,23 @@ def _check_reached(row: Row, folder: Path) -> None:
         )
 
 
+def prepare(chosen: Config, ahead: Ahead) -> Launch:
+    """The launch of a row, whose first program begins to compile."""
+    ready = launch.prepared(chosen, Path(chosen.run.run_dir), in_folders=True)
+    ready.compile_ahead(ahead)
+    return ready
+
+
 def run(row: Row, chosen: Config) -> RowResult:
     """Runs a row, or reads its results if it is finished."""
     place = Path(chosen.run.run_dir)
     launch.run(chosen, place, in_folders=True, report=run_report.write)
+    return read(row, chosen)
+
+
+def read(row: Row, chosen: Config) -> RowResult:
+    """The results of a finished row."""
+    place = Path(chosen.run.run_dir)
     results = records.read(place / "result.json", _Cells).cells
     cells = [result.cell.restored() for result in results]
     names = grid.folder_names(cells)
@@ -372,16 +388,37 @@ def run_all(paper: Paper, options: Options) -> str:
             check_row(row, chosen)
     # The table of some rows must not overwrite that of all.
     name = f"{options.study}_some" if options.rows else options.study
-    texts = []
-    for data in options.data:
-        results = []
-        for row, chosen in todo[data]:
-            _check_reached(row, options.folder / data)
-            results.append(run(row, chosen))
-        text = table(paper, study, data, results)
-        folder = options.folder / data
-        folders.write(folder / f"{name}.md", f"{text}\n\n{paper.caption}\n")
-        texts.append(text)
-        for ending, draw in study.figures.items():
-            texts.append(draw(folder / f"{name}{ending}.png", data, results))
-    return "\n\n" + "\n\n".join([*texts, paper.caption])
+    every = [(row, chosen) for data in options.data for row, chosen in todo[data]]
+    texts: list[str | Future[str]] = []
+    # Figures are drawn in a thread of their own, while the next rows run.
+    with Ahead() as ahead, ThreadPoolExecutor(1, "figures") as drawer:
+
+        def write(*finished: Any) -> str:
+            drawn.append(drawer.submit(run_report.draw, *finished))
+            return run_report.write_table(*finished)
+
+        drawn: list[Future[None]] = []
+        done = 0
+        for data in options.data:
+            results = []
+            for row, chosen in todo[data]:
+                done += 1
+                for _, following in every[done : done + DEPTH]:
+                    # A row that starts from another row's network must wait for it.
+                    if not following.model.init_from:
+                        ahead.begin(following.run.run_dir, partial(prepare, following, ahead))
+                _check_reached(row, options.folder / data)
+                ready = ahead.take(chosen.run.run_dir, partial(prepare, chosen, ahead))
+                ready.run(write, ahead)
+                results.append(read(row, chosen))
+            text = table(paper, study, data, results)
+            folder = options.folder / data
+            folders.write(folder / f"{name}.md", f"{text}\n\n{paper.caption}\n")
+            texts.append(text)
+            for ending, draw in study.figures.items():
+                path = folder / f"{name}{ending}.png"
+                texts.append(drawer.submit(draw, path, data, results))
+        for drawing in drawn:
+            drawing.result()
+        lines = [text if isinstance(text, str) else text.result() for text in texts]
+    return "\n\n" + "\n\n".join([*lines, paper.caption])

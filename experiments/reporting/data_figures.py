@@ -31,7 +31,7 @@ def rendered(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
     x = jax.tree.map(lambda leaf: np.asarray(leaf[rows]), dataset.x)
     if dataset.render is not None:
         return np.asarray(jax.jit(dataset.render)(x), np.float32)  # one program, not one a step
-    return np.float32(x) / 255 if x.dtype == np.uint8 else np.float32(x)
+    return np.asarray(x, np.float32) / (255 if x.dtype == np.uint8 else 1)
 
 
 def to_rgb(x: np.ndarray) -> np.ndarray:
