@@ -140,7 +140,7 @@ def test_the_data_modules_import_numpy_and_jax_alone(monkeypatch):
 @pytest.mark.parametrize(
     ("package", "name"),
     [
-        ("sklearn.datasets", "digits"),
+        ("sklearn", "digits"),
         ("PIL", "{folder}/images"),
         ("tensorflow_datasets", "mnsit"),
     ],
