@@ -30,6 +30,7 @@ from absl import app, flags, logging
 
 from experiments.flags import errors
 from experiments.flags.flag import check, flag_error, flags_of, name_of, shown
+from experiments.flags.standins import asks_for_help
 from fedjax_inv.checks import UsageError
 
 
@@ -163,15 +164,6 @@ def value_of(field: Field[Any], values: flags.FlagValues) -> Any:
     except ValueError:
         numbers = "whole numbers" if kind is int else "numbers"
         raise flag_error(name_of(field), value, f"must be {numbers}") from None
-
-
-_HELP = {"help", "helpfull", "helpshort", "h", "?"}
-
-
-def asks_for_help(argv: Sequence[str]) -> bool:
-    """Whether a command line asks for --help."""
-    words = (word.lstrip("-").partition("=")[0] for word in argv[1:] if word.startswith("-"))
-    return any(word in _HELP for word in words)
 
 
 def help_text(field: Field[Any]) -> str:
