@@ -37,8 +37,6 @@ def install() -> None:
 class _StandIn(ModuleType):
     """A module, class, function or value of which nothing is used but its name."""
 
-    __path__ = ()  # a package, too
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

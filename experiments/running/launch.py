@@ -134,8 +134,7 @@ class Launch:
         job = self._job(cell)
         # A run that continues needs neither a start nor a first evaluation.
         if not (job.is_compiled or checkpoints.rounds(self._places[cell.name] / "checkpoints")):
-            loop.compile_ahead(job)
-            job = job._replace(is_compiled=True)
+            return loop.compile_ahead(job)
         return job
 
     def _job(self, cell: Cell) -> loop.Job:

@@ -49,10 +49,11 @@ class Job(NamedTuple):
     groups: list[str]  # names of the validation groups
     personal: bool  # whether predictions need the clients' states
     is_compiled: bool = False  # whether the program has been compiled before
+    cohorts: Cohort | None = None  # of all rounds, filled up to whole segments; None: not drawn
 
 
-def compile_ahead(job: Job) -> None:
-    """Compiles the program of a cell that is new, so that its first calls find it compiled."""
+def compile_ahead(job: Job) -> Job:
+    """The job of a new cell with its program compiled, so that its first calls find it so."""
     program, data, inputs = job.program, job.data, job.inputs
     compiled = program.init.lower(data, inputs).compile()
     shapes = jax.eval_shape(program.init, data, inputs)
@@ -64,13 +65,17 @@ def compile_ahead(job: Job) -> None:
 
     states = jax.tree.map(placed, shapes, compiled.output_shardings)
     every = job.config.watching.eval_every
-    part = _rounds(_cohorts(job), 0, every)
+    cohorts = _cohorts(job)
+    part = _rounds(cohorts, 0, every)
     program.evaluate.lower(data, inputs, states).compile()
     program.segment.lower(data, inputs, states, part).compile()
+    return job._replace(is_compiled=True, cohorts=cohorts)
 
 
 def _cohorts(job: Job) -> Cohort:
     """The cohorts of all rounds, filled up to whole segments."""
+    if job.cohorts is not None:
+        return job.cohorts
     rounds, every = job.config.run.rounds, job.config.watching.eval_every
     # On the host, where slicing the rounds of a segment compiles nothing.
     return jax.device_get(assemble.cohorts(job.config, job.inputs, -(-rounds // every) * every))

@@ -1,5 +1,6 @@
 """The compiled program of R runs of an experiment, and where its arrays lie on devices."""
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from fedjax_inv.devices import Layout
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Training
 from fedjax_inv.types import Array, Cohort, Examples, Model, Tree
+
+_LEVEL = "xla_backend_optimization_level"
 
 
 class Program(NamedTuple):
@@ -94,8 +97,9 @@ def make(
         alone = OneRun(experiment, devices.vmapped())
         return alone.traffic(data, one._replace(hyper=hyper))
 
-    # `init` runs once, so compiling it costs more than it does itself.
-    options = {"xla_backend_optimization_level": 1} if platforms.on_cpu() else None
+    # `init` runs once, and for less time than LLVM's slow passes take.
+    is_chosen = _LEVEL in os.environ.get("XLA_FLAGS", "")
+    options = {_LEVEL: 1} if platforms.on_cpu() and not is_chosen else None
     if layout is None:
         return Program(
             *(
