@@ -84,8 +84,9 @@ def main(binary: Binary) -> None:
             with errors.in_one_line():
                 print(binary.run(options[0]))
         except SystemExit as ended:
-            if ended.code in (2, 3) and not jax.distributed.is_initialized():
-                # Orbax's threads wait for minutes for a file that they cannot write.
+            if isinstance(ended.code, int) and not jax.distributed.is_initialized():
+                # Orbax's threads wait for minutes for a file that they cannot write, and others
+                # for a program that nobody needs any more.
                 sys.stdout.flush()
                 os._exit(ended.code)
             raise

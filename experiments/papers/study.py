@@ -9,7 +9,6 @@ import csv
 import dataclasses
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -306,16 +305,21 @@ def prepare(chosen: Config, ahead: Ahead) -> Launch:
     return ready
 
 
-def run(row: Row, chosen: Config) -> RowResult:
-    """Runs a row, or reads its results if it is finished."""
-    place = Path(chosen.run.run_dir)
-    launch.run(chosen, place, in_folders=True, report=run_report.write)
-    return read(row, chosen)
+def run(
+    row: Row,
+    chosen: Config,
+    ahead: Ahead | None = None,
+    write: launch.Report = run_report.write,
+) -> RowResult:
+    """Runs a row, or reads its results if it is finished.
 
-
-def read(row: Row, chosen: Config) -> RowResult:
-    """The results of a finished row."""
+    ahead: the threads in which the row may have been prepared.
+    """
+    if ahead is None:
+        with Ahead() as own:
+            return run(row, chosen, own, write)
     place = Path(chosen.run.run_dir)
+    ahead.take(chosen.run.run_dir, partial(prepare, chosen, ahead)).run(write, ahead)
     results = records.read(place / "result.json", _Cells).cells
     cells = [result.cell.restored() for result in results]
     names = grid.folder_names(cells)
@@ -389,15 +393,19 @@ def run_all(paper: Paper, options: Options) -> str:
     # The table of some rows must not overwrite that of all.
     name = f"{options.study}_some" if options.rows else options.study
     every = [(row, chosen) for data in options.data for row, chosen in todo[data]]
-    texts: list[str | Future[str]] = []
-    # Figures are drawn in a thread of their own, while the next rows run.
-    with Ahead() as ahead, ThreadPoolExecutor(1, "figures") as drawer:
+    texts: list[Callable[[], str]] = []
+    drawn: list[Callable[[], Any]] = []
+    with Ahead() as ahead, Ahead(1) as drawer:
+
+        def draw_ahead(draw: Callable[[], Any]) -> Callable[[], Any]:
+            """Draws in a thread, while the next rows run; the result waits for it."""
+            drawer.begin(draw, draw)
+            return partial(drawer.take, draw, draw)
 
         def write(*finished: Any) -> str:
-            drawn.append(drawer.submit(run_report.draw, *finished))
+            drawn.append(draw_ahead(partial(run_report.draw, *finished)))
             return run_report.write_table(*finished)
 
-        drawn: list[Future[None]] = []
         done = 0
         for data in options.data:
             results = []
@@ -408,17 +416,15 @@ def run_all(paper: Paper, options: Options) -> str:
                     if not following.model.init_from:
                         ahead.begin(following.run.run_dir, partial(prepare, following, ahead))
                 _check_reached(row, options.folder / data)
-                ready = ahead.take(chosen.run.run_dir, partial(prepare, chosen, ahead))
-                ready.run(write, ahead)
-                results.append(read(row, chosen))
+                results.append(run(row, chosen, ahead, write))
             text = table(paper, study, data, results)
             folder = options.folder / data
             folders.write(folder / f"{name}.md", f"{text}\n\n{paper.caption}\n")
-            texts.append(text)
+            texts.append(partial(str, text))
             for ending, draw in study.figures.items():
                 path = folder / f"{name}{ending}.png"
-                texts.append(drawer.submit(draw, path, data, results))
-        for drawing in drawn:
-            drawing.result()
-        lines = [text if isinstance(text, str) else text.result() for text in texts]
+                texts.append(draw_ahead(partial(draw, path, data, results)))
+        for wait in drawn:
+            wait()
+        lines = [text() for text in texts]
     return "\n\n" + "\n\n".join([*lines, paper.caption])
