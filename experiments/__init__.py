@@ -5,6 +5,8 @@ import signal
 import sys
 from types import FrameType
 
+from experiments.flags import standins
+
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     del frame
@@ -12,7 +14,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-# Set here, because the imports of `python -m experiments.NAME` take seconds. Other programs that
-# import this package handle interrupts themselves.
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+# Both are done here, because the imports of `python -m experiments.NAME` take seconds.
+_is_binary = sys.argv[:1] == ["-m"]
+if _is_binary and standins.serve(sys.argv):
+    standins.install()
+# Other programs that import this package handle interrupts themselves.
+if _is_binary and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupt)

@@ -15,6 +15,7 @@ from experiments.flags import command, names
 from experiments.flags.command import Binary
 from experiments.flags.flag import check as check_ranges
 from experiments.flags.flag import check_known, flag_error, flags_of, name_of, shown
+from experiments.flags.standins import asks_for_help
 from experiments.parts import environments, machine
 from fedjax_inv.algorithms import LISTED
 
@@ -192,7 +193,7 @@ def answer(argv: Sequence[str], about: str, values: flags.FlagValues = flags.FLA
         flag, _, value = word.lstrip("-").partition("=")
         if word.startswith("-") and flag == "describe":
             return describe(value)
-    return _help_text(about, values) if command.asks_for_help(argv) else None
+    return _help_text(about, values) if asks_for_help(argv) else None
 
 
 def _help_text(about: str, values: flags.FlagValues) -> str:

@@ -28,7 +28,7 @@ def check(assembled: Assembled) -> None:
     """Raises UsageError if memory cannot hold an experiment, or int32 cannot count its steps."""
     config, cells = assembled.config, assembled.cells
     split = next(iter(assembled.splits[cells[0].held_out].values()))
-    num_clients, largest = len(split.domain), int(split.train.size.max())
+    num_clients, largest = len(split.domain), int(np.asarray(split.train.size).max())
     num_runs = max(len(cell.runs) for cell in cells)
     batch, epochs = config.clients.batch_size, config.clients.local_epochs
     steps = epochs * -(-largest // (batch or largest))

@@ -30,6 +30,7 @@ from absl import app, flags, logging
 
 from experiments.flags import errors
 from experiments.flags.flag import check, flag_error, flags_of, name_of, shown, value_in
+from experiments.flags.standins import asks_for_help
 from fedjax_inv.checks import UsageError
 
 
@@ -83,8 +84,9 @@ def main(binary: Binary) -> None:
             with errors.in_one_line():
                 print(errors.printable(binary.run(options[0])))
         except SystemExit as ended:
-            if ended.code in (2, 3) and not jax.distributed.is_initialized():
-                # Orbax's threads wait for minutes for a file that they cannot write.
+            if isinstance(ended.code, int) and not jax.distributed.is_initialized():
+                # Orbax's threads wait for minutes for a file that they cannot write, and others
+                # for a program that nobody needs any more.
                 sys.stdout.flush()
                 os._exit(ended.code)
             raise
@@ -177,15 +179,6 @@ def value_of(field: Field[Any], values: flags.FlagValues) -> Any:
     except ValueError:
         numbers = "whole numbers" if kind is int else "numbers"
         raise flag_error(name_of(field), value, f"must be {numbers}") from None
-
-
-_HELP = {"help", "helpfull", "helpshort", "h", "?"}
-
-
-def asks_for_help(argv: Sequence[str]) -> bool:
-    """Whether a command line asks for --help."""
-    words = (word.lstrip("-").partition("=")[0] for word in argv[1:] if word.startswith("-"))
-    return any(word in _HELP for word in words)
 
 
 def help_text(field: Field[Any]) -> str:

@@ -1,17 +1,21 @@
 """The kinds of figures that papers share: lines, points with bars, dots by seed and heat maps.
 
-Each function writes a picture and returns the line to print about it.
+Each function writes a picture, unless it is there already, and returns the line to print about it.
 """
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from experiments.reporting import figures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 NOTHING = "No figure: every row diverged."
 RANGE = "mean over seeds, and from the worst of them to the best"
@@ -69,14 +73,25 @@ def lines(
       spread: RANGE or DEVIATION for the mean over seeds with a band; "" for a line per seed.
       percent: whether the y axes go from 0 to 100.
     """
-    labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
-    if not labels:
+    if not any(panel.lines for panel in panels):
         return NOTHING
+    return _drawn(path, _lines, title, panels, size, columns, spread, percent)
+
+
+def _lines(
+    title: str,
+    panels: Sequence[Panel],
+    size: tuple[float, float],
+    columns: int,
+    spread: str,
+    percent: bool,
+) -> Figure:
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     columns = min(columns, len(panels))
     height = -(-len(panels) // columns)
     share_x = len({panel.x_label for panel in panels}) == 1
     share_y = len({panel.y_label for panel in panels}) == 1
-    figure = Figure(figsize=(size[0] * columns + 0.6, size[1] * height), layout="constrained")
+    figure = figures.new(size[0] * columns + 0.6, size[1] * height)
     grid = figure.subplots(height, columns, squeeze=False, sharex=share_x, sharey=share_y)
     axes = list(grid.flat)[: len(panels)]
     for unused in list(grid.flat)[len(panels) :]:
@@ -94,7 +109,7 @@ def lines(
             axis.set_ylim(0, 100)
     figures.entitle(figure, f"{title}\n{spread}".strip())
     figures.legend_of(figure, axes)
-    return _saved(figure, path)
+    return figure
 
 
 def _draw_line(axis: Axes, line: Line, label: str, index: int, spread: str) -> None:
@@ -139,7 +154,11 @@ def against(path: Path, title: str, x_label: str, points: Points) -> str:
 
     The axis of a quantity in "%" goes from 0 to 100.
     """
-    figure = Figure(figsize=(5 * len(points), 3.6), layout="constrained")
+    return _drawn(path, _against, title, x_label, points)
+
+
+def _against(title: str, x_label: str, points: Points) -> Figure:
+    figure = figures.new(5 * len(points), 3.6)
     axes = figure.subplots(1, len(points), squeeze=False)[0]
     for axis, (quantity, series) in zip(axes, points.items(), strict=True):
         for index, (name, line) in enumerate(series.items()):
@@ -152,7 +171,7 @@ def against(path: Path, title: str, x_label: str, points: Points) -> str:
     num_seeds = max((len(values) for line in every for _, values in line), default=0)
     figures.entitle(figure, f"{title}\n{figures.over_seeds(num_seeds)}")
     figures.legend_of(figure, axes)
-    return _saved(figure, path)
+    return figure
 
 
 def dots(
@@ -163,12 +182,16 @@ def dots(
     Args:
       points: series -> place -> a value per seed. If there is one place, x shows the series.
     """
-    places = list(dict.fromkeys(place for series in points.values() for place in series))
-    if not places:
+    if not any(points.values()):
         return NOTHING
+    return _drawn(path, _dots, title, y_label, points)
+
+
+def _dots(title: str, y_label: str, points: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    places = list(dict.fromkeys(place for series in points.values() for place in series))
     several = len(places) > 1
     ticks = places if several else list(points)
-    figure = Figure(figsize=(max(6.0, 1.3 * len(ticks)), 3.8), layout="constrained")
+    figure = figures.new(max(6.0, 1.3 * len(ticks)), 3.8)
     axis = figure.subplots()
     for index, (name, series) in enumerate(points.items()):
         shift = (index - (len(points) - 1) / 2) / (len(points) + 1)
@@ -183,7 +206,7 @@ def dots(
     figures.entitle(figure, title)
     if several:
         figures.legend_of(figure, [axis])
-    return _saved(figure, path)
+    return figure
 
 
 def _bars(
@@ -221,8 +244,21 @@ def maps(
     every = [value for panel in panels for value in panel.values.flat if not np.isnan(value)]
     if not every:
         return NOTHING
-    low, high = limits or (min(every), max(every))
-    figure = Figure(figsize=(4 * len(panels) + 0.8, 4.0), layout="constrained")
+    ends = limits or (min(every), max(every))
+    return _drawn(path, _maps, title, panels, column_names, labels, ends, decimals, missing)
+
+
+def _maps(
+    title: str,
+    panels: Sequence[Map],
+    column_names: Sequence[str],
+    labels: tuple[str, str],
+    ends: tuple[float, float],
+    decimals: int,
+    missing: str,
+) -> Figure:
+    low, high = ends
+    figure = figures.new(4 * len(panels) + 0.8, 4.0)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, panel in zip(axes, panels, strict=True):
         picture = axis.imshow(panel.values, cmap="viridis", vmin=low, vmax=high, aspect="auto")
@@ -235,9 +271,9 @@ def maps(
         axis.set(title=panel.title, xlabel=labels[0], ylabel=labels[1] if axis is axes[0] else "")
     figure.colorbar(picture, ax=list(axes), label="test accuracy, %")
     figures.entitle(figure, title)
-    return _saved(figure, path)
+    return figure
 
 
-def _saved(figure: Figure, path: Path) -> str:
-    figures.save(figure, path)
+def _drawn(path: Path, paint: Callable[..., Figure], *shown: Any) -> str:
+    figures.draw(path, paint, *shown)
     return f"Figure: {path}."

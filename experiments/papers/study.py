@@ -27,6 +27,8 @@ from experiments.papers import drawings
 from experiments.parts import machine
 from experiments.reporting import report, run_report, tables
 from experiments.running import divergence, files, launch, log, records
+from experiments.running.ahead import DEPTH, Ahead
+from experiments.running.launch import Launch
 from experiments.running.records import Line, Result, RunResult
 from fedjax_inv.checks import UsageError
 
@@ -296,10 +298,28 @@ def _check_reached(row: Row, folder: Path) -> None:
         )
 
 
-def run(row: Row, chosen: Config) -> RowResult:
-    """Runs a row, or reads its results if it is finished."""
+def prepare(chosen: Config, ahead: Ahead) -> Launch:
+    """The launch of a row, whose first program begins to compile."""
+    ready = launch.prepared(chosen, Path(chosen.run.run_dir), in_folders=True)
+    ready.compile_ahead(ahead)
+    return ready
+
+
+def run(
+    row: Row,
+    chosen: Config,
+    ahead: Ahead | None = None,
+    write: launch.Report = run_report.write,
+) -> RowResult:
+    """Runs a row, or reads its results if it is finished.
+
+    ahead: the threads in which the row may have been prepared.
+    """
+    if ahead is None:
+        with Ahead() as own:
+            return run(row, chosen, own, write)
     place = Path(chosen.run.run_dir)
-    launch.run(chosen, place, in_folders=True, report=run_report.write)
+    ahead.take(chosen.run.run_dir, partial(prepare, chosen, ahead)).run(write, ahead)
     results = records.read(place / "result.json", _Cells).cells
     cells = [result.cell.restored() for result in results]
     names = grid.folder_names(cells)
@@ -392,16 +412,39 @@ def run_all(paper: Paper, options: Options) -> str:
             check_row(row, chosen)
     # The table of some rows must not overwrite that of all.
     name = f"{options.study}_some" if options.rows else options.study
-    texts = []
-    for data in options.data:
-        results = []
-        for row, chosen in todo[data]:
-            _check_reached(row, options.folder / data)
-            results.append(run(row, chosen))
-        text = table(paper, study, data, results)
-        folder = options.folder / data
-        files.write(folder / f"{name}.md", f"{text}\n\n{paper.caption}\n")
-        texts.append(text)
-        for ending, draw in study.figures.items():
-            texts.append(draw(folder / f"{name}{ending}.png", data, results))
-    return "\n\n" + "\n\n".join([*texts, paper.caption])
+    every = [(row, chosen) for data in options.data for row, chosen in todo[data]]
+    texts: list[Callable[[], str]] = []
+    drawn: list[Callable[[], Any]] = []
+    with Ahead() as ahead, Ahead(1) as drawer:
+
+        def draw_ahead(draw: Callable[[], Any]) -> Callable[[], Any]:
+            """Draws in a thread, while the next rows run; the result waits for it."""
+            drawer.begin(draw, draw)
+            return partial(drawer.take, draw, draw)
+
+        def write(*finished: Any) -> str:
+            drawn.append(draw_ahead(partial(run_report.draw, *finished)))
+            return run_report.write_table(*finished)
+
+        done = 0
+        for data in options.data:
+            results = []
+            for row, chosen in todo[data]:
+                done += 1
+                for _, following in every[done : done + DEPTH]:
+                    # A row that starts from another row's network must wait for it.
+                    if not following.model.init_from:
+                        ahead.begin(following.run.run_dir, partial(prepare, following, ahead))
+                _check_reached(row, options.folder / data)
+                results.append(run(row, chosen, ahead, write))
+            text = table(paper, study, data, results)
+            folder = options.folder / data
+            files.write(folder / f"{name}.md", f"{text}\n\n{paper.caption}\n")
+            texts.append(partial(str, text))
+            for ending, draw in study.figures.items():
+                path = folder / f"{name}{ending}.png"
+                texts.append(draw_ahead(partial(draw, path, data, results)))
+        for wait in drawn:
+            wait()
+        lines = [text() for text in texts]
+    return "\n\n" + "\n\n".join([*lines, paper.caption])

@@ -1,15 +1,28 @@
-"""The parts that figures share: literal texts, styles of lines, panels, legends and files."""
+"""The parts that figures share: literal texts, styles of lines, panels, legends and files.
 
+matplotlib is imported by the first figure that is drawn, as its import takes a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import inspect
+import io
 import math
+import pickle
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 from experiments.running import files
 
@@ -18,6 +31,14 @@ _MARKERS = "osv^D<>PX*d"  # 11 markers and 5 lines share no factor: 55 pairs
 _CHARACTER = 0.62  # the width of most characters, as a part of the font size
 _LINE = 1.5  # the height of a line of text, as a part of the font size
 _LONGEST = 24  # characters of a name at an axis
+_DIGEST = "Data-SHA256"  # the entry of a PNG with the digest of what it shows
+
+
+def new(width: float, height: float) -> Figure:
+    """An empty figure, in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def literal(text: str) -> str:
@@ -55,6 +76,8 @@ def spaced(count: int, index: int = 0) -> tuple[int, int]:
 
 def whole_numbers(axis: Axes) -> None:
     """Sets ticks at whole numbers on an x axis."""
+    from matplotlib.ticker import MaxNLocator
+
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
@@ -67,7 +90,7 @@ def panels(
     """
     columns = min(columns, count)
     lines = -(-count // columns)
-    figure = Figure(figsize=(size[0] * columns + 0.6, size[1] * lines), layout="constrained")
+    figure = new(size[0] * columns + 0.6, size[1] * lines)
     axes = list(figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flat)
     for unused in axes[count:]:
         unused.remove()
@@ -148,9 +171,52 @@ def _thinned(names: Sequence[str], each: float, inches: float) -> tuple[range, l
     return range(0, len(names), step), [literal(name) for name in _cut(names)[::step]]
 
 
-def save(figure: Figure, path: Path, dpi: int = 120) -> None:
-    """Writes a figure as PNG and as PDF; the same figure gives the same bytes."""
-    with files.replacing(path) as file:
-        figure.savefig(file, format="png", dpi=dpi)
+def draw(path: Path, paint: Callable[..., Figure], *shown: Any, dpi: int = 120) -> None:
+    """Writes the figure `paint(*shown)`, unless the files there show the same already.
+
+    paint: a function of a module; a change of its module draws anew, too.
+    shown: all that the figure shows; it must have a pickle.
+    """
+    digest = _digest(paint, shown, dpi)
+    if not (path.with_suffix(".pdf").exists() and _digest_in(path) == digest):
+        save(paint(*shown), path, dpi=dpi, digest=digest)
+
+
+def _digest(paint: Callable[..., Figure], *shown: Any) -> str:
+    """The SHA-256 of what a figure shows, and of the code and the library that draw it."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer)
+    pickler.fast = True  # equal data have the same bytes, whether or not they share objects
+    pickler.dump((paint.__qualname__, importlib.metadata.version("matplotlib"), shown))
+    sha = hashlib.sha256(buffer.getbuffer())
+    for module in (inspect.getmodule(paint), sys.modules[__name__]):
+        assert module is not None
+        sha.update(inspect.getsource(module).encode())
+    return sha.hexdigest()
+
+
+def _digest_in(path: Path) -> str | None:
+    """The digest in a PNG of `save`; None if there is no whole PNG, or none with a digest."""
+    if not path.exists():
+        return None
+    try:
+        with Image.open(path) as image:
+            image.verify()
+            return image.info.get(_DIGEST)
+    except Exception:  # pillow raises many kinds, for one reason: the file is damaged
+        return None
+
+
+def save(figure: Figure, path: Path, dpi: float = 120, digest: str = "") -> None:
+    """Writes a figure as PNG and as PDF; the same figure gives the same bytes.
+
+    digest: a text to store in the PNG.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # both files have the places that are computed by now
     with files.replacing(path.with_suffix(".pdf")) as file:
         figure.savefig(file, format="pdf", metadata={"CreationDate": None})
+    # The PNG is last, because its digest says that both are there.
+    with files.replacing(path) as file:
+        metadata = {_DIGEST: digest} if digest else None
+        figure.savefig(file, format="png", dpi=dpi, metadata=metadata)

@@ -1,22 +1,25 @@
 """Figures of finished cells."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from experiments.reporting import figures, report
 from experiments.reporting.report import Chosen
 from experiments.running import log
 from experiments.running.records import Line, Result
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 MOST_DOTS = 120  # the most domains or clients, over all algorithms, that get a dot each
 
-Drawn = Sequence[tuple[Chosen, Path]]  # cells, with their folders
+Drawn = Sequence[tuple[Chosen, Sequence[Line]]]  # cells, with the lines of their logs
 Parts = dict[str, float]  # a run's accuracy in percent, by domain or client
 
 
@@ -29,24 +32,24 @@ def write(
 ) -> None:
     """Writes curves.png and, if the runs have the numbers for them, the other figures.
 
-    The others are domains.png, clients.png and gradients.png. If every cell diverged, it writes
-    nothing.
+    The others are domains.png, clients.png and gradients.png. Figures that are there and show the
+    same are not drawn again. If every cell diverged, it writes nothing.
 
     results: (label, cell's folder, result) of each cell. rule: the rule of selection.
     """
     picked = [(report.choose(label, result, rule), path) for label, path, result in results]
-    drawn = [(one, path) for one, path in picked if one is not None]
+    drawn = [(one, log.read(path, one.last[0].round)) for one, path in picked if one is not None]
     if not drawn:
         return
-    _curves(folder / "curves.png", drawn, title)
+    figures.draw(folder / "curves.png", _curves, drawn, title)
     first = drawn[0][0].selected[0]
     splits = [domain.split for domain in first.domains.values()]
     if splits.count("validation") > 1:
-        _parts(folder / "domains.png", drawn, title, by_domain, "domain")
+        figures.draw(folder / "domains.png", _parts, drawn, title, by_domain, "domain")
     if first.accuracy_by_client is not None:
-        _parts(folder / "clients.png", drawn, title, by_client, "client")
+        figures.draw(folder / "clients.png", _parts, drawn, title, by_client, "client")
     if drawn[0][0].last[0].gradients is not None:
-        _gradients(folder / "gradients.png", drawn, title)
+        figures.draw(folder / "gradients.png", _gradients, drawn, title)
 
 
 def mean_and_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -70,11 +73,10 @@ def _panels(
     return figure, dict(zip(held_outs, axes, strict=True)), labels
 
 
-def _curves(path: Path, drawn: Drawn, title: str) -> None:
+def _curves(drawn: Drawn, title: str) -> Figure:
     """Draws accuracy by round: a panel per held-out domain, two lines per algorithm."""
     figure, axes, labels = _panels(drawn, "round")
-    for one, folder in drawn:
-        lines = log.read(folder, one.last[0].round)
+    for one, lines in drawn:
         number = labels.index(one.label)
         rounds = [line.round for line in lines if line.run == one.indices[0]]
         style = figures.style(number) | {"markevery": figures.spaced(len(rounds), number)}
@@ -92,9 +94,14 @@ def _curves(path: Path, drawn: Drawn, title: str) -> None:
         figures.whole_numbers(axis)
     kinds = f"held out: {figures.over_seeds(len(drawn[0][0].runs))}; thin: validation"
     figures.entitle(figure, f"{title}\n{kinds}")
-    handles = [Line2D([], [], **figures.style(number)) for number in range(len(labels))]
-    figures.legend(figure, handles, labels)
-    figures.save(figure, path)
+    _legend(figure, [figures.style(number) for number in range(len(labels))], labels)
+    return figure
+
+
+def _legend(figure: Figure, styles: Iterable[dict[str, Any]], labels: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    figures.legend(figure, [Line2D([], [], **style) for style in styles], labels)
 
 
 def by_domain(line: Line) -> Parts:
@@ -113,9 +120,7 @@ def by_client(line: Line) -> Parts:
     }
 
 
-def _parts(
-    path: Path, drawn: Drawn, title: str, parts_of: Callable[[Line], Parts], what: str
-) -> None:
+def _parts(drawn: Drawn, title: str, parts_of: Callable[[Line], Parts], what: str) -> Figure:
     """Draws the accuracies of the selected evaluations, in a panel per held-out domain.
 
     A panel has a marker per algorithm and part, or for many parts a line per algorithm.
@@ -152,9 +157,8 @@ def _parts(
         quantity += ", on the test in each client's proportions of classes"
     kinds = f"{quantity}; {figures.over_seeds(len(drawn[0][0].runs))}"
     figures.entitle(figure, f"{title}\n{kinds}")
-    handles = [Line2D([], [], **_dot(number, is_few)) for number in range(len(labels))]
-    figures.legend(figure, handles, labels)
-    figures.save(figure, path)
+    _legend(figure, [_dot(number, is_few) for number in range(len(labels))], labels)
+    return figure
 
 
 def _dot(number: int, is_few: bool) -> dict[str, Any]:
@@ -186,14 +190,14 @@ def draw_quantiles(axis: Axes, values: np.ndarray, number: int) -> None:
     axis.fill_between(100 * part, low, high, color=style["color"], alpha=0.08, lw=0)
 
 
-def _gradients(path: Path, drawn: Drawn, title: str) -> None:
+def _gradients(drawn: Drawn, title: str) -> Figure:
     """Draws the gradients of the first seed: a column per cell, a line per client."""
     # A wider figure could have more pixels than matplotlib allows.
     width = min(4.2, 100 / len(drawn))
-    figure = Figure(figsize=(width * len(drawn) + 0.6, 6.5), layout="constrained")
+    figure = figures.new(width * len(drawn) + 0.6, 6.5)
     axes = figure.subplots(3, len(drawn), squeeze=False, sharex=True, sharey="row")
-    for (one, folder), column in zip(drawn, axes.T, strict=True):
-        lines = [line for line in log.read(folder, one.last[0].round) if line.run == one.indices[0]]
+    for (one, every), column in zip(drawn, axes.T, strict=True):
+        lines = [line for line in every if line.run == one.indices[0]]
         x = [line.round for line in lines]
         for axis, key in zip(column, ("invariance", "norm", "cosine"), strict=True):
             values = np.array([getattr(line.gradients, key) for line in lines], float)
@@ -206,4 +210,4 @@ def _gradients(path: Path, drawn: Drawn, title: str) -> None:
     for axis, name in zip(axes[:, 0], names, strict=True):
         axis.set_ylabel(name, fontsize=9)
     figures.entitle(figure, f"{title}; seed {drawn[0][0].runs[0].seed}")
-    figures.save(figure, path)
+    return figure

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import msgspec
 import numpy as np
+from jax.sharding import Sharding
 
 from experiments.experiment import assemble
 from experiments.experiment.config import Config
@@ -22,6 +23,7 @@ from experiments.parts import machine
 from experiments.parts.selection import RULES
 from experiments.running import divergence, files, records, selected, summary
 from experiments.running import log as logs
+from experiments.running.ahead import Ahead
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.events import Events
 from experiments.running.log import Log
@@ -32,7 +34,7 @@ from experiments.running.signals import Stop, Stopped
 from fedjax_inv import stopping
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Inputs, Outcome, Program, Training
-from fedjax_inv.types import Examples
+from fedjax_inv.types import Cohort, Examples
 
 
 class Job(NamedTuple):
@@ -45,7 +47,41 @@ class Job(NamedTuple):
     inputs: Inputs
     groups: list[str]  # names of the validation groups
     personal: bool  # whether predictions need the clients' states
-    is_compiled: bool = False  # whether the program has run before
+    is_compiled: bool = False  # whether the program has been compiled before
+    cohorts: Cohort | None = None  # of all rounds, filled up to whole segments; None: not drawn
+
+
+def compile_ahead(job: Job) -> Job:
+    """The job of a new cell with its program compiled, so that its first calls find it so."""
+    program, data, inputs = job.program, job.data, job.inputs
+    compiled = program.init.lower(data, inputs).compile()
+    shapes = jax.eval_shape(program.init, data, inputs)
+
+    def placed(shape: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.ShapeDtypeStruct:
+        if len(sharding.device_set) == 1:
+            return shape  # as arrays on the only device, which are bound to no device
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    states = jax.tree.map(placed, shapes, compiled.output_shardings)
+    every = job.config.watching.eval_every
+    cohorts = _cohorts(job)
+    part = _rounds(cohorts, 0, every)
+    program.evaluate.lower(data, inputs, states).compile()
+    program.segment.lower(data, inputs, states, part).compile()
+    return job._replace(is_compiled=True, cohorts=cohorts)
+
+
+def _cohorts(job: Job) -> Cohort:
+    """The cohorts of all rounds, filled up to whole segments."""
+    if job.cohorts is not None:
+        return job.cohorts
+    rounds, every = job.config.run.rounds, job.config.watching.eval_every
+    # On the host, where slicing the rounds of a segment compiles nothing.
+    return jax.device_get(assemble.cohorts(job.config, job.inputs, -(-rounds // every) * every))
+
+
+def _rounds(cohorts: Cohort, first: int, count: int) -> Cohort:
+    return jax.tree.map(lambda leaf: leaf[:, first : first + count], cohorts)
 
 
 def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
@@ -68,13 +104,12 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
         begun = jax.eval_shape(job.program.init, job.data, job.inputs)
         like = job.program.stored(job.inputs, begun)
         shapes = selected.of(like, job.personal)
+        begun_at, served = None, selected.none(shapes)
         if done:
-            states = job.program.placed(checkpoints.restore(done, like))
+            begun_at = job.program.placed(checkpoints.restore(done, like))
             served = checkpoints.selected(done, shapes)
-        else:
-            states, served = job.program.init(job.data, job.inputs), selected.none(shapes)
         best = SelectedStates(RULES[config.watching.select], log.lines, served)
-        states = _advance(job, states, log, events, best, checkpoints, done, stop)
+        states = _advance(job, begun_at, log, events, best, checkpoints, done, stop)
         checkpoints.finish()
     runs = summary.summarise(cell, log.lines)
     thresholds = config.watching.thresholds
@@ -115,7 +150,7 @@ def _check_reached(config: Config, folder: Path, done: int) -> None:
 
 def _advance(
     job: Job,
-    states: Training,
+    states: Training | None,
     log: Log,
     events: Events,
     best: SelectedStates,
@@ -123,11 +158,13 @@ def _advance(
     done: int,
     stop: Stop,
 ) -> Training:
-    """Runs the remaining rounds, and returns the last states."""
+    """Runs the remaining rounds, and returns the last states.
+
+    states: those after round `done`; None before the first round.
+    """
     config, cell, program = job.config, job.cell, job.program
     rounds, every = config.run.rounds, config.watching.eval_every
-    # On the host, where slicing the rounds of a segment compiles nothing.
-    cohorts = jax.device_get(assemble.cohorts(config, job.inputs, -(-rounds // every) * every))
+    cohorts = _cohorts(job)
     traffic = program.traffic(job.data, job.inputs)
     checkpoint_every = config.run.checkpoint_every or every
     start = time.monotonic() - log.seconds
@@ -150,16 +187,21 @@ def _advance(
         progress.evaluated(done, lines)
         return lines
 
-    last = _is_over(config, done, states.stops)
-    with contextlib.closing(Progress(title, rounds, done)) as progress:
-        if done == 0:
+    with contextlib.closing(Progress(title, rounds, done)) as progress, Ahead() as ahead:
+        if states is None:
             with progress.compiling("an evaluation", likely=not job.is_compiled):
+                states = program.init(job.data, job.inputs)
+                first = (job.data, job.inputs, states, _rounds(cohorts, 0, every))
+                if not job.is_compiled:
+                    ahead.begin("segment", lambda: program.segment.lower(*first).compile())
                 outcome = program.evaluate(job.data, job.inputs, states)
             evaluated(jax.device_get(outcome), 0, 0)
+        last = _is_over(config, done, states.stops)
         likely = not (job.is_compiled or last)
         while not last:
-            part = jax.tree.map(lambda a, at=done: a[:, at : at + every], cohorts)
+            part = _rounds(cohorts, done, every)
             with progress.compiling(f"{every} rounds", likely):
+                ahead.take("segment", lambda: None)
                 states, outcome = program.segment(job.data, job.inputs, states, part)
             progress.start()
             outcome, likely = jax.device_get(outcome), False

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -35,12 +36,12 @@ class Progress:
     def compiling(self, what: str, likely: bool) -> Iterator[None]:
         """Prints how long the compilation in the `with` block took, if anything was compiled.
 
-        likely: whether to print a line in advance, too.
+        likely: whether to print a line in advance, too, and to look at compilations of all threads.
         """
         if likely:
             self.tell(f"compiling {what}")
         start = time.monotonic()
-        with compilations() as ends:
+        with compilations(here=not likely) as ends:
             yield
         if ends:
             self.tell(f"compiled {what} in {ends[-1] - start:.1f} s")
@@ -89,16 +90,18 @@ class Progress:
 
 
 @contextlib.contextmanager
-def compilations() -> Iterator[list[float]]:
+def compilations(*, here: bool = False) -> Iterator[list[float]]:
     """The times, by `time.monotonic`, at which compilations in the `with` block end.
 
+    here: whether only those of this thread count.
     They come from an event of JAX; a JAX without this event gives no times.
     """
     ends: list[float] = []
+    thread = threading.get_ident()
 
     def listen(event: str, duration_secs: float, **about: str | int) -> None:
         del duration_secs, about
-        if event == _COMPILED:
+        if event == _COMPILED and not (here and threading.get_ident() != thread):
             ends.append(time.monotonic())
 
     try:

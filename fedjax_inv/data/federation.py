@@ -85,7 +85,8 @@ def _federation(
 ) -> Federation:
     arrays: tuple[Any, ...] = (order, start, size)
     checks.federation(Federation(data, *arrays))  # before the conversion to int32, which may wrap
-    return Federation(data, *(jnp.asarray(array, jnp.int32) for array in arrays))
+    # `jnp.asarray` would compile a program for each shape.
+    return Federation(data, *(jax.device_put(np.asarray(array, np.int32)) for array in arrays))
 
 
 def parts_of(federation: Federation) -> list[np.ndarray]:
@@ -383,7 +384,7 @@ def stack(splits: Sequence[Split]) -> Split:
 
     def stacked(federations: Sequence[Federation]) -> Federation:
         arrays = zip(*(each[1:] for each in federations), strict=True)
-        stacks = (jnp.asarray(np.stack(each)) for each in arrays)
+        stacks = (jax.device_put(np.stack(each)) for each in arrays)
         return Federation(federations[0].data, *stacks)
 
     return Split(

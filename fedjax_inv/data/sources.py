@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import importlib.util
 import json
 import logging
 import os
@@ -165,12 +166,19 @@ def _experiments_extra() -> Iterator[None]:
 
 
 def _digits() -> Dataset:
-    with _experiments_extra():
-        from sklearn.datasets import load_digits
+    sklearn = importlib.util.find_spec("sklearn")
+    wheel = Path(sklearn.origin).parent if sklearn and sklearn.origin else Path()
+    path = wheel / "datasets" / "data" / "digits.csv.gz"
+    if path.is_file():  # importing scikit-learn takes a second, reading its file does not
+        table = np.loadtxt(path, delimiter=",")
+        images, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1]
+    else:
+        with _experiments_extra():
+            from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    x = np.rint(digits.images * _DIGITS_TO_8_BITS).astype(np.uint8)[..., None]
-    return _one_domain(x, digits.target, map(str, digits.target_names), np.zeros(len(x), bool))
+        images, labels = load_digits().images, load_digits().target
+    x = np.rint(images * _DIGITS_TO_8_BITS).astype(np.uint8)[..., None]
+    return _one_domain(x, labels, map(str, range(10)), np.zeros(len(x), bool))
 
 
 def _one_domain(x: np.ndarray, y: np.ndarray, classes: Iterable[str], test: np.ndarray) -> Dataset:

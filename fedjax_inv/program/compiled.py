@@ -1,5 +1,6 @@
 """The compiled program of R runs of an experiment, and where its arrays lie on devices."""
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fedjax_inv import checks, devices, rounds
+from fedjax_inv import checks, devices, platforms, rounds
 from fedjax_inv.devices import Layout
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Training
 from fedjax_inv.types import Array, Cohort, Examples, Model, Tree
+
+_LEVEL = "xla_backend_optimization_level"
 
 
 class Program(NamedTuple):
@@ -21,7 +24,8 @@ class Program(NamedTuple):
     Each record of `one_run` that they take or return has a leading axis R.
     """
 
-    init: Callable[[Examples, Inputs], Training]  # the training before the first round
+    # jitted: (data, inputs) -> the training before the first round
+    init: jax.stages.Wrapped
     # jitted: (data, inputs, training, cohorts [R, T, S]) -> (training, outcome); plays T rounds and
     # evaluates; donates the training that is passed
     segment: jax.stages.Wrapped
@@ -93,9 +97,17 @@ def make(
         alone = OneRun(experiment, devices.vmapped())
         return alone.traffic(data, one._replace(hyper=hyper))
 
+    # `init` runs once, and for less time than LLVM's slow passes take.
+    is_chosen = _LEVEL in os.environ.get("XLA_FLAGS", "")
+    options = {_LEVEL: 1} if platforms.on_cpu() and not is_chosen else None
     if layout is None:
         return Program(
-            *(jax.jit(init), jax.jit(segment, donate_argnums=2), jax.jit(evaluate), traffic),
+            *(
+                jax.jit(init, compiler_options=options),
+                jax.jit(segment, donate_argnums=2),
+                jax.jit(evaluate),
+                traffic,
+            ),
             stored=lambda inputs, training: training,
             placed=lambda training: training,
         )
@@ -112,7 +124,7 @@ def make(
     whole: Any = PartitionSpec()
     specs = Training(rounds.State(whole, layout.client_spec, whole, whole, whole), whole)
     return Program(
-        jax.jit(layout.over(init, (), specs)),
+        jax.jit(layout.over(init, (), specs), compiler_options=options),
         jax.jit(layout.over(segment, (specs, whole), (specs, whole)), donate_argnums=2),
         jax.jit(layout.over(evaluate, (specs,), whole)),
         traffic,

@@ -147,7 +147,7 @@ def inputs(
 
     def of_clients(of_seeds: Sequence[Tree]) -> ClientShards:
         # On the host, where nothing is compiled for it.
-        return ClientShards(*(jnp.asarray(np.asarray(leaf)[which]) for leaf in of_seeds))
+        return ClientShards(*(jax.device_put(np.asarray(leaf)[which]) for leaf in of_seeds))
 
     def shared(of_seeds: Sequence[Tree]) -> SharedExamples:
         return SharedExamples(*of_clients(of_seeds))
@@ -181,12 +181,15 @@ def inputs(
         by_class, test_shards = (_stacked(of) for of in zip(*pairs, strict=True))
         detailed = Detailed(shared(by_class), of_clients(test_shards))
     return Inputs(
-        hyper={name: jnp.array([run.hyper[name] for run in runs], jnp.float32) for name in names},
-        seed=jnp.array([run.seed for run in runs], jnp.int32),
+        hyper={
+            name: jax.device_put(np.array([run.hyper[name] for run in runs], np.float32))
+            for name in names
+        },
+        seed=jax.device_put(np.array([run.seed for run in runs], np.int32)),
         train=train,
         valid=of_clients(stacked.valid[1:]),
         test=test,
-        group=jnp.asarray(groups(stacked.domain)[which]),
+        group=jax.device_put(groups(stacked.domain)[which]),
         watched=watched,
         variables=start,
         detailed=detailed,

@@ -288,3 +288,43 @@ def test_a_figure_is_written_twice_and_always_alike(tmp_path: Path) -> None:
     assert first == second
     assert first[0].startswith(b"\x89PNG")
     assert first[1].startswith(b"%PDF")
+
+
+def bars(heights: list[float], title: str) -> Figure:
+    figure = figures.new(2, 2)
+    figure.subplots().bar(range(len(heights)), heights)
+    figures.entitle(figure, title)
+    return figure
+
+
+def test_a_figure_that_shows_the_same_is_not_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Path] = []
+    save = figures.save
+
+    def counted(figure: Figure, path: Path, **options: Any) -> None:
+        drawn.append(path)
+        save(figure, path, **options)
+
+    monkeypatch.setattr(figures, "save", counted)
+    path = tmp_path / "bars.png"
+
+    def draws(heights: list[float], title: str = "bars") -> int:
+        before = len(drawn)
+        figures.draw(path, bars, heights, title, dpi=20)
+        return len(drawn) - before
+
+    assert draws([1.0, 2.0]) == 1
+    content = path.read_bytes()
+    assert draws([0.5 + 0.5, 2.0], "".join(["ba", "rs"])) == 0  # equal, not identical
+    assert path.read_bytes() == content
+    assert draws([1.0, 3.0]) == 1
+    assert draws([1.0, 3.0], "others") == 1
+    path.with_suffix(".pdf").unlink()
+    assert draws([1.0, 3.0], "others") == 1
+    path.write_bytes(path.read_bytes()[:-20])  # a process died while it wrote
+    assert draws([1.0, 3.0], "others") == 1
+    save(bars([1.0], ""), path)  # by an earlier version, which stored no digest
+    assert draws([1.0, 3.0], "others") == 1
+    assert draws([1.0, 3.0], "others") == 0

@@ -3,6 +3,8 @@
 import importlib
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -76,3 +78,22 @@ def test_the_example_of_train_and_sweep_could_be_run(
     folder = binary.folder(chosen)
     launch.check(chosen, folder, in_folders=binary is sweep)
     assert not folder.exists()
+
+
+def test_help_does_not_import_jax_and_says_the_same() -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['-m', '--help']; import experiments; sys.argv[0] = ''\n"
+        "try: runpy.run_module('experiments.train', run_name='__main__')\n"
+        "finally: print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    imported = done.stderr.split()
+    assert "experiments.running.launch" in imported
+    assert not {"jax._src", "flax.core", "optax._src"} & set(imported)
+    values = flags.FlagValues()
+    train.BINARY.define(values)
+    text = train.BINARY.answer(["", "--help"], values)
+    assert text is not None
+    assert done.stdout == f"{text}\n"

@@ -365,7 +365,7 @@ def test_methods_start_from_the_row_before(tmp_path: Path, monkeypatch: pytest.M
     seen: list[str] = []
     monkeypatch.setattr(study, "check_row", lambda row, chosen: seen.append(row.label))
 
-    def run(row: Row, chosen: config.Config) -> RowResult:
+    def run(row: Row, chosen: config.Config, *others: Any) -> RowResult:
         if not row.start:
             leave(5)
         return RowResult(row, chosen, [])

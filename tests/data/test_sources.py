@@ -140,14 +140,16 @@ def test_the_data_modules_import_numpy_and_jax_alone(monkeypatch):
 @pytest.mark.parametrize(
     ("package", "name"),
     [
-        ("sklearn.datasets", "digits"),
+        ("sklearn", "digits"),
         ("PIL", "{folder}/images"),
         ("tensorflow_datasets", "mnsit"),
     ],
 )
 def test_a_missing_package_is_answered_with_how_to_install_it(package, name, tmp_path, monkeypatch):
     draw(tmp_path / "images" / "domain" / "class" / "1.png", colours(0))
-    monkeypatch.setitem(sys.modules, package, None)
+    parts = [name for name in sys.modules if name.startswith(f"{package}.")]
+    for module in (package, *parts):
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=r"pip install 'fedjax_inv\[experiments\]'") as error:
         sources.load(name.format(folder=tmp_path), data_dir=str(tmp_path))
     assert package in str(error.value)

@@ -1,0 +1,111 @@
+"""Work ahead: values from threads, their errors, and programs that compile before they run."""
+
+import functools
+import threading
+from pathlib import Path
+
+import pytest
+
+from experiments.experiment import assemble, config, memory
+from experiments.experiment.config import Config
+from experiments.reporting import run_report
+from experiments.running import launch, loop, progress
+from experiments.running.ahead import Ahead
+from fedjax_inv.checks import UsageError
+from runs import metrics, no_figures
+
+run = functools.partial(launch.run, in_folders=True, report=run_report.write)
+
+
+def tiny(folder: Path, **changes: object) -> Config:
+    flags = dict(
+        algorithm=("fedavg", "fedprox"),
+        widths=(3,),
+        local_steps=1,
+        batch_size=8,
+        rounds=2,
+        eval_every=1,
+        run_dir=str(folder),
+    )
+    return config.of(may_be_idle=True, **(flags | changes))
+
+
+def test_a_value_comes_from_a_thread_and_an_error_from_the_caller() -> None:
+    made: list[str] = []
+    has_begun = threading.Event()
+
+    def make() -> str:
+        made.append(threading.current_thread().name)
+        has_begun.set()
+        if made.count("MainThread") == 0 and len(made) == 2:
+            raise UsageError("in a thread")
+        return "value"
+
+    with Ahead() as ahead:
+        for expected in (["ahead"], ["ahead", "ahead", "MainThread"]):
+            has_begun.clear()
+            ahead.begin("a", make)
+            ahead.begin("a", make)  # has begun already
+            assert has_begun.wait(60)
+            assert ahead.take("a", make) == "value"
+            assert [name.partition("_")[0] for name in made] == expected
+        assert ahead.take("a", lambda: "another") == "another"  # is taken only once
+        ahead.begin("b", functools.partial(int, "no number"))
+        with pytest.raises(ValueError, match="no number"):
+            ahead.take("b", functools.partial(int, "no number"))
+
+
+def test_what_waits_for_a_thread_is_made_at_once_and_an_error_waits_for_none() -> None:
+    go_on = threading.Event()
+
+    def interrupted() -> None:
+        with Ahead() as ahead:
+            for key in range(3):  # more than there are threads
+                ahead.begin(key, go_on.wait)
+            assert ahead.take(2, lambda: "here") == "here"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    go_on.set()
+
+
+def test_setting_up_compiles_next_to_nothing(tmp_path: Path) -> None:
+    chosen = tiny(tmp_path, seeds=(0, 1, 2, 3), rounds=7, widths=(5,), held_out="60")
+    with progress.compilations() as ends:
+        assembled = assemble.assemble(chosen)
+        memory.check(assembled)
+        prepared = [assembled.prepare(cell) for cell in assembled.cells]
+        assemble.cohorts(chosen, prepared[0].inputs, 7)
+    # The examples and their labels are placed, and the cohorts are drawn.
+    assert len(ends) <= 3
+
+
+def test_programs_compile_ahead_and_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second cell compiles nothing itself, and is as in a launch where nothing is ahead."""
+    compiled: dict[str, list[float]] = {}
+    ahead: list[str] = []
+    run_cell, compile_ahead = loop.run_cell, loop.compile_ahead
+
+    def listening(job: loop.Job, *others: object) -> object:
+        with progress.compilations(here=True) as ends:
+            result = run_cell(job, *others)  # type: ignore[arg-type]
+        compiled[job.cell.algorithm] = ends
+        return result
+
+    def recorded(job: loop.Job) -> loop.Job:
+        ahead.append(job.cell.algorithm)
+        return compile_ahead(job)
+
+    monkeypatch.setattr(loop, "run_cell", listening)
+    monkeypatch.setattr(loop, "compile_ahead", recorded)
+    with no_figures():
+        run(tiny(tmp_path / "both"), tmp_path / "both")
+        assert ahead == ["fedprox"]
+        assert len(compiled["fedprox"]) < len(compiled["fedavg"])
+        assert not compiled["fedprox"]
+        run(tiny(tmp_path / "alone", algorithm=("fedprox",)), tmp_path / "alone")
+        assert ahead == ["fedprox"]
+    assert metrics(tmp_path / "both" / "fedprox-75") == metrics(tmp_path / "alone" / "fedprox-75")
