@@ -1,16 +1,20 @@
 # `make run` installs the package and runs a first comparison. `make test` installs the test
-# dependencies and runs all tests. `make check` checks lint, format and types. All is installed in .venv.
+# dependencies and runs all tests but the slow ones; `make test-all` runs those too. `make check` checks
+# lint, format and types. All is installed in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test check clean
+.PHONY: run test test-all check clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m experiments.papers.fedipg --study=first_look --data=colored_digits,rotated_digits
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses=auto --dist=loadscope
+	$(BIN)/python -m pytest --numprocesses=auto --dist=loadscope -m "not slow"
+
+test-all: test
+	$(BIN)/python -m pytest --numprocesses=auto --dist=loadscope -m slow
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -166,7 +166,9 @@ def _work(
             local, averaged = one(index, carry[0])
             return local, jax.tree.map(jnp.add, carry[1], averaged)
 
-        zeros = _zeros(jax.eval_shape(lambda: one(jnp.int32(0), local)[1]))
+        # Traced once for its shapes and for the loop; inlined, the program is the same.
+        one = jax.jit(one, inline=True)
+        zeros = _zeros(jax.eval_shape(one, jnp.int32(0), local)[1])
         with jax.named_scope("local_steps"):
             local, sums = jax.lax.fori_loop(0, turns, body, (local, zeros))
         count = jnp.maximum(num_steps, 1)

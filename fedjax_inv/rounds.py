@@ -180,6 +180,8 @@ def _exchange(
         return aggregator.add(accumulator, upload, turns[0]._replace(present=present))
 
     turns = mine.slots, mine.local_index
+    # Traced once for its shapes and for the fold; inlined, the program is the same.
+    client = jax.jit(client, inline=True)
     (upload, _), _ = jax.eval_shape(client, tree.take(turns, 0))
     start = aggregator.init(upload, slots.who.shape[0])
     accumulator, result = axis.fold(client, add, start, turns)

@@ -30,7 +30,11 @@ from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Shard,
 
 Result = tuple[rounds.State, tuple[rounds.Report, ...]]
 CASES = [
-    pytest.param((name, config), id=f"{name}-{i}-{config.model.__name__}")
+    pytest.param(
+        (name, config),
+        id=f"{name}-{i}-{config.model.__name__}",
+        marks=[pytest.mark.slow] if i else [],
+    )
     for name in algorithms.LISTED
     for i, config in enumerate(TABLE.get(name, ()))
 ]
