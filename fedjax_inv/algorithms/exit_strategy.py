@@ -44,6 +44,7 @@ from fedjax_inv.types import (
     Batch,
     Cohort,
     Exchange,
+    Facts,
     Loss,
     Model,
     Reply,
@@ -53,6 +54,9 @@ from fedjax_inv.types import (
     Visit,
     Work,
 )
+
+# Contributions compare gradients, whose differences are small.
+FACTS = Facts(precision="highest")
 
 
 class Assessment(NamedTuple):

@@ -31,6 +31,7 @@ from fedjax_inv.types import (
     Algorithm,
     Array,
     Batch,
+    Facts,
     GradFn,
     Halves,
     Loss,
@@ -41,6 +42,9 @@ from fedjax_inv.types import (
     Visit,
     Work,
 )
+
+# The penalty multiplies s(w)^2, a sum of terms that cancel, by up to 1e4.
+FACTS = Facts(precision="highest")
 
 ESTIMATORS = ("square", "halves")
 

@@ -30,6 +30,7 @@ from fedjax_inv.types import (
     Batch,
     Cohort,
     Exchange,
+    Facts,
     Halves,
     Local,
     Loss,
@@ -42,6 +43,9 @@ from fedjax_inv.types import (
     Visit,
     Work,
 )
+
+# A game amplifies rounding.
+FACTS = Facts(precision="highest")
 
 PLAYS = ("parallel", "sequential")
 MEMORY_MIXES = ("per_opponent", "literal", "normalised")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fedjax_inv import checks, devices, rounds
+from fedjax_inv import checks, devices, platforms, rounds
 from fedjax_inv.devices import Layout
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Training
@@ -134,6 +134,7 @@ def _check(experiment: Experiment) -> None:
         checks.each("thresholds", experiment.thresholds, _check_threshold)
     for name, schedule in experiment.schedules.items():
         checks.function(f"schedules[{name!r}]", schedule)
+    checks.one_of("precision", experiment.precision, platforms.PRECISIONS)
 
 
 def _check_threshold(name: str, threshold: float) -> None:
