@@ -103,6 +103,14 @@ ENTRY %main (all: f32[1000,8], some: f32[4,8], first: s32[]) -> f32[1000,8] {{
         assert 2 * 4 * 8 * 4 <= moved <= 2 * 4 * 8 * 4 + 2 * 4  # and where they belong
 
 
+def test_the_cycles_of_a_launch_are_those_that_the_compiler_estimates() -> None:
+    known, unknown = (
+        hlo.Instruction("x", "fusion", "f32[4]", f"%y), backend_config={{{entry}}}")
+        for entry in ('"estimated_cycles":"5604","flag":true', '"flag":true')
+    )
+    assert (hlo.cycles(known), hlo.cycles(unknown)) == (5604, 0)
+
+
 def test_only_what_passes_through_the_main_memory_of_a_tpu_is_moved() -> None:
     text = """
 ENTRY %main (x: f32[4,8]) -> f32[4,8] {
