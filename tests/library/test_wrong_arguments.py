@@ -506,6 +506,7 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "objectives.accuracy": lambda: LOGITS,
     "objectives.soft_cross_entropy": lambda: {**LOGITS, "labels": jnp.ones((2, 3)) / 3},
     "permutation.draw": lambda: {"key": KEY},
+    "platforms.products_at": lambda: {"precision": "high"},
     "platforms.traced_for": lambda: {"platform": "cpu"},
     "program.compiled.make": lambda: {
         "experiment": program.Experiment(MODEL, lambda hyper: ALGORITHM),
