@@ -115,7 +115,7 @@ def commands() -> list[Command]:
     return [
         *train,
         Command("sweep", ("experiments.sweep", *grid, "--algorithm=fedavg,scaffold")),
-        Command("sweep, two devices", ("experiments.sweep", *grid, "--devices=2")),
+        Command("sweep on two devices", ("experiments.sweep", *grid, "--devices=2")),
         Command("study of FedCFA", ("experiments.papers.fedcfa", *simpson)),
         Command("study of FL Games", ("experiments.papers.fl_games", *games)),
         Command("own clients", (*several, "--algorithm=scaffold", "--devices=2", "--hold=own")),
