@@ -3,9 +3,11 @@
 Values inside a compiled program are tracers and cannot be checked, so `jit` comes after the checks.
 """
 
+import functools
 import math
 import numbers
 import os
+import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -91,6 +93,8 @@ def _wrong_type(name: str, value: Any, allowed: str) -> UsageError:
 def record(name: str, value: Any, kind: type) -> None:
     """Check that a value is of a type, such as `Model` or `Work`.
 
+    The fields of a named tuple that must be functions or named tuples are checked, too.
+
     Args:
       name: the argument's name.
       value: the value to check.
@@ -102,6 +106,25 @@ def record(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIO" else "a"
         raise _wrong_type(name, value, f"must be {article} {kind.__name__}")
+    for field, inner in _checked_fields(kind):
+        part = getattr(value, field)
+        if inner is not None:
+            record(f"{name}.{field}", part, inner)
+        else:
+            function(f"{name}.{field}", part)
+
+
+@functools.cache
+def _checked_fields(kind: type) -> list[tuple[str, type | None]]:
+    """Return the fields of a named tuple that `record` checks: the type, None for a function."""
+    hints = typing.get_type_hints(kind) if hasattr(kind, "_fields") else {}
+    fields: list[tuple[str, type | None]] = []
+    for field, hint in hints.items():
+        if hasattr(hint, "_fields"):
+            fields.append((field, hint))
+        elif typing.get_origin(hint) is Callable or getattr(hint, "_is_protocol", False):
+            fields.append((field, None))
+    return fields
 
 
 def function(name: str, value: Any) -> None:
@@ -123,11 +146,11 @@ def optimizer(name: str, value: Any) -> None:
 
 
 def array(name: str, value: Any) -> None:
-    """Check that a value is an array of numbers, its shape or a tracer, else raise UsageError."""
+    """Check that a value is a real array, its shape or a tracer, else raise UsageError."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise _wrong_type(name, value, "must be an array")
-    if isinstance(value.dtype, np.dtype) and value.dtype.kind in "OSUMm":
-        raise UsageError(name, value, "must be an array of numbers")
+    if isinstance(value.dtype, np.dtype) and value.dtype.kind in "cOSUMm":
+        raise UsageError(name, value, "must be an array of real numbers")
 
 
 def whole(name: str, value: Any) -> None:
@@ -352,6 +375,8 @@ def federation(federation: Federation) -> None:
     data, order, start, size = federation
     for name, leaf in zip(("order", "start", "size"), (order, start, size), strict=True):
         array(name, leaf)
+        if not jax.dtypes.issubdtype(leaf.dtype, np.integer):
+            raise UsageError(name, leaf, "must be integers")
     for leaf in jax.tree.leaves(data):
         array("data", leaf)
     lengths = {leaf.shape[0] if leaf.shape else 0 for leaf in jax.tree.leaves(data)}
@@ -380,6 +405,18 @@ def federation(federation: Federation) -> None:
         )
 
 
+def cohort(name: str, cohort: Cohort) -> None:
+    """Check that a cohort or a schedule holds arrays of the right types, else raise UsageError."""
+    record(name, cohort, Cohort)
+    for field, leaf, kind in zip(
+        Cohort._fields, cohort, (np.integer, np.bool_, np.integer), strict=True
+    ):
+        array(f"{name}.{field}", leaf)
+        if not jax.dtypes.issubdtype(leaf.dtype, kind):
+            allowed = "True or False" if kind is np.bool_ else "integers"
+            raise UsageError(f"{name}.{field}", leaf, f"must be {allowed}")
+
+
 def schedule(schedule: Cohort, num_clients: int, history: int) -> None:
     """Check that a schedule fits a run.
 
@@ -394,7 +431,7 @@ def schedule(schedule: Cohort, num_clients: int, history: int) -> None:
     Raises:
       UsageError: for a schedule that does not fit.
     """
-    record("schedule", schedule, Cohort)
+    cohort("schedule", schedule)
     if not is_concrete(schedule):
         return
     who, present, delay = (np.asarray(array) for array in schedule)

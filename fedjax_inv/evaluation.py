@@ -71,6 +71,7 @@ def evaluate(
     checks.record("axis", axis, devices.Axis)
     if algorithm.personal and seen:
         rounds.check_num_clients(state, federation, axis)
+    state, federation = tree.on_device((state, federation))
     size = federation.size
     federation = federation._replace(size=jnp.where(needed, size, 0))
 
@@ -211,6 +212,7 @@ def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
     """
     _check_scores(scores)
     checks.integer("num_groups", num_groups)
+    checks.memory("num_groups", num_groups, num_groups * scores.size.size)
     checks.array("group", group)
     if group.shape != scores.size.shape or not jnp.issubdtype(group.dtype, jnp.integer):
         allowed = f"must be integers of shape {scores.size.shape}, one for each client"

@@ -264,10 +264,11 @@ def step(
       UsageError: if the cohort or the state does not fit the federation.
     """
     _check_types(algorithm, state, federation, axis, drop_nonfinite)
-    checks.record("cohort", cohort, Cohort)
+    checks.cohort("cohort", cohort)
     whole = jax.tree.map(lambda leaf: leaf[None], cohort)
     checks.schedule(whole, federation.num_clients, _history(state.broadcast_history))
     check_num_clients(state, federation, axis)
+    state, cohort, federation = tree.on_device((state, cohort, federation))
     reports = []
     for index, exchange in enumerate(algorithm.exchanges):
         state, report = _exchange(exchange, index, state, cohort, federation, axis, drop_nonfinite)
@@ -303,6 +304,7 @@ def run(
     _check_types(algorithm, state, federation, axis, drop_nonfinite)
     checks.federation(federation)
     checks.schedule(schedule, federation.num_clients, _history(state.broadcast_history))
+    state, federation = tree.on_device((state, federation))
 
     def body(state: State, cohort: Cohort) -> tuple[State, tuple[Report, ...]]:
         return step(algorithm, state, cohort, federation, axis=axis, drop_nonfinite=drop_nonfinite)

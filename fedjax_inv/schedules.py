@@ -344,9 +344,7 @@ def _integers(name: str, values: int | Array) -> Array:
 
 
 def _check_schedule(schedule: Cohort) -> None:
-    checks.record("schedule", schedule, Cohort)
-    for name, field in zip(Cohort._fields, schedule, strict=True):
-        checks.array(f"schedule.{name}", field)
+    checks.cohort("schedule", schedule)
     if schedule.who.ndim != 2 or len({field.shape for field in schedule}) > 1:
         raise UsageError("schedule", ..., "who, present and delay must all be [T, S]")
 

@@ -72,6 +72,8 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
     checks.integer("length", length)
     checks.record("texts", texts, Sequence)
     _check_words("words", words)
+    if len(set(words)) < len(words):
+        raise UsageError("words", ..., "must all differ")
     for tokens in texts:
         _check_words("texts", tokens)
     checks.memory("length", length, 4 * length * len(texts))

@@ -29,7 +29,7 @@ def save(path: str | Path, tree: Tree) -> dict[str, list[int]]:
     for name, leaf in named(tree).items():
         checks.array(name, leaf if hasattr(leaf, "dtype") else np.asarray(leaf))
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise UsageError(name, leaf, "must be an array of numbers")
+            raise UsageError(name, leaf, "must be an array of real numbers")
     try:
         from safetensors.numpy import save_file
     except ImportError as error:
