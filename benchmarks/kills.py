@@ -119,7 +119,10 @@ def commands() -> list[Command]:
         Command("study of FedCFA", ("experiments.papers.fedcfa", *simpson)),
         Command("study of FL Games", ("experiments.papers.fl_games", *games)),
         Command("own clients", (*several, "--algorithm=scaffold", "--devices=2", "--hold=own")),
-        Command("all clients", (*several, "--algorithm=cafe", "--devices=2", "--hold=all")),
+        Command(
+            "all clients",
+            (*several, "--algorithm=fedbn", "--norm=batch", "--devices=2", "--hold=all"),
+        ),
         Command("two processes", (*several, "--algorithm=scaffold"), 2),
     ]
 

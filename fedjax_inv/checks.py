@@ -7,6 +7,7 @@ import functools
 import math
 import numbers
 import os
+import types
 import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -106,25 +107,39 @@ def record(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIO" else "a"
         raise _wrong_type(name, value, f"must be {article} {kind.__name__}")
-    for field, inner in _checked_fields(kind):
+    for field, inner, may_be_none in _checked_fields(kind):
         part = getattr(value, field)
-        if inner is not None:
-            record(f"{name}.{field}", part, inner)
-        else:
+        if inner is None and not (part is None and may_be_none):
             function(f"{name}.{field}", part)
+        elif inner is not None and hasattr(inner, "_fields"):
+            record(f"{name}.{field}", part, inner)
+        elif inner is not None:
+            record(f"{name}.{field}", part, tuple)
+            for index, each in enumerate(part):
+                record(f"{name}.{field}[{index}]", each, typing.get_args(inner)[0])
 
 
 @functools.cache
-def _checked_fields(kind: type) -> list[tuple[str, type | None]]:
-    """Return the fields of a named tuple that `record` checks: the type, None for a function."""
+def _checked_fields(kind: type) -> list[tuple[str, Any, bool]]:
+    """Return (name, type, whether it may be None) of the fields of a named tuple to check.
+
+    The type is that of a named tuple, tuple[a named tuple, ...], or None for a function.
+    """
+    fields: list[tuple[str, Any, bool]] = []
     hints = typing.get_type_hints(kind) if hasattr(kind, "_fields") else {}
-    fields: list[tuple[str, type | None]] = []
     for field, hint in hints.items():
-        if hasattr(hint, "_fields"):
-            fields.append((field, hint))
-        elif typing.get_origin(hint) is Callable or getattr(hint, "_is_protocol", False):
-            fields.append((field, None))
+        is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        options = typing.get_args(hint) if is_union else (hint,)
+        of = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+        if hasattr(of, "_fields"):
+            fields.append((field, hint, False))
+        elif any(map(_is_function, options)):
+            fields.append((field, None, type(None) in options))
     return fields
+
+
+def _is_function(hint: Any) -> bool:
+    return typing.get_origin(hint) is Callable or getattr(hint, "_is_protocol", False)
 
 
 def function(name: str, value: Any) -> None:
@@ -200,6 +215,8 @@ def integer(
     if not is_integer or value < low or (high is not None and value > high):
         allowed = f"of at least {low}" if high is None else f"in {low}..{high}"
         raise UsageError(name, value, f"must be an integer {allowed}{meaning}")
+    if value >= 2**63:
+        raise UsageError(name, value, "must be an integer below 2**63")
 
 
 def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) -> None:
@@ -386,7 +403,8 @@ def federation(federation: Federation) -> None:
         raise UsageError("order", order, "must be [L]")
     if start.ndim != 1 or start.shape != size.shape:
         raise UsageError("start", start, "must be [C], and so must {size}", size=("size", size))
-    if not is_concrete((order, start, size)):
+    is_shape = any(isinstance(each, jax.ShapeDtypeStruct) for each in (order, start, size))
+    if is_shape or not is_concrete((order, start, size)):
         return
     rows, first, count = (np.asarray(array) for array in (order, start, size))
     (num_examples,) = lengths

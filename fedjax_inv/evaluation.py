@@ -234,3 +234,6 @@ def _check_scores(scores: Scores) -> None:
     checks.record("scores", scores, Scores)
     for name, field in zip(Scores._fields, scores, strict=True):
         checks.array(f"scores.{name}", field)
+    shapes = [field.shape for field in scores]
+    if len({*shapes}) > 1:
+        raise UsageError("scores", ..., f"score, loss and size have shapes {shapes}, must be equal")

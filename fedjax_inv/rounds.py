@@ -104,9 +104,11 @@ def init(
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(who)
     broadcast_history: tuple[Tree, ...] = tuple(() for _ in algorithm.exchanges)
     if history > 1:
+        messages = [exchange.broadcast(server) for exchange in algorithm.exchanges]
+        one = sum(leaf.nbytes for leaf in jax.tree.leaves(messages) if hasattr(leaf, "nbytes"))
+        checks.memory("history", history, history * one)
         broadcast_history = tuple(
-            jax.tree.map(lambda leaf: jnp.stack([leaf] * history), exchange.broadcast(server))
-            for exchange in algorithm.exchanges
+            jax.tree.map(lambda leaf: jnp.stack([leaf] * history), message) for message in messages
         )
     # Copies, so that a state can be donated although several leaves started as one array.
     server, own, broadcast_history = jax.tree.map(jnp.array, (server, own, broadcast_history))
@@ -233,6 +235,11 @@ def _check_types(
 ) -> None:
     checks.record("algorithm", algorithm, Algorithm)
     checks.record("state", state, State)
+    checks.whole("state.round", state.round)
+    checks.key("state.key", state.key)
+    if len(state.broadcast_history) != len(algorithm.exchanges):
+        found = f"is of an algorithm with {len(state.broadcast_history)} exchanges"
+        raise UsageError("state", ..., f"{found}, must have {len(algorithm.exchanges)}")
     checks.record("federation", federation, Federation)
     checks.record("axis", axis, Axis)
     checks.boolean("drop_nonfinite", drop_nonfinite)

@@ -91,7 +91,7 @@ def _federation(
 
 def parts_of(federation: Federation) -> list[np.ndarray]:
     """Return the rows of each client, from which `of_parts` makes the federation."""
-    checks.record("federation", federation, Federation)
+    checks.federation(federation)
     order, start, size = (np.asarray(array) for array in federation[1:])
     return [order[begin : begin + count] for begin, count in zip(start, size, strict=True)]
 
@@ -346,7 +346,7 @@ def test_shards(split: Split, num_classes: int, seed: int) -> Federation:
 
 def pooled(federation: Federation) -> Federation:
     """Return a federation of one client that holds all examples, for centralised training."""
-    checks.record("federation", federation, Federation)
+    checks.federation(federation)
     data, order, start, size = federation
     begin, count = np.asarray(start), np.asarray(size)
     if (begin[1:] == (begin + count)[:-1]).all():  # clients' rows follow each other already
