@@ -450,6 +450,8 @@ def schedule(schedule: Cohort, num_clients: int, history: int) -> None:
       UsageError: for a schedule that does not fit.
     """
     cohort("schedule", schedule)
+    if schedule.who.shape[-1:] == (0,):
+        raise UsageError("schedule", ..., "has no slots, must have at least one")
     if not is_concrete(schedule):
         return
     who, present, delay = (np.asarray(array) for array in schedule)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_inv import checks, devices, local, objectives, rounds, tree
 from fedjax_inv.checks import UsageError
@@ -237,3 +238,7 @@ def _check_scores(scores: Scores) -> None:
     shapes = [field.shape for field in scores]
     if len({*shapes}) > 1:
         raise UsageError("scores", ..., f"score, loss and size have shapes {shapes}, must be equal")
+    if 0 in scores.size.shape:
+        raise UsageError("scores", ..., "are of no client, must be of at least one")
+    if checks.is_concrete(scores.size) and (np.asarray(scores.size) < 0).any():
+        raise UsageError("scores.size", scores.size, "must be at least 0")

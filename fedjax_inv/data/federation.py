@@ -39,12 +39,15 @@ def examples(x: Tree, y: Tree) -> Examples:
       The examples.
 
     Raises:
-      UsageError: if x and y have different lengths, or no example.
+      UsageError: if x and y have different lengths, or no example, and for an integer that does
+        not fit into 32 bits.
     """
     for name, leaf in (("x", x), ("y", y)):
         for part in jax.tree.leaves(leaf):
             if hasattr(part, "dtype"):
                 checks.array(name, part)
+            if isinstance(part, np.ndarray) and part.dtype.kind in "iu" and part.dtype.itemsize > 4:
+                checks.integers(name, part, -(2**31), 2**31 - 1, ndim=None, may_be_empty=True)
     lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves((x, y))}
     if len(lengths) != 1 or 0 in lengths:
         raise UsageError(

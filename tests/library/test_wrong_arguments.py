@@ -112,7 +112,7 @@ EXEMPT = {
     "data.prepare.main": "a command line, which its own tests try",
     "data.leaf.files": "called by `sources.load` alone, with a path",
     "data.leaf.femnist": "called by `sources.load` alone, with what `files` found",
-    "models.saved.named": "takes any tree",
+    **dict.fromkeys(("models.saved.named", "tree.on_device"), "takes any tree"),
 }
 
 KEY = jax.random.key(0)
@@ -696,6 +696,11 @@ def _odd_records() -> Iterator[tuple[str, str, Any, str]]:
     exchanged = state()._replace(broadcast_history=((), ()))
     yield "rounds.step", "state", exchanged, "is of an algorithm with 2 exchanges, must have 1"
     yield "stopping.update", "stops", stopping.init(2, jnp.ones(3)), "stops.scores: has shapes"
+    negative = SCORES._replace(size=np.array([3, -1]))
+    yield "evaluation.mean", "scores", negative, "scores.size=.*: must be at least 0"
+    nobody = evaluation.Scores(*np.zeros((2, 0)), np.zeros(0, int))
+    yield "evaluation.worst", "scores", nobody, "scores: are of no client"
+    yield "rounds.step", "cohort", federations.cohort([]), "schedule: has no slots"
     unordered = GREY._replace(classes={*GREY.classes})
     yield "data.dataset.check_dataset", "dataset", unordered, "dataset.classes=.*different names"
 
@@ -717,6 +722,9 @@ def test_a_record_with_a_wrong_field_is_one_line() -> None:
         ("evaluation.by_group", "num_groups", 2**50, "num_groups=.*: needs .* GB"),
         ("rounds.init", "history", 2**50, "history=.*: needs .* GB"),
         ("data.federation.examples", "x", np.zeros((12, 2), complex), "must be .* real numbers"),
+        ("data.federation.examples", "y", np.arange(12) + 2**40, r"y\[0\]=.*: must be in"),
+        ("objectives.soft_cross_entropy", "labels", jnp.ones((2, 3)), "labels=.*: must be prob"),
+        ("models.saved.named", "tree", {"a/b": KEY, "a": {"b": KEY}}, "two leaves of the name a/b"),
         ("data.text.encode", "words", ("", "?", "a", "a"), "words: must all differ"),
     ],
 )
@@ -724,7 +732,7 @@ def test_what_is_too_large_or_ambiguous_is_refused(
     name: str, argument: str, wrong: Any, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        FUNCTIONS[name](**{**EXAMPLES[name](), argument: wrong})
+        FUNCTIONS[name](**{**EXAMPLES.get(name, dict)(), argument: wrong})
 
 
 def test_numpy_arrays_give_the_result_of_jax_arrays() -> None:
