@@ -87,7 +87,8 @@ def init(
       The state, a copy: no leaf shares its memory with another or with `variables`.
 
     Raises:
-      UsageError: if history is below 1, or if a client's rows are not rows of the examples.
+      UsageError: if history is below 1, if so many broadcasts do not fit into memory, or if a
+        client's rows are not rows of the examples.
     """
     checks.record("algorithm", algorithm, Algorithm)
     checks.key("key", key)

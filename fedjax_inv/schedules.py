@@ -36,7 +36,7 @@ def everyone(num_clients: int, num_rounds: int) -> Cohort:
       The schedule, [T, C].
 
     Raises:
-      UsageError: if a count is below 1.
+      UsageError: if a count is below 1, and if the schedule does not fit into memory.
     """
     checks.integer("num_clients", num_clients)
     checks.integer("num_rounds", num_rounds)
@@ -57,7 +57,7 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
       The schedule, [T, S].
 
     Raises:
-      UsageError: if a count is out of its bounds.
+      UsageError: if a count is out of its bounds, and if the schedule does not fit into memory.
     """
     checks.key("key", key)
     checks.integer("num_clients", num_clients)

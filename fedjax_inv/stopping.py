@@ -36,7 +36,8 @@ def init(num_thresholds: int, scores: Tree) -> Stops:
       scores: the shapes of the scores that `update` measures.
 
     Raises:
-      UsageError: for a negative number, and for scores that are not arrays or shapes.
+      UsageError: for a negative number, for scores that are not arrays or shapes, and if the stops
+        do not fit into memory.
     """
     checks.integer("num_thresholds", num_thresholds, 0)
     for leaf in jax.tree.leaves(scores):
@@ -70,7 +71,7 @@ def update(
       above: whether a threshold is met if accuracy >= threshold instead.
 
     Raises:
-      UsageError: if there are not as many thresholds as stops, for a threshold that is NaN unless
+      UsageError: if there are not as many thresholds as stops, if scores have other shapes, for a threshold that is NaN unless
         thresholds are traced, and for arguments of other types.
     """
     _check_stops(stops)
