@@ -94,7 +94,7 @@ def _wrong_type(name: str, value: Any, allowed: str) -> UsageError:
 def record(name: str, value: Any, kind: type) -> None:
     """Check that a value is of a type, such as `Model` or `Work`.
 
-    The fields of a named tuple that must be functions or named tuples are checked, too.
+    The fields of a record of `types` that must be functions or records are checked, too.
 
     Args:
       name: the argument's name.
@@ -126,7 +126,8 @@ def _checked_fields(kind: type) -> list[tuple[str, Any, bool]]:
     The type is that of a named tuple, tuple[a named tuple, ...], or None for a function.
     """
     fields: list[tuple[str, Any, bool]] = []
-    hints = typing.get_type_hints(kind) if hasattr(kind, "_fields") else {}
+    of_protocol = hasattr(kind, "_fields") and kind.__module__ == Cohort.__module__
+    hints = typing.get_type_hints(kind) if of_protocol else {}
     for field, hint in hints.items():
         is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
         options = typing.get_args(hint) if is_union else (hint,)

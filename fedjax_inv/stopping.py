@@ -71,8 +71,8 @@ def update(
       above: whether a threshold is met if accuracy >= threshold instead.
 
     Raises:
-      UsageError: if there are not as many thresholds as stops, if scores have other shapes, for a threshold that is NaN unless
-        thresholds are traced, and for arguments of other types.
+      UsageError: if there are not as many thresholds as stops, if scores have other shapes, for a
+        threshold that is NaN unless thresholds are traced, and for arguments of other types.
     """
     _check_stops(stops)
     checks.array("accuracy", accuracy)
