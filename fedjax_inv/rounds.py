@@ -18,7 +18,7 @@ import optax
 from fedjax_inv import checks, devices, tree
 from fedjax_inv.aggregators import combine
 from fedjax_inv.checks import UsageError
-from fedjax_inv.devices import Axis
+from fedjax_inv.devices import Axis, Sums
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -175,18 +175,18 @@ def _exchange(
         upload = optax.tree.where(present, reply.upload, optax.tree.zeros_like(reply.upload))
         return (upload, present), _Result(reply.own, reply.metrics, present, finite)
 
-    def add(accumulator: Tree, uploads: tuple[Tree, Array], turns: tuple[Slots, Array]) -> Tree:
+    def add(sums: Sums, uploads: tuple[Tree, Array], turns: tuple[Slots, Array]) -> Sums:
         upload, present = uploads
-        return aggregator.add(accumulator, upload, turns[0]._replace(present=present))
+        return aggregator.add(sums, upload, turns[0]._replace(present=present))
 
     turns = mine.slots, mine.local_index
-    (upload, _), _ = jax.eval_shape(client, tree.take(turns, 0))
-    start = aggregator.init(upload, slots.who.shape[0])
-    accumulator, result = axis.fold(client, add, start, turns)
+    shapes = jax.eval_shape(client, tree.take(turns, 0))
+    start = aggregator.init(shapes[0][0], slots.who.shape[0])
+    sums, result = axis.fold(client, add, start, mine, turns, shapes)
     metrics, present, finite = mine.gather((result.metrics, result.present, result.finite))
     server = exchange.update(
         state.server,
-        aggregator.finish(axis.total(accumulator)),
+        aggregator.finish(sums),
         Cohort(cohort.who, present, delay),
     )
     # Each device writes the states of the clients that lie on it; an absent client writes nothing.
