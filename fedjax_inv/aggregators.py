@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,6 +139,7 @@ def combine(aggregators: Tree) -> Aggregator:
     for leaf in jax.tree.leaves(aggregators, is_leaf=is_leaf):
         checks.record("aggregators", leaf, Aggregator)
 
+    structure: Any
     listed, structure = jax.tree.flatten(aggregators, is_leaf=is_leaf)
 
     def sums(accumulators: Sequence[Tree]) -> Sums:

@@ -144,8 +144,8 @@ def _exchange(
 ) -> tuple[State, Report]:
     """Play the exchange numbered `index` of a round; return (the state after it, its report)."""
     aggregator = combine(exchange.aggregate)
-    message = exchange.broadcast(state.server)
-    undelayed = exchange.broadcast_undelayed(state.server)
+    message = axis.isolated(exchange.broadcast, state.server)
+    undelayed = axis.isolated(exchange.broadcast_undelayed, state.server)
     broadcast_history = state.broadcast_history[index]
     history = _history(broadcast_history)
     if history > 1:
@@ -184,18 +184,19 @@ def _exchange(
     start = aggregator.init(shapes[0][0], slots.who.shape[0])
     sums, result = axis.fold(client, add, start, mine, turns, shapes)
     metrics, present, finite = mine.gather((result.metrics, result.present, result.finite))
-    server = exchange.update(
-        state.server,
-        aggregator.finish(sums),
-        Cohort(cohort.who, present, delay),
-    )
+
+    def updated(server: Tree, sums: Sums, cohort: Cohort) -> Tree:
+        new = exchange.update(server, aggregator.finish(sums), cohort)
+        return optax.tree.where(cohort.present.any(), new, server)
+
+    server = axis.isolated(updated, state.server, sums, Cohort(cohort.who, present, delay))
     # Each device writes the states of the clients that lie on it; an absent client writes nothing.
     where, own, wrote = mine.local_index, result.own, result.present
     if axis.replicated:
         where, own, wrote = cohort.who, mine.gather(result.own), present
     num_local = axis.local_clients(federation.num_clients).shape[0]
     state = state._replace(
-        server=optax.tree.where(present.any(), server, state.server),
+        server=server,
         clients=tree.put(state.clients, jnp.where(wrote, where, num_local), own),
         broadcast_history=(
             *state.broadcast_history[:index],

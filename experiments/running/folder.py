@@ -38,6 +38,7 @@ _HOW = {
     *(
         "devices",
         "hold",
+        "distributed",
         "coordinator_address",
         "num_processes",
         "process_id",

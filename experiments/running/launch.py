@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jax.sharding import Mesh
+
 from experiments.experiment import assemble, grid, memory
 from experiments.experiment.assemble import Assembled, Prepared
 from experiments.experiment.config import Config
@@ -50,7 +52,6 @@ def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> st
     places = _places(assembled, folder, in_folders)
     if is_gone:
         _check_started(config, places.values())
-    machine.mesh(config.run)  # raises an error if there are too few devices
     _finished(assembled, places)  # before the lock, whose file must not lie in another run's folder
     with folders.locked(folder):
         results = _finished(assembled, places)
@@ -88,7 +89,6 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     check_place("run_dir", folder, is_folder=True)
     assembled = assemble.assemble(config, config.run.seeds[:1])
     memory.check(assembled)
-    machine.mesh(config.run)
     _finished(assembled, _places(assembled, folder, in_folders))
 
 
@@ -142,18 +142,20 @@ class _Programs:
         self.config, self.data = config, data
         self.start = provenance.record(data)
         self._chunks: dict[str, chunks.Chunks] = {}
+        self._placed: dict[Mesh, Examples] = {}
         self._programs: dict[tuple[str, Sizes, chunks.Chunks], program.Program] = {}
 
     def placed(self, prepared: Prepared) -> Prepared:
         """A cell with its data and inputs on the devices."""
-        num_clients = prepared.inputs.train.size.shape[1]
-        layout = assemble.layout(self.config, num_clients)
-        if layout is None:
+        layout = prepared.layout
+        if layout.mesh is None:
             return prepared
-        data, inputs = layout.place(self.data, prepared.inputs)
-        if not layout.own:  # the next cell uses the same
-            self.data = data
-        return prepared._replace(data=data, inputs=inputs, layout=layout)
+        # Cells whose data lie on the same devices use the same.
+        there = None if layout.own else self._placed.get(layout.mesh)
+        data, inputs = layout.place(there or self.data, prepared.inputs)
+        if not layout.own:
+            self._placed = {layout.mesh: data}
+        return prepared._replace(data=data, inputs=inputs)
 
     def of(self, cell: Cell, prepared: Prepared, folder: Path) -> tuple[program.Program, bool]:
         """The program of a placed cell, and whether it existed before.
@@ -169,10 +171,10 @@ class _Programs:
                 layout=prepared.layout,
             )
 
-        chosen = self._begun(prepared, folder)
+        chosen = self._begun(cell, prepared, folder)
         if chosen is None:
             if cell.label not in self._chunks:
-                machine = chunks.Machine(make, prepared.data)
+                machine = chunks.Machine(make, prepared.data, prepared.layout)
                 self._chunks[cell.label] = chunks.choose(
                     self.config, cell, prepared.experiment, prepared.inputs, machine
                 )
@@ -184,7 +186,7 @@ class _Programs:
             self._programs[key] = make(chosen)
         return self._programs[key], is_old
 
-    def _begun(self, prepared: Prepared, folder: Path) -> chunks.Chunks | None:
+    def _begun(self, cell: Cell, prepared: Prepared, folder: Path) -> chunks.Chunks | None:
         """The chunks that the run in a folder began with; None for a new run.
 
         Raises UsageError if the flags ask for others.
@@ -195,7 +197,7 @@ class _Programs:
         record = records.read(path, records.Chunks, "delete it to have them chosen anew")
         begun = chunks.Chunks(record.clients, record.runs)
         flags = ("client_chunk", "run_chunk")
-        asked = chunks.asked(self.config, prepared.inputs)
+        asked = chunks.asked(self.config, len(cell.runs), prepared.inputs)
         for flag, wanted, there in zip(flags, asked, begun, strict=True):
             if wanted not in (None, there):
                 raise flag_error(

@@ -80,7 +80,7 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
     runs = summary.summarise(cell, log.lines)
     thresholds = config.watching.thresholds
     if thresholds:
-        stops = jax.device_get(states.stops)
+        stops = job.program.gathered(states.stops)
         runs = [
             msgspec.structs.replace(
                 run, stops=summary.stops(cell, job.groups, thresholds, stops, index)
@@ -151,19 +151,19 @@ def _advance(
         progress.evaluated(done, lines)
         return lines
 
-    last = _is_over(config, done, states.stops)
+    last = _is_over(config, done, program.gathered(states.stops))
     with contextlib.closing(Progress(title, rounds, done)) as progress:
         if done == 0:
             with progress.compiling("an evaluation", likely=not job.is_compiled):
                 outcome = program.evaluate(job.data, job.inputs, states)
-            evaluated(jax.device_get(outcome), 0, 0)
+            evaluated(program.gathered(outcome), 0, 0)
         likely = not (job.is_compiled or last)
         while not last:
             part = jax.tree.map(lambda a, at=done: a[:, at : at + every], cohorts)
             with progress.compiling(f"{every} rounds", likely):
                 states, outcome = program.segment(job.data, job.inputs, states, part)
             progress.start()
-            outcome, likely = jax.device_get(outcome), False
+            outcome, likely = program.gathered(outcome), False
             stored = functools.cache(lambda now=states: program.stored(job.inputs, now))
             length = min(every, rounds - done)
             _check_finite(config, cell, outcome, done)

@@ -4,13 +4,13 @@ An axis assigns the slots to devices, computes `fn` of each slot and folds the u
 the package does not depend on how.
 
 Sums of floating-point numbers depend on their order. With `lanes` the order does not depend on the
-devices: the slots are cut into L lanes of consecutive slots (`ownership`), the uploads of a lane are
-added one chunk after the other, and the sums of the lanes are added in their order. A device
+devices: the slots are cut into L lanes of consecutive slots (`ownership`), the uploads of a lane
+are added one chunk after the other, and the sums of the lanes are added in their order. A device
 computes whole lanes. Axis letters: l lanes of one device, s slots of one device.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ class Assignment(NamedTuple):
     local_index: Array  # [s] where the client of each slot lies among the clients on the device
     gather: Callable[[Tree], Tree]  # [s, ...] -> [S, ...], the same on every device
     lanes: int  # l, how many lanes the device has room for
-    count: Array | int  # [] how many it has
+    here: Array | int  # [] how many it has
     total: int  # how many all devices have
 
 
@@ -75,7 +75,8 @@ class Axis(NamedTuple):
     def block(self, number: int) -> tuple[Array | int, int]:
         """Return (the first of `number` clients on this device, how many it has room for)."""
         room = self._room(number)
-        return first_client(self._device(), number, self.num_devices, self.lanes), room
+        device: Any = self._device()
+        return first_client(device, number, self.num_devices, self.lanes), room
 
     def local_clients(self, num_clients: int) -> Array:
         """Return the clients on this device, consecutive; numbers of C or more are no clients."""
@@ -143,9 +144,7 @@ class Axis(NamedTuple):
         count = jnp.clip(total - self._device() * lanes, 0, lanes)
         return Assignment(my_slots, my_who, gather, lanes, count, total)
 
-    def _by_client(
-        self, slots: Tree, who: Array, present: Array, num_clients: int
-    ) -> Assignment:
+    def _by_client(self, slots: Tree, who: Array, present: Array, num_clients: int) -> Assignment:
         length, (first, count) = _length(slots), self.block(num_clients)
         clients = self.lane_size(num_clients)  # of a lane
         lanes, room = count // clients, min(length, clients)
@@ -156,9 +155,7 @@ class Axis(NamedTuple):
         # XLA's CPU compiler gets some scatters wrong under vmap.
         wanted = jnp.arange(1, room + 1)
         index = jax.vmap(
-            lambda of_lane: jnp.searchsorted(
-                of_lane, wanted, side="left", method="scan_unrolled"
-            )
+            lambda of_lane: jnp.searchsorted(of_lane, wanted, side="left", method="scan_unrolled")
         )(place).reshape(-1)
         my_slots, my_who = jax.tree.map(lambda a: a[index], _pad((slots, who), length + 1))
         lane = jnp.clip((who - first) // clients, 0, lanes - 1)
@@ -209,6 +206,15 @@ class Axis(NamedTuple):
             return jax.tree.map(lambda bits, leaf: _of_bits(bits, leaf.dtype), numbers, tree)
 
         return loops.isolated(floats, numbers)
+
+    def isolated(self, fn: Callable[..., Tree], *arguments: Tree) -> Tree:
+        """Return fn(*arguments); with lanes, computed so that its rounding is always the same.
+
+        Args:
+          fn: a function of whatever follows or precedes a fold.
+          *arguments: its arguments.
+        """
+        return loops.isolated(fn, *arguments) if self.lanes else fn(*arguments)
 
     def fold(
         self,
@@ -266,7 +272,7 @@ class Axis(NamedTuple):
         first = init.ordered if is_alone else loops.room(init.ordered, mine.lanes)
         (ordered, exact), results = jax.lax.fori_loop(
             0,
-            loops.turns(mine.count),
+            loops.turns(mine.here),
             alone if is_alone else shared,
             (Sums(first, init.exact), results),
         )

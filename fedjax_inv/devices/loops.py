@@ -7,11 +7,25 @@ turn, for example. The number of turns of the loops here is hidden from XLA.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_inv import platforms
 from fedjax_inv.types import Array, Tree
+
+# Several threads of a device would cut sums by their number, and a small loop may become a part of
+# what stands around it.
+_OPTIONS = {
+    "xla_cpu_multi_thread_eigen": False,
+    "xla_disable_hlo_passes": "small-while-loop-hoisting",
+}
+
+
+def compiler_options() -> dict[str, Any] | None:
+    """Return the `compiler_options` of `jax.jit` with which these loops keep their bits."""
+    return _OPTIONS if platforms.on_cpu() else None
 
 
 def turns(number: Array | int) -> Array:
@@ -42,13 +56,19 @@ def mapped(fn: Callable[[Tree], Tree], trees: Tree) -> Tree:
 
 
 def isolated(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
-    """Return fn(*arguments), computed so that nothing before or after it changes its rounding."""
-    shapes = jax.eval_shape(fn, *arguments)
-    return jax.lax.fori_loop(0, turns(1), lambda i, _: fn(*arguments), _empty(shapes))
+    """Return fn(*arguments), computed so that nothing before or after it changes its rounding.
+
+    The arguments are entries of an array, as XLA moves out of a loop what is the same in each turn.
+    """
+    if not jax.tree.leaves(arguments):
+        return fn(*arguments)
+    rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], arguments)
+    return jax.tree.map(lambda leaf: leaf[0], mapped(lambda row: fn(*row), rows))
 
 
 def room(entry: Tree, length: int) -> Tree:
     """Return arrays with room for `length` entries of these shapes."""
+    # `empty` makes random keys, too; all of it is overwritten.
     return jax.tree.map(lambda leaf: jnp.empty((length, *leaf.shape), leaf.dtype), entry)
 
 
@@ -59,8 +79,3 @@ def written(results: Tree, index: Array, entry: Tree) -> Tree:
         results,
         entry,
     )
-
-
-def _empty(shapes: Tree) -> Tree:
-    # `empty` also makes random keys; its entries are all overwritten.
-    return jax.tree.map(lambda leaf: jnp.empty(leaf.shape, leaf.dtype), shapes)

@@ -4,8 +4,8 @@ Axis letters: R runs, k_r x k_c devices that share runs x clients, N shards, l r
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -94,7 +94,11 @@ def shape_of_mesh(
         if of_runs * of_clients % multiple == 0
     ]
     # More devices than runs or clients are of use only to processes, which must all take part.
-    few = [pair for pair in pairs if pair[0] <= num_runs and pair[1] <= min(num_slots, most or math.inf)]
+    few = [
+        pair
+        for pair in pairs
+        if pair[0] <= num_runs and pair[1] <= min(num_slots, most or math.inf)
+    ]
     return min(few or pairs, key=cost)
 
 
@@ -207,9 +211,7 @@ class Layout(NamedTuple):
             return tree
         first = jax.lax.axis_index(RUNS) * num_local
         wanted = first + jax.numpy.arange(num_local)
-        return jax.tree.map(
-            lambda leaf: leaf[jax.numpy.minimum(wanted, leaf.shape[0] - 1)], tree
-        )
+        return jax.tree.map(lambda leaf: leaf[jax.numpy.minimum(wanted, leaf.shape[0] - 1)], tree)
 
     def place(
         self,
@@ -290,7 +292,7 @@ class Layout(NamedTuple):
     def place_clients(self, states: Tree) -> Tree:
         """Place clients' states [R, C, ...], equal on each process, as the program expects them."""
 
-        def padded(leaf: Array) -> Array:
+        def padded(leaf: Array) -> Any:
             num_clients, leaf = leaf.shape[1], self._padded(leaf)
             share = self.clients_per_device(num_clients)
             more = share * (self.client_devices if self.own else 1) - num_clients
@@ -314,10 +316,9 @@ class Layout(NamedTuple):
 
         def leaf(array: Array) -> Tree:
             if isinstance(array, jax.ShapeDtypeStruct):
-                return jax.ShapeDtypeStruct(
-                    (array.shape[0], num_clients, *array.shape[2:]), array.dtype
-                )
-            return array[:, :num_clients]
+                shape = array.shape[0], num_clients, *array.shape[2:]
+                return jax.ShapeDtypeStruct(shape, array.dtype)
+            return (on_host(array) if self.mesh else array)[:, :num_clients]
 
         states = self.gather_runs(states)
         return jax.tree.map(leaf, states) if self.own else states
@@ -331,25 +332,24 @@ class Layout(NamedTuple):
         Returns:
           The arrays, on the host if they differ between devices; shapes if `tree` has shapes.
         """
-        if self.run_devices == 1 and not (self.own and self.mesh is not None):
+        if self.run_devices == 1:
             return tree
 
         def leaf(array: Array) -> Tree:
-            number = self.num_runs if self.run_devices > 1 else array.shape[0]
             if isinstance(array, jax.ShapeDtypeStruct):
-                return jax.ShapeDtypeStruct((number, *array.shape[1:]), array.dtype)
+                return jax.ShapeDtypeStruct((self.num_runs, *array.shape[1:]), array.dtype)
             if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
                 return jax.random.wrap_key_data(leaf(jax.random.key_data(array)))
-            return _on_host(array)[:number]
+            return on_host(array)[: self.num_runs]
 
         return jax.tree.map(leaf, tree)
 
 
-def _on_host(array: Array) -> np.ndarray:
-    """Return an array that may lie on the devices of several processes."""
-    if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        if not array.is_fully_replicated:
-            array = multihost_utils.process_allgather(array, tiled=True)
+def on_host(array: Array) -> np.ndarray:
+    """Return an array on the host, whichever devices of whichever processes it lies on."""
+    is_here = not isinstance(array, jax.Array) or array.is_fully_addressable
+    if not (is_here or array.is_fully_replicated):
+        array = multihost_utils.process_allgather(array, tiled=True)
     return np.asarray(array)
 
 
@@ -366,7 +366,7 @@ def _put(tree: T, where: NamedSharding) -> T:
     return jax.tree.map(leaf, tree)
 
 
-def _concatenated(arrays: list[Array]) -> Array:
+def _concatenated(arrays: Sequence[Array]) -> Any:
     if jax.numpy.issubdtype(arrays[0].dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(
             _concatenated([jax.random.key_data(array) for array in arrays])
@@ -422,9 +422,7 @@ class _Rows(NamedTuple):
 def _split(num_examples: int, inputs: T, layout: Layout) -> tuple[np.ndarray, T]:
     """Return (rows of the examples on each device [k_c, m], inputs with their shards by device)."""
     nodes, structure = jax.tree.flatten(inputs, is_leaf=is_shards)
-    nodes = [
-        type(node)(*map(np.asarray, node)) if is_shards(node) else node for node in nodes
-    ]
+    nodes = [type(node)(*map(np.asarray, node)) if is_shards(node) else node for node in nodes]
     nodes = [
         cut(node, layout.num_parts) if isinstance(node, SharedExamples) else node for node in nodes
     ]
@@ -456,7 +454,7 @@ def _split(num_examples: int, inputs: T, layout: Layout) -> tuple[np.ndarray, T]
     return np.stack(_stretched(examples, num_examples)), jax.tree.unflatten(structure, nodes)
 
 
-def _stretched(arrays: list[np.ndarray], num_examples: int) -> list[np.ndarray]:
+def _stretched(arrays: Sequence[np.ndarray], num_examples: int) -> list[np.ndarray]:
     """Append zeros in the last axis to the largest length, rounded up.
 
     So that held-out domains of almost equal sizes share a program.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fedjax_inv import checks, devices, platforms, rounds
+from fedjax_inv import checks, devices, rounds
 from fedjax_inv.devices import Layout, loops
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Training
@@ -112,7 +112,7 @@ def make(
     whole: Any = PartitionSpec()
     runs: Any = layout.run_spec
     specs = Training(rounds.State(runs, layout.client_spec, runs, runs, runs), runs)
-    options = _OPTIONS if layout.lanes and platforms.on_cpu() else None
+    options = loops.compiler_options() if layout.lanes else None
     return Program(
         jax.jit(layout.over(init, (), specs), compiler_options=options),
         jax.jit(
@@ -126,10 +126,6 @@ def make(
         placed,
         gathered,
     )
-
-
-# Several threads of a device would share a sum by their number.
-_OPTIONS = {"xla_cpu_multi_thread_eigen": False}
 
 
 def _check(experiment: Experiment) -> None:

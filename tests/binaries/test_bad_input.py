@@ -127,7 +127,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(widths=(0,)), "--widths=0: must be at least 1"),
     (dict(widths=(8, 8), cut=3), "--cut=3: must be an integer in 0..2, with --model=mlp"),
     (dict(model="cnn", widths=(12,)), "--widths=12: .*multiples of 8, with --model=cnn"),
-    (dict(devices=64), "--devices=64: must be at most"),
+    (dict(devices="64"), "--devices=64: must be at most"),
     (dict(process_id=1), "--process_id=1: must be below --num_processes=1"),
     (dict(coordinator_address="a:1"), "--coordinator_address=a:1: has no effect without --num_pro"),
     (dict(num_processes=2), "--coordinator_address=: must be host:port"),
