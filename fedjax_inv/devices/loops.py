@@ -56,14 +56,15 @@ def mapped(fn: Callable[[Tree], Tree], trees: Tree) -> Tree:
 
 
 def isolated(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
-    """Return fn(*arguments), computed so that nothing before or after it changes its rounding.
+    """Return fn(*arguments), computed so that nothing before or after it changes its rounding."""
+    shapes = jax.eval_shape(fn, *arguments)
 
-    The arguments are entries of an array, as XLA moves out of a loop what is the same in each turn.
-    """
-    if not jax.tree.leaves(arguments):
-        return fn(*arguments)
-    rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], arguments)
-    return jax.tree.map(lambda leaf: leaf[0], mapped(lambda row: fn(*row), rows))
+    def turn(index: Array, _: Tree) -> Tree:
+        # XLA moves out of a loop what it knows to be the same in each turn.
+        return fn(*jax.tree.map(lambda a: jnp.where(index < 1, a, jnp.zeros_like(a)), arguments))
+
+    empty = jax.tree.map(lambda leaf: jnp.empty(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.fori_loop(0, turns(1), turn, empty)
 
 
 def room(entry: Tree, length: int) -> Tree:

@@ -85,7 +85,8 @@ def shape_of_mesh(
 
     def cost(pair: tuple[int, int]) -> tuple[int, int, int]:
         of_runs, of_clients = pair
-        return -(-num_runs // of_runs) * -(-num_slots // of_clients), -of_runs, of_clients
+        busiest = -(-num_runs // of_runs) * -(-num_slots // of_clients)
+        return busiest, -min(of_runs, num_runs), of_runs * of_clients
 
     pairs = [
         (of_runs, of_clients)

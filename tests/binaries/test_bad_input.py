@@ -132,9 +132,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (dict(coordinator_address="a:1"), "--coordinator_address=a:1: has no effect without --num_pro"),
     (dict(num_processes=2), "--coordinator_address=: must be host:port"),
     (
-        dict(num_processes=2, coordinator_address="localhost:1", client_chunk="1"),
-        "--run_chunk=auto: must be a number with --num_processes=2",
+        dict(num_processes=2, coordinator_address="localhost:1", run_chunk="measure"),
+        "--run_chunk=measure: must be a number or auto with several processes",
     ),
+    (
+        dict(distributed=True, num_processes=2),
+        "--num_processes=2: must be left out with --distributed",
+    ),
+    (dict(devices="0"), "--devices=0: must be auto or a number of at least 1"),
     (dict(client_chunk="some"), "--client_chunk=some: must be auto, measure or a number of at"),
     (dict(held_out="90"), "--held_out=90: .*75"),
     (dict(held_out="none,75"), "--held_out=none: unknown; must be one of 0, 15"),

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import federations
 from experiments.experiment import assemble, config
+from experiments.parts.machine import cores as machine_of_cores
 from federations import NUM_CLASSES
 from fedjax_inv import local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
@@ -173,3 +174,24 @@ def test_devices_share_the_work_and_gather_nothing() -> None:
     assert "all-reduce" in text
     costs = [each.cost_analysis() or {} for each in (one, four)]
     assert 0.2 < costs[1]["flops"] / costs[0]["flops"] < 0.3
+
+
+def test_cores_are_those_of_the_affinity_and_of_the_quotas(tmp_path: Path) -> None:
+    allowed = len(os.sched_getaffinity(0))
+    assert machine_of_cores(tmp_path) == allowed  # no cgroups
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n4:cpu,cpuacct:/c\n")
+    assert machine_of_cores(tmp_path) == allowed
+    second, first = tmp_path / "sys/fs/cgroup/a", tmp_path / "sys/fs/cgroup/cpu/c"
+    second.mkdir(parents=True)
+    (second / "cpu.max").write_text("max 100000\n")
+    assert machine_of_cores(tmp_path) == allowed
+    (second / "cpu.max").write_text("170000 100000\n")
+    assert machine_of_cores(tmp_path) == 1
+    (second / "cpu.max").write_text("900000 100000\n")
+    first.mkdir(parents=True)
+    (first / "cpu.cfs_period_us").write_text("1000\n")
+    (first / "cpu.cfs_quota_us").write_text("-1\n")
+    assert machine_of_cores(tmp_path) == min(allowed, 9)
+    (first / "cpu.cfs_quota_us").write_text("500\n")
+    assert machine_of_cores(tmp_path) == 1

@@ -129,3 +129,32 @@ def test_devices_exchange_the_upload_once_and_no_clients_state() -> None:
     assert {each.opcode for each in exchanged} == {"all-reduce"}
     reports = 100 * 8  # a few numbers of each slot, no network
     assert sent.up <= sum(each.num_bytes for each in exchanged) <= sent.up + reports
+
+
+@pytest.mark.parametrize(
+    ("runs", "slots", "count", "expected"),
+    [
+        (3, 4, 2, (1, 2)),
+        (12, 5, 8, (4, 2)),
+        (1, 100, 8, (1, 8)),
+        (5, 100, 16, (5, 3)),
+        (64, 10, 8, (8, 1)),
+        (2, 6, 2, (2, 1)),
+        (1, 5, 8, (1, 5)),
+        (1, 1, 8, (1, 1)),
+    ],
+)
+def test_the_busiest_device_trains_as_few_clients_as_possible(
+    runs: int, slots: int, count: int, expected: tuple[int, int]
+) -> None:
+    found = devices.shape_of_mesh(runs, slots, count)
+    assert found == expected
+    most = -(-runs // found[0]) * -(-slots // found[1])
+    for of_runs in range(1, count + 1):
+        for of_clients in range(1, count // of_runs + 1):
+            assert -(-runs // of_runs) * -(-slots // of_clients) >= most
+
+
+def test_processes_all_take_part_in_a_mesh() -> None:
+    assert devices.shape_of_mesh(1, 1, 4, multiple=2) in {(2, 1), (1, 2)}
+    assert devices.shape_of_mesh(1, 100, 16, most=8) == (1, 8)
