@@ -80,8 +80,8 @@ class Running:
     )
     sum_order: str = flag(
         "auto",
-        "The order of sums over clients and examples: fixed, which gives the same bits on any "
-        "number of devices of one kind; fast; auto: fixed on CPUs, fast elsewhere.",
+        "The order of sums over clients and examples: fixed, the same on any number of devices; "
+        "fast; auto: fixed on CPUs, fast elsewhere.",
         choices=("auto", "fixed", "fast"),
     )
     hold: str = flag(
