@@ -147,9 +147,8 @@ def of_workload(name: str) -> Work:
         )
         algorithm = fedavg.fedavg(model, work)
         axis = chunked(chunk) if chunk else vmapped()
-        layout = Layout(mesh, workload.cohort == workload.num_clients) if mesh else None
-        if layout is not None:
-            axis = layout.axis(axis)
+        layout = Layout(mesh, mesh is not None and workload.cohort == workload.num_clients)
+        axis = layout.axis(axis)
 
         def advance(data: Examples, shards: ClientShards, state: Tree, cohort: Tree) -> Tree:
             federation = Federation(data, *(leaf[0] for leaf in shards))
@@ -164,10 +163,8 @@ def of_workload(name: str) -> Work:
         upload = sum(each.up for each in communication.traffic(algorithm, state, noise))
         schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 10)
         examples, shards = noise.data, ClientShards(*(leaf[None] for leaf in noise[1:]))
-        on_all: Callable[..., Tree] = advance
-        if layout is not None:
-            examples, shards = layout.place(examples, shards, _shapes)
-            on_all = layout.over(advance, (PartitionSpec(), PartitionSpec()), PartitionSpec())
+        examples, shards = layout.place(examples, shards, _shapes)
+        on_all = layout.over(advance, (PartitionSpec(), PartitionSpec()), PartitionSpec())
         arguments = examples, shards, state, schedule
         jitted = jax.jit(on_all, donate_argnums=2)
         return Traced(jitted, arguments, workload.num_epochs * num_batches, upload)
@@ -213,14 +210,13 @@ def of_presets(name: str, precision: str = "auto") -> Work:
         data, inputs = assembled.data, ready.inputs
         cohort = assemble.cohorts(config, inputs, config.watching.eval_every)
         slots = config.participation.slots(num_clients)
-        holds_own = machine.holds_own(config.run, num_clients, slots)
-        layout = Layout(mesh, holds_own) if mesh else None
-        if layout is not None:
-            data, inputs = layout.place(data, inputs, _shapes)
+        share = mesh.size if mesh else 1
+        layout = Layout(mesh, machine.holds_own(config.run, num_clients, slots, share))
+        data, inputs = layout.place(data, inputs, _shapes)
         compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
         training = jax.eval_shape(compiled.init, data, inputs)
-        if layout is not None:
-            own = _shapes(training.state.clients, NamedSharding(layout.mesh, layout.client_spec))
+        if mesh is not None:
+            own = _shapes(training.state.clients, NamedSharding(mesh, layout.client_spec))
             training = training._replace(state=training.state._replace(clients=own))
         hyper, shards = jax.tree.map(lambda leaf: leaf[0], (ready.inputs.hyper, ready.inputs.train))
         state = jax.tree.map(

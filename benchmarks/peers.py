@@ -29,7 +29,6 @@ import numpy as np
 from benchmarks import frame, workloads
 from experiments.flags import command
 from experiments.flags.flag import POSITIVE, at_least, flag
-from experiments.parts import machine
 from fedjax_inv import models
 from fedjax_inv.checks import UsageError
 
@@ -226,9 +225,9 @@ def run(options: Options) -> str:
     for name in options.workloads:
         workload = workloads.shrunk(workloads.WORKLOADS[name], options.shrink)
         data = workloads.noise(workload)
-        mesh = machine.mesh(workloads.config_of(workload, options.devices).run)
+        layout = workloads.layout_of(workload, options.devices)
         chosen = fixed or workloads.auto(workload, data, options.devices)
-        engine = workloads.Engine(workload, chosen, data, mesh)
+        engine = workloads.Engine(workload, chosen, data, layout)
         rows = []
         for peer in options.peers:
             rows.append(row_of(options, peer, workload, engine, threads))

@@ -8,19 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import frame, lowerings
 from experiments.experiment import assemble, config
 from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
 from experiments.flags.flag import flag
+from experiments.parts import machine as machines
 from experiments.parts import training
 from experiments.running import chunks
-from fedjax_inv import local, models, program, rounds, schedules
+from fedjax_inv import devices, local, models, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
-from fedjax_inv.devices import ClientShards, SharedExamples, chunked, over, sharded
+from fedjax_inv.devices import ClientShards, Layout, SharedExamples, chunked, over
 from fedjax_inv.types import Cohort, Federation, Model
 
 
@@ -119,10 +120,10 @@ def noise(workload: Workload) -> Federation:
 
 
 class Engine:
-    """Our engine on a workload; the devices of a mesh share the clients."""
+    """Our engine on a workload; the devices of a layout share the clients."""
 
     def __init__(
-        self, workload: Workload, choice: Choice, data: Federation, mesh: Mesh | None = None
+        self, workload: Workload, choice: Choice, data: Federation, layout: Layout | None = None
     ) -> None:
         self._setting = workload
         model = model_of(workload, choice.conv)
@@ -132,9 +133,8 @@ class Engine:
             num_epochs=workload.num_epochs,
         )
         algorithm = fedavg.fedavg(model, work)
-        axis = chunked(choice.chunk or workload.cohort)
-        if mesh is not None:
-            axis = sharded(mesh.axis_names[0], axis)
+        layout = (layout or Layout())._replace(own=False)
+        axis, mesh = layout.axis(chunked(choice.chunk or workload.cohort)), layout.mesh
 
         def advance(
             state: rounds.State, cohort: Cohort, data: Federation
@@ -142,7 +142,8 @@ class Engine:
             return rounds.run(algorithm, state, cohort, data, axis=axis)
 
         on_all = advance if mesh is None else over(mesh, advance)
-        self._advance = jax.jit(on_all, donate_argnums=0)
+        options = devices.compiler_options() if layout.lanes else None
+        self._advance = jax.jit(on_all, donate_argnums=0, compiler_options=options)
         variables = model.init(jax.random.key(0), data.data.x[:1])
         self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
         state = rounds.init(algorithm, variables, data, jax.random.key(1))
@@ -172,12 +173,25 @@ def config_of(workload: Workload, num_devices: int) -> Config:
     return config.of(
         client_chunk="measure",
         run_chunk="1",
-        devices=num_devices,
+        devices=str(num_devices),
         clients=workload.num_clients,
         cohort=workload.cohort,
         batch_size=workload.batch_size,
         local_epochs=workload.num_epochs,
     )
+
+
+def layout_of(workload: Workload, num_devices: int) -> Layout:
+    """The layout of train and sweep on some devices, which share the clients."""
+    flags = config_of(workload, num_devices)
+    num_examples = workload.num_clients * workload.num_examples
+    data = 4 * num_examples * (int(np.prod(workload.shape)) + 1)
+    x = jax.ShapeDtypeStruct((1, *workload.shape), jnp.float32)
+    model = model_of(workload, "auto")
+    network = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), x)
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(network))
+    load = machines.Load(1, workload.num_clients, workload.cohort, data, num_bytes)
+    return machines.layout(flags.run, load)
 
 
 def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
@@ -195,17 +209,15 @@ def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
         jnp.zeros((1, workload.num_clients), jnp.int32),
     )
     experiment = assemble.experiment(flags, cell, model_of(workload, "auto"), 1, training.Sizes())
-    layout = assemble.layout(flags, workload.num_clients)
+    layout = layout_of(workload, num_devices)
 
     def make(chosen: chunks.Chunks) -> program.Program:
         return program.make(
             experiment, client_chunk=chosen.clients, run_chunk=chosen.runs, layout=layout
         )
 
-    examples = data.data
-    if layout is not None:
-        examples, inputs = layout.place(examples, inputs)
-    machine = chunks.Machine(make, examples)
+    examples, inputs = layout.place(data.data, inputs)
+    machine = chunks.Machine(make, examples, layout)
     chunk = chunks.choose(flags, cell, experiment, inputs, machine).clients
     return Choice(0 if chunk >= workload.cohort else chunk, "auto")
 

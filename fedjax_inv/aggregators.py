@@ -3,13 +3,14 @@
 `add` gets zeros as the upload of an absent client.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_inv import checks, tree
+from fedjax_inv.devices import Sums
 from fedjax_inv.types import Aggregator, Array, Slots, Tree
 
 Weight = Callable[[Slots], Array]  # slots -> [S], how much each counts if it is present
@@ -119,11 +120,11 @@ def stacked() -> Aggregator:
         new = Stack(uploads, slots.present, slots.who, slots.size)
         return tree.put(stack, index, new)
 
-    return Aggregator(init, add, lambda stack: stack)
+    return Aggregator(init, add, lambda stack: stack, exact=True)
 
 
 def combine(aggregators: Tree) -> Aggregator:
-    """Return one aggregator for uploads with several parts.
+    """Return one aggregator for uploads with several parts; it folds them into `Sums`.
 
     Args:
       aggregators: a tree of aggregators that is a prefix of the upload's tree.
@@ -138,16 +139,28 @@ def combine(aggregators: Tree) -> Aggregator:
     for leaf in jax.tree.leaves(aggregators, is_leaf=is_leaf):
         checks.record("aggregators", leaf, Aggregator)
 
-    def each(fn: Callable[..., Tree], *trees: Tree) -> Tree:
-        return jax.tree.map(fn, aggregators, *trees, is_leaf=is_leaf)
+    structure: Any
+    listed, structure = jax.tree.flatten(aggregators, is_leaf=is_leaf)
 
-    def init(upload: Tree, num_slots: int) -> Tree:
-        return each(lambda a, part: a.init(part, num_slots), upload)
+    def sums(accumulators: Sequence[Tree]) -> Sums:
+        pairs = [*zip(listed, accumulators, strict=True)]
+        ordered = tuple(() if each.exact else of_part for each, of_part in pairs)
+        return Sums(ordered, tuple(of_part if each.exact else () for each, of_part in pairs))
 
-    def add(accumulators: Tree, uploads: Tree, slots: Slots) -> Tree:
-        return each(lambda a, acc, part: a.add(acc, part, slots), accumulators, uploads)
+    def accumulators(sums: Sums) -> list[Tree]:
+        triples = zip(listed, sums.ordered, sums.exact, strict=True)
+        return [exact if each.exact else ordered for each, ordered, exact in triples]
 
-    def finish(accumulators: Tree) -> Tree:
-        return each(lambda a, acc: a.finish(acc), accumulators)
+    def init(upload: Tree, num_slots: int) -> Sums:
+        parts = structure.flatten_up_to(upload)
+        return sums([a.init(part, num_slots) for a, part in zip(listed, parts, strict=True)])
+
+    def add(total: Sums, uploads: Tree, slots: Slots) -> Sums:
+        parts = zip(listed, accumulators(total), structure.flatten_up_to(uploads), strict=True)
+        return sums([a.add(acc, part, slots) for a, acc, part in parts])
+
+    def finish(total: Sums) -> Tree:
+        pairs = zip(listed, accumulators(total), strict=True)
+        return structure.unflatten([a.finish(acc) for a, acc in pairs])
 
     return Aggregator(init, add, finish)

@@ -119,11 +119,15 @@ def _by_client(
     def client(turn: tuple[Array, Array]) -> tuple[Tree, Tree]:
         return (), sums_of(*turn)
 
+    def nothing(sums: devices.Sums, uploads: Tree, slots: Tree) -> devices.Sums:
+        del uploads, slots
+        return sums
+
     number = federation.num_clients
     everyone = jnp.arange(number, dtype=jnp.int32)
     mine = axis.assign(everyone, everyone, jnp.ones(number, bool), number)
     turns = mine.slots, mine.local_index
-    return mine.gather(axis.fold(client, lambda nothing, uploads, slots: (), (), turns)[1])
+    return mine.gather(axis.fold(client, nothing, devices.Sums(()), mine, turns)[1])
 
 
 def _in_common(
@@ -134,35 +138,37 @@ def _in_common(
 ) -> tuple[Array, Array]:
     """Return the sums over each client's examples of the two numbers from `each`, each [C].
 
-    The examples of all clients are numbered one client after the other. If all lie on each of k
-    devices, a device takes every k-th batch. If a device owns some clients, it takes all batches of
-    their examples.
+    The examples of all clients are numbered one client after the other. A batch has consecutive
+    examples of one lane of clients, and a device takes all batches of its lanes.
     """
     data, order, start, size = federation
-    part, num_parts = axis.part()
-    if not axis.replicated:
-        local, everyone = axis.local_clients(len(size)), jnp.arange(len(size))
-        size = jnp.where((local[0] <= everyone) & (everyone <= local[-1]), size, 0)
+    number = federation.num_clients
+    (local, room), everyone = axis.block(number), jnp.arange(number)
+    is_mine = (local <= everyone) & (everyone < local + room)
+    size = jnp.where(is_mine, size, 0)
     end = jnp.cumsum(size)
-    first, total = end - size, end[-1]
-    num_batches = -(-total // batch_size)
-    num_clients = federation.num_clients
+    first = end - size
+    in_lane = axis.lane_size(number)
+    lane_end = end[in_lane - 1 :: in_lane]
+    if number % in_lane:
+        lane_end = jnp.concatenate([lane_end, end[-1:]])
+    lane_first = jnp.concatenate([jnp.zeros_like(end[:1]), lane_end[:-1]])
+    num_batches = -(-(lane_end - lane_first) // batch_size)
+    batch_end = jnp.cumsum(num_batches)
 
-    def add_batch(number: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        index = number * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
-        real = index < total
+    def add_batch(batch: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        lane = jnp.searchsorted(batch_end, batch, side="right", method="scan_unrolled")
+        before = batch - (batch_end[lane] - num_batches[lane])
+        index = lane_first[lane] + before * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+        real = index < lane_end[lane]
         index = jnp.where(real, index, index[0])
         who = jnp.searchsorted(end, index, side="right", method="scan_unrolled")
         examples = tree.take(data, order[start[who] + index - first[who]])
         scores, losses = each(Batch(examples.x, examples.y, real))
         return _scattered(sums[0], who, scores), _scattered(sums[1], who, losses)
 
-    def turn(index: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        return add_batch(part + index * num_parts, sums)
-
-    zeros = jnp.zeros(num_clients), jnp.zeros(num_clients)
-    turns = (num_batches - part + num_parts - 1) // num_parts
-    return axis.total(jax.lax.fori_loop(0, turns, turn, zeros))
+    zeros = jnp.zeros(number), jnp.zeros(number)
+    return axis.selected(jax.lax.fori_loop(0, batch_end[-1], add_batch, zeros), is_mine)
 
 
 def _scattered(totals: Array, who: Array, values: Array) -> Array:

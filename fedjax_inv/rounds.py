@@ -18,7 +18,7 @@ import optax
 from fedjax_inv import checks, devices, tree
 from fedjax_inv.aggregators import combine
 from fedjax_inv.checks import UsageError
-from fedjax_inv.devices import Axis
+from fedjax_inv.devices import Axis, Sums
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -147,8 +147,8 @@ def _exchange(
 ) -> tuple[State, Report]:
     """Play the exchange numbered `index` of a round; return (the state after it, its report)."""
     aggregator = combine(exchange.aggregate)
-    message = exchange.broadcast(state.server)
-    undelayed = exchange.broadcast_undelayed(state.server)
+    message = axis.isolated(exchange.broadcast, state.server)
+    undelayed = axis.isolated(exchange.broadcast_undelayed, state.server)
     broadcast_history = state.broadcast_history[index]
     history = _history(broadcast_history)
     if history > 1:
@@ -178,29 +178,30 @@ def _exchange(
         upload = optax.tree.where(present, reply.upload, optax.tree.zeros_like(reply.upload))
         return (upload, present), _Result(reply.own, reply.metrics, present, finite)
 
-    def add(accumulator: Tree, uploads: tuple[Tree, Array], turns: tuple[Slots, Array]) -> Tree:
+    def add(sums: Sums, uploads: tuple[Tree, Array], turns: tuple[Slots, Array]) -> Sums:
         upload, present = uploads
-        return aggregator.add(accumulator, upload, turns[0]._replace(present=present))
+        return aggregator.add(sums, upload, turns[0]._replace(present=present))
 
     turns = mine.slots, mine.local_index
     # Traced once for its shapes and for the fold; inlined, the program is the same.
     client = jax.jit(client, inline=True)
-    (upload, _), _ = jax.eval_shape(client, tree.take(turns, 0))
-    start = aggregator.init(upload, slots.who.shape[0])
-    accumulator, result = axis.fold(client, add, start, turns)
+    shapes = jax.eval_shape(client, tree.take(turns, 0))
+    start = aggregator.init(shapes[0][0], slots.who.shape[0])
+    sums, result = axis.fold(client, add, start, mine, turns, shapes)
     metrics, present, finite = mine.gather((result.metrics, result.present, result.finite))
-    server = exchange.update(
-        state.server,
-        aggregator.finish(axis.total(accumulator)),
-        Cohort(cohort.who, present, delay),
-    )
+
+    def updated(server: Tree, sums: Sums, cohort: Cohort) -> Tree:
+        new = exchange.update(server, aggregator.finish(sums), cohort)
+        return optax.tree.where(cohort.present.any(), new, server)
+
+    server = axis.isolated(updated, state.server, sums, Cohort(cohort.who, present, delay))
     # Each device writes the states of the clients that lie on it; an absent client writes nothing.
     where, own, wrote = mine.local_index, result.own, result.present
     if axis.replicated:
         where, own, wrote = cohort.who, mine.gather(result.own), present
     num_local = axis.local_clients(federation.num_clients).shape[0]
     state = state._replace(
-        server=optax.tree.where(present.any(), server, state.server),
+        server=server,
         clients=tree.put(state.clients, jnp.where(wrote, where, num_local), own),
         broadcast_history=(
             *state.broadcast_history[:index],

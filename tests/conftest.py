@@ -12,13 +12,24 @@ if "XLA_FLAGS" not in os.environ:
     )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from collections.abc import Iterator
+
 import jax
+import pytest
 from hypothesis import settings
 
-# Four devices on any machine, for the tests that shard the clients.
+# Four devices on any machine, for the tests that share runs and clients.
 jax.config.update("jax_num_cpu_devices", 4)
 # A test must compile what it tests, not load what an earlier version left behind.
 jax.config.update("jax_enable_compilation_cache", False)
 
 settings.register_profile("tests", deadline=None, max_examples=20, database=None)
 settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_core() -> Iterator[None]:
+    """`--devices=auto` takes one device on any machine; tests of several name their number."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.parts.machine.cores", lambda: 1)
+        yield

@@ -416,6 +416,16 @@ def assert_equal(first: Tree, second: Tree) -> None:
     chex.assert_trees_all_equal(plain(first), plain(second))
 
 
+def assert_same_bits(first: Tree, second: Tree) -> None:
+    """Bit for bit: 0 is not -0, and a NaN equals itself."""
+
+    def bits(tree: Tree) -> Tree:
+        return jax.tree.map(lambda a: np.frombuffer(a.tobytes(), np.uint8), plain(tree))
+
+    assert_equal(first, second)  # which shows the difference
+    chex.assert_trees_all_equal(bits(first), bits(second))
+
+
 def assert_close(first: Tree, second: Tree, *, rtol: float = 1e-4, atol: float = 2e-5) -> None:
     """Up to sums taken in another order.
 

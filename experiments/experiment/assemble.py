@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
     groups: list[str]  # names of the validation groups
     sizes: Sizes
     data: Examples
-    layout: Layout | None = None  # of data and inputs, if several devices share the clients
+    layout: Layout  # of data and inputs
 
 
 class Assembled(NamedTuple):
@@ -57,9 +57,10 @@ class Assembled(NamedTuple):
     dataset: Dataset  # of the first seed, with its environments
     model: Model
     cells: list[Cell]
-    data: Examples  # of all draws in a row; on the host if several devices share the clients
+    data: Examples  # of all draws in a row; on the host if there are several devices
     splits: Mapping[str | None, Splits]  # by held-out domain
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
+    num_bytes: int  # of a network
 
     def prepare(self, cell: Cell) -> Prepared:
         """A cell, ready to be compiled."""
@@ -77,7 +78,20 @@ class Assembled(NamedTuple):
         groups = program.group_names(splits[cell.runs[0].seed])
         sizes = training.sizes(config.clients, np.asarray(inputs.train.size))
         common = experiment(config, cell, self.model, len(groups), sizes)
-        return Prepared(common, inputs, groups, sizes, self.data)
+        return Prepared(common, inputs, groups, sizes, self.data, self.layout(cell))
+
+    def layout(self, cell: Cell) -> Layout:
+        """The layout of a cell's runs and clients on devices.
+
+        Raises UsageError if there are too few devices.
+        """
+        config = self.config
+        num_clients = len(next(iter(self.splits[cell.held_out].values())).domain)
+        number = 1 if facts(cell.algorithm).pooled else num_clients
+        slots = config.participation.slots(number)
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.data))
+        load = machine.Load(len(cell.runs), number, slots, num_bytes, self.num_bytes)
+        return machine.layout(config.run, load)
 
 
 def algorithm(
@@ -136,11 +150,6 @@ def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
     return participation.cohorts(config.participation, inputs, num_rounds, config.run.rounds)
 
 
-def layout(config: Config, num_clients: int) -> Layout | None:
-    """The layout of the clients on several devices; None if there is one device."""
-    return machine.layout(config.run, num_clients, config.participation.slots(num_clients))
-
-
 def assemble(
     config: Config, seeds: Sequence[int] | None = None, start: Start | None = None
 ) -> Assembled:
@@ -179,7 +188,7 @@ def assemble(
     at_split = any(cell.held_out is None for cell in cells) and not first.test.any()
     data_flags.check_test_fraction(config.data, is_drawn=before or at_split)
     data = _examples(list(draws.values()))
-    if config.run.devices > 1 or config.run.num_processes > 1:
+    if machine.most_devices(config.run) > 1:
         data = jax.device_get(data)  # or the first device would hold all data besides its share
     first_rows = {draw: index * len(first.y) for index, draw in enumerate(draws)}
     splits = {
@@ -189,7 +198,8 @@ def assemble(
         }
         for domain in dict.fromkeys(cell.held_out for cell in cells)
     }
-    assembled = Assembled(config, first, model, cells, data, splits, variables)
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    assembled = Assembled(config, first, model, cells, data, splits, variables, num_bytes)
     _check_watching(assembled)
     return assembled
 

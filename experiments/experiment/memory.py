@@ -48,7 +48,8 @@ def check(assembled: Assembled) -> None:
     _check(name, value, 2 * _bytes(variables), "a network and its gradient")
     history, flag = attendance.history, attendance.history_flag
     for cell in {cell.label: cell for cell in cells}.values():  # held-out domains do not matter
-        runs = len(cell.runs)
+        layout = assembled.layout(cell)
+        runs = layout.runs_per_device(len(cell.runs))
         state, broadcast = _of_run(assembled, cell, variables, num_clients)
         owners = f"server and {num_clients} clients of {cell.label}"
         _check("clients", num_clients, state, f"the {owners}")
@@ -56,6 +57,10 @@ def check(assembled: Assembled) -> None:
         if history > 1:
             what = f"{history} broadcasts of {runs} runs"
             _check(flag, getattr(attendance, flag), runs * history * broadcast, what)
+        count = layout.run_devices * layout.client_devices
+        if count > 1 and jax.default_backend() == "cpu":  # whose devices have one memory
+            what = f"{runs} runs on each of {count} devices; --devices=1 needs less"
+            _check("devices", config.run.devices, count * runs * state, what)
 
 
 def _check(name: str, value: object, needed: int, what: str) -> None:
@@ -95,9 +100,8 @@ def _of_run(
     except OverflowError as error:  # an index is too large
         text = f"needs arrays larger than int32 counts: {error}"
         raise flag_error("algorithm", cell.label, text) from None
-    layout = assemble.layout(config, number)
     of_clients = _bytes(state.clients) // number
-    of_clients *= layout.clients_per_device(number) if layout else number
+    of_clients *= assembled.layout(cell).clients_per_device(number)
     return _bytes(state._replace(clients=())) + of_clients, _bytes(sent)
 
 

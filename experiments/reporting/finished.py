@@ -313,7 +313,8 @@ def _alone(chosen: Config, data_dir: str, dataset: str) -> Config:
     Raises UsageError if data_dir is set and no data set is from TFDS.
     """
     data_flags.check_data_dir(data_dir, chosen.data.dataset, dataset)
-    one: dict[str, Any] = {"devices": 1, "hold": "auto", "num_processes": 1, "process_id": 0}
+    one: dict[str, Any] = {"devices": "1", "hold": "auto", "num_processes": 1, "process_id": 0}
+    one["distributed"] = False
     one |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
     return config.changed(chosen, **one)
 

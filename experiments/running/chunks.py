@@ -21,7 +21,7 @@ from experiments.experiment.grid import Cell
 from experiments.parts import machine as machines
 from experiments.parts import training
 from fedjax_inv import program
-from fedjax_inv.devices import is_shards
+from fedjax_inv.devices import Layout, is_shards
 from fedjax_inv.types import Examples, Tree, always
 
 _SECONDS = 0.2  # for measuring a candidate
@@ -45,9 +45,9 @@ class Chunks(NamedTuple):
 Make = Callable[[Chunks], program.Program]
 
 
-def asked(config: Config, inputs: program.Inputs) -> tuple[int | None, int | None]:
+def asked(config: Config, num_runs: int, inputs: program.Inputs) -> tuple[int | None, int | None]:
     """The numbers of clients and of runs in the flags, None for auto and measure."""
-    num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
+    num_slots = _num_slots(config, inputs)
     named = ((config.run.client_chunk, num_slots), (config.run.run_chunk, num_runs))
     clients, runs = ((int(f) or most) if f.isdecimal() else None for f, most in named)
     return clients, runs
@@ -66,10 +66,11 @@ def choose(
     machine: "Machine",
 ) -> Chunks:
     """The chunks by the flags: a number, the rule (auto) or a stopwatch (measure)."""
-    num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
-    clients, runs = asked(config, inputs)
+    num_slots = _num_slots(config, inputs)
+    clients, runs = asked(config, len(cell.runs), inputs)
     most = Chunks(
-        clients or (1 if machine.is_cpu else num_slots), runs or (1 if machine.is_cpu else num_runs)
+        clients or (1 if machine.is_cpu else num_slots),
+        runs or (1 if machine.is_cpu else machine.runs_per_device(len(cell.runs))),
     )
     if clients and runs:
         return most
@@ -81,12 +82,13 @@ def choose(
         return _measured(config, cell, inputs, few, machine)
     # The segment of the run itself, so that it need not be compiled again.
     cohort = assemble.cohorts(config, inputs, config.watching.eval_every)
-    return halved(
+    fitting = halved(
         most,
         lambda chosen: machine.fits(chosen, inputs, cohort),
         clients=clients is None,
         runs=runs is None,
     )
+    return Chunks(*(-machines.agree(-number) for number in fitting))  # the smallest of processes
 
 
 def halved(
@@ -117,9 +119,9 @@ def _measured(
     The numbers of clients are 1, 4, 16, ... and all; they are timed on a few steps of the first
     clients. All runs train at once, or as many as fit; on a CPU one by one, if that is not slower.
     """
-    num_runs, num_slots = inputs.train.size.shape[0], _num_slots(config, inputs)
-    clients, fixed_runs = asked(config, inputs)
-    runs = fixed_runs or num_runs
+    num_slots = _num_slots(config, inputs)
+    clients, fixed_runs = asked(config, len(cell.runs), inputs)
+    runs = fixed_runs or machine.runs_per_device(len(cell.runs))
     if clients:
         sizes = [clients]
     elif config.run.client_chunk == "auto":
@@ -175,8 +177,10 @@ def _first_fast(measured: dict[Chunks, float]) -> Chunks:
 class Machine:
     """Measures the memory and the time of a cell's chunks; compiles each program once."""
 
-    def __init__(self, make: Make, data: Examples) -> None:
+    def __init__(self, make: Make, data: Examples, layout: Layout | None = None) -> None:
+        """layout: of the data and inputs; by default on one device."""
         self._make, self._data = make, data
+        self.runs_per_device = (layout or Layout()).runs_per_device
         self._compiled: dict[tuple[Chunks, int], jax.stages.Compiled] = {}
         self._init: dict[int, Callable[..., Tree]] = {}  # by the number of runs alone
 

@@ -44,6 +44,7 @@ _HOW = {
         "devices",
         "hold",
         "deterministic",
+        "distributed",
         "coordinator_address",
         "num_processes",
         "process_id",

@@ -10,6 +10,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+from jax.sharding import Mesh
+
 from experiments.experiment import assemble, grid, memory
 from experiments.experiment.assemble import Assembled, Prepared
 from experiments.experiment.config import Config
@@ -81,7 +84,6 @@ def prepared(config: Config, folder: Path, *, in_folders: bool) -> "Launch":
     places = _places(assembled, folder, in_folders)
     if is_gone:
         _check_started(config, places.values())
-    machine.mesh(config.run)  # raises an error if there are too few devices
     _finished(assembled, places)  # before the lock, whose file must not lie in another run's folder
     return Launch(assembled, folder, places)
 
@@ -135,7 +137,7 @@ class Launch:
     def _begin(self, cells: Iterable[Cell], ahead: Ahead) -> None:
         run = self._assembled.config.run
         # A stopwatch must run alone, and processes must compile in the same order.
-        if "measure" in (run.client_chunk, run.run_chunk) or run.num_processes > 1:
+        if "measure" in (run.client_chunk, run.run_chunk) or jax.process_count() > 1:
             return
         for cell in cells:
             ahead.begin(self._key(cell), functools.partial(self._compiled, cell))
@@ -193,7 +195,6 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     check_place("run_dir", folder, is_folder=True)
     assembled = assemble.assemble(config, config.run.seeds[:1])
     memory.check(assembled)
-    machine.mesh(config.run)
     _finished(assembled, _places(assembled, folder, in_folders))
 
 
@@ -256,6 +257,7 @@ class _Programs:
         self._config, self._data = config, data
         self._lock = threading.Lock()  # one thread at a time chooses and places
         self._chunks: dict[str, chunks.Chunks] = {}
+        self._on_devices: dict[Mesh, Examples] = {}
         self._programs: dict[tuple[str, Sizes, chunks.Chunks], program.Program] = {}
 
     @functools.cached_property
@@ -281,10 +283,10 @@ class _Programs:
                     layout=prepared.layout,
                 )
 
-            chosen = self._begun(prepared, folder)
+            chosen = self._begun(cell, prepared, folder)
             if chosen is None:
                 if cell.label not in self._chunks:
-                    machine = chunks.Machine(make, prepared.data)
+                    machine = chunks.Machine(make, prepared.data, prepared.layout)
                     self._chunks[cell.label] = chunks.choose(
                         self._config, cell, prepared.experiment, prepared.inputs, machine
                     )
@@ -302,16 +304,17 @@ class _Programs:
 
     def _placed(self, prepared: Prepared) -> Prepared:
         """A cell with its data and inputs on the devices."""
-        num_clients = prepared.inputs.train.size.shape[1]
-        layout = assemble.layout(self._config, num_clients)
-        if layout is None:
+        layout = prepared.layout
+        if layout.mesh is None:
             return prepared
-        data, inputs = layout.place(self._data, prepared.inputs)
-        if not layout.own:  # the next cell uses the same
-            self._data = data
-        return prepared._replace(data=data, inputs=inputs, layout=layout)
+        # Cells whose data lie on the same devices use the same.
+        there = None if layout.own else self._on_devices.get(layout.mesh)
+        data, inputs = layout.place(there or self._data, prepared.inputs)
+        if not layout.own:
+            self._on_devices = {layout.mesh: data}
+        return prepared._replace(data=data, inputs=inputs)
 
-    def _begun(self, prepared: Prepared, folder: Path) -> chunks.Chunks | None:
+    def _begun(self, cell: Cell, prepared: Prepared, folder: Path) -> chunks.Chunks | None:
         """The chunks that the run in a folder began with; None for a new run.
 
         Raises UsageError if the flags ask for others.
@@ -322,7 +325,7 @@ class _Programs:
         record = records.read(path, records.Chunks, "delete it to have them chosen anew")
         begun = chunks.Chunks(record.clients, record.runs)
         flags = ("client_chunk", "run_chunk")
-        asked = chunks.asked(self._config, prepared.inputs)
+        asked = chunks.asked(self._config, len(cell.runs), prepared.inputs)
         for flag, wanted, there in zip(flags, asked, begun, strict=True):
             if wanted not in (None, there):
                 raise flag_error(

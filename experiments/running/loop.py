@@ -114,7 +114,7 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
     runs = summary.summarise(cell, log.lines)
     thresholds = config.watching.thresholds
     if thresholds:
-        stops = jax.device_get(states.stops)
+        stops = job.program.gathered(states.stops)
         runs = [
             msgspec.structs.replace(
                 run, stops=summary.stops(cell, job.groups, thresholds, stops, index)
@@ -195,8 +195,8 @@ def _advance(
                 if not job.is_compiled:
                     ahead.begin("segment", lambda: program.segment.lower(*first).compile())
                 outcome = program.evaluate(job.data, job.inputs, states)
-            evaluated(jax.device_get(outcome), 0, 0)
-        last = _is_over(config, done, states.stops)
+            evaluated(program.gathered(outcome), 0, 0)
+        last = _is_over(config, done, program.gathered(states.stops))
         likely = not (job.is_compiled or last)
         while not last:
             part = _rounds(cohorts, done, every)
@@ -204,7 +204,7 @@ def _advance(
                 ahead.take("segment", lambda: None)
                 states, outcome = program.segment(job.data, job.inputs, states, part)
             progress.start()
-            outcome, likely = jax.device_get(outcome), False
+            outcome, likely = program.gathered(outcome), False
             stored = functools.cache(lambda now=states: program.stored(job.inputs, now))
             length = min(every, rounds - done)
             _check_finite(config, cell, outcome, done)

@@ -1,6 +1,9 @@
-"""Which device owns a client: of k devices and C clients, device d owns the d-th block of clients.
+"""Which device has which clients: a device has whole lanes, and a lane has consecutive clients.
 
-Each block has ceil(C / k) clients; only the last ones may have fewer or none.
+N clients (or slots of a cohort, or parts of a shared shard) are cut into lanes of s = ceil(N / L)
+consecutive clients, of which only the last may have fewer. The lanes are dealt to k devices in
+blocks of ceil(number of lanes / k). L does not depend on the devices, and so neither do the lanes.
+With L = 0 there is one lane for each device.
 """
 
 from typing import TypeVar
@@ -13,44 +16,60 @@ from fedjax_inv.types import Array
 T = TypeVar("T", int, Array, np.ndarray)
 
 
-def clients_per_device(num_clients: int, num_devices: int) -> int:
-    """Return the size of a block, ceil(C / k).
+def lane_size(num_clients: int, num_devices: int, lanes: int = 0) -> int:
+    """Return the size of a lane, ceil(N / L).
 
     Args:
-      num_clients: C, at least 1.
+      num_clients: N, at least 1.
       num_devices: k, at least 1.
+      lanes: L; 0 for one on each device.
 
     Raises:
-      UsageError: if a count is below 1.
+      UsageError: if a count is too small.
     """
     checks.integer("num_clients", num_clients)
     checks.integer("num_devices", num_devices)
-    return -(-num_clients // num_devices)
+    checks.integer("lanes", lanes, 0)
+    return -(-num_clients // (lanes or num_devices))
 
 
-def first_client(device: T, num_clients: int, num_devices: int) -> T:
-    """Return the first client of a device's block; C or more if the block is empty.
+def lanes_per_device(num_clients: int, num_devices: int, lanes: int = 0) -> int:
+    """Return how many lanes a device has room for; the arguments are those of `lane_size`."""
+    count = -(-num_clients // lane_size(num_clients, num_devices, lanes))
+    return -(-count // num_devices)
+
+
+def clients_per_device(num_clients: int, num_devices: int, lanes: int = 0) -> int:
+    """Return how many clients a device has room for; the arguments are those of `lane_size`."""
+    size = lane_size(num_clients, num_devices, lanes)
+    return lanes_per_device(num_clients, num_devices, lanes) * size
+
+
+def first_client(device: T, num_clients: int, num_devices: int, lanes: int = 0) -> T:
+    """Return the first client of a device; N or more if it has none.
 
     Args:
       device: the number of the device, or an array of numbers.
-      num_clients: C, at least 1.
+      num_clients: N, at least 1.
       num_devices: k, at least 1.
+      lanes: L, as in `lane_size`.
 
     Raises:
-      UsageError: if a count is below 1.
+      UsageError: if a count is too small.
     """
-    return device * clients_per_device(num_clients, num_devices)
+    return device * clients_per_device(num_clients, num_devices, lanes)
 
 
-def owner(client: T, num_clients: int, num_devices: int) -> T:
+def owner(client: T, num_clients: int, num_devices: int, lanes: int = 0) -> T:
     """Return the device that owns a client.
 
     Args:
       client: the number of the client, or an array of numbers.
-      num_clients: C, at least 1.
+      num_clients: N, at least 1.
       num_devices: k, at least 1.
+      lanes: L, as in `lane_size`.
 
     Raises:
-      UsageError: if a count is below 1.
+      UsageError: if a count is too small.
     """
-    return client // clients_per_device(num_clients, num_devices)
+    return client // clients_per_device(num_clients, num_devices, lanes)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from fedjax_inv import checks, devices, platforms, rounds
-from fedjax_inv.devices import Layout
+from fedjax_inv.devices import Layout, loops
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Training
 from fedjax_inv.types import Array, Cohort, Examples, Model, Tree
@@ -21,7 +21,8 @@ _LEVEL = "xla_backend_optimization_level"
 class Program(NamedTuple):
     """The functions of an experiment for R runs, compiled once for all inputs of the same shapes.
 
-    Each record of `one_run` that they take or return has a leading axis R.
+    Each record of `one_run` that they take or return has a leading axis R. If several devices share
+    the runs, it is longer, and the last run is repeated; `gathered` and `stored` cut it.
     """
 
     # jitted: (data, inputs) -> the training before the first round
@@ -37,6 +38,7 @@ class Program(NamedTuple):
     # layout and number of devices; works for shapes too
     stored: Callable[[Inputs, Training], Training]
     placed: Callable[[Training], Training]  # stored training -> training as the program expects it
+    gathered: Callable[[Tree], Tree]  # arrays [R, ...] of all devices, on the host
 
 
 def make(
@@ -51,85 +53,85 @@ def make(
     Args:
       experiment: the settings of all runs.
       client_chunk: how many clients of a device train at once; 0 for all.
-      run_chunk: how many runs train at once; 0 for all.
-      layout: the devices that share the clients. Data and inputs must be placed by `Layout.place`.
-        By default there is one device, and data and inputs may lie anywhere.
+      run_chunk: how many runs of a device train at once; 0 for all.
+      layout: the devices that share the runs and their clients, and the order of sums. Data and
+        inputs must be placed by `Layout.place`. By default there is one device, data and inputs may
+        lie anywhere, and sums are in the fastest order.
 
     Raises:
       UsageError: if a chunk is negative, or for settings that are not allowed.
     """
     _check(experiment)
-    if layout is not None:
-        checks.record("layout", layout, Layout)
+    layout = Layout() if layout is None else layout
+    checks.record("layout", layout, Layout)
     checks.integer("client_chunk", client_chunk, 0)
     checks.integer("run_chunk", run_chunk, 0)
 
-    axis = devices.chunked(client_chunk) if client_chunk else devices.vmapped()
-    run = (
-        OneRun(experiment, layout.axis(axis), layout.num_parts)
-        if layout
-        else OneRun(experiment, axis)
-    )
+    axis = layout.axis(devices.chunked(client_chunk) if client_chunk else devices.vmapped())
+    are_cut = layout.own and layout.mesh is not None
+    run = OneRun(experiment, axis, layout.num_parts, are_cut)
+
+    def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
+        return _over_runs(fn, run_chunk, *arguments, is_fixed=bool(layout.lanes))
 
     def init(data: Examples, inputs: Inputs) -> Training:
-        return _over_runs(lambda one: run.start(data, one), run_chunk, inputs)
+        return over_runs(lambda one: run.start(data, one), inputs)
 
     def segment(
         data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
     ) -> tuple[Training, Outcome]:
-        return _over_runs(
-            lambda *one: run.advance(data, *one), run_chunk, inputs, training, cohorts
-        )
+        mine = layout.my_runs(cohorts, len(inputs.seed))
+        return over_runs(lambda *one: run.advance(data, *one), inputs, training, mine)
 
     def evaluate(data: Examples, inputs: Inputs, training: Training) -> Outcome:
-        return _over_runs(lambda *one: run.assess(data, *one), run_chunk, inputs, training)
+        return over_runs(lambda *one: run.assess(data, *one), inputs, training)
 
     def traffic(data: Examples, inputs: Inputs) -> list[int]:
         """Return the bytes, computed for one device; more devices do not change them."""
 
         def first(data: Examples, inputs: Inputs) -> tuple[Examples, Inputs]:
-            if layout and layout.own:
+            if are_cut:
                 data, inputs = devices.local_view(data, inputs)
             return data, jax.tree.map(lambda leaf: leaf[0], inputs)
 
         data, one = jax.eval_shape(first, data, inputs)
-        hyper = {name: np.asarray(values)[0] for name, values in inputs.hyper.items()}
+        hyper = {name: layout.gather_runs(of)[0] for name, of in inputs.hyper.items()}
+        hyper = {name: np.asarray(value) for name, value in hyper.items()}
         alone = OneRun(experiment, devices.vmapped())
         return alone.traffic(data, one._replace(hyper=hyper))
 
-    # `init` runs once, and for less time than LLVM's slow passes take.
-    is_chosen = _LEVEL in os.environ.get("XLA_FLAGS", "")
-    options = {_LEVEL: 1} if platforms.on_cpu() and not is_chosen else None
-    if layout is None:
-        return Program(
-            *(
-                jax.jit(init, compiler_options=options),
-                jax.jit(segment, donate_argnums=2),
-                jax.jit(evaluate),
-                traffic,
-            ),
-            stored=lambda inputs, training: training,
-            placed=lambda training: training,
-        )
-
     def stored(inputs: Inputs, training: Training) -> Training:
         states = layout.gather_clients(training.state.clients, inputs.train.size.shape[1])
-        return training._replace(state=training.state._replace(clients=states))
+        rest = layout.gather_runs(training._replace(state=training.state._replace(clients=())))
+        return rest._replace(state=rest.state._replace(clients=states))
 
     def placed(training: Training) -> Training:
-        rest = layout.replicate(training._replace(state=training.state._replace(clients=())))
+        rest = layout.place_runs(training._replace(state=training.state._replace(clients=())))
         states = layout.place_clients(training.state.clients)
         return rest._replace(state=rest.state._replace(clients=states))
 
+    def gathered(tree: Tree) -> Tree:
+        return jax.device_get(layout.gather_runs(tree))
+
     whole: Any = PartitionSpec()
-    specs = Training(rounds.State(whole, layout.client_spec, whole, whole, whole), whole)
+    runs: Any = layout.run_spec
+    specs = Training(rounds.State(runs, layout.client_spec, runs, runs, runs), runs)
+    options = loops.compiler_options() if layout.lanes else {}
+    # `init` runs once, and for less time than LLVM's slow passes take.
+    is_chosen = _LEVEL in os.environ.get("XLA_FLAGS", "")
+    quick = {_LEVEL: 1} if platforms.on_cpu() and not is_chosen else {}
     return Program(
-        jax.jit(layout.over(init, (), specs), compiler_options=options),
-        jax.jit(layout.over(segment, (specs, whole), (specs, whole)), donate_argnums=2),
-        jax.jit(layout.over(evaluate, (specs,), whole)),
+        jax.jit(layout.over(init, (), specs), compiler_options=options | quick),
+        jax.jit(
+            layout.over(segment, (specs, whole), (specs, runs)),
+            donate_argnums=2,
+            compiler_options=options,
+        ),
+        jax.jit(layout.over(evaluate, (specs,), runs), compiler_options=options),
         traffic,
         stored,
         placed,
+        gathered,
     )
 
 
@@ -153,12 +155,17 @@ def _check_threshold(name: str, threshold: float) -> None:
     checks.number(name, threshold, "that is finite", lambda number: True)
 
 
-def _over_runs(fn: Callable[..., Tree], at_once: int, *arguments: Tree) -> Tree:
+def _over_runs(
+    fn: Callable[..., Tree], at_once: int, *arguments: Tree, is_fixed: bool = False
+) -> Tree:
     """Return `fn` of each of R runs, computed for about `at_once` runs at a time (0: all).
 
     All chunks have the same size, the smallest that needs no more chunks than `at_once` does.
+    is_fixed: whether the results must not depend on how many runs there are (`loops`).
     """
     num_runs = jax.tree.leaves(arguments)[0].shape[0]
+    if is_fixed and at_once == 1:
+        return loops.mapped(lambda one: fn(*one), arguments)
     count = -(-num_runs // (at_once or num_runs))
     if count == 1:
         return jax.vmap(fn)(*arguments)

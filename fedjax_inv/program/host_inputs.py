@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import checks
+from fedjax_inv import checks, devices
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.federation import Split
@@ -260,4 +260,5 @@ def cohorts(schedule: Callable[[Array], Cohort], inputs: Inputs) -> Cohort:
     """
     checks.function("schedule", schedule)
     checks.record("inputs", inputs, Inputs)
-    return jax.jit(jax.vmap(lambda seed: schedule(schedule_key(seed))))(inputs.seed)
+    seeds = devices.on_host(inputs.seed)
+    return jax.jit(jax.vmap(lambda seed: schedule(schedule_key(seed))))(seeds)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_inv import (
     communication,
+    devices,
     diagnostics,
     evaluation,
     objectives,
@@ -23,6 +24,10 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Axis, ClientShards, SharedExamples
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Loss, Model, Tree
+
+# The examples of an evaluation's batch. Each lane fills its last batch up, so with lanes a batch is
+# smaller; a CPU is as fast with it.
+_BATCH, _BATCH_OF_LANE = 512, 64
 
 
 class Experiment(NamedTuple):
@@ -110,7 +115,8 @@ class OneRun(NamedTuple):
 
     experiment: Experiment
     axis: Axis
-    num_parts: int = 1  # the number of parts of `SharedExamples`
+    num_parts: int = 1  # into how many parts each shard of `SharedExamples` is cut
+    are_cut: bool = False  # whether the inputs hold these parts already
 
     def algorithm(self, inputs: Inputs, round: Array | None = None) -> Algorithm:
         """Return the algorithm with the hyperparameters of a round; unscheduled without one."""
@@ -329,12 +335,15 @@ class OneRun(NamedTuple):
           needed: as in `scores`.
         """
         algorithm = self.algorithm(inputs)
+        if isinstance(shards, SharedExamples) and not self.are_cut:
+            shards = devices.cut(shards, self.num_parts)
         return evaluation.evaluate(
             algorithm,
             state,
             Federation(data, *shards),
             axis=self.axis,
             seen=seen,
+            batch_size=_BATCH_OF_LANE if self.axis.lanes else _BATCH,
             needed=needed,
             loss=self.experiment.loss,
             score=self.experiment.score,

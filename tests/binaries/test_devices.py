@@ -16,10 +16,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import federations
 from experiments.experiment import assemble, config
+from experiments.parts.machine import cores as machine_of_cores
 from federations import NUM_CLASSES
 from fedjax_inv import local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
-from fedjax_inv.devices import over, sharded
+from fedjax_inv.devices import Layout, over, sharded
 from runs import Ran, go_on, halved, metrics, ran, states
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +61,7 @@ def on_one(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def on_four(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The same on four, each of which holds its own clients."""
     folder = tmp_path_factory.mktemp("four") / "run"
-    return ran(config.of(run_dir=str(folder), devices=4, hold="own", **FLAGS))
+    return ran(config.of(run_dir=str(folder), devices="4", hold="own", **FLAGS))
 
 
 def test_four_devices_give_what_one_gives(on_one: Ran, on_four: Ran) -> None:
@@ -95,25 +96,31 @@ def test_a_run_resumes_on_another_number_of_devices(
 
 def test_devices_that_hold_all_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
     """As they do by default where some clients are absent."""
-    told = ran(config.of(run_dir=str(tmp_path / "run"), devices=4, **FLAGS))
+    told = ran(config.of(run_dir=str(tmp_path / "run"), devices="4", **FLAGS))
     assert told.job.data.x.shape == on_one.job.data.x.shape
     assert_same_run(on_one.folder, told.folder)
 
 
 @pytest.mark.parametrize(("cohort", "shares"), [(0, True), (7, True), (6, False)])
 def test_devices_hold_their_own_clients_where_all_attend(cohort: int, shares: bool) -> None:
-    flags = {**FLAGS, "cohort": cohort, "devices": 2}
-    layout = assemble.layout(config.of(**flags), 7)
-    assert layout is not None
-    assert layout.own == shares
-    assert assemble.layout(config.of(**flags, hold="all"), 7) == layout._replace(own=False)
-    assert assemble.layout(config.of(**flags, hold="own"), 7) == layout._replace(own=True)
-    # No device holds all of them beside.
-    assert isinstance(assemble.assemble(config.of(**flags)).data.y, np.ndarray)
-    # Nothing is gained where one "client" stands for all data.
-    alone = assemble.layout(config.of(**flags), 1)
-    assert alone is not None
-    assert not alone.own
+    def layout(**changes: Any) -> Layout:
+        flags = FLAGS | {"cohort": cohort, "devices": "2", "seeds": (0,)} | changes
+        assembled = assemble.assemble(config.of(**flags))
+        # No device holds all of them beside.
+        assert isinstance(assembled.data.y, np.ndarray)
+        return assembled.layout(assembled.cells[0])
+
+    found = layout()
+    assert (found.run_devices, found.client_devices) == (1, 2)
+    assert found.own == shares
+    assert layout(hold="all") == found._replace(own=False)
+    assert layout(hold="own") == found._replace(own=True)
+    # Two seeds go to two devices, which have nothing to share with each other.
+    alone = layout(seeds=(0, 1))
+    assert (alone.run_devices, alone.client_devices, alone.own) == (2, 1, False)
+    # One "client" stands for all data.
+    pooled = layout(algorithm=("erm",), cohort=0)
+    assert pooled.mesh is None
 
 
 def test_two_processes_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
@@ -167,3 +174,24 @@ def test_devices_share_the_work_and_gather_nothing() -> None:
     assert "all-reduce" in text
     costs = [each.cost_analysis() or {} for each in (one, four)]
     assert 0.2 < costs[1]["flops"] / costs[0]["flops"] < 0.3
+
+
+def test_cores_are_those_of_the_affinity_and_of_the_quotas(tmp_path: Path) -> None:
+    allowed = len(os.sched_getaffinity(0))
+    assert machine_of_cores(tmp_path) == allowed  # no cgroups
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n4:cpu,cpuacct:/c\n")
+    assert machine_of_cores(tmp_path) == allowed
+    second, first = tmp_path / "sys/fs/cgroup/a", tmp_path / "sys/fs/cgroup/cpu/c"
+    second.mkdir(parents=True)
+    (second / "cpu.max").write_text("max 100000\n")
+    assert machine_of_cores(tmp_path) == allowed
+    (second / "cpu.max").write_text("170000 100000\n")
+    assert machine_of_cores(tmp_path) == 1
+    (second / "cpu.max").write_text("900000 100000\n")
+    first.mkdir(parents=True)
+    (first / "cpu.cfs_period_us").write_text("1000\n")
+    (first / "cpu.cfs_quota_us").write_text("-1\n")
+    assert machine_of_cores(tmp_path) == min(allowed, 9)
+    (first / "cpu.cfs_quota_us").write_text("500\n")
+    assert machine_of_cores(tmp_path) == 1

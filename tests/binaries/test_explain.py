@@ -311,7 +311,7 @@ def refused(message: str, *folders: Path) -> None:
 
 
 def test_a_run_of_many_devices_and_another_data_folder(fedavg: Path, tmp_path: Path) -> None:
-    folder = changed(fedavg, tmp_path / "run", devices=64)
+    folder = changed(fedavg, tmp_path / "run", devices="64")
     one = explain.find(folder, options(folder))
     one.runs.check_data()
     one.served()

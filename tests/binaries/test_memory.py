@@ -52,7 +52,7 @@ def test_a_state_is_as_large_as_that_of_the_program(changes: dict[str, object]) 
 
 @pytest.mark.parametrize(("hold", "num_states"), [("own", 2), ("all", 3)])
 def test_a_device_may_hold_the_states_of_its_own_clients_alone(hold: str, num_states: int) -> None:
-    assembled = assemble.assemble(chosen(algorithm=("scaffold",), devices=2, hold=hold))
+    assembled = assemble.assemble(chosen(algorithm=("scaffold",), devices="2", hold=hold))
     (cell,) = assembled.cells
     network = jax.eval_shape(assembled.model.init, jax.random.key(0), assembled.data.x[:1])
     state, _ = memory._of_run(assembled, cell, network, num_clients=3)

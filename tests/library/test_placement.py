@@ -38,8 +38,8 @@ def rows(of: Any, run: int, client: int) -> np.ndarray:
     return order[start[client] : start[client] + size[client]]
 
 
-@pytest.mark.parametrize("num_devices", [2, 3, 4])
-def test_each_device_gets_the_examples_of_its_own_clients(num_devices: int) -> None:
+@pytest.mark.parametrize(("num_devices", "lanes"), [(2, 0), (3, 0), (4, 64), (3, 2)])
+def test_each_device_gets_the_examples_of_its_own_clients(num_devices: int, lanes: int) -> None:
     num_examples = 60
     x = {"image": np.arange(num_examples * 2.0).reshape(-1, 2), "id": np.arange(num_examples)}
     data = Examples(jax.tree.map(jnp.asarray, x), jnp.arange(num_examples) % 7)
@@ -47,13 +47,13 @@ def test_each_device_gets_the_examples_of_its_own_clients(num_devices: int) -> N
     test = shards(SharedExamples, [[6], [3]], num_examples)
     classes = shards(SharedExamples, [[2, 5], [0, 9]], num_examples)
     inputs = {"train": train, "test": test, "classes": classes, "seed": jnp.arange(RUNS)}
-    layout = Layout(mesh(num_devices), own=True)
+    layout, count = Layout(mesh(num_devices), own=True, lanes=lanes), 0
     placed, mine = layout.place(data, inputs)
     for device in range(num_devices):
         (local,) = (
             shard.data[0]
             for shard in placed.x["id"].addressable_shards
-            if shard.device == layout.mesh.devices[device]
+            if shard.device == mesh(num_devices).devices[device]
         )
         for leaf in (placed.x["image"][device][:, 0] / 2, placed.x["id"][device]):
             np.testing.assert_array_equal(leaf, local)
@@ -65,22 +65,25 @@ def test_each_device_gets_the_examples_of_its_own_clients(num_devices: int) -> N
 
         needed = set()
         for run in range(RUNS):
-            for client in np.flatnonzero(owner(np.arange(5), 5, num_devices) == device):
+            for client in np.flatnonzero(owner(np.arange(5), 5, num_devices, lanes) == device):
                 np.testing.assert_array_equal(ids("train", run, client), rows(train, run, client))
                 needed |= {*rows(train, run, client).tolist()}
             for name, shared in (("test", test), ("classes", classes)):
                 number = shared.size.shape[1]
                 for client in range(number):
                     whole = rows(shared, run, client)
-                    cut = (
-                        len(whole) * device // num_devices,
-                        len(whole) * (device + 1) // num_devices,
-                    )
-                    part = ids(name, run, device * number + client)
-                    np.testing.assert_array_equal(part, whole[slice(*cut)])
-                    needed |= {*part.tolist()}
+                    for part in range(layout.num_parts):
+                        at = part * number + client
+                        if owner(at, number * layout.num_parts, num_devices, lanes) != device:
+                            continue
+                        cut = (len(whole) * p // layout.num_parts for p in (part, part + 1))
+                        got = ids(name, run, at)
+                        np.testing.assert_array_equal(got, whole[slice(*cut)])
+                        needed |= {*got.tolist()}
+                        count += len(got)
         # Other rows only fill up.
         assert {*np.asarray(local).tolist()} <= needed | {0}
+    assert count == int(test.size.sum() + classes.size.sum())
     np.testing.assert_array_equal(mine["seed"], inputs["seed"])
 
 
@@ -126,3 +129,32 @@ def test_devices_exchange_the_upload_once_and_no_clients_state() -> None:
     assert {each.opcode for each in exchanged} == {"all-reduce"}
     reports = 100 * 8  # a few numbers of each slot, no network
     assert sent.up <= sum(each.num_bytes for each in exchanged) <= sent.up + reports
+
+
+@pytest.mark.parametrize(
+    ("runs", "slots", "count", "expected"),
+    [
+        (3, 4, 2, (1, 2)),
+        (12, 5, 8, (4, 2)),
+        (1, 100, 8, (1, 8)),
+        (5, 100, 16, (5, 3)),
+        (64, 10, 8, (8, 1)),
+        (2, 6, 2, (2, 1)),
+        (1, 5, 8, (1, 5)),
+        (1, 1, 8, (1, 1)),
+    ],
+)
+def test_the_busiest_device_trains_as_few_clients_as_possible(
+    runs: int, slots: int, count: int, expected: tuple[int, int]
+) -> None:
+    found = devices.shape_of_mesh(runs, slots, count)
+    assert found == expected
+    most = -(-runs // found[0]) * -(-slots // found[1])
+    for of_runs in range(1, count + 1):
+        for of_clients in range(1, count // of_runs + 1):
+            assert -(-runs // of_runs) * -(-slots // of_clients) >= most
+
+
+def test_processes_all_take_part_in_a_mesh() -> None:
+    assert devices.shape_of_mesh(1, 1, 4, multiple=2) in {(2, 1), (1, 2)}
+    assert devices.shape_of_mesh(1, 100, 16, most=8) == (1, 8)
