@@ -13,6 +13,7 @@ import optax
 import pytest
 
 import federations as tiny
+import slow
 from federations import assert_equal, plain
 from fedjax_inv import devices, local, missing, models, objectives, rounds, tree
 from fedjax_inv.algorithms import exit_strategy, fedavg, fedbn, fl_games, scaffold
@@ -44,7 +45,7 @@ def contribution(
     )
 
 
-@pytest.mark.parametrize("variant", ["with", "without"])
+@pytest.mark.parametrize("variant", slow.after(1, ["with", "without"]))
 def test_contribution_is_the_formula(variant: str) -> None:
     rng = np.random.default_rng(0)
     with jax.enable_x64(True), jax.disable_jit(variant == "without"):
@@ -161,14 +162,14 @@ def test_wrong_arguments_of_contribution(arguments: dict[str, Any], words: str) 
 
 
 SPECTRA = {
-    "positive": [3.0, 1.0, 0.5, 0.1, 0.0, 0.2],
     "negative is largest": [1.0, -2.5, 0.3, 0.0, 0.4, 0.5],
-    "a pair": [2.0, -2.0, 0.3, 0.1, 0.4, 0.0],
     "none": [0.0] * 6,
+    "positive": [3.0, 1.0, 0.5, 0.1, 0.0, 0.2],
+    "a pair": [2.0, -2.0, 0.3, 0.1, 0.4, 0.0],
 }
 
 
-@pytest.mark.parametrize("spectrum", SPECTRA.values(), ids=SPECTRA.keys())
+@pytest.mark.parametrize("spectrum", slow.after(2, SPECTRA.values()), ids=SPECTRA.keys())
 def test_largest_curvature_of_an_explicit_hessian(spectrum: list[float]) -> None:
     rng = np.random.default_rng(0)
     basis, _ = np.linalg.qr(rng.normal(size=(6, 6)))
@@ -345,14 +346,16 @@ def weights(params: Tree) -> np.ndarray:
 CASES = [
     # One with delays and dropouts whose smoothness is estimated, one with what is given.
     (tiny.schedule(), True, {"smoothness": None, "threshold": 0.0}),
-    (tiny.schedule(), False, {"smoothness": None, "threshold": 0.015}),
     (full(6), True, {"smoothness": 1.5, "threshold": 0.0}),
     (tiny.schedule(), False, {"smoothness": None, "threshold": -np.inf, "share": 0.9}),
+    (tiny.schedule(), False, {"smoothness": None, "threshold": 0.015}),
 ]
 
 
 @pytest.mark.parametrize(
-    ("schedule", "planted", "settings"), CASES, ids=["late", "mild", "given", "share"]
+    ("schedule", "planted", "settings"),
+    slow.after(3, CASES),
+    ids=["late", "given", "share", "mild"],
 )
 def test_the_whole_is_the_naive_loop(
     schedule: Cohort, planted: bool, settings: dict[str, Any]
@@ -449,7 +452,7 @@ def game() -> tuple[Model, Algorithm, dict[str, Any]]:
 Made = Callable[[], tuple[Model, Algorithm, dict[str, Any]]]
 
 
-@pytest.mark.parametrize("make", [scaffolded, game])
+@pytest.mark.parametrize("make", slow.after(1, [scaffolded, game]))
 def test_where_nobody_leaves_the_network_is_the_algorithms_bit_for_bit(make: Made) -> None:
     """Its minibatches are drawn, so its random numbers are as well."""
     model, algorithm, settings = make()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 import federations
+import slow
 from federations import assert_close, assert_equal
 from fedjax_inv import averaging, devices, diagnostics, local, models, objectives, rounds, schedules
 from fedjax_inv.algorithms import fedavg, fedipg
@@ -82,7 +83,7 @@ def explicit(
 
 
 @derivatives
-@pytest.mark.parametrize("penalty", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("penalty", slow.after(1, [0.3, 0.0, 5.0]))
 def test_the_gradient_is_that_of_an_explicit_hessian(derivative: str, penalty: float) -> None:
     with jax.enable_x64(True):
         risk, params = smooth_risk()
@@ -169,7 +170,7 @@ class Normalised(nn.Module):
         return nn.Dense(3, name="after")(x)
 
 
-@pytest.mark.parametrize("norm", ["layer", "group", "batch"])
+@pytest.mark.parametrize("norm", slow.after(1, ["batch", "layer", "group"]))
 def test_a_layer_before_relu_and_a_norm_adds_nothing(norm: str) -> None:
     """Its kernel and bias together: scaling both scales what the norm divides by."""
     with jax.enable_x64(True):
@@ -306,6 +307,7 @@ def test_a_client_follows_the_formula_whatever_lies_beside_its_rows(penalty_on: 
                 np.testing.assert_allclose(metrics["loss"], value, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_without_penalty_a_client_with_norms_is_fedavg() -> None:
     """Bit for bit as written: beside other code, the compiler would rearrange the norm's sums; and
     where the penalty's work is shared, terms are summed that FedAvg transposes one by one."""
@@ -354,7 +356,7 @@ def mean_loss(logits: Array, y: Array) -> Array:
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
-@pytest.mark.parametrize("network", [federations.mlp, federations.cnn, tanh_layers])
+@pytest.mark.parametrize("network", slow.after(1, [federations.mlp, federations.cnn, tanh_layers]))
 def test_on_a_linear_classifier_it_is_irm(network: Callable[[], Model]) -> None:
     """R + penalty (d/dt R(t logits))^2 at t = 1, Arjovsky et al. 2019, whatever the body is."""
     with jax.enable_x64(True):
@@ -378,7 +380,7 @@ def test_on_a_linear_classifier_it_is_irm(network: Callable[[], Model]) -> None:
         assert np.abs(ravel_pytree(got.body)[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("penalty_on", ["all", "classifier"])
+@pytest.mark.parametrize("penalty_on", slow.after(1, ["all", "classifier"]))
 def test_halves_follow_their_own_objective(penalty_on: str) -> None:
     """Central differences of R + penalty s_1 s_2; 5 real examples, whose batch statistics they
     share, in 7 places."""
@@ -442,7 +444,7 @@ def on_all_draws(estimator: str, size: int) -> tuple[Array, Array]:
     return mean(), ravel_pytree(whole)[0]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", slow.after(1, [2, 3]))
 def test_halves_are_unbiased_and_the_square_is_not(size: int) -> None:
     """Over all batches of 2 and of 3 drawn with replacement from 4 examples."""
     with jax.enable_x64(True):
@@ -498,7 +500,7 @@ def decay(round: Array | float) -> Array | float:
 @derivatives
 @pytest.mark.parametrize(
     ("penalty", "expected"),
-    [(5.0, [0.4, 0.4, 5.0, 5.0, 5.0]), (decay, [0.4, 0.4, 2.0, 1.0, 0.5])],
+    slow.after(1, [(decay, [0.4, 0.4, 2.0, 1.0, 0.5]), (5.0, [0.4, 0.4, 5.0, 5.0, 5.0])]),
 )
 def test_penalties_of_rounds_and_the_scale_of_the_loss(
     derivative: str, penalty: Any, expected: list[float]
@@ -582,6 +584,7 @@ def on_quadratics(penalty: float, num_rounds: int) -> np.ndarray:
     return np.asarray(report.metrics["w"][:, 0])
 
 
+@pytest.mark.slow
 def test_on_quadratics_it_converges_at_fedavgs_rate_to_a_smaller_s() -> None:
     """Theorems 4 to 6 in spirit."""
 
@@ -617,6 +620,7 @@ def coloured_bits(right: int, wrong: int) -> np.ndarray:
     return np.array(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty_on", ["all", "classifier"])
 def test_it_leaves_the_colour_for_what_all_clients_agree_on(penalty_on: str) -> None:
     """Colours tell the label of 80% and 90% of the clients' examples, and of 10% of the test's.

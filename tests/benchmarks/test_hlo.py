@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import slow
 from benchmarks import hlo
 from fedjax_inv import platforms
 
@@ -167,7 +168,7 @@ def test_presets_are_prepared_for_the_platform_that_they_are_compiled_for() -> N
         assert (steps.turns is not None) == known
 
 
-@pytest.mark.parametrize("algorithm", ["fedcfa", "fedmix"])
+@pytest.mark.parametrize("algorithm", slow.after(1, ["fedcfa", "fedmix"]))
 def test_what_is_ordered_is_counted_on_accelerators(algorithm: str) -> None:
     read = before_passes(algorithm, "gpu")
     steps = read.named("local_steps")
@@ -176,6 +177,7 @@ def test_what_is_ordered_is_counted_on_accelerators(algorithm: str) -> None:
     assert not read.of(steps.body, "scatter")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (TPU / "libtpu").exists(), reason="libtpu is not installed")
 def test_algorithms_compile_for_tpus_that_are_not_there() -> None:
     programs = [f"rotated_digits_small:{name}" for name in ("fedavg", "fedipg", "scaffold")]

@@ -368,6 +368,7 @@ def test_accelerators_are_told_how_many_batches_all_clients_have(
     assert sizes == training.Sizes(capacity=8 * -(-np.max(of_clients) // 8), num_batches=known)
 
 
+@pytest.mark.slow
 def test_sixteen_bits_cost_little_accuracy_on_colored_digits(tmp_path: Path) -> None:
     """One run each way, with the same draws; the accuracies are of a thousand images."""
     flags = dict(environment="colored", flips=(0.2, 0.1), widths=(64,), rounds=15, eval_every=15)

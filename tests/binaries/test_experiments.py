@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import slow
 from experiments import sweep, train
 from experiments.experiment import assemble, config, grid
 from experiments.experiment.config import Config
@@ -282,7 +283,7 @@ def test_training_learns(trained: Ran) -> None:
         assert last["validation_accuracy"] > 0.5
 
 
-@pytest.mark.parametrize("name", ["trained", "sampled", "pooled", "in_turns"])
+@pytest.mark.parametrize("name", slow.after(2, ["trained", "sampled", "pooled", "in_turns"]))
 def test_a_stopped_run_resumes_bit_for_bit(
     request: pytest.FixtureRequest, tmp_path: Path, name: str
 ) -> None:
@@ -304,7 +305,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
     assert [run.get("stops") for run in again] == [run.get("stops") for run in whole.runs]
 
 
-@pytest.mark.parametrize("name", ["trained", "sampled", "pooled", "in_turns"])
+@pytest.mark.parametrize("name", slow.after(2, ["trained", "sampled", "pooled", "in_turns"]))
 def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
     request: pytest.FixtureRequest, tmp_path: Path, name: str
 ) -> None:
@@ -517,6 +518,7 @@ def network(num_classes, widths):
 """
 
 
+@pytest.mark.slow
 def test_an_algorithm_and_a_network_from_anywhere(
     pooled: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -733,6 +735,7 @@ def test_auto_is_a_rule_that_no_stopwatch_bends(
     assert choice == expected
 
 
+@pytest.mark.slow
 def test_measuring_takes_the_real_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = flags(tmp_path, angles=(0.0, 40.0), client_chunk="measure", run_chunk="measure")
     cell, data, prepared = ready(chosen, "40")
@@ -749,6 +752,7 @@ def test_measuring_takes_the_real_step(tmp_path: Path, capsys: pytest.CaptureFix
     assert "1/2: " in told
 
 
+@pytest.mark.slow
 def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None:
     def temporary_bytes(clients: int) -> int:
         chosen = flags(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
@@ -804,11 +808,13 @@ def test_warm_starts() -> None:
     assert watching.warm_start(Watching(warm_start="batches"), 0, sizes) == 1
 
 
+@pytest.mark.slow
 def test_the_warm_start_of_players_in_turns(in_turns: Ran) -> None:
     # 647 training examples of a client in batches of 64.
     assert [run["stops"][0]["round"] for run in in_turns.runs] == [11]
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_at_its_stop_keeps_that_state(game: Ran, ended: Ran) -> None:
     """However many rounds a segment has, and runs train at once."""
     stopped = [[stop["round"] for stop in run["stops"]] for run in ended.runs]
@@ -837,6 +843,7 @@ def test_a_run_that_ends_at_its_stop_keeps_that_state(game: Ran, ended: Ran) -> 
         assert set(curves[0][last:]) <= {curves[0][last - 1]}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_stays_so_when_it_is_killed_before_it_says_so(
     ended: Ran, tmp_path: Path
 ) -> None:
@@ -849,6 +856,7 @@ def test_a_run_that_is_over_stays_so_when_it_is_killed_before_it_says_so(
     assert Ran(folder, ended.job).runs == ended.runs
 
 
+@pytest.mark.slow
 def test_the_rounds_that_fill_up_a_segment_stop_nothing(ended: Ran, tmp_path: Path) -> None:
     # A round amid a segment whose accuracy is below, as there is a stop in it.
     stops = [stop["round"] for run in ended.runs for stop in run["stops"]]

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
+import slow
 from experiments import evaluate
 from experiments.papers import drawings
 from experiments.reporting import data_figures, figures, run_figures
@@ -127,7 +128,7 @@ LONG = [f"an algorithm with a_long_setting=of_some_value and cost=$a${i}" for i 
 
 @pytest.mark.parametrize(
     ("labels", "num_domains", "clients"),
-    [(["fedavg"], 2, 2), (LONG[:8], 6, 6), (LONG, 6, 1000)],
+    slow.after(1, [(LONG[:8], 6, 6), (["fedavg"], 2, 2), (LONG, 6, 1000)]),
 )
 def test_one_panel(
     saved: dict[str, Figure],
@@ -184,12 +185,15 @@ def test_panels_of_a_last_line_that_is_not_full(
 
 @pytest.mark.parametrize(
     ("num_classes", "domains", "clients"),
-    [
-        (2, ("photograph", "a name of a domain that is $long$"), 2),
-        (120, ("a", "b", "c"), 5),
-        (10, ("all",), 1),
-        (10, ("a", "b"), 1000),
-    ],
+    slow.after(
+        1,
+        [
+            (2, ("photograph", "a name of a domain that is $long$"), 2),
+            (120, ("a", "b", "c"), 5),
+            (10, ("all",), 1),
+            (10, ("a", "b"), 1000),
+        ],
+    ),
 )
 def test_what_clients_hold(
     saved: dict[str, Figure], num_classes: int, domains: tuple[str, ...], clients: int
@@ -216,7 +220,7 @@ def test_what_clients_hold(
     assert federation.parts_of(held)[0].tolist() == rows[:per_client].tolist()
 
 
-@pytest.mark.parametrize(("num_classes", "clients"), [(2, 1), (120, 1000)])
+@pytest.mark.parametrize(("num_classes", "clients"), slow.after(1, [(2, 1), (120, 1000)]))
 def test_an_evaluation(saved: dict[str, Figure], num_classes: int, clients: int) -> None:
     def run(seed: int) -> evaluate.RunScores:
         served = [

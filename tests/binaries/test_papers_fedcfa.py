@@ -273,6 +273,7 @@ def test_a_study_has_its_columns(study_output: tuple[Path, str]) -> None:
     assert "0.1, %" not in cells  # a weight that was not run
 
 
+@pytest.mark.slow
 def test_factors_of_a_run(
     study_output: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

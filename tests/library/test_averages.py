@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import federations
+import slow
 from fedjax_inv import averages, averaging, devices, local, models, rounds
 from fedjax_inv.aggregators import Stack
 from fedjax_inv.algorithms import fedcfa, fedmix
@@ -308,7 +309,7 @@ MIXING: dict[str, Callable[..., Algorithm]] = {
 }
 
 
-@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("name", slow.after(1, MIXING))
 def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
     """All is as if they had been rendered beforehand, after rounds of which clients miss some."""
     painted, rendered, render = painted_and_rendered()

@@ -67,7 +67,12 @@ def by_hand() -> tuple[dict[int, np.ndarray], float]:
 
 
 @pytest.mark.parametrize(
-    "axis", [None, devices.vmapped(), devices.chunked(3)], ids=["default", "vmapped", "chunked"]
+    "axis",
+    [
+        pytest.param(None, id="default"),
+        pytest.param(devices.vmapped(), id="vmapped", marks=pytest.mark.slow),
+        pytest.param(devices.chunked(3), id="chunked", marks=pytest.mark.slow),
+    ],
 )
 def test_agreement_is_a_loop_over_clients(axis: devices.Axis | None) -> None:
     with jax.enable_x64(True):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import slow
 from federations import assert_close, assert_equal
 from fedjax_inv import models
 from fedjax_inv.models import weights
@@ -140,11 +141,14 @@ def shapes_of(model: Model, channels: int = 1) -> Variables:
 
 @pytest.mark.parametrize(
     ("image_size", "norm", "cut", "image", "suffix"),
-    [
-        (32, "batch", None, (9, 8, 1), ".npz"),
-        (64, "frozen", 2, (21, 34, 3), ".safetensors"),
-        (224, "batch", 0, (35, 38, 2), ".safetensors"),
-    ],
+    slow.after(
+        1,
+        [
+            (224, "batch", 0, (35, 38, 2), ".safetensors"),
+            (32, "batch", None, (9, 8, 1), ".npz"),
+            (64, "frozen", 2, (21, 34, 3), ".safetensors"),
+        ],
+    ),
 )
 def test_a_loaded_network_is_the_formula_of_torchvision(
     tmp_path: Path, image_size: int, norm: str, cut: int | None, image: tuple, suffix: str
