@@ -334,6 +334,7 @@ def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.slow
 def test_training_images_are_augmented_and_others_are_not(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "mine.npz", x=images, y=np.arange(8) % 2)

@@ -1,7 +1,5 @@
 """Contributions: the table says what a run's checkpoint holds, and the picture who leaves."""
 
-import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +10,12 @@ from matplotlib.figure import Figure
 
 from experiments import contributions, sweep
 from experiments.contributions import Options
-from experiments.experiment import config
+from experiments.experiment import assemble, config
 from experiments.reporting import figures
 from experiments.reporting import phases as phases_of
 from experiments.reporting.phases import Phase
+from experiments.running import folder as folders
+from experiments.running import provenance
 from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv.checks import UsageError
 from runs import Ran, halved, jobs, no_figures, parsed, ran, states
@@ -197,11 +197,9 @@ def test_the_binary(run: Ran, tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_such_run_is_told_in_one_line(run: Ran, tmp_path: Path) -> None:
     other = tmp_path / "avg"
-    shutil.copytree(run.folder, other)
-    record = json.loads((other / "config.json").read_text())
-    record["cell"]["algorithm"] = "fedavg"
-    record["flags"]["algorithm"] = ["fedavg"]
-    (other / "config.json").write_text(json.dumps(record))
+    chosen = config.of(widths=(4,), run_dir=str(other))
+    made = assemble.assemble(chosen)
+    folders.begin(other, chosen, made.cells[0], provenance.record(made.data))
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_bytes((run.folder / "config.json").read_bytes())

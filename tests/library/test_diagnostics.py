@@ -85,6 +85,7 @@ def test_agreement_is_a_loop_over_clients(axis: devices.Axis | None) -> None:
         assert abs(cosine) > 1e-2
 
 
+@pytest.mark.slow
 def test_others_rows_and_their_order_do_not_matter() -> None:
     with jax.enable_x64(True):
         federation = federations.federation()

@@ -57,7 +57,7 @@ def test_as_many_parameters_as_elsewhere(arguments, number: int) -> None:
 
 @pytest.mark.parametrize(
     ("image_size", "sides"),
-    [(32, (32, 32, 16, 8, 4)), (64, (32, 32, 16, 8, 4)), (224, (56, 56, 28, 14, 7))],
+    slow.after(1, [(224, (56, 56, 28, 14, 7)), (32, (32, 32, 16, 8, 4)), (64, (32, 32, 16, 8, 4))]),
 )
 def test_sides_after_the_first_layer_and_each_stage(image_size: int, sides: tuple) -> None:
     x = np.zeros((2, image_size, image_size, 3), np.uint8)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import slow
-from federations import assert_close, assert_equal
+from federations import assert_close, assert_equal, plain
 from fedjax_inv import models
 from fedjax_inv.models import weights
 from fedjax_inv.types import Array, Model, Tree, Variables
@@ -187,10 +187,10 @@ def leaves_by_path(tree: Tree) -> dict[str, np.ndarray]:
 def drawn() -> Variables:
     """Of a network of NUM_CLASSES classes, cut by default."""
     model = tiny()
-    return jax.jit(model.init)(KEY, np.zeros((1, 8, 8, 1), np.float32))
+    return plain(jax.jit(model.init)(KEY, np.zeros((1, 8, 8, 1), np.float32)))
 
 
-@pytest.mark.parametrize("classes", [5, None])
+@pytest.mark.parametrize("classes", slow.after(1, [5, None]))
 def test_a_classifier_that_does_not_fit_stays_as_drawn(
     tmp_path: Path, drawn: Variables, classes: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
