@@ -6,6 +6,8 @@ Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is
 - ten rounds of a workload (a, b, c: `workloads`),
 - a segment of one run, with its evaluation: presets joined by +, the algorithm after the colon;
   --programs=all is every algorithm at the size of its presets,
+- two rounds of three clients of a ResNet-18 with batches of 32, resnet18_64:fedavg (its image size,
+  and fedavg or fedipg); --at_once=1 and --effort=O1 compile it sooner,
 - ten steps of twelve clients on a single convolution, im2col:64x28x28x1:3x64/2 (the lowering,
   the batch, the window, features, and the stride).
 Several devices share the clients, and each trains as many at once as --client_chunk=auto would
@@ -19,7 +21,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,12 +50,12 @@ from jax.sharding import (
 from benchmarks import frame, hlo, workloads
 from experiments.experiment import assemble, command_line
 from experiments.experiment.config import Config
-from experiments.flags import command
-from experiments.flags.flag import flag
+from experiments.flags import command, names
+from experiments.flags.flag import at_least, flag
 from experiments.parts import machine
 from experiments.running import chunks
-from fedjax_inv import communication, local, platforms, program, rounds, schedules
-from fedjax_inv.algorithms import fedavg
+from fedjax_inv import communication, local, models, platforms, program, rounds, schedules
+from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import ClientShards, Layout, chunked, vmapped
 from fedjax_inv.models import lowerings
@@ -127,6 +129,7 @@ class Work(NamedTuple):
 
     trace: Callable[[Mesh | None, int], Traced]  # from (devices, clients at once on each; 0: all)
     num_slots: int  # clients of a round
+    precision: str = "default"  # of products, for --precision=auto
 
 
 def of_workload(name: str) -> Work:
@@ -192,14 +195,15 @@ EVERY = (
 )
 
 
-def of_presets(name: str) -> Work:
-    """The segment of the first run of presets "name+name:algorithm".
+def of_presets(name: str, precision: str = "auto") -> Work:
+    """The segment of the first run of presets "name+name:algorithm". precision: --precision.
 
     Raises UsageError if the presets do not exist or their data are missing.
     """
-    names, _, algorithm = name.partition(":")
-    asked = [f"--preset={names.replace('+', ',')}"]
+    presets, _, algorithm = name.partition(":")
+    asked = [f"--preset={presets.replace('+', ',')}"]
     asked += [f"--algorithm={algorithm}"] if algorithm else []
+    asked += [f"--precision={precision}"]
     config = command_line.of_arguments(asked, may_be_idle=True)
     assembled = assemble.assemble(config, config.run.seeds[:1])
     cell = assembled.cells[0]._replace(runs=assembled.cells[0].runs[:1])
@@ -240,6 +244,50 @@ def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
         return training.local_steps or training.local_epochs
     size = np.asarray(inputs.train.size)[0][np.asarray(cohort.who)[0]] * cohort.present[0]
     return float(training.local_epochs * (-(-size // training.batch_size)).max(1).mean())
+
+
+_RESNET = re.compile(r"resnet18_(64|224):(fedavg|fedipg)")
+_RESNET_CLIENTS, _RESNET_BATCH, _RESNET_BATCHES = 3, 32, 4
+
+
+def of_resnet(name: str) -> Work:
+    """Two rounds of a ResNet-18 whose norms are frozen, as in the presets of PACS and VLCS."""
+    match = _RESNET.fullmatch(name)
+    assert match
+    side, chosen = int(match.group(1)), match.group(2)
+
+    def trace(mesh: Mesh | None, chunk: int) -> Traced:
+        if mesh is not None:
+            raise UsageError(f"--programs={name}", ..., "must be for one device")
+        model = models.resnet18(7, image_size=side, norm="frozen")
+        optimizer = optax.sgd(0.0025, momentum=0.9)
+        work = local.epochs(optimizer, batch_size=_RESNET_BATCH, num_batches=_RESNET_BATCHES)
+        algorithm = (
+            fedavg.fedavg(model, work)
+            if chosen == "fedavg"
+            else fedipg.fedipg(model, work, penalty=1e-3)
+        )
+        axis = chunked(chunk) if chunk else vmapped()
+
+        def advance(data: Federation, state: Tree, cohort: Cohort) -> Tree:
+            return rounds.run(algorithm, state, cohort, data, axis=axis)
+
+        def start(data: Federation) -> Tree:
+            variables = model.init(jax.random.key(0), data.data.x[:1])
+            return rounds.init(algorithm, variables, data, jax.random.key(1))
+
+        count = _RESNET_CLIENTS * _RESNET_BATCH * _RESNET_BATCHES
+        x = jax.ShapeDtypeStruct((count, side, side, 3), jnp.uint8)
+        y: Any = jax.ShapeDtypeStruct((count,), jnp.int32)
+        who: Any = jax.ShapeDtypeStruct((_RESNET_CLIENTS,), jnp.int32)
+        data = Federation(Examples(x, y), y, who, who)
+        state = jax.eval_shape(start, data)
+        upload = sum(each.up for each in communication.traffic(algorithm, state, data))
+        schedule = schedules.sampled(jax.random.key(2), _RESNET_CLIENTS, _RESNET_CLIENTS, 2)
+        jitted = jax.jit(advance, donate_argnums=1)
+        return Traced(jitted, (data, state, schedule), _RESNET_BATCHES, upload)
+
+    return Work(trace, _RESNET_CLIENTS, names.facts(chosen).precision)
 
 
 _LAYER = re.compile(r"(\w+):(\d+)x(\d+)x(\d+)x(\d+):(\d+)x(\d+)/(\d+)")
@@ -302,8 +350,14 @@ class Compiled(NamedTuple):
     seconds: float  # for compiling
 
 
-def compiled_for(target: Target, work: Work) -> Compiled:
-    """Compiles a program, with as many clients at once as fit by the rule of `chunks`."""
+def compiled_for(
+    target: Target, work: Work, *, precision: str = "auto", at_once: int = 0
+) -> Compiled:
+    """Compiles a program.
+
+    precision: one of `platforms.PRECISIONS`, or auto for the one that the program needs.
+    at_once: the clients that train at once on a device; 0: as many as fit by the rule of `chunks`.
+    """
     described = target.describe()
     count = len(described.devices)
     mesh: Mesh | None = None
@@ -325,7 +379,8 @@ def compiled_for(target: Target, work: Work) -> Compiled:
         with platforms.traced_for(target.platform):
             traced = work.trace(mesh, 0 if at_once == share else at_once)
             began = time.perf_counter()
-            known = traced.function.trace(*jax.tree.map(shaped, traced.arguments))
+            with platforms.products_at(work.precision if precision == "auto" else precision):
+                known = traced.function.trace(*jax.tree.map(shaped, traced.arguments))
             platform = "cuda" if target.platform == "gpu" else "tpu"
             lowered = known.lower(lowering_platforms=(platform,))
             compiled = lowered.compile()
@@ -336,7 +391,7 @@ def compiled_for(target: Target, work: Work) -> Compiled:
     def fits(chosen: chunks.Chunks) -> bool:
         return chunks.fits(lambda: of(chosen.clients).program, available)
 
-    return of(chunks.halved(chunks.Chunks(share, 1), fits).clients)
+    return of(at_once or chunks.halved(chunks.Chunks(share, 1), fits).clients)
 
 
 def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
@@ -386,6 +441,8 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
         "collectives": len(of_round),
         "collectives MB": sum(one.num_bytes for one in of_round) / 1e6,
         "upload MB": traced.upload / 1e6,
+        # By the compiler's own estimate, which a TPU's writes beside each kernel, in one step.
+        "megacycles a step": sum(map(hlo.cycles, in_step)) / 1e6,
         "GFLOP": flops / 1e9,
         "GB moved": moved / 1e9,
         "roofline ms": 1e3 * max(flops / target.peak, moved / target.bandwidth),
@@ -394,28 +451,31 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
     }
 
 
-def _of(name: str) -> Work:
+def _of(name: str, precision: str) -> Work:
     if name in workloads.WORKLOADS:
         return of_workload(name)
-    return of_layer(name) if _LAYER.fullmatch(name) else of_presets(name)
+    if _RESNET.fullmatch(name):
+        return of_resnet(name)
+    return of_layer(name) if _LAYER.fullmatch(name) else of_presets(name, precision)
 
 
-def measure(names: Sequence[str], targets: Sequence[str], texts: str = "") -> list[dict[str, Any]]:
-    """A row for each program on each target, with the reason if it does not compile.
-
-    texts: a folder for the texts of compiled programs; "" for none.
-    """
+def measure(options: "Options") -> list[dict[str, Any]]:
+    """A row for each program on each target, with the reason if it does not compile."""
+    programs = EVERY if options.programs == ("all",) else options.programs
+    targets, texts = options.targets, options.texts
     rows = []
-    for name in names:
+    for name in programs:
         try:
-            work = _of(name)
+            work = _of(name, options.precision)
         except UsageError as error:
             rows.append({"program": name, "target": "", "compiles": str(error)})
             continue
         for target in targets:
             row: dict[str, Any] = {"program": name, "target": target}
             try:
-                compiled = compiled_for(TARGETS[target], work)
+                compiled = compiled_for(
+                    TARGETS[target], work, precision=options.precision, at_once=options.at_once
+                )
             except Exception as error:  # compilers raise many kinds
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 rows.append(row | {"compiles": f"no: {reason[:150]}"})
@@ -437,13 +497,22 @@ class Options:
     programs: tuple[str, ...] = flag(
         ("a", "b", "c"), "Workloads (a, b, c), presets or convolutions; or all."
     )
+    precision: str = flag("auto", "As in train and sweep.", choices=("auto", *platforms.PRECISIONS))
+    at_once: int = flag(0, "Clients that a device trains at once; 0: as many as fit.", at_least(0))
+    effort: str = flag(
+        "default",
+        "The compiler's effort; O1 compiles a TPU's convolutions in a quarter of the time, for "
+        "programs that are slower.",
+        choices=("default", "O1"),
+    )
     json: str = flag("", "A file for all figures.")
     texts: str = flag("", "A folder for the compiled programs' texts.")
 
 
 def tables(options: Options) -> Iterator[frame.Table]:
-    names = EVERY if options.programs == ("all",) else options.programs
-    rows = measure(names, options.targets, options.texts)
+    if options.effort != "default":
+        jax.config.update("jax_optimization_level", options.effort)
+    rows = measure(options)
     yield frame.Table("Programs that were compiled, not run; the roofline is an estimate", rows)
 
 

@@ -187,6 +187,12 @@ def host_transfers(program: Program) -> list[Instruction]:
     return program.of("", *_HOST)
 
 
+def cycles(one: Instruction) -> int:
+    """The cycles that a TPU's compiler estimates for a launch; 0 where it says nothing."""
+    found = re.search(r'"estimated_cycles":"(\d+)"', one.text)
+    return int(found.group(1)) if found else 0
+
+
 def grouped_convolutions(program: Program) -> list[Instruction]:
     """Convolutions in groups of features or of examples."""
     pattern = re.compile(r"(?:feature|batch)_group_count=(?!1\b)\d+")

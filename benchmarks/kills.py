@@ -2,41 +2,58 @@
 
 python -m benchmarks.kills --kills=40 --seed=0
 
-The commands are train with every algorithm, a sweep and a study of a paper, all tiny. Each first
-runs without a kill. Then it starts anew in an empty folder, is killed by SIGKILL and resumed as
-often as its share of --kills, and runs to its end. Results, logs, records and checkpoints of both
-runs must be the same bit for bit, except for seconds. If files differ, the table names them and the
-exit status is 1.
+The commands are train with every algorithm, on two devices and in two processes, two sweeps and two
+studies of papers, all tiny. Each first runs without a kill. Then it starts anew in an empty folder,
+is killed and resumed as often as its share of --kills, and runs to its end. Most kills are by
+SIGKILL; every sixth is by SIGTERM and every sixth by SIGINT, after which a run stops by itself. Of
+two processes one is killed, and the other a moment later. Results, logs, records and checkpoints of
+both runs must be the same bit for bit, except for seconds, and the checksums of the logs must be
+right. If files differ, the table names them and the exit status is 1.
+
+All processes are forked from one that has imported everything. JAX_COMPILATION_CACHE_DIR names a
+folder of compiled programs that outlives this benchmark.
 """
 
 import contextlib
 import dataclasses
+import importlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import msgspec
 import numpy as np
 
 from benchmarks import frame
+from experiments.experiment.config import Config
+from experiments.experiment.grid import Cell
 from experiments.flags import command
 from experiments.flags.flag import SEED, at_least, flag
-from experiments.running import checkpoints
+from experiments.running import checkpoints, log
 from experiments.running import folder as folders
 from fedjax_inv.algorithms import LISTED
 
-_ROOT = Path(__file__).parents[1]
+# Modules that take long to import and that every command imports sooner or later.
+_SLOW = (
+    *("sklearn.datasets", "experiments.reporting.figures"),
+    *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf"),
+)
 _HEADINGS = ("command", "kills", "files compared", "that differ")
 _MOMENT = 0.05  # seconds from a step of progress to a kill, on average
+_PATIENCE = 60.0  # seconds in which a process must end after SIGTERM or SIGINT
+_SIGNALS = (*(signal.SIGKILL,) * 4, signal.SIGTERM, signal.SIGINT)  # drawn with equal chances
 _TINY = ("--resume", "--widths=4,4", "--local_steps=1", "--batch_size=16", "--eval_every=1")
 _TRAIN = (*_TINY, "--angles=0,40,80", "--rounds=8", "--seeds=0,1")
 _OF_ALGORITHM = {
@@ -64,6 +81,7 @@ class Command(NamedTuple):
 
     name: str
     words: tuple[str, ...]
+    processes: int = 1
 
 
 class Outcome(NamedTuple):
@@ -83,33 +101,73 @@ def commands() -> list[Command]:
         )
         for name in LISTED
     ]
-    grid = ("--algorithm=fedavg,scaffold", "--held_out=0,80", "--learning_rate=0.1,0.3")
-    study = (
+    grid = (*_TRAIN, "--held_out=0,80", "--learning_rate=0.1,0.3", "--rounds=4")
+    simpson = (
         *("--study=simpson", "--data=digits", "--rows=simpson-pretrained,simpson-FedAvg"),
         *("--stop_above=0.1", "--watch_examples=500", "--rounds=6", "--checkpoint_every=1"),
         *("--seeds=0", "--widths=4,4", "--local_steps=1"),
     )
+    games = (
+        *("--study=methods", "--data=colored_digits", "--rows=FedAvg,F-parallel-SMOOTH"),
+        *("--rounds=4", "--eval_every=1", "--seeds=0", "--widths=4"),
+    )
+    several = ("experiments.train", *_TRAIN, "--client_chunk=1", "--run_chunk=1")
     return [
         *train,
-        Command("sweep", ("experiments.sweep", *_TRAIN, *grid, "--rounds=4")),
-        Command("study", ("experiments.papers.fedcfa", *study)),
+        Command("sweep", ("experiments.sweep", *grid, "--algorithm=fedavg,scaffold")),
+        Command("sweep on two devices", ("experiments.sweep", *grid, "--devices=2")),
+        Command("study of FedCFA", ("experiments.papers.fedcfa", *simpson)),
+        Command("study of FL Games", ("experiments.papers.fl_games", *games)),
+        Command("own clients", (*several, "--algorithm=scaffold", "--devices=2", "--hold=own")),
+        Command(
+            "all clients",
+            (*several, "--algorithm=fedbn", "--norm=batch", "--devices=2", "--hold=all"),
+        ),
+        Command("two processes", (*several, "--algorithm=scaffold"), 2),
     ]
 
 
-def started(one: Command, folder: Path) -> subprocess.Popen[bytes]:
-    """A process of the command, in its own process group."""
-    words = [sys.executable, "-m", *one.words, f"--run_dir={folder}"]
-    return subprocess.Popen(
-        words, cwd=_ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
+def _main(words: tuple[str, ...], errors: Path) -> None:
+    """The process of a command. errors: the file of its stderr."""
+    os.setsid()
+    with open(errors, "ab") as file, open(os.devnull, "wb") as null:
+        os.dup2(file.fileno(), 2)
+        os.dup2(null.fileno(), 1)
+    sys.argv = list(words)
+    command.main(importlib.import_module(words[0]).BINARY)
+
+
+def started(one: Command, folder: Path) -> list[ForkServerProcess]:
+    """The processes of the command, each in its own process group."""
+    words = (*one.words, f"--run_dir={folder}")
+    if one.processes > 1:
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            address = f"localhost:{probe.getsockname()[1]}"
+        words += (f"--num_processes={one.processes}", f"--coordinator_address={address}")
+    context = multiprocessing.get_context("forkserver")
+    processes = []
+    for index in range(one.processes):
+        more = (f"--process_id={index}",) if one.processes > 1 else ()
+        process = context.Process(target=_main, args=((*words, *more), _errors(folder)))
+        process.start()
+        processes.append(process)
+    return processes
+
+
+def _errors(folder: Path) -> Path:
+    """The file of a command's stderr."""
+    return folder.with_name(f"{folder.name}.stderr")
 
 
 def finish(one: Command, folder: Path) -> None:
     """Runs the command to its end."""
-    process = started(one, folder)
-    _, errors = process.communicate()
-    if process.returncode:
-        sys.exit(f"{one.name}: status {process.returncode}: {errors.decode()[-2000:]}")
+    processes = started(one, folder)
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        codes = [process.exitcode for process in processes]
+        sys.exit(f"{one.name}: status {codes}: {_errors(folder).read_text()[-2000:]}")
 
 
 def progress(folder: Path) -> int:
@@ -135,18 +193,25 @@ def kill(one: Command, folder: Path, most: int, rng: np.random.Generator) -> boo
     # A killed command may have left a file that the finished one does not have.
     begun = min(progress(folder), most - 1)
     target, delay = rng.integers(begun, most), rng.exponential(_MOMENT)
-    process = started(one, folder)
+    number, victim = _SIGNALS[rng.integers(len(_SIGNALS))], rng.integers(one.processes)
+    processes = started(one, folder)
     try:
-        while process.poll() is None and progress(folder) < target:
-            time.sleep(0.01)
-        process.communicate(timeout=delay)
-        return False
-    except subprocess.TimeoutExpired:
+        while any(map(ForkServerProcess.is_alive, processes)) and progress(folder) < target:
+            time.sleep(0.02)
+        processes[victim].join(delay)
+        if not processes[victim].is_alive():
+            return False
+        os.kill(processes[victim].pid or 0, number)
+        if number != signal.SIGKILL:
+            processes[victim].join(_PATIENCE)
+            return processes[victim].exitcode != 0  # it had finished
         return True
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        time.sleep(rng.exponential(_MOMENT))
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid or 0, signal.SIGKILL)
+            process.join()
 
 
 def contents(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -158,7 +223,7 @@ def contents(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         elif path.name == "metrics.jsonl":
             yield name, partial(_lines, path)
         elif path.name == "config.json":
-            yield name, partial(folders.read, path.parent)
+            yield name, partial(_config, path.parent)
         elif path.parent.name == "checkpoints":
             yield name, partial(_bits, path)
 
@@ -168,10 +233,16 @@ def _document(path: Path) -> Any:
     return _untimed(json.loads(text)) if path.suffix == ".json" else text
 
 
+def _config(folder: Path) -> tuple[Config, Cell]:
+    """The flags and the cell of a run, without the address, whose port is new at each start."""
+    config, cell = folders.read(folder)
+    run = dataclasses.replace(config.run, coordinator_address="")
+    return dataclasses.replace(config, run=run), cell
+
+
 def _lines(path: Path) -> list[Any]:
-    # The checksums cover the seconds, too.
-    lines = map(json.loads, path.open())
-    return [_untimed({k: v for k, v in line.items() if k != "sha256"}) for line in lines]
+    # The checksums, which cover the seconds, are checked as the log is read.
+    return [_untimed(msgspec.to_builtins(line)) for line in log.read(path.parent)]
 
 
 def _untimed(value: Any) -> Any:
@@ -225,10 +296,14 @@ def run(options: Options) -> str:
     chosen = [one for one in commands() if not options.only or one.name in options.only]
     rows, total, differ = [], 0, 0
     with tempfile.TemporaryDirectory() as place:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(place) / "cache")
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(place) / "cache"))
+        context = multiprocessing.get_context("forkserver")
+        modules = {one.words[0] for one in chosen}
+        context.set_forkserver_preload([*modules, *_SLOW])
         for index, one in enumerate(chosen):
             share = len(range(index, options.kills, len(chosen)))
             folder = Path(place) / str(index)
+            folder.mkdir()
             outcome = tried(one, folder, share, rng)
             total, differ = total + outcome.kills, differ + len(outcome.differ)
             names = ", ".join(outcome.differ) or "none"

@@ -3,9 +3,12 @@
 Values inside a compiled program are tracers and cannot be checked, so `jit` comes after the checks.
 """
 
+import functools
 import math
 import numbers
 import os
+import types
+import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -91,6 +94,8 @@ def _wrong_type(name: str, value: Any, allowed: str) -> UsageError:
 def record(name: str, value: Any, kind: type) -> None:
     """Check that a value is of a type, such as `Model` or `Work`.
 
+    The fields of a record of `types` that must be functions or records are checked, too.
+
     Args:
       name: the argument's name.
       value: the value to check.
@@ -102,6 +107,40 @@ def record(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIO" else "a"
         raise _wrong_type(name, value, f"must be {article} {kind.__name__}")
+    for field, inner, may_be_none in _checked_fields(kind):
+        part = getattr(value, field)
+        if inner is None and not (part is None and may_be_none):
+            function(f"{name}.{field}", part)
+        elif inner is not None and hasattr(inner, "_fields"):
+            record(f"{name}.{field}", part, inner)
+        elif inner is not None:
+            record(f"{name}.{field}", part, tuple)
+            for index, each in enumerate(part):
+                record(f"{name}.{field}[{index}]", each, typing.get_args(inner)[0])
+
+
+@functools.cache
+def _checked_fields(kind: type) -> list[tuple[str, Any, bool]]:
+    """Return (name, type, whether it may be None) of the fields of a named tuple to check.
+
+    The type is that of a named tuple, tuple[a named tuple, ...], or None for a function.
+    """
+    fields: list[tuple[str, Any, bool]] = []
+    of_protocol = hasattr(kind, "_fields") and kind.__module__ == Cohort.__module__
+    hints = typing.get_type_hints(kind) if of_protocol else {}
+    for field, hint in hints.items():
+        is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        options = typing.get_args(hint) if is_union else (hint,)
+        of = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+        if hasattr(of, "_fields"):
+            fields.append((field, hint, False))
+        elif any(map(_is_function, options)):
+            fields.append((field, None, type(None) in options))
+    return fields
+
+
+def _is_function(hint: Any) -> bool:
+    return typing.get_origin(hint) is Callable or getattr(hint, "_is_protocol", False)
 
 
 def function(name: str, value: Any) -> None:
@@ -123,11 +162,11 @@ def optimizer(name: str, value: Any) -> None:
 
 
 def array(name: str, value: Any) -> None:
-    """Check that a value is an array of numbers, its shape or a tracer, else raise UsageError."""
+    """Check that a value is a real array, its shape or a tracer, else raise UsageError."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise _wrong_type(name, value, "must be an array")
-    if isinstance(value.dtype, np.dtype) and value.dtype.kind in "OSUMm":
-        raise UsageError(name, value, "must be an array of numbers")
+    if isinstance(value.dtype, np.dtype) and value.dtype.kind in "cOSUMm":
+        raise UsageError(name, value, "must be an array of real numbers")
 
 
 def whole(name: str, value: Any) -> None:
@@ -177,6 +216,8 @@ def integer(
     if not is_integer or value < low or (high is not None and value > high):
         allowed = f"of at least {low}" if high is None else f"in {low}..{high}"
         raise UsageError(name, value, f"must be an integer {allowed}{meaning}")
+    if value >= 2**63:
+        raise UsageError(name, value, "must be an integer below 2**63")
 
 
 def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) -> None:
@@ -352,6 +393,8 @@ def federation(federation: Federation) -> None:
     data, order, start, size = federation
     for name, leaf in zip(("order", "start", "size"), (order, start, size), strict=True):
         array(name, leaf)
+        if not jax.dtypes.issubdtype(leaf.dtype, np.integer):
+            raise UsageError(name, leaf, "must be integers")
     for leaf in jax.tree.leaves(data):
         array("data", leaf)
     lengths = {leaf.shape[0] if leaf.shape else 0 for leaf in jax.tree.leaves(data)}
@@ -361,7 +404,8 @@ def federation(federation: Federation) -> None:
         raise UsageError("order", order, "must be [L]")
     if start.ndim != 1 or start.shape != size.shape:
         raise UsageError("start", start, "must be [C], and so must {size}", size=("size", size))
-    if not is_concrete((order, start, size)):
+    is_shape = any(isinstance(each, jax.ShapeDtypeStruct) for each in (order, start, size))
+    if is_shape or not is_concrete((order, start, size)):
         return
     rows, first, count = (np.asarray(array) for array in (order, start, size))
     (num_examples,) = lengths
@@ -380,6 +424,18 @@ def federation(federation: Federation) -> None:
         )
 
 
+def cohort(name: str, cohort: Cohort) -> None:
+    """Check that a cohort or a schedule holds arrays of the right types, else raise UsageError."""
+    record(name, cohort, Cohort)
+    for field, leaf, kind in zip(
+        Cohort._fields, cohort, (np.integer, np.bool_, np.integer), strict=True
+    ):
+        array(f"{name}.{field}", leaf)
+        if not jax.dtypes.issubdtype(leaf.dtype, kind):
+            allowed = "True or False" if kind is np.bool_ else "integers"
+            raise UsageError(f"{name}.{field}", leaf, f"must be {allowed}")
+
+
 def schedule(schedule: Cohort, num_clients: int, history: int) -> None:
     """Check that a schedule fits a run.
 
@@ -394,7 +450,9 @@ def schedule(schedule: Cohort, num_clients: int, history: int) -> None:
     Raises:
       UsageError: for a schedule that does not fit.
     """
-    record("schedule", schedule, Cohort)
+    cohort("schedule", schedule)
+    if schedule.who.shape[-1:] == (0,):
+        raise UsageError("schedule", ..., "has no slots, must have at least one")
     if not is_concrete(schedule):
         return
     who, present, delay = (np.asarray(array) for array in schedule)

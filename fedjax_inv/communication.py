@@ -42,7 +42,7 @@ def traffic(algorithm: Algorithm, state: State, federation: Federation) -> tuple
     """
     checks.record("algorithm", algorithm, Algorithm)
     checks.record("state", state, State)
-    checks.record("federation", federation, Federation)
+    checks.federation(federation)
 
     def shapes(state: State, federation: Federation) -> list[tuple[Tree, Tree]]:
         own = tree.take(state.clients, 0)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import checks, devices, local, models, objectives
+from fedjax_inv import checks, devices, local, models, objectives, tree
 from fedjax_inv.types import Array, Batch, Federation, Halves, Loss, Model, Shard, Tree, Variables
 
 
@@ -58,7 +58,7 @@ def agreement(
     checks.record("axis", axis, devices.Axis)
     checks.integer("batch_size", batch_size)
     checks.federation(federation)
-    data, order, start, size = federation
+    data, order, start, size = tree.on_device(federation)
 
     def total_loss(params: Halves, batch: Batch) -> Array:
         network = Variables(params, variables.stats)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_inv import checks, devices, local, objectives, rounds, tree
 from fedjax_inv.checks import UsageError
@@ -71,6 +72,7 @@ def evaluate(
     checks.record("axis", axis, devices.Axis)
     if algorithm.personal and seen:
         rounds.check_num_clients(state, federation, axis)
+    state, federation = tree.on_device((state, federation))
     size = federation.size
     federation = federation._replace(size=jnp.where(needed, size, 0))
 
@@ -211,6 +213,7 @@ def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
     """
     _check_scores(scores)
     checks.integer("num_groups", num_groups)
+    checks.memory("num_groups", num_groups, num_groups * scores.size.size)
     checks.array("group", group)
     if group.shape != scores.size.shape or not jnp.issubdtype(group.dtype, jnp.integer):
         allowed = f"must be integers of shape {scores.size.shape}, one for each client"
@@ -232,3 +235,10 @@ def _check_scores(scores: Scores) -> None:
     checks.record("scores", scores, Scores)
     for name, field in zip(Scores._fields, scores, strict=True):
         checks.array(f"scores.{name}", field)
+    shapes = [field.shape for field in scores]
+    if len({*shapes}) > 1:
+        raise UsageError("scores", ..., f"score, loss and size have shapes {shapes}, must be equal")
+    if 0 in scores.size.shape:
+        raise UsageError("scores", ..., "are of no client, must be of at least one")
+    if checks.is_concrete(scores.size) and (np.asarray(scores.size) < 0).any():
+        raise UsageError("scores.size", scores.size, "must be at least 0")

@@ -57,6 +57,14 @@ def _batch_of_pass(
     return take_batch(shard, permutation.at(order, index, shard.size), index < shard.size)
 
 
+def _checked(shard: Shard) -> Shard:
+    """Return a shard whose arrays a traced index may index; raise UsageError for another type."""
+    checks.record("shard", shard, Shard)
+    for name in ("start", "size"):
+        checks.whole(f"shard.{name}", getattr(shard, name))
+    return tree.on_device(shard)
+
+
 def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
     """Return the sum of fn(batch) over the client's examples, in stored order.
 
@@ -68,7 +76,7 @@ def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
     Raises:
       UsageError: for a batch_size below 1.
     """
-    checks.record("shard", shard, Shard)
+    shard = _checked(shard)
     checks.function("fn", fn)
     checks.integer("batch_size", batch_size)
 
@@ -91,7 +99,7 @@ def fold_sample(shard: Shard, key: Array, fn: Callable[[Batch], Tree], *, batch_
     Raises:
       UsageError: for a batch_size below 1.
     """
-    checks.record("shard", shard, Shard)
+    shard = _checked(shard)
     checks.key("key", key)
     checks.function("fn", fn)
     checks.integer("batch_size", batch_size)

@@ -111,7 +111,8 @@ def soft_cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
       mask: [B] bool, which examples are real.
 
     Raises:
-      UsageError: for other shapes.
+      UsageError: for other shapes, and for labels of real examples that are negative or do not sum
+        to 1 unless labels are traced.
     """
     _check_arrays(logits, labels, mask)
     if logits.ndim != 2 or logits.shape != labels.shape:
@@ -121,4 +122,9 @@ def soft_cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
             "must be [B, K], and {labels} must have the same shape",
             labels=("labels", labels),
         )
-    return masked_mean(optax.losses.softmax_cross_entropy(logits, labels), mask)
+    losses = masked_mean(optax.losses.softmax_cross_entropy(logits, labels), mask)
+    if checks.is_concrete((labels, mask)):
+        real = np.asarray(labels, np.float32)[np.asarray(mask)]
+        if not ((real >= 0).all() and np.allclose(real.sum(1), 1, atol=1e-2)):
+            raise UsageError("labels", labels, "must be probabilities, which sum to 1")
+    return losses

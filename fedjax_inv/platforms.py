@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import jax
 
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
+
+PRECISIONS = ("default", "high", "highest")  # of float32 products, as JAX names them
 
 _platform: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
 
@@ -25,6 +28,26 @@ def on_tpu() -> bool:
     The TPU's compiler turns a grouped convolution into a convolution with one more axis.
     """
     return _current() == "tpu"
+
+
+@contextlib.contextmanager
+def products_at(precision: str) -> Iterator[None]:
+    """Trace float32 products and convolutions at a precision while the context is open.
+
+    It holds for operations that name no precision, and for their derivatives. A CPU computes
+    float32 at every precision, so nothing changes there.
+
+    Args:
+      precision: one of PRECISIONS. "default": TF32 on a GPU, one product of bfloat16 on a TPU.
+        "high": TF32 on a GPU, three products of bfloat16 on a TPU. "highest": float32 on a GPU, six
+        products of bfloat16 on a TPU.
+
+    Raises:
+      UsageError: for another precision.
+    """
+    checks.one_of("precision", precision, PRECISIONS)
+    with contextlib.nullcontext() if on_cpu() else jax.default_matmul_precision(precision):
+        yield
 
 
 def _current() -> str:

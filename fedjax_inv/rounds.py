@@ -87,7 +87,8 @@ def init(
       The state, a copy: no leaf shares its memory with another or with `variables`.
 
     Raises:
-      UsageError: if history is below 1, or if a client's rows are not rows of the examples.
+      UsageError: if history is below 1, if so many broadcasts do not fit into memory, or if a
+        client's rows are not rows of the examples.
     """
     checks.record("algorithm", algorithm, Algorithm)
     checks.key("key", key)
@@ -104,9 +105,11 @@ def init(
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(who)
     broadcast_history: tuple[Tree, ...] = tuple(() for _ in algorithm.exchanges)
     if history > 1:
+        messages = [exchange.broadcast(server) for exchange in algorithm.exchanges]
+        one = sum(leaf.nbytes for leaf in jax.tree.leaves(messages) if hasattr(leaf, "nbytes"))
+        checks.memory("history", history, history * one)
         broadcast_history = tuple(
-            jax.tree.map(lambda leaf: jnp.stack([leaf] * history), exchange.broadcast(server))
-            for exchange in algorithm.exchanges
+            jax.tree.map(lambda leaf: jnp.stack([leaf] * history), message) for message in messages
         )
     # Copies, so that a state can be donated although several leaves started as one array.
     server, own, broadcast_history = jax.tree.map(jnp.array, (server, own, broadcast_history))
@@ -233,6 +236,11 @@ def _check_types(
 ) -> None:
     checks.record("algorithm", algorithm, Algorithm)
     checks.record("state", state, State)
+    checks.whole("state.round", state.round)
+    checks.key("state.key", state.key)
+    if len(state.broadcast_history) != len(algorithm.exchanges):
+        found = f"is of an algorithm with {len(state.broadcast_history)} exchanges"
+        raise UsageError("state", ..., f"{found}, must have {len(algorithm.exchanges)}")
     checks.record("federation", federation, Federation)
     checks.record("axis", axis, Axis)
     checks.boolean("drop_nonfinite", drop_nonfinite)
@@ -264,10 +272,11 @@ def step(
       UsageError: if the cohort or the state does not fit the federation.
     """
     _check_types(algorithm, state, federation, axis, drop_nonfinite)
-    checks.record("cohort", cohort, Cohort)
+    checks.cohort("cohort", cohort)
     whole = jax.tree.map(lambda leaf: leaf[None], cohort)
     checks.schedule(whole, federation.num_clients, _history(state.broadcast_history))
     check_num_clients(state, federation, axis)
+    state, cohort, federation = tree.on_device((state, cohort, federation))
     reports = []
     for index, exchange in enumerate(algorithm.exchanges):
         state, report = _exchange(exchange, index, state, cohort, federation, axis, drop_nonfinite)
@@ -303,6 +312,7 @@ def run(
     _check_types(algorithm, state, federation, axis, drop_nonfinite)
     checks.federation(federation)
     checks.schedule(schedule, federation.num_clients, _history(state.broadcast_history))
+    state, federation = tree.on_device((state, federation))
 
     def body(state: State, cohort: Cohort) -> tuple[State, tuple[Report, ...]]:
         return step(algorithm, state, cohort, federation, axis=axis, drop_nonfinite=drop_nonfinite)

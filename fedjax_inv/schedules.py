@@ -20,6 +20,11 @@ def _schedule(who: Array) -> Cohort:
     return Cohort(who.astype(jnp.int32), jnp.ones(who.shape, bool), jnp.zeros(who.shape, jnp.int32))
 
 
+def _check_size(slots: int, num_rounds: int) -> None:
+    each = 9  # bytes of who, present and delay
+    checks.memory("num_rounds", num_rounds, each * int(slots) * int(num_rounds))
+
+
 def everyone(num_clients: int, num_rounds: int) -> Cohort:
     """Return a schedule in which all clients attend every round.
 
@@ -31,10 +36,11 @@ def everyone(num_clients: int, num_rounds: int) -> Cohort:
       The schedule, [T, C].
 
     Raises:
-      UsageError: if a count is below 1.
+      UsageError: if a count is below 1, and if the schedule does not fit into memory.
     """
     checks.integer("num_clients", num_clients)
     checks.integer("num_rounds", num_rounds)
+    _check_size(num_clients, num_rounds)
     return _schedule(jnp.tile(jnp.arange(num_clients), (num_rounds, 1)))
 
 
@@ -51,12 +57,14 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
       The schedule, [T, S].
 
     Raises:
-      UsageError: if a count is out of its bounds.
+      UsageError: if a count is out of its bounds, and if the schedule does not fit into memory.
     """
     checks.key("key", key)
     checks.integer("num_clients", num_clients)
     checks.integer("num_rounds", num_rounds)
     checks.integer("cohort", cohort, 1, num_clients, ", the clients")
+    checks.memory("num_clients", num_clients, 4 * num_clients)
+    _check_size(cohort, num_rounds)
 
     def draw(round_index: Array) -> Array:
         # The first S of a permutation of all clients; the rest is not computed.
@@ -106,10 +114,11 @@ def upload_probabilities(key: Array, num_clients: int, *, sparse: float, frequen
     """
     checks.key("key", key)
     checks.integer("num_clients", num_clients)
+    checks.memory("num_clients", num_clients, 4 * int(num_clients))
     checks.probability("sparse", sparse)
     checks.number("frequency", frequency, "above 0 and at most 1", lambda f: 0 < f <= 1)
     is_sparse = jax.random.permutation(key, num_clients) < round(sparse * num_clients)
-    return jnp.where(is_sparse, frequency, 1.0)
+    return jnp.where(is_sparse, float(frequency), 1.0)
 
 
 def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
@@ -333,6 +342,8 @@ def _numbers(name: str, values: float | Array) -> Array:
         raise UsageError(name, values, "must be numbers")
     if not known.size:
         raise UsageError(name, known, "must be at least one number")
+    if known.dtype.kind in "iu":
+        _check(name, known, "must fit into 32 bits", lambda known: np.abs(known * 1.0) < 2**31)
     return jnp.asarray(values)
 
 
@@ -344,9 +355,7 @@ def _integers(name: str, values: int | Array) -> Array:
 
 
 def _check_schedule(schedule: Cohort) -> None:
-    checks.record("schedule", schedule, Cohort)
-    for name, field in zip(Cohort._fields, schedule, strict=True):
-        checks.array(f"schedule.{name}", field)
+    checks.cohort("schedule", schedule)
     if schedule.who.ndim != 2 or len({field.shape for field in schedule}) > 1:
         raise UsageError("schedule", ..., "who, present and delay must all be [T, S]")
 
@@ -367,7 +376,10 @@ def _last_client(schedule: Cohort) -> int:
 
 
 def _check(
-    name: str, values: Array, allowed: str, is_allowed: Callable[[np.ndarray], np.ndarray]
+    name: str,
+    values: Array | np.ndarray,
+    allowed: str,
+    is_allowed: Callable[[np.ndarray], np.ndarray],
 ) -> None:
     """Raise UsageError for the first value that is not allowed, unless values are traced."""
     if not checks.is_concrete(values):

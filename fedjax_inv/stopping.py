@@ -8,6 +8,7 @@ a compiled program, for several thresholds at once.
 With `above`, a run stops as soon as it reaches an accuracy.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -35,11 +36,14 @@ def init(num_thresholds: int, scores: Tree) -> Stops:
       scores: the shapes of the scores that `update` measures.
 
     Raises:
-      UsageError: for a negative number, and for scores that are not arrays or shapes.
+      UsageError: for a negative number, for scores that are not arrays or shapes, and if the stops
+        do not fit into memory.
     """
     checks.integer("num_thresholds", num_thresholds, 0)
     for leaf in jax.tree.leaves(scores):
         checks.array("scores", leaf)
+    one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(scores))
+    checks.memory("num_thresholds", num_thresholds, num_thresholds * (4 + one))
     zeros = jax.tree.map(lambda s: jnp.zeros((num_thresholds, *s.shape), s.dtype), scores)
     return Stops(jnp.zeros(num_thresholds, jnp.int32), zeros)
 
@@ -67,8 +71,8 @@ def update(
       above: whether a threshold is met if accuracy >= threshold instead.
 
     Raises:
-      UsageError: if there are not as many thresholds as stops, for a threshold that is NaN unless
-        thresholds are traced, and for arguments of other types.
+      UsageError: if there are not as many thresholds as stops, if scores have other shapes, for a
+        threshold that is NaN unless thresholds are traced, and for arguments of other types.
     """
     _check_stops(stops)
     checks.array("accuracy", accuracy)
@@ -90,6 +94,10 @@ def update(
     is_met = accuracy >= thresholds if above else accuracy < thresholds
     now = (stops.round == 0) & is_met & (num_rounds >= warm_start)
     scores = measure(now.any())
+    measured = jax.tree.map(lambda leaf: thresholds.shape + jnp.shape(leaf), scores)
+    stored = jax.tree.map(jnp.shape, stops.scores)
+    if measured != stored:
+        raise UsageError("stops.scores", ..., f"has shapes {stored}, must be {measured}")
 
     def put(old: Array, new: Array) -> Array:
         return jnp.where(now.reshape(-1, *(1,) * new.ndim), new, old)

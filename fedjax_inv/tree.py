@@ -2,9 +2,17 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_inv import platforms
 from fedjax_inv.types import Array, Tree
+
+
+def on_device(tree: Tree) -> Tree:
+    """Return a tree with NumPy's arrays as JAX's, which a traced index may index."""
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, tree
+    )
 
 
 def take(tree: Tree, index: Array | int) -> Tree:

@@ -450,3 +450,5 @@ class Facts(NamedTuple):
     pooled: bool = False  # trains on a federation of one client that has all examples
     needs_norm: bool = False  # is a different algorithm only for networks with normalisation
     idle: tuple[Idle, ...] = ()  # settings without an effect
+    # of float32 products on GPUs and TPUs, one of `platforms.PRECISIONS`
+    precision: str = "default"

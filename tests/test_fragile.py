@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import xla_flags
-from experiments.parts import optimizers
+from experiments.parts import machine, optimizers
 from experiments.running import progress
 from fedjax_inv.models import lowerings
 
@@ -24,6 +24,12 @@ def test_xla_flags_known_without_an_abort() -> None:
     flags = "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"
     assert xla_flags.known(*flags) == " ".join(flags)
     assert xla_flags.known(*flags, "--xla_no_such_flag=1") == ""
+
+
+def test_xlas_flag_for_deterministic_gpus() -> None:
+    """XLA may rename it, and would abort every process with --deterministic: `machine.prepare`."""
+    flag = f"{machine._DETERMINISTIC}=true"
+    assert xla_flags.known(flag) == flag
 
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 6, 3)), jnp.float32)

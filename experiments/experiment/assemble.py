@@ -127,6 +127,7 @@ def experiment(
             for name, factor in schedules_of_rates(config).items()
             if name in cell.runs[0].hyper
         },
+        precision=machine.precision(config.run, facts(cell.algorithm).precision),
     )
 
 

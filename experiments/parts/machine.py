@@ -23,9 +23,10 @@ from experiments.flags.flag import (
     number_or,
 )
 from experiments.flags.outside import trust_flag
-from fedjax_inv import checks
+from fedjax_inv import checks, platforms
 from fedjax_inv.devices import Layout
 
+_DETERMINISTIC = "--xla_gpu_deterministic_ops"
 _CHUNK = number_or("auto", "measure")
 
 
@@ -75,6 +76,18 @@ class Running:
         "attend each round.",
         choices=("auto", "own", "all"),
     )
+    precision: str = flag(
+        "auto",
+        "Precision of float32 products and convolutions on GPUs and TPUs: default (TF32; on TPUs "
+        "bfloat16), high (TF32; on TPUs three products of bfloat16) or highest (float32; on TPUs "
+        "six products); auto: what the algorithm needs. CPUs always compute float32.",
+        choices=("auto", *platforms.PRECISIONS),
+    )
+    deterministic: bool = flag(
+        False,
+        "On GPUs, use only operations that give the same bits each time (XLA's "
+        f"{_DETERMINISTIC}); without it, a GPU may round sums differently from run to run.",
+    )
     coordinator_address: str = flag("", "host:port of process 0, if there are several.")
     num_processes: int = flag(
         1, "Processes, on one machine or many, whose devices share the clients.", at_least(1)
@@ -114,14 +127,22 @@ def without_effect(chosen: Running) -> dict[str, str]:
 
 
 def prepare(chosen: Running) -> None:
-    """Makes a JAX device of each CPU core that --devices asks for.
+    """Sets what --devices and --deterministic ask of XLA.
 
-    A second core makes a convolution little faster, but it trains a second client at full speed.
-    Call this before JAX starts. GPUs ignore it.
+    Each CPU core becomes a JAX device: a second core makes a convolution little faster, but it
+    trains a second client at full speed. Call this before JAX starts.
     """
+    if chosen.deterministic:
+        known = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{known} {_DETERMINISTIC}=true".strip()
     if chosen.devices > 1:
         cores = len(os.sched_getaffinity(0))
         jax.config.update("jax_num_cpu_devices", min(chosen.devices, cores))
+
+
+def precision(chosen: Running, needed: str) -> str:
+    """The precision of products. needed: the algorithm's, for --precision=auto."""
+    return needed if chosen.precision == "auto" else chosen.precision
 
 
 def connect(chosen: Running) -> None:

@@ -197,7 +197,7 @@ def _digest(paint: Callable[..., Figure], *shown: Any) -> str:
 
 def _digest_in(path: Path) -> str | None:
     """The digest in a PNG of `save`; None if there is no whole PNG, or none with a digest."""
-    if not path.exists():
+    if not path.is_file():  # a pipe would be read forever
         return None
     try:
         with Image.open(path) as image:

@@ -16,18 +16,19 @@ from experiments.experiment.assemble import Assembled
 from experiments.experiment.config import Config
 from experiments.experiment.grid import Cell
 from experiments.flags.flag import Range, check_different, flag
+from experiments.flags.names import facts
 from experiments.parts import data as data_flags
+from experiments.parts import machine, selection, training
 from experiments.parts import network as networks
-from experiments.parts import selection, training
 from experiments.running import checkpoints, log, provenance, selected
 from experiments.running import folder as folders
 from experiments.running.checkpoints import Checkpoints
 from experiments.running.records import Line, Result, Start
 from experiments.running.selected import Served
-from fedjax_inv import checks, program
+from fedjax_inv import checks, platforms, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Run, Training
-from fedjax_inv.types import Algorithm, Tree
+from fedjax_inv.types import Algorithm, Array, Tree
 
 STATES = ("best", "last")
 _SHAPES = 10_000  # bytes, at least, of the shapes of a broadcast
@@ -130,7 +131,14 @@ class Runs:
             else self.data.model
         )
         hyper = self.cell.runs[index].hyper
-        return assemble.algorithm(self.config, self.cell, model, hyper, training.Sizes())
+        plain = assemble.algorithm(self.config, self.cell, model, hyper, training.Sizes())
+        precision = machine.precision(self.config.run, facts(self.cell.algorithm).precision)
+
+        def predict(server: Tree, own: Tree, x: Tree) -> Array:
+            with platforms.products_at(precision):
+                return plain.predict(server, own, x)
+
+        return plain._replace(predict=predict)
 
     @functools.cached_property
     def shapes(self) -> Training:

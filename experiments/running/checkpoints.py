@@ -46,6 +46,7 @@ class Checkpoints:
         for path in (folder, *folder.glob("[0-9]*")):
             if path.is_file():
                 raise UsageError(str(path), ..., "is a file, must be a folder; delete it")
+        files.check_readable(folder)
         if not reads:
             files.check_no_links_in(folder)
             check_place("run_dir", folder, is_folder=True)
@@ -132,6 +133,7 @@ def plain(folder: Path, done: int, config: Config, cell: Cell, item: str = _STAT
     the checkpoint cannot be read, or is another run's.
     """
     try:
+        files.check_readable(folder)
         about = _about(folder, done, config, cell)
         arrays = _read(folder, done, item)
         _check_sum(about, item, arrays)

@@ -45,6 +45,17 @@ def check_no_links_in(folder: Path) -> None:
             check_no_link(Path(place, name), Path(place))
 
 
+def check_readable(folder: Path) -> None:
+    """Raises UsageError if anything in a folder but files and folders, such as a pipe, lies there.
+
+    A pipe would be read forever.
+    """
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise UsageError(str(path), ..., "is no file; delete it")
+
+
 def _is_link(path: Path) -> UsageError:
     text = f"is a link to {os.readlink(path)}, which is not followed; delete the link"
     return UsageError(str(path), ..., text)
@@ -100,7 +111,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def opened(path: Path, mode: str) -> IO[Any]:
-    """A file that is changed in place. Raises UsageError for a link."""
+    """A file that is changed in place. Raises UsageError for a link, and for what is no file."""
+    if path.exists() and not path.is_file() and not path.is_symlink():  # a pipe would wait forever
+        raise UsageError(str(path), ..., "is no file; delete it")
     try:
         return open(path, mode, opener=_without_links)
     except OSError as error:

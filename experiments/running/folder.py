@@ -43,6 +43,7 @@ _HOW = {
     *(
         "devices",
         "hold",
+        "deterministic",
         "coordinator_address",
         "num_processes",
         "process_id",

@@ -56,8 +56,12 @@ from fedjax_inv.types import (
     Work,
 )
 
-# Who has a sum below 0 has a mean below 0.
-FACTS = Facts(idle=(Idle("share", "threshold", lambda share, least: share == 0 and least >= 0),))
+FACTS = Facts(
+    # Contributions compare gradients, whose differences are small.
+    precision="highest",
+    # A client whose sum is below 0 has a mean below 0.
+    idle=(Idle("share", "threshold", lambda share, least: share == 0 and least >= 0),),
+)
 
 
 class Assessment(NamedTuple):

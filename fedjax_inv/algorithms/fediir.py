@@ -24,6 +24,7 @@ from fedjax_inv.types import (
     Batch,
     Cohort,
     Exchange,
+    Facts,
     GradFn,
     Halves,
     Loss,
@@ -36,6 +37,9 @@ from fedjax_inv.types import (
     Visit,
     Work,
 )
+
+# The penalty compares gradients, whose differences are small.
+FACTS = Facts(precision="highest")
 
 
 def alignment(classifier_grads: Tree, mean_grads: Tree) -> Array:

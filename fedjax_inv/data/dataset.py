@@ -1,6 +1,6 @@
 """The record that every source returns, and that environments, partitions and federations take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -42,7 +42,8 @@ def check_dataset(dataset: Dataset) -> None:
     """
     checks.record("dataset", dataset, Dataset)
     for name, names in (("classes", dataset.classes), ("domains", dataset.domains)):
-        if not names or len(set(names)) < len(names):
+        is_list = isinstance(names, Sequence) and not isinstance(names, str)
+        if not is_list or not names or len(set(names)) < len(names):
             raise UsageError(f"dataset.{name}", names, "must be different names, at least one")
     checks.integers("dataset.y", dataset.y, 0, len(dataset.classes) - 1)
     checks.integers("dataset.domain", dataset.domain, 0, len(dataset.domains) - 1)

@@ -499,7 +499,7 @@ def _shares(shares: Sequence[float] | None, name: str, values: Sequence[float]) 
         )
     if max(shares) < 1 and not np.isclose(sum(shares), 1):
         raise UsageError("shares", list(shares), "must sum to 1, as all are below 1")
-    return shares
+    return [float(share) for share in shares]
 
 
 def _check_share(name: str, share: float) -> None:

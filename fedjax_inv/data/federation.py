@@ -39,12 +39,15 @@ def examples(x: Tree, y: Tree) -> Examples:
       The examples.
 
     Raises:
-      UsageError: if x and y have different lengths, or no example.
+      UsageError: if x and y have different lengths, or no example, and for an integer that does
+        not fit into 32 bits.
     """
     for name, leaf in (("x", x), ("y", y)):
         for part in jax.tree.leaves(leaf):
             if hasattr(part, "dtype"):
                 checks.array(name, part)
+            if isinstance(part, np.ndarray) and part.dtype.kind in "iu" and part.dtype.itemsize > 4:
+                checks.integers(name, part, -(2**31), 2**31 - 1, ndim=None, may_be_empty=True)
     lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves((x, y))}
     if len(lengths) != 1 or 0 in lengths:
         raise UsageError(
@@ -91,7 +94,7 @@ def _federation(
 
 def parts_of(federation: Federation) -> list[np.ndarray]:
     """Return the rows of each client, from which `of_parts` makes the federation."""
-    checks.record("federation", federation, Federation)
+    checks.federation(federation)
     order, start, size = (np.asarray(array) for array in federation[1:])
     return [order[begin : begin + count] for begin, count in zip(start, size, strict=True)]
 
@@ -346,7 +349,7 @@ def test_shards(split: Split, num_classes: int, seed: int) -> Federation:
 
 def pooled(federation: Federation) -> Federation:
     """Return a federation of one client that holds all examples, for centralised training."""
-    checks.record("federation", federation, Federation)
+    checks.federation(federation)
     data, order, start, size = federation
     begin, count = np.asarray(start), np.asarray(size)
     if (begin[1:] == (begin + count)[:-1]).all():  # clients' rows follow each other already

@@ -67,11 +67,14 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
       Numbers [N, length] int32: 0 after a text's end, 1 for an unknown word.
 
     Raises:
-      UsageError: for a length below 1, and if the numbers do not fit into memory.
+      UsageError: for a length below 1, for a word that is twice in the vocabulary, and if the
+        numbers do not fit into memory.
     """
     checks.integer("length", length)
     checks.record("texts", texts, Sequence)
     _check_words("words", words)
+    if len(set(words)) < len(words):
+        raise UsageError("words", ..., "must all differ")
     for tokens in texts:
         _check_words("texts", tokens)
     checks.memory("length", length, 4 * length * len(texts))

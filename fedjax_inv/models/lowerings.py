@@ -90,6 +90,8 @@ def _checked(conv: Callable[[Array, Array, _Geometry], Array]) -> Conv:
         layout = partial(lax.conv_dimension_numbers, inputs.shape, kernel.shape)
         if layout(dimension_numbers) != layout(_channels_last(inputs.ndim)):
             raise UsageError("dimension_numbers", dimension_numbers, "must be channels last")
+        # A primitive is lowered later, when the precision around its tracing holds no more.
+        precision = precision or jax.config.values["jax_default_matmul_precision"]
         space, window = inputs.shape[1:-1], kernel.shape[:-2]
         if isinstance(padding, str):
             padding = lax.padtype_to_pads(space, window, strides, padding)

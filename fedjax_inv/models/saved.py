@@ -29,7 +29,7 @@ def save(path: str | Path, tree: Tree) -> dict[str, list[int]]:
     for name, leaf in named(tree).items():
         checks.array(name, leaf if hasattr(leaf, "dtype") else np.asarray(leaf))
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise UsageError(name, leaf, "must be an array of numbers")
+            raise UsageError(name, leaf, "must be an array of real numbers")
     try:
         from safetensors.numpy import save_file
     except ImportError as error:
@@ -82,11 +82,18 @@ def load(path: str | Path, like: Tree) -> Tree:
 
 
 def named(tree: Tree) -> dict[str, jax.Array]:
-    """Return the leaves of a tree by their names, the paths in the tree."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    """Return the leaves of a tree by their names, the paths in the tree.
+
+    Raises:
+      UsageError: if two leaves have one name, such as {"a/b": ...} beside {"a": {"b": ...}}.
+    """
+    leaves: dict[str, jax.Array] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name in leaves:
+            raise UsageError("tree", ..., f"has two leaves of the name {name}, must have one")
+        leaves[name] = leaf
+    return leaves
 
 
 def _path(path: str | Path) -> Path:

@@ -146,6 +146,7 @@ def _check(experiment: Experiment) -> None:
         checks.each("thresholds", experiment.thresholds, _check_threshold)
     for name, schedule in experiment.schedules.items():
         checks.function(f"schedules[{name!r}]", schedule)
+    checks.one_of("precision", experiment.precision, platforms.PRECISIONS)
 
 
 def _check_threshold(name: str, threshold: float) -> None:

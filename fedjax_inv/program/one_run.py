@@ -3,13 +3,22 @@
 Axis letter: G groups of validation clients. Nothing here has an axis R: `compiled` adds it.
 """
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import communication, diagnostics, evaluation, objectives, rounds, stopping
+from fedjax_inv import (
+    communication,
+    diagnostics,
+    evaluation,
+    objectives,
+    platforms,
+    rounds,
+    stopping,
+)
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Axis, ClientShards, SharedExamples
 from fedjax_inv.program.host_inputs import Inputs
@@ -33,6 +42,7 @@ class Experiment(NamedTuple):
     schedules: Mapping[str, Callable[[Array], Array]] = {}
     loss: Loss = objectives.cross_entropy  # of evaluations
     score: Loss = objectives.accuracy
+    precision: str = "default"  # of products on GPUs and TPUs, as in `platforms.products_at`
 
 
 class Scores(NamedTuple):
@@ -74,6 +84,23 @@ class Outcome(NamedTuple):
     detailed: DetailedScores | None = None
 
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _at_precision(
+    method: "Callable[Concatenate[OneRun, _Arguments], _Result]",
+) -> "Callable[Concatenate[OneRun, _Arguments], _Result]":
+    """Return the method, traced at the experiment's precision of products."""
+
+    @functools.wraps(method)
+    def traced(run: "OneRun", *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with platforms.products_at(run.experiment.precision):
+            return method(run, *args, **kwargs)
+
+    return traced
+
+
 class OneRun(NamedTuple):
     """The functions of one run.
 
@@ -109,6 +136,7 @@ class OneRun(NamedTuple):
             axis=self.axis,
         )
 
+    @_at_precision
     def start(self, data: Examples, inputs: Inputs) -> Training:
         """Return the training before the first round."""
         state, thresholds = self.state(data, inputs), self.experiment.thresholds
@@ -116,6 +144,7 @@ class OneRun(NamedTuple):
         shapes = jax.eval_shape(self.scores, data, inputs, state, True) if thresholds else ()
         return Training(state, stopping.init(len(thresholds), shapes))
 
+    @_at_precision
     def advance(
         self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
     ) -> tuple[Training, Outcome]:
@@ -155,6 +184,7 @@ class OneRun(NamedTuple):
             watched=watched,
         )
 
+    @_at_precision
     def assess(self, data: Examples, inputs: Inputs, training: Training) -> Outcome:
         """Evaluate, and return the outcome of no rounds (T = 0)."""
         exchanges = len(self.algorithm(inputs).exchanges)

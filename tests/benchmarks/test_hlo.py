@@ -1,5 +1,6 @@
 """The reading of compiled programs, on programs whose content is known."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -103,6 +104,14 @@ ENTRY %main (all: f32[1000,8], some: f32[4,8], first: s32[]) -> f32[1000,8] {{
         assert 2 * 4 * 8 * 4 <= moved <= 2 * 4 * 8 * 4 + 2 * 4  # and where they belong
 
 
+def test_the_cycles_of_a_launch_are_those_that_the_compiler_estimates() -> None:
+    known, unknown = (
+        hlo.Instruction("x", "fusion", "f32[4]", f"%y), backend_config={{{entry}}}")
+        for entry in ('"estimated_cycles":"5604","flag":true', '"flag":true')
+    )
+    assert (hlo.cycles(known), hlo.cycles(unknown)) == (5604, 0)
+
+
 def test_only_what_passes_through_the_main_memory_of_a_tpu_is_moved() -> None:
     text = """
 ENTRY %main (x: f32[4,8]) -> f32[4,8] {
@@ -147,6 +156,7 @@ def test_operations_of_products_and_convolutions_are_counted_turn_by_turn() -> N
     assert hlo.flops(read) == products + convolution
 
 
+@functools.cache
 def before_passes(algorithm: str, platform: str) -> hlo.Program:
     """A preset's program for a platform, as XLA gets it."""
     with pytest.MonkeyPatch.context() as patch:
@@ -166,6 +176,16 @@ def test_presets_are_prepared_for_the_platform_that_they_are_compiled_for() -> N
         steps = before_passes("fedavg", platform).named("local_steps")
         assert steps is not None
         assert (steps.turns is not None) == known
+
+
+def test_the_products_of_local_steps_have_the_precision_that_the_algorithm_needs() -> None:
+    for algorithm, is_highest in (("fedavg", False), ("fedipg", True)):
+        steps = before_passes(algorithm, "gpu").named("local_steps")
+        assert steps is not None
+        products = before_passes(algorithm, "gpu").of(steps.body, "dot", "convolution")
+        assert len(products) > 3
+        for one in products:
+            assert ("operand_precision={highest,highest}" in one.text) == is_highest, one.text
 
 
 @pytest.mark.parametrize("algorithm", slow.after(1, ["fedcfa", "fedmix"]))

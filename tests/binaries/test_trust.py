@@ -20,9 +20,11 @@ from experiments.experiment import assemble, config, grid
 from experiments.flags import errors, outside
 from experiments.papers import cafe, fedcfa, fedipg, fl_games, study
 from experiments.papers.study import Paper
+from experiments.reporting import figures
 from experiments.running import checkpoints, launch, loop, provenance, records
 from experiments.running import folder as folders
 from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
 from runs import Ran, no_figures, ran
 
 OWN = """
@@ -332,6 +334,32 @@ def test_a_pipe_is_not_read_forever(place: Place, line: Callable[..., str]) -> N
     path.unlink()
     os.mkfifo(path)
     assert f"{path}: is damaged" in line(evaluate.BINARY, f"--run={place.folder}")
+
+
+@pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "default/pipe"])
+def test_a_pipe_in_a_checkpoint_is_not_read_forever(
+    finished: Ran, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(finished.folder / "checkpoints", folder)
+    (newest,) = folder.glob("[0-9]*")
+    (newest / name).unlink(missing_ok=True)
+    os.mkfifo(newest / name)
+    job = finished.job
+    with pytest.raises(UsageError, match=f"{name}: is no file; delete it"):
+        checkpoints.Checkpoints(folder, job.config, job.cell, reads=True)
+    with pytest.raises(UsageError, match="is no file; delete it"):
+        checkpoints.plain(folder, int(newest.name), job.config, job.cell)
+
+
+def test_a_pipe_in_place_of_a_lock_or_a_figure_is_not_opened(tmp_path: Path) -> None:
+    for name in (".lock", "curves.png"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(UsageError, match="lock: is no file"), folders.locked(tmp_path):
+        pass
+    (tmp_path / "curves.pdf").touch()
+    figures.draw(tmp_path / "curves.png", figures.new, 1.0, 1.0)
+    assert (tmp_path / "curves.png").is_file()
 
 
 def test_a_checkpoint_larger_than_the_memory_is_not_read(

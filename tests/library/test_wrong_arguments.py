@@ -112,7 +112,7 @@ EXEMPT = {
     "data.prepare.main": "a command line, which its own tests try",
     "data.leaf.files": "called by `sources.load` alone, with a path",
     "data.leaf.femnist": "called by `sources.load` alone, with what `files` found",
-    "models.saved.named": "takes any tree",
+    **dict.fromkeys(("models.saved.named", "tree.on_device"), "takes any tree"),
 }
 
 KEY = jax.random.key(0)
@@ -506,6 +506,7 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "objectives.accuracy": lambda: LOGITS,
     "objectives.soft_cross_entropy": lambda: {**LOGITS, "labels": jnp.ones((2, 3)) / 3},
     "permutation.draw": lambda: {"key": KEY},
+    "platforms.products_at": lambda: {"precision": "high"},
     "platforms.traced_for": lambda: {"platform": "cpu"},
     "program.compiled.make": lambda: {
         "experiment": program.Experiment(MODEL, lambda hyper: ALGORITHM),
@@ -669,3 +670,84 @@ def test_a_wrong_argument_is_one_line_that_names_it(name: str, data: st.DataObje
     argument = data.draw(st.sampled_from(sorted(EXAMPLES[name]())))
     wrong = data.draw(st.sampled_from(WRONG))
     assert outcome(name, argument, wrong) == ""
+
+
+def _odd_records() -> Iterator[tuple[str, str, Any, str]]:
+    """Yield (function, argument, record with a wrong field, message)."""
+    work, shard = WORK._replace(run="x"), federations.shard_of(FEDERATION, 0)
+    twice = np.array([5, 7, 5, 7], np.int32)
+    yield "algorithms.fedavg.fedavg", "model", MODEL._replace(decode=()), "model.decode: .*function"
+    yield "algorithms.fedavg.fedavg", "work", work, "work.run='x': must be a function"
+    exchanges = ALGORITHM._replace(exchanges=["no"])
+    yield "missing.reuse", "algorithm", exchanges, "algorithm.exchanges: .*tuple"
+    loose = variables()._replace(params=tuple(variables().params))
+    yield "models.blocks.predict", "variables", loose, "variables.params: .*must be a Halves"
+    yield "local.fold", "shard", shard._replace(start=np.zeros(0, int)), "shard.start: .*integer"
+    for name, changes, message in (
+        ("rounds.run", {"start": np.array([0.5, 5.5])}, "start=float64 .*: must be integers"),
+        ("data.federation.pooled", {"size": twice}, "start=.*: must be .C., and so must size"),
+        ("communication.traffic", {"size": np.ones(2)}, "size=float64 .*: must be integers"),
+    ):
+        yield name, "federation", FEDERATION._replace(**changes), message
+    late = SCHEDULE._replace(who=SCHEDULE.who * 1.0)
+    yield "schedules.stale", "schedule", late, "schedule.who=float32 .*: must be integers"
+    short = SCORES._replace(loss=np.zeros(1))
+    yield "evaluation.by_group", "scores", short, "scores: .*must be equal"
+    exchanged = state()._replace(broadcast_history=((), ()))
+    yield "rounds.step", "state", exchanged, "is of an algorithm with 2 exchanges, must have 1"
+    yield "stopping.update", "stops", stopping.init(2, jnp.ones(3)), "stops.scores: has shapes"
+    negative = SCORES._replace(size=np.array([3, -1]))
+    yield "evaluation.mean", "scores", negative, "scores.size=.*: must be at least 0"
+    nobody = evaluation.Scores(*np.zeros((2, 0)), np.zeros(0, int))
+    yield "evaluation.worst", "scores", nobody, "scores: are of no client"
+    yield "rounds.step", "cohort", federations.cohort([]), "schedule: has no slots"
+    unordered = GREY._replace(classes={*GREY.classes})
+    yield "data.dataset.check_dataset", "dataset", unordered, "dataset.classes=.*different names"
+
+
+def test_a_record_with_a_wrong_field_is_one_line() -> None:
+    for name, argument, wrong, message in _odd_records():
+        with pytest.raises(UsageError, match=message) as caught:
+            FUNCTIONS[name](**{**EXAMPLES[name](), argument: wrong})
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "wrong", "message"),
+    [
+        ("schedules.everyone", "num_clients", 2**40, "num_rounds=2: needs .* GB"),
+        ("schedules.sampled", "num_rounds", 2**70, "must be an integer below 2"),
+        ("schedules.every", "period", 2**40, "period=.*: must fit into 32 bits"),
+        ("stopping.init", "num_thresholds", 2**50, "num_thresholds=.*: needs .* GB"),
+        ("evaluation.by_group", "num_groups", 2**50, "num_groups=.*: needs .* GB"),
+        ("rounds.init", "history", 2**50, "history=.*: needs .* GB"),
+        ("data.federation.examples", "x", np.zeros((12, 2), complex), "must be .* real numbers"),
+        ("data.federation.examples", "y", np.arange(12) + 2**40, r"y\[0\]=.*: must be in"),
+        ("objectives.soft_cross_entropy", "labels", jnp.ones((2, 3)), "labels=.*: must be prob"),
+        ("models.saved.named", "tree", {"a/b": KEY, "a": {"b": KEY}}, "two leaves of the name a/b"),
+        ("data.text.encode", "words", ("", "?", "a", "a"), "words: must all differ"),
+    ],
+)
+def test_what_is_too_large_or_ambiguous_is_refused(
+    name: str, argument: str, wrong: Any, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        FUNCTIONS[name](**{**EXAMPLES.get(name, dict)(), argument: wrong})
+
+
+def test_numpy_arrays_give_the_result_of_jax_arrays() -> None:
+    arguments = EXAMPLES["rounds.step"]()
+    expected = rounds.step(**arguments)
+    names = ("state", "cohort", "federation")
+    keys = arguments["state"].key
+    plain = jax.tree.map(np.asarray, {n: arguments[n] for n in names[1:]})
+    plain["state"] = jax.tree.map(np.asarray, arguments["state"]._replace(key=()))._replace(
+        key=keys
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *(
+            (state._replace(key=()), reports)
+            for state, reports in (expected, rounds.step(**{**arguments, **plain}))
+        ),
+    )

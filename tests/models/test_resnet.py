@@ -12,7 +12,8 @@ import pytest
 import federations
 import slow
 from federations import assert_close, assert_equal
-from fedjax_inv import devices, local, models, rounds
+from fedjax_inv import devices, local, models, platforms, rounds
+from fedjax_inv.algorithms import fedipg
 from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.models import FrozenBatchNorm, GroupNorm
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
@@ -188,6 +189,31 @@ def test_a_group_norm_is_its_formula(groups: int) -> None:
         expected[example, ..., channels] = (part - part.mean()) / np.sqrt(part.var() + 1e-5)
     got = module.apply({"params": params}, x, mask, True)
     assert_close(got, expected * params["scale"] + params["bias"])
+
+
+def test_a_penalised_step_of_more_clients_is_no_longer_a_program() -> None:
+    """Compilers take seconds for each convolution: clients must share them, as layers do not."""
+    model, x = tiny(norm="frozen"), np.zeros((2, 8, 8, 3), np.float32)
+
+    def risk(params: Halves, stats: Halves, x: Array) -> Array:
+        variables = Variables(params, stats)
+        return models.apply(model, variables, x, np.ones(2, bool), True)[0].sum()
+
+    def step(params: Halves, stats: Halves, x: Array) -> Tree:
+        return fedipg.penalised_value_and_grad(lambda params: risk(params, stats, x), 0.1)(params)
+
+    def convolutions(num_clients: int) -> int:
+        arguments = *jax.eval_shape(model.init, KEY, x), x
+        several = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((num_clients, *leaf.shape), leaf.dtype), arguments
+        )
+        with platforms.traced_for("tpu"):
+            lowered = jax.jit(jax.vmap(step)).trace(*several).lower(lowering_platforms=("tpu",))
+        return lowered.as_text().count("stablehlo.convolution")
+
+    few, many = convolutions(2), convolutions(5)
+    # 20 layers: FedAvg's step has 59, and a Hessian-vector product without shared terms 175.
+    assert 59 < few == many <= 120
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""The flags of the machine that set options of JAX and XLA."""
+
+import os
+
+import pytest
+
+from experiments.experiment import assemble, config
+from experiments.experiment.grid import Cell
+from experiments.parts import machine
+from experiments.parts.training import Sizes
+from fedjax_inv import models, program
+
+
+def precision_of(algorithm: str, **flags: str) -> str:
+    """The precision of an experiment with an algorithm."""
+    rates = {"learning_rate": 0.1, "server_learning_rate": 1.0}
+    cell = Cell(algorithm, {}, None, (program.Run(0, rates),))
+    return assemble.experiment(config.of(**flags), cell, models.mlp(2), 1, Sizes()).precision
+
+
+def test_products_have_the_precision_that_is_asked_for_or_else_needed() -> None:
+    assert {name: precision_of(name) for name in ("fedavg", "fedipg", "fl_games")} == {
+        "fedavg": "default",
+        "fedipg": "highest",
+        "fl_games": "highest",
+    }
+    assert precision_of("fedavg", precision="high") == "high"
+    assert precision_of("fedipg", precision="default") == "default"
+
+
+def test_deterministic_operations_are_a_flag_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--one=1")
+    machine.prepare(machine.Running())
+    assert os.environ["XLA_FLAGS"] == "--one=1"
+    machine.prepare(machine.Running(deterministic=True))
+    assert os.environ["XLA_FLAGS"] == "--one=1 --xla_gpu_deterministic_ops=true"
