@@ -534,6 +534,7 @@ def test_who_has_left_attends_no_exchange_and_the_games_turns_stay() -> None:
         assert_equal(probe, np.broadcast_to(phase, probe.shape))
 
 
+@pytest.mark.slow
 def test_an_exit_goes_inside_of_reuse_and_then_forgets_who_left() -> None:
     algorithm = missing.reuse(wrapped_fedavg(smoothness=1.5))
     schedule = full(8)

@@ -96,6 +96,7 @@ def test_the_gradient_is_that_of_an_explicit_hessian(derivative: str, penalty: f
         np.testing.assert_allclose(ravel_pytree(grads)[0], expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @derivatives
 def test_the_gradient_is_that_of_central_differences(derivative: str) -> None:
     with jax.enable_x64(True):

@@ -7,6 +7,7 @@ import logging
 import re
 import struct
 import sys
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -133,6 +134,12 @@ def write(path: Path, arrays: Arrays) -> Path:
 
 def tiny(**arguments) -> Model:
     return models.resnet18(**{"num_classes": NUM_CLASSES, "widths": WIDTHS} | arguments)
+
+
+@cache
+def shapes() -> Variables:
+    """Of the network that most files here are for."""
+    return shapes_of(tiny())
 
 
 def shapes_of(model: Model, channels: int = 1) -> Variables:
@@ -287,13 +294,13 @@ def without(name: str) -> Arrays:
         ),
     ],
 )
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("suffix", slow.after(1, [".npz", ".safetensors"]))
 def test_what_does_not_fit_is_told_in_one_line(
     tmp_path: Path, arrays: Arrays, message: str, suffix: str
 ) -> None:
     path = write(tmp_path / f"bad{suffix}", arrays)
     with pytest.raises(ValueError, match=f"^path={re.escape(f'{path}: {message}')}$"):
-        weights.load(path, shapes_of(tiny()))
+        weights.load(path, shapes())
 
 
 def test_statistics_do_not_fit_a_network_without(tmp_path: Path) -> None:
@@ -332,14 +339,14 @@ def test_a_damaged_compressed_file_is_told_in_one_line(tmp_path: Path) -> None:
         content[at] ^= 0xFF
     path.write_bytes(content)
     with pytest.raises(ValueError, match=": must be a whole file of plain arrays: "):
-        weights.load(path, shapes_of(tiny()))
+        weights.load(path, shapes())
 
 
 def test_pickled_objects_are_not_loaded(tmp_path: Path) -> None:
     path = tmp_path / "objects.npz"
     np.savez(path, x=np.array([{}], object))
     with pytest.raises(ValueError, match=": must be a whole file of plain arrays: "):
-        weights.load(path, shapes_of(tiny()))
+        weights.load(path, shapes())
 
 
 def test_other_networks_are_refused(tmp_path: Path) -> None:
@@ -352,4 +359,4 @@ def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = write(tmp_path / "whole.safetensors", torchvision())
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match=r"pip install 'fedjax_inv\[experiments\]'$"):
-        weights.load(path, shapes_of(tiny()))
+        weights.load(path, shapes())
