@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import flax.linen as nn
@@ -132,26 +132,33 @@ def test_a_stationary_point_of_the_risk_is_one_of_the_objective(derivative: str)
         assert np.abs(fn(jnp.asarray(center + 0.1))[1]).max() > 1e-2
 
 
-@given(depth=st.integers(1, 4), seed=st.integers(0, 99))
-def test_a_bias_free_relu_network_has_irm_times_its_depth(depth: int, seed: int) -> None:
-    """s = L d/dscale R(scale x logits) at 1: the penalty is L^2 times IRMv1's."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(seed)
-        x, y = rng.normal(size=(5, 3)), rng.integers(0, 3, 5)
-        params = [jnp.asarray(rng.normal(size=(3, 3))) for _ in range(depth)]
+@cache
+def scaled(depth: int) -> Callable[..., tuple[Array, Array]]:
+    """(s, d/dscale R(scale x logits) at 1) of a ReLU network without biases."""
 
+    def both(x: Array, y: Array, params: list[Array]) -> tuple[Array, Array]:
         def risk(params: list[Array], scale: float | Array = 1.0) -> Array:
-            hidden = jnp.asarray(x)
+            hidden = x
             for i, kernel in enumerate(params):
                 hidden = hidden @ kernel
                 hidden = hidden if i == depth - 1 else jax.nn.relu(hidden)
             losses = optax.losses.softmax_cross_entropy_with_integer_labels(scale * hidden, y)
             return losses.mean()
 
-        by_scale = jax.grad(lambda scale: risk(params, scale))(1.0)
-        np.testing.assert_allclose(
-            fedipg.invariance(risk, params), depth * by_scale, rtol=1e-9, atol=1e-12
-        )
+        return fedipg.invariance(risk, params), jax.grad(lambda scale: risk(params, scale))(1.0)
+
+    return jax.jit(both)
+
+
+@given(depth=st.integers(1, 4), seed=st.integers(0, 99))
+def test_a_bias_free_relu_network_has_irm_times_its_depth(depth: int, seed: int) -> None:
+    """s = L d/dscale R(scale x logits) at 1: the penalty is L^2 times IRMv1's."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(5, 3)), rng.integers(0, 3, 5)
+        params = [rng.normal(size=(3, 3)) for _ in range(depth)]
+        s, by_scale = scaled(depth)(x, y, params)
+        np.testing.assert_allclose(s, depth * by_scale, rtol=1e-9, atol=1e-12)
 
 
 class Normalised(nn.Module):
@@ -261,8 +268,14 @@ def widened(tree: Tree) -> Tree:
 
 def point(model: Model) -> Variables:
     """Where no parameter is 0."""
-    variables = jax.jit(partial(federations.initial, model))(jax.random.key(0))
-    return widened(jax.tree.map(lambda leaf: leaf + 0.3 * randomised(leaf), variables))
+
+    @jax.jit
+    def moved(noise: Tree) -> Variables:
+        variables = federations.initial(model, jax.random.key(0))
+        return widened(jax.tree.map(lambda leaf, change: leaf + 0.3 * change, variables, noise))
+
+    shapes = jax.eval_shape(partial(federations.initial, model), jax.random.key(0))
+    return moved(jax.tree.map(randomised, shapes))
 
 
 def kept_by(penalty_on: str, params: Halves) -> Array:
@@ -344,9 +357,14 @@ def shard_in_float64(who: int) -> Shard:
 def real_examples(who: int) -> tuple[Array, Array]:
     """x and y of a client of `federations.federation`, in its order."""
     federation = federations.federation()
-    x, y = widened(federations.in_floats(federation)).data
     rows = federations.rows_of(federation, who)
-    return x[rows], y[rows]
+
+    @jax.jit
+    def examples(federation: Federation) -> tuple[Array, Array]:
+        x, y = widened(federations.in_floats(federation)).data
+        return x[rows], y[rows]
+
+    return examples(federation)
 
 
 def logits_of(model: Model, params: Halves, stats: Halves, x: Array) -> Array:
@@ -473,9 +491,12 @@ def test_a_single_example_is_not_penalised_in_halves() -> None:
         assert metrics["invariance"] != 0
 
 
+half_masks = jax.jit(fedipg.half_masks)
+
+
 @given(mask=st.lists(st.booleans(), min_size=1, max_size=9))
 def test_half_masks_part_the_real_examples(mask: list[bool]) -> None:
-    first, second = map(np.asarray, fedipg.half_masks(jnp.array(mask)))
+    first, second = map(np.asarray, half_masks(np.array(mask)))
     assert not (first & second).any()
     np.testing.assert_array_equal(first | second, mask)
     assert first.sum() - second.sum() in (0, 1)

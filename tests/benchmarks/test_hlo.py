@@ -4,13 +4,13 @@ import functools
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-import slow
 from benchmarks import hlo
 from fedjax_inv import platforms
 
@@ -157,6 +157,7 @@ def test_operations_of_products_and_convolutions_are_counted_turn_by_turn() -> N
 
 
 @functools.cache
+@cache
 def before_passes(algorithm: str, platform: str) -> hlo.Program:
     """A preset's program for a platform, as XLA gets it."""
     with pytest.MonkeyPatch.context() as patch:
@@ -188,7 +189,8 @@ def test_the_products_of_local_steps_have_the_precision_that_the_algorithm_needs
             assert ("operand_precision={highest,highest}" in one.text) == is_highest, one.text
 
 
-@pytest.mark.parametrize("algorithm", slow.after(1, ["fedcfa", "fedmix"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedcfa", "fedmix"])
 def test_what_is_ordered_is_counted_on_accelerators(algorithm: str) -> None:
     read = before_passes(algorithm, "gpu")
     steps = read.named("local_steps")
