@@ -21,7 +21,7 @@ from experiments.running.records import Cell, Domain, Line, Result, Run, RunResu
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
-from fedjax_inv.types import Federation
+from fedjax_inv.types import Examples, Federation
 from runs import line
 
 Cells = list[tuple[str, Path, Result]]
@@ -204,7 +204,12 @@ def test_what_clients_hold(
     x = np.zeros((size, 4, 4, 1), np.uint8)
     dataset = Dataset(x, rows % num_classes, names, rows % len(domains), domains, rows < 0)
     per_client = size // clients
-    held = Federation(((), ()), rows, np.arange(clients) * per_client, np.full(clients, per_client))
+    held = Federation(
+        Examples(x, rows % num_classes),
+        rows,
+        np.arange(clients) * per_client,
+        np.full(clients, per_client),
+    )
     split = Split(held, held, held, np.arange(clients) % len(domains), np.array([-1]), domains)
     data_figures.draw_partition(Path("partition.png"), dataset, split)
     figure = saved["partition.png"]
