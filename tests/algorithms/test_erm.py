@@ -3,6 +3,7 @@ import optax
 import pytest
 
 import federations
+import slow
 from federations import assert_close, assert_equal
 from fedjax_inv import local, models, schedules
 from fedjax_inv.algorithms.erm import erm
@@ -12,7 +13,7 @@ from test_fedavg import MODEL, examples, result, risk_gradient, start, weights
 POOLED = federations.federation((17,))
 
 
-@pytest.mark.parametrize("num_steps", [1, 2])
+@pytest.mark.parametrize("num_steps", slow.after(1, [2, 1]))
 def test_erm_is_gradient_descent_whose_momentum_lasts(num_steps: int) -> None:
     def optimizer() -> optax.GradientTransformation:
         return optax.sgd(0.2, momentum=0.9)
@@ -31,6 +32,7 @@ def test_erm_is_gradient_descent_whose_momentum_lasts(num_steps: int) -> None:
     assert np.abs(weights(forgetful.server.variables)[0] - expected[0]).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_rounds_of_one_epoch_are_as_good_as_one_round() -> None:
     """The optimizer counts its steps through the rounds."""
     work = local.full_batch(optax.adam(0.1), capacity=17, num_steps=3)

@@ -13,6 +13,7 @@ import optax
 import pytest
 
 import federations as tiny
+import slow
 from federations import assert_equal, plain
 from fedjax_inv import devices, local, missing, models, objectives, rounds, tree
 from fedjax_inv.algorithms import exit_strategy, fedavg, fedbn, fl_games, scaffold
@@ -44,7 +45,7 @@ def contribution(
     )
 
 
-@pytest.mark.parametrize("variant", ["with", "without"])
+@pytest.mark.parametrize("variant", slow.after(1, ["with", "without"]))
 def test_contribution_is_the_formula(variant: str) -> None:
     rng = np.random.default_rng(0)
     with jax.enable_x64(True), jax.disable_jit(variant == "without"):
@@ -117,7 +118,7 @@ def test_without_a_global_gradient_nobody_contributes() -> None:
 
 
 @hypothesis.settings(max_examples=15)
-@hypothesis.given(seed=st.integers(0, 2**16), num_clients=st.integers(1, 4))
+@hypothesis.given(seed=st.integers(0, 2**16), num_clients=st.sampled_from([1, 3]))
 def test_a_round_decreases_the_risk_by_the_contributions_at_least(
     seed: int, num_clients: int
 ) -> None:
@@ -161,14 +162,14 @@ def test_wrong_arguments_of_contribution(arguments: dict[str, Any], words: str) 
 
 
 SPECTRA = {
-    "positive": [3.0, 1.0, 0.5, 0.1, 0.0, 0.2],
     "negative is largest": [1.0, -2.5, 0.3, 0.0, 0.4, 0.5],
-    "a pair": [2.0, -2.0, 0.3, 0.1, 0.4, 0.0],
     "none": [0.0] * 6,
+    "positive": [3.0, 1.0, 0.5, 0.1, 0.0, 0.2],
+    "a pair": [2.0, -2.0, 0.3, 0.1, 0.4, 0.0],
 }
 
 
-@pytest.mark.parametrize("spectrum", SPECTRA.values(), ids=SPECTRA.keys())
+@pytest.mark.parametrize("spectrum", slow.after(2, SPECTRA.values()), ids=SPECTRA.keys())
 def test_largest_curvature_of_an_explicit_hessian(spectrum: list[float]) -> None:
     rng = np.random.default_rng(0)
     basis, _ = np.linalg.qr(rng.normal(size=(6, 6)))
@@ -345,14 +346,16 @@ def weights(params: Tree) -> np.ndarray:
 CASES = [
     # One with delays and dropouts whose smoothness is estimated, one with what is given.
     (tiny.schedule(), True, {"smoothness": None, "threshold": 0.0}),
-    (tiny.schedule(), False, {"smoothness": None, "threshold": 0.015}),
     (full(6), True, {"smoothness": 1.5, "threshold": 0.0}),
     (tiny.schedule(), False, {"smoothness": None, "threshold": -np.inf, "share": 0.9}),
+    (tiny.schedule(), False, {"smoothness": None, "threshold": 0.015}),
 ]
 
 
 @pytest.mark.parametrize(
-    ("schedule", "planted", "settings"), CASES, ids=["late", "mild", "given", "share"]
+    ("schedule", "planted", "settings"),
+    slow.after(3, CASES),
+    ids=["late", "given", "share", "mild"],
 )
 def test_the_whole_is_the_naive_loop(
     schedule: Cohort, planted: bool, settings: dict[str, Any]
@@ -433,6 +436,11 @@ def game_parameters(game: Any) -> Tree:
     return game.body.params, game.players.params
 
 
+def averaged() -> tuple[Model, Algorithm, dict[str, Any]]:
+    model = tiny.softmax_regression()
+    return model, fedavg.fedavg(model, tiny.steps(0.1)), {}
+
+
 def scaffolded() -> tuple[Model, Algorithm, dict[str, Any]]:
     model = tiny.softmax_regression()
     return model, scaffold.scaffold(model, tiny.steps(0.1)), {}
@@ -449,7 +457,7 @@ def game() -> tuple[Model, Algorithm, dict[str, Any]]:
 Made = Callable[[], tuple[Model, Algorithm, dict[str, Any]]]
 
 
-@pytest.mark.parametrize("make", [scaffolded, game])
+@pytest.mark.parametrize("make", slow.after(1, [averaged, scaffolded, game]))
 def test_where_nobody_leaves_the_network_is_the_algorithms_bit_for_bit(make: Made) -> None:
     """Its minibatches are drawn, so its random numbers are as well."""
     model, algorithm, settings = make()
@@ -526,6 +534,7 @@ def test_who_has_left_attends_no_exchange_and_the_games_turns_stay() -> None:
         assert_equal(probe, np.broadcast_to(phase, probe.shape))
 
 
+@pytest.mark.slow
 def test_an_exit_goes_inside_of_reuse_and_then_forgets_who_left() -> None:
     algorithm = missing.reuse(wrapped_fedavg(smoothness=1.5))
     schedule = full(8)
@@ -593,12 +602,16 @@ def test_wrong_arguments_are_one_line(arguments: dict[str, Any], words: str) -> 
     assert "\n" not in str(error.value)
 
 
+def started(model: Model, algorithm: Algorithm) -> rounds.State:
+    variables = tiny.initial(model, jax.random.key(0))
+    return rounds.init(algorithm, variables, tiny.federation(), jax.random.key(0))
+
+
 def test_parameters_that_do_not_fit_are_told() -> None:
     model, algorithm, _ = game()
-    variables = tiny.initial(model, jax.random.key(0))
     other = exit_strategy.wrap(algorithm, parameters=lambda server: server.variables.params)
     with pytest.raises(UsageError, match="parameters: do not fit the server"):
-        rounds.init(other, variables, tiny.federation(), jax.random.key(0))
+        jax.eval_shape(partial(started, model, other))
     with pytest.raises(UsageError, match=r"parameters=None: must be .* has no single network"):
         exit_strategy.wrap(algorithm)
     with pytest.raises(UsageError, match="batch_size=0"):

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import federations
+import slow
 from fedjax_inv import averages, communication, devices, local, models, platforms, rounds
 from fedjax_inv.algorithms import fedavg, fedcfa
 from fedjax_inv.averages import Averages
@@ -340,12 +341,15 @@ def reference(w: Weights, held: Federation, attend: Any, detach: bool) -> list[W
 
 @pytest.mark.parametrize(
     ("combining", "detach", "attend"),
-    [
-        # The mean of means is the only row.
-        ("paper", True, ((0, 2), (1, 3, 4), (0, 2))),
-        # Of a single client, so that there is a single row.
-        ("pool", False, ((3,), (0,), (1, 2))),
-    ],
+    slow.after(
+        1,
+        [
+            # The mean of means is the only row.
+            ("paper", True, ((0, 2), (1, 3, 4), (0, 2))),
+            # Of a single client, so that there is a single row.
+            ("pool", False, ((3,), (0,), (1, 2))),
+        ],
+    ),
 )
 def test_a_run_is_the_papers(combining: str, detach: bool, attend: Any) -> None:
     with jax.enable_x64(True):
@@ -456,6 +460,7 @@ def fedavg_step() -> Step:
     return jax.jit(lambda batch: captured(make, start, batch, ()))(batch_of())
 
 
+@pytest.mark.slow
 def test_weights_of_zero_leave_fedavgs_step() -> None:
     got, expected = normed_step({}), fedavg_step()
     federations.assert_close(got.grads, expected.grads, rtol=1e-5, atol=1e-7)
@@ -590,11 +595,14 @@ def flops(model: Model, shape: tuple[int, ...], make: Callable[[Work], Algorithm
 
 @pytest.mark.parametrize(
     ("model", "shape", "most"),
-    [
-        (models.mlp(10, widths=(200, 200), cut=1), (64, 784), 4.0),
-        # What follows the cut is done in four passes, so the first cut costs most.
-        (models.cnn(10, widths=(32, 32, 32), cut=1, conv="im2col"), (16, 14, 14, 1), 4.5),
-    ],
+    slow.after(
+        1,
+        [
+            (models.mlp(10, widths=(200, 200), cut=1), (64, 784), 4.0),
+            # What follows the cut is done in four passes, so the first cut costs most.
+            (models.cnn(10, widths=(32, 32, 32), cut=1, conv="im2col"), (16, 14, 14, 1), 4.5),
+        ],
+    ),
     ids=["mlp", "cnn"],
 )
 def test_a_step_costs_few_of_fedavgs(model: Model, shape: tuple[int, ...], most: float) -> None:

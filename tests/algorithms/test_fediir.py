@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import federations
+import slow
 from federations import assert_close
 from fedjax_inv import communication, devices, local, rounds
 from fedjax_inv.algorithms import fediir
@@ -98,7 +99,9 @@ def reference(w: Weights, held: Federation, by_size: bool) -> list[Written]:
     return found
 
 
-@pytest.mark.parametrize("arguments", [{}, {"weighting": "size"}], ids=["uniform", "size"])
+@pytest.mark.parametrize(
+    "arguments", slow.after(1, [{}, {"weighting": "size"}]), ids=["uniform", "size"]
+)
 def test_fediir_is_its_two_exchanges(arguments: dict[str, Any]) -> None:
     with jax.enable_x64(True):
         federation = held()

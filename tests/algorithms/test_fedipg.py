@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import flax.linen as nn
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 import federations
+import slow
 from federations import assert_close, assert_equal
 from fedjax_inv import averaging, devices, diagnostics, local, models, objectives, rounds, schedules
 from fedjax_inv.algorithms import fedavg, fedipg
@@ -82,7 +83,7 @@ def explicit(
 
 
 @derivatives
-@pytest.mark.parametrize("penalty", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("penalty", slow.after(1, [0.3, 0.0, 5.0]))
 def test_the_gradient_is_that_of_an_explicit_hessian(derivative: str, penalty: float) -> None:
     with jax.enable_x64(True):
         risk, params = smooth_risk()
@@ -95,6 +96,7 @@ def test_the_gradient_is_that_of_an_explicit_hessian(derivative: str, penalty: f
         np.testing.assert_allclose(ravel_pytree(grads)[0], expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @derivatives
 def test_the_gradient_is_that_of_central_differences(derivative: str) -> None:
     with jax.enable_x64(True):
@@ -130,26 +132,33 @@ def test_a_stationary_point_of_the_risk_is_one_of_the_objective(derivative: str)
         assert np.abs(fn(jnp.asarray(center + 0.1))[1]).max() > 1e-2
 
 
-@given(depth=st.integers(1, 4), seed=st.integers(0, 99))
-def test_a_bias_free_relu_network_has_irm_times_its_depth(depth: int, seed: int) -> None:
-    """s = L d/dscale R(scale x logits) at 1: the penalty is L^2 times IRMv1's."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(seed)
-        x, y = rng.normal(size=(5, 3)), rng.integers(0, 3, 5)
-        params = [jnp.asarray(rng.normal(size=(3, 3))) for _ in range(depth)]
+@cache
+def scaled(depth: int) -> Callable[..., tuple[Array, Array]]:
+    """(s, d/dscale R(scale x logits) at 1) of a ReLU network without biases."""
 
+    def both(x: Array, y: Array, params: list[Array]) -> tuple[Array, Array]:
         def risk(params: list[Array], scale: float | Array = 1.0) -> Array:
-            hidden = jnp.asarray(x)
+            hidden = x
             for i, kernel in enumerate(params):
                 hidden = hidden @ kernel
                 hidden = hidden if i == depth - 1 else jax.nn.relu(hidden)
             losses = optax.losses.softmax_cross_entropy_with_integer_labels(scale * hidden, y)
             return losses.mean()
 
-        by_scale = jax.grad(lambda scale: risk(params, scale))(1.0)
-        np.testing.assert_allclose(
-            fedipg.invariance(risk, params), depth * by_scale, rtol=1e-9, atol=1e-12
-        )
+        return fedipg.invariance(risk, params), jax.grad(lambda scale: risk(params, scale))(1.0)
+
+    return jax.jit(both)
+
+
+@given(depth=st.integers(1, 4), seed=st.integers(0, 99))
+def test_a_bias_free_relu_network_has_irm_times_its_depth(depth: int, seed: int) -> None:
+    """s = L d/dscale R(scale x logits) at 1: the penalty is L^2 times IRMv1's."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(5, 3)), rng.integers(0, 3, 5)
+        params = [rng.normal(size=(3, 3)) for _ in range(depth)]
+        s, by_scale = scaled(depth)(x, y, params)
+        np.testing.assert_allclose(s, depth * by_scale, rtol=1e-9, atol=1e-12)
 
 
 class Normalised(nn.Module):
@@ -169,7 +178,7 @@ class Normalised(nn.Module):
         return nn.Dense(3, name="after")(x)
 
 
-@pytest.mark.parametrize("norm", ["layer", "group", "batch"])
+@pytest.mark.parametrize("norm", slow.after(1, ["batch", "layer", "group"]))
 def test_a_layer_before_relu_and_a_norm_adds_nothing(norm: str) -> None:
     """Its kernel and bias together: scaling both scales what the norm divides by."""
     with jax.enable_x64(True):
@@ -259,8 +268,14 @@ def widened(tree: Tree) -> Tree:
 
 def point(model: Model) -> Variables:
     """Where no parameter is 0."""
-    variables = jax.jit(partial(federations.initial, model))(jax.random.key(0))
-    return widened(jax.tree.map(lambda leaf: leaf + 0.3 * randomised(leaf), variables))
+
+    @jax.jit
+    def moved(noise: Tree) -> Variables:
+        variables = federations.initial(model, jax.random.key(0))
+        return widened(jax.tree.map(lambda leaf, change: leaf + 0.3 * change, variables, noise))
+
+    shapes = jax.eval_shape(partial(federations.initial, model), jax.random.key(0))
+    return moved(jax.tree.map(randomised, shapes))
 
 
 def kept_by(penalty_on: str, params: Halves) -> Array:
@@ -306,6 +321,7 @@ def test_a_client_follows_the_formula_whatever_lies_beside_its_rows(penalty_on: 
                 np.testing.assert_allclose(metrics["loss"], value, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_without_penalty_a_client_with_norms_is_fedavg() -> None:
     """Bit for bit as written: beside other code, the compiler would rearrange the norm's sums; and
     where the penalty's work is shared, terms are summed that FedAvg transposes one by one."""
@@ -341,9 +357,14 @@ def shard_in_float64(who: int) -> Shard:
 def real_examples(who: int) -> tuple[Array, Array]:
     """x and y of a client of `federations.federation`, in its order."""
     federation = federations.federation()
-    x, y = widened(federations.in_floats(federation)).data
     rows = federations.rows_of(federation, who)
-    return x[rows], y[rows]
+
+    @jax.jit
+    def examples(federation: Federation) -> tuple[Array, Array]:
+        x, y = widened(federations.in_floats(federation)).data
+        return x[rows], y[rows]
+
+    return examples(federation)
 
 
 def logits_of(model: Model, params: Halves, stats: Halves, x: Array) -> Array:
@@ -354,7 +375,7 @@ def mean_loss(logits: Array, y: Array) -> Array:
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
-@pytest.mark.parametrize("network", [federations.mlp, federations.cnn, tanh_layers])
+@pytest.mark.parametrize("network", slow.after(1, [federations.mlp, federations.cnn, tanh_layers]))
 def test_on_a_linear_classifier_it_is_irm(network: Callable[[], Model]) -> None:
     """R + penalty (d/dt R(t logits))^2 at t = 1, Arjovsky et al. 2019, whatever the body is."""
     with jax.enable_x64(True):
@@ -378,7 +399,7 @@ def test_on_a_linear_classifier_it_is_irm(network: Callable[[], Model]) -> None:
         assert np.abs(ravel_pytree(got.body)[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("penalty_on", ["all", "classifier"])
+@pytest.mark.parametrize("penalty_on", slow.after(1, ["all", "classifier"]))
 def test_halves_follow_their_own_objective(penalty_on: str) -> None:
     """Central differences of R + penalty s_1 s_2; 5 real examples, whose batch statistics they
     share, in 7 places."""
@@ -442,7 +463,7 @@ def on_all_draws(estimator: str, size: int) -> tuple[Array, Array]:
     return mean(), ravel_pytree(whole)[0]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", slow.after(1, [2, 3]))
 def test_halves_are_unbiased_and_the_square_is_not(size: int) -> None:
     """Over all batches of 2 and of 3 drawn with replacement from 4 examples."""
     with jax.enable_x64(True):
@@ -470,9 +491,12 @@ def test_a_single_example_is_not_penalised_in_halves() -> None:
         assert metrics["invariance"] != 0
 
 
+half_masks = jax.jit(fedipg.half_masks)
+
+
 @given(mask=st.lists(st.booleans(), min_size=1, max_size=9))
 def test_half_masks_part_the_real_examples(mask: list[bool]) -> None:
-    first, second = map(np.asarray, fedipg.half_masks(jnp.array(mask)))
+    first, second = map(np.asarray, half_masks(np.array(mask)))
     assert not (first & second).any()
     np.testing.assert_array_equal(first | second, mask)
     assert first.sum() - second.sum() in (0, 1)
@@ -498,7 +522,7 @@ def decay(round: Array | float) -> Array | float:
 @derivatives
 @pytest.mark.parametrize(
     ("penalty", "expected"),
-    [(5.0, [0.4, 0.4, 5.0, 5.0, 5.0]), (decay, [0.4, 0.4, 2.0, 1.0, 0.5])],
+    slow.after(1, [(decay, [0.4, 0.4, 2.0, 1.0, 0.5]), (5.0, [0.4, 0.4, 5.0, 5.0, 5.0])]),
 )
 def test_penalties_of_rounds_and_the_scale_of_the_loss(
     derivative: str, penalty: Any, expected: list[float]
@@ -582,6 +606,7 @@ def on_quadratics(penalty: float, num_rounds: int) -> np.ndarray:
     return np.asarray(report.metrics["w"][:, 0])
 
 
+@pytest.mark.slow
 def test_on_quadratics_it_converges_at_fedavgs_rate_to_a_smaller_s() -> None:
     """Theorems 4 to 6 in spirit."""
 
@@ -617,6 +642,7 @@ def coloured_bits(right: int, wrong: int) -> np.ndarray:
     return np.array(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty_on", ["all", "classifier"])
 def test_it_leaves_the_colour_for_what_all_clients_agree_on(penalty_on: str) -> None:
     """Colours tell the label of 80% and 90% of the clients' examples, and of 10% of the test's.

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import federations
+import slow
 from federations import NUM_CLASSES, assert_close, assert_equal, plain
 from fedjax_inv import (
     averaging,
@@ -177,11 +178,14 @@ def turn_of(
 
 @pytest.mark.parametrize(
     ("mix", "depth", "moves"),
-    [
-        *((mix, 2, (5, 1, 3)) for mix in fl_games.MEMORY_MIXES),  # one remembers 1, the other 2
-        *((mix, 2, (5, 0, 0)) for mix in fl_games.MEMORY_MIXES),  # nobody has moved
-        *((mix, 0, (5, 1, 3)) for mix in fl_games.MEMORY_MIXES),
-    ],
+    slow.after(
+        len(fl_games.MEMORY_MIXES),
+        [
+            *((mix, 2, (5, 1, 3)) for mix in fl_games.MEMORY_MIXES),  # one remembers 1, the other 2
+            *((mix, 2, (5, 0, 0)) for mix in fl_games.MEMORY_MIXES),  # nobody has moved
+            *((mix, 0, (5, 1, 3)) for mix in fl_games.MEMORY_MIXES),
+        ],
+    ),
 )
 def test_a_player_answers_the_others_along_its_own_gradient(
     mix: str, depth: int, moves: tuple[int, ...]
@@ -421,7 +425,7 @@ def body_gradient(game_: fl_games.Game, who: int, batch_size: int) -> Tree:
 @pytest.mark.parametrize(
     ("fast", "batch_size"),
     # 11 examples: five batches of 2 and one of 1, or a single one; then fast is plain (identity 6).
-    [(True, 2), (True, 16), (False, 16)],
+    slow.after(1, [(True, 2), (True, 16), (False, 16)]),
 )
 def test_phi_follows_the_mean_over_a_clients_examples(fast: bool, batch_size: int) -> None:
     """Where the last batch is smaller, its examples count no more than the others."""

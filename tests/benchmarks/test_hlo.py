@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -156,6 +157,7 @@ def test_operations_of_products_and_convolutions_are_counted_turn_by_turn() -> N
 
 
 @functools.cache
+@cache
 def before_passes(algorithm: str, platform: str) -> hlo.Program:
     """A preset's program for a platform, as XLA gets it."""
     with pytest.MonkeyPatch.context() as patch:
@@ -187,6 +189,7 @@ def test_the_products_of_local_steps_have_the_precision_that_the_algorithm_needs
             assert ("operand_precision={highest,highest}" in one.text) == is_highest, one.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedcfa", "fedmix"])
 def test_what_is_ordered_is_counted_on_accelerators(algorithm: str) -> None:
     read = before_passes(algorithm, "gpu")
@@ -196,6 +199,7 @@ def test_what_is_ordered_is_counted_on_accelerators(algorithm: str) -> None:
     assert not read.of(steps.body, "scatter")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (TPU / "libtpu").exists(), reason="libtpu is not installed")
 def test_algorithms_compile_for_tpus_that_are_not_there() -> None:
     programs = [f"rotated_digits_small:{name}" for name in ("fedavg", "fedipg", "scaffold")]

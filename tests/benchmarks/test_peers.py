@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 
+import slow
 from benchmarks import peers, round_speed, workloads
 
 TINY = {
@@ -35,7 +36,7 @@ def runner(*arguments: str) -> list[str]:
     return [sys.executable, "-c", RUNNER, *arguments]
 
 
-@pytest.mark.parametrize("name", workloads.WORKLOADS)
+@pytest.mark.parametrize("name", slow.after(1, sorted(workloads.WORKLOADS, key="b".__ne__)))
 def test_a_round_takes_the_steps_that_the_setting_names(name: str) -> None:
     workload = TINY[name]
     engine = workloads.Engine(workload, workloads.Choice(1, "auto"), workloads.noise(workload))

@@ -81,6 +81,7 @@ def test_setting_up_compiles_next_to_nothing(tmp_path: Path) -> None:
     assert len(ends) <= 3
 
 
+@pytest.mark.slow
 def test_programs_compile_ahead_and_give_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

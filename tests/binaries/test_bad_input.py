@@ -499,6 +499,7 @@ def test_the_command_line_ends_with_one_line_and_status_2(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_signal_writes_a_checkpoint_and_the_run_can_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = [

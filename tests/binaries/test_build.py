@@ -334,6 +334,7 @@ def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.slow
 def test_training_images_are_augmented_and_others_are_not(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "mine.npz", x=images, y=np.arange(8) % 2)
@@ -368,6 +369,7 @@ def test_accelerators_are_told_how_many_batches_all_clients_have(
     assert sizes == training.Sizes(capacity=8 * -(-np.max(of_clients) // 8), num_batches=known)
 
 
+@pytest.mark.slow
 def test_sixteen_bits_cost_little_accuracy_on_colored_digits(tmp_path: Path) -> None:
     """One run each way, with the same draws; the accuracies are of a thousand images."""
     flags = dict(environment="colored", flips=(0.2, 0.1), widths=(64,), rounds=15, eval_every=15)

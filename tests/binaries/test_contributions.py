@@ -10,10 +10,12 @@ from matplotlib.figure import Figure
 
 from experiments import contributions, sweep
 from experiments.contributions import Options
-from experiments.experiment import config
+from experiments.experiment import assemble, config
 from experiments.reporting import figures
 from experiments.reporting import phases as phases_of
 from experiments.reporting.phases import Phase
+from experiments.running import folder as folders
+from experiments.running import provenance
 from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv.checks import UsageError
 from runs import Ran, halved, jobs, no_figures, parsed, ran, states
@@ -91,6 +93,7 @@ def test_a_run_that_goes_on_is_told_as_far_as_it_is(run: Ran, tmp_path: Path) ->
     np.testing.assert_array_equal(known[:, :2], np.isfinite(whole.outcome.contributions)[:, :2])
 
 
+@pytest.mark.slow
 def test_each_setting_of_a_sweep_has_its_phase(tmp_path: Path) -> None:
     chosen = config.changed(
         TINY,
@@ -193,9 +196,10 @@ def test_the_binary(run: Ran, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_such_run_is_told_in_one_line(run: Ran, tmp_path: Path) -> None:
-    other = ran(
-        config.of(rounds=1, eval_every=1, widths=(4,), local_steps=1, run_dir=str(tmp_path / "avg"))
-    ).folder
+    other = tmp_path / "avg"
+    chosen = config.of(widths=(4,), run_dir=str(other))
+    made = assemble.assemble(chosen)
+    folders.begin(other, chosen, made.cells[0], provenance.record(made.data))
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_bytes((run.folder / "config.json").read_bytes())
@@ -216,6 +220,7 @@ def test_a_folder_that_is_no_such_run_is_told_in_one_line(run: Ran, tmp_path: Pa
     assert {path.name for path in bare.iterdir()} == {"config.json"}
 
 
+@pytest.mark.slow
 def test_the_binary_ends_with_one_line_and_status_2() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "experiments.contributions", "--runs=nowhere"],

@@ -7,6 +7,7 @@ again with other inputs.
 import contextlib
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import slow
 from experiments import sweep, train
 from experiments.experiment import assemble, config, grid
 from experiments.experiment.config import Config
@@ -177,7 +179,7 @@ def test_a_run_folder_is_complete(trained: Ran) -> None:
         ),
     }
     told = json.loads((trained.folder / "config.json").read_text())["flags"]
-    assert set(told) == set(config.FLAGS)
+    assert set(told) == set(config.FLAGS) - {"trust_code"}  # which each command grants anew
     lines = metrics(trained.folder)
     expected = [(round, seed) for round in (0, 3, 6) for seed in (0, 1)]
     assert [(line["round"], line["seed"]) for line in lines] == expected
@@ -205,6 +207,7 @@ def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
     server = states(trained.folder, 6)["state"]["server"]["variables"]
     last = [line["gradients"] for line in metrics(trained.folder) if line["round"] == 6]
     inputs = trained.job.inputs
+    agreement = jax.jit(partial(diagnostics.agreement, made.model))
     for run, told in enumerate(last):
         params, stats = (
             jax.tree.map(lambda a, i=run: a[i], server[k]) for k in ("params", "stats")
@@ -213,7 +216,7 @@ def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
         leaves = jax.tree.leaves((params, stats))
         variables = jax.tree.unflatten(jax.tree.structure(empty), leaves)
         held = Federation(trained.job.data, *(leaf[run] for leaf in inputs.train))
-        expected = diagnostics.agreement(made.model, variables, held)
+        expected = agreement(variables, held)
         s = expected.invariance.body + expected.invariance.head
         np.testing.assert_allclose(told["invariance"], s, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(told["norm"], expected.norm, rtol=1e-3)
@@ -221,7 +224,8 @@ def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
     refused = config.of(algorithm=("fl_games",), watch_gradients=True)
     with pytest.raises(UsageError, match="--watch_gradients=true: --algorithm=fl_games has no"):
         assemble.assemble(refused)
-    assemble.assemble(config.of(missing="reuse", watch_gradients=True))  # of the network within
+    # Of the network within.
+    assemble.assemble(config.of(missing="reuse", cohort=2, watch_gradients=True))
 
 
 def test_evaluations_tell_classes_and_clients_alike(sampled: Ran) -> None:
@@ -235,29 +239,31 @@ def test_evaluations_tell_classes_and_clients_alike(sampled: Ran) -> None:
         assert len({line[f"{mean}_accuracy"] for line in lines}) > 1
 
 
+@pytest.mark.parametrize("name", slow.after(2, ["trained", "sampled", "game"]))
 def test_round_0_is_of_the_network_that_training_starts_from(
-    trained: Ran, sampled: Ran, game: Ran
+    request: pytest.FixtureRequest, name: str
 ) -> None:
-    for own in (trained, sampled, game):
-        config, (data, inputs) = own.job.config, (own.job.data, own.job.inputs)
-        made = assemble.assemble(config)
-        for line in metrics(own.folder)[: len(own.job.cell.runs)]:
-            assert line["round"] == line["bytes"] == line.get("dropped", 0) == 0
-            assert line["train_loss"] is None
-            assert "train_metrics" not in line
-            assert not line["diverged"]
-            assert all(line[f"{kind}_by_round"] == [] for kind in ("train", "test") if own is game)
-            assert ("gradients" in line) == config.watching.watch_gradients
-            assert ("accuracy_by_client" in line) == config.watching.watch_classes
-            if own is game:
-                continue  # its players are several networks
-            key = jax.random.fold_in(jax.random.key(line["seed"]), 0)
-            network = made.model.init(key, data.x[:1])
-            order, start, size = (np.asarray(leaf[line["run"]]) for leaf in inputs.test)
-            rows = order[start[0] : start[0] + size[0]]
-            outputs = models.predict(made.model, network, data.x[rows])
-            accuracy = float((np.asarray(outputs).argmax(1) == np.asarray(data.y)[rows]).mean())
-            assert line["test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    own: Ran = request.getfixturevalue(name)
+    is_game = name == "game"
+    config, (data, inputs) = own.job.config, (own.job.data, own.job.inputs)
+    made = assemble.assemble(config)
+    for line in metrics(own.folder)[: len(own.job.cell.runs)]:
+        assert line["round"] == line["bytes"] == line.get("dropped", 0) == 0
+        assert line["train_loss"] is None
+        assert "train_metrics" not in line
+        assert not line["diverged"]
+        assert all(line[f"{kind}_by_round"] == [] for kind in ("train", "test") if is_game)
+        assert ("gradients" in line) == config.watching.watch_gradients
+        assert ("accuracy_by_client" in line) == config.watching.watch_classes
+        if is_game:
+            continue  # its players are several networks
+        key = jax.random.fold_in(jax.random.key(line["seed"]), 0)
+        network = made.model.init(key, data.x[:1])
+        order, start, size = (np.asarray(leaf[line["run"]]) for leaf in inputs.test)
+        rows = order[start[0] : start[0] + size[0]]
+        outputs = models.predict(made.model, network, data.x[rows])
+        accuracy = float((np.asarray(outputs).argmax(1) == np.asarray(data.y)[rows]).mean())
+        assert line["test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
 
 
 def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:
@@ -282,7 +288,7 @@ def test_training_learns(trained: Ran) -> None:
         assert last["validation_accuracy"] > 0.5
 
 
-@pytest.mark.parametrize("name", ["trained", "sampled", "pooled", "in_turns"])
+@pytest.mark.parametrize("name", slow.after(2, ["trained", "sampled", "pooled", "in_turns"]))
 def test_a_stopped_run_resumes_bit_for_bit(
     request: pytest.FixtureRequest, tmp_path: Path, name: str
 ) -> None:
@@ -304,7 +310,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
     assert [run.get("stops") for run in again] == [run.get("stops") for run in whole.runs]
 
 
-@pytest.mark.parametrize("name", ["trained", "sampled", "pooled", "in_turns"])
+@pytest.mark.parametrize("name", slow.after(2, ["trained", "sampled", "pooled", "in_turns"]))
 def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
     request: pytest.FixtureRequest, tmp_path: Path, name: str
 ) -> None:
@@ -517,6 +523,7 @@ def network(num_classes, widths):
 """
 
 
+@pytest.mark.slow
 def test_an_algorithm_and_a_network_from_anywhere(
     pooled: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -733,6 +740,7 @@ def test_auto_is_a_rule_that_no_stopwatch_bends(
     assert choice == expected
 
 
+@pytest.mark.slow
 def test_measuring_takes_the_real_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = flags(tmp_path, angles=(0.0, 40.0), client_chunk="measure", run_chunk="measure")
     cell, data, prepared = ready(chosen, "40")
@@ -749,6 +757,7 @@ def test_measuring_takes_the_real_step(tmp_path: Path, capsys: pytest.CaptureFix
     assert "1/2: " in told
 
 
+@pytest.mark.slow
 def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None:
     def temporary_bytes(clients: int) -> int:
         chosen = flags(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
@@ -769,6 +778,7 @@ def stop_by_hand(lines: list[dict[str, Any]], threshold: float, warm_start: int)
     return next(below, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm_start", [4, 9])
 def test_a_stop_tells_what_there_was_in_its_round(
     game: Ran, tmp_path: Path, warm_start: int
@@ -804,11 +814,13 @@ def test_warm_starts() -> None:
     assert watching.warm_start(Watching(warm_start="batches"), 0, sizes) == 1
 
 
+@pytest.mark.slow
 def test_the_warm_start_of_players_in_turns(in_turns: Ran) -> None:
     # 647 training examples of a client in batches of 64.
     assert [run["stops"][0]["round"] for run in in_turns.runs] == [11]
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_at_its_stop_keeps_that_state(game: Ran, ended: Ran) -> None:
     """However many rounds a segment has, and runs train at once."""
     stopped = [[stop["round"] for stop in run["stops"]] for run in ended.runs]
@@ -837,6 +849,7 @@ def test_a_run_that_ends_at_its_stop_keeps_that_state(game: Ran, ended: Ran) -> 
         assert set(curves[0][last:]) <= {curves[0][last - 1]}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_stays_so_when_it_is_killed_before_it_says_so(
     ended: Ran, tmp_path: Path
 ) -> None:
@@ -849,6 +862,7 @@ def test_a_run_that_is_over_stays_so_when_it_is_killed_before_it_says_so(
     assert Ran(folder, ended.job).runs == ended.runs
 
 
+@pytest.mark.slow
 def test_the_rounds_that_fill_up_a_segment_stop_nothing(ended: Ran, tmp_path: Path) -> None:
     # A round amid a segment whose accuracy is below, as there is a stop in it.
     stops = [stop["round"] for run in ended.runs for stop in run["stops"]]
@@ -866,6 +880,7 @@ def test_the_rounds_that_fill_up_a_segment_stop_nothing(ended: Ran, tmp_path: Pa
         assert [stop["round"] for stop in run["stops"]] == [None, None]
 
 
+@pytest.mark.slow
 def test_vectors_of_ones_own_with_domains_of_ones_own(tmp_path: Path) -> None:
     """Their domains are kept, one that is called as the test split is, too."""
     rng = np.random.default_rng(0)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import slow
 from experiments import explain, sweep
 from experiments.experiment import config
 from experiments.reporting import finished
@@ -128,10 +129,14 @@ def test_rgb_holds_all_of_an_input(channels: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "seed", "run"),
-    [
-        *(("fedavg", 0, 0), ("fedavg", 1, 0), ("fedavg", 0, 1)),
-        *(("games", 0, 0), ("games", 1, 0), ("grey", 0, 0)),
-    ],
+    slow.after(
+        2,
+        [
+            *(("fedavg", 0, 0), ("fedavg", 1, 1)),
+            *(("fedavg", 1, 0), ("fedavg", 0, 1)),
+            *(("games", 0, 0), ("games", 1, 0), ("grey", 0, 0)),
+        ],
+    ),
 )
 def test_the_classifier_is_the_run_that_was_asked_for(
     request: pytest.FixtureRequest, name: str, seed: int, run: int
@@ -237,6 +242,7 @@ def test_shares_count_the_weight_on_the_figure() -> None:
     assert cells[3] == ["pixels", "2", "2", "50.0"]
 
 
+@pytest.mark.slow
 def test_masks_of_two_runs(fedavg: Path, games: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "masks.png"
     text = explain.run(
@@ -271,6 +277,7 @@ def test_the_masks_of_a_seed_are_the_same_again(fedavg: Path, tmp_path: Path) ->
     np.testing.assert_array_equal(weights((2, 4))[1], weights((4,))[0])
 
 
+@pytest.mark.slow
 def test_grey_images(grey: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine.png"
     (tmp_path / "mine.npz").write_text("my own data")
@@ -408,6 +415,7 @@ def test_the_flags() -> None:
         parsed(explain.BINARY, "--images=1,x")
 
 
+@pytest.mark.slow
 def test_the_binary_ends_with_one_line_and_status_2(fedavg: Path) -> None:
     command = [sys.executable, "-m", "experiments.explain", f"--runs={fedavg}", "--samples=1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
+import slow
 from experiments import evaluate
 from experiments.papers import drawings
 from experiments.reporting import data_figures, figures, run_figures
@@ -20,7 +21,7 @@ from experiments.running.records import Cell, Domain, Line, Result, Run, RunResu
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
-from fedjax_inv.types import Federation
+from fedjax_inv.types import Examples, Federation
 from runs import line
 
 Cells = list[tuple[str, Path, Result]]
@@ -127,7 +128,7 @@ LONG = [f"an algorithm with a_long_setting=of_some_value and cost=$a${i}" for i 
 
 @pytest.mark.parametrize(
     ("labels", "num_domains", "clients"),
-    [(["fedavg"], 2, 2), (LONG[:8], 6, 6), (LONG, 6, 1000)],
+    slow.after(1, [(LONG[:8], 6, 6), (["fedavg"], 2, 2), (LONG, 6, 1000)]),
 )
 def test_one_panel(
     saved: dict[str, Figure],
@@ -184,12 +185,15 @@ def test_panels_of_a_last_line_that_is_not_full(
 
 @pytest.mark.parametrize(
     ("num_classes", "domains", "clients"),
-    [
-        (2, ("photograph", "a name of a domain that is $long$"), 2),
-        (120, ("a", "b", "c"), 5),
-        (10, ("all",), 1),
-        (10, ("a", "b"), 1000),
-    ],
+    slow.after(
+        1,
+        [
+            (2, ("photograph", "a name of a domain that is $long$"), 2),
+            (120, ("a", "b", "c"), 5),
+            (10, ("all",), 1),
+            (10, ("a", "b"), 1000),
+        ],
+    ),
 )
 def test_what_clients_hold(
     saved: dict[str, Figure], num_classes: int, domains: tuple[str, ...], clients: int
@@ -200,7 +204,12 @@ def test_what_clients_hold(
     x = np.zeros((size, 4, 4, 1), np.uint8)
     dataset = Dataset(x, rows % num_classes, names, rows % len(domains), domains, rows < 0)
     per_client = size // clients
-    held = Federation(((), ()), rows, np.arange(clients) * per_client, np.full(clients, per_client))
+    held = Federation(
+        Examples(x, rows % num_classes),
+        rows,
+        np.arange(clients) * per_client,
+        np.full(clients, per_client),
+    )
     split = Split(held, held, held, np.arange(clients) % len(domains), np.array([-1]), domains)
     data_figures.draw_partition(Path("partition.png"), dataset, split)
     figure = saved["partition.png"]
@@ -216,7 +225,7 @@ def test_what_clients_hold(
     assert federation.parts_of(held)[0].tolist() == rows[:per_client].tolist()
 
 
-@pytest.mark.parametrize(("num_classes", "clients"), [(2, 1), (120, 1000)])
+@pytest.mark.parametrize(("num_classes", "clients"), slow.after(1, [(2, 1), (120, 1000)]))
 def test_an_evaluation(saved: dict[str, Figure], num_classes: int, clients: int) -> None:
     def run(seed: int) -> evaluate.RunScores:
         served = [

@@ -140,6 +140,7 @@ def test_a_checkpoint_of_a_run_may_be_named(before: Ran, tmp_path: Path) -> None
         chex.assert_trees_all_equal(as_dicts(experiment.variables[seed]), expected)
 
 
+@pytest.mark.slow
 def test_what_started_from_a_run_resumes_bit_for_bit(after: Ran, tmp_path: Path) -> None:
     record = json.loads((after.folder / "config.json").read_text())
     assert record["flags"]["init_from"] == after.job.config.model.init_from
@@ -176,6 +177,7 @@ def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_the_three_algorithms_of_the_paradox(before: Ran, tmp_path: Path) -> None:
     chosen = following(
         before,

@@ -235,6 +235,7 @@ def test_a_row_must_watch_its_classes_and_be_one_program(tmp_path: Path) -> None
         study.configs(cafe.PAPER, rows, tmp_path, ["--set=drift_mode=svd,row_mean"])
 
 
+@pytest.mark.slow
 def test_a_study_from_its_flags_to_its_table(tmp_path: Path) -> None:
     values = flags.FlagValues()
     cafe.BINARY.define(values)

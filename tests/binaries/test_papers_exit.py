@@ -68,6 +68,7 @@ def study_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "digits", study.run_all(fedipg.PAPER, options)
 
 
+@pytest.mark.slow
 def test_the_table_shows_the_regular_clients_and_which_clients_left(
     study_output: tuple[Path, str],
 ) -> None:

@@ -273,6 +273,7 @@ def test_a_study_has_its_columns(study_output: tuple[Path, str]) -> None:
     assert "0.1, %" not in cells  # a weight that was not run
 
 
+@pytest.mark.slow
 def test_factors_of_a_run(
     study_output: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +302,7 @@ def test_factors_of_a_run(
     cut = [factors.network(trained, hook) for hook in (0, 1, 2)]
     outputs = [models.predict(model, variables, x) for model, variables in cut]
     np.testing.assert_allclose(outputs[1:], [outputs[0]] * 2, rtol=1e-5)
-    with pytest.raises(UsageError, match="cut"):
+    with pytest.raises(UsageError, match=r"^--hook=3: must be an integer in 0\.\.2"):
         factors.network(trained, 3)
     of_texts = finished.open("runs", folder)
     vars(of_texts)["data"] = made._replace(dataset=made.dataset._replace(words=("", "a")))

@@ -132,6 +132,7 @@ def finished(study_output: tuple[study.Options, str]) -> list[study.RowResult]:
         return [study.run(row, each) for row, each in zip(rows, chosen, strict=True)]
 
 
+@pytest.mark.slow
 def test_a_study_shows_the_stop_and_the_end(
     study_output: tuple[study.Options, str],
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_study_shows_the_stop_and_the_end(
         assert (record["rounds"], record["seeds"], record["widths"]) == (4, [0, 1], [8])
 
 
+@pytest.mark.slow
 def test_rows_that_did_not_stop_and_rows_without_a_stop(
     study_output: tuple[study.Options, str], tmp_path: Path
 ) -> None:
@@ -192,6 +194,7 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
     assert entries(cifar)[2][heads.index("paper: rounds")] == "217.6"
 
 
+@pytest.mark.slow
 def test_points_lie_where_their_rows_say(
     study_output: tuple[study.Options, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +312,7 @@ def test_the_flags(tmp_path: Path) -> None:
             parsed(f"--data={data}")
 
 
+@pytest.mark.slow
 def test_the_binary_ends_with_one_line_and_status_2() -> None:
     arguments = ["--data=colored_digits", "--rows=F-parallel", "--rounds=0"]
     done = subprocess.run(

@@ -217,6 +217,7 @@ def test_an_edited_missing_or_swapped_line_is_told(tmp_path: Path) -> None:
             log.read(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     hold = (
         "import sys, time; from pathlib import Path; from experiments.running import folder\n"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+import slow
 from experiments import show_data
 from experiments.experiment import assemble, config
 from experiments.experiment.config import Config
@@ -141,12 +142,15 @@ def test_the_figure_shows_labels_images_and_counts(
 
 @pytest.mark.parametrize(
     ("values", "columns"),
-    [
-        (dict(), []),
-        (dict(environment="colored", num_classes=5), ["right by color alone, %"]),
-        (dict(environment="colored", held_out="0.2"), ["right by color alone, %"]),
-        (dict(environment="none", partition="dirichlet", clients=12), []),
-    ],
+    slow.after(
+        2,
+        [
+            (dict(environment="colored", num_classes=5), ["right by color alone, %"]),
+            (dict(environment="none", partition="dirichlet", clients=12), []),
+            (dict(), []),
+            (dict(environment="colored", held_out="0.2"), ["right by color alone, %"]),
+        ],
+    ),
 )
 def test_any_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], columns: list[str]
@@ -236,6 +240,7 @@ def test_the_flags_are_those_of_train_and_its_own() -> None:
         parsed(show_data.BINARY, "--colors=4")
 
 
+@pytest.mark.slow
 def test_the_binary_prints_the_table(tmp_path: Path) -> None:
     out = tmp_path / "data.png"
     arguments = ["--environment=stained", "--images=2", f"--out={out}"]

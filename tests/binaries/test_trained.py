@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+import slow
 from experiments import evaluate, explain, export
 from experiments.experiment import config
 from experiments.parts.selection import RULES
@@ -170,7 +171,7 @@ def held_out_images(whole: tuple[Ran, dict[int, Served]]) -> list[tuple[np.ndarr
     return [(np.asarray(data.x)[each], np.asarray(data.y)[each]) for each in rows]
 
 
-@pytest.mark.parametrize("state", ["best", "last"])
+@pytest.mark.parametrize("state", slow.after(1, ["best", "last"]))
 def test_a_network_that_was_taken_along_does_as_it_did(
     whole: tuple[Ran, dict[int, Served]],
     held_out_images: list[tuple[np.ndarray, np.ndarray]],
@@ -217,7 +218,7 @@ def test_the_exported_arrays_of_a_server() -> None:
     assert export.network(of(None), players, ()) == ("server", {"players/w": 1, "moves": 2})
 
 
-@pytest.mark.parametrize("state", ["best", "last"])
+@pytest.mark.parametrize("state", slow.after(1, ["last", "best"]))
 def test_an_evaluation_on_its_own_data_tells_what_training_told(
     whole: tuple[Ran, dict[int, Served]], tmp_path: Path, state: str
 ) -> None:
@@ -345,7 +346,7 @@ LOOKS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("how", BAD)
-@pytest.mark.parametrize("binary", LOOKS)
+@pytest.mark.parametrize("binary", slow.after(1, LOOKS))
 def test_what_cannot_be_looked_at_is_told_in_one_line(
     whole: tuple[Ran, dict[int, Served]], tmp_path: Path, how: str, binary: str
 ) -> None:

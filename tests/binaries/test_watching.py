@@ -39,6 +39,7 @@ def scalars(folder: Path) -> Scalars:
     return told
 
 
+@pytest.mark.slow
 def test_events_say_what_the_log_says_and_no_step_twice(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     chosen = config.of(

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+import slow
 from experiments.experiment import assemble, config
 from fedjax_inv import local, models
 from fedjax_inv.algorithms import fedcfa, fedmix
@@ -191,7 +192,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "settings"), [("fedavg", ()), ("fedmix", ()), ("fedcfa", ("top_k=2", "rows=2"))]
+    ("algorithm", "settings"),
+    slow.after(1, [("fedavg", ()), ("fedmix", ()), ("fedcfa", ("top_k=2", "rows=2"))]),
 )
 def test_texts_are_learned(
     algorithm: str, settings: tuple[str, ...], path: Path, tmp_path: Path

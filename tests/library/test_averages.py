@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import federations
+import slow
 from fedjax_inv import averages, averaging, devices, local, models, rounds
 from fedjax_inv.aggregators import Stack
 from fedjax_inv.algorithms import fedcfa, fedmix
@@ -36,6 +37,8 @@ def held() -> Federation:
 
 
 HELD = held()
+chunk_means = jax.jit(averages.chunk_means, static_argnums=4)
+split_means = jax.jit(averages.split_means, static_argnums=4)
 
 
 def check(told: Averages, of: set[int], lengths: list[int]) -> None:
@@ -65,7 +68,7 @@ def masked(real: np.ndarray) -> tuple[Array, Array, Array]:
 @pytest.mark.parametrize("num_real", [0, 12, NUM])
 def test_chunks_hold_every_real_example_once(chunk: int, num_real: int) -> None:
     real = np.random.default_rng(num_real).permutation(np.arange(NUM) < num_real)
-    told = averages.chunk_means(*masked(real), jax.random.key(0), chunk)
+    told = chunk_means(*masked(real), jax.random.key(0), chunk)
     assert len(told.real) == -(-NUM // chunk)
     left = num_real % chunk
     lengths = [chunk] * (num_real // chunk) + [left] * (left > 0)
@@ -77,7 +80,7 @@ def test_chunks_hold_every_real_example_once(chunk: int, num_real: int) -> None:
 @pytest.mark.parametrize("num_real", [0, 3, NUM])
 def test_rows_of_the_paper_are_means_of_equal_chunks(rows: int, num_real: int) -> None:
     real = np.random.default_rng(num_real).permutation(np.arange(NUM) < num_real)
-    told = averages.split_means(*masked(real), jax.random.key(0), rows)
+    told = split_means(*masked(real), jax.random.key(0), rows)
     each = num_real // rows
     check(told, set(np.flatnonzero(real).tolist()), [each] * rows if each else [])
 
@@ -98,8 +101,8 @@ def test_chunks_are_random_and_do_not_depend_on_what_is_masked() -> None:
     wide = jnp.full((2 * NUM, NUM), jnp.nan).at[places].set(x[:12])
     wide_y = jnp.full((2 * NUM, NUM_CLASSES), jnp.nan).at[places].set(y[:12])
     key = jax.random.key(3)
-    got = averages.chunk_means(wide, wide_y, jnp.asarray(spread), key, 3)
-    expected = averages.chunk_means(x, y, mask, key, 3)
+    got = chunk_means(wide, wide_y, jnp.asarray(spread), key, 3)
+    expected = chunk_means(x, y, mask, key, 3)
     np.testing.assert_array_equal(got.x[:6], expected.x[:6])
     assert not got.real[4:].any()
 
@@ -142,13 +145,14 @@ def test_draws_are_of_real_rows_and_keep_inputs_with_their_labels() -> None:
     real = jnp.arange(5) < 3
     x = jnp.where(real, jnp.arange(1.0, 6), 0)
     told = Averages(x[:, None], jax.nn.one_hot(jnp.arange(5), 5) * real[:, None], real)
-    drawn_x, drawn_y = averages.draw(told, jax.random.key(0), 3000)
+    draw = jax.jit(averages.draw, static_argnums=2)
+    drawn_x, drawn_y = map(np.asarray, draw(told, jax.random.key(0), 3000))
     assert drawn_x.shape == (3000, 1)
     np.testing.assert_array_equal(drawn_y.argmax(1) + 1, drawn_x[:, 0])
     often = np.bincount(np.asarray(drawn_x[:, 0], int), minlength=4)[1:4] / 3000
     np.testing.assert_allclose(often, 1 / 3, atol=5 * np.sqrt(2 / 9 / 3000))
     none = jax.tree.map(jnp.zeros_like, told)
-    drawn_x, drawn_y = averages.draw(none, jax.random.key(0), 7)
+    drawn_x, drawn_y = map(np.asarray, draw(none, jax.random.key(0), 7))
     assert not drawn_x.any()
     assert not drawn_y.any()
 
@@ -169,17 +173,22 @@ def algorithm(**arguments: object) -> Algorithm:
 def kept(attend: list[list[int]], **arguments: object) -> list[Averages]:
     """What the server keeps after each round of these slots; -1 is an empty one."""
     made = algorithm(**arguments)
-    variables = MODEL.init(jax.random.key(0), HELD.data.x[:1])
-    state = rounds.init(made, variables, HELD, jax.random.key(0))
+
+    @jax.jit
+    def start() -> rounds.State:
+        variables = MODEL.init(jax.random.key(0), HELD.data.x[:1])
+        return rounds.init(made, variables, HELD, jax.random.key(0))
+
+    state = start()
     step = jax.jit(
         lambda state, cohort: rounds.step(made, state, cohort, HELD, axis=devices.chunked(1))[0]
     )
-    told = [state.server.side.averages]
+    told = [jax.device_get(state.server.side.averages)]
     for slots in attend:
         who = np.array(slots, np.int32)
         cohort = Cohort(np.maximum(who, 0), who >= 0, np.zeros_like(who))
         state = step(state, cohort)
-        told.append(state.server.side.averages)
+        told.append(jax.device_get(state.server.side.averages))
     return told
 
 
@@ -239,7 +248,7 @@ def test_the_papers_server_draws_anew_in_every_round() -> None:
         kept = side.update(kept, sent, ())
         return kept, kept.averages.x
 
-    _, drawn = jax.lax.scan(after, start, length=50)
+    _, drawn = jax.jit(lambda: jax.lax.scan(after, start, length=50))()
     # Each client's row is in the server's first one in about half of the rounds.
     first = np.asarray(drawn)[:, 0] > 0
     assert (first.sum(1) == 5).all()
@@ -308,12 +317,12 @@ MIXING: dict[str, Callable[..., Algorithm]] = {
 }
 
 
-@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("name", slow.after(1, MIXING))
 def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
     """All is as if they had been rendered beforehand, after rounds of which clients miss some."""
     painted, rendered, render = painted_and_rendered()
     plain = federations.mlp()
-    variables = plain.init(jax.random.key(0), rendered.data.x[:1])
+    variables = jax.device_get(plain.init(jax.random.key(0), rendered.data.x[:1]))
     who = np.array([[3, 1, 0, 4], [2, 3, 4, 0]], np.int32)
     present = np.array([[1, 1, 1, 1], [1, 0, 1, 1]], bool)
     schedule = Cohort(who, present, np.zeros_like(who))
@@ -327,7 +336,9 @@ def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
         state = rounds.init(made, variables, held, jax.random.key(0))
         return rounds.run(made, state, schedule, held, axis=devices.chunked(2))[0]
 
-    got, expected = (ended(held is painted, held.data.x).server for held in (painted, rendered))
+    got, expected = (
+        jax.device_get(ended(held is painted, held.data.x).server) for held in (painted, rendered)
+    )
     federations.assert_close(got, expected)
     before = variables.params.head["blocks_0"]["Dense_0"]["kernel"]
     after = got.variables.params.head["blocks_0"]["Dense_0"]["kernel"]
@@ -340,7 +351,7 @@ def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
             counts = np.array([-(-size // 2), size // 2])
             total = np.zeros((6, 6, 3))
             for row in federations.rows_of(painted, client):
-                total += np.asarray(rendered.data.x[row], float)
+                total += np.asarray(rendered.data.x, float)[row]
             np.testing.assert_allclose(
                 np.tensordot(counts, np.asarray(kept.x[client]), 1), total, atol=1e-4
             )

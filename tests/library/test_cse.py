@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import slow
 from federations import assert_close, assert_equal
 from fedjax_inv import averaging, cse, models, objectives
 from fedjax_inv.algorithms import fedipg
@@ -51,7 +52,7 @@ def of_many_kinds(x: dict[str, Array]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "fn", [of_many_kinds, along_itself(lambda x: of_many_kinds(x)["rest"][:4])]
+    "fn", slow.after(1, [of_many_kinds, along_itself(lambda x: of_many_kinds(x)["rest"][:4])])
 )
 def test_what_is_shared_is_what_it_was(fn: Callable[[Tree], Tree]) -> None:
     x = {"a": MATRIX, "b": jnp.float32(0.5)}

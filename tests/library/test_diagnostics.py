@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.flatten_util import ravel_pytree
 
 import federations
 from fedjax_inv import devices, diagnostics, models
 from fedjax_inv.algorithms import fedipg
-from fedjax_inv.types import Array, Federation, Halves, Variables
+from fedjax_inv.types import Array, Federation, Halves, Tree, Variables
 from test_fedipg import point, real_examples, widened
 
 MODEL = federations.normed_body()  # with statistics
@@ -30,12 +29,17 @@ def agreement(
 def network() -> Variables:
     """Return a network with statistics unlike those of any batch."""
     variables = point(MODEL)
-    return variables._replace(stats=jax.tree.map(lambda leaf: leaf**2 + 0.5, variables.stats))
+    stats = jax.tree.map(lambda leaf: np.asarray(leaf) ** 2 + 0.5, variables.stats)
+    return variables._replace(stats=stats)
 
 
 def numbers_of(got: diagnostics.Agreement, who: int) -> np.ndarray:
     """Return the risk of a client, the norm of its gradient, and its invariance by both halves."""
     return np.stack([leaf[who] for leaf in jax.tree.leaves(got[:3])])
+
+
+def flat(half: Tree) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(half)])
 
 
 @cache
@@ -52,10 +56,10 @@ def by_hand() -> tuple[dict[int, np.ndarray], float]:
         s = fedipg.invariance(risk, variables.params)
         return *jax.value_and_grad(risk)(variables.params), s
 
-    w, numbers, units = [ravel_pytree(half)[0] for half in variables.params], {}, []
+    w, numbers, units = [flat(half) for half in variables.params], {}, []
     for who in np.flatnonzero(federations.SIZES):
         value, grads, s = client(*real_examples(who))
-        halves = [np.asarray(ravel_pytree(half)[0]) for half in grads]
+        halves = [flat(half) for half in grads]
         inner = [half @ weights for half, weights in zip(halves, w, strict=True)]
         np.testing.assert_allclose(sum(inner), s, rtol=1e-9)
         g = np.concatenate(halves)
@@ -67,7 +71,12 @@ def by_hand() -> tuple[dict[int, np.ndarray], float]:
 
 
 @pytest.mark.parametrize(
-    "axis", [None, devices.vmapped(), devices.chunked(3)], ids=["default", "vmapped", "chunked"]
+    "axis",
+    [
+        pytest.param(None, id="default"),
+        pytest.param(devices.vmapped(), id="vmapped", marks=pytest.mark.slow),
+        pytest.param(devices.chunked(3), id="chunked", marks=pytest.mark.slow),
+    ],
 )
 def test_agreement_is_a_loop_over_clients(axis: devices.Axis | None) -> None:
     with jax.enable_x64(True):
@@ -80,6 +89,7 @@ def test_agreement_is_a_loop_over_clients(axis: devices.Axis | None) -> None:
         assert abs(cosine) > 1e-2
 
 
+@pytest.mark.slow
 def test_others_rows_and_their_order_do_not_matter() -> None:
     with jax.enable_x64(True):
         federation = federations.federation()

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import slow
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 LIBRARY = (ROOT / "docs" / "library.md").read_text()
-CHANCE = {"own_arrays": 0.5, "own_network": 0.1, "own_algorithm": 0.1, "load_and_evaluate": 0.1}
+CHANCE = {"own_algorithm": 0.1, "own_arrays": 0.5, "own_network": 0.1, "load_and_evaluate": 0.1}
 
 
+@pytest.mark.slow
 def test_the_snippets_of_the_readme_run_one_after_the_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -39,7 +42,7 @@ def test_every_example_is_short_and_tested() -> None:
         assert len(path.read_text().splitlines()) < 60, path.name
 
 
-@pytest.mark.parametrize("name", CHANCE)
+@pytest.mark.parametrize("name", slow.after(1, CHANCE))
 def test_an_example_learns(name: str) -> None:
     main = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"]
     accuracies = np.concatenate([np.ravel(part) for part in _parts(main())])

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import federations
+import slow
 from federations import assert_close, assert_equal
 from fedjax_inv import local, platforms, tree
 from fedjax_inv.data import federation
@@ -131,7 +132,7 @@ def epochs_of(batch_size: int, num_epochs: int) -> list[np.ndarray]:
     return logs_of(program(local.epochs, batch_size, most, **arguments), sizes)
 
 
-@pytest.mark.parametrize(("batch_size", "num_epochs"), [(1, 1), (8, 2), (16, 3)])
+@pytest.mark.parametrize(("batch_size", "num_epochs"), slow.after(1, [(8, 2), (1, 1), (16, 3)]))
 def test_epochs_visit_each_example_once_for_every_size(batch_size: int, num_epochs: int) -> None:
     orders = []
     for size, log in zip(SIZES, epochs_of(batch_size, num_epochs)[: len(SIZES)], strict=True):
@@ -178,7 +179,7 @@ def test_steps_draw_uniformly_and_with_replacement_the_exact_number_of_times() -
     assert_uniform(steps[:, :2, 0], 9)  # and of two steps
 
 
-@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("num_steps", slow.after(1, [3, 1]))
 def test_full_batch_holds_everything_at_each_step_or_nothing_is_finite(num_steps: int) -> None:
     capacity = 8
     run = program(local.full_batch, capacity, num_steps, capacity=capacity, num_steps=num_steps)
@@ -360,7 +361,7 @@ def test_take_batch_takes_the_nearest_example_of_the_client_for_a_position_outsi
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-@pytest.mark.parametrize(("size", "batch_size"), [(7, 3), (8, 4), (2, 5)])
+@pytest.mark.parametrize(("size", "batch_size"), slow.after(1, [(7, 3), (8, 4), (2, 5)]))
 def test_epochs_of_as_many_batches_do_the_steps_that_they_do_without_knowing_it(
     platform: str, size: int, batch_size: int
 ) -> None:

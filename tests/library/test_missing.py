@@ -1,5 +1,6 @@
 """Rules for missing uploads, against a naive loop of FedAvg in NumPy, in float64."""
 
+from functools import cache
 from typing import Any
 
 import chex
@@ -48,6 +49,7 @@ def algorithm(rule: str = "reuse", **arguments: Any) -> Algorithm:
     return missing.with_rule(fedavg.fedavg(MODEL, work, loss=squared, **arguments), rule)
 
 
+@cache
 def program(made: Algorithm, width: int = 2) -> Any:
     return jax.jit(
         lambda state, schedule: rounds.run(
@@ -126,7 +128,11 @@ def test_who_never_arrived_counts_nothing_and_the_first_rounds_are_those_of_skip
     assert_equal(got.server.memories[0].arrived, np.isin(np.arange(NUM_CLIENTS), [0, 3, 4]))
 
 
-@pytest.mark.parametrize("optimizer", [optax.sgd(1.0), optax.adam(0.1)], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [optax.sgd(1.0), pytest.param(optax.adam(0.1), marks=pytest.mark.slow)],
+    ids=["sgd", "adam"],
+)
 def test_where_all_arrive_reuse_is_skip(optimizer: optax.GradientTransformation) -> None:
     schedule = tiny.schedule()
     schedule = schedule._replace(present=jnp.ones_like(schedule.present))

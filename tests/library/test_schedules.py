@@ -318,7 +318,7 @@ def test_a_longer_stale_schedule_starts_with_the_shorter_and_absent_clients_begi
     assert_equal(jax.tree.map(lambda leaf: leaf[:8], long), short)
     # An absent client begins nothing.
     absent = schedules.everyone(1, 5)._replace(present=jnp.array([[0], [0], [1], [0], [1]], bool))
-    late = schedules.stale(absent, KEY, 0.0, 1, longest=9)
+    late = compiled(lambda: schedules.stale(absent, KEY, 0.0, 1, longest=9))
     assert_equal(late.present, absent.present)
     assert not np.asarray(late.delay)[np.asarray(late.present)].any()
 
@@ -337,8 +337,13 @@ def test_impossible_delays_are_one_line() -> None:
 def test_random_delays_are_geometric_and_keyed_by_round_and_client() -> None:
     """P(d) = p (1 - p)^d; the longest delay has the probability of the whole tail."""
     p, longest, num_rounds = 0.4, 3, 4000
-    whole = schedules.randomly_delayed(
-        schedules.everyone(3, num_rounds), jax.random.key(0), p, longest=longest
+    few = schedules.sampled(jax.random.key(1), 3, 2, 50)
+
+    def delayed(schedule: Cohort, probability: float) -> Cohort:
+        return schedules.randomly_delayed(schedule, jax.random.key(0), probability, longest=longest)
+
+    whole, drawn, never = compiled(
+        lambda: [delayed(schedules.everyone(3, num_rounds), p), delayed(few, p), delayed(few, 1.0)]
     )
     delay = np.asarray(whole.delay)
     assert whole.delay.dtype == jnp.int32
@@ -346,12 +351,9 @@ def test_random_delays_are_geometric_and_keyed_by_round_and_client() -> None:
     expected = [p, p * (1 - p), p * (1 - p) ** 2, (1 - p) ** 3]
     np.testing.assert_allclose(share, expected, atol=0.02)
     # Neither other clients, nor the slot, nor the number of rounds matters.
-    few = schedules.sampled(jax.random.key(1), 3, 2, 50)
-    drawn = schedules.randomly_delayed(few, jax.random.key(0), p, longest=longest)
     np.testing.assert_array_equal(
         drawn.delay, np.take_along_axis(delay[:50], np.asarray(few.who), axis=1)
     )
-    never = schedules.randomly_delayed(few, jax.random.key(0), 1.0, longest=longest)
     assert not never.delay.any()
 
 

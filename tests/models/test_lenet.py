@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import slow
 from fedjax_inv import models
 from fedjax_inv.types import Tree
 
@@ -40,7 +41,7 @@ def reference(params: Tree, x: np.ndarray) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("cut", [None, 1])
+@pytest.mark.parametrize("cut", slow.after(1, [1, None]))
 def test_is_its_formula(cut: int | None) -> None:
     model = models.lenet(3, widths=WIDTHS, cut=cut)
     x = np.random.default_rng(0).integers(0, 256, (2, 9, 6, 2), np.uint8)

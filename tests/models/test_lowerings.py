@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+import slow
 from fedjax_inv import models
 from fedjax_inv.models import lowerings
 from fedjax_inv.types import Array, Tree
@@ -77,19 +78,21 @@ def assert_agree(of: Callable[[lowerings.Conv], Tree], names: tuple[str, ...] = 
 # are whole, broken, and mostly padding.
 GEOMETRIES = [
     ((2, 7, 6, 3), (3, 2, 3, 2), (2, 1), ((1, 2), (-1, 3))),
+    ((2, 8, 3), (4, 3, 2), (3,), ((2, 0),)),
+    ((2, 9, 13, 3), (3, 3, 3, 2), (1, 1), "SAME"),
+    ((1, 5, 4, 2), (5, 5, 2, 1), (1, 1), ((-1, 6), (3, -1))),
     ((1, 5, 8, 1), (5, 1, 1, 2), (1, 3), "SAME"),
     ((3, 6, 8, 2), (1, 1, 2, 1), (3, 2), "VALID"),
-    ((2, 8, 3), (4, 3, 2), (3,), ((2, 0),)),
     ((2, 6, 10, 3), (3, 3, 3, 2), (1, 1), "VALID"),
-    ((2, 9, 13, 3), (3, 3, 3, 2), (1, 1), "SAME"),
     ((1, 4, 3, 2), (3, 3, 2, 1), (1, 1), ((-1, 6), (3, 1))),
     ((2, 8, 5, 3), (5, 5, 3, 2), (1, 1), "VALID"),
     ((2, 7, 9, 2), (5, 5, 2, 3), (1, 1), "SAME"),
-    ((1, 5, 4, 2), (5, 5, 2, 1), (1, 1), ((-1, 6), (3, -1))),
 ]
 
 
-@pytest.mark.parametrize(("inputs_shape", "kernel_shape", "strides", "padding"), GEOMETRIES)
+@pytest.mark.parametrize(
+    ("inputs_shape", "kernel_shape", "strides", "padding"), slow.after(4, GEOMETRIES)
+)
 def test_values_and_both_gradients(inputs_shape, kernel_shape, strides, padding):
     inputs, kernel = noise(0, *inputs_shape), noise(1, *kernel_shape)
 
@@ -120,13 +123,16 @@ def test_second_derivatives_in_every_order():
     assert_agree(of, ("canonical",))  # the others' derivatives are those of jax.numpy
 
 
-@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (1, -1)])
-def test_vmapped_inputs_and_kernels(axes):
+@pytest.mark.parametrize(
+    ("of_inputs", "of_kernels"), slow.after(1, [(1, -1), (0, None), (None, 0), (0, 0)])
+)
+def test_vmapped_inputs_and_kernels(of_inputs, of_kernels):
     x, kernels = network(3)
 
     def lay(tree: Tree, axis: int | None) -> Tree:
         return jax.tree.map(lambda a: a[0] if axis is None else jnp.moveaxis(a, 0, axis), tree)
 
+    axes = of_inputs, of_kernels
     x, kernels = lay(x, axes[0]), lay(kernels, axes[1])
 
     def of(conv: lowerings.Conv) -> Tree:
@@ -168,7 +174,7 @@ def test_descent_in_a_scan():
     assert_agree(of, ("canonical",))
 
 
-@pytest.mark.parametrize("kernel_axis", [None, 0])
+@pytest.mark.parametrize("kernel_axis", slow.after(1, [0, None]))
 def test_on_four_devices(kernel_axis):
     mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
     split, whole = PartitionSpec("clients"), PartitionSpec()
@@ -210,7 +216,7 @@ def layouts(name: str, curvature: Callable[..., Tree]) -> set[tuple[str, str]]:
     return set(re.findall(r"dim_numbers = (.*?), window.*feature_group_count = (\d+)", text))
 
 
-@pytest.mark.parametrize("curvature", [forward_over_reverse, reverse_over_forward])
+@pytest.mark.parametrize("curvature", slow.after(1, [forward_over_reverse, reverse_over_forward]))
 def test_layouts_of_the_curvature(curvature):
     assert layouts("canonical", curvature) == {CANONICAL}
     assert layouts("im2col", curvature) == set()
@@ -250,7 +256,7 @@ def test_winograd_of_half_precision_is_canonical(window):
 
 
 # The points 0, 1, -1, 2, -2 are beyond the first bound, and 5x5 along both axes beyond the other.
-@pytest.mark.parametrize(("size", "bound"), [(3, 1e-6), (5, 2e-6)])
+@pytest.mark.parametrize(("size", "bound"), slow.after(1, [(5, 2e-6), (3, 1e-6)]))
 def test_rounding_of_winograd(size, bound):
     x, kernel, out = noise(0, 1, 10, 10, 32), noise(1, size, size, 32, 32), noise(2, 1, 10, 10, 32)
 

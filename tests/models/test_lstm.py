@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import slow
 from federations import assert_close
 from fedjax_inv import models, objectives
 from fedjax_inv.algorithms.fedmix import mixed_loss
@@ -58,7 +59,7 @@ def test_it_is_its_formula_and_padding_never_acts() -> None:
     assert_close(logits(MODEL, VARIABLES, X), np.stack(expected), atol=1e-5)
 
 
-@pytest.mark.parametrize("weighed", [False, True], ids=["words", "weights"])
+@pytest.mark.parametrize("weighed", slow.after(1, [True, False]), ids=["weights", "words"])
 def test_gradients_are_the_same_however_much_padding_is_appended(weighed: bool) -> None:
     y, mask = jnp.array([0, 1, 2, 0]), jnp.array([True, True, True, False])
 

@@ -579,11 +579,15 @@ def test_the_cnn_of_leaf_tells_what_it_cannot_take() -> None:
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
-        (models.mlp(3, widths=(16,)), (6, 5, 5, 1)),
-        (models.mlp(3, widths=(16,), norm="batch"), (6, 5, 5, 1)),
-        (models.lenet(3, widths=(4, 8, 16), conv="im2col"), (6, 14, 14, 1)),
+        pytest.param(models.mlp(3, widths=(16,)), (6, 5, 5, 1), id="mlp", marks=pytest.mark.slow),
+        pytest.param(models.mlp(3, widths=(16,), norm="batch"), (6, 5, 5, 1), id="batch"),
+        pytest.param(
+            models.lenet(3, widths=(4, 8, 16), conv="im2col"),
+            (6, 14, 14, 1),
+            id="lenet",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["mlp", "batch", "lenet"],
 )
 def test_a_network_computes_in_sixteen_bits_and_keeps_all_else(model: Model, shape: tuple) -> None:
     rounded = models.computed_in(model, "bfloat16")

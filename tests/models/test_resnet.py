@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import federations
+import slow
 from federations import assert_close, assert_equal
 from fedjax_inv import devices, local, models, platforms, rounds
 from fedjax_inv.algorithms import fedipg
@@ -57,7 +58,7 @@ def test_as_many_parameters_as_elsewhere(arguments, number: int) -> None:
 
 @pytest.mark.parametrize(
     ("image_size", "sides"),
-    [(32, (32, 32, 16, 8, 4)), (64, (32, 32, 16, 8, 4)), (224, (56, 56, 28, 14, 7))],
+    slow.after(1, [(224, (56, 56, 28, 14, 7)), (32, (32, 32, 16, 8, 4)), (64, (32, 32, 16, 8, 4))]),
 )
 def test_sides_after_the_first_layer_and_each_stage(image_size: int, sides: tuple) -> None:
     x = np.zeros((2, image_size, image_size, 3), np.uint8)
@@ -114,7 +115,7 @@ def test_the_cut_moves_nothing_but_the_halves() -> None:
         assert_close(by_module(moved), by_module(changed))
 
 
-@pytest.mark.parametrize("norm", ["batch", "group", "frozen"])
+@pytest.mark.parametrize("norm", slow.after(1, ["batch", "group", "frozen"]))
 def test_padding_examples_never_act(norm: str) -> None:
     """Not on logits, statistics nor gradients: garbage in their place changes nothing."""
     model, mask = tiny(norm=norm, cut=2), np.array([True, False, True, False])
@@ -144,6 +145,7 @@ def test_padding_examples_never_act(norm: str) -> None:
         assert bool(jax.tree.leaves(stats)) == (norm == "frozen")
 
 
+@pytest.mark.slow
 def test_nothing_of_a_frozen_norm_moves_in_a_federation() -> None:
     """Not even under an optimizer that decays all parameters."""
     model, data = tiny(norm="frozen"), federations.federation()
@@ -173,7 +175,7 @@ def test_a_frozen_norm_is_its_formula() -> None:
         assert_close(outputs, (x - mean) / np.sqrt(var + 1e-5) * scale + bias)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("groups", slow.after(1, [2, 1, 3]))
 def test_a_group_norm_is_its_formula(groups: int) -> None:
     x, mask = noise(0, 3, 4, 5, 6), np.ones(3, bool)
     params = {"scale": noise(1, 6), "bias": noise(2, 6)}

@@ -7,6 +7,7 @@ import logging
 import re
 import struct
 import sys
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from federations import assert_close, assert_equal
+import slow
+from federations import assert_close, assert_equal, plain
 from fedjax_inv import models
 from fedjax_inv.models import weights
 from fedjax_inv.types import Array, Model, Tree, Variables
@@ -134,17 +136,26 @@ def tiny(**arguments) -> Model:
     return models.resnet18(**{"num_classes": NUM_CLASSES, "widths": WIDTHS} | arguments)
 
 
+@cache
+def shapes() -> Variables:
+    """Of the network that most files here are for."""
+    return shapes_of(tiny())
+
+
 def shapes_of(model: Model, channels: int = 1) -> Variables:
     return jax.eval_shape(model.init, KEY, np.zeros((1, 8, 8, channels), np.float32))
 
 
 @pytest.mark.parametrize(
     ("image_size", "norm", "cut", "image", "suffix"),
-    [
-        (32, "batch", None, (9, 8, 1), ".npz"),
-        (64, "frozen", 2, (21, 34, 3), ".safetensors"),
-        (224, "batch", 0, (35, 38, 2), ".safetensors"),
-    ],
+    slow.after(
+        1,
+        [
+            (224, "batch", 0, (35, 38, 2), ".safetensors"),
+            (32, "batch", None, (9, 8, 1), ".npz"),
+            (64, "frozen", 2, (21, 34, 3), ".safetensors"),
+        ],
+    ),
 )
 def test_a_loaded_network_is_the_formula_of_torchvision(
     tmp_path: Path, image_size: int, norm: str, cut: int | None, image: tuple, suffix: str
@@ -183,10 +194,10 @@ def leaves_by_path(tree: Tree) -> dict[str, np.ndarray]:
 def drawn() -> Variables:
     """Of a network of NUM_CLASSES classes, cut by default."""
     model = tiny()
-    return jax.jit(model.init)(KEY, np.zeros((1, 8, 8, 1), np.float32))
+    return plain(jax.jit(model.init)(KEY, np.zeros((1, 8, 8, 1), np.float32)))
 
 
-@pytest.mark.parametrize("classes", [5, None])
+@pytest.mark.parametrize("classes", slow.after(1, [5, None]))
 def test_a_classifier_that_does_not_fit_stays_as_drawn(
     tmp_path: Path, drawn: Variables, classes: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -283,13 +294,13 @@ def without(name: str) -> Arrays:
         ),
     ],
 )
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("suffix", slow.after(1, [".npz", ".safetensors"]))
 def test_what_does_not_fit_is_told_in_one_line(
     tmp_path: Path, arrays: Arrays, message: str, suffix: str
 ) -> None:
     path = write(tmp_path / f"bad{suffix}", arrays)
     with pytest.raises(ValueError, match=f"^path={re.escape(f'{path}: {message}')}$"):
-        weights.load(path, shapes_of(tiny()))
+        weights.load(path, shapes())
 
 
 def test_statistics_do_not_fit_a_network_without(tmp_path: Path) -> None:
@@ -328,14 +339,14 @@ def test_a_damaged_compressed_file_is_told_in_one_line(tmp_path: Path) -> None:
         content[at] ^= 0xFF
     path.write_bytes(content)
     with pytest.raises(ValueError, match=": must be a whole file of plain arrays: "):
-        weights.load(path, shapes_of(tiny()))
+        weights.load(path, shapes())
 
 
 def test_pickled_objects_are_not_loaded(tmp_path: Path) -> None:
     path = tmp_path / "objects.npz"
     np.savez(path, x=np.array([{}], object))
     with pytest.raises(ValueError, match=": must be a whole file of plain arrays: "):
-        weights.load(path, shapes_of(tiny()))
+        weights.load(path, shapes())
 
 
 def test_other_networks_are_refused(tmp_path: Path) -> None:
@@ -348,4 +359,4 @@ def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = write(tmp_path / "whole.safetensors", torchvision())
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match=r"pip install 'fedjax_inv\[experiments\]'$"):
-        weights.load(path, shapes_of(tiny()))
+        weights.load(path, shapes())
