@@ -239,7 +239,7 @@ def test_what_stands_in_for_a_missing_update() -> None:
         (dict(sampling_rate=0.0), "^--sampling_rate=0: must be above 0 and at most 1"),
         (dict(frequency=0.0), "^--frequency=0: must be above 0 and at most 1"),
         (dict(frequency=1.5), "^--frequency=1.5: must be above 0 and at most 1"),
-        (dict(algorithm=("cafe",)), "^--set=beta: must be 0 where the clients' opt"),
+        (dict(algorithm=("cafe",)), "^--algorithm=cafe: optimizer: must be sgd .*, or --set=beta=0"),
         (
             dict(late="stale", frequency=0.5, slow=("0:2",)),
             "^--slow=0:2: must be left out with --late=stale",
@@ -271,7 +271,7 @@ def test_what_stands_in_for_a_missing_update() -> None:
         (dict(stride=3, dataset="dsprites", num_images=50, environment="none"), None),
         (dict(weights="nowhere.npz", model="resnet18"), "^--weights=nowhere.npz: .*there is none"),
         (dict(model="alexnet", stride=2), "^--model=alexnet: .* at least 8 pixels a side"),
-        (dict(augment=True), "^--model=mlp: "),
+        (dict(augment=True), "^--augment=true: must be false, as the examples are "),
         (dict(select="agreement", partition="iid"), "^--select=agreement: needs several training"),
     ],
 )

@@ -64,6 +64,7 @@ def on_four(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return ran(config.of(run_dir=str(folder), devices="4", hold="own", **FLAGS))
 
 
+@pytest.mark.slow
 def test_four_devices_give_what_one_gives(on_one: Ran, on_four: Ran) -> None:
     x = on_four.job.data.x
     assert len(x.sharding.device_set) == 4
@@ -123,6 +124,7 @@ def test_devices_hold_their_own_clients_where_all_attend(cohort: int, shares: bo
     assert pooled.mesh is None
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
     """Each of which holds its own clients."""
     with socket.socket() as probe:
