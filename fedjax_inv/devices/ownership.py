@@ -35,7 +35,8 @@ def lane_size(num_clients: int, num_devices: int, lanes: int = 0) -> int:
 
 def lanes_per_device(num_clients: int, num_devices: int, lanes: int = 0) -> int:
     """Return how many lanes a device has room for; the arguments are those of `lane_size`."""
-    count = -(-num_clients // lane_size(num_clients, num_devices, lanes))
+    size = lane_size(num_clients, num_devices, lanes)
+    count = -(-num_clients // size)
     return -(-count // num_devices)
 
 

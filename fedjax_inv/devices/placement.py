@@ -74,7 +74,7 @@ def shape_of_mesh(
       multiple: a number that divides k_r k_c, such as that of the processes; it divides k.
 
     Raises:
-      UsageError: if a number is too small.
+      UsageError: if a number is too small, or if `multiple` does not divide k.
     """
     for name, number in (
         *(("num_runs", num_runs), ("num_slots", num_slots), ("num_devices", num_devices)),
@@ -82,6 +82,10 @@ def shape_of_mesh(
     ):
         checks.integer(name, number)
     checks.integer("most", most, 0)
+    if num_devices % multiple:
+        raise checks.UsageError(
+            "multiple", multiple, "must divide {devices}", devices=("num_devices", num_devices)
+        )
 
     def cost(pair: tuple[int, int]) -> tuple[int, int, int]:
         of_runs, of_clients = pair

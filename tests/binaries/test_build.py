@@ -239,7 +239,10 @@ def test_what_stands_in_for_a_missing_update() -> None:
         (dict(sampling_rate=0.0), "^--sampling_rate=0: must be above 0 and at most 1"),
         (dict(frequency=0.0), "^--frequency=0: must be above 0 and at most 1"),
         (dict(frequency=1.5), "^--frequency=1.5: must be above 0 and at most 1"),
-        (dict(algorithm=("cafe",)), "^--algorithm=cafe: optimizer: must be sgd .*, or --set=beta=0"),
+        (
+            dict(algorithm=("cafe",)),
+            "^--algorithm=cafe: optimizer: must be sgd .*, or --set=beta=0",
+        ),
         (
             dict(late="stale", frequency=0.5, slow=("0:2",)),
             "^--slow=0:2: must be left out with --late=stale",

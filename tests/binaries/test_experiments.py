@@ -35,6 +35,7 @@ from experiments.running.signals import Stop
 from fedjax_inv import diagnostics, models, platforms, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
+from fedjax_inv.devices import Layout
 from fedjax_inv.types import Federation
 from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
 from runs import line as line_of
@@ -633,6 +634,7 @@ class Pretended(chunks.Machine):
     def __init__(self, num_bytes: int = 10**6, alone: float = 1.2, is_gpu: bool = False) -> None:
         self.num_bytes, self.is_gpu, self.asked = num_bytes, is_gpu, 0
         self.alone = alone  # times the time of all runs at once
+        self.runs_per_device = Layout().runs_per_device
 
     @property
     def is_cpu(self) -> bool:
