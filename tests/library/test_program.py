@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType
 
-from federations import assert_close, assert_equal, plain
+from benchmarks import hlo
+from federations import assert_close, assert_equal, assert_same_bits, plain
 from fedjax_inv import (
     communication,
     devices,
@@ -151,6 +153,24 @@ def test_an_evaluation_is_an_outcome_of_no_rounds() -> None:
     for name in ("valid", "test", "stops", "gradients", "detailed"):
         assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5)
     assert_equal(plain(training), before)
+
+
+def test_devices_that_share_runs_send_nothing_and_change_no_bit() -> None:
+    """Four devices have two, one, one and one of the five runs, and then the last one again."""
+    mesh = jax.make_mesh((4, 1), (devices.RUNS, devices.CLIENTS), axis_types=(AxisType.Auto,) * 2)
+    results = []
+    for layout in (devices.Layout(lanes=8), devices.Layout(mesh, lanes=8, num_runs=R)):
+        compiled = program.make(EXPERIMENT, run_chunk=1, layout=layout)
+        data, placed = world()[0], inputs()
+        if layout.mesh is not None:
+            data, placed = layout.place(data, placed)
+        training = compiled.init(data, placed)
+        arguments = data, placed, training, program.cohorts(schedule, placed)
+        read = hlo.Program(compiled.segment.lower(*arguments).compile().as_text() or "")
+        assert hlo.collectives(read) == []
+        training, outcome = compiled.segment(*arguments)
+        results.append((plain(compiled.stored(placed, training)), compiled.gathered(outcome)))
+    assert_same_bits(*results)
 
 
 def test_a_grid_goes_seed_by_seed_through_every_combination() -> None:
