@@ -344,7 +344,9 @@ class Layout(NamedTuple):
             if isinstance(array, jax.ShapeDtypeStruct):
                 return jax.ShapeDtypeStruct((self.num_runs, *array.shape[1:]), array.dtype)
             if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
-                return jax.random.wrap_key_data(leaf(jax.random.key_data(array)))
+                keys = jax.random.wrap_key_data(leaf(jax.random.key_data(array)))
+                # Keys have no form on the host, and orbax saves no array of one process alone.
+                return _put(keys, self._sharding(_WHOLE))
             return on_host(array)[: self.num_runs]
 
         return jax.tree.map(leaf, tree)

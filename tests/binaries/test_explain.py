@@ -420,5 +420,5 @@ def test_the_binary_ends_with_one_line_and_status_2(fedavg: Path) -> None:
     command = [sys.executable, "-m", "experiments.explain", f"--runs={fedavg}", "--samples=1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "error: --samples=1: must be at least 2"
+    assert done.stderr.splitlines()[-1] == ("error: --samples=1: must be at least 2 and below 2^31")
     assert "Traceback" not in done.stderr
