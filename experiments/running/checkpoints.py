@@ -62,9 +62,10 @@ class Checkpoints:
 
     def save(self, done: int, states: Training, served: Served) -> None:
         """Writes a checkpoint, in the background."""
-        items = {_STATES: _plain(_numbers(states)), _SELECTED: _plain(served)}
+        # From the host: of an array on several devices orbax saves slices, and compiles each.
+        items = jax.device_get({_STATES: _plain(_numbers(states)), _SELECTED: _plain(served)})
         saved = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
-        sums = {name: provenance.checksum(jax.device_get(tree)) for name, tree in items.items()}
+        sums = {name: provenance.checksum(tree) for name, tree in items.items()}
         about = About(done, sums, *folders.description(self._config, self._cell))
         with _written(self._folder):
             note = ocp.args.JsonSave(msgspec.to_builtins(about))
