@@ -19,6 +19,7 @@ from fedjax_inv.types import Array, Examples, Tree
 
 T = TypeVar("T")
 
+_WAITING = 1.5  # the price of a round in which devices wait for each other, by measurement
 RUNS, CLIENTS = "runs", "clients"  # the axes of a mesh
 _PARTS = 16  # parts of a shared shard, where their number does not depend on the devices
 _STEPS = 64  # the numbers of rows of devices are rounded up to a multiple of 1/64 of all
@@ -62,9 +63,10 @@ def shape_of_mesh(
 ) -> tuple[int, int]:
     """Return (k_r, k_c): how many devices share the runs, and how many the clients of a run.
 
-    The busiest device trains ceil(R / k_r) ceil(S / k_c) clients in a round. Of all pairs whose
-    product is at most k, this is the smallest; among equals the one with the most devices for runs,
-    which send nothing, and then with the fewest devices.
+    The busiest device trains ceil(R / k_r) ceil(S / k_c) clients in a round. With k_c above 1 they
+    count half as much again, because the devices wait for each other in each round. Of all pairs
+    whose product is at most k, this is the smallest; among equals the one with the most devices for
+    runs, and then with the fewest devices.
 
     Args:
       num_runs: R.
@@ -87,10 +89,14 @@ def shape_of_mesh(
             "multiple", multiple, "must divide {devices}", devices=("num_devices", num_devices)
         )
 
-    def cost(pair: tuple[int, int]) -> tuple[int, int, int]:
+    def cost(pair: tuple[int, int]) -> tuple[float, int, int]:
         of_runs, of_clients = pair
         busiest = -(-num_runs // of_runs) * -(-num_slots // of_clients)
-        return busiest, -min(of_runs, num_runs), of_runs * of_clients
+        return (
+            busiest * (_WAITING if of_clients > 1 else 1),
+            -min(of_runs, num_runs),
+            of_runs * of_clients,
+        )
 
     pairs = [
         (of_runs, of_clients)
