@@ -50,16 +50,17 @@ def test_a_state_is_as_large_as_that_of_the_program(changes: dict[str, object]) 
     assert len(cell.runs) * state == expected
 
 
-@pytest.mark.parametrize(("hold", "num_states"), [("own", 2), ("all", 3)])
+@pytest.mark.parametrize(("hold", "num_states"), [("own", 2), ("all", 4)])
 def test_a_device_may_hold_the_states_of_its_own_clients_alone(hold: str, num_states: int) -> None:
-    assembled = assemble.assemble(chosen(algorithm=("scaffold",), devices="2", hold=hold))
+    shared: dict[str, object] = dict(algorithm=("scaffold",), clients=4, seeds=(0,))
+    assembled = assemble.assemble(chosen(**shared, devices="2", hold=hold))
     (cell,) = assembled.cells
     network = jax.eval_shape(assembled.model.init, jax.random.key(0), assembled.data.x[:1])
-    state, _ = memory._of_run(assembled, cell, network, num_clients=3)
-    alone = assemble.assemble(chosen(algorithm=("scaffold",)))
-    whole, _ = memory._of_run(alone, cell, network, num_clients=3)
+    state, _ = memory._of_run(assembled, cell, network, num_clients=4)
+    alone = assemble.assemble(chosen(**shared))
+    whole, _ = memory._of_run(alone, cell, network, num_clients=4)
     of_one = memory._bytes(network)  # its control variate
-    assert state == whole - (3 - num_states) * of_one
+    assert state == whole - (4 - num_states) * of_one
 
 
 @pytest.mark.parametrize(
