@@ -259,7 +259,7 @@ def _values(of: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
 
 
 D = "--dataset={data}"
-# What is typed, and how that begins which is told; {data} is the folder above.
+# A command line, and how its error begins; {data} is the folder above.
 COMMANDS: list[tuple[str, str]] = [
     *_values(RANGES),
     *_values(NO_NUMBERS),
@@ -326,8 +326,8 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --cut=9", "--cut=9: must be an integer in 0..2, with --model=mlp"),
     ("train --weights=/nowhere.npz", "--weights=/nowhere.npz: --model=mlp has no weights"),
     *(
-        (f"train --model=resnet18 --weights={{data}}/{name}", f"--weights=.*/{name}: {told}")
-        for name, told in (
+        (f"train --model=resnet18 --weights={{data}}/{name}", f"--weights=.*/{name}: {error}")
+        for name, error in (
             ("nowhere.npz", "must be a file, there is none"),
             ("notes.txt", "must be a .safetensors or an .npz file"),
             ("pipe.npz", "must be a file"),
@@ -342,8 +342,8 @@ COMMANDS: list[tuple[str, str]] = [
         )
     ),
     *(
-        (f"train --init_from={{data}}/{name}", f"--init_from=.*/{name}: {told}")
-        for name, told in (
+        (f"train --init_from={{data}}/{name}", f"--init_from=.*/{name}: {error}")
+        for name, error in (
             ("nowhere", "must be the folder of a run"),
             ("pipe", "must be the folder of a run"),
             ("sweep", "must be the folder of a run of this sweep, one of cell"),
@@ -353,8 +353,8 @@ COMMANDS: list[tuple[str, str]] = [
     ),
     # Data.
     *(
-        (f"train {D}/{name}.npz", f"--dataset=.*/{name}.npz: {told}")
-        for name, told in (
+        (f"train {D}/{name}.npz", f"--dataset=.*/{name}.npz: {error}")
+        for name, error in (
             ("no_features", ".*without an empty axis"),
             ("no_examples", "must hold at least one example"),
             ("one_class", "has the class '0' alone, must have two"),
@@ -389,8 +389,8 @@ COMMANDS: list[tuple[str, str]] = [
     ),
     (f"train {D}/all_test.npz", "--held_out=none: leaves no examples to train on"),
     *(
-        (f"train {D}/folders/{name}", f"--dataset=.*/{name}: .*{told}")
-        for name, told in (
+        (f"train {D}/folders/{name}", f"--dataset=.*/{name}: .*{error}")
+        for name, error in (
             ("empty", "must hold images in folders domain/class"),
             ("other", "must hold images in folders domain/class"),
             ("deep", "must be an image"),
@@ -411,8 +411,8 @@ COMMANDS: list[tuple[str, str]] = [
         )
     ),
     *(
-        (f"train {D}/{name}", f"--dataset=.*/{name}: .*{told}")
-        for name, told in (
+        (f"train {D}/{name}", f"--dataset=.*/{name}: .*{error}")
+        for name, error in (
             ("pipe", "must be a data set"),
             ("notes.txt", "must be a data set"),
             ("pipe.csv", "must be a file"),
@@ -473,8 +473,8 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --first_all --clients=5 --cohort=5", "--first_all=true: has no effect"),
     ("train --missing=reuse", "--missing=reuse: has no effect, .* without --cohort"),
     *(
-        (f"train --algorithm={name} --set={first} {second}", f"--set={first}: has no .*{told}")
-        for name, first, second, told in (
+        (f"train --algorithm={name} --set={first} {second}", f"--set={first}: has no .*{error}")
+        for name, first, second, error in (
             ("fedipg", "warmup_penalty=0.1", "", "--set=warmup_rounds=0"),
             ("fedipg", "estimator=halves", "--batch_size=1", "--batch_size=1"),
             ("fl_games", "fast=true", "", "--set=learned=false"),
@@ -627,21 +627,21 @@ COMMANDS: list[tuple[str, str]] = [
     ("show_data --images=x", "--images=x: must be a whole number"),
     ("show_data --held_out=0,15", "--held_out=0,15: must be one domain"),
     *(
-        (f"{command} --out={out}", f"--out={out}: {told}")
+        (f"{command} --out={out}", f"--out={out}: {error}")
         for command in (
             *("show_data", "evaluate --run={data}/finished", "explain --runs={data}/finished"),
             *("factors --runs={data}/finished", "contributions --runs={data}/finished"),
         )
-        for out, told in (
+        for out, error in (
             ("picture.jpg", "must end in .png"),
             ("/dev/null/picture.png", "cannot be written"),
         )
     ),
     ("show_data --out=", "--out=: must end in .png"),
     *(
-        (f"{command}={{data}}/{name}", f"--runs?=.*/{name}: {told}")
+        (f"{command}={{data}}/{name}", f"--runs?=.*/{name}: {error}")
         for command in ("evaluate --run", "export --run", "explain --runs", "factors --runs")
-        for name, told in (
+        for name, error in (
             ("nowhere", "must be the folder of a finished run"),
             ("pipe", "must be the folder of a finished run"),
             ("notes.txt", "must be the folder of a finished run"),

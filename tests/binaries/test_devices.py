@@ -97,9 +97,9 @@ def test_a_run_resumes_on_another_number_of_devices(
 
 def test_devices_that_hold_all_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
     """As they do by default where some clients are absent."""
-    told = ran(config.of(run_dir=str(tmp_path / "run"), devices="4", **FLAGS))
-    assert told.job.data.x.shape == on_one.job.data.x.shape
-    assert_same_run(on_one.folder, told.folder)
+    four = ran(config.of(run_dir=str(tmp_path / "run"), devices="4", **FLAGS))
+    assert four.job.data.x.shape == on_one.job.data.x.shape
+    assert_same_run(on_one.folder, four.folder)
 
 
 @pytest.mark.parametrize(("cohort", "shares"), [(0, True), (7, True), (6, False)])
@@ -147,8 +147,8 @@ def test_two_processes_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
         )
         for i in range(2)
     ]
-    told = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], told
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
     assert_same_run(on_one.folder, tmp_path / "run")
 
 

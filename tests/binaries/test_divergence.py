@@ -63,13 +63,15 @@ def result(rates: dict[float, tuple[set[int], float]], stops: list[Stop] | None 
 
 
 def test_the_text_names_the_settings() -> None:
-    told = "4 of 9 runs diverged: learning_rate=0.1 (1 of 3 seeds), learning_rate=1 (3 of 3 seeds)"
-    assert divergence.text(result(RATES).runs) == told
+    printed = (
+        "4 of 9 runs diverged: learning_rate=0.1 (1 of 3 seeds), learning_rate=1 (3 of 3 seeds)"
+    )
+    assert divergence.text(result(RATES).runs) == printed
     assert divergence.text(lines({0.1: (set(), 0.5)})) == ""
     assert divergence.text(lines({0.1: ({2}, 0.5)})) == "1 of 3 runs diverged"
     many = {float(rate): ({0}, 0.5) for rate in range(1, 10)}
-    told = divergence.text(lines(many))
-    assert told.endswith("learning_rate=6 (1 of 3 seeds), 3 more settings")
+    printed = divergence.text(lines(many))
+    assert printed.endswith("learning_rate=6 (1 of 3 seeds), 3 more settings")
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -96,8 +98,8 @@ def test_progress_is_of_the_runs_that_have_not_diverged(
         assert "valid=0.680" in text  # (3 x 0.6 + 2 x 0.8) / 5
         assert "diverged=4 of 9" in text
     else:
-        told = "valid 0.680, test 0.680, loss 2.000, 4 of 9 runs diverged, 1.0 s\n"
-        assert f"fedavg: round 10 of 20, {told}" in text
+        printed = "valid 0.680, test 0.680, loss 2.000, 4 of 9 runs diverged, 1.0 s\n"
+        assert f"fedavg: round 10 of 20, {printed}" in text
         assert "fedavg: round 20 of 20, 6 of 6 runs diverged, 1.0 s\n" in text
 
 
@@ -120,7 +122,7 @@ def test_a_diverged_run_never_wins() -> None:
 def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
     stops = [Stop(0.6, None)]
     cells = [("good", result(RATES, stops)), ("bad", result(ALL, stops))]
-    told = report.write(tmp_path, cells, title="", paper={})
+    printed = report.write(tmp_path, cells, title="", paper={})
     text = (tmp_path / "table.md").read_text()
     by_heading = {
         rows[0][0]: {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
@@ -138,7 +140,7 @@ def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
         "learning_rate=0.01",
         "diverged",
     )
-    for written in (text, told):
+    for written in (text, printed):
         assert f"good, held out 80: {divergence.text(lines(RATES))}.\n" in written
         assert f"bad, held out 80: {divergence.text(lines(ALL))}.\n{RULE}" in written
 
@@ -158,11 +160,13 @@ def test_each_setting_has_a_row_in_all_forms(form: str) -> None:
 def test_where_all_diverged_each_setting_has_a_row(tmp_path: Path) -> None:
     some = {0.1: ({1}, 0.8)}
     for rates, first in ((ALL, "every run diverged"), (some, "a seed of every setting diverged")):
-        told = report.write(tmp_path, [("fedavg", result(rates))], title="", paper={})
-        assert told.startswith(f"{first}\n\nfedavg, held out 80: {divergence.text(lines(rates))}.")
-        assert RULE in told
-        assert len(entries(told)) == 1 + len(rates)
-        assert (tmp_path / "table.md").read_text() == f"{told}\n"
+        printed = report.write(tmp_path, [("fedavg", result(rates))], title="", paper={})
+        assert printed.startswith(
+            f"{first}\n\nfedavg, held out 80: {divergence.text(lines(rates))}."
+        )
+        assert RULE in printed
+        assert len(entries(printed)) == 1 + len(rates)
+        assert (tmp_path / "table.md").read_text() == f"{printed}\n"
 
 
 def test_the_tables_of_papers_count_what_diverged() -> None:
@@ -195,11 +199,11 @@ def test_errors_name_settings_and_remedy() -> None:
     class Folder:
         where, result, config = "--run=x", result(ALL), config.of()
 
-    told = "--run=x: 6 of 6 runs diverged: learning_rate=0.1 (3 of 3 seeds), learning_rate=1"
+    printed = "--run=x: 6 of 6 runs diverged: learning_rate=0.1 (3 of 3 seeds), learning_rate=1"
     folder: Any = Folder
     with pytest.raises(UsageError) as error:
         evaluate.chosen(folder)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(printed)
 
     class Broken:
         broken = np.array([[-1, 4]])
