@@ -48,18 +48,18 @@ from jax.sharding import (
 )
 
 from benchmarks import frame, hlo, workloads
-from experiments.experiment import assemble, command_line
-from experiments.experiment.config import Config
-from experiments.flags import command, names
-from experiments.flags.flag import at_least, flag
-from experiments.parts import machine
-from experiments.running import chunks
 from fedjax_inv import communication, local, models, platforms, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import ClientShards, Layout, chunked, vmapped
 from fedjax_inv.models import lowerings
 from fedjax_inv.types import Array, Cohort, Examples, Federation, Tree
+from fedjax_inv_experiments.experiment import assemble, command_line
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.flags import command, names
+from fedjax_inv_experiments.flags.flag import at_least, flag
+from fedjax_inv_experiments.parts import machine
+from fedjax_inv_experiments.running import chunks
 
 
 class Target(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import jax
 
 from benchmarks import frame, workloads
-from experiments.flags import command
-from experiments.flags.flag import at_least, flag
 from fedjax_inv import models
+from fedjax_inv_experiments.flags import command
+from fedjax_inv_experiments.flags.flag import at_least, flag
 
 
 @dataclasses.dataclass(frozen=True)

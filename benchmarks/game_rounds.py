@@ -14,12 +14,12 @@ from typing import Any
 import jax
 
 from benchmarks import frame
-from experiments.experiment import assemble, command_line
-from experiments.flags import command
-from experiments.flags.flag import at_least, flag
-from experiments.papers import fl_games, study
-from experiments.running import chunks
 from fedjax_inv import program
+from fedjax_inv_experiments.experiment import assemble, command_line
+from fedjax_inv_experiments.flags import command
+from fedjax_inv_experiments.flags.flag import at_least, flag
+from fedjax_inv_experiments.papers import fl_games, study
+from fedjax_inv_experiments.running import chunks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,17 +37,17 @@ import msgspec
 import numpy as np
 
 from benchmarks import frame
-from experiments.experiment.config import Config
-from experiments.experiment.grid import Cell
-from experiments.flags import command
-from experiments.flags.flag import SEED, at_least, flag
-from experiments.running import checkpoints, log
-from experiments.running import folder as folders
 from fedjax_inv.algorithms import LISTED
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags import command
+from fedjax_inv_experiments.flags.flag import SEED, at_least, flag
+from fedjax_inv_experiments.running import checkpoints, log
+from fedjax_inv_experiments.running import folder as folders
 
 # Modules that take long to import and that every command imports sooner or later.
 _SLOW = (
-    *("sklearn.datasets", "experiments.reporting.figures"),
+    *("sklearn.datasets", "fedjax_inv_experiments.reporting.figures"),
     *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf"),
 )
 _HEADINGS = ("command", "kills", "files compared", "that differ")

@@ -21,12 +21,12 @@ import numpy as np
 import optax
 
 from benchmarks import frame
-from experiments.flags import command
-from experiments.flags.flag import at_least, flag
 from fedjax_inv import models
 from fedjax_inv.algorithms import fedipg
 from fedjax_inv.models import lowerings
 from fedjax_inv.types import Array, Model, Tree, Variables
+from fedjax_inv_experiments.flags import command
+from fedjax_inv_experiments.flags.flag import at_least, flag
 
 # place -> the place to which its ratio is relative
 BASES = {"outside": "outside", "scan": "outside", "vmapped": "scan", "penalised": "scan"}

@@ -20,13 +20,13 @@ import optax
 from sklearn.datasets import load_digits
 
 from benchmarks import frame
-from experiments.flags import command
-from experiments.flags.flag import at_least, flag
 from fedjax_inv import devices, local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.types import Cohort, Examples, Federation
+from fedjax_inv_experiments.flags import command
+from fedjax_inv_experiments.flags.flag import at_least, flag
 
 _COHORT = 100  # clients of a round
 _EXPONENT = 1.5  # P(size > s) = (smallest / s)^exponent

@@ -11,18 +11,18 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import frame, lowerings
-from experiments.experiment import assemble, config
-from experiments.experiment.config import Config
-from experiments.experiment.grid import Cell
-from experiments.flags.flag import flag
-from experiments.parts import machine as machines
-from experiments.parts import training
-from experiments.running import chunks
 from fedjax_inv import devices, local, models, program, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
 from fedjax_inv.devices import ClientShards, Layout, SharedExamples, chunked, over
 from fedjax_inv.types import Cohort, Federation, Model
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags.flag import flag
+from fedjax_inv_experiments.parts import machine as machines
+from fedjax_inv_experiments.parts import training
+from fedjax_inv_experiments.running import chunks
 
 
 class Workload(NamedTuple):

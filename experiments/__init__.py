@@ -1,23 +1,5 @@
-"""Experiments: binaries in the root, and the rooms of modules that they share."""
+"""`python -m experiments.NAME` in a checkout: NAME in fedjax_inv_experiments."""
 
-import os
-import signal
-import sys
-from types import FrameType
+import fedjax_inv_experiments
 
-from experiments.flags import standins
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    del frame
-    os.write(2, b"\ninterrupted\n")
-    os._exit(128 + number)
-
-
-# Both are done here, because the imports of `python -m experiments.NAME` take seconds.
-_is_binary = sys.argv[:1] == ["-m"]
-if _is_binary and standins.serve(sys.argv):
-    standins.install()
-# Other programs that import this package handle interrupts themselves.
-if _is_binary and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _interrupt)
+__path__ = fedjax_inv_experiments.__path__

@@ -31,5 +31,5 @@ settings.load_profile("tests")
 def one_core() -> Iterator[None]:
     """`--devices=auto` takes one device on any machine; tests of several name their number."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("experiments.parts.machine.cores", lambda: 1)
+        patch.setattr("fedjax_inv_experiments.parts.machine.cores", lambda: 1)
         yield

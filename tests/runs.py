@@ -11,15 +11,15 @@ import orbax.checkpoint as ocp
 import pytest
 from absl import flags
 
-from experiments import train
-from experiments.experiment.config import Config
-from experiments.flags import flag
-from experiments.flags.command import Binary
-from experiments.reporting import figures
-from experiments.running import folder as folders
-from experiments.running import log, loop, provenance
-from experiments.running.records import Domain, Line, Result
-from experiments.running.signals import Stop, Stopped
+from fedjax_inv_experiments import train
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.flags import flag
+from fedjax_inv_experiments.flags.command import Binary
+from fedjax_inv_experiments.reporting import figures
+from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running import log, loop, provenance
+from fedjax_inv_experiments.running.records import Domain, Line, Result
+from fedjax_inv_experiments.running.signals import Stop, Stopped
 
 
 class Ran(NamedTuple):

@@ -24,7 +24,7 @@ def test_every_path_exists() -> None:
 
 
 def test_every_room_and_package_is_named() -> None:
-    for package in ("experiments", "fedjax_inv"):
+    for package in ("fedjax_inv_experiments", "fedjax_inv"):
         rooms = {path.parent for path in (ROOT / package).rglob("__init__.py")}
         top = {
             f"{room.relative_to(ROOT)}/" for room in rooms if len(room.parts) - len(ROOT.parts) <= 2

@@ -14,9 +14,9 @@ import optax
 import pytest
 
 import xla_flags
-from experiments.parts import machine, optimizers
-from experiments.running import progress
 from fedjax_inv.models import lowerings
+from fedjax_inv_experiments.parts import machine, optimizers
+from fedjax_inv_experiments.running import progress
 
 
 def test_xla_flags_known_without_an_abort() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("fedjax_inv", "experiments", "benchmarks")
+PACKAGES = ("fedjax_inv", "fedjax_inv_experiments", "benchmarks")
 
 
-# The rooms of experiments/: a module imports from its own room and from earlier ones. The binaries
-# lie in the root.
+# The rooms of fedjax_inv_experiments/: a module imports from its own room and earlier ones; the
+# binaries lie in the root.
 ROOMS = ("flags", "parts", "experiment", "running", "reporting", "papers", "binaries")
 
 
@@ -45,7 +45,7 @@ def order(graph: dict[str, set[str]]) -> None:
 
 def test_no_import_runs_in_a_circle() -> None:
     known = modules()
-    assert {"fedjax_inv.types", "experiments.running.loop"} <= set(known)
+    assert {"fedjax_inv.types", "fedjax_inv_experiments.running.loop"} <= set(known)
     order({name: imported(ast.parse(path.read_text()), set(known)) for name, path in known.items()})
 
 
@@ -59,15 +59,15 @@ def test_a_circle_is_found() -> None:
 def test_the_library_knows_nothing_of_the_binaries() -> None:
     known = modules()
     for name, path in known.items():
-        if name.startswith("fedjax_inv"):
+        if name.startswith("fedjax_inv."):
             others = imported(ast.parse(path.read_text()), set(known))
-            assert not any(other.startswith("experiments") for other in others), name
+            assert not any(other.startswith("fedjax_inv_experiments") for other in others), name
 
 
 def room_of(name: str) -> int | None:
-    """The index of a module's room; None outside of experiments/."""
+    """The index of a module's room; None outside of fedjax_inv_experiments/."""
     package, _, rest = name.partition(".")
-    if package != "experiments" or not rest:
+    if package != "fedjax_inv_experiments" or not rest:
         return None
     room, _, module = rest.partition(".")
     return ROOMS.index(room if module or room in ROOMS else "binaries")
@@ -89,19 +89,24 @@ def test_no_import_runs_back_up() -> None:
 
 
 def test_an_import_that_runs_back_up_is_found() -> None:
-    later = {"experiments.flags.flag", "experiments.parts.data", "experiments.train", "fedjax_inv"}
-    assert upwards("experiments.parts.method", later) == {"experiments.train"}
-    assert upwards("experiments.flags.names", later) == later - {
-        "experiments.flags.flag",
+    later = {
+        "fedjax_inv_experiments.flags.flag",
+        "fedjax_inv_experiments.parts.data",
+        "fedjax_inv_experiments.train",
         "fedjax_inv",
     }
-    assert upwards("experiments.train", later) == set()
+    assert upwards("fedjax_inv_experiments.parts.method", later) == {"fedjax_inv_experiments.train"}
+    assert upwards("fedjax_inv_experiments.flags.names", later) == later - {
+        "fedjax_inv_experiments.flags.flag",
+        "fedjax_inv",
+    }
+    assert upwards("fedjax_inv_experiments.train", later) == set()
     assert upwards("benchmarks.peers", later) == set()
 
 
 def test_the_root_of_experiments_holds_binaries_alone() -> None:
-    found = {path.stem: path.read_text() for path in (ROOT / "experiments").glob("*.py")}
+    found = {path.stem: path.read_text() for path in (ROOT / "fedjax_inv_experiments").glob("*.py")}
     del found["__init__"]
     assert not {name for name, text in found.items() if "\nBINARY = " not in text}
-    folders = {path.name for path in (ROOT / "experiments").iterdir() if path.is_dir()}
+    folders = {path.name for path in (ROOT / "fedjax_inv_experiments").iterdir() if path.is_dir()}
     assert folders - {"__pycache__"} == {*ROOMS} - {"binaries"}

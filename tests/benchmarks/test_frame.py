@@ -13,9 +13,9 @@ from absl import flags
 
 import benchmarks
 from benchmarks import frame
-from experiments.flags.command import Binary
-from experiments.flags.flag import at_least, flag
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.flags.command import Binary
+from fedjax_inv_experiments.flags.flag import at_least, flag
 
 (_FOLDER,) = benchmarks.__path__
 NAMES = sorted(

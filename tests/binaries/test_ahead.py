@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.experiment import assemble, config, memory
-from experiments.experiment.config import Config
-from experiments.reporting import run_report
-from experiments.running import launch, loop, progress
-from experiments.running.ahead import Ahead
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import assemble, config, memory
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.reporting import run_report
+from fedjax_inv_experiments.running import launch, loop, progress
+from fedjax_inv_experiments.running.ahead import Ahead
 from runs import metrics, no_figures
 
 run = functools.partial(launch.run, in_folders=True, report=run_report.write)

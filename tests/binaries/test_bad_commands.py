@@ -20,16 +20,25 @@ import numpy as np
 import pytest
 from absl import flags
 
-from experiments import contributions, evaluate, explain, export, factors, show_data, sweep, train
-from experiments.experiment import assemble, config, grid
-from experiments.flags import errors
-from experiments.flags.command import Binary
-from experiments.papers import cafe, fedcfa, fedipg, fl_games
-from experiments.parts import machine
-from experiments.running import files, loop, provenance, records
-from experiments.running import folder as folders
 from fedjax_inv import checks
 from fedjax_inv.data import prepare
+from fedjax_inv_experiments import (
+    contributions,
+    evaluate,
+    explain,
+    export,
+    factors,
+    show_data,
+    sweep,
+    train,
+)
+from fedjax_inv_experiments.experiment import assemble, config, grid
+from fedjax_inv_experiments.flags import errors
+from fedjax_inv_experiments.flags.command import Binary
+from fedjax_inv_experiments.papers import cafe, fedcfa, fedipg, fl_games
+from fedjax_inv_experiments.parts import machine
+from fedjax_inv_experiments.running import files, loop, provenance, records
+from fedjax_inv_experiments.running import folder as folders
 from runs import line
 
 _MEMORY = 4 * 10**9  # bytes of the machine and of the device, whatever they are

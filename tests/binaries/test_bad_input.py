@@ -14,18 +14,18 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import sweep, train
-from experiments.experiment import assemble, command_line, config, grid
-from experiments.flags import errors
-from experiments.flags import names as registry
-from experiments.parts import method
-from experiments.running import folder as folders
-from experiments.running import log, loop
-from experiments.running.records import Start
 from fedjax_inv import algorithms, models
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments, federation, sources
+from fedjax_inv_experiments import sweep, train
+from fedjax_inv_experiments.experiment import assemble, command_line, config, grid
+from fedjax_inv_experiments.flags import errors
+from fedjax_inv_experiments.flags import names as registry
+from fedjax_inv_experiments.parts import method
+from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running import log, loop
+from fedjax_inv_experiments.running.records import Start
 
 ROOT = Path(__file__).parents[2]
 Refusal = Callable[..., str]

@@ -11,17 +11,17 @@ import optax
 import pytest
 
 import runs
-from experiments.experiment import assemble, config
-from experiments.flags import names
-from experiments.parts import data as data_flags
-from experiments.parts import network as networks
-from experiments.parts import optimizers, participation, training
-from experiments.parts.data import Data
-from experiments.parts.training import Clients
 from fedjax_inv import models, platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Cohort
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.flags import names
+from fedjax_inv_experiments.parts import data as data_flags
+from fedjax_inv_experiments.parts import network as networks
+from fedjax_inv_experiments.parts import optimizers, participation, training
+from fedjax_inv_experiments.parts.data import Data
+from fedjax_inv_experiments.parts.training import Clients
 from test_weights import WIDTHS, torchvision
 
 

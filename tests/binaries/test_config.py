@@ -8,13 +8,13 @@ import re
 import pytest
 from absl import flags
 
-from experiments import sweep, train
-from experiments.experiment import command_line, config
-from experiments.flags import names as registry
-from experiments.flags.flag import at_least, flag, name_of
-from experiments.parts import environments, method
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments import sweep, train
+from fedjax_inv_experiments.experiment import command_line, config
+from fedjax_inv_experiments.flags import names as registry
+from fedjax_inv_experiments.flags.flag import at_least, flag, name_of
+from fedjax_inv_experiments.parts import environments, method
 
 
 def test_flags_as_a_list_are_those_of_a_command_line() -> None:

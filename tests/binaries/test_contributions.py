@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from experiments import contributions, sweep
-from experiments.contributions import Options
-from experiments.experiment import assemble, config
-from experiments.reporting import figures
-from experiments.reporting import phases as phases_of
-from experiments.reporting.phases import Phase
-from experiments.running import folder as folders
-from experiments.running import provenance
 from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments import contributions, sweep
+from fedjax_inv_experiments.contributions import Options
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.reporting import figures
+from fedjax_inv_experiments.reporting import phases as phases_of
+from fedjax_inv_experiments.reporting.phases import Phase
+from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running import provenance
 from runs import Ran, halved, jobs, no_figures, parsed, ran, states
 
 TINY = config.of(

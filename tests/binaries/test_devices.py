@@ -15,12 +15,12 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import federations
-from experiments.experiment import assemble, config
-from experiments.parts.machine import cores as machine_of_cores
 from federations import NUM_CLASSES
 from fedjax_inv import local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.devices import Layout, over, sharded
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.parts.machine import cores as machine_of_cores
 from runs import Ran, go_on, halved, metrics, ran, states
 
 ROOT = Path(__file__).parents[2]

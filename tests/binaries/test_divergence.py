@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import evaluate
-from experiments.experiment import config
-from experiments.flags.errors import Diverged
-from experiments.papers import fedipg, study
-from experiments.reporting import report, tables
-from experiments.running import divergence, loop
-from experiments.running.progress import Progress
-from experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments import evaluate
+from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.flags.errors import Diverged
+from fedjax_inv_experiments.papers import fedipg, study
+from fedjax_inv_experiments.reporting import report, tables
+from fedjax_inv_experiments.running import divergence, loop
+from fedjax_inv_experiments.running.progress import Progress
+from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
 from runs import line
 
 # Learning rate -> the seeds that diverged, and the validation accuracy of all seeds.

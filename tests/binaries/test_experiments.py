@@ -19,24 +19,24 @@ import numpy as np
 import pytest
 
 import slow
-from experiments import sweep, train
-from experiments.experiment import assemble, config, grid
-from experiments.experiment.config import Config
-from experiments.experiment.grid import Cell
-from experiments.flags.errors import Diverged
-from experiments.parts import watching
-from experiments.parts.watching import Watching
-from experiments.reporting import report, run_figures
-from experiments.running import chunks, log, loop, provenance, records, selected
-from experiments.running import folder as folders
-from experiments.running.checkpoints import Checkpoints
-from experiments.running.records import Domain, Result, RunResult
-from experiments.running.signals import Stop
 from fedjax_inv import diagnostics, models, platforms, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.devices import Layout
 from fedjax_inv.types import Federation
+from fedjax_inv_experiments import sweep, train
+from fedjax_inv_experiments.experiment import assemble, config, grid
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags.errors import Diverged
+from fedjax_inv_experiments.parts import watching
+from fedjax_inv_experiments.parts.watching import Watching
+from fedjax_inv_experiments.reporting import report, run_figures
+from fedjax_inv_experiments.running import chunks, log, loop, provenance, records, selected
+from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running.checkpoints import Checkpoints
+from fedjax_inv_experiments.running.records import Domain, Result, RunResult
+from fedjax_inv_experiments.running.signals import Stop
 from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
 from runs import line as line_of
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import slow
-from experiments import explain, sweep
-from experiments.experiment import config
-from experiments.reporting import finished
-from experiments.running import provenance
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.types import Algorithm, Array, Tree
+from fedjax_inv_experiments import explain, sweep
+from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.running import provenance
 from runs import no_figures, parsed, ran, started
 
 ROOT = Path(__file__).parents[2]

@@ -29,22 +29,22 @@ from absl import flags
 from matplotlib.figure import Figure
 
 import slow
-from experiments import contributions, evaluate, explain, export, factors, show_data
-from experiments.experiment import assemble, config, grid
-from experiments.experiment.config import Config
-from experiments.flags import errors, flag
-from experiments.papers import fedcfa, study
-from experiments.reporting import figures, finished
-from experiments.running import checkpoints, files, launch, provenance, selected
-from experiments.running import folder as folders
-from experiments.running import log as logs
-from experiments.running.checkpoints import Checkpoints
-from experiments.running.events import Events
-from experiments.running.signals import Stop
-from experiments.sweep import sweep
-from experiments.train import train
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments import contributions, evaluate, explain, export, factors, show_data
+from fedjax_inv_experiments.experiment import assemble, config, grid
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.flags import errors, flag
+from fedjax_inv_experiments.papers import fedcfa, study
+from fedjax_inv_experiments.reporting import figures, finished
+from fedjax_inv_experiments.running import checkpoints, files, launch, provenance, selected
+from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running import log as logs
+from fedjax_inv_experiments.running.checkpoints import Checkpoints
+from fedjax_inv_experiments.running.events import Events
+from fedjax_inv_experiments.running.signals import Stop
+from fedjax_inv_experiments.sweep import sweep
+from fedjax_inv_experiments.train import train
 from runs import Ran, StopAfterOne, go_on, halved, metrics, no_figures, ran, states
 
 ROOT = Path(__file__).parents[2]

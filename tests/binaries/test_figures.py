@@ -14,14 +14,14 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 import slow
-from experiments import evaluate
-from experiments.papers import drawings
-from experiments.reporting import data_figures, figures, run_figures
-from experiments.running.records import Cell, Domain, Line, Result, Run, RunResult
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
 from fedjax_inv.types import Examples, Federation
+from fedjax_inv_experiments import evaluate
+from fedjax_inv_experiments.papers import drawings
+from fedjax_inv_experiments.reporting import data_figures, figures, run_figures
+from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult
 from runs import line
 
 Cells = list[tuple[str, Path, Result]]

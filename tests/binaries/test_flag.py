@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.flags.flag import flag_error, in_flags, is_whole, shown, value_in
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.flags.flag import flag_error, in_flags, is_whole, shown, value_in
 
 NAMES = {"flips": "flips", "num_clients": "clients", "held_out": "held_out", "play": "set=play"}
 

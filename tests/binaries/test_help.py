@@ -11,10 +11,10 @@ from types import ModuleType
 import pytest
 from absl import flags
 
-from experiments import papers, sweep, train
-from experiments.experiment import command_line
-from experiments.papers import study
-from experiments.running import launch
+from fedjax_inv_experiments import papers, sweep, train
+from fedjax_inv_experiments.experiment import command_line
+from fedjax_inv_experiments.papers import study
+from fedjax_inv_experiments.running import launch
 
 ROOT = Path(__file__).parents[2]
 BINARIES = ("train", "sweep", "show_data", "evaluate", "export", "explain", "contributions")
@@ -38,7 +38,7 @@ def test_commands_are_found_where_they_stand() -> None:
 
 def check(name: str, arguments: list[str], folder: Path) -> None:
     """Reads a command as its binary does; a study's with all of its rows."""
-    module, values = importlib.import_module(f"experiments.{name}"), flags.FlagValues()
+    module, values = importlib.import_module(f"fedjax_inv_experiments.{name}"), flags.FlagValues()
     if name.startswith("papers."):
         module.BINARY.define(values)
         options = module.BINARY.read(["", *arguments], values)
@@ -54,7 +54,7 @@ def check(name: str, arguments: list[str], folder: Path) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_help_parse(name: str, tmp_path: Path) -> None:
-    examples = commands(importlib.import_module(f"experiments.{name}").__doc__ or "")
+    examples = commands(importlib.import_module(f"fedjax_inv_experiments.{name}").__doc__ or "")
     assert {binary for binary, _ in examples} == {name}
     for _, arguments in examples:
         check(name, arguments, tmp_path)
@@ -90,7 +90,7 @@ def test_help_does_not_import_jax_and_says_the_same() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     imported = done.stderr.split()
-    assert "experiments.running.launch" in imported
+    assert "fedjax_inv_experiments.running.launch" in imported
     assert not {"jax._src", "flax.core", "optax._src"} & set(imported)
     values = flags.FlagValues()
     train.BINARY.define(values)

@@ -12,16 +12,16 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import sweep
-from experiments.experiment import assemble, config
-from experiments.experiment.assemble import Assembled
-from experiments.experiment.config import Config
-from experiments.parts import watching
-from experiments.reporting import run_report
-from experiments.running import checkpoints, launch
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Variables
+from fedjax_inv_experiments import sweep
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.experiment.assemble import Assembled
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.parts import watching
+from fedjax_inv_experiments.reporting import run_report
+from fedjax_inv_experiments.running import checkpoints, launch
 from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
 
 SIMPSON = config.of(

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from experiments.experiment import assemble, config
-from experiments.experiment.grid import Cell
-from experiments.parts import machine
-from experiments.parts.training import Sizes
 from fedjax_inv import models, program
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.parts import machine
+from fedjax_inv_experiments.parts.training import Sizes
 
 
 def precision_of(algorithm: str, **flags: str) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 import jax
 import pytest
 
-from experiments.experiment import assemble, config, memory
-from experiments.experiment.config import Config
-from experiments.parts import machine
-from experiments.reporting import run_report
-from experiments.running import launch
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import assemble, config, memory
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.parts import machine
+from fedjax_inv_experiments.reporting import run_report
+from fedjax_inv_experiments.running import launch
 
 NETWORK = 4 * (64 * 8 + 8 + 8 * 10 + 10)  # bytes of an mlp of 8 units on digits
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import show_data
-from experiments.experiment import assemble, config
-from experiments.reporting import data_figures, tables
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments import show_data
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.reporting import data_figures, tables
 
 NAMES = (r"$\nonsense$", "a|b", "Grüße_ü", "$5 and $6")
 

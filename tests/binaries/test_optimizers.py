@@ -10,11 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.experiment import assemble, config
-from experiments.parts import optimizers
-from experiments.parts.server import Server
-from experiments.parts.training import Clients
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.parts import optimizers
+from fedjax_inv_experiments.parts.server import Server
+from fedjax_inv_experiments.parts.training import Clients
 
 PARAMS = {"w": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "b": jnp.array([0.1, -0.2])}
 GRADS = jax.tree.map(lambda leaf: 0.3 * leaf + 0.1, PARAMS)

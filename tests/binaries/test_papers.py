@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import papers
-from experiments.experiment import config, grid
-from experiments.papers import study
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments import papers
+from fedjax_inv_experiments.experiment import config, grid
+from fedjax_inv_experiments.papers import study
 
 
 def paper(name: str) -> study.Paper:

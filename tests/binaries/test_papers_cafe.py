@@ -10,12 +10,12 @@ import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments.experiment import command_line, config, grid
-from experiments.papers import cafe, study
-from experiments.papers.study import Cells, Row, RowResult
-from experiments.parts import participation
-from experiments.reporting import figures
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import command_line, config, grid
+from fedjax_inv_experiments.papers import cafe, study
+from fedjax_inv_experiments.papers.study import Cells, Row, RowResult
+from fedjax_inv_experiments.parts import participation
+from fedjax_inv_experiments.reporting import figures
 from runs import no_figures
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from absl import flags
 
-from experiments.experiment import command_line
-from experiments.papers import drawings, fedipg, study
-from experiments.papers.study import RowResult
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import command_line
+from fedjax_inv_experiments.papers import drawings, fedipg, study
+from fedjax_inv_experiments.papers.study import RowResult
 
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--checkpoint_every=4", "--seeds=0,1", "--widths=8"),

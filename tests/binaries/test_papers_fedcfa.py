@@ -10,14 +10,14 @@ import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import factors
-from experiments.experiment import command_line, config, grid
-from experiments.papers import fedcfa, study
-from experiments.papers.study import Cells, Row, RowResult
-from experiments.reporting import figures, finished
 from fedjax_inv import models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models.blocks import unit_range
+from fedjax_inv_experiments import factors
+from fedjax_inv_experiments.experiment import command_line, config, grid
+from fedjax_inv_experiments.papers import fedcfa, study
+from fedjax_inv_experiments.papers.study import Cells, Row, RowResult
+from fedjax_inv_experiments.reporting import figures, finished
 from runs import no_figures, started
 
 

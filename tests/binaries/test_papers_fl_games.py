@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from absl import flags
 
-from experiments.experiment import command_line, config
-from experiments.papers import drawings, fl_games, study
-from experiments.papers.study import Row
-from experiments.running import loop
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import command_line, config
+from fedjax_inv_experiments.papers import drawings, fl_games, study
+from fedjax_inv_experiments.papers.study import Row
+from fedjax_inv_experiments.running import loop
 from runs import no_figures
 
 SMALL = (

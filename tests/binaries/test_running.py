@@ -17,19 +17,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from experiments.experiment import config, grid
-from experiments.experiment.config import Config
-from experiments.experiment.grid import Cell
-from experiments.parts.selection import RULES
-from experiments.reporting import finished
-from experiments.running import checkpoints, files, log, provenance, records, selected, summary
-from experiments.running import folder as folders
-from experiments.running.records import Domain, Line, Result, RunResult, Start
-from experiments.running.selected import SelectedStates
 from fedjax_inv.checks import UsageError
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome, Training
 from fedjax_inv.rounds import State
+from fedjax_inv_experiments.experiment import config, grid
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.parts.selection import RULES
+from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.running import (
+    checkpoints,
+    files,
+    log,
+    provenance,
+    records,
+    selected,
+    summary,
+)
+from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running.records import Domain, Line, Result, RunResult, Start
+from fedjax_inv_experiments.running.selected import SelectedStates
 from runs import line
 
 CHOSEN = config.of(rounds=7, eval_every=3, seeds=(0, 1), resume=True)
@@ -220,7 +228,8 @@ def test_an_edited_missing_or_swapped_line_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     hold = (
-        "import sys, time; from pathlib import Path; from experiments.running import folder\n"
+        "import sys, time; from pathlib import Path\n"
+        "from fedjax_inv_experiments.running import folder\n"
         "with folder.locked(Path(sys.argv[1])): print('in', flush=True); time.sleep(60)"
     )
     root = Path(__file__).parents[2]

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import runs
-from experiments.parts import selection
-from experiments.parts.selection import RULES
-from experiments.reporting import report
-from experiments.running.records import Cell, Domain, Line, Result, Run, RunResult
+from fedjax_inv_experiments.parts import selection
+from fedjax_inv_experiments.parts.selection import RULES
+from fedjax_inv_experiments.reporting import report
+from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult
 
 
 def line(round: int, accuracies: tuple[float, ...], test: float, examples: int = 400) -> Line:

@@ -11,13 +11,13 @@ import pytest
 from matplotlib.figure import Figure
 
 import slow
-from experiments import show_data
-from experiments.experiment import assemble, config
-from experiments.experiment.config import Config
-from experiments.reporting import data_figures, figures
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.environments import Colored
+from fedjax_inv_experiments import show_data
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.reporting import data_figures, figures
 from runs import parsed, started
 
 ROOT = Path(__file__).parents[2]

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 import slow
-from experiments import evaluate, explain, export
-from experiments.experiment import config
-from experiments.parts.selection import RULES
-from experiments.reporting import finished
-from experiments.running import selected
-from experiments.running.checkpoints import Checkpoints
-from experiments.running.selected import SelectedStates, Served
 from fedjax_inv import models, rounds
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.program import Training
 from fedjax_inv.types import Algorithm
+from fedjax_inv_experiments import evaluate, explain, export
+from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.parts.selection import RULES
+from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.running import selected
+from fedjax_inv_experiments.running.checkpoints import Checkpoints
+from fedjax_inv_experiments.running.selected import SelectedStates, Served
 from runs import Ran, go_on, halved, line, metrics, no_figures, parsed, ran, states
 
 

@@ -15,16 +15,25 @@ import msgspec
 import pytest
 from absl import flags
 
-from experiments import contributions, evaluate, explain, export, factors, show_data, sweep, train
-from experiments.experiment import assemble, config, grid
-from experiments.flags import errors, outside
-from experiments.papers import cafe, fedcfa, fedipg, fl_games, study
-from experiments.papers.study import Paper
-from experiments.reporting import figures
-from experiments.running import checkpoints, launch, loop, provenance, records
-from experiments.running import folder as folders
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments import (
+    contributions,
+    evaluate,
+    explain,
+    export,
+    factors,
+    show_data,
+    sweep,
+    train,
+)
+from fedjax_inv_experiments.experiment import assemble, config, grid
+from fedjax_inv_experiments.flags import errors, outside
+from fedjax_inv_experiments.papers import cafe, fedcfa, fedipg, fl_games, study
+from fedjax_inv_experiments.papers.study import Paper
+from fedjax_inv_experiments.reporting import figures
+from fedjax_inv_experiments.running import checkpoints, launch, loop, provenance, records
+from fedjax_inv_experiments.running import folder as folders
 from runs import Ran, no_figures, ran
 
 OWN = """

@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments import train
-from experiments.experiment import config
-from experiments.experiment.grid import Cell
-from experiments.running import events, launch, log
-from experiments.running.progress import Progress
-from experiments.running.records import Line
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import grid
+from fedjax_inv_experiments import train
+from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.running import events, launch, log
+from fedjax_inv_experiments.running.progress import Progress
+from fedjax_inv_experiments.running.records import Line
 from runs import go_on, halved, line, no_figures, ran
 
 Scalars = list[tuple[str, int, float]]  # name, step, value

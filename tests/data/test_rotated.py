@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.experiment import assemble, config
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
+from fedjax_inv_experiments.experiment import assemble, config
 
 
 def holders(**flags: object) -> tuple[list[int], list[int]]:

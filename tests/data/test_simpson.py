@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.experiment import assemble, config
-from experiments.parts import environment
-from experiments.parts.environments.kind import Source
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import simpson, sources
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.simpson import Shaded
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.parts import environment
+from fedjax_inv_experiments.parts.environments.kind import Source
 
 
 def grey(num: int = 120, num_test: int = 20) -> Dataset:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from experiments.experiment import config
-from experiments.parts import environment
-from experiments.parts.environments.kind import Source
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, sources, stains
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.stains import COLORS, GROUNDS, STROKES, UNSTAINED
+from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.parts import environment
+from fedjax_inv_experiments.parts.environments.kind import Source
 
 SEEDS = (0, 1, 2)
 

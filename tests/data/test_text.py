@@ -13,13 +13,13 @@ import optax
 import pytest
 
 import slow
-from experiments.experiment import assemble, config
 from fedjax_inv import local, models
 from fedjax_inv.algorithms import fedcfa, fedmix
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import leaf, sources, text
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Setup, Tree
+from fedjax_inv_experiments.experiment import assemble, config
 from runs import ran
 
 GOOD, BAD = ("love", "sunny", "great"), ("hate", "rain", "awful")

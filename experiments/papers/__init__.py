@@ -1,5 +1,0 @@
-"""The papers whose tables can be computed: python -m experiments.papers.NAME."""
-
-from experiments.experiment.command_line import PAPERS as LISTED
-
-__all__ = ["LISTED"]

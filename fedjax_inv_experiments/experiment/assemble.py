@@ -1,0 +1,265 @@
+"""From all flags to an experiment: its grid, network and data, and each cell ready to compile."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from fedjax_inv import checks, program
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Split
+from fedjax_inv.devices import Layout
+from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Variables
+from fedjax_inv_experiments.experiment import grid
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags.flag import flag_error, in_flags
+from fedjax_inv_experiments.flags.names import facts
+from fedjax_inv_experiments.parts import data as data_flags
+from fedjax_inv_experiments.parts import (
+    environment,
+    machine,
+    method,
+    network,
+    participation,
+    partition,
+    server,
+    training,
+    watching,
+)
+from fedjax_inv_experiments.parts.environments.kind import Source
+from fedjax_inv_experiments.parts.training import Sizes
+
+Splits = Mapping[int, Split]  # by seed
+# (shapes of the network's variables, seeds) -> the initial networks of runs, by seed
+Start = Callable[[Variables, Sequence[int]], Mapping[int, Variables]]
+
+
+class Prepared(NamedTuple):
+    """A cell that is ready to be compiled."""
+
+    experiment: program.Experiment  # common to all its runs
+    inputs: program.Inputs  # of its runs
+    groups: list[str]  # names of the validation groups
+    sizes: Sizes
+    data: Examples
+    layout: Layout  # of data and inputs
+
+
+class Assembled(NamedTuple):
+    """An experiment: the grid, the network, and the data with their splits among clients."""
+
+    config: Config
+    dataset: Dataset  # of the first seed, with its environments
+    model: Model
+    cells: list[Cell]
+    data: Examples  # of all draws in a row; on the host if there are several devices
+    splits: Mapping[str | None, Splits]  # by held-out domain
+    variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
+    num_bytes: int  # of a network
+
+    def prepare(self, cell: Cell) -> Prepared:
+        """A cell, ready to be compiled."""
+        config, splits = self.config, self.splits[cell.held_out]
+        watched = config.watching
+        inputs = program.inputs(
+            cell.runs,
+            splits,
+            pooled=facts(cell.algorithm).pooled,
+            watch_examples=watched.watch_examples,
+            warm_start=lambda sizes: watching.warm_start(watched, config.clients.batch_size, sizes),
+            variables=self.variables,
+            num_classes=len(self.dataset.classes) if watched.watch_classes else 0,
+        )
+        groups = program.group_names(splits[cell.runs[0].seed])
+        sizes = training.sizes(config.clients, np.asarray(inputs.train.size))
+        common = experiment(config, cell, self.model, len(groups), sizes)
+        return Prepared(common, inputs, groups, sizes, self.data, self.layout(cell))
+
+    def layout(self, cell: Cell) -> Layout:
+        """The layout of a cell's runs and clients on devices.
+
+        Raises UsageError if there are too few devices.
+        """
+        config = self.config
+        num_clients = len(next(iter(self.splits[cell.held_out].values())).domain)
+        number = 1 if facts(cell.algorithm).pooled else num_clients
+        slots = config.participation.slots(number)
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.data))
+        load = machine.Load(len(cell.runs), number, slots, num_bytes, self.num_bytes)
+        return machine.layout(config.run, load)
+
+
+def algorithm(
+    config: Config, cell: Cell, model: Model, hyper: Mapping[str, float | Array], sizes: Sizes
+) -> Algorithm:
+    """The algorithm of a cell with one run's hyperparameters, whose values may be tracers.
+
+    Raises UsageError for a value out of range.
+    """
+    method.check_settings(cell.settings)
+    arguments = {**cell.settings, **hyper}
+    work = training.work(config.clients, arguments.pop("learning_rate"), sizes)
+    server_rate = arguments.pop("server_learning_rate", None)
+    if server_rate is not None:
+        arguments["server_optimizer"] = server.optimizer(config.server, server_rate)
+    plain = method.algorithm(cell.algorithm, model, work, arguments)
+    return participation.with_rule(config.participation, plain)
+
+
+def schedules_of_rates(config: Config) -> dict[str, optax.Schedule]:
+    """The schedules of those learning rates that change, by the hyperparameter's name."""
+    end = config.schedules_end
+    schedules = {
+        "learning_rate": training.schedule(config.clients, end),
+        "server_learning_rate": server.schedule(config.server, end),
+    }
+    return {name: factor for name, factor in schedules.items() if factor is not None}
+
+
+def experiment(
+    config: Config, cell: Cell, model: Model, num_groups: int, sizes: Sizes
+) -> program.Experiment:
+    """The part of an experiment that the runs of a cell share."""
+    return program.Experiment(
+        model,
+        lambda hyper: algorithm(config, cell, model, hyper, sizes),
+        num_groups,
+        thresholds=config.watching.thresholds,
+        stop_above=bool(config.watching.stop_above),
+        end_at_stop=config.watching.after_stop == "end",
+        drop_nonfinite=config.run.nonfinite == "drop",
+        history=config.participation.history,
+        watch_gradients=config.watching.watch_gradients,
+        pooled=facts(cell.algorithm).pooled,
+        schedules={
+            name: factor
+            for name, factor in schedules_of_rates(config).items()
+            if name in cell.runs[0].hyper
+        },
+        precision=machine.precision(config.run, facts(cell.algorithm).precision),
+    )
+
+
+def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
+    """The cohorts [R, T, S] of T = num_rounds rounds; from round --rounds on they are empty."""
+    return participation.cohorts(config.participation, inputs, num_rounds, config.run.rounds)
+
+
+def assemble(
+    config: Config, seeds: Sequence[int] | None = None, start: Start | None = None
+) -> Assembled:
+    """The experiment that the flags describe; nothing is compiled.
+
+    seeds: the seeds to split the data for; by default all of --seeds.
+    start: reads the networks of --init_from; without it, runs start from random networks.
+
+    Raises UsageError if the flags do not fit the data.
+    """
+    loaded = data_flags.load(config.data)
+    draw_of = {
+        seed: environment.draw_seed(config.environment, seed) for seed in seeds or config.run.seeds
+    }
+    _check_draws(config, loaded, len({*draw_of.values()}))
+    draws = {
+        draw: environment.domains(
+            config.environment,
+            loaded,
+            Source(config.data.dataset, config.data.test_fraction, draw, config.partition.clients),
+        )
+        for draw in dict.fromkeys(draw_of.values())  # starting with that of the first seed
+    }
+    first = next(iter(draws.values()))
+    if len(np.unique(first.y)) < 2:
+        text = f"has the class {first.classes[first.y[0]]!r} alone, must have two to tell apart"
+        raise flag_error("dataset", config.data.dataset, text)
+    model = network.make(config.model, first)
+    shapes = network.shapes(config.model, model, first)
+    variables = start(shapes, [*draw_of]) if start and config.model.init_from else None
+    cells = grid.cells(config, data_flags.held_out(config.data, first.domains))
+    for cell in cells:  # finds an impossible hyperparameter before any compute
+        for run in cell.runs:
+            algorithm(config, cell, model, run.hyper, Sizes())
+    before = config.environment.kind.draws_test and not loaded.test.any()
+    at_split = any(cell.held_out is None for cell in cells) and not first.test.any()
+    data_flags.check_test_fraction(config.data, is_drawn=before or at_split)
+    data = _examples(list(draws.values()))
+    if machine.most_devices(config.run) > 1:
+        data = jax.device_get(data)  # or the first device would hold all data besides its share
+    first_rows = {draw: index * len(first.y) for index, draw in enumerate(draws)}
+    splits = {
+        domain: {
+            seed: _split(config, draws[draw], data, domain, seed, first_rows[draw])
+            for seed, draw in draw_of.items()
+        }
+        for domain in dict.fromkeys(cell.held_out for cell in cells)
+    }
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    assembled = Assembled(config, first, model, cells, data, splits, variables, num_bytes)
+    _check_watching(assembled)
+    return assembled
+
+
+def _check_draws(config: Config, loaded: Dataset, count: int) -> None:
+    """Raises UsageError if so many draws of the data do not fit into memory."""
+    size = 2 * count * sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.x))  # and on the device
+    what = f" for {count} draws of the data, twice"
+    if count > 1:
+        try:
+            checks.memory("seeds", config.run.seeds, size, machine.memory(), what)
+        except UsageError as error:
+            raise in_flags(error, "", {"seeds": "seeds"}) from None
+
+
+def _examples(draws: Sequence[Dataset]) -> Examples:
+    if len(draws) == 1:
+        return federation.examples(draws[0].x, draws[0].y)
+    x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(each.x for each in draws))
+    return federation.examples(x, np.concatenate([each.y for each in draws]))
+
+
+def _split(
+    config: Config, dataset: Dataset, data: Examples, domain: str | None, seed: int, first_row: int
+) -> Split:
+    """The split of a seed, with one domain held out. data, first_row: as in `partition.split`."""
+    num_clients = config.partition.num_clients(len(dataset.domains) - (domain is not None))
+    participation.check_clients(config.participation, num_clients, config.run.rounds)
+    # With the same seed as the environments, the drawn test would be one of them. With --data_seed
+    # the seeds differ anyway.
+    chosen = config.environment
+    is_redrawn = domain is None and chosen.is_drawn and chosen.data_seed == "each"
+    return partition.split(
+        config.partition,
+        dataset,
+        data,
+        num_clients=num_clients,
+        held_out=domain,
+        seed=seed + 2**31 if is_redrawn else seed,
+        test_fraction=config.data.test_fraction,
+        first_row=first_row,
+    )
+
+
+def _check_watching(assembled: Assembled) -> None:
+    """Raises UsageError if the flags ask for an evaluation or selection that is impossible."""
+    watched, cells = assembled.config.watching, assembled.cells
+    split = next(iter(assembled.splits[cells[0].held_out].values()))
+    watching.check_rule(watched, len(program.group_names(split)))
+    if watched.watch_classes:
+        splits = [split for of_seed in assembled.splits.values() for split in of_seed.values()]
+        watching.check_classes(assembled.dataset.classes, np.asarray(assembled.data.y), splits)
+    if watched.watch_gradients:
+        for cell in cells:
+            _check_network(assembled, cell)
+
+
+def _check_network(assembled: Assembled, cell: Cell) -> None:
+    """Raises UsageError unless a cell's algorithm has a single network."""
+    config, model = assembled.config, assembled.model
+    if algorithm(config, cell, model, cell.runs[0].hyper, Sizes()).network is None:
+        text = f"--algorithm={cell.algorithm} has no single network to look at"
+        raise flag_error("watch_gradients", True, text)

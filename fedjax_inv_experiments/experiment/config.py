@@ -1,0 +1,267 @@
+"""All flags of an experiment, as checked groups. `command_line` reads command lines.
+
+`of` makes a `Config` from flags by name; `flat` is its inverse. Each group is a record in parts/.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.flags import outside
+from fedjax_inv_experiments.flags.flag import check as check_ranges
+from fedjax_inv_experiments.flags.flag import flag_error, flags_of, name_of
+from fedjax_inv_experiments.parts import (
+    data,
+    environment,
+    environments,
+    machine,
+    method,
+    network,
+    participation,
+    partition,
+    server,
+    training,
+    watching,
+)
+from fedjax_inv_experiments.parts.data import Data
+from fedjax_inv_experiments.parts.environment import Environment
+from fedjax_inv_experiments.parts.machine import Running
+from fedjax_inv_experiments.parts.method import Method
+from fedjax_inv_experiments.parts.network import Network
+from fedjax_inv_experiments.parts.participation import Participation
+from fedjax_inv_experiments.parts.partition import Partition
+from fedjax_inv_experiments.parts.server import Server
+from fedjax_inv_experiments.parts.training import Clients
+from fedjax_inv_experiments.parts.watching import Watching
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """All flags of an experiment. Call `of` to make one."""
+
+    method: Method
+    data: Data
+    environment: Environment
+    partition: Partition
+    clients: Clients
+    server: Server
+    model: Network
+    participation: Participation
+    watching: Watching
+    run: Running
+
+    @property
+    def title(self) -> str:
+        """The name of the data and of their domains, for figures and tables."""
+        domains = f", {self.environment.name} domains" if self.environment.is_drawn else ""
+        return f"{self.data.stem}{domains}"
+
+    @property
+    def schedules_end(self) -> int:
+        """The round in which cosine schedules of learning rates end; 0 without such a schedule."""
+        kinds = (self.clients.schedule, self.server.server_schedule)
+        return (self.clients.schedule_rounds or self.run.rounds) if "cosine" in kinds else 0
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """The algorithms and the network that are from outside of this project."""
+        named = (*self.method.algorithm, self.model.model)
+        return tuple(filter(outside.is_outside, named))
+
+    @property
+    def trusted(self) -> frozenset[str]:
+        """The factories outside of this project that these flags allow to import."""
+        return frozenset((*self.outside, *self.run.trust_code))
+
+
+# The record of each field of Config.
+GROUPS: dict[str, type[Any]] = {
+    "method": Method,
+    "data": Data,
+    "environment": Environment,
+    "partition": Partition,
+    "clients": Clients,
+    "server": Server,
+    "model": Network,
+    "participation": Participation,
+    "watching": Watching,
+    "run": Running,
+}
+
+
+def fields(group: str) -> list[dataclasses.Field[Any]]:
+    """The flags of a group; the flags of all environments belong to "environment"."""
+    records = [GROUPS[group], *(environment.RECORDS if group == "environment" else ())]
+    return [field for record in records for field in flags_of(record)]
+
+
+# All flags, by their fields' names.
+FLAGS = {field.name: field for group in GROUPS for field in fields(group)}
+
+# Trust belongs to a command: a run folder that could store it could trust itself.
+_NOT_RECORDED = {"trust_code"}
+
+
+def of(*, given: Collection[str] | None = None, may_be_idle: bool = False, **values: Any) -> Config:
+    """The configuration with these values of flags, by their fields' names, and defaults otherwise.
+
+    given: the flags that a person set, even to their default; by default those of `values`. Others
+        never contradict these: --eval_every follows --rounds.
+    may_be_idle: whether flags without an effect may be set.
+
+    Raises UsageError for a bad value, and for a flag without an effect.
+    """
+    for name in values:
+        if name not in FLAGS:
+            raise TypeError(f"{name} is no flag")
+
+    def record(kind: type[Any], **others: Any) -> Any:
+        own = [field.name for field in flags_of(kind)]
+        result = kind(**{name: values[name] for name in own if name in values}, **others)
+        check_ranges(result)
+        return result
+
+    groups = {name: record(kind) for name, kind in GROUPS.items() if name != "environment"}
+    asked = record(Environment).environment
+    kind = environment.name_of(asked, is_path=groups["data"].is_path)
+    records = tuple(record(each) for each in environments.LISTED[kind].records)
+    groups["environment"] = record(Environment, name=kind, records=records)
+    if "eval_every" not in (values if given is None else given):
+        run = groups["run"]
+        groups["watching"] = watching.following(
+            groups["watching"], run.rounds, run.checkpoint_every
+        )
+    config = Config(**groups)
+    _check(config)
+    method.check_paper(config.method, is_given="paper" in (given or ()))
+    if not may_be_idle:
+        for name, reason in idle(config, values, given or ()).items():
+            raise flag_error(name_of(FLAGS[name]), values[name], reason)
+        for entry, reason in method.idle_settings(config.method, config.clients.batch_size).items():
+            raise flag_error("set", entry, reason)
+    return config
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """The flags by their fields' names: the arguments of `of`."""
+    groups = [getattr(config, group) for group in GROUPS]
+    values = {
+        field.name: getattr(record, field.name)
+        for record in (*groups, *config.environment.records)
+        for field in flags_of(record)
+    }
+    return {name: values.get(name, field.default) for name, field in FLAGS.items()}
+
+
+def changed(config: Config, **values: Any) -> Config:
+    """The configuration with other values of some flags."""
+    return of(may_be_idle=True, **(flat(config) | values))
+
+
+def to_record(config: Config) -> dict[str, Any]:
+    """The flags as a run folder stores them; the environment is never "auto"."""
+    flags = flat(config) | {"environment": config.environment.name}
+    return {name: value for name, value in flags.items() if name not in _NOT_RECORDED}
+
+
+def from_record(record: Mapping[str, Any], trusted: Collection[str] = ()) -> Config:
+    """The configuration that a run folder stores; missing flags have their defaults.
+
+    trusted: the factories outside of this project that may be imported; `Config.trusted`.
+
+    Raises UsageError for an unknown flag, and, before any import, for a factory that is not
+    trusted.
+    """
+    unknown = set(record) - (set(FLAGS) - _NOT_RECORDED)
+    if unknown:
+        raise UsageError(f"was written by another version, with {', '.join(sorted(unknown))}")
+    values = typed(record)
+    outside.check_trusted(factories(values), trusted)
+    return of(may_be_idle=True, **values)
+
+
+def typed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that a run folder stores, in their types.
+
+    Raises TypeError or ValueError for a value of another type.
+    """
+    values = {}
+    for name, value in record.items():
+        field = FLAGS[name]
+        is_list, kind = isinstance(field.default, tuple), field.metadata["kind"]
+        if isinstance(value, list) != is_list:
+            raise TypeError(f"{name} is {value!r}")
+        values[name] = tuple(map(kind, value)) if is_list else kind(value)
+    return values
+
+
+def factories(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The names of the algorithms and of the network that a run folder stores, by flag."""
+    network = (record["model"],) if "model" in record else ()
+    return {"algorithm": tuple(record.get("algorithm", ())), "model": network}
+
+
+def _check(config: Config) -> None:
+    """Raises UsageError for flags that contradict each other."""
+    watching.check(config.watching, config.run.rounds)
+    data.check(config.data)
+    participation.check(config.participation, config.partition.clients)
+    training.check(config.clients)
+    server.check(config.server)
+    _check_warmups(config)
+    machine.check(config.run, config.watching.eval_every)
+    network.check(config.model)
+    method.check(config.method, has_norm=config.model.has_norm)
+
+
+def _check_warmups(config: Config) -> None:
+    """Raises UsageError for a warm-up that does not end before its cosine schedule."""
+    clients, server, end = config.clients, config.server, config.schedules_end
+    for flag, kind, rounds in (
+        ("warmup_rounds", clients.schedule, clients.warmup_rounds),
+        ("server_warmup_rounds", server.server_schedule, server.server_warmup_rounds),
+    ):
+        if kind == "cosine" and rounds >= end:
+            name = "schedule_rounds" if clients.schedule_rounds else "rounds"
+            raise flag_error(flag, rounds, f"must be below --{name}={end}, the cosine's end")
+
+
+def idle(config: Config, values: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, str]:
+    """The flags of `values` that have no effect in this configuration, and why.
+
+    A flag at its default does not count, unless it is in `given` and its value is not "off".
+    """
+    return {
+        name: reason
+        for name, reason in without_effect(config).items()
+        if name in values
+        and (values[name] != FLAGS[name].default or (name in given and _is_on(values[name])))
+    }
+
+
+def _is_on(value: Any) -> bool:
+    return value not in (0, "", "0", "none", ()) or value is False
+
+
+def without_effect(config: Config) -> dict[str, str]:
+    """The flags that have no effect, by their fields' names, and why."""
+    compared = config.method
+    return {
+        **environment.without_effect(config.environment),
+        **data.without_effect(config.data),
+        **partition.without_effect(config.partition),
+        **participation.without_effect(
+            config.participation,
+            compared.algorithm,
+            is_pooled=compared.is_pooled,
+            num_clients=config.partition.clients,
+        ),
+        **training.without_effect(config.clients, any_cosine=config.schedules_end > 0),
+        **server.without_effect(
+            config.server, compared.algorithm, has_optimizer=compared.has_server_optimizer
+        ),
+        **network.without_effect(config.model),
+        **watching.without_effect(config.watching),
+        **machine.without_effect(config.run),
+    }

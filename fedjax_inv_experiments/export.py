@@ -1,0 +1,169 @@
+"""Exports the networks of finished runs as files, each with a description.
+
+python -m experiments.export --run=runs/fedipg-digits-75 --out=networks
+
+It writes two files for each run (a seed with hyperparameters). model.safetensors holds the arrays;
+model.json describes the network, flags, versions, data and scores. `fedjax_inv.models.saved.load`
+reads the arrays:
+
+    model = models.mlp(10, widths=(32,))  # model.json: network
+    like = jax.eval_shape(model.init, jax.random.key(0), x[:1])
+    logits = models.predict(model, models.saved.load("model.safetensors", like), x)
+
+For a personal algorithm model.safetensors holds the network of a new client, and
+clients.safetensors each client's own arrays [C, ...] by the same names. For an algorithm without a
+single network model.safetensors holds the server's state.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import msgspec
+
+from fedjax_inv import wrapping
+from fedjax_inv.checks import UsageError
+from fedjax_inv.models import saved
+from fedjax_inv.types import Algorithm, Tree
+from fedjax_inv_experiments.experiment import config, grid
+from fedjax_inv_experiments.flags import command, outside
+from fedjax_inv_experiments.flags.flag import check_place, flag
+from fedjax_inv_experiments.parts import network as networks
+from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.reporting.finished import OneRun
+from fedjax_inv_experiments.reporting.tables import table
+from fedjax_inv_experiments.running import files, provenance
+from fedjax_inv_experiments.running.records import Start
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags of this binary."""
+
+    run: str = finished.run_flag()
+    state: str = finished.state_flag("best")
+    out: str = flag("", "The folder; default: export/ in that of the run.")
+    data_dir: str = finished.data_dir_flag()
+    trust_code: tuple[str, ...] = outside.trust_flag()
+
+
+class Written(NamedTuple):
+    """The files of a run."""
+
+    folder: Path
+    round: int
+    test: float  # accuracy
+
+
+def network(algorithm: Algorithm, server: Tree, own: Tree) -> tuple[str, dict[str, jax.Array]]:
+    """("network" or "server", the exported arrays by name). own: the state of a client."""
+    if algorithm.network:
+        return "network", saved.named(algorithm.network(server)) | saved.named(own)
+    *_, innermost = wrapping.layers(server)
+    return "server", saved.named(innermost)
+
+
+def about(one: OneRun) -> dict[str, Any]:
+    """The content of model.json, except for the arrays."""
+    runs, line = one.runs, one.line()
+    start = runs.starts[-1]
+    return {
+        "run": {"folder": str(runs.path), "state": one.state, "round": line.round},
+        "accuracy": {
+            "validation": line.validation_accuracy,
+            "test": line.test_accuracy,
+            "by_domain": {name: domain.accuracy for name, domain in line.domains.items()},
+        },
+        "network": {
+            "model": runs.config.model.model,
+            "arguments": networks.arguments(runs.config.model, runs.data.dataset),
+            "inputs": {
+                name or "x": [str(leaf.dtype), *leaf.shape[1:]]
+                for name, leaf in saved.named(runs.data.dataset.x).items()
+            },
+            "classes": runs.data.dataset.classes,
+        },
+        "algorithm": {
+            "name": runs.cell.algorithm,
+            "settings": runs.cell.settings,
+            "held_out": runs.cell.held_out,
+            **one.run._asdict(),
+        },
+        "data": {"dataset": runs.config.data.dataset, "sha256": start.data},
+        "trained": [_versions(each) for each in runs.starts],
+        "exported": _versions(provenance.record((), runs.config.outside)),
+        "flags": config.to_record(runs.config),
+    }
+
+
+def _versions(start: Start) -> dict[str, Any]:
+    names = ("date", "commit", "versions", "code")
+    return {name: msgspec.to_builtins(start[name]) for name in names}
+
+
+def _place(one: OneRun, out: Path) -> Path:
+    """The folder of a run's files."""
+    return out / grid.folder_name(one.name)
+
+
+def export(one: OneRun, out: Path, below: Path) -> Written:
+    """Writes the files of a run into its own folder; raises UsageError if it lacks the state.
+
+    below: the folder that the user named.
+    """
+    record, served = about(one), one.served()
+    place = _place(one, out)
+    files.make_folder(place, below)
+    algorithm = one.algorithm()
+    unseen = finished.unseen(algorithm, served.server)
+    holds, named = network(algorithm, served.server, unseen)
+    trees = {"model.safetensors": named}
+    if algorithm.personal:
+        trees["clients.safetensors"] = served.clients
+    arrays = {}
+    for name, tree in trees.items():
+        with files.replacing(place / name) as file:
+            arrays[name] = saved.save(file.name, tree)
+    files.write_json(place / "model.json", record | {"holds": holds, "arrays": arrays})
+    return Written(place, record["run"]["round"], record["accuracy"]["test"])
+
+
+def run(options: Options) -> str:
+    """Writes the files, and returns a table of them.
+
+    Raises UsageError for a folder without a finished run, or if no run has the state.
+    """
+    if not options.run:
+        raise UsageError("--run=", ..., "must be the folder of a finished run")
+    runs = finished.open(
+        "run", Path(options.run), trusted=options.trust_code, data_dir=options.data_dir
+    )
+    out = Path(options.out or runs.path / "export")
+    below = out if options.out else runs.path
+    each = [runs.run(index, options.state) for index in range(len(runs.cell.runs))]
+    for one in each:
+        files.check_no_link(_place(one, out), below)
+    check_place("out", out, is_folder=True)
+    written: list[Written] = []
+    lacking: list[UsageError] = []
+    for one in each:
+        try:
+            written.append(export(one, out, below))
+        except UsageError as error:
+            lacking.append(error)
+    if not written:
+        raise lacking[0]
+    columns = {
+        "network": lambda each: each.folder,
+        "of round": lambda each: each.round,
+        "test, %": lambda each: f"{100 * each.test:.1f}",
+    }
+    text = table(written, columns, align="decimal")
+    return "\n".join(["", text, *(f"Not written: {each}." for each in lacking)])
+
+
+BINARY = command.of(run, Options, __doc__)
+
+if __name__ == "__main__":
+    command.main(BINARY)

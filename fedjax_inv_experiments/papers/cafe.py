@@ -1,0 +1,342 @@
+"""The tables and figures of CAFE (arXiv 2503.09116), with accuracies by group of clients.
+
+python -m experiments.papers.cafe --study=groups --data=fashion_mnist
+
+Studies: methods (one column of Tables I to IV, and Fig. 5 and 6), frequency (Table II: how often
+half of the clients upload), imbalance (classes with long tails), groups (FedAvg and CAFE on clients
+that upload always or rarely, and on classes with many or few examples), ablation (Fig. 6: CAFE
+without its parts), drift (ways to turn a matrix into a direction). Any flag of `sweep` applies to
+all rows. Other columns of the tables are --alpha=0.5 --run_dir=ELSEWHERE (Table I),
+--sampling_rate=0.3 (Table III) and --local_epochs=10 (Table IV). Other strengths of Feature
+Calibration are --study=drift --rows=CAFE --set=alpha=0.0,0.2,1.0. The server's momentum is
+--server_momentum=0.9 --learning_rate=0.001; it needs this learning rate.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.flags import command
+from fedjax_inv_experiments.papers import drawings, study
+from fedjax_inv_experiments.papers.study import Cells, Row, RowResult, Study
+from fedjax_inv_experiments.parts import participation
+from fedjax_inv_experiments.reporting import report
+from fedjax_inv_experiments.running.records import Record
+
+
+class Setting(NamedTuple):
+    """A data set with its network."""
+
+    preset: str
+    prototypes: str = "1.0"  # FedProto's penalty
+    rates: tuple[float, ...] = (0.0003, 0.001, 0.003, 0.01)  # learning rates of all methods
+
+
+SETTINGS = {
+    "fashion_mnist": Setting("fashion_mnist_cafe"),
+    "fashion_mnist_lenet": Setting("fashion_mnist_cafe_lenet"),
+    "cifar10": Setting("cifar10_cafe", "0.1"),
+    "cifar10_lenet": Setting("cifar10_cafe_lenet", "0.1"),
+    "cifar100": Setting("cifar100_cafe"),
+    "digits": Setting("digits_cafe", rates=(0.003, 0.01, 0.03, 0.1)),
+}
+
+
+def methods(data: str) -> list[Row]:
+    """Five methods, which choose among the same four learning rates.
+
+    A method's other hyperparameters are those of its paper, or the library's defaults if CAFE's
+    paper does not state them.
+    """
+    chosen = SETTINGS[data]
+    settings = {
+        "FedAvg": (),
+        "FedProx": ("--set=proximal=0.01",),
+        "MOON": ("--set=penalty=1.0", "--set=temperature=0.5"),
+        "FedProto": (f"--set=penalty={chosen.prototypes}",),
+        "CAFE": (),
+    }
+    rates = f"--learning_rate={','.join(f'{rate:g}' for rate in chosen.rates)}"
+    flags = (f"--preset=cafe_paper,{chosen.preset}", rates)
+    return [
+        Row(name, (*flags, f"--algorithm={name.lower()}", *own), name, _FREQUENCIES[0])
+        for name, own in settings.items()
+    ]
+
+
+_FREQUENCIES = ("0.1", "0.5", "1")  # the first is the preset's
+_IMBALANCES = ("1", "10", "50", "100")  # the first is the preset's
+
+
+def _at(of: Row, frequency: str = _FREQUENCIES[0], imbalance: str = _IMBALANCES[0]) -> Row:
+    """A row at another communication frequency or imbalance, with one label in all studies."""
+    label, flags = of.label, of.flags
+    if frequency != _FREQUENCIES[0]:
+        label, flags = f"{label}-CF-{frequency}", (*flags, f"--frequency={frequency}")
+    if imbalance != _IMBALANCES[0]:
+        label, flags = f"{label}-IF-{imbalance}", (*flags, f"--imbalance={imbalance}")
+    return of._replace(label=label, flags=flags)
+
+
+def frequency(data: str) -> list[Row]:
+    """Table II: half of the clients upload in a fraction of the rounds, the others in each."""
+    return [_at(row, each)._replace(x=each) for row in methods(data) for each in _FREQUENCIES]
+
+
+def imbalance(data: str) -> list[Row]:
+    """Long tails: FedAvg, and CAFE without and with Feature Calibration.
+
+    With a tail of 10 the first class has 10 times as many examples as the last.
+    """
+    compared = [_named(methods(data), "FedAvg"), _named(ablation(data), "CAFE-without-FC")]
+    compared.append(_named(methods(data), "CAFE"))
+    return [
+        _at(row, imbalance=each)._replace(x=each, series=row.label)
+        for row in compared
+        for each in _IMBALANCES
+    ]
+
+
+def groups(data: str) -> list[Row]:
+    """FedAvg and CAFE at all frequencies, with a long tail of 10."""
+    compared = [_named(methods(data), name) for name in _COMPARED]
+    return [_at(row, each, "10")._replace(x=each) for row in compared for each in _FREQUENCIES]
+
+
+def ablation(data: str) -> list[Row]:
+    """Fig. 6: FedAvg, CAFE, and CAFE without its parts.
+
+    Without FC and HA only PC remains, a cosine classifier.
+    """
+    without = {"PC": "parameter_calibration", "FC": "feature_calibration", "HA": "history_average"}
+    cafe = _named(methods(data), "CAFE")
+    rows = [_named(methods(data), "FedAvg"), cafe]
+    for names in (("PC",), ("FC",), ("HA",), ("FC", "HA")):
+        off = tuple(f"--set={without[name]}=false" for name in names)
+        label = f"CAFE-without-{'+'.join(names)}"
+        rows.append(cafe._replace(label=label, flags=(*cafe.flags, *off), series=label))
+    return rows
+
+
+def drift(data: str) -> list[Row]:
+    """Ways to turn a matrix into a direction, the default first; the paper leaves this open."""
+    cafe = _named(methods(data), "CAFE")
+    others = ("row_mean", "classwise", "feature_ema")
+    return [
+        cafe,
+        *(
+            cafe._replace(
+                label=f"CAFE-{mode}",
+                flags=(*cafe.flags, f"--set=drift_mode={mode}"),
+                series=f"CAFE-{mode}",
+            )
+            for mode in others
+        ),
+    ]
+
+
+def _named(rows: Sequence[Row], label: str) -> Row:
+    return next(row for row in rows if row.label == label)
+
+
+def check(config: Config) -> None:
+    """Raises UsageError if the flags leave some columns of a row empty."""
+    study.check_one_cell(config)
+    if not config.watching.watch_classes:
+        raise UsageError("--watch_classes=false", ..., "must be true")
+
+
+# The groups of clients and of classes, and their titles in the figure of groups.
+_CLIENTS = {
+    "frequent clients": "frequent clients: always upload",
+    "sparse clients": "sparse clients: upload rarely",
+}
+_CLASSES = {
+    "majority classes": "majority classes: most examples",
+    "minority classes": "minority classes: fewest examples",
+}
+_COMPARED = ("FedAvg", "CAFE")  # in the study of groups
+
+
+def by_group(config: Config, line: Record) -> dict[str, float]:
+    """Accuracies of an evaluation, by group of clients or of classes. Empty groups are left out.
+
+    Clients are tested in their proportions of classes. With a tail, the two halves of the classes
+    are groups, too.
+    """
+    clients = np.array(line["accuracy_by_client"], float)  # NaN where there is no test example
+    rare = participation.is_sparse(config.participation, len(clients), line["seed"])
+    parts = dict(zip(_CLIENTS, (clients[~rare], clients[rare]), strict=True))
+    if config.partition.imbalance > 1:
+        classes = np.array(line["accuracy_by_class"], float)  # in order of their examples
+        parts |= dict(zip(_CLASSES, np.array_split(classes, 2), strict=True))
+    return {name: float(np.nanmean(of)) for name, of in parts.items() if np.isfinite(of).any()}
+
+
+def _groups_of(result: RowResult) -> dict[str, list[float]]:
+    """Group -> the selected accuracy of each seed, in percent, for groups that all seeds have."""
+    by_seed = [by_group(result.config, run["selected"]) for run in result.only.runs]
+    names = [
+        name
+        for name in (*_CLIENTS, *_CLASSES)
+        if by_seed and all(name in groups for groups in by_seed)
+    ]
+    return {name: [100 * groups[name] for groups in by_seed] for name in names}
+
+
+def where(config: Config) -> str:
+    """The setting of a row: its column in the paper's tables."""
+    chosen = config.partition
+    return (
+        f"Dir {chosen.alpha:g}, CF {config.participation.frequency:g}, IF {chosen.imbalance:g}, "
+        f"{config.participation.slots(chosen.clients)} of {chosen.clients} clients, "
+        f"{config.clients.local_epochs} epochs"
+    )
+
+
+def _diverged(result: RowResult) -> Cells:
+    return {"setting": where(result.config), "test, %": "diverged"}
+
+
+def _columns(result: RowResult) -> Cells:
+    """Accuracies at the selected evaluations, and traffic."""
+    runs = result.only.runs
+    picked = [run["selected"] for run in runs]
+    choice = report.choose(result.row.label, result.only.result, result.config.watching.select)
+    hyper = choice.hyper if choice else {}
+    return {
+        "setting": where(result.config),
+        "selected": ", ".join(f"{name}={value:g}" for name, value in hyper.items()),
+        "validation, %": study.percent(picked, "validation_accuracy"),
+        "test, %": study.percent(picked, "test_accuracy"),
+        "balanced, %": study.percent(picked, "balanced_accuracy"),
+        "clients' tests, %": study.percent(picked, "client_accuracy"),
+        **{f"{name}, %": report.spread(values) for name, values in _groups_of(result).items()},
+        "test at the last, %": study.percent([run["last"] for run in runs], "test_accuracy"),
+        "MB sent": study.megabytes(result),
+    }
+
+
+NUMBERS = study.printed("cafe")
+
+
+def numbers(result: RowResult, data: str) -> Cells:
+    """The paper's numbers of a method in this setting.
+
+    Those of its long tail, "LT", are left out, as the paper does not say which tail it is.
+    """
+    config, chosen = result.config, result.config.partition
+    slots, frequency = config.participation.slots(chosen.clients), config.participation.frequency
+    federation = (chosen.clients, slots, config.clients.local_epochs, chosen.imbalance)
+    if not result.is_complete or federation != (100, 10, 5, 1):
+        return {}
+    columns = {
+        "Table I": f"Dir {chosen.alpha:g}" if frequency == 0.1 else "",
+        "Table II": f"CF {frequency:g}" if chosen.alpha == 0.1 else "",
+    }
+    at = (result.row.series, config.data.stem.replace("-", "_"))
+    return {
+        f"paper: {each.source}": each.value
+        for each in NUMBERS
+        if (each.row, each.data) == at and each.column == columns[each.source]
+    }
+
+
+def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Fig. 5 and 6: test accuracy and test loss by round."""
+    complete = [result for result in results if result.is_complete]
+
+    def loss(line: Record) -> float:
+        (test,) = (domain for domain in line["domains"].values() if domain["split"] == "test")
+        return np.nan if test["loss"] is None else test["loss"]
+
+    accuracies = {result.row.label: study.curve(result) for result in complete}
+    losses = {result.row.label: study.curve(result, loss) for result in complete}
+    panels = [
+        drawings.Panel(accuracies, "", "round", "test accuracy, %"),
+        drawings.Panel(losses, "", "round", "test loss", log_y=True),
+    ]
+    return drawings.lines(path, data, panels, (5.0, 4.4))
+
+
+def draw_against(x_label: str) -> study.Draw:
+    """A function that draws accuracies of test and groups against x, with a line per method."""
+
+    def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
+        points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
+        for result in results:
+            if result.is_complete:
+                tests = [100 * run["selected"]["test_accuracy"] for run in result.only.runs]
+                for name, values in ({"test": tests} | _groups_of(result)).items():
+                    series = points.setdefault(f"{name}, accuracy in percent", {})
+                    series.setdefault(result.row.series, []).append((result.row.x, values))
+        return drawings.against(path, data, x_label, points)
+
+    return draw
+
+
+def draw_groups(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Draws accuracies by communication frequency, in a panel per group."""
+    shown = [one for one in results if one.is_complete and one.row.series in _COMPARED]
+    places = [x for x in reversed(_FREQUENCIES) if any(one.row.x == x for one in shown)]
+    panels = []
+    for name, title in (_CLIENTS | _CLASSES).items():
+        lines = {}
+        for series in _COMPARED:
+            groups = {one.row.x: _groups_of(one) for one in shown if one.row.series == series}
+            x = [i for i, place in enumerate(places) if name in groups.get(place, {})]
+            if x:
+                y = np.array([groups[places[i]][name] for i in x]).T
+                lines[series] = drawings.Line(np.array(x), y)
+        names = ["always" if place == "1" else place for place in places]
+        x_label = "how often sparse clients upload"
+        if lines:
+            panels.append(drawings.Panel(lines, title, x_label, "test accuracy, %", x_names=names))
+    if not panels:
+        return drawings.NOTHING
+    title = (
+        f"{data}: accuracy by group when {shown[0].config.participation.sparse:.0%} of the clients "
+        "upload more and more rarely"
+    )
+    return drawings.lines(path, title, panels, (3.1, 4.0))
+
+
+_BY_ROUND: dict[str, study.Draw] = {"_by_round": draw_by_round}
+_GROUPS: dict[str, study.Draw] = {"_groups": draw_groups}
+
+PAPER = study.Paper(
+    "cafe",
+    tuple(SETTINGS),
+    {
+        "methods": Study(methods, _columns, numbers, _BY_ROUND),
+        "frequency": Study(
+            frequency, _columns, numbers, {"": draw_against("communication frequency")} | _GROUPS
+        ),
+        "imbalance": Study(imbalance, _columns, numbers, {"": draw_against("imbalance factor")}),
+        "groups": Study(groups, _columns, numbers, {"": draw_groups}),
+        "ablation": Study(ablation, _columns, numbers, _BY_ROUND),
+        "drift": Study(drift, _columns, numbers, _BY_ROUND),
+    },
+    caption=(
+        "Mean ± standard deviation over seeds, each of which draws its own partition and its own "
+        "half of the clients that upload rarely. Of each run the evaluation, and of each row the "
+        "hyperparameters, that serve the clients' validation examples best, unless --select says "
+        "otherwise. Dir: Dirichlet's alpha. CF: how often a sparse client's update arrives. IF: "
+        "imbalance factor of the classes. Balanced: the mean over classes. Clients' tests: test "
+        "examples in the proportions of each client's classes, the mean over clients; frequent and "
+        "sparse: over those whose updates always and rarely arrive, or would. Majority and "
+        "minority: the half of the classes with most examples, and the other. The paper's networks "
+        "are larger."
+    ),
+    diverged=_diverged,
+    check=check,
+)
+BINARY = study.binary(PAPER, __doc__)
+
+
+if __name__ == "__main__":
+    command.main(BINARY)

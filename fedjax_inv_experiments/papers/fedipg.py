@@ -1,0 +1,587 @@
+"""The tables and figures of FedIPG (Hao et al. 2025, arXiv 2503.06158), and open questions.
+
+python -m experiments.papers.fedipg --study=colours --data=colored_mnist
+
+Studies: first_look (where invariance helps), colours (FedIPG where its penalty acts, beside FL
+Games), regimes (where the penalty acts: local work x penalty x part of the network x estimator),
+domains (Table II), penalties (Fig. 4: FedIPG by its penalty, 50 clients), combinations (Fig. 5: ten
+rules from digit to colour, each held out), stains (Table III, Fig. 7: coloured strokes, grounds or
+both), exit (Fig. 3: one of twenty clients is slow, lossy or rotated, and may leave). Any flag of
+`sweep` applies to all rows; every seed draws its environments anew.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.flags import command
+from fedjax_inv_experiments.papers import drawings, study
+from fedjax_inv_experiments.papers.study import CellResult, Cells, Row, RowResult, Study
+from fedjax_inv_experiments.parts import selection
+from fedjax_inv_experiments.reporting import phases, report
+from fedjax_inv_experiments.running.records import Record
+
+DATA = (
+    *("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs"),
+    *("mnist", "digits", "cifar10"),
+)
+_COLORED = {"colored_mnist": "colored_mnist_14", "colored_digits": "colored_digits_small"}
+
+
+def _colored(data: str) -> str:
+    """The preset for coloured data; raises UsageError for other data."""
+    study.check_data(data, _COLORED)
+    return _COLORED[data]
+
+
+def _adaptive(data: str, work: str, *more: str) -> tuple[str, ...]:
+    """Flags of an adaptive server with local epochs or full batches (`work`)."""
+    small = ",adaptive_small" if data.endswith("_digits") else ""
+    after = "".join(f",{preset}" for preset in more)
+    of_data = "rotated_digits_small" if data == "rotated_digits" else _colored(data)
+    return (f"--preset={of_data},adaptive_{work}{small}{after}",)
+
+
+def _fedipg(data: str, work: str) -> tuple[str, ...]:
+    """Flags of FedIPG where its penalty acts. The warm-up ends when the cue is learned."""
+    flags = _adaptive(data, work, "fedipg_acts")
+    if data.endswith("_digits"):  # too few validation examples for the domains to differ
+        return (*flags, "--set=warmup_rounds=60", "--set=penalty=10000.0", "--select=last")
+    if work == "full_batch":  # the penalty that --select=agreement chooses with epochs
+        return (*flags, "--set=warmup_rounds=50", "--set=penalty=10000.0")
+    return (*flags, "--set=warmup_rounds=20")
+
+
+def _game(data: str, play: str) -> Row:
+    """FL Games on the same data and network."""
+    preset = f"--preset={data}_f,games_{play},{_colored(data)}"
+    # A small network begins to swing later; a higher learning rate makes it faster.
+    small = ("--learning_rate=0.01", "--warm_start=20") if data == "colored_digits" else ()
+    return Row(f"F-{play}", (preset, *small))
+
+
+def first_look(data: str) -> list[Row]:
+    """Data with a spurious cue, where invariance helps, and rotated digits, which have none."""
+    if data == "rotated_digits":
+        work = ("--preset=rotated_digits_small",)
+        return [
+            Row("FedAvg", work),
+            Row("FedIPG", (*work, "--algorithm=fedipg", "--set=penalty=0.001,0.01")),
+        ]
+    return [
+        Row("FedAvg", _adaptive(data, "full_batch")),
+        Row("FedIPG", _fedipg(data, "full_batch")),
+        _game(data, "parallel"),
+    ]
+
+
+def colours(data: str) -> list[Row]:
+    """FedAvg, FedIPG with local epochs and with full batches, and FL Games."""
+    return [
+        Row("FedAvg-epochs", _adaptive(data, "epochs")),
+        Row("FedIPG-epochs", _fedipg(data, "epochs")),
+        Row("FedIPG-full-batch", _fedipg(data, "full_batch")),
+        _game(data, "sequential"),
+        _game(data, "parallel"),
+    ]
+
+
+_LOCAL = {
+    "1": ("full_batch", "--local_steps=1"),
+    "2": ("full_batch", "--local_steps=2"),
+    "5": ("full_batch", "--local_steps=5"),
+    "epoch": ("epochs", "--local_epochs=1"),
+}
+_TRIED = (0.0, 1.0, 1e2, 1e4, 1e5)  # penalties
+
+
+def regimes(data: str) -> list[Row]:
+    """Local work x penalty (in one run) x penalised part x estimator of s^2."""
+    rows = []
+    for part in ("classifier", "all"):
+        for estimator in ("square", "halves"):
+            for local, (work, flag) in _LOCAL.items():
+                # The server's Adam scales a single step, so it may have any size; several may not.
+                flags = (
+                    *_fedipg(data, work),
+                    flag,
+                    *(("--learning_rate=0.1", "--clip=1") if local in ("2", "5") else ()),
+                    f"--set=penalty_on={part}",
+                    f"--set=estimator={estimator}",
+                    f"--set=penalty={','.join(map(str, _TRIED))}",
+                    "--select=last",
+                    *(["--held_out=75"] if data == "rotated_digits" else []),
+                )
+                series = f"{part}, {estimator}"
+                rows.append(Row(f"{part}-{estimator}-{local}", flags, series, local))
+    return rows
+
+
+_DOMAINS = ("rotated_mnist", "pacs", "rotated_digits")
+
+
+def domains(data: str) -> list[Row]:
+    """Table II: each domain is held out in turn; each method chooses among four settings."""
+    study.check_data(data, _DOMAINS)
+    preset = (f"--preset={data}_domains",)
+    # Four settings each: FedAvg has four rates, the others two rates and two penalties.
+    rates = "0.1,0.2,0.35,0.5" if data == "rotated_digits" else "0.005,0.01,0.02,0.05"
+    tuned = {
+        "FedAvg": ("--algorithm=fedavg", f"--learning_rate={rates}"),
+        "FedIIR": ("--algorithm=fediir", "--set=penalty=0.001,0.01"),
+        "FedIPG": ("--algorithm=fedipg", "--set=penalty=0.001,0.01"),
+        "FedIPG-large": (
+            "--algorithm=fedipg",
+            "--set=penalty=100.0,10000.0",
+            "--set=penalty_on=classifier",
+            "--set=scale_loss=true",
+            "--set=warmup_rounds=10",
+        ),
+    }
+    return [Row(name, (*preset, *flags)) for name, flags in tuned.items()]
+
+
+_SWEPT = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # Fig. 4's range and beyond
+
+
+def penalties(data: str) -> list[Row]:
+    """Fig. 4: FedIPG by penalty and penalised part, with 50 clients, five a round."""
+    study.check_data(data, _DOMAINS)
+    few = data == "rotated_digits"
+    flags = (
+        f"--preset={data}_domains",
+        *(() if few else ("--clients=50", "--cohort=5")),
+        "--algorithm=fedipg",
+        f"--learning_rate={'0.2' if few else '0.05'}",
+        f"--set=penalty={','.join(map(str, _SWEPT))}",
+    )
+    return [
+        Row(f"penalty on {part}", (*flags, f"--set=penalty_on={part}"), part)
+        for part in ("all", "classifier")
+    ]
+
+
+def combinations(data: str) -> list[Row]:
+    """Fig. 5: each of ten rules from digit to colour is held out in turn."""
+    study.check_data(data, ("mnist", "digits"))
+    preset = f"--preset=combinations_{data}"
+    tuned = {
+        "FedAvg": ("--algorithm=fedavg", "--learning_rate=0.01,0.02,0.05,0.1"),
+        "FedIIR": ("--algorithm=fediir", "--set=penalty=0.001,0.01"),
+        "FedIPG": ("--algorithm=fedipg", "--set=penalty=0.001,0.01"),
+    }
+    return [Row(name, (preset, *flags)) for name, flags in tuned.items()]
+
+
+# Table III: coloured part -> number of clients, and examples of each; fewer for digits.
+_STAINS = {
+    "mnist": {"foreground": (5, 600), "background": (5, 2000), "both": (20, 2000)},
+    "digits": {"foreground": (5, 100), "background": (5, 250), "both": (20, 70)},
+}
+
+
+def stains(data: str) -> list[Row]:
+    """Table III: the colour follows the label, but in the test the opposite label."""
+    study.check_data(data, _STAINS)
+    rates = "--learning_rate=0.02,0.05,0.1,0.2"
+    rows = []
+    for stain, (num_clients, size) in _STAINS[data].items():
+        preset = f"--preset=stained_{data}"
+        of_stain = (
+            f"--stain={stain}",
+            f"--training_domains={num_clients}",
+            f"--domain_size={size}",
+        )
+        methods = {
+            "ERM": (preset, "--algorithm=erm", rates),
+            "FedAvg": (preset, "--algorithm=fedavg", rates),
+            "FedIPG": (preset, "--algorithm=fedipg", "--set=penalty=0.001,0.01"),
+            # Where the penalty acts, and FedAvg with the same server.
+            "FedAvg-adaptive": (f"{preset},stained_adaptive", rates),
+            "FedIPG-adaptive": (
+                f"{preset},stained_adaptive,fedipg_acts",
+                "--learning_rate=0.05,0.1",
+            ),
+        }
+        rows += [Row(f"{stain} {name}", (*flags, *of_stain)) for name, flags in methods.items()]
+    return rows
+
+
+# Fig. 3: the way in which client 0 is aberrant -> degrees, the weakest first, and their name.
+_ABERRANT = {
+    "slow": (("2", "5", "10", "20", "40"), "rounds per update"),
+    "lossy": (("0.8", "0.4", "0.2", "0.1", "0.05"), "probability of success"),
+    "rotated": (("90", "105", "120", "150", "180"), "degrees, the others have 0 to 75"),
+}
+# Learning rates of the slow and lossy sweeps, and of the rotated one, whose clients differ more.
+_RATES = {"mnist": (0.3, 0.2), "digits": (0.1, 0.1), "cifar10": (0.02, 0.02)}
+_LOCAL_STEPS = {"mnist": 1, "digits": 1, "cifar10": 5}
+# Rounds of pre-training in the same order: enough for several updates of a slow client. With more
+# rounds, the outermost regular angles drift further from the mean.
+_PRETRAINING = {"mnist": (100, 40), "digits": (100, 60), "cifar10": (100, 100)}
+_LOW_LOSS = {"mnist": 1.0, "digits": 1.2, "cifar10": 1.6}
+
+
+def leaving(data: str) -> list[Row]:
+    """Fig. 3: one client is aberrant in several degrees; it trains, may leave, or is absent."""
+    study.check_data(data, _RATES)
+    # Its uploads never arrive; the other clients have the same examples as in all rows.
+    absent = "--lossy=0:0"
+    rows = [Row("without", (*_at(data, "slow"), absent), "slow+lossy: without it")]
+    kinds = ["slow", "lossy"]
+    if data != "cifar10":
+        kinds.append("rotated")
+        flags = (*_at(data, "rotated", "180"), absent)
+        rows.append(Row("without-rotated", flags, "rotated: without it"))
+    for kind in kinds:
+        exits = (
+            "--algorithm=exit_strategy",
+            f"--set=step_size={_rate(data, kind) * _LOCAL_STEPS[data]:g}",
+            f"--set=pretraining_rounds={_PRETRAINING[data][kind == 'rotated']}",
+        )
+        methods = {
+            "FedAvg": ("--algorithm=fedavg",),
+            "FedAvg-exit": (*exits, "--set=wrapped=fedavg"),
+            "FedIPG-exit": (*exits, "--set=wrapped=fedipg", "--set=penalty=0.01"),
+        }
+        for degree in _ABERRANT[kind][0]:
+            flags = _at(data, kind, degree)
+            rows += [
+                Row(f"{kind}-{degree}-{name}", (*flags, *method), f"{kind}: {name}", degree)
+                for name, method in methods.items()
+            ]
+    return rows
+
+
+def _rate(data: str, kind: str) -> float:
+    return _RATES[data][kind == "rotated"]
+
+
+def _at(data: str, kind: str, degree: str = "") -> tuple[str, ...]:
+    """Flags of a point of a sweep; without a degree, no client is aberrant."""
+    flags = (f"--preset=exit_{data}", f"--learning_rate={_rate(data, kind)}")
+    if kind == "rotated":
+        return (*flags, "--environment=rotated", "--partition=domain", f"--odd_angles={degree}")
+    return (*flags, f"--{kind}=0:{degree}", "--first_all") if degree else flags
+
+
+def _kinds(row: Row) -> set[str]:
+    """The sweeps that a row is in."""
+    return set(row.series.partition(": ")[0].split("+"))
+
+
+def _regular(result: RowResult) -> list[list[dict[str, float]]]:
+    """Round, mean accuracy and mean loss over the regular domains, by seed and evaluation.
+
+    These are the validation domains whose angle is not among --odd_angles.
+    """
+    odd = _odd_angles(result)
+
+    def means(line: Record) -> dict[str, float]:
+        regular = [
+            domain
+            for name, domain in line["domains"].items()
+            if domain["split"] == "validation" and name not in odd
+        ]
+        mean = {k: float(np.mean([domain[k] for domain in regular])) for k in ("accuracy", "loss")}
+        return {"round": line["round"]} | mean
+
+    return [[means(line) for line in selection.trained(lines)] for lines in result.only.logs]
+
+
+def _odd_angles(result: RowResult) -> list[str]:
+    return [f"{angle:g}" for angle in config.flat(result.config)["odd_angles"]]
+
+
+def _rounds_to(lines: Sequence[dict[str, float]], low: float) -> float:
+    """The round of the first evaluation with a loss below `low`, NaN if there is none."""
+    return next((line["round"] for line in lines if line["loss"] < low), np.nan)
+
+
+def _exit_columns(result: RowResult) -> Cells:
+    """The regular clients' accuracy and speed, and which clients left."""
+    low = _LOW_LOSS[result.config.data.stem]
+    by_seed = _regular(result)
+    reached = [_rounds_to(lines, low) for lines in by_seed]
+    last = [lines[-1] for lines in result.only.logs]
+    odd = [line["domains"][angle] for line in last for angle in _odd_angles(result)[:1]]
+    speed = "not reached" if np.isnan(reached).any() else report.spread(reached)
+    return {
+        "regular clients, %": study.percent([lines[-1] for lines in by_seed], "accuracy"),
+        "all training examples, %": report.percent([line["train_by_round"][-1] for line in last]),
+        "client 0's angle, %": study.percent(odd, "accuracy"),
+        f"rounds to loss {low}": speed,
+        "client 0 left": "",
+        "others that left": "",
+        **_left(result),
+    }
+
+
+def _left(result: RowResult) -> Cells:
+    """Which clients left, by the newest checkpoint."""
+    if result.config.method.algorithm != ("exit_strategy",):
+        return {}
+    (folder,) = (path.parent for path in Path(result.config.run.run_dir).glob("*/config.json"))
+    (phase,) = phases.find(folder)
+    exits = phase.outcome.exits
+    return {
+        "client 0 left": f"{exits[:, 0].sum()} of {len(exits)} seeds",
+        "others that left": f"{exits[:, 1:].sum() / len(exits):g} of {exits.shape[1] - 1}",
+    }
+
+
+def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Fig. 3: a picture for each kind of aberrant client."""
+    low = _LOW_LOSS[data]
+    places = []
+    for kind, (degrees, x_label) in _ABERRANT.items():
+        accuracy: dict[str, list[tuple[str, list[float]]]] = {}
+        speed: dict[str, list[tuple[str, list[float]]]] = {}
+        for result in results:
+            if kind not in _kinds(result.row) or not result.is_complete:
+                continue
+            by_seed = _regular(result)
+            name = result.row.series.partition(": ")[2]
+            at_end = [100 * lines[-1]["accuracy"] for lines in by_seed]
+            rounds = [_rounds_to(lines, low) for lines in by_seed]
+            # A row without the aberrant client is drawn at all degrees.
+            for degree in [result.row.x] if result.row.x else degrees:
+                accuracy.setdefault(name, []).append((degree, at_end))
+                speed.setdefault(name, []).append((degree, rounds))
+        if accuracy:
+            places.append(path.with_name(f"{path.stem}_{kind}.png"))
+            points = {"accuracy of regular clients, %": accuracy, f"rounds to loss {low}": speed}
+            drawings.against(places[-1], f"{data}: client 0 is {kind}", x_label, points)
+    return f"Figures: {', '.join(map(str, places))}."
+
+
+def _diverged(result: RowResult) -> Cells:
+    return {"selected by": result.config.watching.select, "test, %": study.why_none(result)}
+
+
+def _accuracies(result: RowResult) -> Cells:
+    """Accuracies of the selected evaluations, by held-out domain if there are several."""
+    if len(result.cells) > 1:
+        return _by_domain(result)
+    runs = result.only.runs
+    pairs = _selected(result, result.only)
+    picked = [at for _, at in pairs]
+    rule = result.config.watching.select
+    if result.config.watching.stop_below:
+        rule = f"the stop, {len(picked)} of {len(runs)}"
+    hyper = runs[0]["hyper"]
+    sent = [_megabytes(run, at) for run, at in pairs]
+    return {
+        "selected by": rule,
+        "penalty": f"{hyper['penalty']:g}" if "penalty" in hyper else "",
+        "at round": report.spread([each["round"] for each in picked]) if picked else "",
+        "training domains, %": study.percent(picked, "validation_accuracy"),
+        "test, %": study.percent(picked, "test_accuracy"),
+        "worst domain, %": study.percent(picked, "worst_accuracy"),
+        "test at the last, %": study.percent([run["last"] for run in runs], "test_accuracy"),
+        "MB sent by then": report.spread(sent) if sent else "",
+    }
+
+
+def _selected(result: RowResult, cell: CellResult) -> list[tuple[Record, Record]]:
+    """(run, its selected evaluation); of a game the stop, and only runs that stopped."""
+    if not result.config.watching.stop_below:
+        return [(run, run["selected"]) for run in cell.runs]
+    return [(run, run["stops"][0]) for run in cell.runs if run["stops"][0]["round"]]
+
+
+def _megabytes(run: Record, at: Record) -> float:
+    """Megabytes sent before an evaluation; every round sends equally many."""
+    return run["last"]["bytes"] / run["last"]["round"] * at["round"] / 1e6
+
+
+def _by_domain(result: RowResult) -> Cells:
+    """Test accuracy by held-out domain, their mean and the worst."""
+    tests = {
+        cell.held_out: [run["selected"]["test_accuracy"] for run in cell.runs]
+        for cell in result.cells
+    }
+    by_seed = np.array(list(tests.values()))
+    oracle = [report.choose(result.row.label, cell.result, "oracle") for cell in result.cells]
+    best = [chosen.over_seeds(lambda line: line["test_accuracy"]) for chosen in oracle if chosen]
+    return {
+        "selected by": result.config.watching.select,
+        **{f"{domain}, %": report.percent(values) for domain, values in tests.items()},
+        "mean, %": report.percent(by_seed.mean(0)),
+        "worst, %": report.percent(by_seed.min(0)),
+        "mean by oracle, %": report.percent(np.mean(best, 0)),
+    }
+
+
+def _with_penalty(cell: CellResult, penalty: float) -> list[Record]:
+    return [run for run in cell.result["runs"] if run["hyper"]["penalty"] == penalty]
+
+
+def _by_penalty(result: RowResult) -> Cells:
+    """Test accuracy by penalty: the mean over held-out domains; for one, at the last round."""
+    if len(result.cells) > 1:
+        tests = {penalty: _of_domains(result, penalty) for penalty in _SWEPT}
+        return {
+            f"penalty {penalty:g}, %": "diverged" if test is None else report.percent(test.mean(0))
+            for penalty, test in tests.items()
+        }
+    cell = result.only
+    return {
+        f"test at the last, penalty {penalty:g}, %": study.last_test(_with_penalty(cell, penalty))
+        for penalty in dict.fromkeys(run["hyper"]["penalty"] for run in cell.result["runs"])
+    }
+
+
+def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
+    """Test accuracies [held-out domains, seeds] at one penalty; None if a run diverged."""
+    runs = [_with_penalty(cell, penalty) for cell in result.cells]
+    if any(run["diverged"] for of_cell in runs for run in of_cell):
+        return None
+    return np.array([[run["selected"]["test_accuracy"] for run in of_cell] for of_cell in runs])
+
+
+def draw_penalties(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Fig. 4: mean and worst test accuracy over held-out domains, by penalty."""
+    points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
+    for result in results:
+        for penalty in _SWEPT:
+            tests = _of_domains(result, penalty)
+            for quantity, over in (
+                ("mean of held-out domains, %", np.mean),
+                ("worst held-out domain, %", np.min),
+            ):
+                values = [] if tests is None else [float(v) for v in 100 * over(tests, axis=0)]
+                series = points.setdefault(quantity, {}).setdefault(result.row.label, [])
+                series.append((f"{penalty:g}", values))
+    return drawings.against(path, f"{data}: FedIPG", "penalty", points)
+
+
+def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Test accuracy by round, a panel per held-out domain.
+
+    A single held-out domain has a second panel, by megabytes sent.
+    """
+    held_out = [cell.held_out for cell in results[0].cells]
+    panels = [
+        _by_round(results, place, key)
+        for place in range(len(held_out))
+        for key in (("round", "bytes") if len(held_out) == 1 else ("round",))
+    ]
+    title = f"{data}: a line per seed, a large dot where its rule selects"
+    return drawings.lines(path, title, panels, (5.5, 4.4), spread="", percent=True)
+
+
+def _by_round(results: Sequence[RowResult], place: int, key: str) -> drawings.Panel:
+    """The curves of a held-out domain against rounds or bytes."""
+    lines = {}
+    for result in results:
+        cell = result.cells[place]
+        if not cell.runs:
+            continue
+        x, y = zip(*(_curve(log, key) for log in cell.logs), strict=True)
+        dots = [
+            (at["round"] if key == "round" else _megabytes(run, at), 100 * at["test_accuracy"])
+            for run, at in _selected(result, cell)
+        ]
+        lines[result.row.label] = drawings.Line(np.array(x), 100 * np.array(y), dots)
+    x_label = "round" if key == "round" else "MB sent in all"
+    title = f"held out: {results[0].cells[place].held_out}"
+    return drawings.Panel(lines, title, x_label, "test accuracy, %", log_x=key == "bytes")
+
+
+def _curve(lines: Sequence[Record], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds or megabytes, and test accuracy: of every round if watched, or of evaluations."""
+    scale = 1e-6 if key == "bytes" else 1
+    if "test_by_round" in lines[-1]:
+        test = np.concatenate([line["test_by_round"] for line in lines])
+        return np.arange(1, len(test) + 1) * (scale * lines[-1][key] / lines[-1]["round"]), test
+    if key == "bytes":  # a logarithmic axis has no 0
+        lines = selection.trained(lines)
+    test = np.array([line["test_accuracy"] for line in lines])
+    return np.array([scale * line[key] for line in lines]), test
+
+
+def draw_stains(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Fig. 7: test accuracy by round, a panel per stain."""
+    panels: dict[str, dict[str, drawings.Line]] = {}
+    for result in results:
+        stain, _, method = result.row.label.partition(" ")
+        lines = panels.setdefault(stain, {})
+        if result.is_complete:
+            lines[method] = study.curve(result)
+    return drawings.lines(
+        path,
+        data,
+        [
+            drawings.Panel(lines, f"stained: {stain}", "round", "test accuracy, %")
+            for stain, lines in panels.items()
+        ],
+        (4.4, 3.8),
+        spread=drawings.DEVIATION,
+        percent=True,
+    )
+
+
+def draw_regimes(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Test accuracy at the last round, a map per penalised part and estimator."""
+
+    def mean(cell: CellResult, penalty: float) -> float:
+        runs = _with_penalty(cell, penalty)
+        if not runs or any(run["diverged"] for run in runs):
+            return np.nan
+        return 100 * float(np.mean([run["last"]["test_accuracy"] for run in runs]))
+
+    maps = []
+    for series in dict.fromkeys(result.row.series for result in results):
+        of_series = [result for result in results if result.row.series == series]
+        means = [[mean(result.only, penalty) for penalty in _TRIED] for result in of_series]
+        maps.append(drawings.Map(series, np.array(means), [result.row.x for result in of_series]))
+    return drawings.maps(
+        path,
+        f"{data}: the held-out domain at the last round, mean over seeds",
+        maps,
+        ("0", "1", "1e2", "1e4", "1e5"),
+        ("penalty", "local steps"),
+        limits=(10, 75),
+        decimals=0,
+        missing="div.",
+    )
+
+
+NUMBERS = study.printed("fedipg")
+
+
+def numbers(result: RowResult, data: str) -> Cells:
+    """The paper's numbers of a row."""
+    at = (result.row.label, data)
+    return {f"paper: {each.column}": each.value for each in NUMBERS if (each.row, each.data) == at}
+
+
+PAPER = study.Paper(
+    "fedipg",
+    DATA,
+    {
+        "first_look": Study(first_look, _accuracies, numbers, {"_by_round": draw_by_round}),
+        "colours": Study(colours, _accuracies, numbers, {"_by_round": draw_by_round}),
+        "regimes": Study(regimes, _by_penalty, numbers, {"": draw_regimes}),
+        "domains": Study(domains, _accuracies, numbers),
+        "penalties": Study(penalties, _by_penalty, numbers, {"": draw_penalties}),
+        "combinations": Study(combinations, _accuracies, numbers),
+        "stains": Study(stains, _accuracies, numbers, {"": draw_stains}),
+        "exit": Study(leaving, _exit_columns, numbers, {"": draw_exit}),
+    },
+    caption=(
+        "Mean ± standard deviation over seeds, each of which draws its own environments. Rules of "
+        "selection: agreement, the first evaluation at which the training domains differ no more "
+        "than by chance; validation, the best one on the training domains; games, at the stop. "
+        "Exit: at the last round, regular clients by their validation examples."
+    ),
+    diverged=_diverged,
+)
+BINARY = study.binary(PAPER, __doc__)
+
+
+if __name__ == "__main__":
+    command.main(BINARY)

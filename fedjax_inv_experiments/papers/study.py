@@ -1,0 +1,457 @@
+"""Tables of papers: each row is a run of `sweep`, with the paper's numbers beside ours.
+
+Each paper is a file in papers/ with its studies; this file has the code that all papers share. Each
+row has its own folder of runs, and finished runs stay there. So a study can be interrupted, and the
+studies of a paper share runs.
+"""
+
+import csv
+import dataclasses
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from absl import flags
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import command_line, config, grid
+from fedjax_inv_experiments.experiment.command_line import Given
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.flags import command
+from fedjax_inv_experiments.flags.command import Binary
+from fedjax_inv_experiments.flags.flag import (
+    check,
+    check_different,
+    check_known,
+    flag,
+    flags_of,
+    name_of,
+)
+from fedjax_inv_experiments.papers import drawings
+from fedjax_inv_experiments.parts import machine
+from fedjax_inv_experiments.reporting import report, run_report, tables
+from fedjax_inv_experiments.running import divergence, files, launch, log, records
+from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
+from fedjax_inv_experiments.running.launch import Launch
+from fedjax_inv_experiments.running.records import Line, Result, RunResult
+
+
+class _Stop(msgspec.Struct):
+    round: int | None
+
+
+class _StoppedRun(msgspec.Struct):
+    seed: int
+    stops: list[_Stop] = []
+
+
+class _Stopped(msgspec.Struct):
+    """The part of a `records.Result` that says where its runs stopped."""
+
+    runs: list[_StoppedRun]
+
+
+class _Cells(msgspec.Struct):
+    """The part of a sweep's result.json that has its cells."""
+
+    cells: list[Result]
+
+
+class Row(NamedTuple):
+    """A row of a table."""
+
+    label: str
+    flags: tuple[str, ...]  # of `sweep`
+    series: str = ""  # the line in a figure on which the row is a point
+    x: str = ""  # the x of that point
+    start: str = ""  # the folder of its initial network: a row's folder / a cell's folder
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder with its runs."""
+        return grid.folder_name(self.label)
+
+
+class CellResult(NamedTuple):
+    """The finished runs of a cell: one algorithm and held-out domain."""
+
+    held_out: str
+    runs: list[RunResult]  # with the selected hyperparameters, one per seed; [] if none
+    logs: list[list[Line]]  # the lines of metrics.jsonl of each of these runs
+    result: Result  # of all runs
+
+
+class RowResult(NamedTuple):
+    """The finished runs of a row."""
+
+    row: Row
+    config: Config
+    cells: list[CellResult]
+
+    @property
+    def only(self) -> CellResult:
+        """The cell of a row with a single cell."""
+        (cell,) = self.cells
+        return cell
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each cell has selected runs."""
+        return all(cell.runs for cell in self.cells)
+
+
+# (path of the picture, data set, rows) -> the line to print about the picture
+Draw = Callable[[Path, str, Sequence[RowResult]], str]
+Cells = dict[str, str]  # heading -> text, of a row of a table
+
+
+class Study(NamedTuple):
+    """A table of a paper, and its figures."""
+
+    rows: Callable[[str], list[Row]]  # of a data set
+    columns: Callable[[RowResult], Cells]  # our results
+    numbers: Callable[[RowResult, str], Cells]  # the paper's, on a data set
+    figures: Mapping[str, Draw] = {}  # by what follows the study in the picture's name
+
+
+class Paper(NamedTuple):
+    """The studies of a paper."""
+
+    name: str
+    data: tuple[str, ...]  # names of data sets; the first is the default
+    studies: Mapping[str, Study]  # by name; the first is the default
+    caption: str
+    diverged: Callable[[RowResult], Cells]  # the columns of a row that is not complete
+    check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
+    optimum: Mapping[str, str] = {}  # the last row of the tables, "optimal"
+
+
+class Number(NamedTuple):
+    """A number that a paper prints."""
+
+    source: str  # its table or figure
+    row: str
+    data: str
+    column: str
+    value: str  # as printed
+
+
+def printed(paper: str) -> list[Number]:
+    """The numbers of a paper, from numbers/PAPER.csv."""
+    lines = (Path(__file__).parent / "numbers" / f"{paper}.csv").read_text().splitlines()
+    return [Number(**line) for line in csv.DictReader(x for x in lines if not x.startswith("#"))]
+
+
+class Options(NamedTuple):
+    """The flags of a paper's binary."""
+
+    study: str
+    rows: tuple[str, ...]  # labels; () for all rows
+    data: tuple[str, ...]
+    folder: Path
+    overrides: tuple[str, ...]  # flags of `sweep`, for all rows
+
+
+def binary(paper: Paper, about: str | None) -> Binary:
+    """The binary of a paper, which takes the flags of `sweep`, too.
+
+    about: the first paragraphs of --help, the docstring of the paper's file.
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Own:
+        study: str = flag(next(iter(paper.studies)), "What to compare.", choices=paper.studies)
+        rows: tuple[str, ...] = flag(
+            (), "Which rows of the study, by their labels; all if none.", kind=str
+        )
+        data: tuple[str, ...] = flag(
+            (paper.data[0],), "Data sets, each with a table.", choices=paper.data
+        )
+
+    def define(values: flags.FlagValues) -> None:
+        command_line.define(values, nonfinite="mark")
+        command.define(flags_of(Own), values)
+
+    def read(argv: Sequence[str], values: flags.FlagValues) -> Options:
+        command_line.parse(argv, values)
+        own = Own(**{field.name: command.value_of(field, values) for field in flags_of(Own)})
+        check_different("data", own.data)
+        check_different("rows", own.rows, may_be_empty=True)
+        check(own)
+        of_sweep = flags.FlagValues()
+        command_line.define(of_sweep)
+        given = [values[name] for name in of_sweep if values[name].present and name != "run_dir"]
+        overrides = tuple(line for each in given for line in each.serialize().splitlines())
+        folder = Path(values.run_dir or f"runs/{paper.name}")
+        return Options(own.study, own.rows, own.data, folder, overrides)
+
+    def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:
+        return command_line.answer(argv, about or "", values)
+
+    return Binary(partial(run_all, paper), define, read, answer)
+
+
+def select(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
+    """The rows with these labels, or all if there are no labels.
+
+    Raises UsageError for an unknown label.
+    """
+    for label in labels:
+        check_known("rows", label, [row.label for row in rows])
+    return [row for row in rows if not labels or row.label in labels]
+
+
+def configs(
+    paper: Paper, rows: Sequence[Row], folder: Path, overrides: Sequence[str]
+) -> list[Config]:
+    """The flags of each row.
+
+    Raises UsageError if overrides do not fit a row, or if one has no effect in any row.
+    """
+    result = []
+    without_effect: list[dict[str, str]] = []
+    names = _names(overrides)
+    for row in rows:
+        places = {"run_dir": folder / row.folder}
+        places |= {"init_from": folder / row.start} if row.start else {}
+        try:
+            chosen = command_line.of_arguments(
+                [*overrides, *(f"--{k}={v}" for k, v in places.items()), "--resume"],
+                row.flags,
+                may_be_idle=True,
+                nonfinite="mark",
+            )
+            if chosen.run.num_processes > 1:
+                raise UsageError("--num_processes", chosen.run.num_processes, "must be 1")
+            paper.check(chosen)
+        except UsageError as error:
+            raise _of_row(row, error) from None
+        values = {name: value for name, value in config.flat(chosen).items() if name in names}
+        without_effect.append(config.idle(chosen, values, names))
+        result.append(chosen)
+    for name in names:
+        if all(name in idle for idle in without_effect):
+            flag = name_of(config.FLAGS[name])
+            raise UsageError(f"--{flag}", ..., f"{without_effect[0][name]}, in all rows")
+    return result
+
+
+def _names(overrides: Sequence[str]) -> Given:
+    """The names of the flags that are overridden."""
+    values = flags.FlagValues()
+    command_line.define(values)
+    return command_line.parse(["", *overrides], values)
+
+
+def _of_row(row: Row, error: UsageError) -> UsageError:
+    return UsageError(row.label, ..., str(error))
+
+
+def check_row(row: Row, chosen: Config) -> None:
+    """Raises UsageError, before any compute, if a row does not fit its data or its folder."""
+    try:
+        launch.check(chosen, Path(chosen.run.run_dir), in_folders=True)
+    except UsageError as error:
+        raise _of_row(row, error) from None
+
+
+def check_data(data: str, allowed: Collection[str]) -> None:
+    """Raises UsageError if a study cannot be run on a data set."""
+    if data not in allowed:
+        allowed_names = ", ".join(allowed)
+        raise UsageError(f"--data={data}", ..., f"must be one of {allowed_names} for this study")
+
+
+def check_one_cell(config: Config) -> None:
+    """Raises UsageError if the flags give a row several cells."""
+    several = config.data.held_out == "all" or "," in config.data.held_out
+    if several or len(grid.cells(config, [None])) > 1:
+        raise UsageError(
+            "the flags ask for several cells, of --held_out, --algorithm or --set; for those there "
+            "is sweep"
+        )
+
+
+def _check_start(row: Row, before: Sequence[str], folder: Path) -> None:
+    """Raises UsageError if the row of the initial network is neither finished nor before this.
+
+    before: the folders of the earlier rows.
+    """
+    first = row.start.partition("/")[0]
+    if first and first not in before and not (folder / row.start / "result.json").exists():
+        raise UsageError(
+            f"--rows={row.label}",
+            ...,
+            f"starts from the network of {first}, which is not finished; must stand beside that",
+        )
+
+
+def _check_reached(row: Row, folder: Path) -> None:
+    """Raises UsageError if the row that provides the initial network did not reach its stop."""
+    if not row.start:
+        return
+    runs = records.read(folder / row.start / "result.json", _Stopped).runs
+    missed = [run.seed for run in runs if any(not stop.round for stop in run.stops)]
+    if missed:
+        raise UsageError(
+            row.label,
+            ...,
+            f"starts from the network of {row.start}, which has not reached its "
+            f"--stop_above with seeds {missed}; must have more --rounds",
+        )
+
+
+def prepare(chosen: Config, ahead: Ahead) -> Launch:
+    """The launch of a row, whose first program begins to compile."""
+    ready = launch.prepared(chosen, Path(chosen.run.run_dir), in_folders=True)
+    ready.compile_ahead(ahead)
+    return ready
+
+
+def run(
+    row: Row,
+    chosen: Config,
+    ahead: Ahead | None = None,
+    write: launch.Report = run_report.write,
+) -> RowResult:
+    """Runs a row, or reads its results if it is finished.
+
+    ahead: the threads in which the row may have been prepared.
+    """
+    if ahead is None:
+        with Ahead() as own:
+            return run(row, chosen, own, write)
+    place = Path(chosen.run.run_dir)
+    ahead.take(chosen.run.run_dir, partial(prepare, chosen, ahead)).run(write, ahead)
+    results = records.read(place / "result.json", _Cells).cells
+    cells = [result.cell.restored() for result in results]
+    names = grid.folder_names(cells)
+    finished = []
+    for cell, result in zip(cells, results, strict=True):
+        picked = report.choose(row.label, result, chosen.watching.select)
+        if picked is None:
+            finished.append(CellResult(cell.held_out or "test", [], [], result))
+            continue
+        lines = log.read(place / names[cell.name], picked.runs[0].last.round)
+        logs = [[line for line in lines if line.run == index] for index in picked.indices]
+        finished.append(CellResult(picked.held_out, picked.runs, logs, result))
+    return RowResult(row, chosen, finished)
+
+
+def line(paper: Paper, study: Study, data: str, result: RowResult) -> Cells:
+    """A line of a study's table: the row's label, our results and the paper's numbers."""
+    columns = study.columns if result.is_complete else paper.diverged
+    runs = [run for cell in result.cells for run in cell.result["runs"]]
+    count = {"runs diverged": divergence.count(runs)} if _has_diverged(runs) else {}
+    return {data: result.row.label, **columns(result), **count, **study.numbers(result, data)}
+
+
+def _has_diverged(runs: Sequence[Any]) -> bool:
+    return any(run["diverged"] for run in runs)
+
+
+def why_none(result: RowResult) -> str:
+    """The text for a row that is not complete: diverged, or none."""
+    texts = [report.why_none(cell.result) for cell in result.cells if not cell.runs]
+    return "diverged" if "diverged" in texts else "none"
+
+
+def last_test(runs: Sequence[Any]) -> str:
+    """The test accuracy at the last round; how many runs diverged, if any did."""
+    if _has_diverged(runs):
+        return f"diverged, {divergence.count(runs)}"
+    return percent([run["last"] for run in runs], "test_accuracy")
+
+
+def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> str:
+    """The table of a study, with a line per row."""
+    lines = [line(paper, study, data, result) for result in results]
+    lines += [{data: "optimal", **paper.optimum}] if paper.optimum else []
+    headings = dict.fromkeys(heading for line in lines for heading in line)
+    columns = {heading: operator.methodcaller("get", heading) for heading in headings}
+    return tables.table([line for line in lines if line], columns)
+
+
+def percent(evaluations: Sequence[Any], accuracy: str) -> str:
+    """The mean and standard deviation of an accuracy over evaluations; "" if there are none."""
+    return report.percent([each[accuracy] for each in evaluations]) if evaluations else ""
+
+
+def _test_accuracy(line: Mapping[str, Any]) -> float:
+    return 100 * line["test_accuracy"]
+
+
+def curve(result: RowResult, value: Callable[[Any], float] = _test_accuracy) -> drawings.Line:
+    """A value of each evaluation of a row's only cell, by default the test accuracy in percent."""
+    logs = result.only.logs
+    rounds = np.array([line["round"] for line in logs[0]])
+    return drawings.Line(rounds, np.array([[value(line) for line in lines] for lines in logs]))
+
+
+def megabytes(result: RowResult) -> str:
+    """The megabytes that clients downloaded and uploaded in a run."""
+    return report.spread([run["last"]["bytes"] / 1e6 for run in result.only.runs])
+
+
+def run_all(paper: Paper, options: Options) -> str:
+    """Runs a study on each data set, writes its tables and figures, and returns the tables.
+
+    Raises UsageError, before any compute, for options that do not fit.
+    """
+    study = paper.studies[options.study]
+    todo = {
+        data: list(
+            zip(rows, configs(paper, rows, options.folder / data, options.overrides), strict=True)
+        )
+        for data in options.data
+        for rows in [select(study.rows(data), options.rows)]
+    }
+    machine.prepare(todo[options.data[0]][0][1].run)
+    for data, pairs in todo.items():
+        for index, (row, chosen) in enumerate(pairs):
+            before = [earlier.folder for earlier, _ in pairs[:index]]
+            files.check_no_link(options.folder / data / row.folder, options.folder)
+            _check_start(row, before, options.folder / data)
+            check_row(row, chosen)
+    # The table of some rows must not overwrite that of all.
+    name = f"{options.study}_some" if options.rows else options.study
+    every = [(row, chosen) for data in options.data for row, chosen in todo[data]]
+    texts: list[Callable[[], str]] = []
+    drawn: list[Callable[[], Any]] = []
+    with Ahead() as ahead, Ahead(1) as drawer:
+
+        def draw_ahead(draw: Callable[[], Any]) -> Callable[[], Any]:
+            """Draws in a thread, while the next rows run; the result waits for it."""
+            drawer.begin(draw, draw)
+            return partial(drawer.take, draw, draw)
+
+        def write(*finished: Any) -> str:
+            drawn.append(draw_ahead(partial(run_report.draw, *finished)))
+            return run_report.write_table(*finished)
+
+        done = 0
+        for data in options.data:
+            results = []
+            for row, chosen in todo[data]:
+                done += 1
+                for _, following in every[done : done + DEPTH]:
+                    # A row that starts from another row's network must wait for it.
+                    if not following.model.init_from:
+                        ahead.begin(following.run.run_dir, partial(prepare, following, ahead))
+                _check_reached(row, options.folder / data)
+                results.append(run(row, chosen, ahead, write))
+            text = table(paper, study, data, results)
+            folder = options.folder / data
+            files.write(folder / f"{name}.md", f"{text}\n\n{paper.caption}\n")
+            texts.append(partial(str, text))
+            for ending, draw in study.figures.items():
+                path = folder / f"{name}{ending}.png"
+                texts.append(draw_ahead(partial(draw, path, data, results)))
+        for wait in drawn:
+            wait()
+        lines = [text() for text in texts]
+    return "\n\n" + "\n\n".join([*lines, paper.caption])

@@ -1,0 +1,183 @@
+"""The data set, and which of its domains only the test sees."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import sources
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv_experiments.flags.flag import (
+    INSIDE,
+    at_least,
+    check_different,
+    check_known,
+    flag,
+    flag_error,
+    flag_names,
+    in_flags,
+)
+
+_LONGEST_NAME = 100  # bytes of a domain's name
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The examples, and which of them only the test sees."""
+
+    dataset: str = flag(
+        "digits",
+        "digits, dsprites, a TFDS name, or the path of an .npz, of a folder of images, of "
+        "Tiny-ImageNet, of LEAF's FEMNIST (.json) or of Sentiment140 (.csv).",
+    )
+    data_dir: str = flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
+    image_size: int = flag(
+        0, "Side in pixels that a folder's images are scaled to; 0: as they are.", at_least(0)
+    )
+    stride: int = flag(
+        1, "Keep every n-th pixel of each row and column (2: 14x14 MNIST).", at_least(1)
+    )
+    num_images: int = flag(
+        0, "Number of images that are rendered for --dataset=dsprites; 0: 20,000.", at_least(0)
+    )
+    vocabulary: int = flag(
+        0,
+        "Size of a text's vocabulary, the most frequent words in training; 0: 10,000.",
+        at_least(0),
+    )
+    text_length: int = flag(
+        0, "Number of words that a text is cut or padded to; 0: 30.", at_least(0)
+    )
+    held_out: str = flag(
+        "",
+        "The domain that only the test sees; sweep: several with commas, or 'all', each in turn; "
+        "'none': the official test split, or a random part. Default: the last domain, or none "
+        "if there is only one.",
+    )
+    test_fraction: float = flag(
+        0.2,
+        "The part of the examples that is drawn for the test, if the data have no test split and "
+        "no domain is held out.",
+        INSIDE,
+    )
+
+    @property
+    def stem(self) -> str:
+        """The data set's name without folders and suffix, for titles and names of folders."""
+        return Path(self.dataset).stem
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the data set is a file or a folder."""
+        path = Path(self.dataset).expanduser()
+        return path.suffix in (".npz", ".csv", ".json") or (
+            self.dataset not in sources.NEEDS_NO_FILE and os.path.isdir(path)
+        )
+
+
+def check(chosen: Data) -> None:
+    """Raises UsageError if --held_out names a domain twice."""
+    check_different("held_out", chosen.held_out.split(","))
+
+
+def without_effect(chosen: Data) -> dict[str, str]:
+    """The flags of this group that have no effect, and why."""
+    if sources.may_be_prepared(chosen.dataset):
+        return {}
+    return {"data_dir": _not_of_tfds(chosen.dataset)}
+
+
+def check_data_dir(data_dir: str, *datasets: str) -> None:
+    """Raises UsageError if --data_dir is set and no data set is from TFDS."""
+    if data_dir and not any(map(sources.may_be_prepared, datasets)):
+        raise flag_error("data_dir", data_dir, _not_of_tfds(datasets[0]))
+
+
+def _not_of_tfds(dataset: str) -> str:
+    return f"has no effect with --dataset={dataset}, which is not of TFDS"
+
+
+def check_test_fraction(chosen: Data, *, is_drawn: bool) -> None:
+    """Raises UsageError if --test_fraction is set and has no effect.
+
+    is_drawn: whether examples are drawn for the test.
+    """
+    if chosen.test_fraction != Data.test_fraction and not is_drawn:
+        raise flag_error(
+            "test_fraction",
+            chosen.test_fraction,
+            "has no effect, as the test is on the data's own test split or on a held-out domain",
+        )
+
+
+def load(chosen: Data) -> Dataset:
+    """The data set, before environments. Raises UsageError if it cannot be read."""
+    try:
+        loaded = sources.load(
+            chosen.dataset,
+            data_dir=chosen.data_dir or None,
+            image_size=chosen.image_size or None,
+            num_images=chosen.num_images or None,
+            vocabulary=chosen.vocabulary or None,
+            text_length=chosen.text_length or None,
+        )
+    except UsageError as error:
+        names = flag_names(Data)
+        # An error about a file inside a folder names that file instead.
+        if str(error.value) == chosen.dataset:
+            names["name"] = "dataset"
+        raise in_flags(error, f"--dataset={chosen.dataset}", names) from None
+    _check_names(chosen.dataset, loaded)
+    return _strided(loaded, chosen.stride)
+
+
+def _check_names(dataset: str, loaded: Dataset) -> None:
+    """Raises UsageError for names of domains or classes that flags and tables cannot contain."""
+    for kind, names in (("domain", loaded.domains), ("class", loaded.classes)):
+        for name in names:
+            if not name.isprintable():
+                text = f"has the {kind} {name!r}, must have names that can be printed in a line"
+                raise flag_error("dataset", dataset, text)
+    for name in loaded.domains:
+        if len(name.encode()) > _LONGEST_NAME:  # the name of a folder contains it
+            text = f"has the domain {name[:20]!r}..., must have names of at most"
+            raise flag_error("dataset", dataset, f"{text} {_LONGEST_NAME} bytes")
+    words = {"none", "all", ""} & set(loaded.domains)
+    if words and len(loaded.domains) > 1:
+        raise flag_error(
+            "dataset",
+            dataset,
+            f"has the domain {min(words)!r}, which means something else to --held_out; must have "
+            "another name",
+        )
+
+
+def _strided(loaded: Dataset, stride: int) -> Dataset:
+    """The data set with every n-th pixel of each row and column."""
+    if stride == 1:
+        return loaded
+    if loaded.render is not None or np.ndim(loaded.x) != 4:
+        raise flag_error("stride", stride, "must be 1, as the data are no images")
+    if stride >= min(loaded.x.shape[1:3]):
+        height, width = loaded.x.shape[1:3]
+        text = f"must be below a side of the images, {height}x{width}"
+        raise flag_error("stride", stride, text)
+    return loaded._replace(x=loaded.x[:, ::stride, ::stride])
+
+
+def held_out(chosen: Data, domains: Sequence[str]) -> list[str | None]:
+    """The domains to hold out in turn; None stands for the test split."""
+    asked = chosen.held_out
+    if asked == "none" or (not asked and len(domains) == 1):
+        return [None]
+    if len(domains) == 1:
+        raise flag_error("held_out", asked, "must be none, as there is one domain only")
+    if asked == "all":
+        return list(domains)
+    names = (asked or domains[-1]).split(",") if asked not in domains else [asked]
+    for name in names:  # "all" and "none" cannot stand in a list
+        check_known("held_out", name, domains if len(names) > 1 else [*domains, "all", "none"])
+    return list(names)

@@ -1,0 +1,74 @@
+"""The environment: the domains that are made from a data set."""
+
+import dataclasses
+from typing import Any
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv_experiments.flags.flag import flag, flag_names, flags_of, in_flags, number_or
+from fedjax_inv_experiments.parts import environments
+from fedjax_inv_experiments.parts.environments.kind import Kind, Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """How domains are made from the data."""
+
+    environment: str = flag(
+        "auto",
+        "How domains are made of the data; auto: none for a file or a folder, else rotated.",
+        choices=("auto", *environments.LISTED),
+    )
+    data_seed: str = flag(
+        "each",
+        "Seeds which example goes to which environment, and what is drawn there; each: every seed "
+        "draws its own.",
+        number_or("each"),
+    )
+    name: str = "rotated"  # the listed kind that "auto" or the flag selects
+    records: tuple[Any, ...] = ()  # the kind's own flags
+
+    @property
+    def kind(self) -> Kind:
+        """The listed kind with this name."""
+        return environments.LISTED[self.name]
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether its domains depend on random draws."""
+        return self.name != "none"
+
+
+# The records with the flags of all kinds.
+RECORDS = dict.fromkeys(r for kind in environments.LISTED.values() for r in kind.records)
+
+
+def name_of(environment: str, *, is_path: bool) -> str:
+    """The kind that --environment names. is_path: whether the data set is a file or a folder."""
+    if environment != "auto":
+        return environment
+    return "none" if is_path else "rotated"
+
+
+def without_effect(chosen: Environment) -> dict[str, str]:
+    """The flags of this group that have no effect, and why."""
+    reason = f"has no effect with --environment={chosen.name}"
+    others = RECORDS.keys() - set(chosen.kind.records)
+    idle = [field.name for record in RECORDS if record in others for field in flags_of(record)]
+    return dict.fromkeys([*idle, *([] if chosen.is_drawn else ["data_seed"])], reason)
+
+
+def draw_seed(chosen: Environment, seed: int) -> int:
+    """The seed for drawing the environments of a run's seed; 0 if nothing is drawn."""
+    if not chosen.is_drawn:
+        return 0
+    return seed if chosen.data_seed == "each" else int(chosen.data_seed)
+
+
+def domains(chosen: Environment, loaded: Dataset, source: Source) -> Dataset:
+    """The data set with its environments. Raises UsageError if they do not fit the data."""
+    try:
+        return chosen.kind.make(loaded, source, *chosen.records)
+    except UsageError as error:
+        names = {**flag_names(*chosen.kind.records), "clients": "clients"}
+        raise in_flags(error, f"--environment={chosen.name}", names) from None

@@ -1,0 +1,344 @@
+"""The length of a run, and the machine: devices, processes, and the process that writes files.
+
+Every process runs the same program on the same flags. The runs of a cell and their clients are
+divided among all devices of the processes (`devices.shape_of_mesh`). If several devices share the
+clients of a run and all clients attend every round, each device holds only the examples and states
+of its own clients; otherwise every device holds all of them (--hold).
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh
+
+from fedjax_inv import checks, platforms
+from fedjax_inv.devices import CLIENTS, RUNS, Layout, shape_of_mesh
+from fedjax_inv_experiments.flags.flag import (
+    SEED,
+    at_least,
+    check_different,
+    flag,
+    flag_error,
+    is_whole,
+    number_or,
+)
+from fedjax_inv_experiments.flags.outside import trust_flag
+
+_DETERMINISTIC = "--xla_gpu_deterministic_ops"
+_CHUNK = number_or("auto", "measure")
+
+# The sums of lanes (`devices.chunked`): as many lanes as fit into this memory twice.
+_MOST_LANES, _FEWEST_LANES, _BYTES_OF_LANES = 64, 8, 2**28
+_PART_FOR_DATA = 0.5  # of a CPU's memory, for the examples of all its devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """The length, seeds, folder and machine of a run."""
+
+    rounds: int = flag(
+        50, "Communication rounds; with --resume a run may be given more of them.", at_least(1)
+    )
+    seeds: tuple[int, ...] = flag(
+        (0,), "Each seeds network, environments, partition, cohorts and minibatches.", SEED
+    )
+    run_dir: str = flag(
+        "",
+        "The folder of the results; default: runs/, the run's name, and the flags that differ from "
+        "the defaults.",
+    )
+    resume: bool = flag(False, "Continue the run in --run_dir, bit for bit.")
+    trust_code: tuple[str, ...] = trust_flag()
+    checkpoint_every: int = flag(
+        0, "Rounds between checkpoints, a multiple of eval_every; 0: eval_every.", at_least(0)
+    )
+    nonfinite: str = flag(
+        "stop",
+        "When a client's loss becomes NaN or infinite: stop the program; drop the client from that "
+        "round; or mark the run as diverged, never to be selected, and let the others go on.",
+        choices=("stop", "drop", "mark"),
+    )
+    client_chunk: str = flag(
+        "auto",
+        "Clients trained at once on a device; 0: all; auto: 1 on a CPU, else as many as fit; "
+        "measure: the fastest by a stopwatch.",
+        _CHUNK,
+    )
+    run_chunk: str = flag(
+        "auto",
+        "Runs (seeds x hyperparameters) at once; 0: all; auto: 1 on a CPU, else as many as fit; "
+        "measure: the fastest by a stopwatch.",
+        _CHUNK,
+    )
+    devices: str = flag(
+        "auto",
+        "Devices that share the runs and their clients; on a CPU, cores; with several processes on "
+        "CPUs, those of each; auto: all that help and fit into memory.",
+        number_or("auto", lowest=1),
+    )
+    sum_order: str = flag(
+        "auto",
+        "The order of sums over clients and examples: fixed, the same on any number of devices; "
+        "fast; auto: fixed on CPUs, fast elsewhere.",
+        choices=("auto", "fixed", "fast"),
+    )
+    hold: str = flag(
+        "auto",
+        "Whose examples and states each of several devices holds: those of its own clients, which "
+        "it alone trains; or of all, for less waiting if few attend; auto: own if all clients "
+        "attend each round.",
+        choices=("auto", "own", "all"),
+    )
+    precision: str = flag(
+        "auto",
+        "Precision of float32 products and convolutions on GPUs and TPUs: default (TF32; on TPUs "
+        "bfloat16), high (TF32; on TPUs three products of bfloat16) or highest (float32; on TPUs "
+        "six products); auto: what the algorithm needs. CPUs always compute float32.",
+        choices=("auto", *platforms.PRECISIONS),
+    )
+    deterministic: bool = flag(
+        False,
+        "On GPUs, use only operations that give the same bits each time (XLA's "
+        f"{_DETERMINISTIC}); without it, a GPU may round sums differently from run to run.",
+    )
+    distributed: bool = flag(
+        False, "Find the other processes as SLURM, a TPU pod, Open MPI or Kubernetes name them."
+    )
+    coordinator_address: str = flag("", "host:port of process 0, if there are several.")
+    num_processes: int = flag(
+        1,
+        "Processes, on one machine or many, whose devices share the runs and their clients.",
+        at_least(1),
+    )
+    process_id: int = flag(0, "The number of this process; process 0 writes.", at_least(0))
+
+
+def check(chosen: Running, eval_every: int) -> None:
+    """Raises UsageError for flags that do not fit each other."""
+    check_different("seeds", chosen.seeds)
+    if chosen.checkpoint_every % eval_every:
+        text = f"must be a multiple of --eval_every={eval_every}"
+        raise flag_error("checkpoint_every", chosen.checkpoint_every, text)
+    if chosen.process_id >= chosen.num_processes:
+        text = f"must be below --num_processes={chosen.num_processes}"
+        raise flag_error("process_id", chosen.process_id, text)
+    several = chosen.num_processes > 1
+    if chosen.distributed and several:
+        text = "must be left out with --distributed, which finds the processes"
+        raise flag_error("num_processes", chosen.num_processes, text)
+    for name, chunk in (("client_chunk", chosen.client_chunk), ("run_chunk", chosen.run_chunk)):
+        if chunk == "measure" and (several or chosen.distributed):
+            text = "must be a number or auto with several processes, which may disagree"
+            raise flag_error(name, chunk, text)
+    address = chosen.coordinator_address
+    host, _, port = address.rpartition(":")
+    if several and (not (host and is_whole(port, 1) and int(port) < 2**16) or " " in address):
+        raise flag_error("coordinator_address", address, "must be host:port of process 0")
+
+
+def without_effect(chosen: Running) -> dict[str, str]:
+    """The flags of this group that have no effect, and why."""
+    idle = {}
+    several = chosen.num_processes > 1 or chosen.distributed
+    if chosen.devices == "1" and not several:
+        idle["hold"] = "has no effect without --devices or --num_processes above 1"
+    if chosen.num_processes == 1:
+        idle["coordinator_address"] = "has no effect without --num_processes above 1"
+    return idle
+
+
+def cores(root: Path = Path("/")) -> int:
+    """The cores that this process may use: by its affinity, and by the quotas of its cgroups.
+
+    root: the folder in which proc and sys lie.
+    """
+    number = float(len(os.sched_getaffinity(0)))
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return int(number)
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        is_second = not controllers  # of version 2
+        if not (is_second or "cpu" in controllers.split(",")):
+            continue
+        base = root / "sys/fs/cgroup" if is_second else root / "sys/fs/cgroup/cpu"
+        inner = Path(path.lstrip("/"))
+        for folder in {base, *(base / each for each in (inner, *inner.parents))}:
+            number = min(number, _quota(folder, is_second=is_second))
+    return max(1, int(number))
+
+
+def _quota(folder: Path, *, is_second: bool) -> float:
+    """The cores of a cgroup, infinity without a quota. is_second: whether it is of version 2."""
+    try:
+        if is_second:
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = ((folder / name).read_text() for name in names)
+        return int(quota) / int(period) if int(quota) > 0 else np.inf
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return np.inf
+
+
+def prepare(chosen: Running) -> None:
+    """Sets what --devices and --deterministic ask of XLA.
+
+    Each CPU core becomes a JAX device: a second core makes a convolution little faster, but it
+    trains a second client at full speed. Call this before JAX starts. GPUs have no use for that.
+    JAX_NUM_CPU_DEVICES comes before `auto`.
+    """
+    if chosen.deterministic:
+        known = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{known} {_DETERMINISTIC}=true".strip()
+    here = cores()
+    if chosen.devices != "auto":
+        number = min(int(chosen.devices), here)
+    elif getattr(jax.config, "jax_num_cpu_devices", 0) > 0:
+        return
+    else:
+        # Processes on one machine share its cores, unless their affinities say more.
+        number = max(1, here // chosen.num_processes) if _is_here(chosen) else here
+    if number > 1:
+        jax.config.update("jax_num_cpu_devices", number)
+
+
+def _is_here(chosen: Running) -> bool:
+    """Whether the processes of --coordinator_address are all on this machine."""
+    return chosen.coordinator_address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]")
+
+
+def precision(chosen: Running, needed: str) -> str:
+    """The precision of products. needed: the algorithm's, for --precision=auto."""
+    return needed if chosen.precision == "auto" else chosen.precision
+
+
+def connect(chosen: Running) -> None:
+    """Connects the processes of --num_processes or --distributed, if there are several.
+
+    Raises UsageError if --distributed finds none.
+    """
+    if not (chosen.distributed or chosen.num_processes > 1):
+        return
+    # On CPUs, collectives between processes need gloo.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if not chosen.distributed:
+        jax.distributed.initialize(
+            chosen.coordinator_address, chosen.num_processes, chosen.process_id
+        )
+        return
+    try:
+        jax.distributed.initialize()
+    except (ValueError, RuntimeError) as error:
+        text = f"found no processes ({str(error).splitlines()[0]}); must be started by srun or the "
+        text += "like, or be replaced by --coordinator_address, --num_processes and --process_id"
+        raise flag_error("distributed", True, text) from None
+
+
+class Load(NamedTuple):
+    """What devices can share in a cell, and the sizes that decide how."""
+
+    num_runs: int
+    num_clients: int
+    slots: int  # the clients that attend a round
+    data: int  # bytes of the examples
+    network: int  # bytes of a network
+
+
+def layout(chosen: Running, load: Load) -> Layout:
+    """The layout of a cell's runs and clients. Raises UsageError if there are too few devices."""
+    lanes = _lanes(chosen, load.network)
+    processes, most = jax.process_count(), most_devices(chosen)
+    while True:
+        num_runs, num_clients = shape_of_mesh(
+            load.num_runs, load.slots, most, most=lanes, multiple=processes
+        )
+        own = holds_own(chosen, load.num_clients, load.slots, num_clients)
+        count = num_runs * num_clients
+        copies = num_runs if own else count
+        room = _PART_FOR_DATA * memory()
+        fits = jax.default_backend() != "cpu" or copies * load.data <= room
+        if fits or chosen.devices != "auto" or count <= processes:
+            break
+        most = count - processes  # of auto, as many as have room for the examples
+    if copies > 1 and not fits and chosen.devices != "auto":
+        raise flag_error(
+            "devices",
+            chosen.devices,
+            f"needs {copies * load.data:.3g} bytes for {copies} copies of the examples, must be "
+            "fewer, or auto",
+        )
+    over = _mesh(num_runs, num_clients) if count > 1 else None
+    return Layout(over, own, lanes, load.num_runs)
+
+
+def most_devices(chosen: Running) -> int:
+    """The number of devices that cells may use. Raises UsageError if there are too few."""
+    available = len(jax.devices())
+    if jax.process_count() > 1:
+        return available
+    if chosen.devices == "auto":
+        return min(available, cores()) if jax.default_backend() == "cpu" else available
+    count = int(chosen.devices)
+    if count > available:
+        raise flag_error(
+            "devices", count, f"must be at most {available}, the devices of this machine"
+        )
+    return count
+
+
+def _mesh(num_runs: int, num_clients: int) -> Mesh:
+    """The devices that share runs and clients, equally many of each process."""
+    share = num_runs * num_clients // jax.process_count()
+    devices = [
+        device
+        for process in range(jax.process_count())
+        for device in [each for each in jax.devices() if each.process_index == process][:share]
+    ]
+    shape, axes = (num_runs, num_clients), (RUNS, CLIENTS)
+    return jax.make_mesh(shape, axes, (AxisType.Auto,) * 2, devices=devices)
+
+
+def _lanes(chosen: Running, num_bytes: int) -> int:
+    """The number of lanes of sums, 0 for sums in any order. num_bytes: those of a network."""
+    is_cpu = jax.default_backend() == "cpu"
+    if not {"auto": is_cpu, "fixed": True, "fast": False}[chosen.sum_order]:
+        return 0
+    lanes = _MOST_LANES
+    while lanes > _FEWEST_LANES and lanes * num_bytes > _BYTES_OF_LANES:
+        lanes //= 2
+    return lanes
+
+
+def holds_own(chosen: Running, num_clients: int, slots: int, num_devices: int) -> bool:
+    """Whether each device holds only the examples and states of its own clients.
+
+    num_devices: how many devices share the clients of a run.
+    """
+    # If few clients attend, one device may have more of them than another, which then waits.
+    all_attend = slots == num_clients > 1
+    return {"auto": all_attend and num_devices > 1, "own": True, "all": False}[chosen.hold]
+
+
+def memory() -> int:
+    """The memory in bytes of this process's first device, or of the machine if that is unknown."""
+    stats = jax.local_devices()[0].memory_stats()
+    return (stats or {}).get("bytes_limit", 0) or checks.machine_bytes()
+
+
+def leads() -> bool:
+    """Whether this process writes files and prints: one process does, for all."""
+    return jax.process_index() == 0
+
+
+def agree(value: int) -> int:
+    """The largest `value` over all processes, which wait for each other here."""
+    if jax.process_count() == 1:
+        return value
+    return int(np.max(multihost_utils.process_allgather(np.asarray(value))))

@@ -1,0 +1,183 @@
+"""The network."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from fedjax_inv import models
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import augment
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.models import lowerings, resnet
+from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
+from fedjax_inv.types import Model, Tree, Variables
+from fedjax_inv_experiments.flags import names
+from fedjax_inv_experiments.flags.flag import (
+    at_least,
+    flag,
+    flag_error,
+    flag_names,
+    flags_of,
+    in_flags,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """The network."""
+
+    model: str = flag("mlp", f"The network: {', '.join(names.MODELS)}, or package.module:factory.")
+    widths: tuple[int, ...] = flag(
+        (), "Widths of the hidden layers; default: the network's own.", at_least(1), kind=int
+    )
+    activation: str = flag("relu", "Activation of the mlp.", choices=ACTIVATIONS)
+    norm: str = flag(
+        "none",
+        "Normalisation layers; none: the network's own (mlp: none, resnet18: batch).",
+        choices=dict.fromkeys((*NORMS, *resnet.NORMS)),
+    )
+    cut: int = flag(
+        -1, "Hidden layers before the cut; -1: all, the head is the classifier.", at_least(-1)
+    )
+    weights: str = flag(
+        "",
+        "Weights of the resnet18: a .safetensors or .npz file in torchvision's names, trained on "
+        "images normalised as ImageNet's.",
+    )
+    init_from: str = flag(
+        "",
+        "A run folder (of a sweep, one of its cells), or a checkpoint in it: training starts from "
+        "the global network of its newest checkpoint. A seed starts from the run of the same seed, "
+        "or from the first run if there is none. --weights then only says how images are "
+        "normalised.",
+    )
+    augment: bool = flag(
+        False, "Whether training images (RGB) are cropped, flipped and coloured at random."
+    )
+    dtype: str = flag(
+        "float32",
+        "The dtype that the network computes in; parameters, losses and the server's sums are "
+        "float32.",
+        choices=("float32", "bfloat16"),
+    )
+    conv: str = flag(
+        "auto",
+        "How convolutions are computed; auto: the fastest way on this platform.",
+        choices=lowerings.LOWERINGS,
+    )
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether it has normalisation layers."""
+        return self.norm != "none" or self.model not in names.WITHOUT_NORM
+
+
+# The flags that apply to all networks.
+_GENERAL = ("model", "init_from", "augment", "dtype")
+# The factory argument that belongs to a flag, where the two names differ.
+_ARGUMENT = {"weights": "image_size"}
+
+
+def check(chosen: Network) -> None:
+    """Raises UsageError for an unknown network."""
+    names.check_factory("model", chosen.model, names.MODELS)
+
+
+def without_effect(chosen: Network) -> dict[str, str]:
+    """The flags of this group that have no effect, and why."""
+    factory = names.network(chosen.model)
+    others = [field.name for field in flags_of(Network) if field.name not in _GENERAL]
+    return {
+        name: f"--model={chosen.model} has no {name}"
+        for name in others
+        if not names.takes(factory, _ARGUMENT.get(name, name))
+    }
+
+
+def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:
+    """The arguments of a network's factory for a data set.
+
+    They are num_classes, which is positional, and all flags that the factory has arguments for.
+    """
+    factory = names.network(chosen.model)
+    if names.takes(factory, "vocabulary") != bool(data.words):
+        use = "for texts, the data are none"
+        if data.words:
+            use = "not for texts, which the data are; must be lstm"
+        raise flag_error("model", chosen.model, f"is {use}")
+    values = {
+        "activation": chosen.activation,
+        "conv": chosen.conv,
+        "widths": chosen.widths or None,
+        "cut": None if chosen.cut < 0 else chosen.cut,
+        "norm": None if chosen.norm == "none" else chosen.norm,
+        "vocabulary": len(data.words),
+        "image_size": _image_size(data) if names.takes(factory, "image_size") else None,
+    }
+    taken = {
+        name: value
+        for name, value in values.items()
+        if value is not None and names.takes(factory, name)
+    }
+    return {"num_classes": len(data.classes), **taken}
+
+
+def make(chosen: Network, data: Dataset) -> Model:
+    """The network for a data set. Raises UsageError if the flags do not fit it."""
+    settings = arguments(chosen, data)
+    num_classes = settings.pop("num_classes")
+    factory, flags = names.network(chosen.model), flag_names(Network)
+    model = names.called("model", chosen.model, flags, Model, factory, num_classes, **settings)
+    if chosen.dtype != "float32":
+        model = models.computed_in(model, chosen.dtype)
+    if chosen.weights:
+        try:
+            model = models.weights.pretrained(model, chosen.weights)
+        except UsageError as error:
+            raise in_flags(error, f"--model={chosen.model}", {"path": "weights"}) from None
+        model = models.normalised(model, models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD)
+    if chosen.augment:
+        shape = _shape(data)
+        if len(shape) != 4 or shape[-1] != 3:
+            text = f"must be false, as the examples are {list(shape[1:])} and no RGB images"
+            raise flag_error("augment", True, text)
+        model = models.augmented(model, augment.augment)
+    if data.render:
+        model = models.painted(model, data.render)
+    return model
+
+
+def sample(x: Tree) -> Tree:
+    """The shapes of a batch of one example of x."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), x)
+
+
+def _shape(data: Dataset) -> tuple[int, ...]:
+    """The shape of a batch of one example, as the network sees it."""
+    return jax.eval_shape(data.render or (lambda x: x), sample(data.x)).shape
+
+
+def _image_size(data: Dataset) -> int:
+    """The image size of a first layer (32, 64 or 224) that is nearest to the data's."""
+    shape = _shape(data)
+    side = shape[1] if len(shape) == 4 else 32
+    return min((32, 64, 224), key=lambda size: abs(math.log(size / side)))
+
+
+def shapes(chosen: Network, model: Model, data: Dataset) -> Variables:
+    """The shapes of a network's variables.
+
+    Raises UsageError if the network does not fit the data, or the weights do not fit the network.
+    """
+    try:
+        x, key = sample(data.x), jax.eval_shape(lambda: jax.random.key(0))
+        variables = jax.eval_shape(model.init, key, x)
+        mask = jax.ShapeDtypeStruct((1,), bool)
+        jax.eval_shape(
+            lambda v, x, m, k: models.apply(model, v, x, m, True, k), variables, x, mask, key
+        )
+    except UsageError as error:
+        raise in_flags(error, f"--model={chosen.model}", {"path": "weights"}) from None
+    return variables

@@ -1,0 +1,115 @@
+"""The partition of the training examples among clients."""
+
+import dataclasses
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Split
+from fedjax_inv.types import Examples
+from fedjax_inv_experiments.flags.flag import (
+    POSITIVE,
+    Range,
+    at_least,
+    flag,
+    flag_names,
+    in_flags,
+    shown,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """How clients share the training examples."""
+
+    partition: str = flag(
+        "domain",
+        "How clients share the training examples; dirichlet: each class in random proportions; "
+        "quantity: random sizes; shards: pieces of the examples sorted by label; user: all "
+        "examples of a user go to one client.",
+        choices=("domain", "iid", "dirichlet", "quantity", "shards", "user"),
+    )
+    alpha: float = flag(
+        0.5, "Concentration of --partition=dirichlet and --partition=quantity.", POSITIVE
+    )
+    min_size: int = flag(
+        -1,
+        "The fewest examples of a client in those two partitions; -1: as many as classes.",
+        at_least(-1),
+    )
+    classes_per_client: int = flag(
+        2,
+        "Number of equal shards that a client of --partition=shards gets; one holds a class, or "
+        "the end of one and the beginning of the next.",
+        at_least(1),
+    )
+    clients: int = flag(0, "Training clients; 0: one per training domain.", at_least(0))
+    imbalance: float = flag(
+        1.0,
+        "Ratio of the first class's number of training examples to the last one's; the others "
+        "lie on a curve between, and surplus examples are left out. 1: the data's own.",
+        Range(lambda value: 1 <= value < float("inf"), "at least 1"),
+    )
+
+    def num_clients(self, num_training_domains: int) -> int:
+        """The number of training clients."""
+        return self.clients or num_training_domains
+
+
+def without_effect(chosen: Partition) -> dict[str, str]:
+    """The flags of this group that have no effect, and why."""
+    idle = []
+    if chosen.partition not in ("dirichlet", "quantity"):
+        idle += ["alpha", "min_size"]
+    if chosen.partition != "shards":
+        idle += ["classes_per_client"]
+    return dict.fromkeys(idle, f"has no effect with --partition={chosen.partition}")
+
+
+def split(
+    chosen: Partition,
+    dataset: Dataset,
+    data: Examples,
+    *,
+    num_clients: int,
+    held_out: str | None,
+    seed: int,
+    test_fraction: float,
+    first_row: int,
+) -> Split:
+    """The examples of the clients and of the test.
+
+    dataset: the data set; its examples are the rows first_row, first_row + 1, ... of `data`.
+    held_out: the domain for the test; None for the test split.
+
+    Raises UsageError if the partition does not fit the data.
+    """
+    try:
+        return federation.split(
+            dataset,
+            data,
+            federation.partitioner(
+                chosen.partition,
+                dataset,
+                num_clients,
+                alpha=chosen.alpha,
+                min_size=None if chosen.min_size < 0 else chosen.min_size,
+                shards_per_client=chosen.classes_per_client,
+            ),
+            held_out=held_out,
+            seed=seed,
+            test_fraction=test_fraction,
+            first_row=first_row,
+            imbalance=chosen.imbalance,
+        )
+    except UsageError as error:
+        where = f"--partition={chosen.partition}"
+        if chosen.imbalance != 1:
+            where += f" --imbalance={shown(chosen.imbalance)}"
+        names = {
+            "num_clients": "clients",
+            "name": "partition",
+            "held_out": "held_out",
+            "shards_per_client": "classes_per_client",
+        }
+        raise in_flags(error, where, names | flag_names(Partition)) from None

@@ -1,0 +1,138 @@
+"""The local training of clients."""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import optax
+
+from fedjax_inv import local, platforms
+from fedjax_inv.types import Array, Work
+from fedjax_inv_experiments.flags.flag import (
+    FINITE,
+    FRACTION,
+    POSITIVE,
+    PROBABILITY,
+    at_least,
+    check_different,
+    flag,
+)
+from fedjax_inv_experiments.parts import optimizers
+
+
+@dataclasses.dataclass(frozen=True)
+class Clients:
+    """The local training of clients."""
+
+    local_epochs: int = flag(1, "Passes over a client's examples per round.", at_least(1))
+    local_steps: int = flag(0, "If above 0: steps per round instead of passes.", at_least(0))
+    batch_size: int = flag(32, "Examples per step; 0: all of the client's.", at_least(0))
+    optimizer: str = flag(
+        "sgd",
+        f"The clients' optimizer: sgd, adam, adamw, rmsprop, lion{optimizers.OTHERS}. It starts "
+        "anew every round.",
+    )
+    optimizer_settings: tuple[str, ...] = flag(
+        (), optimizers.SETTING_HELP, kind=str, name="optimizer_set", repeats=True
+    )
+    learning_rate: tuple[float, ...] = flag(
+        (0.1,), "The clients' learning rate; sweep: several.", POSITIVE
+    )
+    schedule: str = flag(
+        "constant",
+        "How the clients' learning rate changes over the rounds.",
+        choices=optimizers.SCHEDULES,
+    )
+    decay: float = flag(0.99, optimizers.DECAY_HELP, optimizers.PART)
+    final_rate: float = flag(0.0, optimizers.FINAL_RATE_HELP, PROBABILITY)
+    warmup_rounds: int = flag(0, optimizers.WARMUP_HELP, at_least(0))
+    schedule_rounds: int = flag(
+        0,
+        "Rounds from the first to the end of a cosine schedule, the clients' or the server's; 0: "
+        "--rounds, which then cannot grow.",
+        at_least(0),
+    )
+    momentum: float = flag(0.0, "Momentum of the clients' sgd.", FRACTION)
+    clip: float = flag(
+        0.0,
+        "The largest norm of a local step's gradient, which is scaled down; 0: any.",
+        FINITE,
+    )
+    weight_decay: float = flag(
+        0.0, "Times the parameters: added to a local step's gradient (L2).", FINITE
+    )
+
+
+def check(chosen: Clients) -> None:
+    """Raises UsageError for a bad optimizer."""
+    check_different("learning_rate", chosen.learning_rate)
+    optimizers.arguments(chosen, "optimizer")
+
+
+def without_effect(chosen: Clients, *, any_cosine: bool) -> dict[str, str]:
+    """The flags of this group that have no effect, and why.
+
+    any_cosine: whether the clients' or the server's schedule is a cosine.
+    """
+    idle = {}
+    if chosen.local_steps:
+        idle["local_epochs"] = f"has no effect beside --local_steps={chosen.local_steps}"
+    idle |= optimizers.without_effect("optimizer", chosen.optimizer, ("momentum",))
+    idle |= optimizers.schedule_without_effect("schedule", chosen.schedule, "")
+    if not any_cosine:
+        reason = "has no effect without --schedule=cosine or --server_schedule=cosine"
+        idle["schedule_rounds"] = reason
+    return idle
+
+
+class Sizes(NamedTuple):
+    """The sizes for which local training is compiled; data of the same sizes share a program."""
+
+    capacity: int = 1  # the most examples of a client, rounded up
+    num_batches: int | None = None  # batches in a pass, if all clients have the same number
+
+
+def sizes(chosen: Clients, num_examples: np.ndarray) -> Sizes:
+    """The sizes for clients with these numbers of examples [R, C]."""
+    capacity = 8 * -(-int(num_examples.max()) // 8)
+    # On a CPU a loop of known length gains nothing.
+    if platforms.on_cpu() or not chosen.batch_size:
+        return Sizes(capacity)
+    batches = np.unique(-(-num_examples[num_examples > 0] // chosen.batch_size))
+    return Sizes(capacity, int(batches[0]) if len(batches) == 1 else None)
+
+
+def work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
+    """The local training that the flags describe."""
+    optimizer = optimizers.regularised(
+        optimizers.make(chosen, "optimizer", learning_rate), chosen.weight_decay, chosen.clip
+    )
+    momentum = chosen.momentum if chosen.optimizer == "sgd" else None
+    size, num_steps = chosen.batch_size, chosen.local_steps
+    if size == 0:
+        num_steps = num_steps or chosen.local_epochs
+        return local.full_batch(
+            optimizer, capacity=sizes.capacity, num_steps=num_steps, momentum=momentum
+        )
+    if num_steps:
+        return local.steps(optimizer, batch_size=size, num_steps=num_steps, momentum=momentum)
+    return local.epochs(
+        optimizer,
+        batch_size=size,
+        num_epochs=chosen.local_epochs,
+        num_batches=sizes.num_batches,
+        momentum=momentum,
+    )
+
+
+def schedule(chosen: Clients, end: int) -> optax.Schedule | None:
+    """The factor of the learning rate; None if it is constant. end: as in `optimizers.schedule`."""
+    if chosen.schedule == "constant" and not chosen.warmup_rounds:
+        return None
+    return optimizers.schedule(
+        chosen.schedule,
+        chosen.warmup_rounds,
+        decay=chosen.decay,
+        final_rate=chosen.final_rate,
+        end=end,
+    )

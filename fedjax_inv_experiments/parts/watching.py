@@ -1,0 +1,167 @@
+"""The evaluations of a run, the thresholds at which it stops, and its rule of selection."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation
+from fedjax_inv.data.federation import Split
+from fedjax_inv_experiments.flags.flag import (
+    INSIDE,
+    at_least,
+    check_different,
+    flag,
+    flag_error,
+    number_or,
+    shown,
+)
+from fedjax_inv_experiments.parts.selection import RULES
+
+
+@dataclasses.dataclass(frozen=True)
+class Watching:
+    """When a run is evaluated, and when it stops."""
+
+    eval_every: int = flag(
+        5,
+        "Rounds between evaluations. Unless it is set by itself, it becomes as small as --rounds "
+        "and --checkpoint_every need it: at most --rounds, and a divisor of --checkpoint_every.",
+        at_least(1),
+    )
+    watch_examples: int = flag(
+        0,
+        "Training (of all clients) and test examples on which the accuracy is measured in every "
+        "round; 0: in no round.",
+        at_least(0),
+    )
+    watch_gradients: bool = flag(
+        False,
+        "Whether evaluations report each training client's gradient norm and <grad R(w), w>, and "
+        "the mean cosine between clients; drawn as gradients.png.",
+    )
+    watch_classes: bool = flag(
+        False,
+        "Whether evaluations report the test accuracy of each class, that of test examples in the "
+        "proportions of each client's classes, and the means of both.",
+    )
+    stop_below: tuple[float, ...] = flag(
+        (),
+        "Thresholds: report the state in which the watched training accuracy first fell below.",
+        INSIDE,
+        kind=float,
+    )
+    stop_above: tuple[float, ...] = flag(
+        (),
+        "The same for the first time that it was as high; instead of --stop_below, and without "
+        "--warm_start.",
+        INSIDE,
+        kind=float,
+    )
+    warm_start: str = flag(
+        "clients",
+        "Rounds before a stop: a number, clients (one for each) or batches (one for each batch of "
+        "the client with most examples).",
+        number_or("clients", "batches"),
+    )
+    after_stop: str = flag(
+        "continue",
+        "Whether training goes on when all of --stop_below (or --stop_above) have been met, or "
+        "ends with that state.",
+        choices=("continue", "end"),
+    )
+    tensorboard: bool = flag(
+        False,
+        "Whether evaluations are also written as TensorBoard events, to tensorboard/ in the folder "
+        "of a run; needs the package tensorboardX.",
+    )
+    select: str = flag(
+        "validation",
+        "How an evaluation of each run is selected, and then hyperparameters by the mean over "
+        "seeds: " + "; ".join(f"{name}, {rule.text}" for name, rule in RULES.items()) + ".",
+        choices=RULES,
+    )
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The thresholds of --stop_below or --stop_above."""
+        return self.stop_below or self.stop_above
+
+
+def following(chosen: Watching, num_rounds: int, checkpoint_every: int) -> Watching:
+    """The group with the largest --eval_every, up to its own, that fits the other flags."""
+    largest = min(chosen.eval_every, num_rounds)
+    fits = (n for n in range(largest, 0, -1) if checkpoint_every % n == 0)
+    return dataclasses.replace(chosen, eval_every=next(fits))
+
+
+def check(chosen: Watching, num_rounds: int) -> None:
+    """Raises UsageError for flags that contradict each other or the number of rounds."""
+    for name, thresholds in (
+        ("stop_below", chosen.stop_below),
+        ("stop_above", chosen.stop_above),
+    ):
+        check_different(name, thresholds, may_be_empty=True)
+        if thresholds and not chosen.watch_examples:
+            raise flag_error(name, thresholds, "needs --watch_examples above 0")
+    if chosen.stop_below and chosen.stop_above:
+        text = f"must not stand beside --stop_below={shown(chosen.stop_below)}"
+        raise flag_error("stop_above", chosen.stop_above, text)
+    if chosen.eval_every > num_rounds:
+        raise flag_error("eval_every", chosen.eval_every, f"must be at most --rounds={num_rounds}")
+
+
+def without_effect(chosen: Watching) -> dict[str, str]:
+    """The flags of this group that have no effect, and why."""
+    idle = {}
+    if not chosen.stop_below:
+        idle["warm_start"] = "has no effect without --stop_below"
+    if not chosen.thresholds:
+        idle["after_stop"] = "has no effect without --stop_below or --stop_above"
+    return idle
+
+
+def check_rule(chosen: Watching, num_groups: int) -> None:
+    """Raises UsageError if --select compares training domains and there is only one.
+
+    num_groups: the number of validation groups.
+    """
+    if chosen.select == "agreement" and num_groups < 2:
+        raise UsageError(
+            "--select=agreement",
+            ...,
+            "needs several training domains, each with clients of its own",
+        )
+
+
+def check_classes(classes: Sequence[str], y: np.ndarray, splits: Iterable[Split]) -> None:
+    """Raises UsageError for --watch_classes if a client has a class that the test lacks.
+
+    classes: the names of the classes. y: the labels of the examples that the splits index.
+    """
+    for split in splits:
+        of_clients, of_test = (
+            np.unique(y[np.concatenate(federation.parts_of(shards))])
+            for shards in (split.train, split.test)
+        )
+        lacking = np.setdiff1d(of_clients, of_test)
+        if len(lacking):
+            raise flag_error(
+                "watch_classes",
+                True,
+                f"the test has no example of class {classes[lacking[0]]}, must have one of "
+                "each class that clients have",
+            )
+
+
+def warm_start(chosen: Watching, batch_size: int, sizes: np.ndarray) -> int:
+    """The number of rounds before a stop. sizes [C]: the training clients' numbers of examples."""
+    if chosen.stop_above:
+        return 0
+    if chosen.warm_start == "clients":
+        return len(sizes)
+    if chosen.warm_start == "batches":
+        largest = int(sizes.max())
+        return -(-largest // (batch_size or largest))
+    return int(chosen.warm_start)

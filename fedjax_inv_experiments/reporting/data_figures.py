@@ -1,0 +1,106 @@
+"""Figures of the data: images of every domain, and the examples of each client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from fedjax_inv.data import federation, partitions
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Split
+from fedjax_inv_experiments.reporting import figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_IMAGES = 6  # images of each domain, beside the counts
+
+
+def client_names(split: Split) -> list[str]:
+    """The names of the clients: number and domain."""
+    domains = [split.domains[domain] if domain >= 0 else "mixed" for domain in split.domain]
+    return [f"{client}: {domain}" for client, domain in enumerate(domains)]
+
+
+def rendered(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
+    """Examples as a network sees them, float32; images are [n, height, width, channels]."""
+    x = jax.tree.map(lambda leaf: np.asarray(leaf[rows]), dataset.x)
+    if dataset.render is not None:
+        return np.asarray(jax.jit(dataset.render)(x), np.float32)  # one program, not one a step
+    return np.asarray(x, np.float32) / (255 if x.dtype == np.uint8 else 1)
+
+
+def to_rgb(x: np.ndarray) -> np.ndarray:
+    """Images [..., channels] as RGB [..., 3] in [0, 1].
+
+    One channel is grey, two are red and green, three are RGB already, and more have a hue each.
+    """
+    channels = x.shape[-1]
+    if channels in (1, 3):
+        return np.broadcast_to(x, (*x.shape[:-1], 3)).clip(0, 1)
+    import matplotlib
+
+    hues = matplotlib.colormaps["hsv"](np.arange(channels) / channels)[:, :3]
+    hues = np.eye(3)[:2] if channels == 2 else hues
+    return (x @ hues).clip(0, 1)
+
+
+def draw_partition(path: Path, dataset: Dataset, split: Split) -> None:
+    """Draws the class counts of each client, and examples of every domain.
+
+    Files that are there and show the same are not drawn again.
+    """
+    rows = federation.parts_of(split.train)
+    counts = partitions.class_counts(dataset.y, rows, len(dataset.classes))
+    firsts = [np.flatnonzero(dataset.domain == k)[:_IMAGES] for k in range(len(dataset.domains))]
+    full = [k for k, first in enumerate(firsts) if len(first) == _IMAGES]
+    few = np.concatenate([firsts[k] for k in full]) if full else np.zeros(0, int)
+    # Only the examples that are drawn: a digest is taken of all that the figure shows.
+    some = dataset._replace(
+        x=jax.tree.map(lambda leaf: np.asarray(leaf[few]), dataset.x),
+        y=dataset.y[few],
+        domain=dataset.domain[few],
+        domains=tuple(dataset.domains[k] for k in full),
+        test=dataset.test[few],
+        user=None,
+    )
+    figures.draw(path, _partition, counts, some, client_names(split), dpi=110)
+
+
+def _partition(counts: np.ndarray, some: Dataset, clients: Sequence[str]) -> Figure:
+    """The figure of the counts [C, K]. some: the data set with the examples to draw alone."""
+    examples = _examples(some)
+    domains = () if examples is None else some.domains
+    height = max(2.6, min(9.0, 0.22 * len(counts) + 1.6), min(9.0, 0.5 * len(domains) + 1.6))
+    figure = figures.new(11, height)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    picture = left.imshow(counts, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    figure.colorbar(picture, ax=left, label="training examples", fraction=0.05)
+    left.set(xlabel="class", ylabel="client", title="What each client trains on")
+    figures.name_x(left, some.classes, 4.2)
+    figures.name_y(left, clients, height - 1.4)
+    right.set(xticks=[], yticks=[])
+    right.set_frame_on(False)
+    if examples is not None:
+        lines = len(domains)
+        right.imshow(examples, extent=(0, _IMAGES, lines - 0.5, -0.5))
+        right.set_aspect(examples.shape[0] / examples.shape[1] * _IMAGES / lines)
+        figures.name_y(right, domains, height - 1.4)
+        right.tick_params(length=0)
+        right.set_title("Examples of every domain", fontsize=10)
+    return figure
+
+
+def _examples(some: Dataset) -> np.ndarray | None:
+    """A picture with a line of images for each domain; None if there are none."""
+    if not some.domains:
+        return None
+    images = rendered(some, np.arange(len(some.y)))
+    if images.ndim != 4:
+        return None
+    lines = to_rgb(images).reshape(len(some.domains), _IMAGES, *images.shape[1:3], 3)
+    return np.concatenate([np.concatenate(list(line), axis=1) for line in lines])

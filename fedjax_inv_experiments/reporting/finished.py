@@ -1,0 +1,329 @@
+"""Access to finished runs: their folder, their data and their states."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_inv import checks, platforms, program
+from fedjax_inv.checks import UsageError
+from fedjax_inv.program import Run, Training
+from fedjax_inv.types import Algorithm, Array, Tree
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.experiment.assemble import Assembled
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags.flag import Range, check_different, flag
+from fedjax_inv_experiments.flags.names import facts
+from fedjax_inv_experiments.parts import data as data_flags
+from fedjax_inv_experiments.parts import machine, selection, training
+from fedjax_inv_experiments.parts import network as networks
+from fedjax_inv_experiments.running import checkpoints, log, provenance, selected
+from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running.checkpoints import Checkpoints
+from fedjax_inv_experiments.running.records import Line, Result, Start
+from fedjax_inv_experiments.running.selected import Served
+
+STATES = ("best", "last")
+_SHAPES = 10_000  # bytes, at least, of the shapes of a broadcast
+
+
+def state_flag(default: str) -> Any:
+    """The flag --state of all binaries that read a state of a run."""
+    allowed = Range(lambda state: state in STATES, f"one of {', '.join(STATES)}")
+    text = "best: the state that the run's --select selects; last: that of its end."
+    return flag(default, text, allowed)
+
+
+def run_flag() -> Any:
+    """The flag --run of binaries that read one folder."""
+    return flag("", "The folder of a finished run; of a sweep, that of one algorithm.")
+
+
+def runs_flag(text: str) -> Any:
+    """The flag --runs of binaries that read several folders."""
+    allowed = Range(bool, "one or several folders")
+    return flag((), text, allowed, kind=str)
+
+
+def check_runs(runs: Sequence[str]) -> None:
+    """Raises UsageError unless --runs names one or several different folders."""
+    if not runs:
+        raise UsageError("--runs=", ..., "must be one or several folders")
+    check_different("runs", [*map(os.path.normpath, runs)])
+
+
+def data_dir_flag() -> Any:
+    """The flag --data_dir of all binaries that read finished runs."""
+    return flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Runs:
+    """The runs in a folder: a cell that `train` or `sweep` has run, or is running."""
+
+    where: str  # the flag that names the folder, with its value
+    path: Path
+    config: Config  # on one device of one process
+    cell: Cell
+    starts: Sequence[Start]
+    known_result: Result | None  # None if the runs may be unfinished
+
+    @property
+    def result(self) -> Result:
+        """The result of the runs."""
+        assert self.known_result is not None, "opened with unfinished=True"
+        return self.known_result
+
+    @functools.cached_property
+    def data(self) -> Assembled:
+        """The data of the runs, divided among clients as in training."""
+        held_out = self.cell.held_out or "none"
+        return assemble.assemble(config.changed(self.config, held_out=held_out, init_from=""))
+
+    def check_data(self) -> None:
+        """Raises UsageError unless the data are still those that the runs were trained on."""
+        if self.starts[-1].data != provenance.fingerprint(self.data.data):
+            raise UsageError(
+                self.where,
+                ...,
+                f"was trained on other data than --dataset={self.config.data.dataset} has by now; "
+                "must have those, to the last bit",
+            )
+
+    def run(self, index: int, state: str) -> "OneRun":
+        """A run by its number in the cell, in one of STATES."""
+        return OneRun(self, index, state)
+
+    def select(self, seed: int, number: int, state: str) -> "OneRun":
+        """The run that --seed and --run name: the one with this number among the runs of the seed.
+
+        Raises UsageError if there is none, or if it has no such state.
+        """
+        seeds = self.config.run.seeds
+        if seed not in seeds:
+            allowed = ", ".join(map(str, seeds))
+            text = f"must be one of {allowed}, those of {self.path}"
+            raise UsageError("--seed", seed, text)
+        indices = [index for index, run in enumerate(self.cell.runs) if run.seed == seed]
+        if not 0 <= number < len(indices):
+            text = f"must be in 0..{len(indices) - 1}, the runs of --seed={seed} in {self.path}"
+            raise UsageError("--run", number, text)
+        one = self.run(indices[number], state)
+        one.line()
+        return one
+
+    def algorithm(self, index: int = 0, *, rendered: bool = False) -> Algorithm:
+        """The algorithm of a run, for predictions; its local training is not the run's.
+
+        rendered: whether inputs are rendered already.
+        """
+        dataset = self.data.dataset
+        model = (
+            networks.make(self.config.model, dataset._replace(render=None))
+            if rendered
+            else self.data.model
+        )
+        hyper = self.cell.runs[index].hyper
+        plain = assemble.algorithm(self.config, self.cell, model, hyper, training.Sizes())
+        precision = machine.precision(self.config.run, facts(self.cell.algorithm).precision)
+
+        def predict(server: Tree, own: Tree, x: Tree) -> Array:
+            with platforms.products_at(precision):
+                return plain.predict(server, own, x)
+
+        return plain._replace(predict=predict)
+
+    @functools.cached_property
+    def shapes(self) -> Training:
+        """The shapes of the states of all runs; raises UsageError if they are too many to list."""
+        attendance = self.config.participation
+        where = f"{self.where}: --{attendance.history_flag}"
+        what = " for the shapes of as many broadcasts"
+        checks.memory(where, ..., _SHAPES * attendance.history, what=what)
+        ready = self.data.prepare(self.cell)
+        return jax.eval_shape(program.make(ready.experiment).init, self.data.data, ready.inputs)
+
+    def newest(self) -> tuple[int, Training]:
+        """(rounds, the states of all runs after them), from the newest checkpoint.
+
+        Raises UsageError if there is no checkpoint, or it is another run's.
+        """
+        with self._checkpoints("has no checkpoint yet; must have one") as reader:
+            done = reader.latest()
+            return done, reader.restore(done, self.shapes)
+
+    @functools.cached_property
+    def best(self) -> Served:
+        """The selected states of all runs; raises UsageError if they cannot be read."""
+        with self._checkpoints("has no checkpoint any more; must have one") as reader:
+            shapes = selected.of(self.shapes, self.algorithm().personal)
+            return reader.selected(reader.latest(), shapes)
+
+    @functools.cached_property
+    def last(self) -> Served:
+        """The last states of all runs; raises UsageError if they cannot be read."""
+        with self._checkpoints("has no checkpoint any more; must have one") as reader:
+            states = reader.restore(reader.latest(), self.shapes)
+            return jax.device_get(selected.of(states, self.algorithm().personal))
+
+    @contextlib.contextmanager
+    def _checkpoints(self, lacking: str) -> Iterator[Checkpoints]:
+        """A reader of the checkpoints. lacking: the error's text if there is no checkpoint."""
+        place = self.path / "checkpoints"
+        if not checkpoints.rounds(place):
+            raise UsageError(self.where, ..., lacking)
+        with contextlib.closing(Checkpoints(place, self.config, self.cell, reads=True)) as reader:
+            yield reader
+
+
+@dataclasses.dataclass(frozen=True)
+class OneRun:
+    """A run of a folder, in one of STATES."""
+
+    runs: Runs
+    index: int  # in the cell
+    state: str
+
+    @property
+    def run(self) -> Run:
+        """Its seed and hyperparameters."""
+        return self.runs.cell.runs[self.index]
+
+    @property
+    def varied(self) -> list[str]:
+        """Its values of the hyperparameters in which runs of the folder differ."""
+        return varied(self.runs.cell, self.index)
+
+    @property
+    def name(self) -> str:
+        """Its name among the runs of the folder."""
+        return " ".join([f"seed={self.run.seed}", *self.varied])
+
+    @property
+    def label(self) -> str:
+        """Its algorithm, settings, varied hyperparameters, folder, and the round of the state."""
+        names = [self.runs.cell.label, *self.varied]
+        return f"{' '.join(names)} ({self.runs.path.name}, {self._when()})"
+
+    def _when(self) -> str:
+        """The text for the round of the state."""
+        stops = [stop.round for stop in self.runs.result.runs[self.index].stops or []]
+        reached = [round for round in stops if round is not None]
+        ends = self.runs.config.watching.after_stop == "end" and len(reached) == len(stops)
+        if self.state == "last" and ends and reached:
+            return f"at its stop in round {max(reached)}"
+        return f"after round {self.line().round}"
+
+    def line(self) -> Line:
+        """The evaluation of the state; raises UsageError if the run has no such state."""
+        result, rule = self.runs.result.runs[self.index], self.runs.config.watching.select
+        best = self.state == "best"
+        line = selection.picked(result, rule) if best else result.last
+        if line is None or (result.diverged and not best):
+            why = "has diverged" if result.diverged else f"has nothing that --select={rule} selects"
+            raise UsageError(self.runs.where, ..., f"its run {self.name} {why}")
+        return line
+
+    def served(self) -> Served:
+        """The state: server [...], clients [C, ...] and round [], on the host.
+
+        Raises UsageError if the run has no such state, or if it cannot be read.
+        """
+        of_all = self.runs.best if self.state == "best" else self.runs.last
+        mine = jax.tree.map(lambda leaf: leaf[self.index], of_all)
+        at = self.line().round
+        if self.state == "best" and mine.round != at:
+            raise UsageError(
+                self.runs.where,
+                ...,
+                f"its run {self.name} was not saved as it was after round {at}, as --select was "
+                "another then; --state=last was",
+            )
+        return mine
+
+    def algorithm(self, *, rendered: bool = False) -> Algorithm:
+        """Its algorithm, as in `Runs.algorithm`."""
+        return self.runs.algorithm(self.index, rendered=rendered)
+
+
+def unseen(algorithm: Algorithm, server: Tree) -> Tree:
+    """The state of a new client; () unless the algorithm is personal."""
+    return algorithm.init_client(server, jnp.int32(0)) if algorithm.personal else ()
+
+
+def varied(cell: Cell, index: int) -> list[str]:
+    """A run's values of the hyperparameters in which the runs of its cell differ."""
+    return [
+        f"{name}={value:g}"
+        for name, value in cell.runs[index].hyper.items()
+        if any(run.hyper[name] != value for run in cell.runs)
+    ]
+
+
+def open(
+    flag: str,
+    folder: Path,
+    *,
+    trusted: Collection[str] = (),
+    data_dir: str = "",
+    dataset: str = "",
+    unfinished: bool = False,
+) -> Runs:
+    """The runs of a folder. A line on stderr reports code of its own that has changed.
+
+    flag: the flag that names the folder.
+    trusted: the factories outside of this project that may be imported.
+    data_dir: the TFDS folder, if it differs from that in training.
+    dataset: other data that the binary will read.
+    unfinished: whether the runs may be unfinished; then their result is not read.
+
+    Raises UsageError if the folder holds no runs or, without `unfinished`, no result; if its log
+    has been edited; and, before any import, if it names a factory that is not trusted.
+    """
+    where, result = f"--{flag}={folder}", None
+    try:
+        chosen, cell = folders.read(folder, trusted)
+        begun = folders.begun(folder)
+        if not unfinished:
+            result = folders.result(folder, begun.cell)
+        log.read(folder)
+    except UsageError as error:
+        raise UsageError(where, ..., str(error)) from None
+    except OSError:
+        if unfinished:
+            text = "must be the folder of a run; of a sweep, that of one algorithm"
+            raise UsageError(where, ..., text) from None
+    # A run that goes on with more rounds has checkpoints that are newer than its result.
+    if not unfinished and (result is None or result.gone_on):
+        raise UsageError(where, ..., f"must be the folder of a finished run{_why(folder)}")
+    provenance.report_changes(where, begun.starts, provenance.code(chosen.outside))
+    return Runs(where, folder, _alone(chosen, data_dir, dataset), cell, begun.starts, result)
+
+
+def _alone(chosen: Config, data_dir: str, dataset: str) -> Config:
+    """A run's flags, changed to one device of one process, which does not influence its states.
+
+    Raises UsageError if data_dir is set and no data set is from TFDS.
+    """
+    data_flags.check_data_dir(data_dir, chosen.data.dataset, dataset)
+    one: dict[str, Any] = {"devices": "1", "hold": "auto", "num_processes": 1, "process_id": 0}
+    one["distributed"] = False
+    one |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
+    return config.changed(chosen, **one)
+
+
+def _why(folder: Path) -> str:
+    """The text for why a folder holds no result of a run."""
+    if not os.path.isdir(folder):  # Path.is_dir raises an error for impossible names
+        return ""
+    if (folder / "config.json").is_file():
+        return "; this one is unfinished, --resume goes on with it"
+    cells = sorted(place.parent.name for place in folder.glob("*/config.json"))
+    return f"; of a sweep, that of one algorithm: {', '.join(cells)}" if cells else ""

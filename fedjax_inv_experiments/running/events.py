@@ -1,0 +1,83 @@
+"""TensorBoard events, through tensorboardX: a folder in tensorboard/ for each run.
+
+Each start writes the events anew from metrics.jsonl. So a resumed run has every step exactly once,
+even if it began without --tensorboard.
+"""
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.parts import machine
+from fedjax_inv_experiments.running import files
+from fedjax_inv_experiments.running.records import Line
+
+_NAME = "tensorboard"
+
+
+def check(asked: bool) -> None:
+    """Raises UsageError if events are asked for and their package is not installed."""
+    if asked and importlib.util.find_spec("tensorboardX") is None:
+        raise UsageError("--tensorboard=true", ..., "needs a package: pip install tensorboardX")
+
+
+class Events:
+    """The events of a cell's runs."""
+
+    def __init__(self, folder: Path, cell: Cell, lines: Sequence[Line], asked: bool) -> None:
+        """folder: the cell's folder. lines: its log so far. asked: whether to write events."""
+        self._writers: list[Any] = []
+        if not (asked and machine.leads()):
+            return
+        import tensorboardX  # slow, and optional
+
+        files.remove_folder(folder / _NAME)
+        places = (str(folder / _NAME / name) for name in run_names(cell))
+        self._writers = [tensorboardX.SummaryWriter(place) for place in places]
+        self.add(lines)
+
+    def add(self, lines: Sequence[Line]) -> None:
+        """Writes the events of lines of the log."""
+        if not self._writers:
+            return
+        for line in lines:
+            for name, value in scalars(line):
+                self._writers[line.run].add_scalar(name, value, line.round)
+        for writer in self._writers:
+            writer.flush()
+
+    def close(self) -> None:
+        """Closes the files."""
+        for writer in self._writers:
+            writer.close()
+
+
+def run_names(cell: Cell) -> list[str]:
+    """The names of the runs: the seed, and the hyperparameters in which the runs differ."""
+    varied = [
+        name
+        for name, value in cell.runs[0].hyper.items()
+        if any(run.hyper[name] != value for run in cell.runs)
+    ]
+    return [
+        " ".join([f"seed={run.seed}", *(f"{name}={run.hyper[name]}" for name in varied)])
+        for run in cell.runs
+    ]
+
+
+def scalars(line: Line) -> Iterator[tuple[str, float]]:
+    """The (name, value) pairs of a line of the log; values that are not finite are left out."""
+    values = {
+        "training/loss": line.train_loss,
+        "accuracy/validation": line.validation_accuracy,
+        "accuracy/test": line.test_accuracy,
+        "accuracy/worst_domain": line.worst_accuracy,
+        "megabytes_sent": line.bytes / 1e6,
+    }
+    for name, domain in line.domains.items():
+        values[f"accuracy_by_domain/{name}"] = domain.accuracy
+        values[f"loss_by_domain/{name}"] = domain.loss
+    yield from ((name, value) for name, value in values.items() if value is not None)

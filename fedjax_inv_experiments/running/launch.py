@@ -1,0 +1,337 @@
+"""The launch of an experiment: from flags to folders with results.
+
+While a cell runs, the programs of the next ones compile in threads (`ahead`).
+"""
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from fedjax_inv import program
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Examples, Variables
+from fedjax_inv_experiments.experiment import assemble, grid, memory
+from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags.flag import check_place, flag_error
+from fedjax_inv_experiments.parts import machine
+from fedjax_inv_experiments.parts.training import Sizes
+from fedjax_inv_experiments.running import (
+    checkpoints,
+    chunks,
+    events,
+    files,
+    initial,
+    log,
+    loop,
+    provenance,
+    records,
+)
+from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
+from fedjax_inv_experiments.running.signals import Stop, Stopped
+
+_CHUNKS = "chunks.json"
+
+
+class FinishedCell(NamedTuple):
+    """A cell that has been run."""
+
+    label: str  # the algorithm, with the settings in which the cells differ
+    folder: Path
+    result: records.Result
+
+
+# (experiment, its folder, its cells in order) -> the text to print; writes tables and figures
+Report = Callable[[Assembled, Path, Sequence[FinishedCell]], str]
+
+
+def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> str:
+    """Runs the cells that are not finished, and returns the text of the report.
+
+    in_folders: whether each cell has its own folder in the run folder. If not, there must be one
+        cell with one run per seed, and its results lie in the run folder itself.
+    report: writes tables and figures.
+
+    Raises UsageError, before any compute, if the flags do not fit the data or the folders.
+    """
+    with Ahead() as ahead:
+        return prepared(config, folder, in_folders=in_folders).run(report, ahead)
+
+
+def prepared(config: Config, folder: Path, *, in_folders: bool) -> "Launch":
+    """The launch of an experiment; arguments and errors as those of `run`."""
+    events.check(config.watching.tensorboard)
+    check_place("run_dir", folder, is_folder=True)
+    machine.connect(config.run)
+    is_gone = initial.is_gone(config.model)
+    start = None if is_gone else start_of(config)
+    if (folder / "result.json").exists() and not config.model.init_from:
+        # If nothing is left to run, the report needs the first seed's data alone.
+        first = assemble.assemble(config, config.run.seeds[:1])
+        places = _places(first, folder, in_folders)
+        if None not in _finished(first, places).values():
+            return Launch(first, folder, places)
+    assembled = assemble.assemble(config, start=start)
+    memory.check(assembled)
+    places = _places(assembled, folder, in_folders)
+    if is_gone:
+        _check_started(config, places.values())
+    _finished(assembled, places)  # before the lock, whose file must not lie in another run's folder
+    return Launch(assembled, folder, places)
+
+
+class Launch:
+    """An experiment that is ready to run, with the folder of each cell by the cell's name."""
+
+    def __init__(self, assembled: Assembled, folder: Path, places: Mapping[str, Path]) -> None:
+        self._assembled, self._folder, self._places = assembled, folder, places
+        self._programs = _Programs(assembled.config, assembled.data)
+
+    def run(self, report: Report, ahead: Ahead) -> str:
+        """Runs the cells that are not finished, and returns the text of the report."""
+        assembled, places = self._assembled, self._places
+        config, cells = assembled.config, assembled.cells
+        with folders.locked(self._folder):
+            results = _finished(assembled, places)
+            todo = [cell for cell in cells if results[cell.name] is None]
+            for cell in todo:
+                folders.check_data(places[cell.name], self._programs.start.data)
+            if machine.leads():
+                code = provenance.code(config.outside)
+                for place in places.values():
+                    provenance.report_changes(f"--run_dir={place}", folders.starts(place), code)
+            machine.agree(0)  # no process writes before all have checked
+            with Stop() as stop:
+                for cell in cells:
+                    place = places[cell.name]
+                    if results[cell.name] is None:
+                        self._begin(todo[todo.index(cell) + 1 :][:DEPTH], ahead)
+                        results[cell.name] = self._run(cell, ahead, stop)
+                    elif config.watching.tensorboard:  # the finished run may lack events
+                        events.Events(place, cell, log.read(place), True).close()
+            if not machine.leads():
+                return ""
+            labels = zip(grid.short_labels(cells), cells, strict=True)
+            finished = []
+            for label, cell in labels:
+                result = results[cell.name]
+                assert result is not None  # by now
+                finished.append(FinishedCell(label, places[cell.name], result))
+            return report(assembled, self._folder, finished)
+
+    def compile_ahead(self, ahead: Ahead) -> None:
+        """Compiles the first program that `run` needs, in a thread."""
+        results = _finished(self._assembled, self._places)
+        self._begin(
+            [cell for cell in self._assembled.cells if results[cell.name] is None][:1], ahead
+        )
+
+    def _begin(self, cells: Iterable[Cell], ahead: Ahead) -> None:
+        run = self._assembled.config.run
+        # A stopwatch must run alone, and processes must compile in the same order.
+        if "measure" in (run.client_chunk, run.run_chunk) or jax.process_count() > 1:
+            return
+        for cell in cells:
+            ahead.begin(self._key(cell), functools.partial(self._compiled, cell))
+
+    def _key(self, cell: Cell) -> Hashable:
+        return self._folder, cell.name
+
+    def _compiled(self, cell: Cell) -> loop.Job:
+        """The job of a cell whose program is compiled, here or for an earlier cell."""
+        job = self._job(cell)
+        # A run that continues needs neither a start nor a first evaluation.
+        if not (job.is_compiled or checkpoints.rounds(self._places[cell.name] / "checkpoints")):
+            return loop.compile_ahead(job)
+        return job
+
+    def _job(self, cell: Cell) -> loop.Job:
+        assembled, programs = self._assembled, self._programs
+        ready, compiled, is_old = programs.of(assembled, cell, self._places[cell.name])
+        model, hyper = ready.experiment.model, cell.runs[0].hyper
+        algorithm = assemble.algorithm(assembled.config, cell, model, hyper, ready.sizes)
+        return loop.Job(
+            assembled.config,
+            cell,
+            compiled,
+            ready.data,
+            ready.inputs,
+            ready.groups,
+            algorithm.personal,
+            is_old,
+        )
+
+    def _run(self, cell: Cell, ahead: Ahead, stop: Stop) -> records.Result:
+        """Runs a cell and returns its result; ends the process if a signal stops it."""
+        place, networks = self._places[cell.name], self._assembled.variables
+        # Before anything else, so that the folder belongs to this run from the start.
+        folders.begin(place, self._assembled.config, cell, self._programs.start)
+        if networks is not None:
+            initial.record(place, networks)
+        job = ahead.take(self._key(cell), lambda: self._job(cell))
+        self._programs.record(cell, place)
+        try:
+            return loop.run_cell(job, place, stop)
+        except Stopped as stopped:
+            print(f"{place}: {stopped}; add --resume to continue", file=sys.stderr)
+            sys.exit(128 + stop.signal)
+
+
+def check(config: Config, folder: Path, *, in_folders: bool) -> None:
+    """Raises the UsageErrors of `run`, without any compute.
+
+    It does not look for the network of --init_from, because an earlier row may still have to write
+    it.
+    """
+    events.check(config.watching.tensorboard)
+    check_place("run_dir", folder, is_folder=True)
+    assembled = assemble.assemble(config, config.run.seeds[:1])
+    memory.check(assembled)
+    _finished(assembled, _places(assembled, folder, in_folders))
+
+
+def start_of(config: Config) -> assemble.Start:
+    """A function that reads the networks of --init_from."""
+
+    def start(shapes: Variables, seeds: Sequence[int]) -> Mapping[int, Variables]:
+        return initial.variables(config.model, shapes, seeds, config.trusted)
+
+    return start
+
+
+def _check_started(config: Config, places: Iterable[Path]) -> None:
+    """Raises UsageError if --init_from is gone and a run has not started from its network yet."""
+    for place in places:
+        has_begun = config.run.resume and checkpoints.rounds(place / "checkpoints")
+        if not (has_begun or (place / "result.json").exists()):
+            assemble.assemble(config, start=start_of(config))  # raises the error
+
+
+def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, Path]:
+    """The folder of each cell, by the cell's name."""
+    cells = assembled.cells
+    if in_folders:
+        folders.check_sweep(folder)
+        places = {name: folder / place for name, place in grid.folder_names(cells).items()}
+        for place in places.values():
+            files.check_no_link(place, folder)
+        return places
+    if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
+        raise UsageError(
+            "train runs one algorithm, held-out domain and value of each hyperparameter; "
+            "for several: python -m experiments.sweep, with the same flags"
+        )
+    return {cells[0].name: folder}
+
+
+def _finished(assembled: Assembled, places: Mapping[str, Path]) -> dict[str, records.Result | None]:
+    """The results of finished cells, None for the others, by the cells' names.
+
+    Raises UsageError if the log of a finished cell has been edited.
+    """
+    results = {
+        cell.name: folders.finished(assembled.config, cell, places[cell.name])
+        for cell in assembled.cells
+    }
+    for name, result in results.items():
+        if result is not None:
+            log.read(places[name])
+    if assembled.variables is not None:
+        for place in places.values():
+            initial.check_same(assembled.config.model, place, assembled.variables)
+    return results
+
+
+class _Programs:
+    """The programs of the cells. Cells that differ only in the held-out domain share one."""
+
+    def __init__(self, config: Config, data: Examples) -> None:
+        self._config, self._data = config, data
+        self._lock = threading.Lock()  # one thread at a time chooses and places
+        self._chunks: dict[str, chunks.Chunks] = {}
+        self._on_devices: dict[Mesh, Examples] = {}
+        self._programs: dict[tuple[str, Sizes, chunks.Chunks], program.Program] = {}
+
+    @functools.cached_property
+    def start(self) -> records.Start:
+        """The record of this start."""
+        return provenance.record(self._data, self._config.outside)
+
+    def of(
+        self, assembled: Assembled, cell: Cell, folder: Path
+    ) -> tuple[Prepared, program.Program, bool]:
+        """A cell with its data and inputs on the devices, its program, and whether that is old.
+
+        A resumed run keeps the chunks with which it began.
+        """
+        with self._lock:
+            prepared = self._placed(assembled.prepare(cell))
+
+            def make(chosen: chunks.Chunks) -> program.Program:
+                return program.make(
+                    prepared.experiment,
+                    client_chunk=chosen.clients,
+                    run_chunk=chosen.runs,
+                    layout=prepared.layout,
+                )
+
+            chosen = self._begun(cell, prepared, folder)
+            if chosen is None:
+                if cell.label not in self._chunks:
+                    machine = chunks.Machine(make, prepared.data, prepared.layout)
+                    self._chunks[cell.label] = chunks.choose(
+                        self._config, cell, prepared.experiment, prepared.inputs, machine
+                    )
+                chosen = self._chunks[cell.label]
+            key = (cell.label, prepared.sizes, chosen)
+            is_old = key in self._programs
+            if not is_old:
+                self._programs[key] = make(chosen)
+            return prepared, self._programs[key], is_old
+
+    def record(self, cell: Cell, folder: Path) -> None:
+        """Writes the chunks of a cell into its folder, if they were chosen in this start."""
+        if not (self._config.run.resume and (folder / _CHUNKS).exists()):
+            files.write_json(folder / _CHUNKS, self._chunks[cell.label]._asdict())
+
+    def _placed(self, prepared: Prepared) -> Prepared:
+        """A cell with its data and inputs on the devices."""
+        layout = prepared.layout
+        if layout.mesh is None:
+            return prepared
+        # Cells whose data lie on the same devices use the same.
+        there = None if layout.own else self._on_devices.get(layout.mesh)
+        data, inputs = layout.place(there or self._data, prepared.inputs)
+        if not layout.own:
+            self._on_devices = {layout.mesh: data}
+        return prepared._replace(data=data, inputs=inputs)
+
+    def _begun(self, cell: Cell, prepared: Prepared, folder: Path) -> chunks.Chunks | None:
+        """The chunks that the run in a folder began with; None for a new run.
+
+        Raises UsageError if the flags ask for others.
+        """
+        path = folder / _CHUNKS
+        if not (self._config.run.resume and path.exists()):
+            return None
+        record = records.read(path, records.Chunks, "delete it to have them chosen anew")
+        begun = chunks.Chunks(record.clients, record.runs)
+        flags = ("client_chunk", "run_chunk")
+        asked = chunks.asked(self._config, len(cell.runs), prepared.inputs)
+        for flag, wanted, there in zip(flags, asked, begun, strict=True):
+            if wanted not in (None, there):
+                raise flag_error(
+                    flag,
+                    getattr(self._config.run, flag),
+                    f"the run in {folder} began with {there}, and goes on bit for bit with it "
+                    "only; leave the flag out",
+                )
+        return begun

@@ -1,0 +1,241 @@
+"""Runs a cell segment by segment: progress, metrics, checkpoints, stopping and resuming.
+
+A run folder holds config.json, chunks.json, metrics.jsonl, checkpoints/ and, when it is finished,
+result.json. A finished run keeps its last checkpoint, which also holds the selected states.
+"""
+
+import contextlib
+import functools
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import msgspec
+import numpy as np
+from jax.sharding import Sharding
+
+from fedjax_inv import stopping
+from fedjax_inv.checks import UsageError
+from fedjax_inv.program import Inputs, Outcome, Program, Training
+from fedjax_inv.types import Cohort, Examples
+from fedjax_inv_experiments.experiment import assemble
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags.errors import Diverged
+from fedjax_inv_experiments.parts import machine
+from fedjax_inv_experiments.parts.selection import RULES
+from fedjax_inv_experiments.running import divergence, files, records, selected, summary
+from fedjax_inv_experiments.running import log as logs
+from fedjax_inv_experiments.running.ahead import Ahead
+from fedjax_inv_experiments.running.checkpoints import Checkpoints
+from fedjax_inv_experiments.running.events import Events
+from fedjax_inv_experiments.running.log import Log
+from fedjax_inv_experiments.running.progress import Progress
+from fedjax_inv_experiments.running.records import Line, Result
+from fedjax_inv_experiments.running.selected import SelectedStates
+from fedjax_inv_experiments.running.signals import Stop, Stopped
+
+
+class Job(NamedTuple):
+    """A cell with its program and inputs."""
+
+    config: Config
+    cell: Cell
+    program: Program
+    data: Examples
+    inputs: Inputs
+    groups: list[str]  # names of the validation groups
+    personal: bool  # whether predictions need the clients' states
+    is_compiled: bool = False  # whether the program has been compiled before
+    cohorts: Cohort | None = None  # of all rounds, filled up to whole segments; None: not drawn
+
+
+def compile_ahead(job: Job) -> Job:
+    """The job of a new cell with its program compiled, so that its first calls find it so."""
+    program, data, inputs = job.program, job.data, job.inputs
+    compiled = program.init.lower(data, inputs).compile()
+    shapes = jax.eval_shape(program.init, data, inputs)
+
+    def placed(shape: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.ShapeDtypeStruct:
+        if len(sharding.device_set) == 1:
+            return shape  # as arrays on the only device, which are bound to no device
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    states = jax.tree.map(placed, shapes, compiled.output_shardings)
+    every = job.config.watching.eval_every
+    cohorts = _cohorts(job)
+    part = _rounds(cohorts, 0, every)
+    program.evaluate.lower(data, inputs, states).compile()
+    program.segment.lower(data, inputs, states, part).compile()
+    return job._replace(is_compiled=True, cohorts=cohorts)
+
+
+def _cohorts(job: Job) -> Cohort:
+    """The cohorts of all rounds, filled up to whole segments."""
+    if job.cohorts is not None:
+        return job.cohorts
+    rounds, every = job.config.run.rounds, job.config.watching.eval_every
+    # On the host, where slicing the rounds of a segment compiles nothing.
+    return jax.device_get(assemble.cohorts(job.config, job.inputs, -(-rounds // every) * every))
+
+
+def _rounds(cohorts: Cohort, first: int, count: int) -> Cohort:
+    return jax.tree.map(lambda leaf: leaf[:, first : first + count], cohorts)
+
+
+def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
+    """Runs or continues a cell to its end, writes its result and returns it.
+
+    folder: a folder that `folders.begin` has prepared.
+
+    Raises Stopped after a signal, when a checkpoint is written. With --nonfinite=stop, raises
+    Diverged if a client's loss or update is not finite; the last good checkpoint stays.
+    """
+    config, cell = job.config, job.cell
+    with contextlib.ExitStack() as opened:
+        checkpoints = Checkpoints(folder / "checkpoints", config, cell)
+        opened.enter_context(contextlib.closing(checkpoints))
+        done = checkpoints.latest()
+        _check_reached(config, folder, done)
+        log = Log(folder, done)
+        events = Events(folder, cell, log.lines, config.watching.tensorboard)
+        opened.enter_context(contextlib.closing(events))
+        begun = jax.eval_shape(job.program.init, job.data, job.inputs)
+        like = job.program.stored(job.inputs, begun)
+        shapes = selected.of(like, job.personal)
+        begun_at, served = None, selected.none(shapes)
+        if done:
+            begun_at = job.program.placed(checkpoints.restore(done, like))
+            served = checkpoints.selected(done, shapes)
+        best = SelectedStates(RULES[config.watching.select], log.lines, served)
+        states = _advance(job, begun_at, log, events, best, checkpoints, done, stop)
+        checkpoints.finish()
+    runs = summary.summarise(cell, log.lines)
+    thresholds = config.watching.thresholds
+    if thresholds:
+        stops = job.program.gathered(states.stops)
+        runs = [
+            msgspec.structs.replace(
+                run, stops=summary.stops(cell, job.groups, thresholds, stops, index)
+            )
+            for index, run in enumerate(runs)
+        ]
+    result = Result(records.Cell.of(cell), runs)
+    files.write_json(folder / "result.json", result)
+    return result
+
+
+def _check_reached(config: Config, folder: Path, done: int) -> None:
+    """Raises UsageError if the newest checkpoint, of round `done`, does not fit log and flags."""
+    if done > config.run.rounds:
+        raise UsageError(
+            str(folder / "checkpoints" / str(done)),
+            ...,
+            f"is of a round beyond --rounds={config.run.rounds}; delete it to continue from the "
+            "one before",
+        )
+    if done:
+        return
+    logged = max([0, *(line.round for line in logs.read(folder))])
+    # A checkpoint is finished before the next one begins.
+    if logged > 2 * (config.run.checkpoint_every or config.watching.eval_every):
+        raise UsageError(
+            str(folder),
+            ...,
+            f"has a log up to round {logged}, but no checkpoint any more; put a copy of "
+            "checkpoints/ in its place, or delete metrics.jsonl to begin anew",
+        )
+
+
+def _advance(
+    job: Job,
+    states: Training | None,
+    log: Log,
+    events: Events,
+    best: SelectedStates,
+    checkpoints: Checkpoints,
+    done: int,
+    stop: Stop,
+) -> Training:
+    """Runs the remaining rounds, and returns the last states.
+
+    states: those after round `done`; None before the first round.
+    """
+    config, cell, program = job.config, job.cell, job.program
+    rounds, every = config.run.rounds, config.watching.eval_every
+    cohorts = _cohorts(job)
+    traffic = program.traffic(job.data, job.inputs)
+    checkpoint_every = config.run.checkpoint_every or every
+    start = time.monotonic() - log.seconds
+    title = f"{cell.label}, held out {cell.held_out or 'test split'}"
+
+    def evaluated(outcome: Outcome, done: int, length: int) -> list[Line]:
+        """Writes and returns the lines of an evaluation."""
+        new = summary.lines(
+            cell,
+            job.groups,
+            outcome,
+            traffic,
+            done=done,
+            length=length,
+            seconds=time.monotonic() - start,
+            drops=config.run.nonfinite == "drop",
+        )
+        lines = log.append(new)
+        events.add(lines)  # after the log: a restart writes the events anew from it
+        progress.evaluated(done, lines)
+        return lines
+
+    with contextlib.closing(Progress(title, rounds, done)) as progress, Ahead() as ahead:
+        if states is None:
+            with progress.compiling("an evaluation", likely=not job.is_compiled):
+                states = program.init(job.data, job.inputs)
+                first = (job.data, job.inputs, states, _rounds(cohorts, 0, every))
+                if not job.is_compiled:
+                    ahead.begin("segment", lambda: program.segment.lower(*first).compile())
+                outcome = program.evaluate(job.data, job.inputs, states)
+            evaluated(program.gathered(outcome), 0, 0)
+        last = _is_over(config, done, program.gathered(states.stops))
+        likely = not (job.is_compiled or last)
+        while not last:
+            part = _rounds(cohorts, done, every)
+            with progress.compiling(f"{every} rounds", likely):
+                ahead.take("segment", lambda: None)
+                states, outcome = program.segment(job.data, job.inputs, states, part)
+            progress.start()
+            outcome, likely = program.gathered(outcome), False
+            stored = functools.cache(lambda now=states: program.stored(job.inputs, now))
+            length = min(every, rounds - done)
+            _check_finite(config, cell, outcome, done)
+            done += length
+            best.look(evaluated(outcome, done, length), stored, job.personal)
+            last = _is_over(config, done, outcome.stops)
+            stop.signal = machine.agree(stop.signal)
+            if last or done % checkpoint_every == 0 or stop.signal:
+                log.flush()
+                checkpoints.save(done, stored(), best.served)
+            if stop.signal and not last:
+                raise Stopped(f"stopped after round {done} of {rounds}")
+    return states
+
+
+def _is_over(config: Config, done: int, stops: stopping.Stops) -> bool:
+    """Whether no rounds are left, or all runs have stopped."""
+    may_end = config.watching.after_stop == "end"
+    ended = may_end and bool((np.asarray(stops.round) > 0).all())
+    return ended or done == config.run.rounds
+
+
+def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int) -> None:
+    """With --nonfinite=stop, raises Diverged for a client whose loss or update is not finite."""
+    if config.run.nonfinite != "stop" or (outcome.broken < 0).all():
+        return
+    run, at = np.argwhere(outcome.broken >= 0)[0]
+    setting = ", ".join(f"{k}={v}" for k, v in cell.runs[run].hyper.items())
+    raise Diverged(
+        f"round {done + at + 1}, client {outcome.broken[run, at]} ({cell.label}, "
+        f"seed={cell.runs[run].seed}, {setting}): its loss or its update is NaN or infinite; "
+        f"the last good checkpoint is kept. Remedy: {divergence.REMEDY}; or --resume "
+        "--nonfinite=drop to leave such a client out of its round from there on"
+    )

@@ -1,0 +1,214 @@
+"""The types of the json files in a run folder, and the function that reads them.
+
+A field that has its default is absent from the file.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+import msgspec
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import grid
+
+T = TypeVar("T")
+Flag = str | bool | int | float | list[str | int | float]
+Setting = str | bool | int | float | None
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The base of all records."""
+
+    # Rules of selection and columns of papers read fields like the entries of a dict.
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.__struct_fields__ and getattr(self, name) is not None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field by its name; `default` if it is absent."""
+        return getattr(self, name) if name in self else default
+
+    def __or__(self, changes: dict[str, Any]) -> Self:
+        return msgspec.structs.replace(self, **changes)
+
+
+class Domain(Record, frozen=True):
+    """The scores of the predictions for the examples of a domain."""
+
+    accuracy: float
+    loss: float | None  # mean cross-entropy in nats; None if it is not finite
+    examples: int
+    split: str  # validation or test
+
+
+class Gradients(Record, frozen=True):
+    """The numbers of --watch_gradients; None stands for a number that is not finite."""
+
+    cosine: float | None
+    norm: list[float | None]
+    invariance: list[float | None]
+
+
+class Line(Record, frozen=True, kw_only=True):
+    """A line of metrics.jsonl: an evaluation of a run. Round 0 comes before any training."""
+
+    round: int
+    run: int  # its number in the cell
+    seed: int
+    hyper: dict[str, float]
+    train_loss: float | None  # None in round 0, and if it is not finite
+    train_metrics: dict[str, float | None] | None = None
+    test_by_round: list[float] | None = None  # this and the next field: with --watch_examples
+    train_by_round: list[float] | None = None
+    domains: dict[str, Domain]
+    validation_accuracy: float
+    test_accuracy: float
+    worst_domain: str
+    worst_accuracy: float
+    balanced_accuracy: float | None = None  # this and the next three: with --watch_classes
+    accuracy_by_class: list[float | None] | None = None  # None: a class without test examples
+    client_accuracy: float | None = None
+    accuracy_by_client: list[float | None] | None = None
+    gradients: Gradients | None = None
+    diverged: bool  # in this round or before
+    dropped: int | None = None  # the rounds so far in which a client was dropped
+    seconds: float  # since the run began
+    bytes: int  # downloads and uploads of all clients so far
+
+
+class Stop(Record, frozen=True):
+    """The evaluation at a stop. Without a stop all fields but the threshold are absent."""
+
+    threshold: float
+    round: int | None
+    train_accuracy: float | None = None
+    domains: dict[str, Domain] | None = None
+    validation_accuracy: float | None = None
+    test_accuracy: float | None = None
+    worst_domain: str | None = None
+    worst_accuracy: float | None = None
+
+
+class Run(Record, frozen=True):
+    """A run of a cell."""
+
+    seed: int
+    hyper: dict[str, float]
+
+
+class Cell(Record, frozen=True):
+    """A cell of the grid (`grid.Cell`)."""
+
+    algorithm: str
+    settings: dict[str, Setting]
+    held_out: str | None
+    runs: Annotated[list[Run], msgspec.Meta(min_length=1)]
+
+    @classmethod
+    def of(cls, cell: grid.Cell) -> Self:
+        """The record of a cell."""
+        return msgspec.convert(cell.record(), cls)
+
+    def restored(self) -> grid.Cell:
+        """The cell of the record."""
+        return grid.of_record(msgspec.to_builtins(self))
+
+
+class Module(Record, frozen=True):
+    """The module of a factory outside of this project."""
+
+    module: str
+    sha256: str | None  # of its file; None: it has no file
+    versions: dict[str, str] = {}  # of the distributions that install its package
+
+
+class Start(Record, frozen=True):
+    """The provenance of one start of a run."""
+
+    date: str
+    commit: str | None
+    versions: dict[str, str]
+    data: str  # the SHA-256 of all examples
+    code: dict[str, Module] = {}  # by the name of the factory outside of this project
+
+
+class Begun(Record, frozen=True):
+    """config.json: the flags and the cell of a folder, and its starts in order of time."""
+
+    flags: dict[str, Flag]
+    cell: Cell
+    starts: Annotated[list[Start], msgspec.Meta(min_length=1)]
+
+
+class About(Record, frozen=True):
+    """The note of a checkpoint: its run, and the SHA-256 of its items."""
+
+    round: int
+    sha256: dict[str, str]
+    flags: dict[str, Flag]
+    cell: Cell
+
+
+class RunResult(Record, frozen=True):
+    """The result of a run."""
+
+    seed: int
+    hyper: dict[str, float]
+    diverged: bool
+    selected: Line | None  # by validation
+    by_rule: dict[str, Line | None]  # by each rule of `parts.selection`
+    last: Line
+    stops: list[Stop] | None = None  # by threshold
+
+
+class Result(Record, frozen=True):
+    """result.json of a cell."""
+
+    cell: Cell
+    runs: list[RunResult]
+    gone_on: bool = False  # whether the run has been started again since, with more rounds
+
+
+class Networks(Record, frozen=True):
+    """start.json: the SHA-256 of the initial networks that came from --init_from."""
+
+    networks: str
+
+
+class Chunks(Record, frozen=True):
+    """chunks.json: how many clients and runs train at once."""
+
+    clients: int
+    runs: int
+
+
+def decoded(text: bytes, kind: type[T]) -> T | None:
+    """The record in a json text; None if the text is not such a record."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (ValueError, RecursionError):
+        return None
+
+
+def read(path: Path, kind: type[T], remedy: str = "") -> T:
+    """The record in a json file.
+
+    remedy: a text that says what to do about a damaged file if there is no copy of it.
+
+    Raises UsageError if the file is damaged, and OSError if it cannot be read.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be read forever
+        raise damaged(path, remedy)
+    record = decoded(path.read_bytes(), kind)
+    if record is None:
+        raise damaged(path, remedy)
+    return record
+
+
+def damaged(path: Path, remedy: str = "") -> UsageError:
+    """The error for a file that does not hold a record."""
+    remedy = remedy or f"delete {path.parent} to begin anew"
+    return UsageError(str(path), ..., f"is damaged; put a copy in its place, or {remedy}")

@@ -1,0 +1,196 @@
+"""Records of evaluations: the lines of the log, the stops and the results of runs."""
+
+import math
+from typing import Any, TypedDict
+
+import jax
+import numpy as np
+
+from fedjax_inv import evaluation, stopping
+from fedjax_inv.evaluation import Scores
+from fedjax_inv.program import Outcome
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.parts import selection
+from fedjax_inv_experiments.parts.selection import RULES
+from fedjax_inv_experiments.running.records import Domain, Gradients, Line, RunResult, Stop
+
+
+def lines(
+    cell: Cell,
+    groups: list[str],
+    outcome: Outcome,
+    traffic: list[int],
+    *,
+    done: int,
+    length: int,
+    seconds: float,
+    drops: bool,
+) -> list[Line]:
+    """The lines of the log after a segment, or before the first: one per run.
+
+    Their `bytes`, `dropped` and `diverged` are of this segment; `Log.append` adds them up.
+
+    groups: the names of the validation groups.
+    traffic: the bytes that a client downloads and uploads in each exchange.
+    done: the number of rounds since the beginning.
+    length: the number of rounds in this segment. Before the first segment it is 0, and there is no
+        train_loss.
+    drops: whether a client that is not finite is dropped, so that its run does not diverge. A run
+        whose evaluation is not finite diverges in any case.
+    """
+    records = []
+    for index, run in enumerate(cell.runs):
+        metrics = {k: np.asarray(v)[index, :length] for k, v in outcome.metrics.items()}
+        loss = metrics.pop("loss", np.zeros(0))
+        means = {name: _mean(values) for name, values in metrics.items()}
+        watched: dict[str, Any] = {
+            f"{name}_by_round": [round(float(value), 5) for value in values[index, :length]]
+            for name, values in outcome.watched.items()
+        }
+        valid, test = jax.tree.map(lambda a, i=index: a[i], (outcome.valid, outcome.test))
+        broken = outcome.broken[index, :length] >= 0
+        finite = all((np.isfinite(of.loss) | (of.size == 0)).all() for of in (valid, test))
+        records.append(
+            Line(
+                round=done,
+                run=index,
+                seed=run.seed,
+                hyper=run.hyper,
+                train_loss=_number(loss[-1]) if broken.any() else _last(loss),
+                train_metrics=means or None,
+                **watched,
+                **_by_domain(cell, groups, valid, test),
+                **_by_class_and_client(outcome, index),
+                gradients=_gradients(outcome, index),
+                diverged=bool(not finite or (broken.any() and not drops)),
+                dropped=int(broken.sum()) if drops else None,
+                seconds=round(seconds, 3),
+                bytes=int(outcome.attended[index, :length].sum(0) @ np.array(traffic)),
+            )
+        )
+    return records
+
+
+def _by_class_and_client(outcome: Outcome, run: int) -> dict[str, Any]:
+    """The fields of --watch_classes.
+
+    They are the accuracy on each class and on each client's test examples, None where there are no
+    examples, and the means of both over the others.
+    """
+    if outcome.detailed is None:
+        return {}
+    fields: dict[str, Any] = {}
+    names = (("balanced", "class"), ("client", "client"))
+    for (mean, of), scores in zip(names, outcome.detailed, strict=True):
+        mine = jax.tree.map(lambda leaf: np.asarray(leaf)[run], scores)
+        fields[f"{mean}_accuracy"] = float(evaluation.balanced(mine))
+        fields[f"accuracy_by_{of}"] = [
+            round(float(score), 5) if size else None
+            for score, size in zip(mine.score, mine.size, strict=True)
+        ]
+    return fields
+
+
+def _gradients(outcome: Outcome, run: int) -> Gradients | None:
+    """The clients' gradients of --watch_gradients."""
+    if outcome.gradients is None:
+        return None
+    mine = jax.tree.map(lambda leaf: np.asarray(leaf)[run], outcome.gradients)
+    invariance = mine.invariance.body + mine.invariance.head
+    return Gradients(_number(mine.cosine), [*map(_number, mine.norm)], [*map(_number, invariance)])
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None  # json has no NaN
+
+
+def _mean(values: np.ndarray) -> float | None:
+    """The mean over the rounds in which a client took part."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else None
+
+
+def _last(values: np.ndarray) -> float | None:
+    """The value of the last round in which a client took part."""
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if finite.size else None
+
+
+def test_name(cell: Cell, groups: list[str]) -> str:
+    """The name of the test examples: the held-out domain, or a name of the test split."""
+    if cell.held_out is not None:
+        return cell.held_out
+    more = (f"test split {number}" for number in range(2, 2 + len(groups)))
+    names = ("test", "test split", *more)
+    return next(name for name in names if name not in groups)
+
+
+class _Scores(TypedDict):
+    """The fields that `Line` and `Stop` have in common."""
+
+    domains: dict[str, Domain]
+    validation_accuracy: float
+    test_accuracy: float
+    worst_domain: str
+    worst_accuracy: float
+
+
+def _by_domain(cell: Cell, groups: list[str], valid: Scores, test: Scores) -> _Scores:
+    """The scores of an evaluation. valid: arrays [groups]. test: arrays [1]."""
+    scores = [(name, "validation", valid, index) for index, name in enumerate(groups)]
+    scores.append((test_name(cell, groups), "test", test, 0))
+    domains = {
+        name: Domain(float(of.score[index]), _number(of.loss[index]), int(of.size[index]), split)
+        for name, split, of, index in scores
+    }
+    worst = min(domains, key=lambda name: domains[name].accuracy)
+    return {
+        "domains": domains,
+        "validation_accuracy": float(np.mean(valid.score)),
+        "test_accuracy": float(test.score[0]),
+        "worst_domain": worst,
+        "worst_accuracy": domains[worst].accuracy,
+    }
+
+
+def stops(
+    cell: Cell,
+    groups: list[str],
+    thresholds: tuple[float, ...],
+    stops: stopping.Stops,
+    run: int,
+) -> list[Stop]:
+    """The stops of a run, one per threshold; the round is None if it has not stopped."""
+    records = []
+    for index, threshold in enumerate(thresholds):
+        train, valid, test = jax.tree.map(lambda a, i=index: a[run, i], stops.scores)
+        at = int(stops.round[run, index])
+        if not at:
+            records.append(Stop(threshold, None))
+            continue
+        scores = _by_domain(cell, groups, valid, test)
+        records.append(Stop(threshold, at, float(train.score[0]), **scores))
+    return records
+
+
+def summarise(cell: Cell, lines: list[Line]) -> list[RunResult]:
+    """The results of the runs: the evaluation that each rule picks, and the last one.
+
+    Evaluations after a divergence do not count.
+    """
+    results = []
+    for index, run in enumerate(cell.runs):
+        mine = [line for line in lines if line.run == index]
+        good = selection.candidates(mine)
+        picked = {name: rule.pick(good) if good else None for name, rule in RULES.items()}
+        results.append(
+            RunResult(
+                seed=run.seed,
+                hyper=run.hyper,
+                diverged=any(line.diverged for line in mine),
+                selected=picked["validation"],
+                by_rule=picked,
+                last=mine[-1],
+            )
+        )
+    return results

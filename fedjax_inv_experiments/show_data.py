@@ -1,0 +1,251 @@
+"""The data of an experiment: images of every domain, and the examples of each client.
+
+python -m experiments.show_data --environment=stained --stain=both --clients=20 --out=data.png
+
+It takes the flags of train, and shows the data of the first seed. It trains nothing. For data that
+are no images it prints the examples of each client, and the range of each feature.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import partitions, stains
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Split, parts_of
+from fedjax_inv_experiments.experiment import assemble, command_line
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.flags import command
+from fedjax_inv_experiments.flags.flag import Range, check_picture, flag
+from fedjax_inv_experiments.reporting import data_figures, figures
+from fedjax_inv_experiments.reporting.data_figures import rendered, to_rgb
+from fedjax_inv_experiments.reporting.tables import table as written
+from fedjax_inv_experiments.running import files, launch
+
+# The names of a cue's values; the values of other cues are numbers.
+_NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}
+_STEP = 1.3  # from one line of images to the next; an image is 1 high
+_LONGEST = 12.0  # inches, the longest side of a picture of counts
+_FEATURES = 30  # the most features in their table
+_MOST_IMAGES = 500  # images in a line
+_MOST_PIXELS = 60_000  # a side of the largest .png that matplotlib can write
+_MOST_WRITTEN = 20  # the most columns of a picture of counts that shows the numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags of this binary, besides the flags of train."""
+
+    images: int = flag(
+        10,
+        "Images of each domain, their labels in turn.",
+        Range(lambda value: 1 <= value <= _MOST_IMAGES, f"in 1..{_MOST_IMAGES}"),
+    )
+    out: str = flag("data.png", "The picture, a .png file.")
+
+
+class ClientShards(NamedTuple):
+    """The examples of N = C + 1 holders: the clients and, last, the test."""
+
+    names: list[str]  # of the holders, with their domains
+    rows: list[np.ndarray]  # rows of the data set: training and validation, or test
+    sizes: list[tuple[int, int, int]]  # training, validation, test
+
+
+def holdings_of(split: Split) -> ClientShards:
+    """The holders of a split."""
+    train, valid = parts_of(split.train), parts_of(split.valid)
+    (test,) = parts_of(split.test)
+    domain = split.test_domain[0]
+    test_name = "test split" if domain < 0 else f"held out: {split.domains[domain]}"
+    return ClientShards(
+        [*data_figures.client_names(split), test_name],
+        [*(np.concatenate(pair) for pair in zip(train, valid, strict=True)), test],
+        [*((len(t), len(v), 0) for t, v in zip(train, valid, strict=True)), (0, 0, len(test))],
+    )
+
+
+def cues(dataset: Dataset) -> dict[str, np.ndarray]:
+    """The cues of the images by name, each [M] integers that are not all equal."""
+    if dataset.render is None or not hasattr(dataset.x, "_asdict"):
+        return {}
+    drawn = {name: np.asarray(leaf) for name, leaf in dataset.x._asdict().items()}
+    return {
+        name: leaf
+        for name, leaf in drawn.items()
+        if leaf.ndim == 1 and leaf.dtype.kind in "iu" and leaf.min() < leaf.max()
+    }
+
+
+def best_guess(cue: np.ndarray, y: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """The most frequent label of each value of a cue: the best guess from the cue alone.
+
+    cue, y: [M]. seen: the rows that count. Returns the labels [values of the cue].
+    """
+    counts = np.zeros((cue.max() + 1, y.max() + 1), int)
+    np.add.at(counts, (cue[seen], y[seen]), 1)
+    return counts.argmax(1)
+
+
+def table(dataset: Dataset, holdings: ClientShards) -> str:
+    """A row for each holder: its sizes, and how often the guess from each cue alone is right."""
+    seen = np.concatenate(holdings.rows[:-1])
+    guesses = {
+        name: best_guess(cue, dataset.y, seen)[cue] == dataset.y
+        for name, cue in cues(dataset).items()
+    }
+    total = tuple(sum(column) for column in zip(*holdings.sizes, strict=True))
+    lines = [*zip(*holdings, strict=True), ("in all", None, total)]
+
+    def size(at: int) -> Callable[[Any], object]:
+        # The line of sums also shows zeros.
+        return lambda line: line[2][at] if line[1] is None else line[2][at] or ""
+
+    def right(guess: np.ndarray) -> Callable[[Any], str]:
+        return lambda line: "" if line[1] is None else _percent(guess[line[1]])
+
+    columns = {
+        "client: domain": lambda line: line[0],
+        **{name: size(at) for at, name in enumerate(("training", "validation", "test"))},
+        **{f"right by {name} alone, %": right(guess) for name, guess in guesses.items()},
+    }
+    return written(lines, columns, align="right")
+
+
+def features(dataset: Dataset) -> str:
+    """A row for each of the first features of a data set [M, D] of numbers; "" for other data."""
+    x = np.asarray(dataset.x)
+    if x.ndim != 2 or dataset.words:
+        return ""
+    rows = [(index, x[:, index].astype(np.float64)) for index in range(min(x.shape[1], _FEATURES))]
+    columns: dict[str, Callable[[Any], object]] = {
+        f"feature of {x.shape[1]}": lambda row: row[0],
+        "mean": lambda row: f"{row[1].mean():.3g}",
+        "standard deviation": lambda row: f"{row[1].std():.3g}",
+        "smallest": lambda row: f"{row[1].min():.3g}",
+        "largest": lambda row: f"{row[1].max():.3g}",
+    }
+    return f"{written(rows, columns, align='right')}\n\n"
+
+
+def _percent(right: np.ndarray) -> str:
+    return f"{100 * right.mean():.1f}" if len(right) else ""
+
+
+def chosen(dataset: Dataset, domain: int, count: int) -> np.ndarray:
+    """The first `count` rows of a domain, with the labels taking turns: 0, 1, 2, 0, 1, 2, 0."""
+    rows = np.flatnonzero(dataset.domain == domain)
+    labels = dataset.y[rows]
+    turn = np.zeros(len(rows), int)  # how many rows of the same label come before
+    for label in np.unique(labels):
+        turn[labels == label] = np.arange((labels == label).sum())
+    return rows[np.lexsort((labels, turn))][:count]
+
+
+def draw(path: Path, dataset: Dataset, holdings: ClientShards, *, title: str, count: int) -> None:
+    """Draws a line of `count` images for each domain, and beside them the counts of each client."""
+    num_lines, num_holders = len(dataset.domains), len(holdings.names)
+    drawn = cues(dataset)
+    counts = {"class": (dataset.y, dataset.classes)}
+    for name, cue in drawn.items():
+        counts[name] = (cue, _NAMES.get(name, tuple(map(str, range(cue.max() + 1)))))
+    counts = {name: (value, names[: value.max() + 1]) for name, (value, names) in counts.items()}
+    widths = [0.62 * (count + 1.6 * len(drawn)) + 1]
+    lengths = [min(_LONGEST, max(1.6, 0.3 * len(names))) for _, names in counts.values()]
+    widths += [length + 0.2 for length in lengths]
+    height = max(0.62 * _STEP * num_lines, min(_LONGEST, 0.2 * num_holders), 2)
+    figure = Figure(figsize=(sum(widths) + 1, height + 1.3), layout="constrained")
+    left, *others = figure.subplots(1, len(widths), width_ratios=widths)
+    _draw_images(left, dataset, drawn, count)
+    for axis, (name, (value, names)), length in zip(others, counts.items(), lengths, strict=True):
+        _draw_counts(axis, partitions.class_counts(value, holdings.rows, len(names)), height)
+        figures.name_x(axis, names, length, 7)
+        axis.set_title(f"examples by {name}", fontsize=9)
+        axis.set_yticks([])
+    others[0].set_ylabel("client: domain", fontsize=8)
+    figures.name_y(others[0], holdings.names, height, 7)
+    figures.entitle(figure, title, 10)
+    figures.save(figure, path, dpi=min(130, _MOST_PIXELS / max(figure.get_size_inches())))
+
+
+def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], count: int) -> None:
+    """Draws images with labels, and beside them how often each class of a domain has each cue."""
+    for line in range(len(dataset.domains)):
+        rows, top = chosen(dataset, line, count), _STEP * line
+        images = to_rgb(rendered(dataset, rows)) if len(rows) else ()
+        for column, (row, picture) in enumerate(zip(rows, images, strict=True)):
+            place = (column, column + 0.94, top + 0.94, top)
+            axis.imshow(picture, extent=place, interpolation="nearest")
+            label = dataset.classes[dataset.y[row]]
+            text = figures.literal(label[:9])
+            axis.text(column + 0.47, top - 0.04, text, fontsize=7, ha="center", va="bottom")
+        here = dataset.domain == line
+        for index, (name, cue) in enumerate(drawn.items()):
+            joint = np.zeros((len(dataset.classes), cue.max() + 1))
+            np.add.at(joint, (dataset.y[here], cue[here]), 1)
+            start = count + 0.5 + 1.6 * index
+            axis.imshow(joint, cmap="Blues", vmin=0, extent=(start, start + 1, top + 0.94, top))
+            edge = matplotlib.patches.Rectangle((start, top), 1, 0.94, fill=False, lw=0.4)
+            axis.add_patch(edge)
+            if line == 0:
+                text = f"class (down)\nby {name}"
+                axis.text(start + 0.5, top - 0.08, text, fontsize=6, ha="center", va="bottom")
+    axis.set(xlim=(-0.05, count + 0.1 + 1.6 * len(drawn)), aspect="equal", xticks=[])
+    axis.set_ylim(_STEP * len(dataset.domains) - 0.2, -0.55)
+    middles = [_STEP * line + 0.47 for line in range(len(dataset.domains))]
+    axis.set_yticks(middles, [*map(figures.literal, dataset.domains)], fontsize=8)
+    axis.tick_params(length=0)
+    axis.set_frame_on(False)
+    axis.set_title("domains, with labels", fontsize=9)
+
+
+def _draw_counts(axis: Axes, counts: np.ndarray, height: float) -> None:
+    """Draws counts [N, values], shaded by their share of the holder. height: in inches."""
+    num_holders, num_values = counts.shape
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    most = max(share.max(), min(1.0, 3 / num_values))  # even shares have a light shade
+    axis.imshow(share, aspect="auto", cmap="Blues", vmin=0, vmax=most)
+    axis.tick_params(length=0)
+    axis.axhline(len(counts) - 1.5, color="black", lw=0.8)  # above the test
+    if num_values <= _MOST_WRITTEN and height / num_holders > 0.1:
+        for (row, column), number in np.ndenumerate(counts):
+            color = "white" if share[row, column] > 0.6 * most else "black"
+            axis.text(
+                column, row, number or "", fontsize=5.5, color=color, ha="center", va="center"
+            )
+
+
+def show(config: Config, options: Options) -> str:
+    """Draws the picture, and returns the table and the path of the picture.
+
+    Data that are no images have no picture, but a table of their features. Raises UsageError for
+    flags that do not fit the data.
+    """
+    out = check_picture("out", options.out)
+    assembled = assemble.assemble(config, config.run.seeds[:1], launch.start_of(config))
+    if len(assembled.splits) > 1:
+        text = "must be one domain to be shown"
+        raise UsageError(f"--held_out={config.data.held_out}", ..., text)
+    ((held_out, splits),) = assembled.splits.items()
+    holdings = holdings_of(splits[config.run.seeds[0]])
+    title = f"{config.title}, held out: {held_out or 'test split'}, seed {config.run.seeds[0]}"
+    text = f"\n{title}\n\n{table(assembled.dataset, holdings)}\n\n"
+    shape = rendered(assembled.dataset, np.arange(1)).shape[1:]
+    if len(shape) != 3:
+        return f"{text}{features(assembled.dataset)}No picture: the data are no images."
+    files.make_folder(out.parent)
+    draw(out, assembled.dataset, holdings, title=title, count=options.images)
+    return f"{text}Picture: {out}."
+
+
+BINARY = command_line.binary(show, __doc__, Options)
+
+if __name__ == "__main__":
+    command.main(BINARY)
