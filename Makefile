@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 .PHONY: run test test-all check clean
 
 run: $(VENV)/.installed
-	$(BIN)/python -m experiments.papers.fedipg --study=first_look --data=colored_digits,rotated_digits
+	$(BIN)/fedjax-inv paper fedipg --study=first_look --data=colored_digits,rotated_digits
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --numprocesses=auto --dist=loadscope -m "not slow"

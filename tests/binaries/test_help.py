@@ -5,38 +5,91 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from absl import flags
 
-from fedjax_inv_experiments import papers, sweep, train
+from fedjax_inv import __version__
+from fedjax_inv_experiments import __main__, papers, sweep, train
 from fedjax_inv_experiments.experiment import command_line
 from fedjax_inv_experiments.papers import study
 from fedjax_inv_experiments.running import launch
 
 ROOT = Path(__file__).parents[2]
-BINARIES = ("train", "sweep", "show_data", "evaluate", "export", "explain", "contributions")
 PAGES = ("README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
-MODULES = [*BINARIES, "factors", *(f"papers.{name}" for name in papers.LISTED)]
+COMMANDS = __main__.commands()
+MODULES = [command.module for command in COMMANDS.values()]
 
 
-def commands(text: str) -> list[tuple[str, list[str]]]:
-    """The binaries that are called in a text, without experiments., and their arguments."""
+def commands(text: str) -> list[tuple[str, Sequence[str]]]:
+    """The modules of the binaries that are called in a text, and their arguments."""
     lines = re.sub(r"\\\n", " ", text).splitlines()
-    found = (re.search(r"python -m experiments\.([\w.]+)( [^#]*)?", line) for line in lines)
-    return [(match[1], shlex.split(match[2] or "")) for match in found if match]
+    found = (re.match(r" *(?:\.venv/bin/)?fedjax-inv ([^#]+)", line) for line in lines)
+    words = (__main__.chosen(shlex.split(match[1]), COMMANDS) for match in found if match)
+    return [(COMMANDS[name].module, arguments) for name, arguments in words]
 
 
 def test_commands_are_found_where_they_stand() -> None:
-    text = (
-        "Run\n\n    .venv/bin/python -m experiments.train --a=1 \\\n  --b=2  # so\n\nand not this."
-    )
+    text = "Run\n\n    .venv/bin/fedjax-inv train --a=1 \\\n  --b=2  # so\n\nand not this."
     assert commands(text) == [("train", ["--a=1", "--b=2"])]
+    assert commands("fedjax-inv paper fl_games") == [("papers.fl_games", [])]
 
 
-def check(name: str, arguments: list[str], folder: Path) -> None:
+def test_every_binary_is_a_command() -> None:
+    others = {"sweep", "show_data", "evaluate", "export", "explain", "contributions", "factors"}
+    assert set(MODULES) == {"train", *others, *(f"papers.{name}" for name in papers.LISTED)}
+    for name, command in COMMANDS.items():
+        text = importlib.import_module(f"fedjax_inv_experiments.{command.module}").__doc__ or ""
+        assert command.about == text.partition("\n")[0] != ""
+        assert __main__.chosen([*name.split(" "), "--x"], COMMANDS) == (name, ["--x"])
+    assert __main__.chosen(["show_data"], COMMANDS) == ("show-data", [])
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("trian --rounds=1", "trian: unknown command; did you mean train?"),
+        ("paper fl-game", "paper fl-game: unknown command; did you mean paper fl_games?"),
+        ("paper", "paper: unknown command; did you mean paper cafe?"),
+        ("zzz", "zzz: unknown command; must be one of contributions, "),
+        ("--rounds=1", "--rounds=1: must stand after a command, such as fedjax-inv train --rounds"),
+    ],
+)
+def test_an_unknown_command(words: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        __main__.chosen(words.split(" "), COMMANDS)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"error: {text}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "status"), [((), 2), (("--help",), 0), (("-h", "train"), 0)])
+def test_the_list_of_commands(
+    words: Sequence[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        __main__.chosen(words, COMMANDS)
+    assert ended.value.code == status
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("  ")]) == len(COMMANDS)
+    train = next(line for line in lines if line.startswith("  train "))
+    assert train.endswith(
+        " One experiment: one algorithm, one held-out domain, all seeds in one program."
+    )
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        __main__.chosen(["--version"], COMMANDS)
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"fedjax-inv {__version__}\n")
+
+
+def check(name: str, arguments: Sequence[str], folder: Path) -> None:
     """Reads a command as its binary does; a study's with all of its rows."""
     module, values = importlib.import_module(f"fedjax_inv_experiments.{name}"), flags.FlagValues()
     if name.startswith("papers."):
@@ -64,8 +117,7 @@ def test_the_examples_of_help_parse(name: str, tmp_path: Path) -> None:
 def test_the_commands_of_a_page_parse(page: str, tmp_path: Path) -> None:
     blocks = [line for line in (ROOT / page).read_text().splitlines() if line.startswith("    ")]
     for name, arguments in commands("\n".join(blocks)):
-        if name in MODULES:  # benchmarks read their own
-            check(name, arguments, tmp_path)
+        check(name, arguments, tmp_path)
 
 
 @pytest.mark.parametrize("binary", [train, sweep])
