@@ -8,26 +8,29 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 from absl import flags
 
+import fedjax_inv_experiments
 from fedjax_inv import __version__
 from fedjax_inv_experiments import __main__, papers, sweep, train
 from fedjax_inv_experiments.experiment import command_line
-from fedjax_inv_experiments.papers import study
+from fedjax_inv_experiments.flags import command, errors
+from fedjax_inv_experiments.papers import fl_games, study
 from fedjax_inv_experiments.running import launch
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 COMMANDS = __main__.commands()
-MODULES = [command.module for command in COMMANDS.values()]
+MODULES = [each.module for each in COMMANDS.values()]
 
 
 def commands(text: str) -> list[tuple[str, Sequence[str]]]:
     """The modules of the binaries that are called in a text, and their arguments."""
     lines = re.sub(r"\\\n", " ", text).splitlines()
-    found = (re.match(r" *(?:\.venv/bin/)?fedjax-inv ([^#]+)", line) for line in lines)
+    found = (re.match(r" *(?:\.venv/bin/)?fedjax-inv ([a-z][^#]*)", line) for line in lines)
     words = (__main__.chosen(shlex.split(match[1]), COMMANDS) for match in found if match)
     return [(COMMANDS[name].module, arguments) for name, arguments in words]
 
@@ -41,9 +44,9 @@ def test_commands_are_found_where_they_stand() -> None:
 def test_every_binary_is_a_command() -> None:
     others = {"sweep", "show_data", "evaluate", "export", "explain", "contributions", "factors"}
     assert set(MODULES) == {"train", *others, *(f"papers.{name}" for name in papers.LISTED)}
-    for name, command in COMMANDS.items():
-        text = importlib.import_module(f"fedjax_inv_experiments.{command.module}").__doc__ or ""
-        assert command.about == text.partition("\n")[0] != ""
+    for name, each in COMMANDS.items():
+        text = importlib.import_module(f"fedjax_inv_experiments.{each.module}").__doc__ or ""
+        assert each.about == text.partition("\n")[0] != ""
         assert __main__.chosen([*name.split(" "), "--x"], COMMANDS) == (name, ["--x"])
     assert __main__.chosen(["show_data"], COMMANDS) == ("show-data", [])
 
@@ -87,6 +90,47 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         __main__.chosen(["--version"], COMMANDS)
     assert (ended.value.code, capsys.readouterr().out) == (0, f"fedjax-inv {__version__}\n")
+
+
+def test_a_command_starts_its_binary(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(fedjax_inv_experiments, "before_imports", lambda argv: None)
+    monkeypatch.setattr(command, "main", lambda binary: started.append((binary, *sys.argv)))
+    monkeypatch.setattr(sys, "argv", ["/bin/fedjax-inv", "paper", "fl-games", "--seeds=0"])
+    __main__.main()
+    assert started == [(fl_games.BINARY, "fedjax-inv paper fl_games", "--seeds=0")]
+
+
+def test_a_missing_extra_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> NoReturn:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr(fedjax_inv_experiments, "before_imports", lambda argv: None)
+    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setattr(sys, "argv", ["fedjax-inv", "train"])
+    package = "absl.app"
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 2
+    line = "error: the package absl is missing: pip install 'fedjax_inv[experiments]'\n"
+    assert capsys.readouterr() == ("", line)
+    package = "fedjax_inv.nowhere"  # a defect
+    monkeypatch.setattr(sys, "argv", ["fedjax-inv", "train"])
+    with pytest.raises(ModuleNotFoundError):
+        __main__.main()
+
+
+def test_an_extra_that_is_missing_later_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    later = ImportError("No module named 'PIL': pip install it")  # as the library raises it
+    later.__cause__ = ModuleNotFoundError("No module named 'PIL'", name="PIL")
+    with pytest.raises(SystemExit) as ended, errors.in_one_line():
+        raise later
+    assert ended.value.code == 2
+    assert "error: the package PIL is missing: pip install 'fedjax_inv[e" in capsys.readouterr().err
+    with pytest.raises(ImportError, match="cannot import name"), errors.in_one_line():
+        raise ImportError("cannot import name", name="jax")
 
 
 def check(name: str, arguments: Sequence[str], folder: Path) -> None:
