@@ -341,7 +341,7 @@ def _winograd_5x5(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     # One by one: `vmap` would make a loop, whose derivatives copy what they need.
     values = [
         _canonical(*pair, along_columns)
-        for pair in zip(jnp.unstack(tiles), lax.unstack(kernels), strict=True)
+        for pair in zip(jnp.unstack(tiles), jnp.unstack(kernels), strict=True)
     ]  # each [images, count, columns, features]
     # Elementwise: a matrix product is slower here.
     out = jnp.stack(
