@@ -1,9 +1,7 @@
-"""FedNova (Wang et al. 2020, arXiv 2007.07481) outside of the package, checked by its laws.
+"""FedNova (Wang et al. 2020, arXiv 2007.07481) as an algorithm of your own, and its check.
 
-    w <- w + (sum_i p_i tau_i) (sum_i p_i delta_i / tau_i)
-
-A client divides its delta by its number tau_i of local steps, plain SGD's in the paper. The server
-multiplies the mean by the mean of the numbers, so that no client counts more for its more steps.
+A client divides its delta by its number tau of local steps, those of plain SGD here. The server
+multiplies the mean delta by the mean tau, so that clients with more steps do not count for more.
 
 python examples/fednova.py
 python -m fedjax_inv.testing examples.fednova:fednova

@@ -1,5 +1,6 @@
 """An algorithm in one configuration, its programs, and the results that the laws share."""
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -46,7 +47,7 @@ class Lane(NamedTuple):
     state: rounds.State
     numbers: dict[str, float]  # of the factory and the local optimizer
     schedule: Cohort
-    filled_otherwise: np.bool_  # whether another real example fills up batches
+    filled_otherwise: Any  # [] bool, whether another real example fills up batches
 
 
 class Trace(NamedTuple):
@@ -171,9 +172,9 @@ class Case:
                 self._results[name] = compute(), None
             except Exception as error:
                 self._results[name] = None, error
-        result, error = self._results[name]
-        if error is not None:
-            raise error
+        result, raised = self._results[name]
+        if raised is not None:
+            raise raised
         return result
 
     def build(self, numbers: Mapping[str, Any], filled_otherwise: Array | None = None) -> Algorithm:
@@ -206,36 +207,33 @@ class Case:
 
     # Traces, which compile nothing.
 
-    def trace(self, numbers: dict[str, float]) -> Trace:
-        """Trace the factory, the start and a round of a run.
+    def trace(self, numbers: dict[str, float] | None = None) -> Trace:
+        """Trace the start and a round of a run.
 
         Args:
-          numbers: the numbers that are traced.
+          numbers: if given, the factory is called with these numbers, traced.
         """
-        algorithm = self.algorithm
-        key = jax.random.key(0)
+        first, key = self.algorithm, jax.random.key(0)
 
         def start(variables: Variables) -> rounds.State:
-            return self.init(algorithm, variables, key)
+            return self.init(first, variables, key)
 
         drawn = jax.eval_shape(self.variables, key)
         before = jax.eval_shape(start, drawn)
         changed = []
 
-        def traced(*arguments: Any) -> Result:
-            numbers, variables, state, cohort, federation = arguments
-            # Of the arguments as the algorithm gets them, whose containers it could change.
+        def traced(numbers: dict[str, Array] | None, *arguments: Any) -> Result:
+            # The arguments as the algorithm gets them, whose containers it could change.
             names = ("hyperparameters", "variables", "state", "cohort", "federation")
-            given = (self.hyperparameters, *arguments[1:])
-            was = [jax.tree.flatten(each) for each in given]
-            algorithm = self.build(numbers)
+            given = (self.hyperparameters, *arguments)
+            was: list[Any] = [jax.tree.flatten(each) for each in given]
+            algorithm = first if numbers is None else self.build(numbers)
+            variables, state, cohort, federation = arguments
             self.init(algorithm, variables, key)
             result = rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))
             for name, (leaves, structure), each in zip(names, was, given, strict=True):
                 now, structure_now = jax.tree.flatten(each)
-                if structure_now != structure or any(
-                    a is not b for a, b in zip(leaves, now, strict=True)
-                ):
+                if structure_now != structure or any(map(operator.is_not, leaves, now)):
                     changed.append(name)
             return result
 
@@ -248,23 +246,18 @@ class Case:
 
     @property
     def traced(self) -> Trace:
-        """A trace of a round, with traced numbers if that works."""
-
-        def trace() -> Trace:
-            try:
-                return self.traced_with_numbers
-            except Exception as error:
-                try:
-                    return self.trace({})
-                except Exception:
-                    raise error from None
-
-        return self.kept("traced", trace)
+        """A trace of a round."""
+        return self.kept("traced", self.trace)
 
     @property
     def traced_with_numbers(self) -> Trace:
         """A trace of a round whose numbers are traced."""
-        return self.kept("traced with numbers", lambda: self.trace(self.numbers))
+
+        def trace() -> Trace:
+            assert self.traced  # or its error, which comes first
+            return self.trace(self.numbers)
+
+        return self.kept("traced with numbers", trace)
 
     @property
     def shapes(self) -> list[Shapes]:
@@ -272,9 +265,8 @@ class Case:
 
         def of(state: rounds.State, federation: Federation) -> list[Shapes]:
             own, found = tree.take(state.clients, 0), []
-            shard = Shard(
-                federation.data, federation.order, *(tree.take(federation[2:], 0)), state.round
-            )
+            start, size = federation.start[0], federation.size[0]
+            shard = Shard(federation.data, federation.order, start, size, state.round)
             for exchange in self.algorithm.exchanges:
                 message = exchange.broadcast(state.server)
                 undelayed = exchange.broadcast_undelayed(state.server)
@@ -358,7 +350,7 @@ class Case:
     def restored(self, saved: rounds.State) -> rounds.State:
         """Return a state, or several stacked ones, in new buffers, from `plain` ones."""
 
-        def leaf(saved: np.ndarray, like: Array) -> Array:
+        def leaf(saved: Any, like: Array) -> Array:
             is_key = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
             return jax.random.wrap_key_data(saved) if is_key else jnp.array(saved)
 
@@ -436,7 +428,8 @@ class Case:
     def lanes(self) -> dict[str, Lane]:
         """The run of `steps`, and runs that must equal it, or must not."""
         start, other = (tree.take(self.starts, seed) for seed in range(2))
-        undelayed = self.schedule._replace(delay=np.zeros_like(self.schedule.delay))
+        no_delay: Any = np.zeros_like(self.schedule.delay)
+        undelayed = self.schedule._replace(delay=no_delay)
         numbers, no = self.traceable_numbers, np.bool_(False)
         as_it_is = Lane(start, numbers, self.schedule, no)
         halves = {
@@ -496,12 +489,13 @@ class Case:
             now = int(state.round)
             for round in (*range(now, now + 2 * NUM_CLIENTS), *range(now)):
                 if self.attending(state.server, round)[exchange][who]:
-                    return state._replace(round=np.int32(round))
+                    started: Any = np.int32(round)
+                    return state._replace(round=started)
         raise AssertionError(f"client {who} never attends exchange {exchange}")
 
 
 def _assert_same_shapes(name: str, before: Tree, after: Tree) -> None:
-    structures = [jax.tree.structure(each) for each in (before, after)]
+    structures: list[Any] = [jax.tree.structure(each) for each in (before, after)]
     assert structures[0] == structures[1], f"{name} is {structures[1]}, must be {structures[0]}"
     for (path, old), new in zip(
         jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True

@@ -1,5 +1,7 @@
 """Comparisons of trees of arrays, whose errors name the leaf that differs most."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,7 +79,7 @@ def assert_close(first: Tree, second: Tree, *, rtol: float = 1e-4, atol: float =
       AssertionError: if they differ.
     """
     first, second = plain(first), plain(second)
-    structures = [jax.tree.structure(tree) for tree in (first, second)]
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (first, second)]
     if structures[0] != structures[1]:
         raise AssertionError(f"the trees differ: {structures[0]} and {structures[1]}")
     worst, told = 0.0, ""

@@ -1,6 +1,7 @@
 """The tiny federation, the schedule, the network and the local training of the laws."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -146,20 +147,22 @@ def rearranged(schedule: Cohort, seed: int) -> Cohort:
 def with_empty_slots(schedule: Cohort) -> Cohort:
     """Return a schedule with two more slots, both empty: they name clients who may attend."""
     num_rounds = len(schedule.who)
-    empty = Cohort(
+    arrays: tuple[Any, ...] = (
         np.tile(np.array([3, 0], np.int32), (num_rounds, 1)),
         np.zeros((num_rounds, 2), bool),
         np.ones((num_rounds, 2), np.int32),
     )
+    empty = Cohort(*arrays)
     together = jax.tree.map(lambda a, b: np.concatenate([a, b], 1), schedule, empty)
     return rearranged(together, 3)
 
 
 def with_others_absent(schedule: Cohort) -> Cohort:
     """Return a schedule whose absent slots name other clients, with other delays."""
-    who, present, delay = schedule
-    who = np.where(present, who, (who + 1) % NUM_CLIENTS).astype(np.int32)
-    return Cohort(who, present, np.where(present, delay, (delay + 1) % HISTORY).astype(np.int32))
+    who, present, delay = (np.asarray(leaf) for leaf in schedule)
+    others: Any = np.where(present, who, (who + 1) % NUM_CLIENTS).astype(np.int32)
+    other_delays: Any = np.where(present, delay, (delay + 1) % HISTORY).astype(np.int32)
+    return schedule._replace(who=others, delay=other_delays)
 
 
 class NormedHidden(nn.Module):

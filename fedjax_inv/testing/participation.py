@@ -1,6 +1,7 @@
 """Laws of participation: who takes part in a round, and what the others change: nothing."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,15 +43,11 @@ def per_client(schedule: Cohort, reports: tuple[rounds.Report, ...]) -> list[Tre
         empty = ~np.asarray(schedule.present)
         assert not (report.present & empty).any(), "an empty slot is reported as present"
         assert report.finite[empty].all(), "an empty slot is reported as not finite"
-    return [
-        jax.tree.map(
-            scattered,
-            report._replace(
-                metrics={k: np.where(report.present, v, 0) for k, v in report.metrics.items()}
-            ),
-        )
-        for report in reports
-    ]
+    found = []
+    for report in reports:
+        metrics: Any = {k: np.where(report.present, v, 0) for k, v in report.metrics.items()}
+        found.append(jax.tree.map(scattered, report._replace(metrics=metrics)))
+    return found
 
 
 def assert_same_run(
@@ -81,7 +78,7 @@ def clients_take_part_if_scheduled_with_examples_and_attending(case: Case) -> No
         case.attending(stop.server, t)
         for t, stop in enumerate(case.stops[:-1])
     ]
-    who, present, _ = case.schedule
+    who, present, _ = (np.asarray(leaf) for leaf in case.schedule)
     for index, report in enumerate(reports):
         attends = np.stack([turn[index] for turn in attending])
         expected = present & (who != NO_EXAMPLE) & np.take_along_axis(attends, who, 1)
@@ -94,7 +91,7 @@ def absent_clients_change_nothing(case: Case) -> None:
     """An absent client keeps its state, and the server never sees who is absent, nor its delay."""
     for t, (before, (after, reports)) in enumerate(zip(case.stops, case.steps, strict=False)):
         took_part = {int(who) for each in reports for who in case.schedule.who[t][each.present]}
-        absent = sorted({*range(NUM_CLIENTS)} - took_part)
+        absent: Any = sorted({*range(NUM_CLIENTS)} - took_part)
         assert_equal(tree.take(after.clients, absent), tree.take(before.clients, absent))
     schedule = case.lanes["others absent"].schedule
     assert_same_run(case, case.results["others absent"], schedule)
