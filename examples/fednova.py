@@ -8,14 +8,14 @@ python -m fedjax_inv.testing examples.fednova:fednova
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.numpy import float32, maximum
 from sklearn.datasets import load_digits
 
 from fedjax_inv import aggregators, averaging, devices, evaluation, local, models, rounds, schedules
 from fedjax_inv.data import federation
-from fedjax_inv.types import Algorithm, Array, Model, Trained, Tree, Variables, Visit, Work
+from fedjax_inv.types import Algorithm, Array, Model, Trained, Visit, Work
 
 
 def fednova(model: Model, work: Work) -> Algorithm:
@@ -23,10 +23,7 @@ def fednova(model: Model, work: Work) -> Algorithm:
     risk_gradient = averaging.gradient(model)
 
     def steps(visit: Visit, trained: Trained) -> Array:
-        return maximum(float32(trained.num_steps), 1)
-
-    def server_delta(side: Tree, delta: Variables, mean_steps: Array) -> Variables:
-        return optax.tree.scale(mean_steps, delta)
+        return jnp.maximum(trained.num_steps, 1).astype(jnp.float32)
 
     return averaging.averaging(
         model,
@@ -35,7 +32,7 @@ def fednova(model: Model, work: Work) -> Algorithm:
         server_optimizer=optax.sgd(1.0),
         weighting="size",
         scale_delta=lambda visit, trained: 1 / steps(visit, trained),
-        server_delta=server_delta,
+        server_delta=lambda side, delta, mean_steps: optax.tree.scale(mean_steps, delta),
         side=averaging.NOTHING._replace(upload=steps, aggregate=aggregators.mean()),
     )
 

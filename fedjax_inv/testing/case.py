@@ -11,18 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
-from fedjax_inv import checks, communication, devices, rounds, tree
+from fedjax_inv import checks, devices, rounds, tree
 from fedjax_inv.testing import inputs
-from fedjax_inv.testing.comparing import plain
+from fedjax_inv.testing.comparing import assert_same_shapes, plain
 from fedjax_inv.testing.inputs import HISTORY, NUM_CLIENTS
 from fedjax_inv.types import (
     Algorithm,
     Array,
     Cohort,
     Examples,
+    Exchange,
     Federation,
     Model,
-    Shard,
+    Reply,
     Tree,
     Variables,
     Visit,
@@ -50,22 +51,21 @@ class Lane(NamedTuple):
     filled_otherwise: Any  # [] bool, whether another real example fills up batches
 
 
+class Turn(NamedTuple):
+    """The shapes of a client's turn in one exchange."""
+
+    visit: Visit
+    reply: Reply
+
+
 class Trace(NamedTuple):
     """What one trace of a round shows."""
 
     program: str
     before: rounds.State  # shapes
     after: rounds.State
-    reports: tuple[rounds.Report, ...]
+    turns: tuple[Turn, ...]  # of each exchange
     changed: str  # the argument that was changed in place; "" for none
-
-
-class Shapes(NamedTuple):
-    """The shapes of one exchange."""
-
-    own: Tree  # before the exchange
-    reply: Tree
-    blank: Tree  # of a blank upload; None: the exchange has none
 
 
 class Case:
@@ -221,6 +221,15 @@ class Case:
         drawn = jax.eval_shape(self.variables, key)
         before = jax.eval_shape(start, drawn)
         changed = []
+        turns: dict[int, Turn] = {}
+
+        def watch(index: int, exchange: Exchange) -> Exchange:
+            def client(visit: Visit) -> Reply:
+                reply = exchange.client(visit)
+                turns[index] = jax.tree.map(jax.typeof, Turn(visit, reply))
+                return reply
+
+            return exchange._replace(client=client)
 
         def traced(numbers: dict[str, Array] | None, *arguments: Any) -> Result:
             # The arguments as the algorithm gets them, whose containers it could change.
@@ -230,6 +239,8 @@ class Case:
             algorithm = first if numbers is None else self.build(numbers)
             variables, state, cohort, federation = arguments
             self.init(algorithm, variables, key)
+            watched = tuple(watch(*each) for each in enumerate(algorithm.exchanges))
+            algorithm = algorithm._replace(exchanges=watched)
             result = rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))
             for name, (leaves, structure), each in zip(names, was, given, strict=True):
                 now, structure_now = jax.tree.flatten(each)
@@ -237,12 +248,13 @@ class Case:
                     changed.append(name)
             return result
 
-        program, (after, reports) = jax.make_jaxpr(traced, return_shape=True)(
+        program, (after, _) = jax.make_jaxpr(traced, return_shape=True)(
             numbers, drawn, before, tree.take(self.schedule, 0), self.federation
         )
         addresses = re.compile(r" at 0x[0-9a-f]+")  # of functions, in every trace another one
         text = addresses.sub("", str(program))
-        return Trace(text, before, after, reports, ", ".join(changed))
+        in_order = tuple(turns[index] for index in sorted(turns))
+        return Trace(text, before, after, in_order, ", ".join(changed))
 
     @property
     def traced(self) -> Trace:
@@ -259,33 +271,6 @@ class Case:
 
         return self.kept("traced with numbers", trace)
 
-    @property
-    def shapes(self) -> list[Shapes]:
-        """The shapes of each exchange."""
-
-        def of(state: rounds.State, federation: Federation) -> list[Shapes]:
-            own, found = tree.take(state.clients, 0), []
-            start, size = federation.start[0], federation.size[0]
-            shard = Shard(federation.data, federation.order, start, size, state.round)
-            for exchange in self.algorithm.exchanges:
-                message = exchange.broadcast(state.server)
-                undelayed = exchange.broadcast_undelayed(state.server)
-                visit = Visit(message, own, shard, state.round, state.round, state.key, undelayed)
-                reply = exchange.client(visit)
-                blank = exchange.blank and exchange.blank(state.server)
-                found.append(Shapes(own, reply, blank))
-            return found
-
-        return self.kept("shapes", lambda: jax.eval_shape(of, self.traced.before, self.federation))
-
-    @property
-    def traffic(self) -> tuple[communication.Traffic, ...]:
-        """The bytes of each exchange."""
-        return self.kept(
-            "traffic",
-            lambda: communication.traffic(self.algorithm, self.traced.before, self.federation),
-        )
-
     def check_sound(self) -> None:
         """Raise the error of a law without which there can be no run."""
 
@@ -293,11 +278,11 @@ class Case:
             trace = self.traced
             for name in ("server", "clients"):
                 before, after = (getattr(state, name) for state in (trace.before, trace.after))
-                _assert_same_shapes(name, before, after)
-            for index, exchange in enumerate(self.shapes):
+                assert_same_shapes(name, before, after)
+            for index, (visit, reply) in enumerate(trace.turns):
                 place = f"the reply of exchange {index}"
-                _assert_same_shapes(f"{place}: own", exchange.own, exchange.reply.own)
-                for name, metric in exchange.reply.metrics.items():
+                assert_same_shapes(f"{place}: own", visit.own, reply.own)
+                for name, metric in reply.metrics.items():
                     assert metric.shape == (), (
                         f"{place}: the metric {name!r} has shape {metric.shape}, must be a scalar"
                     )
@@ -492,13 +477,3 @@ class Case:
                     started: Any = np.int32(round)
                     return state._replace(round=started)
         raise AssertionError(f"client {who} never attends exchange {exchange}")
-
-
-def _assert_same_shapes(name: str, before: Tree, after: Tree) -> None:
-    structures: list[Any] = [jax.tree.structure(each) for each in (before, after)]
-    assert structures[0] == structures[1], f"{name} is {structures[1]}, must be {structures[0]}"
-    for (path, old), new in zip(
-        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
-    ):
-        is_, was = (f"{each.dtype}{list(each.shape)}" for each in (new, old))
-        assert is_ == was, f"{name}{jax.tree_util.keystr(path)} is {is_}, must be {was} as before"

@@ -126,3 +126,23 @@ def largest_difference(first: Tree, second: Tree) -> float:
         (float(np.abs(a.astype(float) - b.astype(float)).max(initial=0)) for a, b in leaves),
         default=0.0,
     )
+
+
+def assert_same_shapes(name: str, before: Tree, after: Tree) -> None:
+    """Assert that trees of arrays or shapes agree in structure, shapes and types.
+
+    Args:
+      name: what the trees are, for the error.
+      before: a tree.
+      after: another one.
+
+    Raises:
+      AssertionError: if they differ; it names the first leaf that does.
+    """
+    structures: list[Any] = [jax.tree.structure(each) for each in (before, after)]
+    assert structures[0] == structures[1], f"{name} is {structures[1]}, must be {structures[0]}"
+    for (path, old), new in zip(
+        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
+    ):
+        is_, must = (f"{each.dtype}{list(each.shape)}" for each in (new, old))
+        assert is_ == must, f"{name}{jax.tree_util.keystr(path)} is {is_}, must be {must}"

@@ -30,7 +30,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
             programs.no_argument_is_changed_in_place,
             programs.numbers_may_be_traced,
             programs.tracing_again_gives_the_same_program,
-            serving.messages_and_uploads_are_counted,
+            serving.bytes_follow_from_shapes,
             layout.a_run_moves_everything_and_stays_finite,
             participation.clients_take_part_if_scheduled_with_examples_and_attending,
             participation.a_round_without_clients_changes_nothing,

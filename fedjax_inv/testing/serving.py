@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import evaluation, tree
+from fedjax_inv import communication, evaluation, tree
 from fedjax_inv.testing import inputs
 from fedjax_inv.testing.case import Case, NotApplicable
-from fedjax_inv.testing.comparing import assert_close, assert_finite, plain
+from fedjax_inv.testing.comparing import assert_close, assert_finite, assert_same_shapes, plain
 from fedjax_inv.testing.inputs import NUM_CLIENTS
 from fedjax_inv.types import Array, Tree
 
@@ -64,10 +64,15 @@ def an_evaluation_is_the_mean_over_examples(case: Case) -> None:
             assert_close(got.loss[who], np.array((own**2).mean()))
 
 
-def messages_and_uploads_are_counted(case: Case) -> None:
-    """The bytes of each exchange follow from shapes, and something is uploaded."""
-    assert len(case.traffic) == len(case.algorithm.exchanges)
-    assert sum(traffic.up for traffic in case.traffic) > 0, "no client uploads anything"
+def bytes_follow_from_shapes(case: Case) -> None:
+    """The bytes of each exchange can be counted from shapes, and something is uploaded."""
+    turns = case.traced.turns
+    assert len(turns) == len(case.algorithm.exchanges)
+    for index, (visit, reply) in enumerate(turns):
+        sent = (visit.message, visit.undelayed_message, reply.upload)
+        assert communication.size(sent) > 0, f"exchange {index} sends nothing"
+    uploads = [communication.size(turn.reply.upload) for turn in turns]
+    assert sum(uploads) > 0, "no client uploads anything"
 
 
 def a_blank_upload_fits(case: Case) -> None:
@@ -75,10 +80,9 @@ def a_blank_upload_fits(case: Case) -> None:
     blanks = [each.blank for each in case.algorithm.exchanges]
     if not any(blanks):
         raise NotApplicable("no exchange has `blank`, so no upload may stand in for a missing one")
-    for blank, shapes in zip(blanks, case.shapes, strict=True):
+    for blank, turn in zip(blanks, case.traced.turns, strict=True):
         if blank:
-            got = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), shapes.blank)
-            want = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), shapes.reply.upload)
-            assert got == want, f"a blank upload is {got}, must be {want}"
-            for leaf in jax.tree.leaves(plain(blank(tree.take(case.drawn[1].server, 0)))):
+            upload = blank(tree.take(case.drawn[1].server, 0))
+            assert_same_shapes("a blank upload", turn.reply.upload, upload)
+            for leaf in jax.tree.leaves(plain(upload)):
                 assert not leaf.any(), "a blank upload holds other numbers than 0"
