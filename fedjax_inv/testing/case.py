@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedjax_inv import checks, devices, rounds, tree
 from fedjax_inv.testing import inputs
@@ -385,7 +385,7 @@ class Case:
         on_device = devices.over(
             mesh, partial(self.round, axis=axis), (lies, whole, whole), (lies, whole)
         )
-        step = jax.jit(on_device, donate_argnums=0, compiler_options=self.options)
+        step = self.once(on_device, "a round on devices", donate_argnums=0)
         state, results = self.restored(self.stops[0]), []
         room = num_devices * devices.clients_per_device(NUM_CLIENTS, num_devices, LANES)
 
@@ -393,6 +393,8 @@ class Case:
             return jnp.concatenate([leaf, leaf[: room - NUM_CLIENTS]])
 
         state = state._replace(clients=jax.tree.map(padded, state.clients))
+        # Where a round leaves it, or the second round would be compiled again.
+        state = jax.device_put(state, jax.tree.map(partial(NamedSharding, mesh), lies))
         for t in range(len(schedule.who)):
             state, reports = step(state, tree.take(schedule, t), federation)
             results.append(plain(reports))

@@ -77,7 +77,9 @@ def relaid(federation: Federation) -> Federation:
         is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
         garbage = np.array([np.nan, np.inf, -np.inf, 1e30] if is_float else [0, 99, -7, 1])
         spread = garbage.astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
-        return leaf.at[free].set(jnp.asarray(spread))
+        changed = np.array(leaf)
+        changed[free] = spread
+        return jnp.asarray(changed)
 
     rng = np.random.default_rng(1)
     order = rng.choice(free, len(federation.order)).astype(np.int32)

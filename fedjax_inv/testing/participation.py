@@ -17,7 +17,7 @@ from fedjax_inv.testing.comparing import (
     largest_difference,
 )
 from fedjax_inv.testing.inputs import NO_EXAMPLE, NUM_CLIENTS, ONE_EXAMPLE, POISONED
-from fedjax_inv.types import Cohort, Tree
+from fedjax_inv.types import Array, Cohort, Tree
 
 
 def per_client(schedule: Cohort, reports: tuple[rounds.Report, ...]) -> list[Tree]:
@@ -140,7 +140,13 @@ def a_client_that_uploads_nan_is_reported_and_treated_as_absent(case: Case) -> N
     leaves = jax.tree.leaves(case.federation.data.x)
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
         raise NotApplicable("not all inputs are floating-point numbers, which can be NaN")
-    x = jax.tree.map(lambda leaf: leaf.at[rows].set(jnp.nan), case.federation.data.x)
+
+    def spoilt(leaf: Array) -> Array:
+        changed = np.array(leaf)
+        changed[rows] = np.nan
+        return jnp.asarray(changed)
+
+    x = jax.tree.map(spoilt, case.federation.data.x)
     poisoned = case.federation._replace(data=case.federation.data._replace(x=x))
     for index in range(len(case.algorithm.exchanges)):
         before = case.turn(index, POISONED)

@@ -82,7 +82,7 @@ def a_blank_upload_fits(case: Case) -> None:
         raise NotApplicable("no exchange has `blank`, so no upload may stand in for a missing one")
     for blank, turn in zip(blanks, case.traced.turns, strict=True):
         if blank:
-            upload = blank(tree.take(case.drawn[1].server, 0))
+            upload = blank(tree.take(case.starts.server, 0))
             assert_same_shapes("a blank upload", turn.reply.upload, upload)
             for leaf in jax.tree.leaves(plain(upload)):
                 assert not leaf.any(), "a blank upload holds other numbers than 0"
