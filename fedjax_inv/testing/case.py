@@ -152,18 +152,31 @@ class Case:
         self.step = self.once(step, "a round", donate_argnums=0)
         self.segment = self.once(segment, "a segment")
 
-    def once(self, fn: Callable[..., Any], what: str, **options: Any) -> Callable[..., Any]:
-        """Return a jitted function that raises an AssertionError if it is traced twice."""
+    def once(
+        self,
+        fn: Callable[..., Any],
+        what: str,
+        options: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Callable[..., Any]:
+        """Return a jitted function that raises an AssertionError if it is traced twice.
+
+        Args:
+          fn: the function.
+          what: its name, for the error.
+          options: further compiler options.
+          **arguments: of `jax.jit`.
+        """
         traces = []
 
-        def counted(*arguments: Any) -> Any:
+        def counted(*inputs: Any) -> Any:
             traces.append(what)
             assert len(traces) == 1, (
                 f"{what} is compiled twice, although the shapes of its arguments are the same"
             )
-            return fn(*arguments)
+            return fn(*inputs)
 
-        return jax.jit(counted, compiler_options=self.options, **options)
+        return jax.jit(counted, compiler_options={**self.options, **(options or {})}, **arguments)
 
     def kept(self, name: str, compute: Callable[[], T]) -> T:
         """Return the result of `compute`, or raise its error, which are computed once."""
@@ -371,30 +384,46 @@ class Case:
         """Play one round from a state on the host."""
         return plain(self.step(self.restored(state), plain(cohort), federation or self.federation))
 
-    def steps_on(self, num_devices: int, schedule: Cohort, federation: Federation) -> Result:
-        """Return the last state and the reports of all rounds on devices that own the clients."""
-        mesh = jax.make_mesh(
-            (num_devices,),
-            ("clients",),
-            axis_types=(AxisType.Auto,),
-            devices=jax.devices("cpu")[:num_devices],
-        )
-        axis = devices.owned("clients", ALONE)
-        whole: Any = PartitionSpec()
-        lies = rounds.State(whole, PartitionSpec("clients"), whole, whole, whole)
-        on_device = devices.over(
-            mesh, partial(self.round, axis=axis), (lies, whole, whole), (lies, whole)
-        )
-        step = self.once(on_device, "a round on devices", donate_argnums=0)
-        state, results = self.restored(self.stops[0]), []
-        room = num_devices * devices.clients_per_device(NUM_CLIENTS, num_devices, LANES)
+    def steps_on(
+        self,
+        num_devices: int,
+        schedule: Cohort,
+        federation: Federation,
+        options: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Return the last state and the reports of all rounds on devices.
 
-        def padded(leaf: Array) -> Array:
-            return jnp.concatenate([leaf, leaf[: room - NUM_CLIENTS]])
+        Args:
+          num_devices: several own the clients; one has a program without a mesh.
+          schedule: the rounds.
+          federation: the clients and their examples.
+          options: further compiler options.
+        """
+        state, room = self.restored(self.stops[0]), NUM_CLIENTS
+        play: Callable[..., Result] = partial(self.round, axis=ALONE)
+        if num_devices > 1:
+            mesh = jax.make_mesh(
+                (num_devices,),
+                ("clients",),
+                axis_types=(AxisType.Auto,),
+                devices=jax.devices("cpu")[:num_devices],
+            )
+            axis = devices.owned("clients", ALONE)
+            whole: Any = PartitionSpec()
+            lies = rounds.State(whole, PartitionSpec("clients"), whole, whole, whole)
+            play = devices.over(
+                mesh, partial(self.round, axis=axis), (lies, whole, whole), (lies, whole)
+            )
+            room = num_devices * devices.clients_per_device(NUM_CLIENTS, num_devices, LANES)
 
-        state = state._replace(clients=jax.tree.map(padded, state.clients))
-        # Where a round leaves it, or the second round would be compiled again.
-        state = jax.device_put(state, jax.tree.map(partial(NamedSharding, mesh), lies))
+            def padded(leaf: Array) -> Array:
+                return jnp.concatenate([leaf, leaf[: room - NUM_CLIENTS]])
+
+            state = state._replace(clients=jax.tree.map(padded, state.clients))
+            # Where a round leaves it, or the second round would be compiled again.
+            state = jax.device_put(state, jax.tree.map(partial(NamedSharding, mesh), lies))
+        step = self.once(play, "a round on devices", options, donate_argnums=0)
+        results = []
         for t in range(len(schedule.who)):
             state, reports = step(state, tree.take(schedule, t), federation)
             results.append(plain(reports))
