@@ -70,3 +70,16 @@ def test_requirements_name_no_index_and_have_digests() -> None:
     )
     assert len(run) > 30
     assert run < dev
+
+
+def test_requirements_have_all_that_is_declared() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras_of = project["optional-dependencies"]
+    run = [*project["dependencies"], *extras_of["experiments"]]
+    declared = {"run": run, "dev": run + extras_of["tensorboard"] + extras_of["dev"]}
+    for name, lines in (declared | {"lowest": declared["dev"]}).items():
+        text = (ROOT / "requirements" / f"{name}.txt").read_text()
+        pinned = set(re.findall(r"^([\w-]+)==", text, re.MULTILINE))
+        wanted = {re.split("[<>=[]", line)[0].lower().replace("_", "-") for line in lines}
+        assert wanted - {"fedjax-inv"} <= pinned, "make requirements writes them anew"
