@@ -53,6 +53,7 @@ _HOW = {
         "select",
         "tensorboard",
         "trust_code",
+        "keep_checkpoints",
     ),
 }
 # These and the flags that the cell contains.

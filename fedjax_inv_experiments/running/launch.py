@@ -26,6 +26,7 @@ from fedjax_inv_experiments.parts.training import Sizes
 from fedjax_inv_experiments.running import (
     checkpoints,
     chunks,
+    disk,
     events,
     files,
     initial,
@@ -102,6 +103,7 @@ class Launch:
         with folders.locked(self._folder):
             results = _finished(assembled, places)
             todo = [cell for cell in cells if results[cell.name] is None]
+            disk.check(assembled, self._folder, places, todo)
             for cell in todo:
                 folders.check_data(places[cell.name], self._programs.start.data)
             if machine.leads():
