@@ -386,7 +386,7 @@ def table(
     lines = [line(paper, study, data, result) for result in results]
     for each in lines:
         for heading, labels in best.items():
-            if each[data] in labels:
+            if each[data] in labels and each.get(heading):
                 each[heading] = tables.bold(each[heading])
     lines += [{data: "optimal", **paper.optimum}] if paper.optimum else []
     headings = dict.fromkeys(heading for line in lines for heading in line)

@@ -61,7 +61,7 @@ def test_no_difference_without_two_seeds() -> None:
         ({"a": [0.5], "b": [0.5]}, "ab"),
         # The seeds differ much, but within each the second one is better by the same.
         ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.6, 1.0]}, "b"),
-        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.5, 0.91], "c": [0.0, 0.0, 0.1]}, "ab"),
+        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.5, 0.91], "c": [-0.3, 0.1, 0.5]}, "ab"),
         ({"a": [0.1, 0.2], "b": [0.9, NAN]}, ""),  # nothing to be compared with
         ({"a": [0.1, 0.2], "b": [0.9, NAN], "c": [0.0, 0.1]}, "a"),
     ],
