@@ -381,13 +381,13 @@ def last_test(runs: Sequence[Any]) -> str:
 def table(
     paper: Paper, study: Study, data: str, results: Sequence[RowResult], form: str = "markdown"
 ) -> str:
-    """The table of a study, with a line per row; what is best in a column of scores is bold."""
+    """The table of a study, with a line per row; what is best in a column of scores is marked."""
     best = {column.heading: comparison.best(column) for column in compared(study, results)}
     lines = [line(paper, study, data, result) for result in results]
     for each in lines:
-        for heading, labels in best.items():
-            if each[data] in labels and each.get(heading):
-                each[heading] = tables.bold(each[heading])
+        for heading, found in best.items():
+            if each.get(heading):
+                each[heading] = found.mark(each[data], each[heading])
     lines += [{data: "optimal", **paper.optimum}] if paper.optimum else []
     headings = dict.fromkeys(heading for line in lines for heading in line)
     columns = {heading: operator.methodcaller("get", heading) for heading in headings}
@@ -449,7 +449,7 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     """
     found = comparison.differences(compared(study, rows))
     parts = [lambda form: table(paper, study, data, rows, form)]
-    if any(map(comparison.best, compared(study, rows))):
+    if any(comparison.best(column).first for column in compared(study, rows)):
         parts.append(report.text_part(comparison.BEST))
     parts += report.differences_parts(found)
     report.write_forms(path, [*parts, report.text_part(paper.caption)])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_inv_experiments.reporting.tables import table
+from fedjax_inv_experiments.reporting.tables import bold, italic, table
 
 # seed -> score, NaN where the seed's run has none, as it diverged
 Scores = Mapping[int, float]
@@ -67,31 +67,37 @@ def differences(columns: Sequence[Column]) -> list[Difference]:
     return [each for each in every if each is not None]
 
 
-def best(column: Column) -> set[str]:
-    """The method with the best mean, and those that may be as good; none for a single method.
+class Best(NamedTuple):
+    """The methods that are best in a column."""
 
-    The 95% interval of their difference from the best contains 0. Only methods with a score of
-    each seed take part.
-    """
+    first: frozenset[str] = frozenset()  # with the best mean
+    as_good: frozenset[str] = frozenset()  # the 95% interval of the difference from it contains 0
+
+    def mark(self, method: str, text: str) -> str:
+        """A method's cell of a table: bold if it is best, in italics if it may be as good."""
+        return (
+            bold(text) if method in self.first else italic(text) if method in self.as_good else text
+        )
+
+
+def best(column: Column) -> Best:
+    """The best of two or more methods with a score of each seed."""
     means = {
         name: float(np.mean([*scores.values()]))
         for name, scores in column.scores.items()
         if scores and all(map(math.isfinite, scores.values()))
     }
     if len(means) < 2:
-        return set()
-    first = max(means, key=lambda name: means[name])
-
-    def is_as_good(name: str) -> bool:
-        found = difference(column, first, name)
-        return means[name] == means[first] or (found is not None and found.low <= 0)
-
-    return {name for name in means if is_as_good(name)}
+        return Best()
+    first = frozenset(name for name in means if means[name] == max(means.values()))
+    others = (difference(column, one, name) for one in list(first)[:1] for name in means)
+    as_good = frozenset(each.other for each in others if each is not None and each.low <= 0)
+    return Best(first, as_good - first)
 
 
 BEST = (
-    "Bold: the best mean of a column, and each mean whose difference from it, seed by seed, has a "
-    "95% interval that contains 0. Only methods with a number for each seed compete."
+    "Bold: the best mean of a column. Italics: the difference from it, seed by seed, has a 95% "
+    "interval that contains 0. Only methods with a number for each seed are compared."
 )
 
 
@@ -108,7 +114,7 @@ def differences_table(found: Sequence[Difference], form: str = "markdown") -> st
         if heading not in row:
             return ""
         each = row[heading]
-        text = f"{100 * each.mean:+.1f} [{100 * each.low:+.1f}, {100 * each.high:+.1f}]"
+        text = f"{100 * each.mean:+z.1f} [{100 * each.low:+z.1f}, {100 * each.high:+z.1f}]"
         return f"{text}, n={each.seeds}"
 
     def left_out(row: Mapping[str, Difference]) -> str:

@@ -11,7 +11,7 @@ from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.parts.selection import RULES
 from fedjax_inv_experiments.reporting import comparison
 from fedjax_inv_experiments.reporting.comparison import Column, Scores
-from fedjax_inv_experiments.reporting.tables import bold, paragraph
+from fedjax_inv_experiments.reporting.tables import paragraph
 from fedjax_inv_experiments.reporting.tables import table as written
 from fedjax_inv_experiments.running import divergence, files
 from fedjax_inv_experiments.running.records import Line, Result, RunResult
@@ -210,7 +210,7 @@ def table(
 
     The columns are each held-out domain, their mean and the worst one, then the mean selected round
     and the mean accuracy at the last round, and how many runs diverged. What is best in a column of
-    accuracies is bold (`comparison.best`).
+    accuracies is marked (`comparison.Best`).
 
     paper: algorithm -> its number in a paper.
     cells: (label, held-out domain) of each cell -> the text if nothing was chosen.
@@ -247,14 +247,13 @@ def table(
 
 
 def _marked(column: Column) -> tuple[str, _Text]:
-    """A column of a table: mean and standard deviation of each method, in bold for the best."""
+    """A column of a table: mean and standard deviation of each method, marked for the best."""
     best = comparison.best(column)
 
     def text(label: str) -> str:
         if label not in column.scores:
             return ""
-        values = percent([*column.scores[label].values()])
-        return bold(values) if label in best else values
+        return best.mark(label, percent([*column.scores[label].values()]))
 
     return column.heading, text
 
@@ -524,7 +523,7 @@ def write(
             counts[label] = divergence.count(runs)
     held_outs = list(dict.fromkeys(one.held_out for one in cells))
     comparing: list[Part] = [partial(table, ones, paper, missing, counts)]
-    if any(map(comparison.best, scores(ones, held_outs))):
+    if any(comparison.best(column).first for column in scores(ones, held_outs)):
         comparing.append(text_part(comparison.BEST))
     compared = [surviving(*each) for each in with_rule]
     found = comparison.differences(scores([one for one in compared if one], held_outs))

@@ -11,9 +11,13 @@ Row = TypeVar("Row")
 _STYLES = {"markdown": "github", "latex": "latex_booktabs"}  # tabulate's names
 FORMS = (*_STYLES, "csv")
 
-# Characters that no text has stand around a bold text until the table is written.
-_BEGIN, _END = "\ue000", "\ue001"
-_BOLD = {"markdown": ("**", "**"), "latex": (r"\textbf{", "}"), "csv": ("", "")}
+# Characters that no text has stand around a bold or italic text until the table is written.
+_BOLD, _ITALIC = ("\ue000", "\ue001"), ("\ue002", "\ue003")
+_MARKS = {
+    "markdown": {_BOLD: ("**", "**"), _ITALIC: ("*", "*")},
+    "latex": {_BOLD: (r"\textbf{", "}"), _ITALIC: (r"\textit{", "}")},
+    "csv": {_BOLD: ("", ""), _ITALIC: ("", "")},
+}
 
 Columns = Mapping[str, Callable[[Row], object]] | Sequence[tuple[str, Callable[[Row], object]]]
 
@@ -42,20 +46,25 @@ def table(
     if form == "csv":
         file = io.StringIO()
         csv.writer(file, lineterminator="\n").writerows([headings, *lines])
-        return _in_bold(file.getvalue().rstrip("\n"), form)
+        return _marked(file.getvalue().rstrip("\n"), form)
     if form == "markdown":  # an unescaped bar would end the cell
-        lines = [[_in_bold(text, form).replace("|", "\\|") for text in line] for line in lines]
+        lines = [[_marked(text, form).replace("|", "\\|") for text in line] for line in lines]
         headings = [heading.replace("|", "\\|") for heading in headings]
     alignments = ["left", *[align] * (len(headings) - 1)] if lines else None
     text = tabulated.tabulate(
         lines, headings, tablefmt=_STYLES[form], disable_numparse=True, colalign=alignments
     )
-    return _in_mathematics(_in_bold(text, form)) if form == "latex" else text
+    return _in_mathematics(_marked(text, form)) if form == "latex" else text
 
 
 def bold(text: str) -> str:
     """A cell that a table in Markdown or LaTeX shows in bold."""
-    return f"{_BEGIN}{text}{_END}"
+    return text.join(_BOLD)
+
+
+def italic(text: str) -> str:
+    """A cell that a table in Markdown or LaTeX shows in italics."""
+    return text.join(_ITALIC)
 
 
 def paragraph(text: str, form: str = "markdown") -> str:
@@ -66,9 +75,11 @@ def paragraph(text: str, form: str = "markdown") -> str:
     return _in_mathematics(escaped)
 
 
-def _in_bold(text: str, form: str) -> str:
-    begin, end = _BOLD[form]
-    return text.replace(_BEGIN, begin).replace(_END, end)
+def _marked(text: str, form: str) -> str:
+    for characters, marks in _MARKS[form].items():
+        for character, mark in zip(characters, marks, strict=True):
+            text = text.replace(character, mark)
+    return text
 
 
 def _in_mathematics(text: str) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import jax
 
-from fedjax_inv import program
+from fedjax_inv import devices
+from fedjax_inv.program.one_run import OneRun
 from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
@@ -32,12 +33,12 @@ def check(
     if config.run.keep_checkpoints == "1":
         return
     sizes: dict[str, int] = {}  # of a checkpoint, by the cell's label
-    needed = 0
+    needed, place = 0, folder.absolute()
     for cell in cells:
         if cell.label not in sizes:
             sizes[cell.label] = _size(assembled, cell)
         needed += sizes[cell.label] * _new_checkpoints(config, places[cell.name])
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
     if needed > free:
         text = (
             f"needs up to {_shown(needed)} of disk, but {folder} has {_shown(free)} left; must be "
@@ -52,9 +53,11 @@ def check(
 def _size(assembled: Assembled, cell: Cell) -> int:
     """The bytes of a checkpoint before compression: all states, and the selected ones."""
     ready = assembled.prepare(cell)
-    states = jax.eval_shape(program.make(ready.experiment).init, assembled.data, ready.inputs)
+    first = jax.tree.map(lambda leaf: leaf[0], ready.inputs)
+    run = OneRun(ready.experiment, devices.vmapped())
+    states = jax.eval_shape(run.start, assembled.data, first)
     leaves = jax.tree.leaves((states, selected.of(states, personal=True)))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return len(cell.runs) * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _new_checkpoints(config: Config, place: Path) -> int:

@@ -1,7 +1,6 @@
 """Comparisons of methods: differences by seed, what is bold, and the files of a sweep or study."""
 
 import csv
-import itertools
 import math
 import re
 import shutil
@@ -54,21 +53,27 @@ def test_no_difference_without_two_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "best"),
+    ("scores", "first", "as_good"),
     [
-        ({"a": [0.5]}, ""),
-        ({"a": [0.5], "b": [0.4]}, "a"),
-        ({"a": [0.5], "b": [0.5]}, "ab"),
+        ({"a": [0.5]}, "", ""),
+        ({"a": [0.5], "b": [0.4]}, "a", ""),
+        ({"a": [0.5], "b": [0.5], "c": [0.4]}, "ab", ""),
         # The seeds differ much, but within each the second one is better by the same.
-        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.6, 1.0]}, "b"),
-        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.5, 0.91], "c": [-0.3, 0.1, 0.5]}, "ab"),
-        ({"a": [0.1, 0.2], "b": [0.9, NAN]}, ""),  # nothing to be compared with
-        ({"a": [0.1, 0.2], "b": [0.9, NAN], "c": [0.0, 0.1]}, "a"),
+        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.6, 1.0]}, "b", ""),
+        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.5, 0.91], "c": [-0.3, 0.1, 0.5]}, "b", "a"),
+        ({"a": [0.1, 0.2], "b": [0.9, NAN]}, "", ""),  # nothing to be compared with
+        ({"a": [0.1, 0.2], "b": [0.9, NAN], "c": [0.0, 0.1]}, "a", ""),
     ],
 )
-def test_the_best_and_those_as_good(scores: dict[str, list[float]], best: str) -> None:
+def test_the_best_and_those_as_good(
+    scores: dict[str, list[float]], first: str, as_good: str
+) -> None:
     column = Column("test", {name: dict(enumerate(of)) for name, of in scores.items()})
-    assert comparison.best(column) == set(best)
+    found = comparison.best(column)
+    assert (found.first, found.as_good) == (set(first), set(as_good))
+    marks = {name: found.mark(name, "1") for name in scores}
+    expected = {name: "1" for name in scores} | dict.fromkeys(first, tables.bold("1"))
+    assert marks == expected | dict.fromkeys(as_good, tables.italic("1"))
 
 
 # Method -> learning rate -> the accuracies of the seeds, NaN where a run diverged.
@@ -341,12 +346,16 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     assert study.compared(paper.studies["classes"], rows) == []
 
 
-def test_bold_cells_in_all_forms() -> None:
+def test_bold_and_italic_cells_in_all_forms() -> None:
     heads = {"name": lambda row: row[0], "n": lambda row: row[1]}
-    rows = [("a_b", tables.bold("1 ± 2")), ("c", "3")]
-    expected = {"markdown": "**1 ± 2**", "latex": r"\textbf{1 $\pm$ 2}", "csv": "1 ± 2"}
-    for form, text in expected.items():
-        assert text in tables.table(rows, heads, form=form)
+    rows = [("a_b", tables.bold("1 ± 2")), ("c", tables.italic("3 ± 4"))]
+    expected = {
+        "markdown": ("**1 ± 2**", "*3 ± 4*"),
+        "latex": (r"\textbf{1 $\pm$ 2}", r"\textit{3 $\pm$ 4}"),
+        "csv": ("a_b,1 ± 2", "c,3 ± 4"),
+    }
+    for form, texts in expected.items():
+        assert all(text in tables.table(rows, heads, form=form) for text in texts)
     assert len({len(row) for row in tables.table(rows, heads).splitlines()}) == 1
     assert tables.paragraph("50% ± {x}", "latex") == r"50\% $\pm$ \{x\}"
-    assert list(itertools.chain(tables.FORMS)) == [*expected]
+    assert tuple(expected) == tables.FORMS
