@@ -447,17 +447,24 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
 
     path: the folder and the beginning of the files' names.
     """
-    found = comparison.differences(compared(study, rows))
+    columns = compared(study, rows)
+    found = comparison.differences(columns)
     parts = [lambda form: table(paper, study, data, rows, form)]
-    if any(comparison.best(column).first for column in compared(study, rows)):
+    if any(comparison.best(column).first for column in columns):
         parts.append(report.text_part(comparison.BEST))
     parts += report.differences_parts(found)
-    report.write_forms(path, [*parts, report.text_part(paper.caption)])
     cells = [
         evaluations.Cell(row.row.label, row.config.watching.select, cell.folder, cell.result)
         for row in rows
         for cell in row.cells
     ]
+    chosen = [report.choose(cell.label, cell.result, cell.rule) for cell in cells]
+    winners = [one for one in chosen if one]
+    # Games serve by the state of their stop, which no rule of selection looks at.
+    has_stops = any(row.config.watching.thresholds for row in rows)
+    if columns and len({one.label for one in winners}) > 1 and not has_stops:
+        parts.append(partial(report.winners_table, winners))
+    report.write_forms(path, [*parts, report.text_part(paper.caption)])
     evaluations.write(path.with_name(f"{path.name}_runs.csv"), cells)
     settings = [(cell.label, cell.result, cell.rule) for cell in cells]
     report.write_grid(path.with_name(f"{path.name}_grid"), settings, f"{path.name}, {data}")

@@ -325,11 +325,12 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
         rows.append(study.RowResult(study.Row(name, ()), chosen, [cell]))
     paper = fl_games.PAPER
     text = study.write_tables(tmp_path / "methods", paper, paper.studies["methods"], "digits", rows)
-    test, differ = rows_of(text)
+    test, differ, winners = rows_of(text)
     place = test[0].index("test, %")
     assert [row[place] for row in test[1:]] == ["50.0 ± 10.0", "**70.0 ± 9.0**", "75"]
     assert differ[0][:3] == ["difference from fed_avg\\|x", "test, %", "worst domain, %"]
     assert differ[1][1].startswith("+20.0 [")
+    assert winners[1][:2] == ["45_%", "fedipg"]
     names = ["", "_differences.csv", "_grid.md", "_grid.tex", "_runs.csv"]
     endings = [".md", ".tex", *names[1:]]
     assert {path.name for path in tmp_path.iterdir()} == {f"methods{name}" for name in endings}
