@@ -45,7 +45,7 @@ class Upload(NamedTuple):
     """The upload of a client."""
 
     delta: Tree  # q_i x the change of `Variables` by local training
-    loss: Array  # [] R_i at the received network
+    loss: Tree  # [] R_i at the received network
 
 
 def ascend(mixture: Array, losses: Array, step_size: float | Array) -> Array:

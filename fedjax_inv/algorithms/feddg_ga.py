@@ -53,7 +53,7 @@ class Upload(NamedTuple):
     """The upload of the first exchange."""
 
     delta: Tree  # a_i x the change of `Variables` by local training
-    weight: Array  # [] a_i
+    weight: Tree  # [] a_i
 
 
 def adjusted(weights: Array, gaps: Array, attends: Array, step: float | Array) -> Array:
