@@ -35,7 +35,8 @@ def of_arrays(
     if y is not None:
         if client is None:
             raise UsageError("client", None, "must be the client of each example, beside y")
-        x, parts = data, _rows_of(client)
+        x, client = data, checks.integers("client", client, 0)
+        parts = _rows_of(client)
     elif client is not None:
         raise UsageError("y", None, "must be given beside client")
     elif isinstance(data, Federation):
@@ -43,15 +44,19 @@ def of_arrays(
         parts = federations.parts_of(data)
     else:
         x, y, parts = _joined(data)
-    x, y = jax.tree.map(np.asarray, (x, y))
+    x, y = jax.tree.map(np.asarray, _without_lists((x, y)))
     _check(x, y, client)
     return x, y, parts
 
 
-def _rows_of(client: Any) -> list[np.ndarray]:
-    number = checks.integers("client", client, 0)
-    order = np.argsort(number, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
+def _without_lists(pair: Sequence[Any]) -> tuple[Any, ...]:
+    """Return inputs and targets, lists of numbers as arrays; JAX would take a list for a tree."""
+    return tuple(np.asarray(each) if isinstance(each, list) else each for each in pair)
+
+
+def _rows_of(client: np.ndarray) -> list[np.ndarray]:
+    order = np.argsort(client, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
 
 
 def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
@@ -60,11 +65,11 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
     allowed += "and client"
     if not isinstance(data, Sequence) or isinstance(data, str) or not data:
         raise UsageError("data", data, allowed)
-    first = None
+    first, pairs = None, []
     for index, pair in enumerate(data):
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise UsageError(f"data[{index}]", ..., allowed)
-        pair = jax.tree.map(np.asarray, tuple(pair))
+        pair = jax.tree.map(np.asarray, _without_lists(pair))
         lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(pair)}
         if len(lengths) != 1 or -1 in lengths:
             raise UsageError(f"data[{index}]", ..., f"x and y have lengths {sorted(lengths)}")
@@ -73,8 +78,9 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
         if shapes != first:
             found = f"has examples of shapes {shapes}"
             raise UsageError(f"data[{index}]", ..., f"{found}, must be {first} as in data[0]")
-    x, y = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(tuple(pair) for pair in data))
-    ends = np.cumsum([len(jax.tree.leaves(pair[1])[0]) for pair in data])
+        pairs.append(pair)
+    x, y = jax.tree.map(lambda *leaves: np.concatenate(leaves), *pairs)
+    ends = np.cumsum([len(jax.tree.leaves(pair)[0]) for pair in pairs])
     return x, y, np.split(np.arange(ends[-1]), ends[:-1])
 
 
@@ -148,11 +154,11 @@ def _with_test(x: Tree, y: Tree, test: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
     """Append test examples."""
     if not isinstance(test, Sequence) or len(test) != 2:
         raise UsageError("test", ..., "must be inputs and targets, (x, y)")
-    test_x, test_y = jax.tree.map(np.asarray, tuple(test))
+    test_x, test_y = jax.tree.map(np.asarray, _without_lists(test))
     try:
         _check(test_x, test_y)
     except UsageError as error:
-        raise UsageError(f"test, {error}") from None
+        raise UsageError("test", ..., str(error)) from None
     found, needed = (
         jax.tree.map(lambda leaf: leaf.shape[1:], pair) for pair in ((test_x, test_y), (x, y))
     )

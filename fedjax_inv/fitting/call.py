@@ -50,6 +50,8 @@ def fit(
     progress: bool = True,
     drop_nonfinite: bool = False,
     devices: int | None = None,
+    client_chunk: int | None = None,
+    run_chunk: int | None = None,
     **settings: Any,
 ) -> Fitted:
     """Train an algorithm on the examples of clients, for each seed and hyperparameter.
@@ -87,7 +89,8 @@ def fit(
       score: what evaluations measure beside the loss, by default that of `objectives.DEFAULTS`. Of
         a function, a higher value is better; `objectives.SCORES` say which is better themselves.
       variables: the network to start from; by default each seed draws one.
-      cohort: how many clients are drawn in each round; by default all attend.
+      cohort: how many clients are drawn in each round; by default all attend. Like dropout, slow and
+        schedule, it has no effect on `erm`, which trains on the examples of all clients at once.
       dropout: the probability that a client's update does not arrive, one for all or one per
         client [C].
       slow: how many rounds a client needs for an update (`schedules.slow`), one for all or one per
@@ -101,10 +104,13 @@ def fit(
         training stops. The next segment overwrites the networks of this result, but not its
         history nor what its methods have returned.
       progress: whether to show the progress on stderr, as a bar if tqdm is installed.
-      drop_nonfinite: whether an update that holds NaN or infinity is left out. If not, it reaches
-        the network, and the first one is warned of.
+      drop_nonfinite: whether an update that holds NaN or infinity is left out; if not, it reaches
+        the network. There is a warning at the first one.
       devices: how many devices share the runs and their clients; by default all that help. If JAX
         has not computed anything yet, each core of a CPU becomes a device.
+      client_chunk: how many clients of a device train at once, 0 for all; by default 1 on CPUs, and
+        all elsewhere, where fewer need less memory.
+      run_chunk: the same for the runs of a device.
       **settings: the settings of the algorithm.
 
     Returns:
@@ -124,6 +130,9 @@ def fit(
     for name, number in may_be_none.items():
         if number is not None:
             checks.integer(name, number)
+    for name, number in (("client_chunk", client_chunk), ("run_chunk", run_chunk)):
+        if number is not None:
+            checks.integer(name, number, 0)
     checks.integer("evaluate_every", evaluate_every, 1, rounds, ", the rounds")
     for name, choice in (("progress", progress), ("drop_nonfinite", drop_nonfinite)):
         checks.boolean(name, choice)
@@ -174,6 +183,8 @@ def fit(
         return made
 
     arguments.check_values(build, runs, hyper)
+    if facts.pooled:  # its single client has the examples of all
+        cohort, dropout, slow, schedule = None, 0.0, 1, None
     if schedule is None:
         schedule = arguments.schedule(sizes.shape[1], rounds, cohort, dropout, slow)
     else:
@@ -199,7 +210,12 @@ def fit(
     if layout.mesh is not None:
         examples, inputs = layout.place(jax.device_get(examples), inputs)
     at_once = 1 if platforms.on_cpu() else 0
-    compiled = program.make(experiment, client_chunk=at_once, run_chunk=at_once, layout=layout)
+    compiled = program.make(
+        experiment,
+        client_chunk=at_once if client_chunk is None else client_chunk,
+        run_chunk=at_once if run_chunk is None else run_chunk,
+        layout=layout,
+    )
     serving = Serving(build, compiled, inputs, x, objective.loss, objective.score.function)
     with contextlib.closing(segments.Progress(rounds, is_on=progress)) as shown:
         return segments.train(

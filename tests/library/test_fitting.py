@@ -285,11 +285,14 @@ def test_ctrl_c_keeps_the_segment_that_it_interrupts() -> None:
         signal.raise_signal(signal.SIGINT)
         return (0.7, 0.8)
 
-    before = signal.getsignal(signal.SIGINT)
-    fitted, _ = played([(0.1, 0.2), interrupted, (0.9, 0.9)], 3)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # not that of the shell
+    try:
+        fitted, _ = played([(0.1, 0.2), interrupted, (0.9, 0.9)], 3)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (fitted.stopped, fitted.round) == ("interrupt", 2)
     np.testing.assert_allclose(fitted.history["valid_score"], [[0.1, 0.7], [0.2, 0.8]])
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_in_a_callback_keeps_what_is_trained() -> None:
@@ -337,6 +340,7 @@ def test_all_forms_of_arrays_hold_the_same_clients() -> None:
     forms: list[tuple[Any, ...]] = [
         ([(X[rows], Y[rows]) for rows in PARTS],),
         (X[:40], Y[:40], CLIENT),
+        (X[:40].tolist(), Y[:40].tolist(), CLIENT.tolist()),
         (federation.of_parts(data, PARTS),),
     ]
     for form in forms:
@@ -546,19 +550,10 @@ def test_personal_networks_serve_their_own_client() -> None:
 
 @pytest.mark.slow
 def test_training_goes_on_from_a_network_and_pools_for_erm() -> None:
-    first = fit(erm.erm, MODEL, *ARRAYS, rounds=1, progress=False, devices=1, batch_size=None)
+    settings: dict[str, Any] = {"rounds": 1, "progress": False, "devices": 1, "batch_size": None}
+    first = fit(erm.erm, MODEL, *ARRAYS, cohort=3, **settings)  # a cohort of the single client
     start = first.network()
-    second = fit(
-        erm.erm,
-        MODEL,
-        *ARRAYS,
-        rounds=1,
-        variables=start,
-        learning_rate=[0.0, 0.1],
-        progress=False,
-        devices=1,
-        batch_size=None,
-    )
+    second = fit(erm.erm, MODEL, *ARRAYS, variables=start, learning_rate=[0.0, 0.1], **settings)
     assert_same_bits(plain(second.network(0)), plain(start))
     x, y, kernel = X[:40], np.eye(2)[Y[:40]], np.asarray(start.params.head, np.float64)
     outputs = np.exp(x @ kernel)
