@@ -89,8 +89,8 @@ def fit(
       score: what evaluations measure beside the loss, by default that of `objectives.DEFAULTS`. Of
         a function, a higher value is better; `objectives.SCORES` say which is better themselves.
       variables: the network to start from; by default each seed draws one.
-      cohort: how many clients are drawn in each round; by default all attend. Like dropout, slow and
-        schedule, it has no effect on `erm`, which trains on the examples of all clients at once.
+      cohort: how many clients are drawn in each round; by default all attend. Like dropout, slow
+        and schedule, it has no effect on `erm`, which trains on the pooled examples of all clients.
       dropout: the probability that a client's update does not arrive, one for all or one per
         client [C].
       slow: how many rounds a client needs for an update (`schedules.slow`), one for all or one per
