@@ -99,7 +99,8 @@ def fit(
         slow. Each seed has its own key.
       evaluate_every: how many rounds a segment has, in 1..T.
       patience: the training stops when for so many evaluations no run has reached a validation
-        score that is better than all of its own before; by default it does not stop.
+        score that is better than all of its own before; by default it does not stop. The networks
+        are those of the last round.
       callbacks: functions of the result so far, called after each segment; if one returns true, the
         training stops. The next segment overwrites the networks of this result, but not its
         history nor what its methods have returned.
@@ -121,6 +122,9 @@ def fit(
     Raises:
       UsageError: for a wrong argument, before anything is trained.
     """
+    if not isinstance(model, Model):
+        found = f"is of type {type(model).__name__}"
+        raise UsageError("model", ..., f"{found}, must be a Model, as models.from_flax(module) is")
     checks.record("model", model, Model)
     for name, function in (("algorithm", algorithm), ("optimizer", optimizer)):
         checks.function(name, function)

@@ -461,7 +461,11 @@ def test_a_wrong_argument_is_one_line_before_any_compute(
     [
         (fedipg.fedipg, {"warmup_rounds": [1, 2]}, "warmup_rounds=[1, 2]: must be one value"),
         (fedipg.fedipg, {"penalty": [0.1, -1.0]}, "penalty=-1.0: must be"),
-        (fedavg.fedavg, {"model": 3}, "model=3: must be a Model"),
+        (
+            fedavg.fedavg,
+            {"model": 3},
+            "model: is of type int, must be a Model, as",
+        ),
         (lambda model, work: model, {}, "algorithm: is of type Model, must be an Algorithm"),
         (
             functools.partial(fedproto.fedproto),
