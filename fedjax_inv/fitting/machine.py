@@ -43,8 +43,8 @@ def layout(
         if jax.default_backend() == "cpu":
             text += "; `fit` makes a device of each core only if nothing uses JAX before"
         raise UsageError("devices", number, text)
-    there = there[:number]
     is_cpu = jax.default_backend() == "cpu"
+    there = there[: platforms.cores() if number is None and is_cpu else number]
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(network))
     lanes = _MOST_LANES if is_cpu else 0
     while lanes > _FEWEST_LANES and lanes * num_bytes > _BYTES_OF_LANES:
