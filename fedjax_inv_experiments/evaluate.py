@@ -278,7 +278,7 @@ def _recalls(of: Evaluated) -> list[list[float | None]]:
 
 
 def _accuracies(entries: Iterable[DomainScores | ClientScores]) -> list[float]:
-    return [entry.accuracy for entry in entries]
+    return [entry.score for entry in entries]
 
 
 def tables(of: Evaluated) -> str:
@@ -354,7 +354,7 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
     for row, (what, names, values) in enumerate(groups):
         axis = figure.add_subplot(grid[row, 1])
         if what == "client" and len(names) > run_figures.MOST_DOTS:
-            served = [{e.client: e.accuracy for e in run.clients} for run in of.runs]
+            served = [{e.client: e.score for e in run.clients} for run in of.runs]
             of_seeds = [[run.get(int(name), np.nan) for name in names] for run in served]
             run_figures.draw_quantiles(axis, measure.factor * np.array(of_seeds), 0)
             first = "worst" if measure.higher_is_better else "best"

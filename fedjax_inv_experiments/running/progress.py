@@ -63,8 +63,8 @@ class Progress:
             text += "the numbers below are of the others" if finite else divergence.REMEDY
             self.tell(text)
         means = {
-            "valid": _mean([line.validation_accuracy for line in finite]),
-            "test": _mean([line.test_accuracy for line in finite]),
+            "valid": _mean([line.validation_score for line in finite]),
+            "test": _mean([line.test_score for line in finite]),
         }
         if done:
             means["loss"] = _mean([line.train_loss for line in finite])
