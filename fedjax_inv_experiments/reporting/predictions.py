@@ -1,6 +1,7 @@
 """The predictions of finished runs: outputs by domain and client, their scores and metrics."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,6 +135,7 @@ def predicted(one: OneRun, algorithm: Algorithm, parts: Sequence[Part]) -> Predi
     return Predicted(one.run.seed, one.line().round, parts, outputs, by_client)
 
 
+@functools.cache  # or every run would compile it anew
 def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], Scores]:
     """A function from outputs [M, K] and targets [M, ...] to their scores, M above 0."""
 

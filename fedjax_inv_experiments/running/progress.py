@@ -119,4 +119,7 @@ def compilations(*, here: bool = False) -> Iterator[list[float]]:
 
 def _mean(values: Sequence[float | None]) -> str:
     finite = [value for value in values if value is not None]
-    return f"{np.mean(finite):.3f}" if finite else "nan"
+    if not finite:
+        return "nan"
+    mean = float(np.mean(finite))
+    return f"{mean:.3f}" if 0.01 <= abs(mean) < 1000 or mean == 0 else f"{mean:.3g}"

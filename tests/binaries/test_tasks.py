@@ -2,16 +2,19 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from pyarrow import parquet
 
+import runs
 from fedjax_inv import models, objectives
 from fedjax_inv.models import saved
 from fedjax_inv_experiments import evaluate, export, train
@@ -19,6 +22,8 @@ from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Measure, Objective
+from fedjax_inv_experiments.running import records
+from fedjax_inv_experiments.running.records import Domain, Line
 from runs import no_figures
 
 RNG = np.random.default_rng(0)
@@ -96,6 +101,10 @@ def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> 
     for name, domain in line["domains"].items():
         for key in ("score", "loss"):
             assert run["domains"][name][key] == pytest.approx(domain[key], 1e-4)
+    names = {"values": ["target"], "labels": ["0", "1", "2"]}[ran.kind]
+    assert list(run["columns"]) == names
+    assert np.mean(list(run["columns"].values())) == pytest.approx(line["test_score"], 1e-4)
+    assert ("| label " in text) == (ran.kind == "labels")
     rows = list(csv.DictReader((tmp_path / "it.csv").open()))
     columns = parquet.read_table(tmp_path / "it.parquet").to_pydict()
     assert list(columns) == list(rows[0])
@@ -147,6 +156,18 @@ def test_other_data_must_have_the_same_targets(ran: Ran, tmp_path: Path) -> None
         np.savez(tmp_path / "new.npz", x=X, y=y)
         with pytest.raises(ValueError, match=words), no_figures():
             evaluate.run(evaluate.Options(str(ran.folder), dataset=str(tmp_path / "new.npz")))
+
+
+def test_records_of_earlier_versions_are_read() -> None:
+    """They call every score an accuracy."""
+    domains = {"a": Domain(0.5, 0.1, 4, "validation")}
+    now = runs.line(1, 0.25, domains=domains, score_by_class=[0.5, None], balanced_score=0.5)
+    text = json.dumps(msgspec.to_builtins(now))
+    before = re.sub(r'(?<=[_"])score(?=["_])', "accuracy", text)
+    for name in ("validation_accuracy", "accuracy_by_class", '"accuracy"'):
+        assert name in before
+    assert records.decoded(before.encode(), Line) == records.decoded(text.encode(), Line) == now
+    assert records.decoded(before.replace("round", "turn").encode(), Line) is None
 
 
 OWN = """
