@@ -626,7 +626,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --score=precision", "--score=precision: unknown"),
     ("train --score=math:pi", "--score=math:pi: must be a function or a Score"),
     ("train --score=math:sqrt", "--score=math:sqrt: "),
-    ("train --metrics=f2", "--metrics=f2: unknown; did you mean f1"),
+    ("train --metrics=f2", "--metrics=f2: unknown; did you mean r2 or f1"),
     *(
         (f"train --watch_examples=9 --{name}={value}", f"--{name}=.*: must be above 0 and below 1")
         for name in ("stop_below", "stop_above")
