@@ -270,6 +270,17 @@ def test_metrics_of_probabilities_follow_naive_loops(kind: str) -> None:
     assert found["average_precision"] == pytest.approx(np.mean(precisions))
 
 
+def test_of_two_classes_the_second_is_the_positive_one() -> None:
+    of = _examples("classes")
+    two = Predictions("classes", (of.y > 0).astype(int), of.outputs[:, :2])
+    found = metrics.values(("auroc", "average_precision"), two)
+    probability, truth = two.probabilities[:, 1], two.y == 1
+    assert found["auroc"] == pytest.approx(_naive_auroc(truth, probability))
+    hits = truth[np.argsort(-probability)]
+    precision = (hits.cumsum() / np.arange(1, len(hits) + 1))[hits].mean()
+    assert found["average_precision"] == pytest.approx(precision)
+
+
 def test_metrics_of_values_follow_their_formulas() -> None:
     of = _examples("values")
     found = metrics.values(("mae", "rmse", "r2"), of)
