@@ -32,11 +32,12 @@ from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.flags import command, outside
 from fedjax_inv_experiments.flags.flag import check_place, flag
 from fedjax_inv_experiments.parts import network as networks
+from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.reporting import finished, report
 from fedjax_inv_experiments.reporting.finished import OneRun, Runs
 from fedjax_inv_experiments.reporting.tables import table
 from fedjax_inv_experiments.running import files, provenance
-from fedjax_inv_experiments.running.records import Start
+from fedjax_inv_experiments.running.records import Line, Start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,7 @@ def description(one: OneRun) -> dict[str, Any]:
     start = runs.starts[-1]
     return {
         "run": {"folder": str(runs.path), "state": one.state, "round": line.round},
+        "selected": _selected(one, line),
         "scores": {
             "name": runs.result.score.name,
             "higher_is_better": runs.result.score.higher_is_better,
@@ -113,6 +115,21 @@ def meaning(runs: Runs) -> dict[str, Any]:
     """The meaning of the outputs: the kind of targets, and the names of the K outputs."""
     dataset = runs.data.dataset
     return {"task": dataset.task, "outputs": _OUTPUTS[dataset.task], "classes": dataset.classes}
+
+
+def _selected(one: OneRun, line: Line) -> dict[str, Any]:
+    """What the rule of selection picks, and whether that is the exported network."""
+    runs, rule = one.runs, one.runs.config.watching.select
+    picked = selection.picked(runs.result.runs[one.index], rule)
+    chosen = report.choose("", runs.result, rule)
+    return {
+        "rule": rule,
+        "round": picked and picked.round,  # of this run
+        "setting": chosen and runs.cell.runs[chosen.indices[0]].hyper,
+        "is_exported": bool(
+            picked and chosen and line.round == picked.round and one.index in chosen.indices
+        ),
+    }
 
 
 def _versions(start: Start) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Tables of finished cells."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,9 +10,14 @@ import numpy as np
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.parts.selection import RULES
+from fedjax_inv_experiments.reporting import comparison
+from fedjax_inv_experiments.reporting.comparison import Column, Scores
+from fedjax_inv_experiments.reporting.tables import paragraph
 from fedjax_inv_experiments.reporting.tables import table as written
 from fedjax_inv_experiments.running import divergence, files
 from fedjax_inv_experiments.running.records import Line, Result, RunResult
+
+_Text = Callable[[str], str]  # from a method's name to a cell of a table
 
 
 def explained(rule: str) -> str:
@@ -33,6 +39,8 @@ class Chosen(NamedTuple):
     runs: list[RunResult]  # `selected`: what the rule picks, or the last evaluation
     indices: list[int]  # of the runs in the cell
     diverged: str  # how many runs of the cell diverged
+    rule: str = "validation"
+    left_out: tuple[int, ...] = ()  # the seeds that diverged, of a cell that `surviving` chose
     measure: Measure = ACCURACY  # how to read the scores
 
     @property
@@ -45,9 +53,26 @@ class Chosen(NamedTuple):
         """The last evaluation of each seed."""
         return [run["last"] for run in self.runs]
 
+    @property
+    def setting(self) -> str:
+        """The selected hyperparameters in words."""
+        return ", ".join(f"{name}={value:g}" for name, value in self.hyper.items())
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What the rule compares settings by: seeds with an evaluation, and their mean score."""
+        count = sum(selection.picked(run, self.rule) is not None for run in self.runs)
+        rule = selection.rules(self.measure)[self.rule]
+        return count, float(np.mean(self.over_seeds(rule.score)))
+
     def over_seeds(self, value: Callable[[Any], float]) -> list[float]:
         """A value of each seed's selected evaluation."""
         return [value(line) for line in self.selected]
+
+    def by_seed(self, value: Callable[[RunResult], float]) -> dict[int, float]:
+        """A value of each run, by seed; NaN for those that diverged."""
+        found = {run["seed"]: value(run) for run in self.runs}
+        return found | dict.fromkeys(self.left_out, np.nan)
 
 
 def choose(label: str, result: Any, rule: str = "validation") -> Chosen | None:
@@ -58,24 +83,40 @@ def choose(label: str, result: Any, rule: str = "validation") -> Chosen | None:
 
     result: a `records.Result`, or a plain dict with the same entries.
     """
+    whole = [each for each in divergence.settings(result["runs"]) if not each.num_diverged]
+    return _best_setting(label, result, rule, whole)
+
+
+def surviving(label: str, result: Any, rule: str) -> Chosen | None:
+    """The cell as `choose` selects, or else the setting with the most seeds that did not diverge.
+
+    The runs are those of these seeds. It serves the comparison of methods seed by seed.
+    """
+    one = choose(label, result, rule)
+    return one or _best_setting(label, result, rule, divergence.settings(result["runs"]))
+
+
+def _best_setting(
+    label: str, result: Any, rule: str, settings: Iterable[divergence.Setting]
+) -> Chosen | None:
+    """The setting in which the rule picks evaluations for most seeds, and of these the best."""
     diverged, measure = divergence.count(result["runs"]), measure_of(result)
-    best, best_rank = None, (0, -np.inf)
-    score = selection.rules(measure)[rule].score
-    for setting in divergence.settings(result["runs"]):
-        runs = [result["runs"][index] for index in setting.indices]
-        picked = [selection.picked(run, rule) for run in runs]
-        count = sum(line is not None for line in picked)
-        if count == 0 or setting.num_diverged:
+    best: Chosen | None = None
+    for setting in settings:
+        every = {index: result["runs"][index] for index in setting.indices}
+        left_out = tuple(run["seed"] for run in every.values() if run["diverged"])
+        of = {index: run for index, run in every.items() if not run["diverged"]}
+        picked = [selection.picked(run, rule) for run in of.values()]
+        if all(line is None for line in picked):
             continue
         runs = [
             run | {"selected": run["last"] if line is None else line}
-            for run, line in zip(runs, picked, strict=True)
+            for run, line in zip(of.values(), picked, strict=True)
         ]
-        mean = float(np.mean([score(run["selected"]) for run in runs]))
-        if (count, mean) > best_rank:
-            held_out = _held_out(result)
-            best = Chosen(label, held_out, setting.hyper, runs, setting.indices, diverged, measure)
-            best_rank = (count, mean)
+        held_out = held_out_of(result)
+        one = Chosen(label, held_out, setting.hyper, runs, [*of], diverged, rule, left_out, measure)
+        if best is None or one.rank > best.rank:
+            best = one
     return best
 
 
@@ -85,7 +126,7 @@ def measure_of(result: Any) -> Measure:
     return found if isinstance(found, Measure) else Measure(**found)
 
 
-def _held_out(result: Any) -> str:
+def held_out_of(result: Any) -> str:
     """The held-out domain, or the name of the test split in the evaluations of a result."""
     if result["cell"]["held_out"] is not None:
         return result["cell"]["held_out"]
@@ -124,81 +165,119 @@ def text_of(measure: Measure) -> Callable[[Sequence[float]], str]:
     return percent if measure.is_share else lambda values: spread(values, ".4g")
 
 
+def tests(one: Chosen, lines: Sequence[Line]) -> str:
+    """The mean and standard deviation of the test score, as text."""
+    return text_of(one.measure)([line.test_score for line in lines])
+
+
+def _measure(cells: Sequence[Chosen | Missing]) -> Measure:
+    """How to read the scores of cells, of which something was chosen in one at least."""
+    return next(one.measure for one in cells if isinstance(one, Chosen))
+
+
+def scores(chosen: Sequence[Chosen], held_outs: Sequence[str]) -> list[Column]:
+    """The scores by which the main table compares methods, with a column for each.
+
+    They are the test scores on each held-out domain, their mean and the worst of them, and the
+    mean at the last round. With a single held-out domain, the mean is left out, and the worst
+    domain is the worst of all domains, those for validation, too.
+    """
+    measure = _measure(chosen) if chosen else ACCURACY
+    worst = np.min if measure.higher_is_better else np.max
+    by_label: dict[str, dict[str, Chosen]] = {}
+    for one in chosen:
+        by_label.setdefault(one.label, {})[one.held_out] = one
+
+    def column(
+        heading: str,
+        value: Callable[[RunResult], float],
+        join: Callable[[Sequence[float]], Any] = np.mean,
+    ) -> Column:
+        """A value of each run, joined over the held-out domains, where a method has all of them."""
+        joined: dict[str, Scores] = {}
+        for label, ones in by_label.items():
+            each = [one.by_seed(value) for one in ones.values()]
+            if len(each) == len(held_outs):
+                shared = [seed for seed in each[0] if all(seed in other for other in each)]
+                joined[label] = {seed: join([of[seed] for of in each]) for seed in shared}
+        return Column(heading, joined, measure)
+
+    def test(run: RunResult) -> float:
+        return run["selected"]["test_score"]
+
+    of_domains = [
+        Column(
+            held_out,
+            {label: of[held_out].by_seed(test) for label, of in by_label.items() if held_out in of},
+            measure,
+        )
+        for held_out in held_outs
+    ]
+    if len(held_outs) > 1:
+        over = [column("mean", test), column("worst domain", test, worst)]
+    else:
+        over = [column("worst domain", lambda run: run["selected"]["worst_score"])]
+    last = column("at the last round", lambda run: run["last"]["test_score"])
+    return [*of_domains, *over, last]
+
+
 def table(
     chosen: Sequence[Chosen],
     paper: Mapping[str, str],
     cells: Mapping[tuple[str, str], str] | None = None,
     diverged: Mapping[str, str] | None = None,
-    measure: Measure = ACCURACY,
+    form: str = "markdown",
 ) -> str:
     """The main table: the test scores at the selected evaluations, a row per algorithm.
 
     The columns are each held-out domain, their mean and the worst one, then the mean selected round
-    and the mean score at the last round, and how many runs diverged.
+    and the mean score at the last round, and how many runs diverged. What is best in a column of
+    scores is marked (`comparison.Best`).
 
     paper: algorithm -> its number in a paper.
     cells: (label, held-out domain) of each cell -> the text if nothing was chosen.
     diverged: label -> how many of its runs diverged; without it there is no such column.
-    measure: how to read the scores.
+    form: one of `tables.FORMS`.
     """
-    shown = text_of(measure)
-    worst = np.min if measure.higher_is_better else np.max
     cells = cells or {(one.label, one.held_out): "" for one in chosen}
     held_outs = list(dict.fromkeys(held_out for _, held_out in cells))
-    by_label = {
-        label: {one.held_out: one for one in chosen if one.label == label} for label, _ in cells
-    }
+    labels = list(dict.fromkeys(label for label, _ in cells))
+    *tests, last = map(_marked, scores(chosen, held_outs))
+    if len(held_outs) == 1:
+        del tests[1]  # the worst of all domains stands in the table by domain
+    columns: list[tuple[str, _Text]] = [(f"held-out {_measure(chosen).heading}", str)]
+    for held_out, (_, text) in zip(held_outs, tests, strict=False):
 
-    def test_of(held_out: str) -> Callable[[str], str]:
-        def text(label: str) -> str:
-            one = by_label[label].get(held_out)
-            return shown(test(one)) if one else cells.get((label, held_out), "")
+        def or_why(label: str, held_out: str = held_out, text: _Text = text) -> str:
+            return text(label) or cells.get((label, held_out), "")
 
-        return text
+        columns.append((held_out, or_why))
+    columns += tests[len(held_outs) :]
 
-    def over_domains(
-        value: Callable[[Chosen], list[float]],
-        join: Callable[..., Any],
-        text: Callable[[Sequence[float]], str],
-    ) -> Callable[[str], str]:
-        """The column of a value per seed, joined over held-out domains; empty if a domain lacks it.
+    def at_round(label: str) -> str:
+        ones = [one for one in chosen if one.label == label]
+        if len(ones) < len(held_outs):
+            return ""
+        return spread(np.mean([one.over_seeds(lambda line: line["round"]) for one in ones], 0))
 
-        join: reduces [domains, seeds] along the first axis.
-        """
-
-        def joined(label: str) -> str:
-            ones = by_label[label].values()
-            return (
-                text(join([value(one) for one in ones], 0)) if len(ones) == len(held_outs) else ""
-            )
-
-        return joined
-
-    def test(one: Chosen) -> list[float]:
-        return [line.test_score for line in one.selected]
-
-    columns: list[tuple[str, Callable[[str], str]]] = [
-        (f"held-out {measure.heading}", lambda label: label),
-        *((held_out, test_of(held_out)) for held_out in held_outs),
-    ]
-    if len(held_outs) > 1:
-        columns.append(("mean", over_domains(test, np.mean, shown)))
-        columns.append(("worst domain", over_domains(test, worst, shown)))
-    columns += [
-        (
-            "at round",
-            over_domains(lambda one: [line.round for line in one.selected], np.mean, spread),
-        ),
-        (
-            "at the last round",
-            over_domains(lambda one: [line.test_score for line in one.last], np.mean, shown),
-        ),
-    ]
+    columns += [("at round", at_round), last]
     if diverged:
         columns.append(("runs diverged", lambda label: diverged[label]))
     if paper:
         columns.append(("paper", lambda label: paper.get(label.split()[0], "")))
-    return written(by_label, columns)
+    return written(labels, columns, form=form)
+
+
+def _marked(column: Column) -> tuple[str, _Text]:
+    """A column of a table: mean and standard deviation of each method, marked for the best."""
+    best = comparison.best(column)
+
+    def text(label: str) -> str:
+        if label not in column.scores:
+            return ""
+        return best.mark(label, text_of(column.measure)([*column.scores[label].values()]))
+
+    return column.heading, text
 
 
 def _if_chosen(text: Callable[[Chosen], str]) -> Callable[[Chosen | Missing], str]:
@@ -211,29 +290,29 @@ def _or_why(text: Callable[[Chosen], str]) -> Callable[[Chosen | Missing], str]:
     return lambda one: text(one) if isinstance(one, Chosen) else one.why
 
 
-def domains_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY) -> str:
+def domains_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
     """The scores by domain at the selected evaluation: test if held out, else validation.
 
     cells: all of one held-out domain; in one of them at least, something was chosen.
     """
-    held_out, shown = cells[0].held_out, text_of(measure)
-    first = next(one for one in cells if isinstance(one, Chosen))
+    held_out, measure = cells[0].held_out, _measure(cells)
+    ones = [one for one in cells if isinstance(one, Chosen)]
 
-    def of(name: str) -> Callable[[Chosen | Missing], str]:
-        return _or_why(lambda one: shown([line.domains[name].score for line in one.selected]))
+    def column(heading: str, value: Callable[[Line], float], why: bool = True) -> Any:
+        by_label = {one.label: one.by_seed(lambda run: value(run["selected"])) for one in ones}
+        _, text = _marked(Column(heading, by_label, measure))
+        return heading, lambda one: text(one.label) or (one.why if why else "")
 
-    columns: list[tuple[str, Callable[[Chosen | Missing], str]]] = [
+    def of(name: str) -> Any:
+        heading = f"{name} (held out)" if name == held_out else name
+        return column(heading, lambda line: line["domains"][name]["score"])
+
+    columns = [
         (f"{measure.name} by domain{measure.percent}", lambda one: one.label),
-        *(
-            (f"{name} (held out)" if name == held_out else name, of(name))
-            for name in first.selected[0].domains
-        ),
-        (
-            "worst domain",
-            _if_chosen(lambda one: shown([line.worst_score for line in one.selected])),
-        ),
+        *map(of, ones[0].selected[0].domains),
+        column("worst domain", lambda line: line["worst_score"], why=False),
     ]
-    return written(cells, columns)
+    return written(cells, columns, form=form)
 
 
 class _Stopped(NamedTuple):
@@ -245,8 +324,9 @@ class _Stopped(NamedTuple):
     stops: list[Any]  # a `records.Stop` of each seed that stopped
 
 
-def stops_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY) -> str:
+def stops_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
     """The evaluations at the stop, a row per cell and threshold, over the seeds that stopped."""
+    measure = _measure(cells)
     rows, shown, unit = [], text_of(measure), measure.unit
     for one in cells:
         if isinstance(one, Missing):
@@ -266,7 +346,7 @@ def stops_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY) 
     ) -> Callable[[_Stopped], str]:
         return lambda row: text([value(stop) for stop in row.stops]) if row.stops else ""
 
-    last = _if_chosen(lambda one: shown([line.test_score for line in one.last]))
+    last = _if_chosen(lambda one: tests(one, one.last))
     return written(
         rows,
         {
@@ -280,26 +360,24 @@ def stops_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY) 
             f"worst domain{unit}": over(lambda stop: stop.worst_score, shown),
             f"held out at the last round{unit}": lambda row: last(row.cell),
         },
+        form=form,
     )
 
 
-def choices_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY) -> str:
+def choices_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
     """The selected hyperparameters and rounds, their validation score, and their cost."""
+    measure = _measure(cells)
     shown, unit = text_of(measure), measure.unit
     columns: dict[str, Callable[[Chosen | Missing], str]] = {
         "algorithm": lambda one: one.label,
         "held out": lambda one: one.held_out,
-        "selected": _or_why(lambda one: ", ".join(f"{k}={v:g}" for k, v in one.hyper.items())),
+        "selected": _or_why(lambda one: one.setting),
         "at round": _if_chosen(lambda one: ", ".join(str(line.round) for line in one.selected)),
         f"validation{unit}": _if_chosen(
             lambda one: shown([line.validation_score for line in one.selected])
         ),
-        f"held out{unit}": _if_chosen(
-            lambda one: shown([line.test_score for line in one.selected])
-        ),
-        f"held out at the last round{unit}": _if_chosen(
-            lambda one: shown([line.test_score for line in one.last])
-        ),
+        f"held out{unit}": _if_chosen(lambda one: tests(one, one.selected)),
+        f"held out at the last round{unit}": _if_chosen(lambda one: tests(one, one.last)),
         "MB sent in all": _if_chosen(
             lambda one: f"{np.mean([line.bytes for line in one.last]) / 1e6:.1f}"
         ),
@@ -310,7 +388,33 @@ def choices_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY
         columns["rounds with a client dropped"] = _if_chosen(
             lambda one: ", ".join(str(line.dropped or 0) for line in one.last)
         )
-    return written(cells, columns)
+    return written(cells, columns, form=form)
+
+
+def winners(chosen: Sequence[Chosen]) -> list[Chosen]:
+    """The best method and setting for each held-out domain, compared as settings are."""
+    best: dict[str, Chosen] = {}
+    for one in chosen:
+        if one.held_out not in best or one.rank > best[one.held_out].rank:
+            best[one.held_out] = one
+    return list(best.values())
+
+
+def winners_table(chosen: Sequence[Chosen], form: str = "markdown") -> str:
+    """The best method and setting for each held-out domain, and their scores."""
+    measure = chosen[0].measure
+    shown, unit = text_of(measure), measure.unit
+    columns: dict[str, Callable[[Chosen], str]] = {
+        "best over methods, held out": lambda one: one.held_out,
+        "method": lambda one: one.label,
+        "setting": lambda one: one.setting,
+        "at round": lambda one: spread(one.over_seeds(lambda line: line["round"])),
+        f"validation{unit}": lambda one: shown(
+            one.over_seeds(lambda line: line["validation_score"])
+        ),
+        f"held out{unit}": lambda one: shown(one.over_seeds(lambda line: line["test_score"])),
+    }
+    return written(winners(chosen), columns, form=form)
 
 
 class _SettingRow(NamedTuple):
@@ -319,6 +423,7 @@ class _SettingRow(NamedTuple):
     label: str
     held_out: str
     setting: divergence.Setting
+    is_selected: bool
     picked: list[Line]  # the evaluations of the seeds that did not diverge
 
     def mean(self, score: str, measure: Measure) -> str:
@@ -327,26 +432,34 @@ class _SettingRow(NamedTuple):
         return text_of(measure)(values) if values else "diverged"
 
 
-def settings_table(results: Sequence[tuple[str, Result]], rule: str, form: str = "markdown") -> str:
-    """How many runs of each setting diverged, and the scores of the others.
+def settings_table(results: Sequence[tuple[str, Result, str]], form: str = "markdown") -> str:
+    """A row for each setting: whether it is selected, its diverged runs, and the others' scores.
 
-    results: (label, result) of each cell. rule: the rule of selection. form: one of `tables.FORMS`.
+    results: (label, result, rule of selection) of each cell. form: one of `tables.FORMS`.
     """
     rows, measure = [], measure_of(results[0][1])
-    for label, result in results:
+    for label, result, rule in results:
+        one = choose(label, result, rule)
         for setting in divergence.settings(result.runs):
             runs = [result.runs[index] for index in setting.indices]
             picked = [selection.picked(run, rule) or run.last for run in runs if not run.diverged]
-            rows.append(_SettingRow(label, _held_out(result), setting, picked))
+            is_selected = one is not None and one.indices == setting.indices
+            rows.append(_SettingRow(label, held_out_of(result), setting, is_selected, picked))
     columns: dict[str, Callable[[_SettingRow], str]] = {
         "algorithm": lambda row: row.label,
         "held out": lambda row: row.held_out,
         "setting": lambda row: row.setting.text,
+        "selected": lambda row: "yes" if row.is_selected else "",
         "runs diverged": lambda row: f"{row.setting.num_diverged} of {len(row.setting.indices)}",
+        "at round": lambda row: spread([line.round for line in row.picked]) if row.picked else "",
         f"validation of the others{measure.unit}": lambda row: row.mean(
             "validation_score", measure
         ),
         f"held out of the others{measure.unit}": lambda row: row.mean("test_score", measure),
+        f"worst domain of the others{measure.unit}": lambda row: row.mean("worst_score", measure),
+        "MB sent": lambda row: (
+            f"{np.mean([line.bytes for line in row.picked]) / 1e6:.1f}" if row.picked else ""
+        ),
     }
     return written(rows, columns, form=form)
 
@@ -354,7 +467,7 @@ def settings_table(results: Sequence[tuple[str, Result]], rule: str, form: str =
 def _diverged(results: Sequence[tuple[str, Result]]) -> str:
     """The text about diverged runs; "" if there are none."""
     texts = [
-        f"{label}, held out {_held_out(result)}: {divergence.text(result.runs)}."
+        f"{label}, held out {held_out_of(result)}: {divergence.text(result.runs)}."
         for label, result in results
         if any(run.diverged for run in result.runs)
     ]
@@ -364,6 +477,43 @@ def _diverged(results: Sequence[tuple[str, Result]]) -> str:
     return "\n".join([*texts, f"{rule} Remedy: {divergence.REMEDY}."])
 
 
+Part = Callable[[str], str]  # from one of `tables.FORMS` to a table or a paragraph
+
+
+def text_part(text: str) -> Part:
+    """A paragraph between tables."""
+    return partial(paragraph, text)
+
+
+def write_forms(path: Path, parts: Sequence[Part]) -> None:
+    """Writes parts as Markdown and as LaTeX. path: without the ending of a file's name."""
+    for form, ending, head in (
+        ("markdown", ".md", []),
+        ("latex", ".tex", [r"% needs \usepackage{booktabs}"]),
+    ):
+        text = "\n\n".join([*head, *(part(form) for part in parts)])
+        files.write(path.with_name(path.name + ending), f"{text}\n")
+
+
+def write_grid(path: Path, results: Sequence[tuple[str, Result, str]], title: str) -> None:
+    """Writes the table of all settings, unless there is only one.
+
+    results: as for `settings_table`. path: as for `write_forms`.
+    """
+    if sum(len(divergence.settings(result.runs)) for _, result, _ in results) > 1:
+        write_forms(path, [text_part(title), partial(settings_table, results)])
+
+
+def differences_parts(
+    found: Sequence[comparison.Difference], measure: Measure = ACCURACY
+) -> list[Part]:
+    """The table of the differences between methods, if there are any, and its explanation."""
+    if not found:
+        return []
+    differences = partial(comparison.differences_table, found, measure=measure)
+    return [differences, text_part(comparison.DIFFERENCES)]
+
+
 def write(
     folder: Path,
     results: Iterable[tuple[str, Result]],
@@ -371,45 +521,64 @@ def write(
     title: str,
     paper: Mapping[str, str],
     rule: str = "validation",
-    more: str = "",
+    more: Sequence[Part] = (),
 ) -> str:
-    """Writes table.md, and returns its first table and a text about diverged runs.
+    """Writes the tables, and returns those that compare methods and a text about diverged runs.
 
-    results: (label, result) of each cell. rule: the rule of selection. more: a last table.
+    The files are table.md and grid.md, both also as .tex, and differences.csv.
+
+    results: (label, result) of each cell. rule: the rule of selection. more: further parts.
     """
     results = list(results)
+    with_rule = [(label, result, rule) for label, result in results]
     cells: list[Chosen | Missing] = []
     for label, result in results:
-        none = Missing(label, _held_out(result), why_none(result), divergence.count(result.runs))
+        none = Missing(label, held_out_of(result), why_none(result), divergence.count(result.runs))
         cells.append(choose(label, result, rule) or none)
     ones = [one for one in cells if isinstance(one, Chosen)]
-    missing = {(label, _held_out(result)): why_none(result) for label, result in results}
+    missing = {(label, held_out_of(result)): why_none(result) for label, result in results}
     diverged = _diverged(results)
-    by_setting = settings_table(results, rule)
+    about_diverged = [text_part(diverged)] if diverged else []
+    write_grid(folder / "grid", with_rule, title)
     if not ones:
         text = "every run diverged"
         if not all(run.diverged for _, result in results for run in result.runs):
             text = "a seed of every setting diverged"
         if "none" in missing.values():
             text = f"nothing to select by {rule}: no seed of any setting has such an evaluation"
-        text = "\n\n".join([text, diverged, by_setting]) if diverged else text
-        files.write(folder / "table.md", text + "\n")
-        return text
+        by_setting = [partial(settings_table, with_rule)] if diverged else []
+        parts: list[Part] = [text_part(text), *about_diverged, *by_setting]
+        write_forms(folder / "table", parts)
+        return printed(parts)
     counts = {}
     if diverged:
         for label, _ in results:
             runs = [run for other, result in results if other == label for run in result.runs]
             counts[label] = divergence.count(runs)
-    measure = measure_of(results[0][1])
-    test = table(ones, paper, missing, counts, measure)
-    parts = [f"# {title}", test]
-    if len({one.held_out for one in cells}) == 1:
-        parts.append(domains_table(cells, measure))
+    held_outs = list(dict.fromkeys(one.held_out for one in cells))
+    comparing: list[Part] = [partial(table, ones, paper, missing, counts)]
+    if any(comparison.best(column).first for column in scores(ones, held_outs)):
+        comparing.append(text_part(comparison.BEST))
+    compared = [surviving(*each) for each in with_rule]
+    found = comparison.differences(scores([one for one in compared if one], held_outs))
+    if found:
+        files.write(folder / "differences.csv", comparison.differences_csv(found))
+    comparing += differences_parts(found, _measure(cells))
+    if len({one.label for one in ones}) > 1:
+        comparing.append(partial(winners_table, ones))
+    parts = [
+        lambda form: paragraph(f"# {title}" if form == "markdown" else title, form),
+        *comparing,
+    ]
+    if len(held_outs) == 1:
+        parts.append(partial(domains_table, cells))
     if ones[0].runs[0].stops is not None:
-        parts.append(stops_table(cells, measure))
-    parts += [explained(rule), choices_table(cells, measure)]
-    if diverged:
-        parts += [diverged, by_setting]
-    parts += [more] if more else []
-    files.write(folder / "table.md", "\n\n".join(parts) + "\n")
-    return f"{test}\n\n{diverged}" if diverged else test
+        parts.append(partial(stops_table, cells))
+    parts += [text_part(explained(rule)), partial(choices_table, cells), *about_diverged]
+    write_forms(folder / "table", [*parts, *more])
+    return printed([*comparing, *about_diverged, *more])
+
+
+def printed(parts: Sequence[Part]) -> str:
+    """Parts as text for the screen."""
+    return "\n\n".join(part("markdown") for part in parts)

@@ -1,4 +1,4 @@
-"""The report of a run or a sweep: its table, figures and result.json."""
+"""The report of a run or a sweep: its tables, figures, runs.csv and result.json."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +11,7 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.reporting import (
     data_figures,
+    evaluations,
     predictions,
     report,
     run_figures,
@@ -22,7 +23,7 @@ from fedjax_inv_experiments.running.launch import FinishedCell
 
 
 def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
-    """Writes table and figures, and returns the text to print. finished: the cells in order."""
+    """Writes tables and figures, and returns the text to print. finished: the cells in order."""
     draw(assembled, folder, finished)
     return write_table(assembled, folder, finished)
 
@@ -36,19 +37,20 @@ def draw(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -
 
 
 def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
-    """Writes table.md and result.json, and returns the text to print."""
+    """Writes the tables, runs.csv and result.json, and returns the text to print."""
     config, title = assembled.config, _title(assembled.config)
     paper = dict(entry.split("=", 1) for entry in config.method.paper)
     rule = config.watching.select
     results = [(cell.label, cell.result) for cell in finished]
-    more = metrics_table(assembled, folder, finished) if config.watching.metrics else ""
+    more = metrics_parts(assembled, folder, finished) if config.watching.metrics else []
     text = report.write(folder, results, title=title, paper=paper, rule=rule, more=more)
-    text += f"\n\n{more}" if more else ""
+    cells = [evaluations.Cell(one.label, rule, one.folder, one.result) for one in finished]
+    evaluations.write(folder / "runs.csv", cells)
     if finished[0].folder != folder:  # a cell in the run folder has written its result already
         files.write_json(
             folder / "result.json", {"title": title, "cells": [cell.result for cell in finished]}
         )
-    where = f"Table: {folder / 'table.md'}."
+    where = f"Table: {folder / 'table.md'}. Evaluations: {folder / 'runs.csv'}."
     if (folder / "curves.png").exists():  # not where every run diverged
         where += f" Curves: {folder / 'curves.png'}."
     return f"\n{title}\n\n{text}\n\n{report.explained(rule)}\n{where}"
@@ -74,7 +76,9 @@ class _Row(NamedTuple):
     scores: list[DomainScores]  # of each seed
 
 
-def metrics_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
+def metrics_parts(
+    assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]
+) -> list[report.Part]:
     """Writes metrics.json, and returns the table of --metrics: a row for each cell and domain."""
     watched, entries, rows = assembled.config.watching, [], []
     for cell in finished:
@@ -106,7 +110,8 @@ def metrics_table(assembled: Assembled, folder: Path, finished: Sequence[Finishe
         "domain": lambda row: row.domain,
         "split": lambda row: row.scores[0].split,
     }
-    return tables.table(rows, columns | {name: text_of(name) for name in watched.metrics})
+    columns |= {name: text_of(name) for name in watched.metrics}
+    return [lambda form: tables.table(rows, columns, form=form)]
 
 
 def _title(config: Config) -> str:

@@ -29,7 +29,7 @@ _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOT
 _FIGURES = ("curves", "domains", "clients", "gradients", "partition")
 _OF_SWEEP = (
     "result.json",
-    "table.md",
+    *("table.md", "table.tex", "grid.md", "grid.tex", "runs.csv", "differences.csv"),
     "metrics.json",
     *(f"{n}{e}" for n in _FIGURES for e in (".png", ".pdf") if n != "partition"),
 )
@@ -55,6 +55,7 @@ _HOW = {
         "metrics",
         "tensorboard",
         "trust_code",
+        "keep_checkpoints",
     ),
 }
 # These and the flags that the cell contains.
