@@ -1,8 +1,8 @@
 """The scores of a finished run by domain, class and client, on its own data or on other data.
 
-python -m experiments.evaluate --run=runs/fedipg-digits-75
-python -m experiments.evaluate --run=runs/fedipg-digits-75 --dataset=new.npz --state=last
-python -m experiments.evaluate --run=runs/fedipg-digits-75 --metrics=f1,auroc --predictions=p.csv
+fedjax-inv evaluate --run=runs/fedipg-digits-75
+fedjax-inv evaluate --run=runs/fedipg-digits-75 --dataset=new.npz --state=last
+fedjax-inv evaluate --run=runs/fedipg-digits-75 --metrics=f1,auroc --predictions=p.csv
 
 The run with the selected hyperparameters is evaluated, for each seed. On the run's own data each
 client is scored on its validation examples, with its own network if the algorithm is personal; the
@@ -260,7 +260,9 @@ def _check_predictions(text: str) -> Path:
     if path.suffix not in _FORMS:
         raise flag_error("predictions", text, f"must end in {' or '.join(_FORMS)}")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise flag_error("predictions", text, "needs a package: pip install pyarrow")
+        raise flag_error(
+            "predictions", text, "needs a package: pip install 'fedjax_inv[experiments]'"
+        )
     check_place("predictions", path)
     return path
 
