@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -54,7 +55,11 @@ def table(
     text = tabulated.tabulate(
         lines, headings, tablefmt=_STYLES[form], disable_numparse=True, colalign=alignments
     )
-    return _in_mathematics(_marked(text, form)) if form == "latex" else text
+    if form == "latex":
+        # At the beginning of a row these would be arguments of the row before.
+        text = re.sub(r"^( *)([\[*])", r"\1{}\2", text, flags=re.MULTILINE)
+        return _in_mathematics(_marked(text, form))
+    return text
 
 
 def bold(text: str) -> str:

@@ -359,6 +359,11 @@ def test_bold_and_italic_cells_in_all_forms() -> None:
     for form, texts in expected.items():
         assert all(text in tables.table(rows, heads, form=form) for text in texts)
     assert len({len(row) for row in tables.table(rows, heads).splitlines()}) == 1
+    starred = tables.table([("[a]", "[1]"), ("*", "2")], heads, form="latex")
+    assert re.findall(r"^ +(\S+) +& (\S+)", starred, re.MULTILINE)[1:] == [
+        ("{}[a]", "[1]"),
+        ("{}*", "2"),
+    ]
     assert tables.paragraph("50% ± {x}", "latex") == r"50\% $\pm$ \{x\}"
     assert tuple(expected) == tables.FORMS
 
