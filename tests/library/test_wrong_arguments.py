@@ -66,6 +66,8 @@ _KERNEL = "a kernel on arrays, called in compiled programs, whose shapes JAX che
 _CHECK = "a check of any value, which test_checks tries"
 _OF_RUN = "called by the engine alone, with records of its own"
 _NOTHING = "takes no argument"
+_OF_FIT = "a part of `fit`, whose arguments test_fitting tries"
+_FORMS = ("of_arrays", "splits_of_arrays", "splits_of_dataset")
 
 EXEMPT = {
     **dict.fromkeys(
@@ -117,6 +119,14 @@ EXEMPT = {
     ),
     **dict.fromkeys(("aggregators.total", "aggregators.stacked", "platforms.on_cpu"), _NOTHING),
     **dict.fromkeys(("platforms.on_tpu", "devices.loops.compiler_options"), _NOTHING),
+    "fitting.call.fit": "test_fitting tries its arguments",
+    **dict.fromkeys(
+        (name for name in FUNCTIONS if name.startswith("fitting.") and name != "fitting.call.fit"),
+        _OF_FIT,
+    ),
+    **dict.fromkeys((f"data.clients.{name}" for name in _FORMS), _OF_FIT),
+    "data.federation.validation_size": "called by `split` and `fit`, which check its arguments",
+    "platforms.cores": "takes a folder, which its own tests try",
     "data.prepare.main": "a command line, which its own tests try",
     "data.leaf.files": "called by `sources.load` alone, with a path",
     "data.leaf.femnist": "called by `sources.load` alone, with what `files` found",
