@@ -28,6 +28,7 @@ from fedjax_inv_experiments.flags.flag import (
     check_different,
     check_known,
     flag,
+    flag_error,
     flags_of,
     name_of,
 )
@@ -235,6 +236,8 @@ def configs(
             )
             if chosen.run.num_processes > 1:
                 raise UsageError("--num_processes", chosen.run.num_processes, "must be 1")
+            if chosen.objective.score not in ("auto", "accuracy"):
+                raise flag_error("score", chosen.objective.score, "must be accuracy")
             paper.check(chosen)
         except UsageError as error:
             raise _of_row(row, error) from None
@@ -375,7 +378,7 @@ def last_test(runs: Sequence[Any]) -> str:
     """The test accuracy at the last round; how many runs diverged, if any did."""
     if _has_diverged(runs):
         return f"diverged, {divergence.count(runs)}"
-    return percent([run["last"] for run in runs], "test_accuracy")
+    return percent([run["last"] for run in runs], "test_score")
 
 
 def table(
@@ -439,7 +442,7 @@ def selected_scores(result: RowResult, headings: Mapping[str, str]) -> ByHeading
 def last_scores(result: RowResult) -> ByHeading:
     """The test accuracies at the last round of a row's only cell."""
     of_seeds = {run["seed"]: run["last"] for run in result.only.runs}
-    return scores(of_seeds, {"test at the last, %": "test_accuracy"})
+    return scores(of_seeds, {"test at the last, %": "test_score"})
 
 
 def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[RowResult]) -> str:
@@ -480,7 +483,7 @@ def percent(evaluations: Sequence[Any], accuracy: str) -> str:
 
 
 def _test_accuracy(line: Mapping[str, Any]) -> float:
-    return 100 * line["test_accuracy"]
+    return 100 * line["test_score"]
 
 
 def curve(result: RowResult, value: Callable[[Any], float] = _test_accuracy) -> drawings.Line:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.reporting.tables import bold, italic, table
 
 # seed -> score, NaN where the seed's run has none, as it diverged
@@ -20,10 +21,11 @@ Scores = Mapping[int, float]
 
 
 class Column(NamedTuple):
-    """The scores of methods, by the method's name; higher is better."""
+    """The scores of methods, by the method's name."""
 
     heading: str
     scores: Mapping[str, Scores]
+    measure: Measure = ACCURACY  # how to read the scores
 
 
 class Difference(NamedTuple):
@@ -89,9 +91,15 @@ def best(column: Column) -> Best:
     }
     if len(means) < 2:
         return Best()
-    first = frozenset(name for name in means if means[name] == max(means.values()))
+    ranks = {name: column.measure.rank(mean) for name, mean in means.items()}
+    first = frozenset(name for name, rank in ranks.items() if rank == max(ranks.values()))
     others = (difference(column, one, name) for one in list(first)[:1] for name in means)
-    as_good = frozenset(each.other for each in others if each is not None and each.low <= 0)
+    # The end of the interval at which the other method is best.
+    end = "low" if column.measure.higher_is_better else "high"
+    rank = column.measure.rank
+    as_good = frozenset(
+        each.other for each in others if each is not None and rank(getattr(each, end)) <= 0
+    )
     return Best(first, as_good - first)
 
 
@@ -101,8 +109,10 @@ BEST = (
 )
 
 
-def differences_table(found: Sequence[Difference], form: str = "markdown") -> str:
-    """The differences of each method from the first one, in percent, a row for each method."""
+def differences_table(
+    found: Sequence[Difference], form: str = "markdown", measure: Measure = ACCURACY
+) -> str:
+    """The differences of each method from the first one, a row for each method."""
     first = found[0].other
     rows: dict[str, dict[str, Difference]] = {}
     for each in found:
@@ -114,7 +124,11 @@ def differences_table(found: Sequence[Difference], form: str = "markdown") -> st
         if heading not in row:
             return ""
         each = row[heading]
-        text = f"{100 * each.mean:+z.1f} [{100 * each.low:+z.1f}, {100 * each.high:+z.1f}]"
+        style = "+z.1f" if measure.is_share else "+z.3g"
+        mean, low, high = (
+            f"{measure.factor * value:{style}}" for value in (each.mean, each.low, each.high)
+        )
+        text = f"{mean} [{low}, {high}]"
         return f"{text}, n={each.seeds}"
 
     def left_out(row: Mapping[str, Difference]) -> str:
@@ -133,9 +147,9 @@ def differences_table(found: Sequence[Difference], form: str = "markdown") -> st
 
 
 DIFFERENCES = (
-    "Differences from the first method in percentage points, seed by seed: the mean over n seeds "
-    "and its 95% interval by Student's t, not corrected for the number of comparisons. A seed in "
-    "which a method has no number, such as a diverged run, is left out."
+    "Differences from the first method, of shares in percentage points, seed by seed: the mean "
+    "over n seeds and its 95% interval by Student's t, not corrected for the number of "
+    "comparisons. A seed in which a method has no number, such as a diverged run, is left out."
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_inv_experiments.parts import selection
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.parts.selection import RULES
 from fedjax_inv_experiments.reporting import comparison
 from fedjax_inv_experiments.reporting.comparison import Column, Scores
@@ -24,7 +25,7 @@ def explained(rule: str) -> str:
     looks, scored = ("looked at", "test") if rule == "oracle" else ("never looked at", "validation")
     return (
         f"Model selection by {rule}: of each seed {RULES[rule].text}; of the hyperparameters those "
-        f"with the best mean over seeds of the {scored} accuracy there; the held-out domain is "
+        f"with the best mean over seeds of the {scored} score there; the held-out domain is "
         f"{looks}."
     )
 
@@ -40,6 +41,7 @@ class Chosen(NamedTuple):
     diverged: str  # how many runs of the cell diverged
     rule: str = "validation"
     left_out: tuple[int, ...] = ()  # the seeds that diverged, of a cell that `surviving` chose
+    measure: Measure = ACCURACY  # how to read the scores
 
     @property
     def selected(self) -> list[Line]:
@@ -60,7 +62,8 @@ class Chosen(NamedTuple):
     def rank(self) -> tuple[int, float]:
         """What the rule compares settings by: seeds with an evaluation, and their mean score."""
         count = sum(selection.picked(run, self.rule) is not None for run in self.runs)
-        return count, float(np.mean(self.over_seeds(RULES[self.rule].score)))
+        rule = selection.rules(self.measure)[self.rule]
+        return count, float(np.mean(self.over_seeds(rule.score)))
 
     def over_seeds(self, value: Callable[[Any], float]) -> list[float]:
         """A value of each seed's selected evaluation."""
@@ -97,7 +100,7 @@ def _best_setting(
     label: str, result: Any, rule: str, settings: Iterable[divergence.Setting]
 ) -> Chosen | None:
     """The setting in which the rule picks evaluations for most seeds, and of these the best."""
-    diverged = divergence.count(result["runs"])
+    diverged, measure = divergence.count(result["runs"]), measure_of(result)
     best: Chosen | None = None
     for setting in settings:
         every = {index: result["runs"][index] for index in setting.indices}
@@ -111,10 +114,16 @@ def _best_setting(
             for run, line in zip(of.values(), picked, strict=True)
         ]
         held_out = held_out_of(result)
-        one = Chosen(label, held_out, setting.hyper, runs, [*of], diverged, rule, left_out)
+        one = Chosen(label, held_out, setting.hyper, runs, [*of], diverged, rule, left_out, measure)
         if best is None or one.rank > best.rank:
             best = one
     return best
+
+
+def measure_of(result: Any) -> Measure:
+    """How to read the scores of a result, a `records.Result` or a plain dict."""
+    found = result.get("score", ACCURACY)
+    return found if isinstance(found, Measure) else Measure(**found)
 
 
 def held_out_of(result: Any) -> str:
@@ -145,24 +154,36 @@ def percent(values: Sequence[float]) -> str:
     return spread([100 * value for value in values])
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], form: str = ".1f") -> str:
     """The mean and standard deviation over seeds, as text."""
-    mean = f"{np.mean(values):.1f}"
-    return f"{mean} ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else mean
+    mean = f"{np.mean(values):{form}}"
+    return f"{mean} ± {np.std(values, ddof=1):{form}}" if len(values) > 1 else mean
 
 
-def tests(lines: Sequence[Line]) -> str:
-    """The mean and standard deviation of the test accuracy, as text."""
-    return percent([line.test_accuracy for line in lines])
+def text_of(measure: Measure) -> Callable[[Sequence[float]], str]:
+    """A function from values of a score to their mean and standard deviation, as text."""
+    return percent if measure.is_share else lambda values: spread(values, ".4g")
+
+
+def tests(one: Chosen, lines: Sequence[Line]) -> str:
+    """The mean and standard deviation of the test score, as text."""
+    return text_of(one.measure)([line.test_score for line in lines])
+
+
+def _measure(cells: Sequence[Chosen | Missing]) -> Measure:
+    """How to read the scores of cells, of which something was chosen in one at least."""
+    return next(one.measure for one in cells if isinstance(one, Chosen))
 
 
 def scores(chosen: Sequence[Chosen], held_outs: Sequence[str]) -> list[Column]:
     """The scores by which the main table compares methods, with a column for each.
 
-    They are the test accuracies on each held-out domain, their mean and the worst of them, and the
+    They are the test scores on each held-out domain, their mean and the worst of them, and the
     mean at the last round. With a single held-out domain, the mean is left out, and the worst
     domain is the worst of all domains, those for validation, too.
     """
+    measure = _measure(chosen) if chosen else ACCURACY
+    worst = np.min if measure.higher_is_better else np.max
     by_label: dict[str, dict[str, Chosen]] = {}
     for one in chosen:
         by_label.setdefault(one.label, {})[one.held_out] = one
@@ -179,23 +200,24 @@ def scores(chosen: Sequence[Chosen], held_outs: Sequence[str]) -> list[Column]:
             if len(each) == len(held_outs):
                 shared = [seed for seed in each[0] if all(seed in other for other in each)]
                 joined[label] = {seed: join([of[seed] for of in each]) for seed in shared}
-        return Column(heading, joined)
+        return Column(heading, joined, measure)
 
     def test(run: RunResult) -> float:
-        return run["selected"]["test_accuracy"]
+        return run["selected"]["test_score"]
 
     of_domains = [
         Column(
             held_out,
             {label: of[held_out].by_seed(test) for label, of in by_label.items() if held_out in of},
+            measure,
         )
         for held_out in held_outs
     ]
     if len(held_outs) > 1:
-        over = [column("mean", test), column("worst domain", test, np.min)]
+        over = [column("mean", test), column("worst domain", test, worst)]
     else:
-        over = [column("worst domain", lambda run: run["selected"]["worst_accuracy"])]
-    last = column("at the last round", lambda run: run["last"]["test_accuracy"])
+        over = [column("worst domain", lambda run: run["selected"]["worst_score"])]
+    last = column("at the last round", lambda run: run["last"]["test_score"])
     return [*of_domains, *over, last]
 
 
@@ -206,11 +228,11 @@ def table(
     diverged: Mapping[str, str] | None = None,
     form: str = "markdown",
 ) -> str:
-    """The main table: the test accuracies at the selected evaluations, a row per algorithm.
+    """The main table: the test scores at the selected evaluations, a row per algorithm.
 
     The columns are each held-out domain, their mean and the worst one, then the mean selected round
-    and the mean accuracy at the last round, and how many runs diverged. What is best in a column of
-    accuracies is marked (`comparison.Best`).
+    and the mean score at the last round, and how many runs diverged. What is best in a column of
+    scores is marked (`comparison.Best`).
 
     paper: algorithm -> its number in a paper.
     cells: (label, held-out domain) of each cell -> the text if nothing was chosen.
@@ -223,7 +245,7 @@ def table(
     *tests, last = map(_marked, scores(chosen, held_outs))
     if len(held_outs) == 1:
         del tests[1]  # the worst of all domains stands in the table by domain
-    columns: list[tuple[str, _Text]] = [("held-out accuracy, %", str)]
+    columns: list[tuple[str, _Text]] = [(f"held-out {_measure(chosen).heading}", str)]
     for held_out, (_, text) in zip(held_outs, tests, strict=False):
 
         def or_why(label: str, held_out: str = held_out, text: _Text = text) -> str:
@@ -253,7 +275,7 @@ def _marked(column: Column) -> tuple[str, _Text]:
     def text(label: str) -> str:
         if label not in column.scores:
             return ""
-        return best.mark(label, percent([*column.scores[label].values()]))
+        return best.mark(label, text_of(column.measure)([*column.scores[label].values()]))
 
     return column.heading, text
 
@@ -269,26 +291,26 @@ def _or_why(text: Callable[[Chosen], str]) -> Callable[[Chosen | Missing], str]:
 
 
 def domains_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
-    """The accuracies by domain at the selected evaluation: test if held out, else validation.
+    """The scores by domain at the selected evaluation: test if held out, else validation.
 
     cells: all of one held-out domain; in one of them at least, something was chosen.
     """
-    held_out = cells[0].held_out
+    held_out, measure = cells[0].held_out, _measure(cells)
     ones = [one for one in cells if isinstance(one, Chosen)]
 
     def column(heading: str, value: Callable[[Line], float], why: bool = True) -> Any:
         by_label = {one.label: one.by_seed(lambda run: value(run["selected"])) for one in ones}
-        _, text = _marked(Column(heading, by_label))
+        _, text = _marked(Column(heading, by_label, measure))
         return heading, lambda one: text(one.label) or (one.why if why else "")
 
     def of(name: str) -> Any:
         heading = f"{name} (held out)" if name == held_out else name
-        return column(heading, lambda line: line["domains"][name]["accuracy"])
+        return column(heading, lambda line: line["domains"][name]["score"])
 
     columns = [
-        ("accuracy by domain, %", lambda one: one.label),
+        (f"{measure.name} by domain{measure.percent}", lambda one: one.label),
         *map(of, ones[0].selected[0].domains),
-        column("worst domain", lambda line: line["worst_accuracy"], why=False),
+        column("worst domain", lambda line: line["worst_score"], why=False),
     ]
     return written(cells, columns, form=form)
 
@@ -304,7 +326,8 @@ class _Stopped(NamedTuple):
 
 def stops_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
     """The evaluations at the stop, a row per cell and threshold, over the seeds that stopped."""
-    rows = []
+    measure = _measure(cells)
+    rows, shown, unit = [], text_of(measure), measure.unit
     for one in cells:
         if isinstance(one, Missing):
             rows.append(_Stopped(one, None, one.why, []))
@@ -315,15 +338,15 @@ def stops_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> st
 
     def domains(row: _Stopped) -> str:
         names = row.stops[0].domains if row.stops else ()
-        of = {name: [stop.domains[name].accuracy for stop in row.stops] for name in names}
-        return ", ".join(f"{name} {percent(values)}" for name, values in of.items())
+        of = {name: [stop.domains[name].score for stop in row.stops] for name in names}
+        return ", ".join(f"{name} {shown(values)}" for name, values in of.items())
 
     def over(
         value: Callable[[Any], float], text: Callable[[Sequence[float]], str]
     ) -> Callable[[_Stopped], str]:
         return lambda row: text([value(stop) for stop in row.stops]) if row.stops else ""
 
-    last = _if_chosen(lambda one: tests(one.last))
+    last = _if_chosen(lambda one: tests(one, one.last))
     return written(
         rows,
         {
@@ -332,27 +355,29 @@ def stops_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> st
             "threshold": lambda row: "" if row.threshold is None else f"{row.threshold:g}",
             "stopped": lambda row: row.met,
             "round": over(lambda stop: stop.round, spread),
-            "training, %": over(lambda stop: stop.train_accuracy, percent),
-            "by domain, %": domains,
-            "worst domain, %": over(lambda stop: stop.worst_accuracy, percent),
-            "held out at the last round, %": lambda row: last(row.cell),
+            f"training{unit}": over(lambda stop: stop.train_score, shown),
+            f"by domain{unit}": domains,
+            f"worst domain{unit}": over(lambda stop: stop.worst_score, shown),
+            f"held out at the last round{unit}": lambda row: last(row.cell),
         },
         form=form,
     )
 
 
 def choices_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
-    """The selected hyperparameters and rounds, their validation accuracy, and their cost."""
+    """The selected hyperparameters and rounds, their validation score, and their cost."""
+    measure = _measure(cells)
+    shown, unit = text_of(measure), measure.unit
     columns: dict[str, Callable[[Chosen | Missing], str]] = {
         "algorithm": lambda one: one.label,
         "held out": lambda one: one.held_out,
         "selected": _or_why(lambda one: one.setting),
         "at round": _if_chosen(lambda one: ", ".join(str(line.round) for line in one.selected)),
-        "validation, %": _if_chosen(
-            lambda one: percent([line.validation_accuracy for line in one.selected])
+        f"validation{unit}": _if_chosen(
+            lambda one: shown([line.validation_score for line in one.selected])
         ),
-        "held out, %": _if_chosen(lambda one: tests(one.selected)),
-        "held out at the last round, %": _if_chosen(lambda one: tests(one.last)),
+        f"held out{unit}": _if_chosen(lambda one: tests(one, one.selected)),
+        f"held out at the last round{unit}": _if_chosen(lambda one: tests(one, one.last)),
         "MB sent in all": _if_chosen(
             lambda one: f"{np.mean([line.bytes for line in one.last]) / 1e6:.1f}"
         ),
@@ -376,16 +401,18 @@ def winners(chosen: Sequence[Chosen]) -> list[Chosen]:
 
 
 def winners_table(chosen: Sequence[Chosen], form: str = "markdown") -> str:
-    """The best method and setting for each held-out domain, and their accuracies."""
+    """The best method and setting for each held-out domain, and their scores."""
+    measure = chosen[0].measure
+    shown, unit = text_of(measure), measure.unit
     columns: dict[str, Callable[[Chosen], str]] = {
         "best over methods, held out": lambda one: one.held_out,
         "method": lambda one: one.label,
         "setting": lambda one: one.setting,
         "at round": lambda one: spread(one.over_seeds(lambda line: line["round"])),
-        "validation, %": lambda one: percent(
-            one.over_seeds(lambda line: line["validation_accuracy"])
+        f"validation{unit}": lambda one: shown(
+            one.over_seeds(lambda line: line["validation_score"])
         ),
-        "held out, %": lambda one: percent(one.over_seeds(lambda line: line["test_accuracy"])),
+        f"held out{unit}": lambda one: shown(one.over_seeds(lambda line: line["test_score"])),
     }
     return written(winners(chosen), columns, form=form)
 
@@ -399,9 +426,10 @@ class _SettingRow(NamedTuple):
     is_selected: bool
     picked: list[Line]  # the evaluations of the seeds that did not diverge
 
-    def mean(self, accuracy: str) -> str:
-        """An accuracy of the seeds that did not diverge."""
-        return percent([line[accuracy] for line in self.picked]) if self.picked else "diverged"
+    def mean(self, score: str, measure: Measure) -> str:
+        """A score of the seeds that did not diverge."""
+        values = [line[score] for line in self.picked]
+        return text_of(measure)(values) if values else "diverged"
 
 
 def settings_table(results: Sequence[tuple[str, Result, str]], form: str = "markdown") -> str:
@@ -409,7 +437,7 @@ def settings_table(results: Sequence[tuple[str, Result, str]], form: str = "mark
 
     results: (label, result, rule of selection) of each cell. form: one of `tables.FORMS`.
     """
-    rows = []
+    rows, measure = [], measure_of(results[0][1])
     for label, result, rule in results:
         one = choose(label, result, rule)
         for setting in divergence.settings(result.runs):
@@ -424,9 +452,11 @@ def settings_table(results: Sequence[tuple[str, Result, str]], form: str = "mark
         "selected": lambda row: "yes" if row.is_selected else "",
         "runs diverged": lambda row: f"{row.setting.num_diverged} of {len(row.setting.indices)}",
         "at round": lambda row: spread([line.round for line in row.picked]) if row.picked else "",
-        "validation of the others, %": lambda row: row.mean("validation_accuracy"),
-        "held out of the others, %": lambda row: row.mean("test_accuracy"),
-        "worst domain of the others, %": lambda row: row.mean("worst_accuracy"),
+        f"validation of the others{measure.unit}": lambda row: row.mean(
+            "validation_score", measure
+        ),
+        f"held out of the others{measure.unit}": lambda row: row.mean("test_score", measure),
+        f"worst domain of the others{measure.unit}": lambda row: row.mean("worst_score", measure),
         "MB sent": lambda row: (
             f"{np.mean([line.bytes for line in row.picked]) / 1e6:.1f}" if row.picked else ""
         ),
@@ -474,11 +504,14 @@ def write_grid(path: Path, results: Sequence[tuple[str, Result, str]], title: st
         write_forms(path, [text_part(title), partial(settings_table, results)])
 
 
-def differences_parts(found: Sequence[comparison.Difference]) -> list[Part]:
+def differences_parts(
+    found: Sequence[comparison.Difference], measure: Measure = ACCURACY
+) -> list[Part]:
     """The table of the differences between methods, if there are any, and its explanation."""
     if not found:
         return []
-    return [partial(comparison.differences_table, found), text_part(comparison.DIFFERENCES)]
+    differences = partial(comparison.differences_table, found, measure=measure)
+    return [differences, text_part(comparison.DIFFERENCES)]
 
 
 def write(
@@ -488,12 +521,13 @@ def write(
     title: str,
     paper: Mapping[str, str],
     rule: str = "validation",
+    more: Sequence[Part] = (),
 ) -> str:
     """Writes the tables, and returns those that compare methods and a text about diverged runs.
 
     The files are table.md and grid.md, both also as .tex, and differences.csv.
 
-    results: (label, result) of each cell. rule: the rule of selection.
+    results: (label, result) of each cell. rule: the rule of selection. more: further parts.
     """
     results = list(results)
     with_rule = [(label, result, rule) for label, result in results]
@@ -529,7 +563,7 @@ def write(
     found = comparison.differences(scores([one for one in compared if one], held_outs))
     if found:
         files.write(folder / "differences.csv", comparison.differences_csv(found))
-    comparing += differences_parts(found)
+    comparing += differences_parts(found, _measure(cells))
     if len({one.label for one in ones}) > 1:
         comparing.append(partial(winners_table, ones))
     parts = [
@@ -541,8 +575,8 @@ def write(
     if ones[0].runs[0].stops is not None:
         parts.append(partial(stops_table, cells))
     parts += [text_part(explained(rule)), partial(choices_table, cells), *about_diverged]
-    write_forms(folder / "table", parts)
-    return printed([*comparing, *about_diverged])
+    write_forms(folder / "table", [*parts, *more])
+    return printed([*comparing, *about_diverged, *more])
 
 
 def printed(parts: Sequence[Part]) -> str:

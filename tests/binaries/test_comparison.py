@@ -14,6 +14,7 @@ from scipy import stats
 
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.papers import fl_games, study
+from fedjax_inv_experiments.parts.objective import Measure
 from fedjax_inv_experiments.parts.selection import RULES
 from fedjax_inv_experiments.reporting import comparison, evaluations, report, tables
 from fedjax_inv_experiments.reporting.comparison import Column
@@ -96,7 +97,7 @@ def log_of(rates: Mapping[float, list[float]], held_out: str) -> list[Line]:
             seed=seed,
             hyper={"learning_rate": rate},
             diverged=math.isnan(accuracy),
-            test_accuracy=(0.5 if math.isnan(accuracy) else accuracy - 0.05 * (round == 5)) - 0.1,
+            test_score=(0.5 if math.isnan(accuracy) else accuracy - 0.05 * (round == 5)) - 0.1,
             domains={
                 name: Domain(0.25, None, 4, "test" if name == held_out else "validation")
                 for name in ("0", "45_%")
@@ -286,10 +287,10 @@ def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.Mon
         )
         assert float(row["learning_rate"]) == one.hyper["learning_rate"]
         assert row["play"] == ("parallel" if name == "fedipg" else "")
-        assert float(row["test_accuracy"]) == one.test_accuracy
-        assert float(row["validation_accuracy"]) == one.validation_accuracy
+        assert float(row["test_score"]) == one.test_score
+        assert float(row["validation_score"]) == one.validation_score
         assert (row["worst_domain"], row["train_loss"]) == ("test", "")
-        assert float(row["domains.45_%.accuracy"]) == 0.25
+        assert float(row["domains.45_%.score"]) == 0.25
         assert row["domains.45_%.split"] == "test"
         assert float(row["train_metrics.invariance"]) == 0.5
         assert (int(row["bytes"]), float(row["seconds"])) == (one.bytes, one.seconds)
@@ -365,3 +366,16 @@ def test_bold_and_italic_cells_in_all_forms() -> None:
     ]
     assert tables.paragraph("50% ± {x}", "latex") == r"50\% $\pm$ \{x\}"
     assert tuple(expected) == tables.FORMS
+
+
+def test_of_errors_the_lowest_is_best() -> None:
+    measure = Measure("error", higher_is_better=False, is_share=False)
+    values = {"good": (1.0, 1.2, 1.1), "as good": (1.1, 1.1, 1.2), "bad": (3.0, 3.1, 3.3)}
+    of_seeds = {name: dict(enumerate(of)) for name, of in values.items()}
+    found = comparison.best(comparison.Column("error", of_seeds, measure))
+    assert (found.first, found.as_good) == ({"good"}, {"as good"})
+    shares = comparison.best(comparison.Column("share", of_seeds))
+    assert (shares.first, shares.as_good) == ({"bad"}, set())
+    differences = comparison.differences([comparison.Column("error", of_seeds, measure)])
+    text = comparison.differences_table(differences, measure=measure)
+    assert "+2.03 [" in text

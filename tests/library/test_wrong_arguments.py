@@ -523,6 +523,7 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "widths": (2,) * 4,
     },
     "models.saved.save": lambda: {"path": folder() / "a.safetensors", "tree": variables()},
+    "models.saved.about": lambda: {"path": saved_file()},
     "models.saved.load": lambda: {"path": saved_file(), "like": variables()},
     "models.weights.load": lambda: {"path": saved_file(), "variables": variables()},
     "models.weights.pretrained": lambda: {"model": MODEL, "path": saved_file()},
