@@ -20,6 +20,7 @@ from fedjax_inv_experiments.experiment import assemble, grid, memory
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.flags.flag import check_place, flag_error
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.parts.training import Sizes
@@ -39,6 +40,7 @@ from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
 from fedjax_inv_experiments.running.signals import Stop, Stopped
 
 _CHUNKS = "chunks.json"
+_INPUTS = "inputs.json"  # the shift and scale of the network's inputs
 
 
 class FinishedCell(NamedTuple):
@@ -85,6 +87,10 @@ def prepared(config: Config, folder: Path, *, in_folders: bool) -> "Launch":
     if is_gone:
         _check_started(config, places.values())
     _finished(assembled, places)  # before the lock, whose file must not lie in another run's folder
+    warning = assembled.scale_warning()
+    if warning and machine.leads():
+        where = f"--dataset={config.data.dataset}"
+        print(errors.printable(f"warning: {where}: {warning}"), file=sys.stderr)
     return Launch(assembled, folder, places)
 
 
@@ -176,6 +182,9 @@ class Launch:
         folders.begin(place, self._assembled.config, cell, self._programs.start)
         if networks is not None:
             initial.record(place, networks)
+        scaling = self._assembled.scaling_record(cell.held_out)
+        if scaling is not None:
+            files.write_json(place / _INPUTS, scaling)
         job = ahead.take(self._key(cell), lambda: self._job(cell))
         self._programs.record(cell, place)
         try:
