@@ -18,9 +18,10 @@ _MOST_PANELS = 12  # features that are drawn, the first ones
 _MOST_TARGETS = 4
 _MOST_GROUPS = 8  # colours that can be told apart
 _MOST_CATEGORIES = 12  # of a panel, the most frequent ones
+_LONGEST = 24  # characters of a panel's name
 _BINS = 30
-_COLUMNS = 4  # panels in a line
 _PANEL = (2.5, 1.9)  # inches
+_SKEWED = 50  # the ratio of the largest values to the median from which an axis is logarithmic
 _TAIL = 0.005  # the part of the values at either end that may lie in the outer bins
 
 
@@ -45,8 +46,9 @@ def groups_of(
     if 1 < len(dataset.domains) <= _MOST_GROUPS:
         mine = [held[dataset.domain[held] == index] for index in range(len(dataset.domains))]
         groups = [
-            Group(name, each, bool(test[each].all()))
+            Group(f"{name} (test)" if test[each].all() else name, each, bool(test[each].all()))
             for name, each in zip(dataset.domains, mine, strict=True)
+            if len(each)
         ]
         what = "domain"
     elif len(rows) <= _MOST_GROUPS:
@@ -76,21 +78,22 @@ def table(
     """
     what, groups = groups_of(dataset, names, rows)
     panels = [*_targets(dataset), *_features(dataset)]
-    lines = -(-len(panels) // _COLUMNS)
-    holders_width = 2.6 if dataset.task == "values" else 2.2 + 0.3 * min(len(dataset.classes), 20)
-    width = _COLUMNS * _PANEL[0] + holders_width
+    columns = 3 if len(panels) in (1, 2, 3, 5, 6, 9) else 4
+    lines = -(-len(panels) // columns)
+    holders_width = 2.8 if dataset.task == "values" else 2.2 + 0.3 * min(len(dataset.classes), 20)
+    width = columns * _PANEL[0] + holders_width
     height = max(lines * _PANEL[1], min(12.0, 0.2 * len(names) + 0.8), 2.6)
     figure = figures.new(width, height)
-    left, right = figure.add_gridspec(1, 2, width_ratios=(holders_width, _COLUMNS * _PANEL[0]))
+    left, right = figure.add_gridspec(1, 2, width_ratios=(holders_width, columns * _PANEL[0]))
     _draw_holders(figure.add_subplot(left), dataset, names, rows, sizes, height - 0.8)
-    grid = right.subgridspec(lines, _COLUMNS)
+    grid = right.subgridspec(lines, columns)
     for place, panel in zip(grid, panels, strict=False):
         _draw_panel(figure.add_subplot(place), panel, groups)
     axes = figure.axes[1:]
     handles, labels = axes[0].get_legend_handles_labels()
     figures.legend(figure, handles, labels)
-    columns = len(dataset.columns) or np.shape(dataset.x)[1]
-    shown = f", the first {_MOST_PANELS} of {columns} features" if columns > _MOST_PANELS else ""
+    count = len(dataset.columns) or np.shape(dataset.x)[1]
+    shown = f", the first {_MOST_PANELS} of {count} features" if count > _MOST_PANELS else ""
     figures.entitle(figure, f"{title}\nshares of the examples of each {what}{shown}")
     return figure
 
@@ -134,17 +137,13 @@ def _draw_panel(axis: Axes, panel: _Panel, groups: Sequence[Group]) -> None:
         _draw_numbers(axis, panel.values, groups)
     else:
         _draw_categories(axis, panel.values.astype(int), panel.categories, groups)
-    name = figures.wrapped(panel.name[:40], _PANEL[0], 9)
+    name = panel.name if len(panel.name) <= _LONGEST else f"{panel.name[: _LONGEST - 1]}…"
     weight = "bold" if panel.is_target else "normal"
     text = f"target: {name}" if panel.is_target and panel.name != "target" else name
-    axis.set_title(text, fontsize=9, fontweight=weight)
+    axis.set_title(figures.literal(text), fontsize=9, fontweight=weight)
     axis.tick_params(labelsize=7)
     axis.locator_params(axis="y", nbins=3)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def _label(group: Group) -> str:
-    return figures.literal(f"{group.name} (test)" if group.is_test else group.name)
 
 
 def _color(number: int, group: Group) -> str:
@@ -153,18 +152,27 @@ def _color(number: int, group: Group) -> str:
 
 def _draw_numbers(axis: Axes, values: np.ndarray, groups: Sequence[Group]) -> None:
     """Draws a histogram of each group, of equal areas."""
-    edges = _edges(values[np.concatenate([group.rows for group in groups])].astype(np.float64))
+    drawn = values[np.concatenate([group.rows for group in groups])].astype(np.float64)
+    edges = _edges(drawn)
     for number, group in enumerate(groups):
         inside = np.clip(values[group.rows], edges[0], edges[-1])
         share = np.histogram(inside, edges)[0] / len(group.rows)
         color, style = _color(number, group), "--" if group.is_test else "-"
-        axis.stairs(share, edges, color=color, ls=style, lw=1.2, label=_label(group))
+        axis.stairs(share, edges, color=color, ls=style, lw=1.2, label=figures.literal(group.name))
         if not group.is_test:
             axis.stairs(share, edges, color=color, fill=True, alpha=0.12)
     axis.set_ylim(bottom=0)
+    if _is_skewed(drawn):
+        axis.set_xscale("log")
+        return
     axis.locator_params(axis="x", nbins=4)
     axis.ticklabel_format(axis="x", scilimits=(-3, 5))
     axis.xaxis.get_offset_text().set_fontsize(7)
+
+
+def _is_skewed(values: np.ndarray) -> bool:
+    """Whether values above 0 are so far apart that only a logarithmic axis shows them."""
+    return bool(values.min() > 0 and np.quantile(values, 1 - _TAIL) > _SKEWED * np.median(values))
 
 
 def _edges(values: np.ndarray) -> np.ndarray:
@@ -175,6 +183,8 @@ def _edges(values: np.ndarray) -> np.ndarray:
     low, high = values.min(), values.max()
     if high - low < _BINS and (values == np.rint(values)).all():
         return np.arange(low - 0.5, high + 1)
+    if _is_skewed(values):
+        return np.geomspace(low, high * (1 + 1e-6), _BINS + 1)
     inner = np.quantile(values, (_TAIL, 1 - _TAIL))
     if inner[1] > inner[0] and high - low > 2 * (inner[1] - inner[0]):
         low, high = inner
@@ -202,7 +212,7 @@ def _draw_categories(
             edgecolor=_color(number, group),
             ls="--" if group.is_test else "-",
             lw=0.8,
-            label=_label(group),
+            label=figures.literal(group.name),
         )
     figures.name_x(axis, [categories[index] for index in kept], _PANEL[0] - 0.5, 7)
     if len(categories) > len(kept):
@@ -223,10 +233,11 @@ def _draw_holders(
         for part, color in zip(range(3), ("C0", "C9", "0.4"), strict=True):
             counts = np.array([size[part] for size in sizes])
             label = ("training", "validation", "test")[part]
-            axis.barh(range(len(names)), counts, left=starts, color=color, label=label)
+            axis.barh(range(len(names)), counts, 0.7, left=starts, color=color, label=label)
             starts = starts + counts
         axis.set_ylim(len(names) - 0.5, -0.5)
-        axis.legend(fontsize=6, frameon=False, loc="best")
+        place = dict(loc="upper center", bbox_to_anchor=(0.4, -0.35 / height), ncols=2)
+        axis.legend(fontsize=7, frameon=False, handlelength=1, **place)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(axis="x", labelsize=7)
         axis.locator_params(axis="x", nbins=3)
@@ -236,7 +247,8 @@ def _draw_holders(
         each = np.eye(len(dataset.classes), dtype=int)[y] if dataset.task == "classes" else y
         counts = np.stack([each[mine].sum(0) for mine in rows])
         figures.counts(axis, counts, height, sums=[len(mine) for mine in rows])
-        figures.name_x(axis, dataset.classes, 0.3 * min(len(dataset.classes), 20), 7)
+        inches = max(1.0, 0.3 * min(len(dataset.classes), 20))
+        figures.name_x(axis, dataset.classes, inches, 7)
         what = "class" if dataset.task == "classes" else "label"
         axis.set_title(f"examples by {what}", fontsize=9)
     axis.set_ylabel("client: domain", fontsize=8)

@@ -1,7 +1,6 @@
 """Tables of csv and parquet: their features, roles and targets, and the scaling of features."""
 
 import csv
-import json
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
