@@ -28,6 +28,7 @@ from fedjax_inv_experiments.flags.flag import (
     check_different,
     check_known,
     flag,
+    flag_error,
     flags_of,
     name_of,
 )
@@ -227,6 +228,8 @@ def configs(
             )
             if chosen.run.num_processes > 1:
                 raise UsageError("--num_processes", chosen.run.num_processes, "must be 1")
+            if chosen.objective.score not in ("auto", "accuracy"):
+                raise flag_error("score", chosen.objective.score, "must be accuracy")
             paper.check(chosen)
         except UsageError as error:
             raise _of_row(row, error) from None

@@ -10,6 +10,7 @@ import msgspec
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import grid
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 
 T = TypeVar("T")
 Flag = str | bool | int | float | list[str | int | float]
@@ -39,7 +40,7 @@ class Domain(Record, frozen=True):
     """The scores of the predictions for the examples of a domain."""
 
     accuracy: float
-    loss: float | None  # mean cross-entropy in nats; None if it is not finite
+    loss: float | None  # mean loss; None if it is not finite
     examples: int
     split: str  # validation or test
 
@@ -170,6 +171,7 @@ class Result(Record, frozen=True):
     cell: Cell
     runs: list[RunResult]
     gone_on: bool = False  # whether the run has been started again since, with more rounds
+    score: Measure = ACCURACY
 
 
 class Networks(Record, frozen=True):

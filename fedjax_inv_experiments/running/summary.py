@@ -11,7 +11,7 @@ from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.parts import selection
-from fedjax_inv_experiments.parts.selection import RULES
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.running.records import Domain, Gradients, Line, RunResult, Stop
 
 
@@ -25,6 +25,7 @@ def lines(
     length: int,
     seconds: float,
     drops: bool,
+    measure: Measure = ACCURACY,
 ) -> list[Line]:
     """The lines of the log after a segment, or before the first: one per run.
 
@@ -37,6 +38,7 @@ def lines(
         train_loss.
     drops: whether a client that is not finite is dropped, so that its run does not diverge. A run
         whose evaluation is not finite diverges in any case.
+    measure: how to read the scores.
     """
     records = []
     for index, run in enumerate(cell.runs):
@@ -59,7 +61,7 @@ def lines(
                 train_loss=_number(loss[-1]) if broken.any() else _last(loss),
                 train_metrics=means or None,
                 **watched,
-                **_by_domain(cell, groups, valid, test),
+                **_by_domain(cell, measure, groups, valid, test),
                 **_by_class_and_client(outcome, index),
                 gradients=_gradients(outcome, index),
                 diverged=bool(not finite or (broken.any() and not drops)),
@@ -135,7 +137,9 @@ class _Scores(TypedDict):
     worst_accuracy: float
 
 
-def _by_domain(cell: Cell, groups: list[str], valid: Scores, test: Scores) -> _Scores:
+def _by_domain(
+    cell: Cell, measure: Measure, groups: list[str], valid: Scores, test: Scores
+) -> _Scores:
     """The scores of an evaluation. valid: arrays [groups]. test: arrays [1]."""
     scores = [(name, "validation", valid, index) for index, name in enumerate(groups)]
     scores.append((test_name(cell, groups), "test", test, 0))
@@ -143,7 +147,7 @@ def _by_domain(cell: Cell, groups: list[str], valid: Scores, test: Scores) -> _S
         name: Domain(float(of.score[index]), _number(of.loss[index]), int(of.size[index]), split)
         for name, split, of, index in scores
     }
-    worst = min(domains, key=lambda name: domains[name].accuracy)
+    worst = min(domains, key=lambda name: measure.rank(domains[name].accuracy))
     return {
         "domains": domains,
         "validation_accuracy": float(np.mean(valid.score)),
@@ -159,6 +163,7 @@ def stops(
     thresholds: tuple[float, ...],
     stops: stopping.Stops,
     run: int,
+    measure: Measure = ACCURACY,
 ) -> list[Stop]:
     """The stops of a run, one per threshold; the round is None if it has not stopped."""
     records = []
@@ -168,21 +173,21 @@ def stops(
         if not at:
             records.append(Stop(threshold, None))
             continue
-        scores = _by_domain(cell, groups, valid, test)
+        scores = _by_domain(cell, measure, groups, valid, test)
         records.append(Stop(threshold, at, float(train.score[0]), **scores))
     return records
 
 
-def summarise(cell: Cell, lines: list[Line]) -> list[RunResult]:
+def summarise(cell: Cell, lines: list[Line], measure: Measure = ACCURACY) -> list[RunResult]:
     """The results of the runs: the evaluation that each rule picks, and the last one.
 
     Evaluations after a divergence do not count.
     """
-    results = []
+    results, rules = [], selection.rules(measure)
     for index, run in enumerate(cell.runs):
         mine = [line for line in lines if line.run == index]
         good = selection.candidates(mine)
-        picked = {name: rule.pick(good) if good else None for name, rule in RULES.items()}
+        picked = {name: rule.pick(good) if good else None for name, rule in rules.items()}
         results.append(
             RunResult(
                 seed=run.seed,

@@ -20,8 +20,9 @@ from fedjax_inv.program import Training
 from fedjax_inv.types import Algorithm
 from fedjax_inv_experiments import evaluate, explain, export
 from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.parts import objective
 from fedjax_inv_experiments.parts.selection import RULES
-from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.reporting import finished, predictions
 from fedjax_inv_experiments.running import selected
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
@@ -186,7 +187,7 @@ def test_a_network_that_was_taken_along_does_as_it_did(
         about = json.loads((place / "model.json").read_text())
         line = told["selected" if state == "best" else "last"]
         assert about["run"]["round"] == line["round"]
-        assert about["accuracy"]["test"] == line["test_accuracy"]
+        assert about["scores"]["test"] == line["test_accuracy"]
         assert about["holds"] == "network"
         assert about["trained"][-1]["versions"] == about["exported"]["versions"]
         network = about["network"]
@@ -287,7 +288,7 @@ def test_an_evaluation_on_other_data(
 def test_what_is_told_of_logits_by_hand() -> None:
     outputs = np.array([[1.0, 3.0, 0.0], [500.0, 0.0, -500.0], [0.0, 0.0, 0.0]], np.float32)
     y = np.array([1, 1, 2])
-    told = evaluate.scores(outputs, y)
+    told = predictions.scorer(objective.task(objective.Objective(), "classes"))(outputs, y)
     losses = [np.log(np.exp([-2, 0, -3]).sum()), 500.0, np.log(3)]
     assert told == pytest.approx((3, 1 / 3, np.mean(losses)))
     counts = evaluate.confusion(outputs.argmax(1), y, 3)
