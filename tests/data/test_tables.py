@@ -1,6 +1,7 @@
 """Tables of csv and parquet: their features, roles and targets, and the scaling of features."""
 
 import csv
+import json
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -11,13 +12,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import safetensors.numpy
 
 from fedjax_inv import models
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import moments, sources, tables
+from fedjax_inv.data import federation, moments, sources, tables
 from fedjax_inv.data.dataset import Column, Dataset, check_dataset
 from fedjax_inv.data.tables import Roles
 from fedjax_inv.models import Scaling
+from fedjax_inv.types import Array, Tree, Variables
+from fedjax_inv_experiments import evaluate, export, show_data, train
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.parts import network
+from fedjax_inv_experiments.reporting import figures, table_figures
+from fedjax_inv_experiments.running import launch
+from runs import no_figures, started
 
 HEADER = ("age", "city", "smokes", "domain", "client", "test", "target")
 ROWS = [
@@ -329,36 +339,262 @@ def test_sums_of_clients_are_those_of_all_examples() -> None:
 
 
 def test_a_scaled_model_shifts_and_scales_and_keeps_both(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(5, 3)).astype(np.float32)
+    x = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
+    scaling = Scaling(np.float32([1, 2, 3]), np.float32([2, 0.5, 0]))
     plain = models.mlp(2, widths=(4,), norm="batch")
     model = models.scaled(plain)
-    variables = model.init(jax.random.key(0), x[:1])
-    before = plain.init(jax.random.key(0), x[:1])
-    np.testing.assert_array_equal(
-        models.predict(model, variables, x), models.predict(plain, before, x)
-    )
-    scaling = Scaling(np.float32([1, 2, 3]), np.float32([2, 0.5, 0]))
-    variables = models.with_scaling(variables, scaling)
-    np.testing.assert_allclose(
-        models.predict(model, variables, x),
-        models.predict(plain, before, (x - scaling.shift) * scaling.scale),
-        rtol=1e-6,
-    )
+
+    @jax.jit
+    def run(key: Array) -> tuple[Variables, list[Array], Tree]:
+        new, inside = model.init(key, x[:1]), plain.init(key, x[:1])
+        variables = models.with_scaling(new, scaling)
+        outputs = [
+            models.predict(model, new, x),
+            models.predict(plain, inside, x),
+            models.predict(model, variables, x),
+            models.predict(plain, inside, (x - scaling.shift) * scaling.scale),
+        ]
+        _, after = models.apply(model, variables, x, np.ones(5, bool), True)
+        return variables, outputs, after
+
+    variables, (new, of_plain, scaled, of_scaled), after = run(jax.random.key(0))
+    np.testing.assert_allclose(new, of_plain, rtol=1e-6)
+    np.testing.assert_allclose(scaled, of_scaled, rtol=1e-6)
+    assert np.abs(scaled - new).max() > 0.1
     # Training moves the norm's statistics alone.
-    mask = np.ones(5, bool)
-    _, stats = models.apply(model, variables, x, mask, True)
-    jax.tree.map(np.testing.assert_array_equal, stats.body.inputs, scaling)
-    assert any((leaf != 0).any() for leaf in jax.tree.leaves(stats.body.network))
+    jax.tree.map(np.testing.assert_array_equal, after.body.inputs, scaling)
+    moved = zip(
+        *map(jax.tree.leaves, (after.body.network, variables.stats.body.network)), strict=True
+    )
+    assert all((now != before).any() for now, before in moved)
     models.saved.save(tmp_path / "m.safetensors", variables)
-    loaded = models.saved.load(tmp_path / "m.safetensors", model.init(jax.random.key(5), x[:1]))
+    loaded = models.saved.load(tmp_path / "m.safetensors", variables)
     jax.tree.map(np.testing.assert_array_equal, loaded, variables)
     with pytest.raises(UsageError, match=r"^scaling.shift=.*must be numbers \[3\]"):
         models.with_scaling(variables, Scaling(np.zeros(2), np.ones(3)))
     with pytest.raises(UsageError, match=r"^variables: must be those of a model of `scaled`"):
-        models.with_scaling(before, scaling)
+        models.with_scaling(variables._replace(stats=after._replace(body={})), scaling)
 
 
 def test_default_widths_of_vectors() -> None:
     widths = [models.widths_for(number) for number in (1, 8, 9, 97, 98, 5000)]
     assert widths == [(32, 32), (32, 32), (36, 36), (388, 388), (390, 390), (390, 390)]
+
+
+# The binaries: a regression with domains. Category z occurs in the held-out domain alone, and y in
+# the test split alone.
+
+COLUMNS = ("small", "large", "kind", "constant", "domain", "client", "test", "target")
+
+
+def rows_of_regression(scale: float = 1) -> list[tuple[object, ...]]:
+    """The rows; `scale` changes the features of those that do not train."""
+    rng = np.random.default_rng(0)
+    rows: list[tuple[object, ...]] = []
+    for i in range(60):
+        domain, test = "abc"[i % 3], int(i % 12 == 0)
+        small, large = rng.normal(3, 2), rng.normal(1000, 500)
+        kind = "y" if test else "z" if domain == "c" and i % 2 else "vw"[i % 2]
+        target = small / 2 + large / 1000 + (kind == "v")
+        if test or domain == "c":
+            small, large = scale * small, scale * large
+        rows.append((small, large, kind, 0.1, domain, f"user {i % 5}", test, target))
+    return rows
+
+
+def flags(path: Path, **changes: Any) -> Config:
+    chosen = dict(dataset=str(path), held_out="c", standardise=True, widths=(4,), rounds=2)
+    more = dict(learning_rate=(0.05,), batch_size=8, run_dir=str(path.parent / "run"))
+    return config.of(**(chosen | more | changes))
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("data") / "some.csv", [COLUMNS, *rows_of_regression()])
+
+
+@pytest.fixture(scope="module")
+def trained(regression: Path) -> Path:
+    """The folder of a run on the regression."""
+    with no_figures():
+        train.train(flags(regression))
+    return regression.parent / "run"
+
+
+def training_rows(made: assemble.Assembled) -> np.ndarray:
+    (of_seed,) = made.splits.values()
+    return np.concatenate(federation.parts_of(of_seed[0].train))
+
+
+def test_only_training_examples_decide_shift_and_scale(regression: Path, tmp_path: Path) -> None:
+    made = assemble.assemble(flags(regression))
+    scaling = made.scaling("c")
+    assert scaling is not None
+    rows = training_rows(made)
+    assert set(made.dataset.domain[rows]) == {0, 1}
+    x = np.asarray(made.dataset.x, np.float64)[rows]
+    names = ("small", "large", *(f"kind={kind}" for kind in "vwyz"), "constant")
+    assert made.dataset.features == names
+    np.testing.assert_allclose(scaling[0].shift[:2], x.mean(0)[:2], rtol=1e-6)
+    np.testing.assert_allclose(scaling[0].scale[:2], 1 / x.std(0)[:2], rtol=1e-6)
+    assert scaling[0].shift[2:].tolist() == [0] * 5
+    assert scaling[0].scale[2:].tolist() == [1, 1, 0, 0, 1]
+    other = written(tmp_path / "other.csv", [COLUMNS, *rows_of_regression(1000)])
+    again = assemble.assemble(flags(other)).scaling("c")
+    jax.tree.map(np.testing.assert_array_equal, again, scaling)
+    # Without --standardise categories alone are left out.
+    plain = assemble.assemble(flags(regression, standardise=False)).scaling("c")
+    assert plain is not None
+    assert plain[0].scale.tolist() == [1, 1, 1, 1, 0, 0, 1]
+
+
+def test_the_run_keeps_and_applies_shift_and_scale(trained: Path, regression: Path) -> None:
+    """NumPy computes the predictions from the exported files and the new table."""
+    new = [
+        ("kind", "constant", "target", "large", "small"),
+        ("w", 0.1, 1.5, 900, 2),
+        ("z", 0.1, 2.5, 1500, 3),  # does not occur in training
+        ("new", 0.1, 2.5, 1500, 3),  # does not occur in the file
+    ]
+    path, out = written(regression.parent / "new.csv", new), regression.parent / "p.csv"
+    made = assemble.assemble(flags(regression))
+    assert json.loads((trained / "inputs.json").read_text()) == made.scaling_record("c")
+    started(export.run, export.Options(run=str(trained)))
+    about = json.loads((trained / "export/seed=0/model.json").read_text())["network"]
+    assert about["features"] == list(made.dataset.features)
+    assert about["scaling"]["left_out"] == ["kind=y", "kind=z"]
+    with no_figures():
+        options = dict(run=str(trained), dataset=str(path), predictions=str(out))
+        text = started(evaluate.run, evaluate.Options(**options))
+    assert "| all " in text
+    predicted = [float(line["prediction"]) for line in csv.DictReader(out.open())]
+
+    arrays = safetensors.numpy.load_file(trained / "export/seed=0/model.safetensors")
+    x = [[2, 900, 0, 1, 0, 0, 0.1], [3, 1500, 0, 0, 0, 1, 0.1], [3, 1500, 0, 0, 0, 0, 0.1]]
+    inputs = "stats/body/inputs/"
+    h = (np.array(x) - arrays[f"{inputs}shift"]) * arrays[f"{inputs}scale"]
+    for half in ("body", "head"):
+        kernel, bias = (
+            next(arrays[name] for name in arrays if f"/{half}/" in name and name.endswith(end))
+            for end in ("kernel", "bias")
+        )
+        h = h @ kernel + bias
+        h = np.maximum(h, 0) if half == "body" else h
+    np.testing.assert_allclose(predicted, h[:, 0], rtol=1e-4)
+    assert predicted[1] == predicted[2]
+
+
+def test_other_tables_than_those_of_the_run_are_told(
+    trained: Path, regression: Path, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "new.csv", [("kind", "target", "large"), ("w", 1.5, 900)])
+    with pytest.raises(UsageError, match=r"--dataset=.*new.csv: lacks the column 'small', must"):
+        started(evaluate.run, evaluate.Options(run=str(trained), dataset=str(path)))
+    before = regression.read_text()
+    written(regression, [COLUMNS, *rows_of_regression(2)])
+    try:
+        with pytest.raises(UsageError, match="was trained on other data than --dataset="):
+            started(evaluate.run, evaluate.Options(run=str(trained), dataset=str(path)))
+    finally:
+        regression.write_text(before)
+
+
+@pytest.mark.parametrize("standardise", [False, True])
+def test_a_warning_where_features_are_far_apart(
+    standardise: bool, regression: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = flags(regression, standardise=standardise, run_dir=str(regression.parent / "other"))
+    launch.prepared(chosen, Path(chosen.run.run_dir), in_folders=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (not standardise)
+    for line in lines:
+        start = f"warning: --dataset={regression}: its features differ in scale by a factor of "
+        assert line.startswith(start)
+        assert "small by " in line
+        assert "large by " in line
+
+
+def test_columns_of_clients_are_users(regression: Path) -> None:
+    made = assemble.assemble(flags(regression, partition="user"))
+    split = made.splits["c"][0]
+    assert split.train.num_clients == 5
+    for part in federation.parts_of(split.train):
+        assert made.dataset.user is not None
+        assert len(set(made.dataset.user[part])) == 1
+    two = assemble.assemble(flags(regression, partition="user", clients=2))
+    assert two.splits["c"][0].train.num_clients == 2
+
+
+def test_the_default_network_follows_the_features(regression: Path) -> None:
+    chosen = flags(regression, widths=()).model
+    assert network.arguments(chosen, sources.load(str(regression)))["widths"] == (32, 32)
+    assert "widths" not in network.arguments(chosen, sources.load("digits"))
+
+
+@pytest.mark.parametrize("environment", ["none", "colored"])
+def test_channels_of_images_are_standardised(environment: str) -> None:
+    made = assemble.assemble(config.of(environment=environment, standardise=True))
+    ((held_out, of_seed),) = made.splits.items()
+    rows = np.concatenate(federation.parts_of(of_seed[0].train))
+    images = made.dataset.x if made.dataset.render is None else made.dataset.render(made.dataset.x)
+    x = np.asarray(images, np.float64)[rows] / (255 if environment == "none" else 1)
+    scaling = made.scaling(held_out)
+    assert scaling is not None
+    np.testing.assert_allclose(scaling[0].shift, x.mean((0, 1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(scaling[0].scale, 1 / x.std((0, 1, 2)), rtol=1e-5)
+
+
+def test_show_data_draws_targets_and_features(
+    regression: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path, **other: drawn.append(figure))
+    out = regression.parent / "data.png"
+    text = started(show_data.show, flags(regression), show_data.Options(out=str(out)))
+    assert text.endswith(f"Picture: {out}.")
+    assert "| kind=v " in text
+    holders, *panels = drawn[0].axes
+    names = [panel.get_title() for panel in panels]
+    assert names == ["target", "small", "large", "kind", "constant"]
+    sizes = [bar.get_width() for bar in holders.patches]
+    assert sum(sizes) == 55  # without the test split of other domains
+    large, kind = panels[2:4]
+    dataset = sources.load(str(regression))
+    held_out = dataset.domain == 2
+    outline = large.patches[-1].get_data()  # of the test, drawn last
+    expected = np.histogram(dataset.x[held_out, 1], outline.edges)[0] / 20
+    np.testing.assert_allclose(outline.values, expected)
+    of_test = [bar.get_height() for bar in kind.containers[-1]]
+    np.testing.assert_allclose(of_test, dataset.x[held_out][:, 2:6].mean(0))
+    assert [label.get_text() for label in kind.get_xticklabels()] == ["v", "w", "y", "z"]
+
+
+def test_groups_of_a_figure() -> None:
+    rows = np.array_split(np.arange(40), 10)
+    x, y = np.zeros((40, 1), np.float32), np.zeros(40, np.int32)
+    one = Dataset(x, y, ("k",), y, ("all",), y > 0)
+    many = one._replace(domain=np.arange(40) // 4, domains=tuple(map(str, range(10))))
+    few = one._replace(domain=np.arange(40) // 20, domains=("d", "e"))
+    names = [f"{index}: all" for index in range(10)]
+    what, groups = table_figures.groups_of(few, names[:4], [*rows[:3], np.arange(20, 40)])
+    assert (what, [group.name for group in groups]) == ("domain", ["d", "e (test)"])
+    assert [len(group.rows) for group in groups] == [12, 20]
+    what, groups = table_figures.groups_of(one, names[:4], rows[:4])
+    assert (what, [group.is_test for group in groups]) == ("client", [False] * 3 + [True])
+    what, groups = table_figures.groups_of(many, names, rows)
+    assert (what, [len(group.rows) for group in groups]) == ("split", [36, 4])
+
+
+@pytest.mark.parametrize(
+    ("values", "edges"),
+    [
+        ([0, 2, 1], [-0.5, 0.5, 1.5, 2.5]),
+        ([0.5, 0.5], np.linspace(0, 1, 31)),
+        (np.linspace(0, 1, 400), np.linspace(0, 1, 31)),
+        ([*np.linspace(0, 1, 400), -1000.5], np.linspace(0, 1, 31)),  # in the outer bin
+        (np.geomspace(1, 1e6, 400), np.geomspace(1, 1e6, 31)),
+    ],
+)
+def test_bins(values: Sequence[float], edges: Sequence[float]) -> None:
+    found = table_figures._edges(np.asarray(values, np.float64))
+    np.testing.assert_allclose(found, edges, rtol=1e-5, atol=0.01)
