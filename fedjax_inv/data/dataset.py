@@ -120,8 +120,8 @@ def check_dataset(dataset: Dataset, task: str | None = None) -> None:
     for column in dataset.columns:
         checks.record("dataset.columns", column, Column)
     if dataset.columns and np.shape(dataset.x) != (num_examples, len(dataset.features)):
-        shape = f"[{num_examples}, {len(dataset.features)}]"
-        allowed = f"must be {shape}, with the features of {{columns}}"
+        needed = f"[{num_examples}, {len(dataset.features)}]"
+        allowed = f"must be {needed}, with the features of {{columns}}"
         raise UsageError("dataset.x", dataset.x, allowed, columns=("dataset.columns", ...))
 
 

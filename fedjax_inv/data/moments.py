@@ -20,14 +20,14 @@ _ROUNDING = 1e-13
 class Moments(NamedTuple):
     """The sums of M examples, in float64."""
 
-    count: int  # M, for images times the number of pixels
+    number: int  # M, for images times the number of pixels
     mean: np.ndarray  # [D]
     squares: np.ndarray  # [D] the sums of squared deviations from the mean
 
     @property
     def deviation(self) -> np.ndarray:
         """The standard deviations [D], 0 for a feature that is constant."""
-        deviation = np.sqrt(self.squares / max(self.count, 1))
+        deviation = np.sqrt(self.squares / max(self.number, 1))
         return np.where(deviation > _ROUNDING * np.abs(self.mean), deviation, 0.0)
 
 
@@ -67,10 +67,10 @@ def joined(parts: Iterable[Moments]) -> Moments:
             continue
         if part.mean.shape != total.mean.shape:
             raise UsageError("parts", ..., "must have equal numbers of features")
-        count = total.count + part.count
+        count = total.number + part.number
         step = part.mean - total.mean
-        share = part.count / max(count, 1)
-        squares = total.squares + part.squares + step**2 * total.count * share
+        share = part.number / max(count, 1)
+        squares = total.squares + part.squares + step**2 * total.number * share
         total = Moments(count, total.mean + step * share, squares)
     if total is None:
         raise UsageError("parts", ..., "must hold at least one")

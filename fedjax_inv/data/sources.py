@@ -112,8 +112,8 @@ def load(
         ("like", like, is_table, "a table"),
     ):
         if value is not None and not fits:
-            value = value if isinstance(value, int) else ...
-            raise UsageError(setting, value, f"must be left out for data that are not {needed}")
+            shown = value if isinstance(value, int) else ...
+            raise UsageError(setting, shown, f"must be left out for data that are not {needed}")
     if is_path and path.suffix in FILES and not (is_folder or is_file):
         raise UsageError("name", name, "must be a file, there is none")
     if name == "dsprites":

@@ -86,7 +86,8 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
         block, column = reader.feature(name, known.get(name))
         blocks.append(block)
         columns.append(column)
-    domain, domains = np.zeros(len(y), np.int32), ("all",)
+    domains: tuple[str, ...] = ("all",)
+    domain = np.zeros(len(y), np.int32)
     if roles.domain in names:
         domain, domains = reader.groups(roles.domain)
     return Dataset(
@@ -126,7 +127,7 @@ def _checked(roles: Roles) -> Roles:
         value = getattr(roles, role)
         for name in (value,) if isinstance(value, str) else value:
             if name in before and name == role:
-                roles = roles._replace(**{role: ""})
+                roles = Roles(**{**roles._asdict(), role: ""})
             elif name in before:
                 if before[name] == role:
                     raise UsageError(f"roles.{role}", value, "must be different columns")

@@ -84,11 +84,11 @@ def table(
     width = columns * _PANEL[0] + holders_width
     height = max(lines * _PANEL[1], min(12.0, 0.2 * len(names) + 0.8), 2.6)
     figure = figures.new(width, height)
-    left, right = figure.add_gridspec(1, 2, width_ratios=(holders_width, columns * _PANEL[0]))
-    _draw_holders(figure.add_subplot(left), dataset, names, rows, sizes, height - 0.8)
-    grid = right.subgridspec(lines, columns)
-    for place, panel in zip(grid, panels, strict=False):
-        _draw_panel(figure.add_subplot(place), panel, groups)
+    whole = figure.add_gridspec(1, 2, width_ratios=(holders_width, columns * _PANEL[0]))
+    _draw_holders(figure.add_subplot(whole[0, 0]), dataset, names, rows, sizes, height - 0.8)
+    grid = whole[0, 1].subgridspec(lines, columns)
+    for number, panel in enumerate(panels):
+        _draw_panel(figure.add_subplot(grid[divmod(number, columns)]), panel, groups)
     axes = figure.axes[1:]
     handles, labels = axes[0].get_legend_handles_labels()
     figures.legend(figure, handles, labels)
@@ -236,8 +236,15 @@ def _draw_holders(
             axis.barh(range(len(names)), counts, 0.7, left=starts, color=color, label=label)
             starts = starts + counts
         axis.set_ylim(len(names) - 0.5, -0.5)
-        place = dict(loc="upper center", bbox_to_anchor=(0.4, -0.35 / height), ncols=2)
-        axis.legend(fontsize=7, frameon=False, handlelength=1, **place)
+        below = (0.4, -0.35 / height)
+        axis.legend(
+            loc="upper center",
+            bbox_to_anchor=below,
+            ncols=2,
+            fontsize=7,
+            frameon=False,
+            handlelength=1,
+        )
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(axis="x", labelsize=7)
         axis.locator_params(axis="x", nbins=3)

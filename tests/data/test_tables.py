@@ -328,7 +328,7 @@ def test_sums_of_clients_are_those_of_all_examples() -> None:
     parts = [x[:1], x[1:100], x[100:100], x[100:]]
     found = moments.joined(map(moments.moments, parts))
     pooled = x.astype(np.float64)
-    assert found.count == 300
+    assert found.number == 300
     np.testing.assert_allclose(found.mean, pooled.mean(0), rtol=1e-13)
     np.testing.assert_allclose(found.deviation[:2], pooled.std(0)[:2], rtol=1e-9)
     assert found.deviation[2] == 0  # exactly, though 0.1 is no binary fraction
