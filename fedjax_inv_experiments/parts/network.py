@@ -183,8 +183,9 @@ def _check_scaled(chosen: Network, data: Dataset) -> None:
 
 def _default_widths(chosen: Network, data: Dataset) -> tuple[int, ...] | None:
     """The default widths of the mlp on vectors; None: the network's own."""
-    is_vector = data.render is None and not data.words and np.ndim(data.x) == 2
-    return models.widths_for(data.x.shape[1]) if chosen.model == "mlp" and is_vector else None
+    if chosen.model != "mlp" or data.words or not jax.tree_util.all_leaves([data.x]):
+        return None
+    return models.widths_for(data.x.shape[1]) if np.ndim(data.x) == 2 else None
 
 
 def sample(x: Tree) -> Tree:

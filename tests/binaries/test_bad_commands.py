@@ -472,10 +472,13 @@ COMMANDS: list[tuple[str, str]] = [
             ("ignored_columns", "target", "must differ from --target_column"),
             ("ignored_columns", "z", "is no column of the table"),
             ("task", "both", "unknown; .*must be one of auto, classes"),
-            ("client_column", "city --partition=user --clients=3", "must be an integer in 1..2"),
         )
     ),
     (f"train {D}/table.csv --task=labels", "--dataset=.*: column 'target' must hold true/false"),
+    (
+        f"train {D}/table.csv --client_column=city --partition=user --clients=3",
+        "--clients=3: must be an integer in 1..2, the number of users",
+    ),
     (f"train {D}/table.csv --model=cnn", "--model=cnn: .*must be images"),
     (f"train {D}/table.csv --ignored_columns=x,city", "--dataset=.*: must hold a column of feat"),
     (f"train {D}/tweets.csv --model=lstm --task=values", "--dataset=.*: .*no.* a table"),
