@@ -78,6 +78,8 @@ class RunScores(msgspec.Struct, frozen=True, omit_defaults=True):
     clients: list[ClientScores]
     # [K, K], of the examples that no client holds; none unless the targets are classes
     confusion: list[list[int]] = []
+    # label -> accuracy, or value -> absolute error, of the examples that no client holds
+    columns: dict[str, float] = {}
 
 
 class Evaluated(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -149,11 +151,16 @@ def run_scores(runs: Runs, of: Predicted, asked: Sequence[str] = ()) -> RunScore
     """The scores of a run. asked: names of metrics."""
     task, dataset = runs.data.task, runs.data.dataset
     domains, clients = predictions.by_domain(of, task, asked)
-    counts = np.zeros((0, 0), int)
+    outputs, y = predictions.of_new_clients(of)
     if task.kind == "classes":
-        outputs, y = predictions.of_new_clients(of)
         counts = confusion(outputs.argmax(1), y, len(dataset.classes))
-    return RunScores(of.seed, of.round, domains, clients, counts.tolist())
+        return RunScores(of.seed, of.round, domains, clients, counts.tolist())
+    known = Predictions(task.kind, y, outputs)
+    scores = known.predicted == known.truth
+    if task.kind == "values":
+        scores = abs(known.predicted.astype(np.float64) - known.truth)
+    columns = dict(zip(dataset.classes, scores.mean(0).tolist(), strict=True))
+    return RunScores(of.seed, of.round, domains, clients, columns=columns)
 
 
 def recalls(counts: np.ndarray) -> list[float | None]:
@@ -273,7 +280,7 @@ def _recalls(of: Evaluated) -> list[list[float | None]]:
 
 
 def _accuracies(entries: Iterable[DomainScores | ClientScores]) -> list[float]:
-    return [entry.accuracy for entry in entries]
+    return [entry.score for entry in entries]
 
 
 def tables(of: Evaluated) -> str:
@@ -302,6 +309,16 @@ def tables(of: Evaluated) -> str:
             ),
         }
         parts.append(table(by_class, known))
+    elif len(of.classes) > 1:
+        what, measure = "label", Measure()
+        if of.task == "values":
+            what, measure = "value", Measure("absolute error", is_share=False)
+        shown_column = report.text_of(measure)
+        by_column: dict[str, Callable[[str], str]] = {
+            what: lambda name: name,
+            measure.heading: lambda name: shown_column([run.columns[name] for run in of.runs]),
+        }
+        parts.append(table(of.classes, by_column))
     clients = sorted(_clients(of), key=lambda one: of.score.rank(float(np.mean(_accuracies(one)))))
     if clients:
         more = f" ({_MOST_LINES} of {len(clients)})" if len(clients) > _MOST_LINES else ""
@@ -349,7 +366,7 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
     for row, (what, names, values) in enumerate(groups):
         axis = figure.add_subplot(grid[row, 1])
         if what == "client" and len(names) > run_figures.MOST_DOTS:
-            served = [{e.client: e.accuracy for e in run.clients} for run in of.runs]
+            served = [{e.client: e.score for e in run.clients} for run in of.runs]
             of_seeds = [[run.get(int(name), np.nan) for name in names] for run in served]
             run_figures.draw_quantiles(axis, measure.factor * np.array(of_seeds), 0)
             first = "worst" if measure.higher_is_better else "best"

@@ -75,9 +75,9 @@ def description(one: OneRun) -> dict[str, Any]:
         "scores": {
             "name": runs.result.score.name,
             "higher_is_better": runs.result.score.higher_is_better,
-            "validation": line.validation_accuracy,
-            "test": line.test_accuracy,
-            "by_domain": {name: domain.accuracy for name, domain in line.domains.items()},
+            "validation": line.validation_score,
+            "test": line.test_score,
+            "by_domain": {name: domain.score for name, domain in line.domains.items()},
         },
         "network": {
             "model": runs.config.model.model,

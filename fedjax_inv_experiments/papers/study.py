@@ -367,7 +367,7 @@ def last_test(runs: Sequence[Any]) -> str:
     """The test accuracy at the last round; how many runs diverged, if any did."""
     if _has_diverged(runs):
         return f"diverged, {divergence.count(runs)}"
-    return percent([run["last"] for run in runs], "test_accuracy")
+    return percent([run["last"] for run in runs], "test_score")
 
 
 def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> str:
@@ -385,7 +385,7 @@ def percent(evaluations: Sequence[Any], accuracy: str) -> str:
 
 
 def _test_accuracy(line: Mapping[str, Any]) -> float:
-    return 100 * line["test_accuracy"]
+    return 100 * line["test_score"]
 
 
 def curve(result: RowResult, value: Callable[[Any], float] = _test_accuracy) -> drawings.Line:

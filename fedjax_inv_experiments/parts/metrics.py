@@ -65,7 +65,10 @@ def _balanced_accuracy(of: Predictions) -> float:
 def _f1(of: Predictions) -> float:
     from sklearn.metrics import f1_score
 
-    return f1_score(of.y, of.predicted, average="macro", zero_division=0)
+    if of.kind == "classes":
+        return f1_score(of.y, of.predicted, average="macro", zero_division=0)
+    pairs = zip(of.truth.T, of.predicted.T, strict=True)
+    return float(np.mean([f1_score(*pair, zero_division=0) for pair in pairs]))
 
 
 def _over_columns(
@@ -137,7 +140,7 @@ METRICS = {
     "balanced_accuracy": Metric(
         "the mean of the accuracies on each class", ("classes",), _balanced_accuracy
     ),
-    "f1": Metric("the mean F1 of classes or labels", _PREDICTED, _f1),
+    "f1": Metric("the mean F1 of the classes that occur, or of the labels", _PREDICTED, _f1),
     "auroc": Metric(
         "the area under the ROC curve, the mean over classes against the rest, or over labels",
         _PREDICTED,

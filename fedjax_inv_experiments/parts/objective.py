@@ -211,7 +211,7 @@ def _check_call(
     """Raises UsageError unless a function takes these shapes and returns one real number."""
     where = f"--{flag_name}={name}"
     # A foreign function may raise any error about shapes; ours refuse them by UsageError alone.
-    refusal = (ValueError, TypeError, IndexError) if is_outside(name) else UsageError
+    refusal = Exception if is_outside(name) else UsageError
     try:
         result = jax.eval_shape(function, *arguments)
     except refusal as error:

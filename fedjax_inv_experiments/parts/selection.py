@@ -39,7 +39,7 @@ def differ_by_chance(domains: Sequence[Any]) -> bool:
     The criterion: the statistic of the chi-square test of homogeneity is at most its expectation,
     the number of domains minus one.
     """
-    scores = [(domain["accuracy"], domain["examples"]) for domain in domains if domain["examples"]]
+    scores = [(domain["score"], domain["examples"]) for domain in domains if domain["examples"]]
     total = sum(count for _, count in scores)
     if len(scores) < 2:
         return False
@@ -72,10 +72,10 @@ def rules(measure: Measure) -> dict[str, Rule]:
     """All rules, for evaluations with this score."""
 
     def validation(line: Line) -> float:
-        return measure.rank(line["validation_accuracy"])
+        return measure.rank(line["validation_score"])
 
     def test(line: Line) -> float:
-        return measure.rank(line["test_accuracy"])
+        return measure.rank(line["test_score"])
 
     return {
         "validation": Rule(

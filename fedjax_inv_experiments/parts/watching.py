@@ -9,6 +9,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.federation import Split
 from fedjax_inv_experiments.flags.flag import (
+    Range,
     at_least,
     check_different,
     flag,
@@ -19,6 +20,8 @@ from fedjax_inv_experiments.flags.flag import (
 from fedjax_inv_experiments.parts import metrics
 from fedjax_inv_experiments.parts.objective import ACCURACY, Task
 from fedjax_inv_experiments.parts.selection import RULES
+
+_REAL = Range(lambda value: abs(value) <= 1e38, "a number, at most 1e38 in size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +54,14 @@ class Watching:
         (),
         "Thresholds: report the state in which the watched training score first fell below. An "
         "accuracy lies between 0 and 1.",
+        _REAL,
         kind=float,
     )
     stop_above: tuple[float, ...] = flag(
         (),
         "The same for the first time that it was as high; instead of --stop_below, and without "
         "--warm_start.",
+        _REAL,
         kind=float,
     )
     warm_start: str = flag(

@@ -318,18 +318,6 @@ def open(
     return Runs(where, folder, _alone(chosen, data_dir, dataset), cell, begun.starts, result)
 
 
-def of_folder(folder: Path, assembled: Assembled) -> Runs:
-    """The finished runs of a cell in its folder.
-
-    assembled: the experiment, whose data are not read again if they are of all seeds.
-    """
-    chosen = assembled.config
-    runs = open("run_dir", folder, trusted=chosen.trusted)
-    if set(chosen.run.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
-        return dataclasses.replace(runs, known_data=assembled)
-    return runs
-
-
 def _alone(chosen: Config, data_dir: str, dataset: str) -> Config:
     """A run's flags, changed to one device of one process, which does not influence its states.
 

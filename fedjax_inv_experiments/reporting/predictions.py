@@ -1,6 +1,9 @@
 """The predictions of finished runs: outputs by domain and client, their scores and metrics."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +15,7 @@ from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Tree
+from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.parts import metrics
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Task
@@ -51,7 +55,7 @@ class Scores(NamedTuple):
     """The scores of the predictions for M examples."""
 
     examples: int
-    accuracy: float
+    score: float
     loss: float  # mean
 
 
@@ -60,7 +64,7 @@ class DomainScores(msgspec.Struct, frozen=True, omit_defaults=True):
 
     split: str
     examples: int
-    accuracy: float
+    score: float
     loss: float
     metrics: dict[str, float | None] = {}  # None: not defined
 
@@ -71,7 +75,7 @@ class ClientScores(msgspec.Struct, frozen=True, omit_defaults=True):
     client: int
     domain: str
     examples: int
-    accuracy: float
+    score: float
     loss: float
     metrics: dict[str, float | None] = {}
 
@@ -131,6 +135,7 @@ def predicted(one: OneRun, algorithm: Algorithm, parts: Sequence[Part]) -> Predi
     return Predicted(one.run.seed, one.line().round, parts, outputs, by_client)
 
 
+@functools.cache  # or every run would compile it anew
 def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], Scores]:
     """A function from outputs [M, K] and targets [M, ...] to their scores, M above 0."""
 
@@ -189,6 +194,18 @@ def metric_text(name: str, entries: Iterable[DomainScores | ClientScores]) -> st
     values = [entry.metrics[name] for entry in entries]
     known = [value for value in values if value is not None]
     return report.spread(known, ".4g") if known else ""
+
+
+def of_folder(folder: Path, assembled: Assembled) -> Runs:
+    """The finished runs of a cell in its folder.
+
+    assembled: the experiment, whose data are not read again if they are of all seeds.
+    """
+    chosen = assembled.config
+    runs = finished.open("run_dir", folder, trusted=chosen.trusted)
+    if set(chosen.run.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
+        return dataclasses.replace(runs, known_data=assembled)
+    return runs
 
 
 def chosen(runs: Runs) -> list[int]:

@@ -175,7 +175,7 @@ def table(
         return joined
 
     def test(one: Chosen) -> list[float]:
-        return [line.test_accuracy for line in one.selected]
+        return [line.test_score for line in one.selected]
 
     columns: list[tuple[str, Callable[[str], str]]] = [
         (f"held-out {measure.heading}", lambda label: label),
@@ -191,7 +191,7 @@ def table(
         ),
         (
             "at the last round",
-            over_domains(lambda one: [line.test_accuracy for line in one.last], np.mean, shown),
+            over_domains(lambda one: [line.test_score for line in one.last], np.mean, shown),
         ),
     ]
     if diverged:
@@ -220,7 +220,7 @@ def domains_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY
     first = next(one for one in cells if isinstance(one, Chosen))
 
     def of(name: str) -> Callable[[Chosen | Missing], str]:
-        return _or_why(lambda one: shown([line.domains[name].accuracy for line in one.selected]))
+        return _or_why(lambda one: shown([line.domains[name].score for line in one.selected]))
 
     columns: list[tuple[str, Callable[[Chosen | Missing], str]]] = [
         (f"{measure.name} by domain{measure.percent}", lambda one: one.label),
@@ -230,7 +230,7 @@ def domains_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY
         ),
         (
             "worst domain",
-            _if_chosen(lambda one: shown([line.worst_accuracy for line in one.selected])),
+            _if_chosen(lambda one: shown([line.worst_score for line in one.selected])),
         ),
     ]
     return written(cells, columns)
@@ -258,7 +258,7 @@ def stops_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY) 
 
     def domains(row: _Stopped) -> str:
         names = row.stops[0].domains if row.stops else ()
-        of = {name: [stop.domains[name].accuracy for stop in row.stops] for name in names}
+        of = {name: [stop.domains[name].score for stop in row.stops] for name in names}
         return ", ".join(f"{name} {shown(values)}" for name, values in of.items())
 
     def over(
@@ -266,7 +266,7 @@ def stops_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY) 
     ) -> Callable[[_Stopped], str]:
         return lambda row: text([value(stop) for stop in row.stops]) if row.stops else ""
 
-    last = _if_chosen(lambda one: shown([line.test_accuracy for line in one.last]))
+    last = _if_chosen(lambda one: shown([line.test_score for line in one.last]))
     return written(
         rows,
         {
@@ -275,9 +275,9 @@ def stops_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY) 
             "threshold": lambda row: "" if row.threshold is None else f"{row.threshold:g}",
             "stopped": lambda row: row.met,
             "round": over(lambda stop: stop.round, spread),
-            f"training{unit}": over(lambda stop: stop.train_accuracy, shown),
+            f"training{unit}": over(lambda stop: stop.train_score, shown),
             f"by domain{unit}": domains,
-            f"worst domain{unit}": over(lambda stop: stop.worst_accuracy, shown),
+            f"worst domain{unit}": over(lambda stop: stop.worst_score, shown),
             f"held out at the last round{unit}": lambda row: last(row.cell),
         },
     )
@@ -292,13 +292,13 @@ def choices_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY
         "selected": _or_why(lambda one: ", ".join(f"{k}={v:g}" for k, v in one.hyper.items())),
         "at round": _if_chosen(lambda one: ", ".join(str(line.round) for line in one.selected)),
         f"validation{unit}": _if_chosen(
-            lambda one: shown([line.validation_accuracy for line in one.selected])
+            lambda one: shown([line.validation_score for line in one.selected])
         ),
         f"held out{unit}": _if_chosen(
-            lambda one: shown([line.test_accuracy for line in one.selected])
+            lambda one: shown([line.test_score for line in one.selected])
         ),
         f"held out at the last round{unit}": _if_chosen(
-            lambda one: shown([line.test_accuracy for line in one.last])
+            lambda one: shown([line.test_score for line in one.last])
         ),
         "MB sent in all": _if_chosen(
             lambda one: f"{np.mean([line.bytes for line in one.last]) / 1e6:.1f}"
@@ -344,9 +344,9 @@ def settings_table(results: Sequence[tuple[str, Result]], rule: str, form: str =
         "setting": lambda row: row.setting.text,
         "runs diverged": lambda row: f"{row.setting.num_diverged} of {len(row.setting.indices)}",
         f"validation of the others{measure.unit}": lambda row: row.mean(
-            "validation_accuracy", measure
+            "validation_score", measure
         ),
-        f"held out of the others{measure.unit}": lambda row: row.mean("test_accuracy", measure),
+        f"held out of the others{measure.unit}": lambda row: row.mean("test_score", measure),
     }
     return written(rows, columns, form=form)
 

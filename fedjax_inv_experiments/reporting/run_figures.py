@@ -46,7 +46,7 @@ def write(
     splits = [domain.split for domain in first.domains.values()]
     if splits.count("validation") > 1:
         figures.draw(folder / "domains.png", _parts, drawn, title, by_domain, "domain")
-    if first.accuracy_by_client is not None:
+    if first.score_by_client is not None:
         figures.draw(folder / "clients.png", _parts, drawn, title, by_client, "client")
     if drawn[0][0].last[0].gradients is not None:
         figures.draw(folder / "gradients.png", _gradients, drawn, title)
@@ -81,7 +81,7 @@ def _curves(drawn: Drawn, title: str) -> Figure:
         style = figures.style(number) | {"markevery": figures.spaced(len(rounds), number)}
         for key, how in (("test", {"lw": 1.8}), ("validation", {"lw": 0.7, "mfc": "white"})):
             of_seeds = [
-                [getattr(line, f"{key}_accuracy") for line in lines if line.run == index]
+                [getattr(line, f"{key}_score") for line in lines if line.run == index]
                 for index in one.indices
             ]
             mean, low, high = mean_and_band(one.measure.factor * np.array(of_seeds))
@@ -105,7 +105,7 @@ def _legend(figure: Figure, styles: Iterable[dict[str, Any]], labels: Sequence[s
 
 def by_domain(line: Line) -> Parts:
     """The score on each domain."""
-    return {name: domain.accuracy for name, domain in line.domains.items()}
+    return {name: domain.score for name, domain in line.domains.items()}
 
 
 def by_client(line: Line) -> Parts:
@@ -114,8 +114,8 @@ def by_client(line: Line) -> Parts:
     It is NaN for a client without examples.
     """
     return {
-        str(client): np.nan if accuracy is None else accuracy
-        for client, accuracy in enumerate(line.accuracy_by_client or [])
+        str(client): np.nan if score is None else score
+        for client, score in enumerate(line.score_by_client or [])
     }
 
 

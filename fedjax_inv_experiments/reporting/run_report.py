@@ -16,7 +16,6 @@ from fedjax_inv_experiments.reporting import (
     run_figures,
     tables,
 )
-from fedjax_inv_experiments.reporting.finished import of_folder
 from fedjax_inv_experiments.reporting.predictions import ClientScores, DomainScores
 from fedjax_inv_experiments.running import files
 from fedjax_inv_experiments.running.launch import FinishedCell
@@ -82,7 +81,7 @@ def metrics_table(assembled: Assembled, folder: Path, finished: Sequence[Finishe
         chosen = report.choose(cell.label, cell.result, watched.select)
         if chosen is None:
             continue
-        runs = of_folder(cell.folder, assembled)
+        runs = predictions.of_folder(cell.folder, assembled)
         algorithm = runs.algorithm(chosen.indices[0])
         of_cell: dict[str, list[DomainScores]] = {}
         for index in chosen.indices:

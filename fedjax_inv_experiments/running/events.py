@@ -82,12 +82,12 @@ def scalars(line: Line, score: str = "accuracy") -> Iterator[tuple[str, float]]:
     score = score.replace(" ", "_")
     values = {
         "training/loss": line.train_loss,
-        f"{score}/validation": line.validation_accuracy,
-        f"{score}/test": line.test_accuracy,
-        f"{score}/worst_domain": line.worst_accuracy,
+        f"{score}/validation": line.validation_score,
+        f"{score}/test": line.test_score,
+        f"{score}/worst_domain": line.worst_score,
         "megabytes_sent": line.bytes / 1e6,
     }
     for name, domain in line.domains.items():
-        values[f"{score}_by_domain/{name}"] = domain.accuracy
+        values[f"{score}_by_domain/{name}"] = domain.score
         values[f"loss_by_domain/{name}"] = domain.loss
     yield from ((name, value) for name, value in values.items() if value is not None)

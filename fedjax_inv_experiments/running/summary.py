@@ -76,7 +76,7 @@ def lines(
 def _by_class_and_client(outcome: Outcome, run: int) -> dict[str, Any]:
     """The fields of --watch_classes.
 
-    They are the accuracy on each class and on each client's test examples, None where there are no
+    They are the score on each class and on each client's test examples, None where there are no
     examples, and the means of both over the others.
     """
     if outcome.detailed is None:
@@ -85,8 +85,8 @@ def _by_class_and_client(outcome: Outcome, run: int) -> dict[str, Any]:
     names = (("balanced", "class"), ("client", "client"))
     for (mean, of), scores in zip(names, outcome.detailed, strict=True):
         mine = jax.tree.map(lambda leaf: np.asarray(leaf)[run], scores)
-        fields[f"{mean}_accuracy"] = float(evaluation.balanced(mine))
-        fields[f"accuracy_by_{of}"] = [
+        fields[f"{mean}_score"] = float(evaluation.balanced(mine))
+        fields[f"score_by_{of}"] = [
             round(float(score), 5) if size else None
             for score, size in zip(mine.score, mine.size, strict=True)
         ]
@@ -131,10 +131,10 @@ class _Scores(TypedDict):
     """The fields that `Line` and `Stop` have in common."""
 
     domains: dict[str, Domain]
-    validation_accuracy: float
-    test_accuracy: float
+    validation_score: float
+    test_score: float
     worst_domain: str
-    worst_accuracy: float
+    worst_score: float
 
 
 def _by_domain(
@@ -147,13 +147,13 @@ def _by_domain(
         name: Domain(float(of.score[index]), _number(of.loss[index]), int(of.size[index]), split)
         for name, split, of, index in scores
     }
-    worst = min(domains, key=lambda name: measure.rank(domains[name].accuracy))
+    worst = min(domains, key=lambda name: measure.rank(domains[name].score))
     return {
         "domains": domains,
-        "validation_accuracy": float(np.mean(valid.score)),
-        "test_accuracy": float(test.score[0]),
+        "validation_score": float(np.mean(valid.score)),
+        "test_score": float(test.score[0]),
         "worst_domain": worst,
-        "worst_accuracy": domains[worst].accuracy,
+        "worst_score": domains[worst].score,
     }
 
 
