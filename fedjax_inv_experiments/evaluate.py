@@ -255,7 +255,9 @@ def _check_predictions(text: str) -> Path:
     if path.suffix not in _FORMS:
         raise flag_error("predictions", text, f"must end in {' or '.join(_FORMS)}")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise flag_error("predictions", text, "needs a package: pip install pyarrow")
+        raise flag_error(
+            "predictions", text, "needs a package: pip install 'fedjax_inv[experiments]'"
+        )
     check_place("predictions", path)
     return path
 
