@@ -29,7 +29,6 @@ from matplotlib.figure import Figure
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.flags import command, outside
 from fedjax_inv_experiments.flags.flag import check_picture, check_place, flag, flag_error
 from fedjax_inv_experiments.parts import data as data_flags
@@ -175,18 +174,14 @@ def recalls(counts: np.ndarray) -> list[float | None]:
 def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
     """The scores and the predictions of the selected runs of a folder."""
     assembled, which = runs.data, predictions.chosen(runs)
+    old = assembled.dataset
     metrics.check(options.metrics, assembled.task.kind)
-    if not options.dataset:
+    if not options.dataset or old.columns:  # a table's file holds the columns and categories
         runs.check_data()
-    else:
-        asked = dataclasses.replace(  # preprocessed as the run's own data are
-            config.of().data,
-            dataset=options.dataset,
-            data_dir=options.data_dir,
-            image_size=runs.config.data.image_size,
-            stride=runs.config.data.stride,
-        )
-        new = new_parts(f"--dataset={options.dataset}", data_flags.load(asked), assembled.dataset)
+    if options.dataset:
+        asked = data_flags.like(runs.config.data, options.dataset, options.data_dir)
+        where = f"--dataset={options.dataset}"
+        new = new_parts(where, data_flags.load(asked, like=old), old)
     algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
     found = []
     for index in which:
@@ -197,7 +192,7 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
         run=str(runs.path),
         state=options.state,
         dataset=options.dataset or runs.config.data.dataset,
-        classes=assembled.dataset.classes,
+        classes=old.classes,
         hyper=runs.cell.runs[which[0]].hyper,
         runs=[run_scores(runs, each, options.metrics) for each in found],
         task=assembled.task.kind,

@@ -89,6 +89,7 @@ def description(one: OneRun) -> dict[str, Any]:
                 for name, leaf in saved.named(runs.data.dataset.x).items()
             },
             **meaning(runs),
+            **_features(one),
         },
         "algorithm": {
             "name": runs.cell.algorithm,
@@ -101,6 +102,14 @@ def description(one: OneRun) -> dict[str, Any]:
         "exported": _versions(provenance.record((), runs.config.outside)),
         "flags": config.to_record(runs.config),
     }
+
+
+def _features(one: OneRun) -> dict[str, Any]:
+    """The features of a table, and the shift and scale of the inputs, which the network applies."""
+    data, held_out = one.runs.data, one.runs.cell.held_out
+    scaling = data.scaling_record(held_out)
+    columns = {"features": data.dataset.features} if data.dataset.columns else {}
+    return columns | ({} if scaling is None else {"scaling": scaling["seeds"][str(one.run.seed)]})
 
 
 # The outputs of a network, by the kind of targets.

@@ -2,8 +2,9 @@
 
 fedjax-inv show-data --environment=stained --stain=both --clients=20 --out=data.png
 
-It takes the flags of train, and shows the data of the first seed. It trains nothing. For data that
-are no images it prints the examples of each client, and the range of each feature.
+It takes the flags of train, and shows the data of the first seed. It trains nothing. Of vectors,
+such as those of a table, it draws histograms of targets and features, and prints the range of each
+feature. Texts have no picture.
 """
 
 import dataclasses
@@ -20,11 +21,11 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
-from fedjax_inv_experiments.experiment import assemble, command_line
+from fedjax_inv_experiments.experiment import assemble, command_line, scaling
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import Range, check_picture, flag
-from fedjax_inv_experiments.reporting import data_figures, figures
+from fedjax_inv_experiments.reporting import data_figures, figures, table_figures
 from fedjax_inv_experiments.reporting.data_figures import rendered, to_rgb
 from fedjax_inv_experiments.reporting.tables import table as written
 from fedjax_inv_experiments.running import files, launch
@@ -36,7 +37,6 @@ _LONGEST = 12.0  # inches, the longest side of a picture of counts
 _FEATURES = 30  # the most features in their table
 _MOST_IMAGES = 500  # images in a line
 _MOST_PIXELS = 60_000  # a side of the largest .png that matplotlib can write
-_MOST_WRITTEN = 20  # the most columns of a picture of counts that shows the numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +120,12 @@ def table(dataset: Dataset, holdings: ClientShards) -> str:
 
 
 def features(dataset: Dataset) -> str:
-    """A row for each of the first features of a data set [M, D] of numbers; "" for other data."""
-    x = np.asarray(dataset.x)
-    if x.ndim != 2 or dataset.words:
+    """A row for each of the first features of vectors [M, D]; "" for other data."""
+    if not _are_vectors(dataset):
         return ""
-    rows = [(index, x[:, index].astype(np.float64)) for index in range(min(x.shape[1], _FEATURES))]
+    x = np.asarray(dataset.x)
+    names = scaling.feature_names(dataset, x.shape[1])[:_FEATURES]
+    rows = [(name, x[:, index].astype(np.float64)) for index, name in enumerate(names)]
     columns: dict[str, Callable[[Any], object]] = {
         f"feature of {x.shape[1]}": lambda row: row[0],
         "mean": lambda row: f"{row[1].mean():.3g}",
@@ -133,6 +134,10 @@ def features(dataset: Dataset) -> str:
         "largest": lambda row: f"{row[1].max():.3g}",
     }
     return f"{written(rows, columns, align='right')}\n\n"
+
+
+def _are_vectors(dataset: Dataset) -> bool:
+    return dataset.render is None and not dataset.words and np.ndim(dataset.x) == 2
 
 
 def _percent(right: np.ndarray) -> str:
@@ -165,7 +170,7 @@ def draw(path: Path, dataset: Dataset, holdings: ClientShards, *, title: str, co
     left, *others = figure.subplots(1, len(widths), width_ratios=widths)
     _draw_images(left, dataset, drawn, count)
     for axis, (name, (value, names)), length in zip(others, counts.items(), lengths, strict=True):
-        _draw_counts(axis, partitions.class_counts(value, holdings.rows, len(names)), height)
+        figures.counts(axis, partitions.class_counts(value, holdings.rows, len(names)), height)
         figures.name_x(axis, names, length, 7)
         axis.set_title(f"examples by {name}", fontsize=9)
         axis.set_yticks([])
@@ -206,27 +211,10 @@ def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], cou
     axis.set_title("domains, with labels", fontsize=9)
 
 
-def _draw_counts(axis: Axes, counts: np.ndarray, height: float) -> None:
-    """Draws counts [N, values], shaded by their share of the holder. height: in inches."""
-    num_holders, num_values = counts.shape
-    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    most = max(share.max(), min(1.0, 3 / num_values))  # even shares have a light shade
-    axis.imshow(share, aspect="auto", cmap="Blues", vmin=0, vmax=most)
-    axis.tick_params(length=0)
-    axis.axhline(len(counts) - 1.5, color="black", lw=0.8)  # above the test
-    if num_values <= _MOST_WRITTEN and height / num_holders > 0.1:
-        for (row, column), number in np.ndenumerate(counts):
-            color = "white" if share[row, column] > 0.6 * most else "black"
-            axis.text(
-                column, row, number or "", fontsize=5.5, color=color, ha="center", va="center"
-            )
-
-
 def show(config: Config, options: Options) -> str:
     """Draws the picture, and returns the table and the path of the picture.
 
-    Data that are no images have no picture, but a table of their features. Raises UsageError for
-    flags that do not fit the data.
+    Texts have no picture. Raises UsageError for flags that do not fit the data.
     """
     out = check_picture("out", options.out)
     assembled = assemble.assemble(config, config.run.seeds[:1], launch.start_of(config))
@@ -237,11 +225,18 @@ def show(config: Config, options: Options) -> str:
     holdings = holdings_of(splits[config.run.seeds[0]])
     title = f"{config.title}, held out: {held_out or 'test split'}, seed {config.run.seeds[0]}"
     text = f"\n{title}\n\n{table(assembled.dataset, holdings)}\n\n"
-    shape = rendered(assembled.dataset, np.arange(1)).shape[1:]
-    if len(shape) != 3:
-        return f"{text}{features(assembled.dataset)}No picture: the data are no images."
+    dataset = assembled.dataset
+    text += features(dataset)
+    if warning := assembled.scale_warning():
+        text += f"Warning: {warning}.\n\n"
+    is_image = len(rendered(dataset, np.arange(1)).shape) == 4
+    if not is_image and not _are_vectors(dataset):
+        return f"{text}No picture: the data are neither images nor vectors."
     files.make_folder(out.parent)
-    draw(out, assembled.dataset, holdings, title=title, count=options.images)
+    if is_image:
+        draw(out, dataset, holdings, title=title, count=options.images)
+    else:
+        figures.save(table_figures.table(dataset, *holdings, title), out, dpi=130)
     return f"{text}Picture: {out}."
 
 

@@ -13,6 +13,20 @@ from fedjax_inv.types import Array, Tree
 TASKS = ("classes", "labels", "values")
 
 
+class Column(NamedTuple):
+    """A column of a table."""
+
+    name: str
+    categories: tuple[str, ...] | None = None  # None: numbers
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of its features: its own, or one for each category."""
+        if self.categories is None:
+            return (self.name,)
+        return tuple(f"{self.name}={category}" for category in self.categories)
+
+
 class Dataset(NamedTuple):
     """Examples and their targets on the host, with the domain of each."""
 
@@ -30,6 +44,12 @@ class Dataset(NamedTuple):
     render: Callable[[Tree], Array] | None = None
     user: np.ndarray | None = None  # [M] int32, the user of each example, if known
     words: tuple[str, ...] = ()  # V words, 0 is padding; () if x is not text
+    columns: tuple[Column, ...] = ()  # of a table, whose features are x [M, D]; () for other data
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """D names of the features of a table, () for other data."""
+        return tuple(name for column in self.columns for name in column.features)
 
     @property
     def task(self) -> str:
@@ -48,8 +68,8 @@ def check_dataset(dataset: Dataset, task: str | None = None) -> None:
     Raises:
       UsageError: if there is no example; if a field has not one entry for each target; if a target,
         a domain or a word is out of range; if two names are equal; if x or y holds NaN or infinity;
-        if the task is another one; or if x is one array although there is a `render`
-        (`models.painted` takes one array for images that are rendered already).
+        if the task is another one; if x is not of the columns; or if x is one array although there
+        is a `render` (`models.painted` takes one array for images that are rendered already).
     """
     checks.record("dataset", dataset, Dataset)
     for name, names in (("classes", dataset.classes), ("domains", dataset.domains)):
@@ -96,6 +116,13 @@ def check_dataset(dataset: Dataset, task: str | None = None) -> None:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             name = f"dataset.x{jax.tree_util.keystr(path)}"
             raise UsageError(name, array, "must be finite, holds NaN or infinity")
+    checks.record("dataset.columns", dataset.columns, tuple)
+    for column in dataset.columns:
+        checks.record("dataset.columns", column, Column)
+    if dataset.columns and np.shape(dataset.x) != (num_examples, len(dataset.features)):
+        needed = f"[{num_examples}, {len(dataset.features)}]"
+        allowed = f"must be {needed}, with the features of {{columns}}"
+        raise UsageError("dataset.x", dataset.x, allowed, columns=("dataset.columns", ...))
 
 
 def _check_targets(y: np.ndarray, task: str, num_names: int) -> None:

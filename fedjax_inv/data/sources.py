@@ -1,6 +1,7 @@
 """Sources of data sets: scikit-learn's digits, TFDS, local files and folders."""
 
 import contextlib
+import csv
 import difflib
 import importlib.util
 import json
@@ -18,7 +19,7 @@ import numpy as np
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import dsprites, leaf, text
+from fedjax_inv.data import dsprites, leaf, tables, text
 from fedjax_inv.data.dataset import Dataset, check_dataset
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("fedjax_inv")
 NEEDS_NO_FILE = ("digits", "dsprites")
+FILES = (".npz", ".json", *tables.SUFFIXES)  # suffixes of data sets that are one file
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
 _KEYS = ("x", "y", "domain", "test")  # the arrays of an .npz file that are read
 # Errors that reading a damaged .npz file raises.
@@ -45,6 +47,8 @@ def load(
     num_images: int | None = None,
     vocabulary: int | None = None,
     text_length: int | None = None,
+    roles: tables.Roles | None = None,
+    like: Dataset | None = None,
 ) -> Dataset:
     """Load a data set by name or by path.
 
@@ -59,7 +63,10 @@ def load(
           strings and test [M] bool. Other arrays are not read. y are classes, [M] integers, which
           become 0..K-1 in increasing order; labels, [M, K] bool; or values, [M] or [M, K]
           floating. uint8 x [M, height, width] gets a channel axis, other numbers become float32;
-        - the path of a `.csv` file of Sentiment140, as `text.sentiment140` reads it, with users;
+        - the path of a table, a `.csv` or `.parquet` file, as `tables.table` reads it;
+        - the path of a `.csv` file of Sentiment140, as `text.sentiment140` reads it, with users. It
+          is known by its first line, which has six fields, and is no table's line of names: it
+          starts with a whole number, or ends with Sentiment140's own names user and text;
         - the path of LEAF's FEMNIST, as `leaf.femnist` reads it, with users: a `.json` file, or a
           folder of them. Folders train and test in it are the splits;
         - the path of Tiny-ImageNet: a folder of `train/class/images/file` and of `val/images` with
@@ -71,6 +78,8 @@ def load(
       num_images: how many images of "dsprites" are rendered; by default 20,000.
       vocabulary: the number of words in the vocabulary of texts; by default 10,000.
       text_length: the number of words to which texts are cut or padded; by default 30.
+      roles: which columns of a table are no features, and what its targets are.
+      like: the data set of an earlier table, whose columns a new table must have.
 
     Returns:
       The data set on the host.
@@ -91,17 +100,21 @@ def load(
     # Path.is_dir and Path.is_file would raise OSError for a name that is too long.
     is_folder = is_path and os.path.isdir(path)
     is_file = is_path and os.path.isfile(path)
-    is_csv = is_file and path.suffix == ".csv"
+    is_text = is_file and path.suffix == ".csv" and _is_sentiment140(path)
+    is_table = is_file and path.suffix in tables.SUFFIXES and not is_text
     of_leaf = leaf.files(path) if is_path else []
     for setting, value, fits, needed in (
         ("image_size", image_size, is_folder and not of_leaf, "a folder of images"),
         ("num_images", num_images, name == "dsprites", "rendered"),
-        ("vocabulary", vocabulary, is_csv, "texts"),
-        ("text_length", text_length, is_csv, "texts"),
+        ("vocabulary", vocabulary, is_text, "texts"),
+        ("text_length", text_length, is_text, "texts"),
+        ("roles", roles, is_table, "a table"),
+        ("like", like, is_table, "a table"),
     ):
         if value is not None and not fits:
-            raise UsageError(setting, value, f"must be left out for data that are not {needed}")
-    if is_path and path.suffix in (".npz", ".csv", ".json") and not (is_folder or is_file):
+            shown = value if isinstance(value, int) else ...
+            raise UsageError(setting, shown, f"must be left out for data that are not {needed}")
+    if is_path and path.suffix in FILES and not (is_folder or is_file):
         raise UsageError("name", name, "must be a file, there is none")
     if name == "dsprites":
         return dsprites.load() if num_images is None else dsprites.load(num_images=num_images)
@@ -112,7 +125,10 @@ def load(
         dataset = _tiny_imagenet(path, image_size)
     elif is_folder:
         dataset = _image_folder(path, image_size)
-    elif is_csv:
+    elif is_table:
+        with _of_load(name):
+            dataset = tables.table(path, roles, like=like)
+    elif is_text:
         size = text.VOCABULARY if vocabulary is None else vocabulary
         length = text.TEXT_LENGTH if text_length is None else text_length
         with _of_load(name):
@@ -153,7 +169,7 @@ def _of_load(name: str) -> Iterator[None]:
             file = str(value)
             is_inside = Path(file) != Path(name).expanduser()
             argument, value = (file, ...) if is_inside else ("name", name)
-        raise UsageError(argument, value, allowed) from None
+        raise UsageError(argument, value, allowed, **error.others) from None
 
 
 @contextlib.contextmanager
@@ -229,8 +245,8 @@ def _not_found(name: str, tfds_dir: Path) -> str:
     )
     return (
         f"must be a data set, did you mean {near}? "
-        "Or the path of an .npz file, of a folder domain/class/image, of Sentiment140's .csv or of "
-        "LEAF's .json"
+        "Or the path of an .npz file, of a table (.csv, .parquet), of a folder domain/class/image, "
+        "of Sentiment140's .csv or of LEAF's .json"
     )
 
 
@@ -436,6 +452,18 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
         domain.astype(np.int32),
         tuple(map(str, domains)),
         np.zeros(len(y), bool),
+    )
+
+
+def _is_sentiment140(path: Path) -> bool:
+    """Return whether a .csv file is Sentiment140 and no table, by its first line."""
+    try:
+        with path.open(encoding="latin-1", newline="") as file:
+            first = next(csv.reader(file), [])
+    except (OSError, csv.Error):  # its reader tells
+        return False
+    return len(first) == len(text.COLUMNS) and (
+        first[0].isdecimal() or tuple(first[-2:]) == text.COLUMNS[-2:]
     )
 
 

@@ -22,7 +22,7 @@ VOCABULARY, TEXT_LENGTH = 10_000, 30
 
 # Letters and digits with apostrophes inside, or one other sign.
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*|[^\w\s]|_")
-_COLUMNS = ("label", "id", "date", "query", "user", "text")
+COLUMNS = ("label", "id", "date", "query", "user", "text")
 _CLASSES = {"0": "negative", "4": "positive"}
 _TEST_PART = 10  # one in ten tweets is for the test, as in LEAF's example
 
@@ -127,11 +127,11 @@ def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
     rows = []
     try:
         for number, row in enumerate(csv.reader(io.StringIO(whole, newline="")), 1):
-            if len(row) != len(_COLUMNS) or row[0] not in _CLASSES:
+            if len(row) != len(COLUMNS) or row[0] not in _CLASSES:
                 raise UsageError(
                     "path",
                     name,
-                    f"must hold the columns {', '.join(_COLUMNS)} of Sentiment140 without a "
+                    f"must hold the columns {', '.join(COLUMNS)} of Sentiment140 without a "
                     f"header, and labels 0 or 4; row {number} has {len(row)} columns and starts "
                     f"with {row[0][:20] if row else ''!r}",
                 )

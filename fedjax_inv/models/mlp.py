@@ -38,6 +38,23 @@ class Logits(nn.Module):
         return nn.Dense(self.num_classes)(x)
 
 
+def widths_for(num_features: int) -> tuple[int, int]:
+    """Return widths of an MLP's hidden layers for vectors of features.
+
+    Args:
+      num_features: D.
+
+    Returns:
+      Two layers of 4 D units each, at least 32 and at most 390.
+
+    Raises:
+      UsageError: for a number below 1.
+    """
+    checks.integer("num_features", num_features, 1)
+    width = min(max(4 * num_features, 32), 390)
+    return (width, width)
+
+
 def mlp(
     num_classes: int,
     *,

@@ -17,6 +17,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.federation import Split
 from fedjax_inv.devices import ClientShards, SharedExamples
+from fedjax_inv.models import Scaling
 from fedjax_inv.types import Array, Cohort, Federation, Tree, Variables
 
 T = TypeVar("T", ClientShards, SharedExamples)
@@ -56,6 +57,7 @@ class Inputs(NamedTuple):
     watched: Watched | None = None
     variables: Variables | None = None  # [R, ...] networks to start from; None: drawn by the seed
     detailed: Detailed | None = None
+    scaling: Scaling | None = None  # [R, D] of the inputs of a model of `models.scaled`
 
 
 def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
@@ -96,6 +98,7 @@ def inputs(
     warm_start: Callable[[np.ndarray], int] = lambda sizes: 0,
     variables: Mapping[int, Variables] | None = None,
     num_classes: int = 0,
+    scaling: Mapping[int, Scaling] | None = None,
 ) -> Inputs:
     """Return the inputs of R runs.
 
@@ -109,6 +112,7 @@ def inputs(
       variables: the networks to start from, by seed; by default they are drawn.
       num_classes: K of the data if evaluations also report the scores of the test examples class by
         class and in the proportions of each client's classes; 0 if not.
+      scaling: the shift and scale of the inputs, by seed; they replace those of `variables`.
 
     Returns:
       The inputs, each leaf with a leading R.
@@ -165,10 +169,13 @@ def inputs(
             _first(test, watch_examples),
             jnp.asarray(rounds_before, jnp.int32),
         )
-    start = None
-    if variables is not None:
-        chosen = (variables[run.seed] for run in runs)
-        start = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *chosen)
+
+    def by_run(of_seed: Mapping[int, Tree] | None) -> Tree | None:
+        if of_seed is None:
+            return None
+        chosen = (of_seed[run.seed] for run in runs)
+        return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *chosen)
+
     detailed = None
     if num_classes:
         pairs = [
@@ -191,8 +198,9 @@ def inputs(
         test=test,
         group=jax.device_put(groups(stacked.domain)[which]),
         watched=watched,
-        variables=start,
+        variables=by_run(variables),
         detailed=detailed,
+        scaling=by_run(scaling),
     )
 
 

@@ -15,6 +15,7 @@ from fedjax_inv import (
     devices,
     diagnostics,
     evaluation,
+    models,
     objectives,
     platforms,
     rounds,
@@ -133,6 +134,8 @@ class OneRun(NamedTuple):
         variables = inputs.variables
         if variables is None:
             variables = self.experiment.model.init(jax.random.fold_in(key, 0), sample)
+        if inputs.scaling is not None:
+            variables = models.with_scaling(variables, inputs.scaling)
         return rounds.init(
             self.algorithm(inputs),
             variables,

@@ -1,7 +1,7 @@
 """From all flags to an experiment: its grid, network and data, and each cell ready to compile."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,9 +12,11 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
+from fedjax_inv.data.moments import Moments
 from fedjax_inv.devices import Layout
+from fedjax_inv.models import Scaling
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Variables
-from fedjax_inv_experiments.experiment import grid
+from fedjax_inv_experiments.experiment import grid, scaling
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.flag import flag_error, in_flags
@@ -76,12 +78,47 @@ class Assembled(NamedTuple):
             watch_examples=watched.watch_examples,
             warm_start=lambda sizes: watching.warm_start(watched, config.clients.batch_size, sizes),
             variables=self.variables,
+            scaling=self.scaling(cell.held_out),
             num_classes=len(self.dataset.classes) if watched.watch_classes else 0,
         )
         groups = program.group_names(splits[cell.runs[0].seed])
         sizes = training.sizes(config.clients, np.asarray(inputs.train.size))
         common = experiment(config, cell, self.model, self.task, len(groups), sizes)
         return Prepared(common, inputs, groups, sizes, self.data, self.layout(cell))
+
+    def scaling(self, held_out: str | None) -> Mapping[int, Scaling] | None:
+        """The shift and scale of the network's inputs, by seed; None if it has none."""
+        if not network.is_scaled(self.config.model, self.dataset):
+            return None
+        found = {seed: self._moments(held_out, seed) for seed in self.splits[held_out]}
+        standardise = self.config.model.standardise
+        return {
+            seed: scaling.of_moments(self.dataset, each, standardise)
+            for seed, each in found.items()
+        }
+
+    def scaling_record(self, held_out: str | None) -> dict[str, Any] | None:
+        """The same as values of JSON, with the names of the features; None if there is none."""
+        of_seed = self.scaling(held_out)
+        if of_seed is None:
+            return None
+        by_seed = {str(seed): scaling.record(self.dataset, of) for seed, of in of_seed.items()}
+        count = len(next(iter(of_seed.values())).scale)
+        return {"features": scaling.feature_names(self.dataset, count), "seeds": by_seed}
+
+    def scale_warning(self) -> str:
+        """A line about features of very different scales; "" without --standardise or vectors."""
+        dataset = self.dataset
+        is_vector = dataset.render is None and not dataset.words and np.ndim(dataset.x) == 2
+        if self.config.model.standardise or not is_vector:
+            return ""
+        held_out, of_seed = next(iter(self.splits.items()))
+        return scaling.warning(dataset, self._moments(held_out, next(iter(of_seed))))
+
+    def _moments(self, held_out: str | None, seed: int) -> Moments:
+        """The sums of the training examples of a run."""
+        x = jax.tree.map(np.asarray, self.data.x)
+        return scaling.of_clients(self.dataset, x, self.splits[held_out][seed])
 
     def layout(self, cell: Cell) -> Layout:
         """The layout of a cell's runs and clients on devices.
@@ -241,7 +278,7 @@ def _split(
     config: Config, dataset: Dataset, data: Examples, domain: str | None, seed: int, first_row: int
 ) -> Split:
     """The split of a seed, with one domain held out. data, first_row: as in `partition.split`."""
-    num_clients = config.partition.num_clients(len(dataset.domains) - (domain is not None))
+    num_clients = config.partition.num_clients(dataset, domain)
     participation.check_clients(config.participation, num_clients, config.run.rounds)
     # With the same seed as the environments, the drawn test would be one of them. With --data_seed
     # the seeds differ anyway.

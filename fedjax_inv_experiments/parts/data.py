@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import sources
-from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data import sources, tables
+from fedjax_inv.data.dataset import TASKS, Dataset
 from fedjax_inv_experiments.flags.flag import (
     INSIDE,
     at_least,
@@ -22,6 +22,15 @@ from fedjax_inv_experiments.flags.flag import (
 )
 
 _LONGEST_NAME = 100  # bytes of a domain's name
+# The flag of each of `tables.Roles`.
+_ROLES = {
+    "target": "target_column",
+    "domain": "domain_column",
+    "client": "client_column",
+    "test": "test_column",
+    "ignored": "ignored_columns",
+    "task": "task",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +40,32 @@ class Data:
     dataset: str = flag(
         "digits",
         "digits, dsprites, a TFDS name, or the path of an .npz, of a folder of images, of "
-        "Tiny-ImageNet, of LEAF's FEMNIST (.json) or of Sentiment140 (.csv).",
+        "Tiny-ImageNet, of LEAF's FEMNIST (.json), of Sentiment140 (.csv) or of a table (.csv or "
+        ".parquet).",
+    )
+    target_column: tuple[str, ...] = flag(
+        ("target",), "The column of a table's targets; several with commas."
+    )
+    domain_column: str = flag(
+        "domain", "The column of a table's domains; it may be absent if it has the default name."
+    )
+    client_column: str = flag(
+        "client", "The column of a table's clients, for --partition=user; it may be absent, too."
+    )
+    test_column: str = flag(
+        "test",
+        "The column that says whether a row of a table is in the test split (true/false or 1/0); "
+        "it may be absent, too.",
+    )
+    ignored_columns: tuple[str, ...] = flag(
+        (), "Columns of a table that are no features. All columns without a flag are.", kind=str
+    )
+    task: str = flag(
+        "auto",
+        "What a table's targets are; auto: one target is of classes if it holds texts, true/false, "
+        f"or whole numbers of which at most {tables.MOST_CLASSES} differ, else of values; several "
+        "are labels if they hold true/false, else values.",
+        choices=("auto", *TASKS),
     )
     data_dir: str = flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
     image_size: int = flag(
@@ -73,7 +107,7 @@ class Data:
     def is_path(self) -> bool:
         """Whether the data set is a file or a folder."""
         path = Path(self.dataset).expanduser()
-        return path.suffix in (".npz", ".csv", ".json") or (
+        return path.suffix in sources.FILES or (
             self.dataset not in sources.NEEDS_NO_FILE and os.path.isdir(path)
         )
 
@@ -85,9 +119,13 @@ def check(chosen: Data) -> None:
 
 def without_effect(chosen: Data) -> dict[str, str]:
     """The flags of this group that have no effect, and why."""
-    if sources.may_be_prepared(chosen.dataset):
-        return {}
-    return {"data_dir": _not_of_tfds(chosen.dataset)}
+    idle = {}
+    if not sources.may_be_prepared(chosen.dataset):
+        idle["data_dir"] = _not_of_tfds(chosen.dataset)
+    if not is_table(chosen.dataset):
+        text = f"has no effect with --dataset={chosen.dataset}, which is no table"
+        idle |= dict.fromkeys(_ROLES.values(), text)
+    return idle
 
 
 def check_data_dir(data_dir: str, *datasets: str) -> None:
@@ -113,8 +151,32 @@ def check_test_fraction(chosen: Data, *, is_drawn: bool) -> None:
         )
 
 
-def load(chosen: Data) -> Dataset:
-    """The data set, before environments. Raises UsageError if it cannot be read."""
+def _roles(chosen: Data) -> tables.Roles | None:
+    """The roles of a table's columns; None for the default ones."""
+    roles = tables.Roles(**{role: getattr(chosen, name) for role, name in _ROLES.items()})
+    return None if roles == tables.Roles() else roles
+
+
+def like(before: Data, dataset: str, data_dir: str) -> Data:
+    """The flags that read other data as a run's own are read."""
+    names = ["image_size", "stride"]
+    if is_table(before.dataset) and is_table(dataset):
+        names += _ROLES.values()
+    same = {name: getattr(before, name) for name in names}
+    return Data(dataset=dataset, data_dir=data_dir, **same)
+
+
+def is_table(dataset: str) -> bool:
+    """Whether a data set is a table by its name, or else Sentiment140."""
+    return Path(dataset).suffix in tables.SUFFIXES
+
+
+def load(chosen: Data, like: Dataset | None = None) -> Dataset:
+    """The data set, before environments. Raises UsageError if it cannot be read.
+
+    like: the data set of a run; if both are tables, the new one must have its columns.
+    """
+    both = like is not None and like.columns and is_table(chosen.dataset)
     try:
         loaded = sources.load(
             chosen.dataset,
@@ -123,9 +185,11 @@ def load(chosen: Data) -> Dataset:
             num_images=chosen.num_images or None,
             vocabulary=chosen.vocabulary or None,
             text_length=chosen.text_length or None,
+            roles=_roles(chosen),
+            like=like if both else None,
         )
     except UsageError as error:
-        names = flag_names(Data)
+        names = flag_names(Data) | {f"roles.{role}": name for role, name in _ROLES.items()}
         # An error about a file inside a folder names that file instead.
         if str(error.value) == chosen.dataset:
             names["name"] = "dataset"

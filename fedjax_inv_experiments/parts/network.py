@@ -32,7 +32,11 @@ class Network:
 
     model: str = flag("mlp", f"The network: {', '.join(names.MODELS)}, or package.module:factory.")
     widths: tuple[int, ...] = flag(
-        (), "Widths of the hidden layers; default: the network's own.", at_least(1), kind=int
+        (),
+        "Widths of the hidden layers; default: the network's own; of the mlp on vectors of D "
+        "numbers two layers of 4 D, at least 32 and at most 390.",
+        at_least(1),
+        kind=int,
     )
     activation: str = flag("relu", "Activation of the mlp.", choices=ACTIVATIONS)
     norm: str = flag(
@@ -58,6 +62,12 @@ class Network:
     augment: bool = flag(
         False, "Whether training images (RGB) are cropped, flipped and coloured at random."
     )
+    standardise: bool = flag(
+        False,
+        "Whether features (of images: channels) are shifted and scaled to mean 0 and deviation 1, "
+        "by sums over the training clients' examples; the network keeps shift and scale. Constant "
+        "features and categories stay as they are.",
+    )
     dtype: str = flag(
         "float32",
         "The dtype that the network computes in; parameters, losses and the server's sums are "
@@ -77,7 +87,7 @@ class Network:
 
 
 # The flags that apply to all networks.
-_GENERAL = ("model", "init_from", "augment", "dtype")
+_GENERAL = ("model", "init_from", "augment", "standardise", "dtype")
 # The factory argument that belongs to a flag, where the two names differ.
 _ARGUMENT = {"weights": "image_size"}
 
@@ -112,7 +122,7 @@ def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:
     values = {
         "activation": chosen.activation,
         "conv": chosen.conv,
-        "widths": chosen.widths or None,
+        "widths": chosen.widths or _default_widths(chosen, data),
         "cut": None if chosen.cut < 0 else chosen.cut,
         "norm": None if chosen.norm == "none" else chosen.norm,
         "vocabulary": len(data.words),
@@ -134,6 +144,9 @@ def make(chosen: Network, data: Dataset) -> Model:
     model = names.called("model", chosen.model, flags, Model, factory, num_classes, **settings)
     if chosen.dtype != "float32":
         model = models.computed_in(model, chosen.dtype)
+    if is_scaled(chosen, data):
+        _check_scaled(chosen, data)
+        model = models.scaled(model)
     if chosen.weights:
         try:
             model = models.weights.pretrained(model, chosen.weights)
@@ -149,6 +162,30 @@ def make(chosen: Network, data: Dataset) -> Model:
     if data.render:
         model = models.painted(model, data.render)
     return model
+
+
+def is_scaled(chosen: Network, data: Dataset) -> bool:
+    """Whether the network shifts and scales its inputs.
+
+    It also does for categories, as those that do not occur in training are 0 (`scale` is 0).
+    """
+    return chosen.standardise or any(column.categories for column in data.columns)
+
+
+def _check_scaled(chosen: Network, data: Dataset) -> None:
+    """Raises UsageError if --standardise does not fit the data or other flags."""
+    if data.words:
+        raise flag_error("standardise", True, "must be false, as the data are words of texts")
+    if chosen.weights:
+        text = f"must be false with --weights={chosen.weights}, whose images have their own scale"
+        raise flag_error("standardise", True, text)
+
+
+def _default_widths(chosen: Network, data: Dataset) -> tuple[int, ...] | None:
+    """The default widths of the mlp on vectors; None: the network's own."""
+    if chosen.model != "mlp" or data.words or not jax.tree_util.all_leaves([data.x]):
+        return None
+    return models.widths_for(data.x.shape[1]) if np.ndim(data.x) == 2 else None
 
 
 def sample(x: Tree) -> Tree:

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
@@ -26,7 +28,7 @@ class Partition:
         "domain",
         "How clients share the training examples; dirichlet: each class in random proportions; "
         "quantity: random sizes; shards: pieces of the examples sorted by label; user: all "
-        "examples of a user go to one client.",
+        "examples of a user (of a table: of a client) go to one client.",
         choices=("domain", "iid", "dirichlet", "quantity", "shards", "user"),
     )
     alpha: float = flag(
@@ -43,7 +45,11 @@ class Partition:
         "the end of one and the beginning of the next.",
         at_least(1),
     )
-    clients: int = flag(0, "Training clients; 0: one per training domain.", at_least(0))
+    clients: int = flag(
+        0,
+        "Training clients; 0: one per training domain, with --partition=user one per user.",
+        at_least(0),
+    )
     imbalance: float = flag(
         1.0,
         "Ratio of the first class's number of training examples to the last one's; the others "
@@ -51,9 +57,16 @@ class Partition:
         Range(lambda value: 1 <= value < float("inf"), "at least 1"),
     )
 
-    def num_clients(self, num_training_domains: int) -> int:
-        """The number of training clients."""
-        return self.clients or num_training_domains
+    def num_clients(self, dataset: Dataset, held_out: str | None) -> int:
+        """The number of training clients. held_out: the domain for the test, None for a split."""
+        if self.clients:
+            return self.clients
+        if self.partition != "user" or dataset.user is None:
+            return len(dataset.domains) - (held_out is not None)
+        trains = ~np.asarray(dataset.test)
+        if held_out in dataset.domains:
+            trains &= dataset.domain != dataset.domains.index(held_out)
+        return max(1, len(np.unique(dataset.user[trains])))
 
 
 def without_effect(chosen: Partition) -> dict[str, str]:

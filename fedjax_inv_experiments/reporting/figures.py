@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _MARKERS = "osv^D<>PX*d"  # 11 markers and 5 lines share no factor: 55 pairs
 _CHARACTER = 0.62  # the width of most characters, as a part of the font size
 _LINE = 1.5  # the height of a line of text, as a part of the font size
 _LONGEST = 24  # characters of a name at an axis
+_MOST_WRITTEN = 20  # the most columns of a picture of counts that shows the numbers
 _DIGEST = "Data-SHA256"  # the entry of a PNG with the digest of what it shows
 
 
@@ -169,6 +171,29 @@ def _thinned(names: Sequence[str], each: float, inches: float) -> tuple[range, l
     """The places and texts of as many evenly spaced names as fit; long names are cut."""
     step = max(1, math.ceil(each * len(names) / inches))
     return range(0, len(names), step), [literal(name) for name in _cut(names)[::step]]
+
+
+def counts(
+    axis: Axes, counts: np.ndarray, height: float, sums: Sequence[int] | None = None
+) -> None:
+    """Draws counts [N, values] of N - 1 clients and the test, shaded by their share of the client.
+
+    height: in inches. sums: the examples of each, if they are not the sums of the counts.
+    """
+    num_holders, num_values = counts.shape
+    whole = counts.sum(1) if sums is None else np.asarray(sums)
+    share = counts / np.maximum(whole[:, None], 1)
+    most = max(share.max(), min(1.0, 3 / num_values))  # even shares have a light shade
+    axis.imshow(share, aspect="auto", cmap="Blues", vmin=0, vmax=most)
+    axis.set_xticks([])
+    axis.tick_params(length=0)
+    axis.axhline(len(counts) - 1.5, color="black", lw=0.8)  # above the test
+    if num_values <= _MOST_WRITTEN and height / num_holders > 0.1:
+        for (row, column), number in np.ndenumerate(counts):
+            color = "white" if share[row, column] > 0.6 * most else "black"
+            axis.text(
+                column, row, number or "", fontsize=5.5, color=color, ha="center", va="center"
+            )
 
 
 def draw(path: Path, paint: Callable[..., Figure], *shown: Any, dpi: int = 120) -> None:

@@ -20,6 +20,7 @@ from fedjax_inv_experiments.experiment import assemble, grid, memory
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.flags.flag import check_place, flag_error
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.parts.training import Sizes
@@ -40,6 +41,7 @@ from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
 from fedjax_inv_experiments.running.signals import Stop, Stopped
 
 _CHUNKS = "chunks.json"
+_INPUTS = "inputs.json"  # the shift and scale of the network's inputs
 
 
 class FinishedCell(NamedTuple):
@@ -89,6 +91,10 @@ def prepared(config: Config, folder: Path, *, in_folders: bool) -> "Launch":
     results = _finished(assembled, places)
     todo = [cell for cell in assembled.cells if results[cell.name] is None]
     disk.check(assembled, folder, places, todo)
+    warning = assembled.scale_warning()
+    if warning and machine.leads():
+        where = f"--dataset={config.data.dataset}"
+        print(errors.printable(f"warning: {where}: {warning}"), file=sys.stderr)
     return Launch(assembled, folder, places)
 
 
@@ -184,6 +190,9 @@ class Launch:
         folders.begin(place, self._assembled.config, cell, self._programs.start)
         if networks is not None:
             initial.record(place, networks)
+        scaling = self._assembled.scaling_record(cell.held_out)
+        if scaling is not None:
+            files.write_json(place / _INPUTS, scaling)
         job = ahead.take(self._key(cell), lambda: self._job(cell))
         self._programs.record(cell, place)
         try:

@@ -200,6 +200,9 @@ def _others(folder: Path) -> None:
         ("notes.txt", "hello"),
         ("bad.csv", "a,b\n"),
         ("empty.csv", ""),
+        ("table.csv", "x,city,target\n1,Rome,0.5\n2,Oslo,1.5\n3,Rome,2.5\n"),
+        ("ragged.csv", "x,target\n1\n"),
+        ("bad.parquet", "x"),
         ("label.csv", '"2","1","d","q","u","t"\n'),
         ("empty.json", ""),
         ("bad.json", "{}"),
@@ -435,6 +438,9 @@ COMMANDS: list[tuple[str, str]] = [
             ("bad.csv", "must hold the columns"),
             ("empty.csv", "must hold at least one example"),
             ("label.csv", "labels 0 or 4"),
+            ("ragged.csv", "must be a .csv file with as many fields in each line"),
+            ("bad.parquet", "must be a .parquet file"),
+            ("nowhere.parquet", "must be a file, there is none"),
             ("pipe.json", "must be a file"),
             ("empty.json", "must be LEAF's json"),
             ("bad.json", "must be LEAF's json"),
@@ -459,6 +465,35 @@ COMMANDS: list[tuple[str, str]] = [
     ("show_data --data_dir=/data", "--data_dir=/data: has no effect with --dataset=digits"),
     (f"train {D}/one_label.csv --model=lstm", "--dataset=.*: has the class 'positive' alone"),
     (f"train {D}/bad.csv --model=lstm", "--dataset=.*: must hold the columns .* of Sentiment140"),
+    # Tables.
+    *(
+        (f"train {D}/table.csv --{flag}={value}", f"--{flag}={value}: {error}")
+        for flag, value, error in (
+            *((f"{role}_column", "no", "is no column of the .*") for role in ("domain", "client")),
+            ("test_column", "tes", "is no column of the table; it has x, city, target"),
+            ("test_column", "cit", "is no column of the table; did you mean city"),
+            ("target_column", "y", "is no column of the table; it has x, city, target"),
+            ("target_column", "x,x", "must be different columns"),
+            ("target_column", "", "must be the name of a column"),
+            ("domain_column", "target", "must differ from --target_column"),
+            ("ignored_columns", "target", "must differ from --target_column"),
+            ("ignored_columns", "z", "is no column of the table"),
+            ("task", "both", "unknown; .*must be one of auto, classes"),
+        )
+    ),
+    (f"train {D}/table.csv --task=labels", "--dataset=.*: column 'target' must hold true/false"),
+    (
+        f"train {D}/table.csv --client_column=city --partition=user --clients=3",
+        "--clients=3: must be an integer in 1..2, the number of users",
+    ),
+    (f"train {D}/table.csv --model=cnn", "--model=cnn: .*must be images"),
+    (f"train {D}/table.csv --ignored_columns=x,city", "--dataset=.*: must hold a column of feat"),
+    (f"train {D}/tweets.csv --model=lstm --task=values", "--dataset=.*: .*no.* a table"),
+    (
+        f"train {D}/tweets.csv --model=lstm --standardise",
+        "--standardise=true: must be false, as the data are words",
+    ),
+    ("train --target_column=y", "--target_column=y: has no effect with --dataset=digits, which is"),
     ("train --dataset=xyz", "--dataset=xyz: .* of Sentiment140's .csv or of LEAF's .json"),
     # Numbers have the digits 0 to 9, and float32 tells them from 0.
     *(

@@ -212,8 +212,10 @@ def test_what_cannot_be_shown(tmp_path: Path, change: dict[str, Any], words: str
     assert not list(tmp_path.iterdir())
 
 
-def test_data_that_are_no_images(tmp_path: Path) -> None:
-    """Tables and texts have no picture; of a table the range of each feature is printed."""
+def test_data_that_are_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of vectors the range of each feature is printed and drawn; texts have no picture."""
+    drawn: list[Path] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path, **other: drawn.append(path))
     table, texts = tmp_path / "vectors.npz", tmp_path / "texts.csv"
     x = np.arange(80.0).reshape(40, 2) * [1, 1000]
     np.savez(table, x=x, y=np.arange(40) % 2)
@@ -222,14 +224,18 @@ def test_data_that_are_no_images(tmp_path: Path) -> None:
         show_data.show(*options(tmp_path, dataset=str(path), model=model))
         for path, model in ((table, "mlp"), (texts, "lstm"))
     )
-    assert cells(of_table)[-2:] == [
+    assert [line for line in cells(of_table) if line[0] in "01"] == [
         ["0", "39", "23.1", "0", "78"],
         ["1", "4e+04", "2.31e+04", "1e+03", "7.9e+04"],
     ]
     for text in (of_table, of_texts):
         assert "| in all" in text
-        assert text.endswith("No picture: the data are no images.")
-    assert {*tmp_path.iterdir()} == {table, texts}
+    out = tmp_path / "new" / "data.png"
+    assert drawn == [out]
+    assert "Warning: its features differ in scale by a factor of 1e+03 (" in of_table
+    assert of_table.endswith(f"Picture: {out}.")
+    assert of_texts.endswith("No picture: the data are neither images nor vectors.")
+    assert {*tmp_path.iterdir()} == {table, texts, out.parent}
 
 
 def test_the_flags_are_those_of_train_and_its_own() -> None:

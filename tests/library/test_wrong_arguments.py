@@ -42,7 +42,15 @@ from fedjax_inv import (
 )
 from fedjax_inv.algorithms import LISTED, fedavg
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import dsprites, environments, federation, simpson, stains
+from fedjax_inv.data import (
+    dsprites,
+    environments,
+    federation,
+    moments,
+    simpson,
+    stains,
+    tables,
+)
 from fedjax_inv.data.dataset import Dataset
 
 _PLACE = "fedjax_inv."
@@ -136,6 +144,7 @@ EXEMPT = {
 KEY = jax.random.key(0)
 SGD = optax.sgd(0.1)
 MODEL = models.mlp(3, widths=(2,))
+VECTORS = np.zeros((2, 3), np.float32)
 WORK = local.epochs(SGD, batch_size=2)
 SCHEDULE = schedules.everyone(3, 4)
 RNG = np.random.default_rng(0)
@@ -191,6 +200,12 @@ def folder_of_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @functools.cache
 def folder() -> Path:
     return Path.cwd()
+
+
+@functools.cache
+def table_file() -> Path:
+    (folder() / "table.csv").write_text("x,target\n1,a\n2,b\n")
+    return folder() / "table.csv"
 
 
 @functools.cache
@@ -403,6 +418,9 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "seed": 0,
     },
     "data.stains.tint": lambda: {"x": stains.Stained(IMAGES, CUE, CUE)},
+    "data.moments.moments": lambda: {"x": VECTORS},
+    "data.moments.joined": lambda: {"parts": [moments.moments(VECTORS)]},
+    "data.tables.table": lambda: {"path": table_file(), "roles": tables.Roles()},
     "data.text.tokenize": lambda: {"text": "a b"},
     "data.text.vocabulary": lambda: {"texts": [["a", "b"]], "size": 3},
     "data.text.encode": lambda: {"texts": [["a"]], "words": ("", "?", "a"), "length": 2},
@@ -521,6 +539,12 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "image_size": 32,
         "norm": "batch",
         "widths": (2,) * 4,
+    },
+    "models.mlp.widths_for": lambda: {"num_features": 3},
+    "models.scaling.scaled": lambda: {"model": MODEL},
+    "models.scaling.with_scaling": lambda: {
+        "variables": models.scaled(MODEL).init(KEY, VECTORS),
+        "scaling": models.Scaling(np.zeros(3), np.ones(3)),
     },
     "models.saved.save": lambda: {"path": folder() / "a.safetensors", "tree": variables()},
     "models.saved.about": lambda: {"path": saved_file()},
