@@ -16,6 +16,7 @@ from fedjax_inv.models.lowerings import lowering as lowering
 from fedjax_inv.models.lstm import lstm as lstm
 from fedjax_inv.models.lstm import word_weights as word_weights
 from fedjax_inv.models.mlp import mlp as mlp
+from fedjax_inv.models.nnx_modules import from_nnx as from_nnx
 from fedjax_inv.models.norms import BatchNorm as BatchNorm
 from fedjax_inv.models.norms import FrozenBatchNorm as FrozenBatchNorm
 from fedjax_inv.models.norms import GroupNorm as GroupNorm
