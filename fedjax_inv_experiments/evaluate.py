@@ -28,9 +28,9 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Tree
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.flags import command, outside
-from fedjax_inv_experiments.flags.flag import check_picture, flag
+from fedjax_inv_experiments.flags.flag import at_least, check_picture, flag
 from fedjax_inv_experiments.parts import data as data_flags
-from fedjax_inv_experiments.reporting import figures, finished, report, run_figures
+from fedjax_inv_experiments.reporting import figures, fine_tuned, finished, report, run_figures
 from fedjax_inv_experiments.reporting.finished import OneRun, Runs
 from fedjax_inv_experiments.reporting.tables import table
 from fedjax_inv_experiments.running import divergence, files, summary
@@ -54,6 +54,12 @@ class Options:
     out: str = flag("", "The picture, a .png file; the numbers go beside it, as .json.")
     data_dir: str = finished.data_dir_flag()
     trust_code: tuple[str, ...] = outside.trust_flag()
+    fine_tune: int = flag(
+        0,
+        "Epochs in which each client trains the global network on its own training examples; then "
+        "it is scored with its own network, beside the global one. 0: none.",
+        at_least(0),
+    )
 
 
 class Part(NamedTuple):
@@ -101,6 +107,7 @@ class RunScores(msgspec.Struct, frozen=True):
     domains: dict[str, DomainScores]
     clients: list[ClientScores]
     confusion: list[list[int]]  # [K, K], of the examples that no client holds
+    fine_tuned: list[ClientScores] = []  # the clients' after --fine_tune, with their own networks
 
 
 class Evaluated(msgspec.Struct, frozen=True):
@@ -188,9 +195,12 @@ def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> np.ndar
     return counts
 
 
-def run_scores(one: OneRun, algorithm: Algorithm, parts: Sequence[Part]) -> RunScores:
-    """The scores of a run."""
+def run_scores(
+    one: OneRun, algorithm: Algorithm, parts: Sequence[Part], own_networks: Tree = None
+) -> RunScores:
+    """The scores of a run. own_networks: the clients' states, if they are not those of the run."""
     server, clients, _ = one.served()
+    clients = clients if own_networks is None else own_networks
     unseen = finished.unseen(algorithm, server)
     predict = predictor(algorithm, server)
 
@@ -247,9 +257,9 @@ def chosen(runs: Runs) -> list[int]:
 def evaluate(runs: Runs, options: Options) -> Evaluated:
     """The scores of the selected runs of a folder."""
     assembled, which = runs.data, chosen(runs)
-    if not options.dataset:
+    if options.fine_tune or not options.dataset:
         runs.check_data()
-    else:
+    if options.dataset:
         asked = dataclasses.replace(  # preprocessed as the run's own data are
             config.of().data,
             dataset=options.dataset,
@@ -263,7 +273,12 @@ def evaluate(runs: Runs, options: Options) -> Evaluated:
     for index in which:
         one = runs.run(index, options.state)
         parts = new if options.dataset else own_parts(runs, one.run.seed)
-        scored.append(run_scores(one, algorithm, parts))
+        scores_of_run = run_scores(one, algorithm, parts)
+        if options.fine_tune:
+            personal, own = fine_tuned.networks(one, algorithm, options.fine_tune)
+            after = run_scores(one, personal, parts, own)
+            scores_of_run = msgspec.structs.replace(scores_of_run, fine_tuned=after.clients)
+        scored.append(scores_of_run)
     return Evaluated(
         run=str(runs.path),
         state=options.state,
@@ -297,6 +312,18 @@ def _accuracies(entries: Iterable[DomainScores | ClientScores]) -> list[float]:
     return [entry.accuracy for entry in entries]
 
 
+def _table_of_fine_tuning(of: Evaluated) -> str:
+    """The clients' mean and lowest accuracy with the global network and with their own."""
+    networks = [("global", [run.clients for run in of.runs])]
+    networks.append(("own, fine-tuned", [run.fine_tuned for run in of.runs]))
+    columns = {"network": lambda row: row[0]}
+    for name, of_clients in (("mean over clients, %", np.mean), ("worst client, %", np.min)):
+        columns[name] = lambda row, of_clients=of_clients: report.percent(
+            [of_clients(_accuracies(clients)) for clients in row[1]]
+        )
+    return table([row for row in networks if all(row[1])], columns)
+
+
 def tables(of: Evaluated) -> str:
     """The scores as tables: means and standard deviations over the seeds."""
     counted = {
@@ -326,6 +353,8 @@ def tables(of: Evaluated) -> str:
             **counted,
         }
         parts.append(table(clients[:_MOST_LINES], by_client))
+    if any(run.fine_tuned for run in of.runs):
+        parts.append(_table_of_fine_tuning(of))
     counts = _confusion(of)
     if len(counts) <= _MOST_LINES:
         numbers = [(name, lambda row, at=at: row[1][at]) for at, name in enumerate(of.classes)]

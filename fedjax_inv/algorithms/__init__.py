@@ -6,6 +6,7 @@
 
 LISTED = (
     "cafe",
+    "ditto",
     "erm",
     "exit_strategy",
     "fedavg",

@@ -670,6 +670,7 @@ COMMANDS: list[tuple[str, str]] = [
     (f"evaluate --run={'x' * 5000}", "--run=xxx.*: must be the folder of a finished run"),
     ("evaluate --run={data}/finished --state=middle", "--state=middle: must be one of best, last"),
     ("evaluate --run={data}/finished --data_dir=/data", "--data_dir=/data: has no effect"),
+    ("evaluate --run={data}/finished --fine_tune=-1", "--fine_tune=-1: must be at least 0"),
     ("evaluate --run={data}/finished --rounds=5", "--rounds: unknown"),
     ("export --run={data}/finished --state=", "--state=: must be one of best, last"),
     ("explain --runs={data}/finished,{data}/nowhere", "--runs=.*/nowhere: must be the folder"),
