@@ -1,5 +1,6 @@
 """Training of a part of the network: what is frozen never moves, travels or counts."""
 
+import re
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 
 import federations
 import slow
-from federations import assert_same_bits
-from fedjax_inv import devices, freezing, local, rounds
-from fedjax_inv.algorithms import LISTED
-from fedjax_inv.types import Algorithm, Model, Variables
+from federations import assert_close, assert_same_bits
+from fedjax_inv import communication, devices, freezing, local, rounds
+from fedjax_inv.algorithms import LISTED, fedavg
+from fedjax_inv.types import Algorithm, Federation, Halves, Model, Variables
 
 KEY = jax.random.key(0)
 FEDERATION = federations.federation()
@@ -34,14 +35,17 @@ def initial(model: Model) -> Variables:
     return jax.tree.map(lambda a: jnp.asarray(0.5 + rng.random(a.shape, np.float32)), shapes)
 
 
-def trained(algorithm: Algorithm, variables: Variables, num_rounds: int = 2) -> rounds.State:
-    cohorts = jax.tree.map(lambda a: a[:num_rounds], federations.schedule())
+def trained(
+    algorithm: Algorithm, variables: Variables, federation: Federation = FEDERATION
+) -> rounds.State:
+    """The state after two rounds."""
+    cohorts = jax.tree.map(lambda a: a[:2], federations.schedule())
 
     @jax.jit
     def run(variables: Variables) -> rounds.State:
         history = federations.HISTORY
-        state = rounds.init(algorithm, variables, FEDERATION, KEY, history=history)
-        return rounds.run(algorithm, state, cohorts, FEDERATION, axis=devices.chunked(2))[0]
+        state = rounds.init(algorithm, variables, federation, KEY, history=history)
+        return rounds.run(algorithm, state, cohorts, federation, axis=devices.chunked(2))[0]
 
     return run(variables)
 
@@ -57,11 +61,10 @@ CONFIGS = {
     for config in federations.TABLE[name]
     if config.model is not federations.softmax_regression
 }
+FIRST = ("fedavg", "scaffold", "fedipg")
 
 
-@pytest.mark.parametrize(
-    "name", slow.after(3, sorted(CONFIGS, key="fedavg scaffold fedipg".find)[::-1])
-)
+@pytest.mark.parametrize("name", slow.after(3, [*FIRST, *sorted({*CONFIGS} - {*FIRST})]))
 def test_what_is_frozen_keeps_its_bits(name: str) -> None:
     config = CONFIGS[name]
     model = config.model()
@@ -77,3 +80,85 @@ def test_what_is_frozen_keeps_its_bits(name: str) -> None:
     assert_same_bits((params.body, stats.body), (variables.params.body, variables.stats.body))
     before, after = jax.tree.leaves(variables.params.head), jax.tree.leaves(params.head)
     assert any((a != b).any() for a, b in zip(before, after, strict=False))
+
+
+def test_a_trained_head_is_a_network_on_the_features_of_the_body() -> None:
+    model = federations.mlp()
+    variables = initial(model)
+    dense = variables.params.body["blocks_0"]["Dense_0"]
+    kernel = dense["kernel"] - 1  # so that not all units are active
+    x = np.float64(FEDERATION.data.x).reshape(-1, 36) / 255
+    features = np.maximum(x @ np.float64(kernel) + np.float64(dense["bias"]), 0)
+    body = {"blocks_0": {"Dense_0": {**dense, "kernel": kernel}}}
+    variables = variables._replace(params=variables.params._replace(body=body))
+    algorithm = freezing.train_only(lambda m: fedavg.fedavg(m, decaying()), model, ("head",))
+    state = trained(algorithm, variables)
+
+    data = FEDERATION.data._replace(x=jnp.asarray(features, jnp.float32))
+    plain = fedavg.fedavg(federations.softmax_regression(), decaying())
+    alone = Variables(Halves({}, variables.params.head), Halves({}, {}))
+    expected = trained(plain, alone, FEDERATION._replace(data=data))
+    got = state.server.wrapped.variables.params.head
+    assert_close(got, expected.server.variables.params.head)
+
+
+PATTERNS = ("*/bias", "head/blocks_0/Dense_0")
+
+
+@pytest.fixture(scope="module")
+def partly() -> tuple[Algorithm, Variables, rounds.State]:
+    """Where a part of both halves is trained, with momentum on the server."""
+    variables, optimizer = initial(NORMED), optax.sgd(1.0, momentum=0.5)
+
+    def make(model: Model) -> Algorithm:
+        return fedavg.fedavg(model, decaying(), server_optimizer=optimizer)
+
+    algorithm = freezing.train_only(make, NORMED, PATTERNS)
+    return algorithm, variables, trained(algorithm, variables)
+
+
+def test_patterns_choose_parameters(partly: tuple[Algorithm, Variables, rounds.State]) -> None:
+    algorithm, before, state = partly
+    assert algorithm.network is not None
+    after = algorithm.network(state.server)
+    names = freezing.names(before.params)
+    moves = [name.endswith("bias") or name.startswith("head/blocks_0/Dense_0/") for name in names]
+    assert {True, False} == {*moves}
+    leaves = (jax.tree.leaves(each.params) for each in (before, after))
+    for name, moved, old, new in zip(names, moves, *leaves, strict=True):
+        assert bool((old != new).any()) == moved, name
+    for old, new in zip(jax.tree.leaves(before.stats), jax.tree.leaves(after.stats), strict=True):
+        assert (old != new).any()  # of halves that are trained in part
+
+
+def test_what_is_frozen_has_no_optimizer_state_and_no_upload(
+    partly: tuple[Algorithm, Variables, rounds.State],
+) -> None:
+    algorithm, variables, state = partly
+    named = zip(freezing.names(variables.params), jax.tree.leaves(variables.params), strict=True)
+    chosen = [leaf.size for name, leaf in named if name.endswith("bias") or "/Dense_0/" in name]
+    dense = variables.params.body["blocks_0"]["Dense_0"]["kernel"].size
+    size = sum(chosen) - dense
+    stats = sum(leaf.size for leaf in jax.tree.leaves(variables.stats))
+    momentum = [leaf.size for leaf in jax.tree.leaves(state.server.wrapped.opt_state)]
+    assert sum(momentum) in (size, size + stats)
+    (traffic,) = communication.traffic(algorithm, state, FEDERATION)
+    whole = sum(leaf.size for leaf in jax.tree.leaves(variables))
+    assert (traffic.down, traffic.up) == (4 * whole, 4 * (size + stats))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (("tail",), "patterns='tail': tail must fit a parameter, such as body/blocks_0/Ba"),
+        (("head", "*/sale"), "patterns='head,*/sale': */sale must fit a parameter"),
+        (("body", "head"), "patterns='body,head': must leave out some parameter"),
+        ((), "patterns=(): must be a sequence of patterns, at least one"),
+        ("head", "patterns='head': must be a sequence of patterns, at least one"),
+    ],
+)
+def test_patterns_that_choose_nothing_or_everything_are_refused(
+    patterns: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        freezing.check(initial(NORMED).params, patterns)
