@@ -37,6 +37,7 @@ def names(params: Halves) -> list[str]:
     Args:
       params: the parameters, or their shapes.
     """
+    checks.record("params", params, Halves)
     return [_name(place) for place, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
@@ -46,6 +47,12 @@ def _name(place: tuple) -> str:
 
 def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
+
+
+def _check_patterns(patterns: Sequence[str]) -> None:
+    is_list = isinstance(patterns, list | tuple) and len(patterns) > 0
+    if not is_list or not all(isinstance(pattern, str) for pattern in patterns):
+        raise UsageError("patterns", patterns, "must be a sequence of texts, at least one")
 
 
 def check(params: Halves, patterns: Sequence[str]) -> None:
@@ -58,9 +65,8 @@ def check(params: Halves, patterns: Sequence[str]) -> None:
     Raises:
       UsageError: if a pattern fits no parameter, or if together they fit all.
     """
-    checks.record("patterns", patterns, Sequence)
-    if isinstance(patterns, str) or not patterns:
-        raise UsageError("patterns", patterns, "must be a sequence of patterns, at least one")
+    checks.record("params", params, Halves)
+    _check_patterns(patterns)
     known = names(params)
     for pattern in patterns:
         if not any(_matches(name, pattern) for name in known):
@@ -166,7 +172,7 @@ def train_only(
     """
     checks.function("make", make)
     checks.record("model", model, Model)
-    checks.record("patterns", patterns, Sequence)
+    _check_patterns(patterns)
     plain = make(model)
     checks.record("make(model)", plain, Algorithm)
     network = plain.network

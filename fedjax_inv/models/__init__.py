@@ -21,6 +21,7 @@ from fedjax_inv.models.norms import BatchNorm as BatchNorm
 from fedjax_inv.models.norms import FrozenBatchNorm as FrozenBatchNorm
 from fedjax_inv.models.norms import GroupNorm as GroupNorm
 from fedjax_inv.models.resnet import resnet18 as resnet18
+from fedjax_inv.models.resnet import resnet50 as resnet50
 from fedjax_inv.models.wrappers import augmented as augmented
 from fedjax_inv.models.wrappers import computed_in as computed_in
 from fedjax_inv.models.wrappers import normalised as normalised

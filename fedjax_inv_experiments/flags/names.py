@@ -33,6 +33,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "alexnet": models.alexnet,
     "lenet": models.lenet,
     "resnet18": models.resnet18,
+    "resnet50": models.resnet50,
     "lstm": models.lstm,
 }
 # Networks that have no normalisation layers unless --norm asks for them.

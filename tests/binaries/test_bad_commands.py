@@ -315,7 +315,7 @@ COMMANDS: list[tuple[str, str]] = [
     # Networks.
     *(
         (f"train {D}/{name}.npz --model={model}", f"--model={model}: .*must be images")
-        for model in ("cnn", "leaf_cnn", "alexnet", "lenet", "resnet18")
+        for model in ("cnn", "leaf_cnn", "alexnet", "lenet", "resnet18", "resnet50")
         for name in ("vectors", "volumes")
     ),
     (f"train {D}/tiny.npz --model=lenet", "--model=lenet: .*at least 4 pixels a side"),
@@ -333,6 +333,8 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --model=alexnet --widths=8", "--widths=8: must be 5 channels and 2 units"),
     ("train --model=resnet18 --widths=8", "--widths=8: must be 4, one of each stage"),
     ("train --cut=9", "--cut=9: must be an integer in 0..2, with --model=mlp"),
+    ("train --train_only=tail", "--train_only=tail: tail must fit a parameter, such as body/"),
+    ("train --train_only=body,head", "--train_only=body,head: must leave out some parameter"),
     ("train --weights=/nowhere.npz", "--weights=/nowhere.npz: --model=mlp has no weights"),
     *(
         (f"train --model=resnet18 --weights={{data}}/{name}", f"--weights=.*/{name}: {error}")

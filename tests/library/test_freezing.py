@@ -153,8 +153,8 @@ def test_what_is_frozen_has_no_optimizer_state_and_no_upload(
         (("tail",), "patterns='tail': tail must fit a parameter, such as body/blocks_0/Ba"),
         (("head", "*/sale"), "patterns='head,*/sale': */sale must fit a parameter"),
         (("body", "head"), "patterns='body,head': must leave out some parameter"),
-        ((), "patterns=(): must be a sequence of patterns, at least one"),
-        ("head", "patterns='head': must be a sequence of patterns, at least one"),
+        ((), "patterns=(): must be a sequence of texts, at least one"),
+        ("head", "patterns='head': must be a sequence of texts, at least one"),
     ],
 )
 def test_patterns_that_choose_nothing_or_everything_are_refused(
