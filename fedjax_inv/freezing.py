@@ -76,6 +76,21 @@ def check(params: Halves, patterns: Sequence[str]) -> None:
         raise UsageError("patterns", ",".join(patterns), "must leave out some parameter")
 
 
+def is_frozen(params: Halves, patterns: Sequence[str]) -> Halves:
+    """Return which halves have parameters and train none of them, as two bools.
+
+    Args:
+      params: the parameters, or their shapes.
+      patterns: as in `train_only`.
+
+    Raises:
+      UsageError: as `check` does.
+    """
+    check(params, patterns)
+    frozen = _parted(Variables(params, Halves((), ())), patterns)[1]
+    return Halves(*map(_is_constant, frozen.params))
+
+
 def _parted(variables: Variables, patterns: Sequence[str]) -> tuple[Variables, Variables]:
     """Return (trained, frozen): the variables twice, with None for the leaves of the other part.
 
@@ -91,11 +106,17 @@ def _parted(variables: Variables, patterns: Sequence[str]) -> tuple[Variables, V
 
     def stats(trained: bool) -> Halves:
         def keep(half: Tree, params: Tree) -> Tree:
-            return half if bool(jax.tree.leaves(params)) == trained else _none(half)
+            return _none(half) if _is_constant(params) == trained else half
 
-        return Halves(*map(keep, variables.stats, part(True)))
+        return Halves(*map(keep, variables.stats, part(False)))
 
     return Variables(part(True), stats(True)), Variables(part(False), stats(False))
+
+
+def _is_constant(frozen: Tree) -> bool:
+    """Return whether a half has parameters, and all of them are frozen."""
+    leaves = jax.tree.leaves(frozen, is_leaf=lambda leaf: leaf is None)
+    return bool(leaves) and all(leaf is not None for leaf in leaves)
 
 
 def _none(tree: Tree) -> Tree:
@@ -108,6 +129,8 @@ def _filled(trained: Tree, frozen: Tree) -> Tree:
         return frozen if trained is None else trained
     if isinstance(trained, Mapping) and isinstance(frozen, Mapping):
         return {name: _filled(trained[name], frozen.get(name)) for name in trained}
+    if trained == ():  # of a method that shares no network
+        return ()
     return jax.tree.map(
         lambda ours, theirs: theirs if ours is None else ours,
         trained,
@@ -120,6 +143,8 @@ def _completed(model: Model, frozen: Variables) -> Model:
     """Return the model whose variables are the trained part alone."""
 
     def half(run: Apply, fixed: Tree, fixed_stats: Tree) -> Apply:
+        is_constant = _is_constant(fixed)
+
         def apply(
             params: Tree,
             stats: Tree,
@@ -130,7 +155,7 @@ def _completed(model: Model, frozen: Variables) -> Model:
             /,
         ) -> tuple[Tree, Tree]:
             whole = _filled(params, fixed)
-            if jax.tree.leaves(params):
+            if not is_constant:
                 return run(whole, stats, x, mask, train, key)
             return run(whole, _filled(stats, fixed_stats), x, mask, False, None)[0], stats
 
@@ -152,7 +177,8 @@ def train_only(
     no client uploads or keeps them, and their bits never change. The server sends them with every
     message, as a client may be new. A half of the network without a trained parameter runs in
     evaluation mode, so that its statistics are constants, too; in a half that is trained in part,
-    all statistics move.
+    all statistics move. For inputs that are augmented, `make` augments the model that it gets
+    (`models.augmented`), or the augmentation of a frozen body would be off.
 
         algorithm = freezing.train_only(lambda m: fedavg.fedavg(m, work), model, ("head",))
 

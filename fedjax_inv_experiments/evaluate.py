@@ -13,7 +13,7 @@ them, too.
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -316,11 +316,15 @@ def _table_of_fine_tuning(of: Evaluated) -> str:
     """The clients' mean and lowest accuracy with the global network and with their own."""
     networks = [("global", [run.clients for run in of.runs])]
     networks.append(("own, fine-tuned", [run.fine_tuned for run in of.runs]))
-    columns = {"network": lambda row: row[0]}
-    for name, of_clients in (("mean over clients, %", np.mean), ("worst client, %", np.min)):
-        columns[name] = lambda row, of_clients=of_clients: report.percent(
-            [of_clients(_accuracies(clients)) for clients in row[1]]
-        )
+
+    def over_clients(reduce: Callable[[list[float]], float]) -> Callable[[Any], str]:
+        return lambda row: report.percent([reduce(_accuracies(clients)) for clients in row[1]])
+
+    columns = {
+        "network": lambda row: row[0],
+        "mean over clients, %": over_clients(lambda of_clients: float(np.mean(of_clients))),
+        "worst client, %": over_clients(min),
+    }
     return table([row for row in networks if all(row[1])], columns)
 
 

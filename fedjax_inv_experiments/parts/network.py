@@ -194,4 +194,7 @@ def shapes(chosen: Network, model: Model, data: Dataset) -> Variables:
             freezing.check(variables.params, chosen.train_only)
         except UsageError as error:
             raise in_flags(error, "", {"patterns": "train_only"}) from None
+        if chosen.augment and freezing.is_frozen(variables.params, chosen.train_only).body:
+            text = f"must be false, as --train_only={','.join(chosen.train_only)} trains no body"
+            raise flag_error("augment", True, text)
     return variables

@@ -13,7 +13,7 @@ import pytest
 import federations
 import slow
 from federations import assert_close, assert_same_bits
-from fedjax_inv import communication, devices, freezing, local, rounds
+from fedjax_inv import communication, devices, freezing, local, models, rounds
 from fedjax_inv.algorithms import LISTED, fedavg
 from fedjax_inv.types import Algorithm, Federation, Halves, Model, Variables
 
@@ -74,7 +74,7 @@ def test_what_is_frozen_keeps_its_bits(name: str) -> None:
     state = trained(algorithm, variables)
     assert_same_bits(state.server.frozen.params.body, variables.params.body)
     assert_same_bits(state.server.frozen.stats.body, variables.stats.body)
-    if algorithm.network is None:
+    if algorithm.network is None or algorithm.personal:
         return
     params, stats = algorithm.network(state.server)
     assert_same_bits((params.body, stats.body), (variables.params.body, variables.stats.body))
@@ -162,3 +162,32 @@ def test_patterns_that_choose_nothing_or_everything_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         freezing.check(initial(NORMED).params, patterns)
+
+
+def test_an_empty_body_is_not_frozen() -> None:
+    """Its augmentation stays on; that of a frozen body is put around the model of `make`."""
+    bodiless, whole = (initial(federations.softmax_regression()), initial(NORMED))
+    assert freezing.is_frozen(bodiless.params, ("*/bias",)) == Halves(False, False)
+    assert freezing.is_frozen(whole.params, ("head",)) == Halves(True, False)
+    assert freezing.is_frozen(whole.params, ("body/*/bias",)) == Halves(False, True)
+    seen: list[bool] = []
+
+    def augment(x: Any, key: Any) -> Any:
+        seen.append(True)
+        return x
+
+    for model, patterns, augments in (
+        (federations.softmax_regression(), ("*/bias",), 1),
+        (NORMED, ("head",), 0),
+    ):
+        inside, outside = (
+            models.augmented(model, augment),
+            partial(models.augmented, augment=augment),
+        )
+        for made, dressed, expected in ((inside, lambda m: m, augments), (model, outside, 1)):
+            seen.clear()
+            algorithm = freezing.train_only(
+                lambda m, dressed=dressed: fedavg.fedavg(dressed(m), decaying()), made, patterns
+            )
+            jax.eval_shape(partial(trained, algorithm), initial(model))
+            assert bool(seen) == bool(expected)

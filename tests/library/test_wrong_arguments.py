@@ -440,6 +440,7 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     },
     "freezing.names": lambda: {"params": variables().params},
     "freezing.check": lambda: {"params": variables().params, "patterns": ("head",)},
+    "freezing.is_frozen": lambda: {"params": variables().params, "patterns": ("head",)},
     "freezing.train_only": lambda: {
         "make": lambda model: fedavg.fedavg(model, WORK),
         "model": MODEL,
