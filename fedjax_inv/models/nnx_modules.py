@@ -30,6 +30,14 @@ class _Cut(nnx.Module):
         return features
 
 
+def _was_last(cut: _Cut, outputs: Array) -> bool:
+    """Return whether outputs are what the cut got, and remove it from there."""
+    is_last = getattr(cut, "features", None) is outputs
+    if hasattr(cut, "features"):
+        del cut.features
+    return is_last
+
+
 class _Arrays(NamedTuple):
     """The places of arrays in a module."""
 
@@ -148,13 +156,14 @@ def _apply_of(half: _Half) -> Apply:
             shapes, reason = jax.tree.map(jnp.shape, x), " ".join(str(error).split())[:_LONGEST]
             text = f"have shape {shapes}, must fit the network: {reason}"
             raise UsageError("inputs", ..., text) from error
+        is_last = not half.cut or _was_last(getattr(module, half.cut), outputs)
         after = jax.tree.leaves(nnx.state(module, nnx.RngCount))
         draws = any(new is not old for new, old in zip(after, before, strict=True))
         if draws and not train:
             raise UsageError("module", ..., "draws in evaluation mode, must draw in training alone")
         if draws and key is None:
             raise UsageError("key", key, "must be given to train a module that draws")
-        if half.cut and getattr(getattr(module, half.cut), "features", None) is not outputs:
+        if not is_last:
             raise UsageError(
                 "cut", half.cut, "must be the attribute whose outputs are the module's"
             )
