@@ -21,7 +21,7 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.flag import flag
 from fedjax_inv_experiments.parts import machine as machines
-from fedjax_inv_experiments.parts import training
+from fedjax_inv_experiments.parts import objective, training
 from fedjax_inv_experiments.running import chunks
 
 
@@ -208,7 +208,8 @@ def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
         SharedExamples(*shards),
         jnp.zeros((1, workload.num_clients), jnp.int32),
     )
-    experiment = assemble.experiment(flags, cell, model_of(workload, "auto"), 1, training.Sizes())
+    model, task = model_of(workload, "auto"), objective.task(flags.objective, "classes")
+    experiment = assemble.experiment(flags, cell, model, task, 1, training.Sizes())
     layout = layout_of(workload, num_devices)
 
     def make(chosen: chunks.Chunks) -> program.Program:

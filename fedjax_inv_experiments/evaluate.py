@@ -2,6 +2,7 @@
 
 python -m experiments.evaluate --run=runs/fedipg-digits-75
 python -m experiments.evaluate --run=runs/fedipg-digits-75 --dataset=new.npz --state=last
+python -m experiments.evaluate --run=runs/fedipg-digits-75 --metrics=f1,auroc --predictions=p.csv
 
 The run with the selected hyperparameters is evaluated, for each seed. On the run's own data each
 client is scored on its validation examples, with its own network if the algorithm is personal; the
@@ -10,36 +11,52 @@ their domains and splits; with a personal algorithm each client's own network is
 them, too.
 """
 
+import csv
 import dataclasses
+import importlib.util
+import io
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.data.federation import parts_of
-from fedjax_inv.types import Algorithm, Tree
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.flags import command, outside
-from fedjax_inv_experiments.flags.flag import at_least, check_picture, flag
+from fedjax_inv_experiments.flags.flag import at_least, check_picture, check_place, flag, flag_error
 from fedjax_inv_experiments.parts import data as data_flags
-from fedjax_inv_experiments.reporting import figures, fine_tuned, finished, report, run_figures
-from fedjax_inv_experiments.reporting.finished import OneRun, Runs
+from fedjax_inv_experiments.parts import metrics
+from fedjax_inv_experiments.parts.metrics import Predictions
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
+from fedjax_inv_experiments.reporting import (
+    figures,
+    fine_tuned,
+    finished,
+    predictions,
+    report,
+    run_figures,
+)
+from fedjax_inv_experiments.reporting.finished import Runs
+from fedjax_inv_experiments.reporting.predictions import (
+    ClientScores,
+    DomainScores,
+    Part,
+    Predicted,
+)
 from fedjax_inv_experiments.reporting.tables import table
-from fedjax_inv_experiments.running import divergence, files, summary
+from fedjax_inv_experiments.running import files
 
-_BATCH = 256
 _MOST_LINES = 20  # of clients in the table, and of classes in the table of confusions
-
-# (a client's state, x [M, ...]) -> outputs [M, K]
-Predict = Callable[[Tree, Tree], np.ndarray]
+_MOST_POINTS = 3000  # in the picture of values
+_FORMS = (".csv", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +71,10 @@ class Options:
     out: str = flag("", "The picture, a .png file; the numbers go beside it, as .json.")
     data_dir: str = finished.data_dir_flag()
     trust_code: tuple[str, ...] = outside.trust_flag()
+    metrics: tuple[str, ...] = metrics.metrics_flag("the predictions")
+    predictions: str = flag(
+        "", "A .csv or .parquet file for the predictions, a line for each run and example."
+    )
     fine_tune: int = flag(
         0,
         "Epochs in which each client trains the global network on its own training examples; then "
@@ -62,55 +83,21 @@ class Options:
     )
 
 
-class Part(NamedTuple):
-    """M examples of one domain, split and client."""
-
-    domain: str
-    split: str
-    client: int  # -1: a new client
-    x: Tree  # [M, ...] the network's inputs
-    y: np.ndarray  # [M] int
-
-
-class Scores(NamedTuple):
-    """The scores of the predictions for M examples."""
-
-    examples: int
-    accuracy: float
-    loss: float  # mean cross-entropy in nats
-
-
-class DomainScores(msgspec.Struct, frozen=True):
-    """The scores of the predictions for the examples of a domain."""
-
-    split: str
-    examples: int
-    accuracy: float
-    loss: float
-
-
-class ClientScores(msgspec.Struct, frozen=True):
-    """A client's scores on its own examples, or those of its own network on all examples."""
-
-    client: int
-    domain: str
-    examples: int
-    accuracy: float
-    loss: float
-
-
-class RunScores(msgspec.Struct, frozen=True):
+class RunScores(msgspec.Struct, frozen=True, omit_defaults=True):
     """The scores of a run."""
 
     seed: int
     round: int
     domains: dict[str, DomainScores]
     clients: list[ClientScores]
-    confusion: list[list[int]]  # [K, K], of the examples that no client holds
+    # [K, K], of the examples that no client holds; none unless the targets are classes
+    confusion: list[list[int]] = []
+    # label -> accuracy, or value -> absolute error, of the examples that no client holds
+    columns: dict[str, float] = {}
     fine_tuned: list[ClientScores] = []  # the clients' after --fine_tune, with their own networks
 
 
-class Evaluated(msgspec.Struct, frozen=True):
+class Evaluated(msgspec.Struct, frozen=True, omit_defaults=True):
     """The content of the json file: the scores of the selected runs of a folder."""
 
     run: str
@@ -119,23 +106,8 @@ class Evaluated(msgspec.Struct, frozen=True):
     classes: tuple[str, ...]
     hyper: dict[str, float]
     runs: list[RunScores]
-
-
-def own_parts(runs: Runs, seed: int) -> list[Part]:
-    """The validation examples of each client, and the test examples, as in training."""
-    assembled = runs.data
-    split = assembled.splits[runs.cell.held_out][seed]
-    names = program.group_names(split)
-    group = program.groups(split.domain)
-    data = jax.tree.map(np.asarray, assembled.data)
-
-    def part(domain: str, kind: str, client: int, rows: np.ndarray) -> Part:
-        return Part(domain, kind, client, jax.tree.map(lambda a: a[rows], data.x), data.y[rows])
-
-    (test,) = parts_of(split.test)
-    clients = enumerate(parts_of(split.valid))
-    parts = [part(names[group[who]], "validation", who, rows) for who, rows in clients]
-    return [*parts, part(summary.test_name(runs.cell, names), "test", -1, test)]
+    task: str = "classes"
+    score: Measure = ACCURACY
 
 
 def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
@@ -153,6 +125,25 @@ def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
     if here != there:
         text = f"has inputs {list(here)}, must have {list(there)}, as the run"
         raise UsageError(where, ..., text)
+    y = _known_targets(where, new, old)
+    groups = [(name, new.domain == index) for index, name in enumerate(new.domains)]
+    return [
+        Part(name, "new", -1, np.flatnonzero(rows), new.x[rows], y[rows])
+        for name, rows in groups
+        if rows.any()
+    ]
+
+
+def _known_targets(where: str, new: Dataset, old: Dataset) -> np.ndarray:
+    """The targets of other data, with classes numbered as in the run's data."""
+    if new.task != old.task:
+        raise UsageError(where, ..., f"has {new.task}, must have {old.task}, as the run")
+    if new.task != "classes":
+        if new.classes != old.classes:
+            names = (", ".join(each.classes) for each in (new, old))
+            text = "has the columns {}, must have {}, as the run".format(*names)
+            raise UsageError(where, ..., text)
+        return new.y
     # Classes are matched by name, or by number where the names are numbers.
     known = dict(zip(old.classes, range(len(old.classes)), strict=True))
     if not set(new.classes) <= set(known):
@@ -161,31 +152,7 @@ def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
         if name not in known:
             allowed = f"those of the run, {', '.join(old.classes)}, or their numbers from 0"
             raise UsageError(where, ..., f"has the class {name}, must have {allowed}")
-    y = np.array([known[name] for name in new.classes])[new.y]
-    groups = [(name, new.domain == index) for index, name in enumerate(new.domains)]
-    return [Part(name, "new", -1, new.x[rows], y[rows]) for name, rows in groups if rows.any()]
-
-
-def predictor(algorithm: Algorithm, server: Tree) -> Predict:
-    """The outputs of a server's networks, in batches that are compiled once."""
-    outputs = jax.jit(algorithm.predict)
-
-    def predict(own: Tree, x: Tree) -> np.ndarray:
-        size = len(jax.tree.leaves(x)[0])
-        rows = np.resize(np.arange(size), -(-size // _BATCH) * _BATCH).reshape(-1, _BATCH)
-        parts = [outputs(server, own, jax.tree.map(lambda a, b=batch: a[b], x)) for batch in rows]
-        return np.concatenate(parts)[:size]
-
-    return predict
-
-
-def scores(outputs: np.ndarray, y: np.ndarray) -> Scores:
-    """The scores of logits [M, K] for labels [M], M above 0."""
-    logits = outputs.astype(np.float64)
-    highest = logits.max(1, keepdims=True)
-    total = highest[:, 0] + np.log(np.exp(logits - highest).sum(1))
-    loss = (total - logits[np.arange(len(y)), y]).mean()
-    return Scores(len(y), float((outputs.argmax(1) == y).mean()), float(loss))
+    return np.array([known[name] for name in new.classes])[new.y]
 
 
 def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> np.ndarray:
@@ -195,41 +162,20 @@ def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> np.ndar
     return counts
 
 
-def run_scores(
-    one: OneRun, algorithm: Algorithm, parts: Sequence[Part], own_networks: Tree = None
-) -> RunScores:
-    """The scores of a run. own_networks: the clients' states, if they are not those of the run."""
-    server, clients, _ = one.served()
-    clients = clients if own_networks is None else own_networks
-    unseen = finished.unseen(algorithm, server)
-    predict = predictor(algorithm, server)
-
-    def own(client: int) -> Tree:
-        """The state of a client."""
-        if not algorithm.personal or client < 0:
-            return unseen
-        return jax.tree.map(lambda leaf: leaf[client], clients)
-
-    parts = [part for part in parts if len(part.y)]
-    outputs = [predict(own(part.client), part.x) for part in parts]
-    domains, by_client = {}, []
-    for name, split in dict.fromkeys((part.domain, part.split) for part in parts):
-        mine = [i for i, part in enumerate(parts) if (part.domain, part.split) == (name, split)]
-        y = np.concatenate([parts[i].y for i in mine])
-        of_domain = scores(np.concatenate([outputs[i] for i in mine]), y)
-        domains[name] = DomainScores(split, *of_domain)
-    unknown = [i for i, part in enumerate(parts) if part.client < 0]
-    y = np.concatenate([parts[i].y for i in unknown])
-    for part, out in zip(parts, outputs, strict=True):
-        if part.client >= 0:
-            by_client.append(ClientScores(part.client, part.domain, *scores(out, part.y)))
-    if algorithm.personal and not by_client:
-        for client in range(len(jax.tree.leaves(clients)[0])):
-            out = np.concatenate([predict(own(client), parts[i].x) for i in unknown])
-            by_client.append(ClientScores(client, "all", *scores(out, y)))
-    predicted = np.concatenate([outputs[i] for i in unknown]).argmax(1)
-    counts = confusion(predicted, y, len(one.runs.data.dataset.classes))
-    return RunScores(one.run.seed, one.line().round, domains, by_client, counts.tolist())
+def run_scores(runs: Runs, of: Predicted, asked: Sequence[str] = ()) -> RunScores:
+    """The scores of a run. asked: names of metrics."""
+    task, dataset = runs.data.task, runs.data.dataset
+    domains, clients = predictions.by_domain(of, task, asked)
+    outputs, y = predictions.of_new_clients(of)
+    if task.kind == "classes":
+        counts = confusion(outputs.argmax(1), y, len(dataset.classes))
+        return RunScores(of.seed, of.round, domains, clients, counts.tolist())
+    known = Predictions(task.kind, y, outputs)
+    scores = known.predicted == known.truth
+    if task.kind == "values":
+        scores = abs(known.predicted.astype(np.float64) - known.truth)
+    columns = dict(zip(dataset.classes, scores.mean(0).tolist(), strict=True))
+    return RunScores(of.seed, of.round, domains, clients, columns=columns)
 
 
 def recalls(counts: np.ndarray) -> list[float | None]:
@@ -240,23 +186,10 @@ def recalls(counts: np.ndarray) -> list[float | None]:
     ]
 
 
-def chosen(runs: Runs) -> list[int]:
-    """The runs with the selected hyperparameters, one of each seed.
-
-    Where --select finds none, they are selected by validation. Raises UsageError if every setting
-    has a seed that diverged.
-    """
-    rule = runs.config.watching.select
-    picked = report.choose("", runs.result, rule) or report.choose("", runs.result)
-    if picked is None:
-        text = f"{divergence.text(runs.result.runs)}; a setting with a diverged seed is not chosen"
-        raise UsageError(runs.where, ..., text)
-    return picked.indices
-
-
-def evaluate(runs: Runs, options: Options) -> Evaluated:
-    """The scores of the selected runs of a folder."""
-    assembled, which = runs.data, chosen(runs)
+def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
+    """The scores and the predictions of the selected runs of a folder."""
+    assembled, which = runs.data, predictions.chosen(runs)
+    metrics.check(options.metrics, assembled.task.kind)
     if options.fine_tune or not options.dataset:
         runs.check_data()
     if options.dataset:
@@ -269,24 +202,88 @@ def evaluate(runs: Runs, options: Options) -> Evaluated:
         )
         new = new_parts(f"--dataset={options.dataset}", data_flags.load(asked), assembled.dataset)
     algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
-    scored = []
+    found, tuned = [], []
     for index in which:
         one = runs.run(index, options.state)
-        parts = new if options.dataset else own_parts(runs, one.run.seed)
-        scores_of_run = run_scores(one, algorithm, parts)
+        parts = new if options.dataset else predictions.own_parts(runs, one.run.seed)
+        found.append(predictions.predicted(one, algorithm, parts))
         if options.fine_tune:
             personal, own = fine_tuned.networks(one, algorithm, options.fine_tune)
-            after = run_scores(one, personal, parts, own)
-            scores_of_run = msgspec.structs.replace(scores_of_run, fine_tuned=after.clients)
-        scored.append(scores_of_run)
-    return Evaluated(
+            after = predictions.predicted(one, personal, parts, own)
+            tuned.append(predictions.by_domain(after, assembled.task, options.metrics)[1])
+    scored = Evaluated(
         run=str(runs.path),
         state=options.state,
         dataset=options.dataset or runs.config.data.dataset,
         classes=assembled.dataset.classes,
         hyper=runs.cell.runs[which[0]].hyper,
-        runs=scored,
+        runs=[
+            msgspec.structs.replace(run_scores(runs, each, options.metrics), fine_tuned=clients)
+            for each, clients in zip(found, tuned or [[]] * len(found), strict=True)
+        ],
+        task=assembled.task.kind,
+        score=assembled.task.measure,
     )
+    return scored, found
+
+
+def columns(found: Sequence[Predicted], kind: str, classes: Sequence[str]) -> dict[str, list[Any]]:
+    """The columns of the file of predictions, each with an entry per run and example.
+
+    kind: of the targets. classes: their names.
+    """
+    rows: dict[str, list[Any]] = {}
+
+    def add(name: str, values: Iterable[Any]) -> None:
+        rows.setdefault(name, []).extend(values)
+
+    for run in found:
+        for part, outputs in zip(run.parts, run.outputs, strict=True):
+            count, of = len(part.y), Predictions(kind, part.y, outputs)
+            add("seed", [run.seed] * count)
+            add("round", [run.round] * count)
+            add("index", part.rows.tolist())
+            add("domain", [part.domain] * count)
+            add("split", [part.split] * count)
+            add("client", [part.client if part.client >= 0 else None] * count)
+            if kind == "classes":
+                add("target", (classes[label] for label in part.y))
+                add("prediction", (classes[label] for label in of.predicted))
+            for k, name in enumerate(classes):
+                ending = "" if len(classes) == 1 else f"_{name}"
+                if kind != "classes":
+                    add(f"target{ending}", of.truth[:, k].tolist())
+                    add(f"prediction{ending}", of.predicted[:, k].tolist())
+                if kind != "values":
+                    add(f"probability_{name}", of.probabilities[:, k].tolist())
+    return rows
+
+
+def write_predictions(path: Path, rows: dict[str, list[Any]]) -> None:
+    """Writes the columns of a table as .csv or .parquet."""
+    if path.suffix == ".csv":
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(rows)
+        writer.writerows(zip(*rows.values(), strict=True))
+        files.write(path, file.getvalue())
+        return
+    import pyarrow
+    from pyarrow import parquet
+
+    with files.replacing(path) as opened:
+        parquet.write_table(pyarrow.table(rows), opened)
+
+
+def _check_predictions(text: str) -> Path:
+    """The path of --predictions; raises UsageError if it cannot be written."""
+    path = Path(text)
+    if path.suffix not in _FORMS:
+        raise flag_error("predictions", text, f"must end in {' or '.join(_FORMS)}")
+    if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise flag_error("predictions", text, "needs a package: pip install pyarrow")
+    check_place("predictions", path)
+    return path
 
 
 def _domains(of: Evaluated) -> dict[str, list[DomainScores]]:
@@ -309,32 +306,36 @@ def _recalls(of: Evaluated) -> list[list[float | None]]:
 
 
 def _accuracies(entries: Iterable[DomainScores | ClientScores]) -> list[float]:
-    return [entry.accuracy for entry in entries]
+    return [entry.score for entry in entries]
 
 
 def _table_of_fine_tuning(of: Evaluated) -> str:
-    """The clients' mean and lowest accuracy with the global network and with their own."""
+    """The clients' mean and worst score with the global network and with their own."""
     networks = [("global", [run.clients for run in of.runs])]
     networks.append(("own, fine-tuned", [run.fine_tuned for run in of.runs]))
+    shown = report.text_of(of.score)
 
     def over_clients(reduce: Callable[[list[float]], float]) -> Callable[[Any], str]:
-        return lambda row: report.percent([reduce(_accuracies(clients)) for clients in row[1]])
+        return lambda row: shown([reduce(_accuracies(clients)) for clients in row[1]])
 
     columns = {
         "network": lambda row: row[0],
-        "mean over clients, %": over_clients(lambda of_clients: float(np.mean(of_clients))),
-        "worst client, %": over_clients(min),
+        f"mean over clients{of.score.unit}": over_clients(lambda scores: float(np.mean(scores))),
+        f"worst client{of.score.unit}": over_clients(partial(min, key=of.score.rank)),
     }
     return table([row for row in networks if all(row[1])], columns)
 
 
 def tables(of: Evaluated) -> str:
     """The scores as tables: means and standard deviations over the seeds."""
-    counted = {
+    shown = report.text_of(of.score)
+    counted: dict[str, Callable[[Any], str]] = {
         "examples": lambda entries: f"{np.mean([e.examples for e in entries]):g}",
-        "accuracy, %": lambda entries: report.percent(_accuracies(entries)),
+        of.score.heading: lambda entries: shown(_accuracies(entries)),
         "loss": lambda entries: f"{np.mean([e.loss for e in entries]):.3f}",
     }
+    first = next(iter(of.runs[0].domains.values()))
+    counted |= {name: partial(predictions.metric_text, name) for name in first.metrics}
 
     def of_domain(name: str) -> Callable[[tuple[str, list[DomainScores]]], str]:
         return lambda row: counted[name](row[1])
@@ -342,13 +343,26 @@ def tables(of: Evaluated) -> str:
     by_domain = {"domain": lambda row: row[0], "split": lambda row: row[1][0].split}
     by_domain |= {name: of_domain(name) for name in counted}
     parts = [table(_domains(of).items(), by_domain)]
-    by_class = zip(of.classes, _recalls(of), strict=True)
-    known = {
-        "class": lambda row: row[0],
-        "accuracy, %": lambda row: report.percent([v for v in row[1] if v is not None] or [np.nan]),
-    }
-    parts.append(table(by_class, known))
-    clients = sorted(_clients(of), key=lambda entries: np.mean(_accuracies(entries)))
+    if of.task == "classes":
+        by_class = zip(of.classes, _recalls(of), strict=True)
+        known = {
+            "class": lambda row: row[0],
+            "accuracy, %": lambda row: report.percent(
+                [v for v in row[1] if v is not None] or [np.nan]
+            ),
+        }
+        parts.append(table(by_class, known))
+    elif len(of.classes) > 1:
+        what, measure = "label", Measure()
+        if of.task == "values":
+            what, measure = "value", Measure("absolute error", is_share=False)
+        shown_column = report.text_of(measure)
+        by_column: dict[str, Callable[[str], str]] = {
+            what: lambda name: name,
+            measure.heading: lambda name: shown_column([run.columns[name] for run in of.runs]),
+        }
+        parts.append(table(of.classes, by_column))
+    clients = sorted(_clients(of), key=lambda one: of.score.rank(float(np.mean(_accuracies(one)))))
     if clients:
         more = f" ({_MOST_LINES} of {len(clients)})" if len(clients) > _MOST_LINES else ""
         by_client = {
@@ -360,7 +374,7 @@ def tables(of: Evaluated) -> str:
     if any(run.fine_tuned for run in of.runs):
         parts.append(_table_of_fine_tuning(of))
     counts = _confusion(of)
-    if len(counts) <= _MOST_LINES:
+    if 0 < len(counts) <= _MOST_LINES:
         numbers = [(name, lambda row, at=at: row[1][at]) for at, name in enumerate(of.classes)]
         rows = zip(of.classes, counts, strict=True)
         parts.append(table(rows, [("is, taken for", lambda row: row[0]), *numbers]))
@@ -372,16 +386,19 @@ def _confusion(of: Evaluated) -> np.ndarray:
     return np.sum([run.confusion for run in of.runs], 0)
 
 
-def draw(path: Path, of: Evaluated, title: str) -> None:
-    """Draws the confusions, and the accuracies by domain, class and client.
+def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ()) -> None:
+    """Draws the confusions, or predictions of values, and the scores by domain, class and client.
 
     A bar is a mean, and a dot a seed. Many clients are drawn as one line through all of them.
+
+    found: the predictions, for values.
     """
-    domains, clients = _domains(of), _clients(of)
-    by_class = np.array(_recalls(of), float)
+    domains, clients, measure = _domains(of), _clients(of), of.score
+    is_accuracy = of.task == "classes" and measure == ACCURACY
+    by_class = np.array(_recalls(of), float).tolist() if is_accuracy else []
     groups = [
         ("domain", list(domains), [_accuracies(entries) for entries in domains.values()]),
-        ("class", list(of.classes), by_class.tolist()),
+        ("class", list(of.classes) if is_accuracy else [], by_class),
         (
             "client",
             [str(entries[0].client) for entries in clients],
@@ -394,21 +411,47 @@ def draw(path: Path, of: Evaluated, title: str) -> None:
     for row, (what, names, values) in enumerate(groups):
         axis = figure.add_subplot(grid[row, 1])
         if what == "client" and len(names) > run_figures.MOST_DOTS:
-            served = [{e.client: e.accuracy for e in run.clients} for run in of.runs]
+            served = [{e.client: e.score for e in run.clients} for run in of.runs]
             of_seeds = [[run.get(int(name), np.nan) for name in names] for run in served]
-            run_figures.draw_quantiles(axis, 100 * np.array(of_seeds), 0)
-            what = "clients, the worst first, %"
+            run_figures.draw_quantiles(axis, measure.factor * np.array(of_seeds), 0)
+            first = "worst" if measure.higher_is_better else "best"
+            what = f"clients, the {first} first, %"
         else:
             at = np.arange(len(names))
-            means = [100 * np.mean([v for v in some if v == v] or [0]) for some in values]
+            factor = measure.factor
+            means = [factor * np.mean([v for v in some if v == v] or [0]) for some in values]
             axis.bar(at, means, color="0.8")
             for x, some in zip(at, values, strict=True):
-                axis.plot([x] * len(some), 100 * np.array(some), "o", ms=3, color="C0")
+                axis.plot([x] * len(some), factor * np.array(some), "o", ms=3, color="C0")
             figures.name_x(axis, names, 5.2)
-        axis.set(ylim=(0, 102), xlabel=what, ylabel="accuracy, %")
+        axis.set(xlabel=what, ylabel=measure.heading)
+        if measure.is_share:
+            axis.set_ylim(0, 102)
+    if of.task == "classes":
+        _draw_confusion(figure, figure.add_subplot(grid[:, 0]), of)
+    elif of.task == "values" and found:
+        _draw_values(figure.add_subplot(grid[:, 0]), found[0], of.classes[0])
+    if len(of.runs) > 1:
+        title += f"\nmeans over {len(of.runs)} seeds, with a dot or a band for how they differ"
+    figures.entitle(figure, title)
+    figures.save(figure, path)
+
+
+def _draw_values(axis: Axes, of: Predicted, name: str) -> None:
+    """Draws the predictions of the first value for examples that no client holds."""
+    outputs, y = predictions.of_new_clients(of)
+    some = slice(None, None, -(-len(y) // _MOST_POINTS))
+    truth, predicted = y.reshape(len(y), -1)[some, 0], outputs[some, 0]
+    axis.plot(truth, predicted, "o", ms=3, alpha=0.5)
+    ends = [min(truth.min(), predicted.min()), max(truth.max(), predicted.max())]
+    axis.plot(ends, ends, color="0.6", lw=0.8)
+    title = f"seed {of.seed}, examples of no client"
+    axis.set(xlabel=figures.literal(name), ylabel="prediction", title=title)
+
+
+def _draw_confusion(figure: Figure, axis: Axes, of: Evaluated) -> None:
     counts = _confusion(of)
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    axis = figure.add_subplot(grid[:, 0])
     picture = axis.imshow(share, cmap="Blues", vmin=0, vmax=100)
     figure.colorbar(picture, ax=axis, label="of the class, %", shrink=0.8)
     figures.name_x(axis, of.classes, 4.0)
@@ -418,10 +461,6 @@ def draw(path: Path, of: Evaluated, title: str) -> None:
         for is_, as_ in np.argwhere(counts):
             color = "white" if share[is_, as_] > 60 else "black"
             axis.text(as_, is_, str(counts[is_, as_]), ha="center", va="center", size=8, c=color)
-    if len(of.runs) > 1:
-        title += f"\nmeans over {len(of.runs)} seeds, with a dot or a band for how they differ"
-    figures.entitle(figure, title)
-    figures.save(figure, path)
 
 
 def run(options: Options) -> str:
@@ -442,15 +481,20 @@ def run(options: Options) -> str:
     name = f"evaluation-{options.state}"
     name += f"-{Path(options.dataset).stem}.png" if options.dataset else ".png"
     out = check_picture("out", options.out or str(runs.path / name))
-    scored = evaluate(runs, options)
+    table_path = _check_predictions(options.predictions) if options.predictions else None
+    scored, found = evaluate(runs, options)
     rounds = ", ".join(str(each.round) for each in scored.runs)
     held_out = runs.cell.held_out or "test split"
     title = f"{runs.cell.label}, held out: {held_out}, after round {rounds}"
     title += f"; on {options.dataset}" if options.dataset else ""
     files.make_folder(out.parent)
-    draw(out, scored, title)
+    draw(out, scored, title, found)
     files.write_json(out.with_suffix(".json"), scored)
     where = f"Picture: {out}. Numbers: {out.with_suffix('.json')}."
+    if table_path is not None:
+        files.make_folder(table_path.parent)
+        write_predictions(table_path, columns(found, scored.task, scored.classes))
+        where += f" Predictions: {table_path}."
     return f"\n{title}\n\n{tables(scored)}\n\n{where}"
 
 

@@ -103,6 +103,7 @@ def find(folder: Path, options: Options) -> OneRun:
     Raises UsageError if there is none, or if it has no such state, for example because it diverged.
     """
     runs = finished.open("runs", folder, trusted=options.trust_code, data_dir=options.data_dir)
+    runs.check_classes()
     return runs.select(options.seed, options.run, options.state)
 
 

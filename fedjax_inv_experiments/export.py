@@ -9,6 +9,7 @@ reads the arrays:
     model = models.mlp(10, widths=(32,))  # model.json: network
     like = jax.eval_shape(model.init, jax.random.key(0), x[:1])
     logits = models.predict(model, models.saved.load("model.safetensors", like), x)
+    models.saved.about("model.safetensors")  # what the outputs mean: task, outputs, classes
 
 For a personal algorithm model.safetensors holds the network of a new client, and
 clients.safetensors each client's own arrays [C, ...] by the same names. For an algorithm without a
@@ -16,6 +17,7 @@ single network model.safetensors holds the server's state.
 """
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +32,8 @@ from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.flags import command, outside
 from fedjax_inv_experiments.flags.flag import check_place, flag
 from fedjax_inv_experiments.parts import network as networks
-from fedjax_inv_experiments.reporting import finished
-from fedjax_inv_experiments.reporting.finished import OneRun
+from fedjax_inv_experiments.reporting import finished, report
+from fedjax_inv_experiments.reporting.finished import OneRun, Runs
 from fedjax_inv_experiments.reporting.tables import table
 from fedjax_inv_experiments.running import files, provenance
 from fedjax_inv_experiments.running.records import Start
@@ -53,7 +55,7 @@ class Written(NamedTuple):
 
     folder: Path
     round: int
-    test: float  # accuracy
+    test: float  # score
 
 
 def network(algorithm: Algorithm, server: Tree, own: Tree) -> tuple[str, dict[str, jax.Array]]:
@@ -64,16 +66,18 @@ def network(algorithm: Algorithm, server: Tree, own: Tree) -> tuple[str, dict[st
     return "server", saved.named(innermost)
 
 
-def about(one: OneRun) -> dict[str, Any]:
+def description(one: OneRun) -> dict[str, Any]:
     """The content of model.json, except for the arrays."""
     runs, line = one.runs, one.line()
     start = runs.starts[-1]
     return {
         "run": {"folder": str(runs.path), "state": one.state, "round": line.round},
-        "accuracy": {
-            "validation": line.validation_accuracy,
-            "test": line.test_accuracy,
-            "by_domain": {name: domain.accuracy for name, domain in line.domains.items()},
+        "scores": {
+            "name": runs.result.score.name,
+            "higher_is_better": runs.result.score.higher_is_better,
+            "validation": line.validation_score,
+            "test": line.test_score,
+            "by_domain": {name: domain.score for name, domain in line.domains.items()},
         },
         "network": {
             "model": runs.config.model.model,
@@ -82,7 +86,7 @@ def about(one: OneRun) -> dict[str, Any]:
                 name or "x": [str(leaf.dtype), *leaf.shape[1:]]
                 for name, leaf in saved.named(runs.data.dataset.x).items()
             },
-            "classes": runs.data.dataset.classes,
+            **meaning(runs),
         },
         "algorithm": {
             "name": runs.cell.algorithm,
@@ -95,6 +99,20 @@ def about(one: OneRun) -> dict[str, Any]:
         "exported": _versions(provenance.record((), runs.config.outside)),
         "flags": config.to_record(runs.config),
     }
+
+
+# The outputs of a network, by the kind of targets.
+_OUTPUTS = {
+    "classes": "logits [B, K] of the classes; their softmax are probabilities",
+    "labels": "logits [B, K] of the labels; their sigmoids are probabilities",
+    "values": "values [B, K]",
+}
+
+
+def meaning(runs: Runs) -> dict[str, Any]:
+    """The meaning of the outputs: the kind of targets, and the names of the K outputs."""
+    dataset = runs.data.dataset
+    return {"task": dataset.task, "outputs": _OUTPUTS[dataset.task], "classes": dataset.classes}
 
 
 def _versions(start: Start) -> dict[str, Any]:
@@ -112,7 +130,7 @@ def export(one: OneRun, out: Path, below: Path) -> Written:
 
     below: the folder that the user named.
     """
-    record, served = about(one), one.served()
+    record, served = description(one), one.served()
     place = _place(one, out)
     files.make_folder(place, below)
     algorithm = one.algorithm()
@@ -122,11 +140,12 @@ def export(one: OneRun, out: Path, below: Path) -> Written:
     if algorithm.personal:
         trees["clients.safetensors"] = served.clients
     arrays = {}
+    about = {name: json.dumps(value) for name, value in meaning(one.runs).items()}
     for name, tree in trees.items():
         with files.replacing(place / name) as file:
-            arrays[name] = saved.save(file.name, tree)
+            arrays[name] = saved.save(file.name, tree, about)
     files.write_json(place / "model.json", record | {"holds": holds, "arrays": arrays})
-    return Written(place, record["run"]["round"], record["accuracy"]["test"])
+    return Written(place, record["run"]["round"], record["scores"]["test"])
 
 
 def run(options: Options) -> str:
@@ -154,10 +173,11 @@ def run(options: Options) -> str:
             lacking.append(error)
     if not written:
         raise lacking[0]
+    score = runs.result.score
     columns = {
         "network": lambda each: each.folder,
         "of round": lambda each: each.round,
-        "test, %": lambda each: f"{100 * each.test:.1f}",
+        f"test{score.unit}": lambda each: report.text_of(score)([each.test]),
     }
     text = table(written, columns, align="decimal")
     return "\n".join(["", text, *(f"Not written: {each}." for each in lacking)])

@@ -257,6 +257,7 @@ def run(options: Options) -> str:
         runs = finished.open(
             "runs", Path(folder), trusted=options.trust_code, data_dir=options.data_dir
         )
+        runs.check_classes()
         panels.append(panel(runs.select(options.seed, options.run, "last"), options))
     files.make_folder(out.parent)
     draw(out, panels, options.seed)

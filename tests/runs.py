@@ -106,17 +106,17 @@ def states(folder: Path, step: int, item: str = "default") -> dict[str, Any]:
 
 def line(round: int, accuracy: float = 0.5, **fields: Any) -> Line:
     """A line of a log; fields that are left out hold something."""
-    test = fields.get("test_accuracy", accuracy)
+    test = fields.get("test_score", accuracy)
     others: dict[str, Any] = dict(
         run=0,
         seed=0,
         hyper={},
         train_loss=None,
         domains={"test": Domain(test, None, 4, "test")},
-        validation_accuracy=accuracy,
-        test_accuracy=test,
+        validation_score=accuracy,
+        test_score=test,
         worst_domain="test",
-        worst_accuracy=test,
+        worst_score=test,
         diverged=False,
         seconds=1.0,
         bytes=0,

@@ -1,5 +1,6 @@
 """Networks in .safetensors files, with names of our own."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -11,18 +12,23 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree
 
 
-def save(path: str | Path, tree: Tree) -> dict[str, list[int]]:
+def save(
+    path: str | Path, tree: Tree, about: Mapping[str, str] | None = None
+) -> dict[str, list[int]]:
     """Write a tree of arrays as a .safetensors file.
 
     Args:
       path: the file.
       tree: the arrays. Their names are those of `named`, such as "params/body/Dense_0/kernel".
+      about: texts that describe the arrays, such as the task and the names of the outputs, for
+        `about`.
 
     Returns:
       The shapes by name.
 
     Raises:
-      UsageError: if the file cannot be written, and for a leaf that is no array of numbers.
+      UsageError: if the file cannot be written, for a leaf that is no array of numbers, and for a
+        description that does not hold texts.
       ImportError: without `safetensors`.
     """
     path = _path(path)
@@ -30,6 +36,11 @@ def save(path: str | Path, tree: Tree) -> dict[str, list[int]]:
         checks.array(name, leaf if hasattr(leaf, "dtype") else np.asarray(leaf))
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise UsageError(name, leaf, "must be an array of real numbers")
+    if about is not None:
+        checks.record("about", about, Mapping)
+        for name, text in about.items():
+            checks.record("about", name, str)
+            checks.record(f"about[{name!r}]", text, str)
     try:
         from safetensors.numpy import save_file
     except ImportError as error:
@@ -40,7 +51,7 @@ def save(path: str | Path, tree: Tree) -> dict[str, list[int]]:
     if file.is_dir() or not file.parent.is_dir():
         raise UsageError("path", path, "must be a file in a folder that exists")
     try:
-        save_file(arrays, file)
+        save_file(arrays, file, None if about is None else dict(about))
     except OSError as error:
         raise UsageError("path", path, f"cannot be written: {error.strerror}") from None
     return {name: list(array.shape) for name, array in arrays.items()}
@@ -79,6 +90,25 @@ def load(path: str | Path, like: Tree) -> Tree:
         raise UsageError("path", path, f"holds {first}, which the network has not{more}")
     leaves = [jnp.asarray(arrays[name], leaf.dtype) for name, leaf in needed.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def about(path: str | Path) -> dict[str, str]:
+    """Return the description that `save` wrote into a file; {} if there is none.
+
+    Args:
+      path: the file. Those of the binary `export` say what the outputs mean, in JSON: "task"
+        (classes, labels or values), "outputs" and "classes", the names of the outputs.
+
+    Raises:
+      UsageError: if the file is missing or damaged.
+      ImportError: without `safetensors`.
+    """
+    path = _path(path)
+    _read(path)  # the whole file, which may be damaged
+    from safetensors import safe_open
+
+    with safe_open(path.expanduser(), framework="numpy") as file:
+        return file.metadata() or {}
 
 
 def named(tree: Tree) -> dict[str, jax.Array]:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_inv import checks, freezing, program
+from fedjax_inv import checks, freezing, objectives, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
@@ -25,6 +25,7 @@ from fedjax_inv_experiments.parts import (
     machine,
     method,
     network,
+    objective,
     participation,
     partition,
     server,
@@ -32,6 +33,7 @@ from fedjax_inv_experiments.parts import (
     watching,
 )
 from fedjax_inv_experiments.parts.environments.kind import Source
+from fedjax_inv_experiments.parts.objective import Task
 from fedjax_inv_experiments.parts.training import Sizes
 
 Splits = Mapping[int, Split]  # by seed
@@ -61,6 +63,7 @@ class Assembled(NamedTuple):
     splits: Mapping[str | None, Splits]  # by held-out domain
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
     num_bytes: int  # of a network
+    task: Task
 
     def prepare(self, cell: Cell) -> Prepared:
         """A cell, ready to be compiled."""
@@ -77,7 +80,7 @@ class Assembled(NamedTuple):
         )
         groups = program.group_names(splits[cell.runs[0].seed])
         sizes = training.sizes(config.clients, np.asarray(inputs.train.size))
-        common = experiment(config, cell, self.model, len(groups), sizes)
+        common = experiment(config, cell, self.model, self.task, len(groups), sizes)
         return Prepared(common, inputs, groups, sizes, self.data, self.layout(cell))
 
     def layout(self, cell: Cell) -> Layout:
@@ -95,7 +98,12 @@ class Assembled(NamedTuple):
 
 
 def algorithm(
-    config: Config, cell: Cell, model: Model, hyper: Mapping[str, float | Array], sizes: Sizes
+    config: Config,
+    cell: Cell,
+    model: Model,
+    task: Task,
+    hyper: Mapping[str, float | Array],
+    sizes: Sizes,
 ) -> Algorithm:
     """The algorithm of a cell with one run's hyperparameters, whose values may be tracers.
 
@@ -109,7 +117,7 @@ def algorithm(
         arguments["server_optimizer"] = server.optimizer(config.server, server_rate)
 
     def build(model: Model) -> Algorithm:
-        return method.algorithm(cell.algorithm, model, work, arguments)
+        return method.algorithm(cell.algorithm, model, work, task, arguments)
 
     trained = config.model.train_only
     plain = freezing.train_only(build, model, trained) if trained else build(model)
@@ -127,12 +135,12 @@ def schedules_of_rates(config: Config) -> dict[str, optax.Schedule]:
 
 
 def experiment(
-    config: Config, cell: Cell, model: Model, num_groups: int, sizes: Sizes
+    config: Config, cell: Cell, model: Model, task: Task, num_groups: int, sizes: Sizes
 ) -> program.Experiment:
     """The part of an experiment that the runs of a cell share."""
     return program.Experiment(
         model,
-        lambda hyper: algorithm(config, cell, model, hyper, sizes),
+        lambda hyper: algorithm(config, cell, model, task, hyper, sizes),
         num_groups,
         thresholds=config.watching.thresholds,
         stop_above=bool(config.watching.stop_above),
@@ -146,6 +154,8 @@ def experiment(
             for name, factor in schedules_of_rates(config).items()
             if name in cell.runs[0].hyper
         },
+        loss=task.loss,
+        score=task.score.function,
         precision=machine.precision(config.run, facts(cell.algorithm).precision),
     )
 
@@ -179,16 +189,21 @@ def assemble(
         for draw in dict.fromkeys(draw_of.values())  # starting with that of the first seed
     }
     first = next(iter(draws.values()))
-    if len(np.unique(first.y)) < 2:
+    if first.task == "classes" and len(np.unique(first.y)) < 2:
         text = f"has the class {first.classes[first.y[0]]!r} alone, must have two to tell apart"
         raise flag_error("dataset", config.data.dataset, text)
+    task = objective.task(config.objective, first.task)
+    method.check_task(config.method, config.objective.loss, task)
     model = network.make(config.model, first)
     shapes = network.shapes(config.model, model, first)
+    if not task.is_default or task.score is not objectives.SCORES["accuracy"]:
+        outputs, y = network.outputs(config.model, model, shapes, first)
+        objective.check_shapes(config.objective, task, outputs, y)
     variables = start(shapes, [*draw_of]) if start and config.model.init_from else None
     cells = grid.cells(config, data_flags.held_out(config.data, first.domains))
     for cell in cells:  # finds an impossible hyperparameter before any compute
         for run in cell.runs:
-            algorithm(config, cell, model, run.hyper, Sizes())
+            algorithm(config, cell, model, task, run.hyper, Sizes())
     before = config.environment.kind.draws_test and not loaded.test.any()
     at_split = any(cell.held_out is None for cell in cells) and not first.test.any()
     data_flags.check_test_fraction(config.data, is_drawn=before or at_split)
@@ -204,7 +219,7 @@ def assemble(
         for domain in dict.fromkeys(cell.held_out for cell in cells)
     }
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-    assembled = Assembled(config, first, model, cells, data, splits, variables, num_bytes)
+    assembled = Assembled(config, first, model, cells, data, splits, variables, num_bytes, task)
     _check_watching(assembled)
     return assembled
 
@@ -254,6 +269,7 @@ def _check_watching(assembled: Assembled) -> None:
     watched, cells = assembled.config.watching, assembled.cells
     split = next(iter(assembled.splits[cells[0].held_out].values()))
     watching.check_rule(watched, len(program.group_names(split)))
+    watching.check_task(watched, assembled.task)
     if watched.watch_classes:
         splits = [split for of_seed in assembled.splits.values() for split in of_seed.values()]
         watching.check_classes(assembled.dataset.classes, np.asarray(assembled.data.y), splits)
@@ -264,7 +280,7 @@ def _check_watching(assembled: Assembled) -> None:
 
 def _check_network(assembled: Assembled, cell: Cell) -> None:
     """Raises UsageError unless a cell's algorithm has a single network."""
-    config, model = assembled.config, assembled.model
-    if algorithm(config, cell, model, cell.runs[0].hyper, Sizes()).network is None:
+    config, model, task = assembled.config, assembled.model, assembled.task
+    if algorithm(config, cell, model, task, cell.runs[0].hyper, Sizes()).network is None:
         text = f"--algorithm={cell.algorithm} has no single network to look at"
         raise flag_error("watch_gradients", True, text)

@@ -18,6 +18,7 @@ from fedjax_inv_experiments.parts import (
     machine,
     method,
     network,
+    objective,
     participation,
     partition,
     server,
@@ -29,6 +30,7 @@ from fedjax_inv_experiments.parts.environment import Environment
 from fedjax_inv_experiments.parts.machine import Running
 from fedjax_inv_experiments.parts.method import Method
 from fedjax_inv_experiments.parts.network import Network
+from fedjax_inv_experiments.parts.objective import Objective
 from fedjax_inv_experiments.parts.participation import Participation
 from fedjax_inv_experiments.parts.partition import Partition
 from fedjax_inv_experiments.parts.server import Server
@@ -41,6 +43,7 @@ class Config:
     """All flags of an experiment. Call `of` to make one."""
 
     method: Method
+    objective: Objective
     data: Data
     environment: Environment
     partition: Partition
@@ -65,8 +68,9 @@ class Config:
 
     @property
     def outside(self) -> tuple[str, ...]:
-        """The algorithms and the network that are from outside of this project."""
-        named = (*self.method.algorithm, self.model.model)
+        """The algorithms, the network, the loss and the score from outside of this project."""
+        named = (*self.method.algorithm, self.model.model, self.objective.loss)
+        named = (*named, self.objective.score)
         return tuple(filter(outside.is_outside, named))
 
     @property
@@ -78,6 +82,7 @@ class Config:
 # The record of each field of Config.
 GROUPS: dict[str, type[Any]] = {
     "method": Method,
+    "objective": Objective,
     "data": Data,
     "environment": Environment,
     "partition": Partition,
@@ -197,9 +202,9 @@ def typed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def factories(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The names of the algorithms and of the network that a run folder stores, by flag."""
-    network = (record["model"],) if "model" in record else ()
-    return {"algorithm": tuple(record.get("algorithm", ())), "model": network}
+    """The names of algorithms, network, loss and score that a run folder stores, by flag."""
+    others = {name: (record[name],) for name in ("model", "loss", "score") if name in record}
+    return {"algorithm": tuple(record.get("algorithm", ())), **others}
 
 
 def _check(config: Config) -> None:
@@ -212,6 +217,7 @@ def _check(config: Config) -> None:
     _check_warmups(config)
     machine.check(config.run, config.watching.eval_every)
     network.check(config.model)
+    objective.check(config.objective)
     method.check(config.method, has_norm=config.model.has_norm)
 
 
@@ -262,6 +268,7 @@ def without_effect(config: Config) -> dict[str, str]:
             config.server, compared.algorithm, has_optimizer=compared.has_server_optimizer
         ),
         **network.without_effect(config.model),
+        **objective.without_effect(config.objective),
         **watching.without_effect(config.watching),
         **machine.without_effect(config.run),
     }

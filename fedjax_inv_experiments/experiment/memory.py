@@ -80,7 +80,8 @@ def _of_run(
     do not fit the network.
     """
     config = assembled.config
-    algorithm = assemble.algorithm(config, cell, assembled.model, cell.runs[0].hyper, Sizes())
+    hyper, task = cell.runs[0].hyper, assembled.task
+    algorithm = assemble.algorithm(config, cell, assembled.model, task, hyper, Sizes())
     number = 1 if facts(cell.algorithm).pooled else num_clients
     sizes = jax.ShapeDtypeStruct((number,), jnp.int32)
 

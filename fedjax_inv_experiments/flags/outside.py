@@ -1,4 +1,4 @@
-"""Factories outside of this project, "package.module:function": who may name them, and the import.
+"""Code outside of this project, "package.module:function": who may name it, and the import.
 
 An import runs the module. So a factory that a run folder names is refused unless the command names
 it, too, and a module whose file lies in a run folder is never imported.
@@ -45,7 +45,7 @@ class Untrusted(NamedTuple):
 
 
 def is_outside(name: str) -> bool:
-    """Whether the name of an algorithm or a network is a factory outside of this project."""
+    """Whether the name, as of an algorithm or a loss, is a function outside of this project."""
     return ":" in name
 
 
@@ -59,8 +59,8 @@ def trust_flag() -> Any:
     return flag(
         (),
         "Factories package.module:function outside of this project that may be imported where a "
-        "run folder names them. An import runs the module. Those of --algorithm and --model need "
-        "no mention; a module inside of a run folder is never imported.",
+        "run folder names them. An import runs the module. Those of --algorithm, --model, --loss "
+        "and --score need no mention; a module inside of a run folder is never imported.",
         Range(_is_factory, "package.module:function"),
         kind=str,
     )
@@ -71,7 +71,7 @@ def untrusted(
 ) -> dict[str, Untrusted]:
     """The factories among `named` that are not in `trusted`, by name. Imports nothing.
 
-    named: by flag, the algorithms and networks that a run folder names.
+    named: by flag, the algorithms, networks, losses and scores that a run folder names.
 
     Raises UsageError for a name that is no factory's, or whose module lies in a run folder.
     """

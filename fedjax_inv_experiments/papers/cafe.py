@@ -168,11 +168,11 @@ def by_group(config: Config, line: Record) -> dict[str, float]:
     Clients are tested in their proportions of classes. With a tail, the two halves of the classes
     are groups, too.
     """
-    clients = np.array(line["accuracy_by_client"], float)  # NaN where there is no test example
+    clients = np.array(line["score_by_client"], float)  # NaN where there is no test example
     rare = participation.is_sparse(config.participation, len(clients), line["seed"])
     parts = dict(zip(_CLIENTS, (clients[~rare], clients[rare]), strict=True))
     if config.partition.imbalance > 1:
-        classes = np.array(line["accuracy_by_class"], float)  # in order of their examples
+        classes = np.array(line["score_by_class"], float)  # in order of their examples
         parts |= dict(zip(_CLASSES, np.array_split(classes, 2), strict=True))
     return {name: float(np.nanmean(of)) for name, of in parts.items() if np.isfinite(of).any()}
 
@@ -211,12 +211,12 @@ def _columns(result: RowResult) -> Cells:
     return {
         "setting": where(result.config),
         "selected": ", ".join(f"{name}={value:g}" for name, value in hyper.items()),
-        "validation, %": study.percent(picked, "validation_accuracy"),
-        "test, %": study.percent(picked, "test_accuracy"),
-        "balanced, %": study.percent(picked, "balanced_accuracy"),
-        "clients' tests, %": study.percent(picked, "client_accuracy"),
+        "validation, %": study.percent(picked, "validation_score"),
+        "test, %": study.percent(picked, "test_score"),
+        "balanced, %": study.percent(picked, "balanced_score"),
+        "clients' tests, %": study.percent(picked, "client_score"),
         **{f"{name}, %": report.spread(values) for name, values in _groups_of(result).items()},
-        "test at the last, %": study.percent([run["last"] for run in runs], "test_accuracy"),
+        "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
         "MB sent": study.megabytes(result),
     }
 
@@ -270,7 +270,7 @@ def draw_against(x_label: str) -> study.Draw:
         points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
         for result in results:
             if result.is_complete:
-                tests = [100 * run["selected"]["test_accuracy"] for run in result.only.runs]
+                tests = [100 * run["selected"]["test_score"] for run in result.only.runs]
                 for name, values in ({"test": tests} | _groups_of(result)).items():
                     series = points.setdefault(f"{name}, accuracy in percent", {})
                     series.setdefault(result.row.series, []).append((result.row.x, values))

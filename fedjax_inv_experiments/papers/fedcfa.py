@@ -254,7 +254,7 @@ def _evaluations(result: RowResult) -> dict[str, list[Record]]:
 
 
 def _percents(lines: Sequence[Record]) -> list[float]:
-    return [100 * line["test_accuracy"] for line in lines]
+    return [100 * line["test_score"] for line in lines]
 
 
 # The paper's data sets by our names, and the data sets of local files by their network.
@@ -294,7 +294,7 @@ def target(config: Config) -> float | None:
 def rounds_to(lines: Sequence[Record], percent: float) -> float:
     """The round of the first evaluation with at least this test accuracy, NaN if there is none."""
     lines = selection.trained(lines)
-    reached = (line["round"] for line in lines if 100 * line["test_accuracy"] >= percent)
+    reached = (line["round"] for line in lines if 100 * line["test_score"] >= percent)
     return next(reached, np.nan)
 
 
@@ -329,9 +329,9 @@ def _selected(result: RowResult) -> Cells:
     return {
         "partition": partition_name(result.config),
         **({"selected": ", ".join(varied)} if varied else {}),
-        "validation, %": study.percent(picked, "validation_accuracy"),
-        "test, %": study.percent(picked, "test_accuracy"),
-        "test at the last, %": study.percent([run["last"] for run in runs], "test_accuracy"),
+        "validation, %": study.percent(picked, "validation_score"),
+        "test, %": study.percent(picked, "test_score"),
+        "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
         **_speed(result),
         "MB sent": study.megabytes(result),
     }
@@ -340,7 +340,7 @@ def _selected(result: RowResult) -> Cells:
 def _compared(result: RowResult) -> Cells:
     """Test accuracy in each column of _COLUMNS."""
     return {
-        f"{name}, %": study.percent(lines, "test_accuracy") or "diverged"
+        f"{name}, %": study.percent(lines, "test_score") or "diverged"
         for name, lines in _evaluations(result).items()
     }
 
@@ -416,7 +416,7 @@ def draw_columns(x_label: str) -> study.Draw:
     Each row is a line through its columns.
     """
     quantities: dict[str, Callable[[Record], float]] = {
-        "test accuracy in percent": lambda line: 100 * line["test_accuracy"],
+        "test accuracy in percent": lambda line: 100 * line["test_score"],
         "mean |correlation| of factors": lambda line: line["train_metrics"]["correlation"],
     }
 

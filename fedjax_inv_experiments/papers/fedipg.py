@@ -285,7 +285,7 @@ def _regular(result: RowResult) -> list[list[dict[str, float]]]:
             for name, domain in line["domains"].items()
             if domain["split"] == "validation" and name not in odd
         ]
-        mean = {k: float(np.mean([domain[k] for domain in regular])) for k in ("accuracy", "loss")}
+        mean = {k: float(np.mean([domain[k] for domain in regular])) for k in ("score", "loss")}
         return {"round": line["round"]} | mean
 
     return [[means(line) for line in selection.trained(lines)] for lines in result.only.logs]
@@ -309,9 +309,9 @@ def _exit_columns(result: RowResult) -> Cells:
     odd = [line["domains"][angle] for line in last for angle in _odd_angles(result)[:1]]
     speed = "not reached" if np.isnan(reached).any() else report.spread(reached)
     return {
-        "regular clients, %": study.percent([lines[-1] for lines in by_seed], "accuracy"),
+        "regular clients, %": study.percent([lines[-1] for lines in by_seed], "score"),
         "all training examples, %": report.percent([line["train_by_round"][-1] for line in last]),
-        "client 0's angle, %": study.percent(odd, "accuracy"),
+        "client 0's angle, %": study.percent(odd, "score"),
         f"rounds to loss {low}": speed,
         "client 0 left": "",
         "others that left": "",
@@ -344,7 +344,7 @@ def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
                 continue
             by_seed = _regular(result)
             name = result.row.series.partition(": ")[2]
-            at_end = [100 * lines[-1]["accuracy"] for lines in by_seed]
+            at_end = [100 * lines[-1]["score"] for lines in by_seed]
             rounds = [_rounds_to(lines, low) for lines in by_seed]
             # A row without the aberrant client is drawn at all degrees.
             for degree in [result.row.x] if result.row.x else degrees:
@@ -377,10 +377,10 @@ def _accuracies(result: RowResult) -> Cells:
         "selected by": rule,
         "penalty": f"{hyper['penalty']:g}" if "penalty" in hyper else "",
         "at round": report.spread([each["round"] for each in picked]) if picked else "",
-        "training domains, %": study.percent(picked, "validation_accuracy"),
-        "test, %": study.percent(picked, "test_accuracy"),
-        "worst domain, %": study.percent(picked, "worst_accuracy"),
-        "test at the last, %": study.percent([run["last"] for run in runs], "test_accuracy"),
+        "training domains, %": study.percent(picked, "validation_score"),
+        "test, %": study.percent(picked, "test_score"),
+        "worst domain, %": study.percent(picked, "worst_score"),
+        "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
         "MB sent by then": report.spread(sent) if sent else "",
     }
 
@@ -400,12 +400,11 @@ def _megabytes(run: Record, at: Record) -> float:
 def _by_domain(result: RowResult) -> Cells:
     """Test accuracy by held-out domain, their mean and the worst."""
     tests = {
-        cell.held_out: [run["selected"]["test_accuracy"] for run in cell.runs]
-        for cell in result.cells
+        cell.held_out: [run["selected"]["test_score"] for run in cell.runs] for cell in result.cells
     }
     by_seed = np.array(list(tests.values()))
     oracle = [report.choose(result.row.label, cell.result, "oracle") for cell in result.cells]
-    best = [chosen.over_seeds(lambda line: line["test_accuracy"]) for chosen in oracle if chosen]
+    best = [chosen.over_seeds(lambda line: line["test_score"]) for chosen in oracle if chosen]
     return {
         "selected by": result.config.watching.select,
         **{f"{domain}, %": report.percent(values) for domain, values in tests.items()},
@@ -439,7 +438,7 @@ def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
     runs = [_with_penalty(cell, penalty) for cell in result.cells]
     if any(run["diverged"] for of_cell in runs for run in of_cell):
         return None
-    return np.array([[run["selected"]["test_accuracy"] for run in of_cell] for of_cell in runs])
+    return np.array([[run["selected"]["test_score"] for run in of_cell] for of_cell in runs])
 
 
 def draw_penalties(path: Path, data: str, results: Sequence[RowResult]) -> str:
@@ -482,7 +481,7 @@ def _by_round(results: Sequence[RowResult], place: int, key: str) -> drawings.Pa
             continue
         x, y = zip(*(_curve(log, key) for log in cell.logs), strict=True)
         dots = [
-            (at["round"] if key == "round" else _megabytes(run, at), 100 * at["test_accuracy"])
+            (at["round"] if key == "round" else _megabytes(run, at), 100 * at["test_score"])
             for run, at in _selected(result, cell)
         ]
         lines[result.row.label] = drawings.Line(np.array(x), 100 * np.array(y), dots)
@@ -499,7 +498,7 @@ def _curve(lines: Sequence[Record], key: str) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(1, len(test) + 1) * (scale * lines[-1][key] / lines[-1]["round"]), test
     if key == "bytes":  # a logarithmic axis has no 0
         lines = selection.trained(lines)
-    test = np.array([line["test_accuracy"] for line in lines])
+    test = np.array([line["test_score"] for line in lines])
     return np.array([scale * line[key] for line in lines]), test
 
 
@@ -531,7 +530,7 @@ def draw_regimes(path: Path, data: str, results: Sequence[RowResult]) -> str:
         runs = _with_penalty(cell, penalty)
         if not runs or any(run["diverged"] for run in runs):
             return np.nan
-        return 100 * float(np.mean([run["last"]["test_accuracy"] for run in runs]))
+        return 100 * float(np.mean([run["last"]["test_score"] for run in runs]))
 
     maps = []
     for series in dict.fromkeys(result.row.series for result in results):

@@ -124,24 +124,24 @@ def _columns(result: RowResult) -> Cells:
     if result.config.watching.stop_below:
         stops = [run["stops"][0] for run in runs]
         ends = [stop for stop in stops if stop["round"]]
-        train = [stop["train_accuracy"] for stop in ends]
+        train = [stop["train_score"] for stop in ends]
         when = f"{len(ends)}/{len(stops)} below {stops[0]['threshold']:g}"
     else:
         ends = [run["last"] for run in runs]
         train = [lines[-1]["train_by_round"][-1] for lines in logs]
         when = "at the end"
     rounds = [each["round"] for each in ends]
-    last = study.percent([run["last"] for run in runs], "test_accuracy")
+    last = study.percent([run["last"] for run in runs], "test_score")
     return {
         "stopped": when,
         "rounds": report.spread(rounds) if ends else f"> {result.config.run.rounds}",
         "train, %": report.percent(train) if ends else "",
-        "test, %": study.percent(ends, "test_accuracy"),
-        "worst domain, %": study.percent(ends, "worst_accuracy"),
+        "test, %": study.percent(ends, "test_score"),
+        "worst domain, %": study.percent(ends, "worst_score"),
         # A run that ends at its stop has no later round.
         "test at the last, %": last if _continues(result) or not ends else "",
         "test at the best validation, %": study.percent(
-            [run["selected"] for run in runs], "test_accuracy"
+            [run["selected"] for run in runs], "test_score"
         ),
     }
 
@@ -190,7 +190,7 @@ def draw_scaling(what: str, path: Path, data: str, results: Sequence[RowResult])
     points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
     for quantity, key, scale in (
         ("rounds to the stop", "round", 1),
-        ("test accuracy at the stop, %", "test_accuracy", 100),
+        ("test accuracy at the stop, %", "test_score", 100),
     ):
         series = points.setdefault(quantity, {})
         for result in results:

@@ -28,6 +28,7 @@ from fedjax_inv_experiments.flags.flag import (
     check_different,
     check_known,
     flag,
+    flag_error,
     flags_of,
     name_of,
 )
@@ -227,6 +228,8 @@ def configs(
             )
             if chosen.run.num_processes > 1:
                 raise UsageError("--num_processes", chosen.run.num_processes, "must be 1")
+            if chosen.objective.score not in ("auto", "accuracy"):
+                raise flag_error("score", chosen.objective.score, "must be accuracy")
             paper.check(chosen)
         except UsageError as error:
             raise _of_row(row, error) from None
@@ -364,7 +367,7 @@ def last_test(runs: Sequence[Any]) -> str:
     """The test accuracy at the last round; how many runs diverged, if any did."""
     if _has_diverged(runs):
         return f"diverged, {divergence.count(runs)}"
-    return percent([run["last"] for run in runs], "test_accuracy")
+    return percent([run["last"] for run in runs], "test_score")
 
 
 def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> str:
@@ -382,7 +385,7 @@ def percent(evaluations: Sequence[Any], accuracy: str) -> str:
 
 
 def _test_accuracy(line: Mapping[str, Any]) -> float:
-    return 100 * line["test_accuracy"]
+    return 100 * line["test_score"]
 
 
 def curve(result: RowResult, value: Callable[[Any], float] = _test_accuracy) -> drawings.Line:

@@ -20,6 +20,7 @@ from fedjax_inv_experiments.flags.flag import (
     is_real,
     shown,
 )
+from fedjax_inv_experiments.parts.objective import Task
 
 _PAPER = Range(lambda value: is_real(value.partition("=")[2]), "algorithm=number")
 
@@ -70,6 +71,25 @@ def check(chosen: Method, *, has_norm: bool) -> None:
             raise flag_error(
                 "algorithm", name, "needs --norm=batch, as the network has no normalisation layers"
             )
+
+
+def check_task(chosen: Method, loss: str, task: Task) -> None:
+    """Raises UsageError for an algorithm that does not fit the targets or the loss.
+
+    loss: the value of --loss.
+    """
+    for name in chosen.algorithm:
+        facts, takes_loss = names.facts(name), names.takes(names.factory(name), "loss")
+        if facts.needs_classes and task.kind != "classes":
+            text = f"needs data with classes, these have {task.kind}"
+            raise flag_error("algorithm", name, text)
+        is_asked = loss != "auto" or (task.kind == "classes" and not task.is_default)
+        if is_asked and not takes_loss:
+            text = "has a loss of its own, must stand without --loss and --label_smoothing"
+            raise flag_error("algorithm", name, text)
+        if facts.means_of_targets and not (task.is_default or task.loss_of_means):
+            text = f"needs a loss that takes means of classes, such as cross_entropy, not {loss}"
+            raise flag_error("algorithm", name, text)
 
 
 def check_paper(chosen: Method, *, is_given: bool) -> None:
@@ -158,9 +178,14 @@ def setting_flags(name: str) -> dict[str, str]:
     return {argument: f"set={argument}" for argument in names.hyperparameters(name)}
 
 
-def algorithm(name: str, model: Model, work: Work, arguments: Mapping[str, Any]) -> Algorithm:
+def algorithm(
+    name: str, model: Model, work: Work, task: Task, arguments: Mapping[str, Any]
+) -> Algorithm:
     """An algorithm. arguments: of its factory, by name. Raises UsageError if they are refused."""
     factory, arguments = names.factory(name), dict(arguments)
+    if not task.is_default and names.takes(factory, "loss"):
+        means = names.facts(name).means_of_targets
+        arguments["loss"] = task.loss_of_means if means else task.loss
     if model.mixable is not None and names.takes(factory, "mixable"):
         arguments["mixable"] = model.mixable
     flags = setting_flags(name)

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedjax_inv import freezing, models
 from fedjax_inv.checks import UsageError
@@ -172,6 +174,18 @@ def _image_size(data: Dataset) -> int:
     shape = _shape(data)
     side = shape[1] if len(shape) == 4 else 32
     return min((32, 64, 224), key=lambda size: abs(math.log(size / side)))
+
+
+def outputs(chosen: Network, model: Model, variables: Variables, data: Dataset) -> tuple[Any, Any]:
+    """The shapes of the outputs and of the targets of an example, [1, ...].
+
+    variables: their shapes, from `shapes`. Raises UsageError as `shapes` does.
+    """
+    x, y = sample(data.x), sample(np.asarray(data.y))
+    try:
+        return jax.eval_shape(partial(models.predict, model), variables, x), y
+    except UsageError as error:
+        raise in_flags(error, f"--model={chosen.model}", {}) from None
 
 
 def shapes(chosen: Network, model: Model, data: Dataset) -> Variables:

@@ -8,6 +8,8 @@ run, is evaluated but never picked.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
+
 # An evaluation of a run: a `running.records.Line`.
 Line = Any
 
@@ -17,7 +19,8 @@ class Rule(NamedTuple):
 
     text: str  # names the evaluation that it picks
     pick: Callable[[Sequence[Line]], Line | None]  # from one or more `candidates` of a run
-    score: Callable[[Line], float]  # its mean over seeds compares hyperparameters
+    # its mean over seeds compares hyperparameters; higher is better
+    score: Callable[[Line], float]
 
 
 def trained(lines: Sequence[Line]) -> list[Line]:
@@ -36,21 +39,13 @@ def differ_by_chance(domains: Sequence[Any]) -> bool:
     The criterion: the statistic of the chi-square test of homogeneity is at most its expectation,
     the number of domains minus one.
     """
-    scores = [(domain["accuracy"], domain["examples"]) for domain in domains if domain["examples"]]
+    scores = [(domain["score"], domain["examples"]) for domain in domains if domain["examples"]]
     total = sum(count for _, count in scores)
     if len(scores) < 2:
         return False
     common = sum(accuracy * count for accuracy, count in scores) / total
     squares = sum(count * (accuracy - common) ** 2 for accuracy, count in scores)
     return squares <= (len(scores) - 1) * common * (1 - common)
-
-
-def _validation(line: Line) -> float:
-    return line["validation_accuracy"]
-
-
-def _test(line: Line) -> float:
-    return line["test_accuracy"]
 
 
 def _best(score: Callable[[Line], float]) -> Callable[[Sequence[Line]], Line]:
@@ -73,21 +68,31 @@ def _agreeing(lines: Sequence[Line]) -> Line | None:
     return None
 
 
-RULES = {
-    "validation": Rule(
-        "the best validation accuracy on the training domains",
-        _best(_validation),
-        _validation,
-    ),
-    "agreement": Rule(
-        "the first evaluation at which the training domains, which had differed, differ no more "
-        "than by chance",
-        _agreeing,
-        _validation,
-    ),
-    "last": Rule("the last evaluation", lambda lines: lines[-1], _validation),
-    "oracle": Rule("the best test accuracy, for comparison only", _best(_test), _test),
-}
+def rules(measure: Measure) -> dict[str, Rule]:
+    """All rules, for evaluations with this score."""
+
+    def validation(line: Line) -> float:
+        return measure.rank(line["validation_score"])
+
+    def test(line: Line) -> float:
+        return measure.rank(line["test_score"])
+
+    return {
+        "validation": Rule(
+            "the best validation score on the training domains", _best(validation), validation
+        ),
+        "agreement": Rule(
+            "the first evaluation at which the training domains, which had differed, differ no "
+            "more than by chance",
+            _agreeing if measure == ACCURACY else lambda lines: None,
+            validation,
+        ),
+        "last": Rule("the last evaluation", lambda lines: lines[-1], validation),
+        "oracle": Rule("the best test score, for comparison only", _best(test), test),
+    }
+
+
+RULES = rules(ACCURACY)
 
 
 def picked(run: Any, rule: str) -> Line | None:

@@ -9,7 +9,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.federation import Split
 from fedjax_inv_experiments.flags.flag import (
-    INSIDE,
+    Range,
     at_least,
     check_different,
     flag,
@@ -17,7 +17,11 @@ from fedjax_inv_experiments.flags.flag import (
     number_or,
     shown,
 )
+from fedjax_inv_experiments.parts import metrics
+from fedjax_inv_experiments.parts.objective import ACCURACY, Task
 from fedjax_inv_experiments.parts.selection import RULES
+
+_REAL = Range(lambda value: abs(value) <= 1e38, "a number, at most 1e38 in size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Watching:
     )
     watch_examples: int = flag(
         0,
-        "Training (of all clients) and test examples on which the accuracy is measured in every "
+        "Training (of all clients) and test examples on which the score is measured in every "
         "round; 0: in no round.",
         at_least(0),
     )
@@ -43,20 +47,21 @@ class Watching:
     )
     watch_classes: bool = flag(
         False,
-        "Whether evaluations report the test accuracy of each class, that of test examples in the "
+        "Whether evaluations report the test score of each class, that of test examples in the "
         "proportions of each client's classes, and the means of both.",
     )
     stop_below: tuple[float, ...] = flag(
         (),
-        "Thresholds: report the state in which the watched training accuracy first fell below.",
-        INSIDE,
+        "Thresholds: report the state in which the watched training score first fell below. An "
+        "accuracy lies between 0 and 1.",
+        _REAL,
         kind=float,
     )
     stop_above: tuple[float, ...] = flag(
         (),
         "The same for the first time that it was as high; instead of --stop_below, and without "
         "--warm_start.",
-        INSIDE,
+        _REAL,
         kind=float,
     )
     warm_start: str = flag(
@@ -76,6 +81,7 @@ class Watching:
         "Whether evaluations are also written as TensorBoard events, to tensorboard/ in the folder "
         "of a run; needs the package tensorboardX.",
     )
+    metrics: tuple[str, ...] = metrics.metrics_flag("the selected states' predictions")
     select: str = flag(
         "validation",
         "How an evaluation of each run is selected, and then hyperparameters by the mean over "
@@ -120,6 +126,22 @@ def without_effect(chosen: Watching) -> dict[str, str]:
     if not chosen.thresholds:
         idle["after_stop"] = "has no effect without --stop_below or --stop_above"
     return idle
+
+
+def check_task(chosen: Watching, task: Task) -> None:
+    """Raises UsageError for flags that do not fit the targets or the score."""
+    metrics.check(chosen.metrics, task.kind)
+    if chosen.watch_classes and task.kind != "classes":
+        raise flag_error("watch_classes", True, f"needs data with classes, these have {task.kind}")
+    if chosen.select == "agreement" and task.measure != ACCURACY:
+        text = f"compares accuracies of classes, the score is the {task.score.name}"
+        raise flag_error("select", chosen.select, text)
+    if not task.score.is_share:
+        return
+    for name, thresholds in (("stop_below", chosen.stop_below), ("stop_above", chosen.stop_above)):
+        for threshold in thresholds:
+            if not 0 < threshold < 1:
+                raise flag_error(name, threshold, "must be above 0 and below 1")
 
 
 def check_rule(chosen: Watching, num_groups: int) -> None:

@@ -50,12 +50,12 @@ def to_rgb(x: np.ndarray) -> np.ndarray:
 
 
 def draw_partition(path: Path, dataset: Dataset, split: Split) -> None:
-    """Draws the class counts of each client, and examples of every domain.
+    """Draws what each client trains on, and examples of every domain.
 
     Files that are there and show the same are not drawn again.
     """
     rows = federation.parts_of(split.train)
-    counts = partitions.class_counts(dataset.y, rows, len(dataset.classes))
+    names, counts = target_counts(dataset, rows)
     firsts = [np.flatnonzero(dataset.domain == k)[:_IMAGES] for k in range(len(dataset.domains))]
     full = [k for k, first in enumerate(firsts) if len(first) == _IMAGES]
     few = np.concatenate([firsts[k] for k in full]) if full else np.zeros(0, int)
@@ -68,11 +68,36 @@ def draw_partition(path: Path, dataset: Dataset, split: Split) -> None:
         test=dataset.test[few],
         user=None,
     )
-    figures.draw(path, _partition, counts, some, client_names(split), dpi=110)
+    figures.draw(path, _partition, counts, names, some, client_names(split), dpi=110)
 
 
-def _partition(counts: np.ndarray, some: Dataset, clients: Sequence[str]) -> Figure:
-    """The figure of the counts [C, K]. some: the data set with the examples to draw alone."""
+def target_counts(
+    dataset: Dataset, parts: Sequence[np.ndarray]
+) -> tuple[Sequence[str], np.ndarray]:
+    """(names [N], how many examples of each client have each, [C, N]). parts: rows by client.
+
+    The names are those of classes, of labels, or of tenths of the data set by the first value.
+    """
+    if dataset.task == "classes":
+        counts = partitions.class_counts(dataset.y, parts, len(dataset.classes))
+        return dataset.classes, counts
+    if dataset.task == "labels":
+        return dataset.classes, np.stack([dataset.y[rows].sum(0) for rows in parts])
+    values = dataset.y.reshape(len(dataset.y), -1)[:, 0]
+    edges = np.unique(np.quantile(values, np.linspace(0.1, 0.9, 9)))
+    tenth = np.searchsorted(edges, values, side="right")
+    names = [f"below {edges[0]:.3g}", *(f"from {edge:.3g}" for edge in edges)]
+    counted = [np.bincount(tenth[rows], minlength=len(names)) for rows in parts]
+    return names, np.stack(counted)
+
+
+def _partition(
+    counts: np.ndarray, names: Sequence[str], some: Dataset, clients: Sequence[str]
+) -> Figure:
+    """The figure of the counts [C, N] and their names.
+
+    some: the data set with the examples to draw alone.
+    """
     examples = _examples(some)
     domains = () if examples is None else some.domains
     height = max(2.6, min(9.0, 0.22 * len(counts) + 1.6), min(9.0, 0.5 * len(domains) + 1.6))
@@ -80,8 +105,9 @@ def _partition(counts: np.ndarray, some: Dataset, clients: Sequence[str]) -> Fig
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     picture = left.imshow(counts, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     figure.colorbar(picture, ax=left, label="training examples", fraction=0.05)
-    left.set(xlabel="class", ylabel="client", title="What each client trains on")
-    figures.name_x(left, some.classes, 4.2)
+    what = {"classes": "class", "labels": "label", "values": some.classes[0]}[some.task]
+    left.set(xlabel=what, ylabel="client", title="What each client trains on")
+    figures.name_x(left, names, 4.2)
     figures.name_y(left, clients, height - 1.4)
     right.set(xticks=[], yticks=[])
     right.set_frame_on(False)

@@ -46,5 +46,6 @@ def networks(one: OneRun, algorithm: Algorithm, epochs: int) -> tuple[Algorithm,
         model=assembled.model,
         work=work,
         key=key,
+        loss=assembled.task.loss,
     )
     return personal, state.clients

@@ -74,6 +74,7 @@ class Runs:
     cell: Cell
     starts: Sequence[Start]
     known_result: Result | None  # None if the runs may be unfinished
+    known_data: Assembled | None = None  # None: to be read
 
     @property
     def result(self) -> Result:
@@ -84,6 +85,8 @@ class Runs:
     @functools.cached_property
     def data(self) -> Assembled:
         """The data of the runs, divided among clients as in training."""
+        if self.known_data is not None:
+            return self.known_data
         held_out = self.cell.held_out or "none"
         return assemble.assemble(config.changed(self.config, held_out=held_out, init_from=""))
 
@@ -131,7 +134,9 @@ class Runs:
             else self.data.model
         )
         hyper = self.cell.runs[index].hyper
-        plain = assemble.algorithm(self.config, self.cell, model, hyper, training.Sizes())
+        plain = assemble.algorithm(
+            self.config, self.cell, model, self.data.task, hyper, training.Sizes()
+        )
         precision = machine.precision(self.config.run, facts(self.cell.algorithm).precision)
 
         def predict(server: Tree, own: Tree, x: Tree) -> Array:
@@ -172,6 +177,12 @@ class Runs:
         with self._checkpoints("has no checkpoint any more; must have one") as reader:
             states = reader.restore(reader.latest(), self.shapes)
             return jax.device_get(selected.of(states, self.algorithm().personal))
+
+    def check_classes(self) -> None:
+        """Raises UsageError unless the targets are classes."""
+        if self.data.task.kind != "classes":
+            text = f"must be of data with classes, these have {self.data.task.kind}"
+            raise UsageError(self.where, ..., text)
 
     @contextlib.contextmanager
     def _checkpoints(self, lacking: str) -> Iterator[Checkpoints]:

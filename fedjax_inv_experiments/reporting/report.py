@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_inv_experiments.parts import selection
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.parts.selection import RULES
 from fedjax_inv_experiments.reporting.tables import table as written
 from fedjax_inv_experiments.running import divergence, files
@@ -18,7 +19,7 @@ def explained(rule: str) -> str:
     looks, scored = ("looked at", "test") if rule == "oracle" else ("never looked at", "validation")
     return (
         f"Model selection by {rule}: of each seed {RULES[rule].text}; of the hyperparameters those "
-        f"with the best mean over seeds of the {scored} accuracy there; the held-out domain is "
+        f"with the best mean over seeds of the {scored} score there; the held-out domain is "
         f"{looks}."
     )
 
@@ -32,6 +33,7 @@ class Chosen(NamedTuple):
     runs: list[RunResult]  # `selected`: what the rule picks, or the last evaluation
     indices: list[int]  # of the runs in the cell
     diverged: str  # how many runs of the cell diverged
+    measure: Measure = ACCURACY  # how to read the scores
 
     @property
     def selected(self) -> list[Line]:
@@ -56,8 +58,9 @@ def choose(label: str, result: Any, rule: str = "validation") -> Chosen | None:
 
     result: a `records.Result`, or a plain dict with the same entries.
     """
-    diverged = divergence.count(result["runs"])
-    best, best_rank = None, (0, -1.0)
+    diverged, measure = divergence.count(result["runs"]), measure_of(result)
+    best, best_rank = None, (0, -np.inf)
+    score = selection.rules(measure)[rule].score
     for setting in divergence.settings(result["runs"]):
         runs = [result["runs"][index] for index in setting.indices]
         picked = [selection.picked(run, rule) for run in runs]
@@ -68,11 +71,18 @@ def choose(label: str, result: Any, rule: str = "validation") -> Chosen | None:
             run | {"selected": run["last"] if line is None else line}
             for run, line in zip(runs, picked, strict=True)
         ]
-        mean = float(np.mean([RULES[rule].score(run["selected"]) for run in runs]))
+        mean = float(np.mean([score(run["selected"]) for run in runs]))
         if (count, mean) > best_rank:
-            best = Chosen(label, _held_out(result), setting.hyper, runs, setting.indices, diverged)
+            held_out = _held_out(result)
+            best = Chosen(label, held_out, setting.hyper, runs, setting.indices, diverged, measure)
             best_rank = (count, mean)
     return best
+
+
+def measure_of(result: Any) -> Measure:
+    """How to read the scores of a result, a `records.Result` or a plain dict."""
+    found = result.get("score", ACCURACY)
+    return found if isinstance(found, Measure) else Measure(**found)
 
 
 def _held_out(result: Any) -> str:
@@ -103,15 +113,15 @@ def percent(values: Sequence[float]) -> str:
     return spread([100 * value for value in values])
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], form: str = ".1f") -> str:
     """The mean and standard deviation over seeds, as text."""
-    mean = f"{np.mean(values):.1f}"
-    return f"{mean} ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else mean
+    mean = f"{np.mean(values):{form}}"
+    return f"{mean} ± {np.std(values, ddof=1):{form}}" if len(values) > 1 else mean
 
 
-def tests(lines: Sequence[Line]) -> str:
-    """The mean and standard deviation of the test accuracy, as text."""
-    return percent([line.test_accuracy for line in lines])
+def text_of(measure: Measure) -> Callable[[Sequence[float]], str]:
+    """A function from values of a score to their mean and standard deviation, as text."""
+    return percent if measure.is_share else lambda values: spread(values, ".4g")
 
 
 def table(
@@ -119,16 +129,20 @@ def table(
     paper: Mapping[str, str],
     cells: Mapping[tuple[str, str], str] | None = None,
     diverged: Mapping[str, str] | None = None,
+    measure: Measure = ACCURACY,
 ) -> str:
-    """The main table: the test accuracies at the selected evaluations, a row per algorithm.
+    """The main table: the test scores at the selected evaluations, a row per algorithm.
 
     The columns are each held-out domain, their mean and the worst one, then the mean selected round
-    and the mean accuracy at the last round, and how many runs diverged.
+    and the mean score at the last round, and how many runs diverged.
 
     paper: algorithm -> its number in a paper.
     cells: (label, held-out domain) of each cell -> the text if nothing was chosen.
     diverged: label -> how many of its runs diverged; without it there is no such column.
+    measure: how to read the scores.
     """
+    shown = text_of(measure)
+    worst = np.min if measure.higher_is_better else np.max
     cells = cells or {(one.label, one.held_out): "" for one in chosen}
     held_outs = list(dict.fromkeys(held_out for _, held_out in cells))
     by_label = {
@@ -138,7 +152,7 @@ def table(
     def test_of(held_out: str) -> Callable[[str], str]:
         def text(label: str) -> str:
             one = by_label[label].get(held_out)
-            return tests(one.selected) if one else cells.get((label, held_out), "")
+            return shown(test(one)) if one else cells.get((label, held_out), "")
 
         return text
 
@@ -161,15 +175,15 @@ def table(
         return joined
 
     def test(one: Chosen) -> list[float]:
-        return [line.test_accuracy for line in one.selected]
+        return [line.test_score for line in one.selected]
 
     columns: list[tuple[str, Callable[[str], str]]] = [
-        ("held-out accuracy, %", lambda label: label),
+        (f"held-out {measure.heading}", lambda label: label),
         *((held_out, test_of(held_out)) for held_out in held_outs),
     ]
     if len(held_outs) > 1:
-        columns.append(("mean", over_domains(test, np.mean, percent)))
-        columns.append(("worst domain", over_domains(test, np.min, percent)))
+        columns.append(("mean", over_domains(test, np.mean, shown)))
+        columns.append(("worst domain", over_domains(test, worst, shown)))
     columns += [
         (
             "at round",
@@ -177,7 +191,7 @@ def table(
         ),
         (
             "at the last round",
-            over_domains(lambda one: [line.test_accuracy for line in one.last], np.mean, percent),
+            over_domains(lambda one: [line.test_score for line in one.last], np.mean, shown),
         ),
     ]
     if diverged:
@@ -197,26 +211,26 @@ def _or_why(text: Callable[[Chosen], str]) -> Callable[[Chosen | Missing], str]:
     return lambda one: text(one) if isinstance(one, Chosen) else one.why
 
 
-def domains_table(cells: Sequence[Chosen | Missing]) -> str:
-    """The accuracies by domain at the selected evaluation: test if held out, else validation.
+def domains_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY) -> str:
+    """The scores by domain at the selected evaluation: test if held out, else validation.
 
     cells: all of one held-out domain; in one of them at least, something was chosen.
     """
-    held_out = cells[0].held_out
+    held_out, shown = cells[0].held_out, text_of(measure)
     first = next(one for one in cells if isinstance(one, Chosen))
 
     def of(name: str) -> Callable[[Chosen | Missing], str]:
-        return _or_why(lambda one: percent([line.domains[name].accuracy for line in one.selected]))
+        return _or_why(lambda one: shown([line.domains[name].score for line in one.selected]))
 
     columns: list[tuple[str, Callable[[Chosen | Missing], str]]] = [
-        ("accuracy by domain, %", lambda one: one.label),
+        (f"{measure.name} by domain{measure.percent}", lambda one: one.label),
         *(
             (f"{name} (held out)" if name == held_out else name, of(name))
             for name in first.selected[0].domains
         ),
         (
             "worst domain",
-            _if_chosen(lambda one: percent([line.worst_accuracy for line in one.selected])),
+            _if_chosen(lambda one: shown([line.worst_score for line in one.selected])),
         ),
     ]
     return written(cells, columns)
@@ -231,9 +245,9 @@ class _Stopped(NamedTuple):
     stops: list[Any]  # a `records.Stop` of each seed that stopped
 
 
-def stops_table(cells: Sequence[Chosen | Missing]) -> str:
+def stops_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY) -> str:
     """The evaluations at the stop, a row per cell and threshold, over the seeds that stopped."""
-    rows = []
+    rows, shown, unit = [], text_of(measure), measure.unit
     for one in cells:
         if isinstance(one, Missing):
             rows.append(_Stopped(one, None, one.why, []))
@@ -244,15 +258,15 @@ def stops_table(cells: Sequence[Chosen | Missing]) -> str:
 
     def domains(row: _Stopped) -> str:
         names = row.stops[0].domains if row.stops else ()
-        of = {name: [stop.domains[name].accuracy for stop in row.stops] for name in names}
-        return ", ".join(f"{name} {percent(values)}" for name, values in of.items())
+        of = {name: [stop.domains[name].score for stop in row.stops] for name in names}
+        return ", ".join(f"{name} {shown(values)}" for name, values in of.items())
 
     def over(
         value: Callable[[Any], float], text: Callable[[Sequence[float]], str]
     ) -> Callable[[_Stopped], str]:
         return lambda row: text([value(stop) for stop in row.stops]) if row.stops else ""
 
-    last = _if_chosen(lambda one: tests(one.last))
+    last = _if_chosen(lambda one: shown([line.test_score for line in one.last]))
     return written(
         rows,
         {
@@ -261,26 +275,31 @@ def stops_table(cells: Sequence[Chosen | Missing]) -> str:
             "threshold": lambda row: "" if row.threshold is None else f"{row.threshold:g}",
             "stopped": lambda row: row.met,
             "round": over(lambda stop: stop.round, spread),
-            "training, %": over(lambda stop: stop.train_accuracy, percent),
-            "by domain, %": domains,
-            "worst domain, %": over(lambda stop: stop.worst_accuracy, percent),
-            "held out at the last round, %": lambda row: last(row.cell),
+            f"training{unit}": over(lambda stop: stop.train_score, shown),
+            f"by domain{unit}": domains,
+            f"worst domain{unit}": over(lambda stop: stop.worst_score, shown),
+            f"held out at the last round{unit}": lambda row: last(row.cell),
         },
     )
 
 
-def choices_table(cells: Sequence[Chosen | Missing]) -> str:
-    """The selected hyperparameters and rounds, their validation accuracy, and their cost."""
+def choices_table(cells: Sequence[Chosen | Missing], measure: Measure = ACCURACY) -> str:
+    """The selected hyperparameters and rounds, their validation score, and their cost."""
+    shown, unit = text_of(measure), measure.unit
     columns: dict[str, Callable[[Chosen | Missing], str]] = {
         "algorithm": lambda one: one.label,
         "held out": lambda one: one.held_out,
         "selected": _or_why(lambda one: ", ".join(f"{k}={v:g}" for k, v in one.hyper.items())),
         "at round": _if_chosen(lambda one: ", ".join(str(line.round) for line in one.selected)),
-        "validation, %": _if_chosen(
-            lambda one: percent([line.validation_accuracy for line in one.selected])
+        f"validation{unit}": _if_chosen(
+            lambda one: shown([line.validation_score for line in one.selected])
         ),
-        "held out, %": _if_chosen(lambda one: tests(one.selected)),
-        "held out at the last round, %": _if_chosen(lambda one: tests(one.last)),
+        f"held out{unit}": _if_chosen(
+            lambda one: shown([line.test_score for line in one.selected])
+        ),
+        f"held out at the last round{unit}": _if_chosen(
+            lambda one: shown([line.test_score for line in one.last])
+        ),
         "MB sent in all": _if_chosen(
             lambda one: f"{np.mean([line.bytes for line in one.last]) / 1e6:.1f}"
         ),
@@ -302,17 +321,18 @@ class _SettingRow(NamedTuple):
     setting: divergence.Setting
     picked: list[Line]  # the evaluations of the seeds that did not diverge
 
-    def mean(self, accuracy: str) -> str:
-        """An accuracy of the seeds that did not diverge."""
-        return percent([line[accuracy] for line in self.picked]) if self.picked else "diverged"
+    def mean(self, score: str, measure: Measure) -> str:
+        """A score of the seeds that did not diverge."""
+        values = [line[score] for line in self.picked]
+        return text_of(measure)(values) if values else "diverged"
 
 
 def settings_table(results: Sequence[tuple[str, Result]], rule: str, form: str = "markdown") -> str:
-    """How many runs of each setting diverged, and the accuracies of the others.
+    """How many runs of each setting diverged, and the scores of the others.
 
     results: (label, result) of each cell. rule: the rule of selection. form: one of `tables.FORMS`.
     """
-    rows = []
+    rows, measure = [], measure_of(results[0][1])
     for label, result in results:
         for setting in divergence.settings(result.runs):
             runs = [result.runs[index] for index in setting.indices]
@@ -323,8 +343,10 @@ def settings_table(results: Sequence[tuple[str, Result]], rule: str, form: str =
         "held out": lambda row: row.held_out,
         "setting": lambda row: row.setting.text,
         "runs diverged": lambda row: f"{row.setting.num_diverged} of {len(row.setting.indices)}",
-        "validation of the others, %": lambda row: row.mean("validation_accuracy"),
-        "held out of the others, %": lambda row: row.mean("test_accuracy"),
+        f"validation of the others{measure.unit}": lambda row: row.mean(
+            "validation_score", measure
+        ),
+        f"held out of the others{measure.unit}": lambda row: row.mean("test_score", measure),
     }
     return written(rows, columns, form=form)
 
@@ -349,10 +371,11 @@ def write(
     title: str,
     paper: Mapping[str, str],
     rule: str = "validation",
+    more: str = "",
 ) -> str:
     """Writes table.md, and returns its first table and a text about diverged runs.
 
-    results: (label, result) of each cell. rule: the rule of selection.
+    results: (label, result) of each cell. rule: the rule of selection. more: a last table.
     """
     results = list(results)
     cells: list[Chosen | Missing] = []
@@ -377,14 +400,16 @@ def write(
         for label, _ in results:
             runs = [run for other, result in results if other == label for run in result.runs]
             counts[label] = divergence.count(runs)
-    test = table(ones, paper, missing, counts)
+    measure = measure_of(results[0][1])
+    test = table(ones, paper, missing, counts, measure)
     parts = [f"# {title}", test]
     if len({one.held_out for one in cells}) == 1:
-        parts.append(domains_table(cells))
+        parts.append(domains_table(cells, measure))
     if ones[0].runs[0].stops is not None:
-        parts.append(stops_table(cells))
-    parts += [explained(rule), choices_table(cells)]
+        parts.append(stops_table(cells, measure))
+    parts += [explained(rule), choices_table(cells, measure)]
     if diverged:
         parts += [diverged, by_setting]
+    parts += [more] if more else []
     files.write(folder / "table.md", "\n\n".join(parts) + "\n")
     return f"{test}\n\n{diverged}" if diverged else test

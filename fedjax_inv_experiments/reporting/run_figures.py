@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_DOTS = 120  # the most domains or clients, over all algorithms, that get a dot each
 
 Drawn = Sequence[tuple[Chosen, Sequence[Line]]]  # cells, with the lines of their logs
-Parts = dict[str, float]  # a run's accuracy in percent, by domain or client
+Parts = dict[str, float]  # a run's score, by domain or client
 
 
 def write(
@@ -46,7 +46,7 @@ def write(
     splits = [domain.split for domain in first.domains.values()]
     if splits.count("validation") > 1:
         figures.draw(folder / "domains.png", _parts, drawn, title, by_domain, "domain")
-    if first.accuracy_by_client is not None:
+    if first.score_by_client is not None:
         figures.draw(folder / "clients.png", _parts, drawn, title, by_client, "client")
     if drawn[0][0].last[0].gradients is not None:
         figures.draw(folder / "gradients.png", _gradients, drawn, title)
@@ -65,16 +65,15 @@ def _panels(
     held_outs = list(dict.fromkeys(one.held_out for one, _ in drawn))
     labels = list(dict.fromkeys(one.label for one, _ in drawn))
     width = max(width, 6.0 if len(held_outs) == 1 else 4.2)
-    figure, axes = figures.panels(
-        len(held_outs), (width, 3.2), x_label=x_label, y_label="accuracy, %"
-    )
+    name = drawn[0][0].measure.heading
+    figure, axes = figures.panels(len(held_outs), (width, 3.2), x_label=x_label, y_label=name)
     for axis, name in zip(axes, held_outs, strict=True):
         axis.set_title(figures.wrapped(f"held out: {name}", width - 0.6), fontsize=10)
     return figure, dict(zip(held_outs, axes, strict=True)), labels
 
 
 def _curves(drawn: Drawn, title: str) -> Figure:
-    """Draws accuracy by round: a panel per held-out domain, two lines per algorithm."""
+    """Draws the score by round: a panel per held-out domain, two lines per algorithm."""
     figure, axes, labels = _panels(drawn, "round")
     for one, lines in drawn:
         number = labels.index(one.label)
@@ -82,10 +81,10 @@ def _curves(drawn: Drawn, title: str) -> Figure:
         style = figures.style(number) | {"markevery": figures.spaced(len(rounds), number)}
         for key, how in (("test", {"lw": 1.8}), ("validation", {"lw": 0.7, "mfc": "white"})):
             of_seeds = [
-                [getattr(line, f"{key}_accuracy") for line in lines if line.run == index]
+                [getattr(line, f"{key}_score") for line in lines if line.run == index]
                 for index in one.indices
             ]
-            mean, low, high = mean_and_band(100 * np.array(of_seeds))
+            mean, low, high = mean_and_band(one.measure.factor * np.array(of_seeds))
             axis = axes[one.held_out]
             axis.plot(rounds, mean, **style, **how)
             if key == "test":
@@ -105,23 +104,23 @@ def _legend(figure: Figure, styles: Iterable[dict[str, Any]], labels: Sequence[s
 
 
 def by_domain(line: Line) -> Parts:
-    """The accuracy on each domain, in percent."""
-    return {name: 100 * domain.accuracy for name, domain in line.domains.items()}
+    """The score on each domain."""
+    return {name: domain.score for name, domain in line.domains.items()}
 
 
 def by_client(line: Line) -> Parts:
-    """The test accuracy in each client's proportions of classes, in percent.
+    """The test score in each client's proportions of classes.
 
     It is NaN for a client without examples.
     """
     return {
-        str(client): np.nan if accuracy is None else 100 * accuracy
-        for client, accuracy in enumerate(line.accuracy_by_client or [])
+        str(client): np.nan if score is None else score
+        for client, score in enumerate(line.score_by_client or [])
     }
 
 
 def _parts(drawn: Drawn, title: str, parts_of: Callable[[Line], Parts], what: str) -> Figure:
-    """Draws the accuracies of the selected evaluations, in a panel per held-out domain.
+    """Draws the scores of the selected evaluations, in a panel per held-out domain.
 
     A panel has a marker per algorithm and part, or for many parts a line per algorithm.
     """
@@ -135,24 +134,28 @@ def _parts(drawn: Drawn, title: str, parts_of: Callable[[Line], Parts], what: st
     is_few = len(names) * num_labels <= MOST_DOTS
     columns = min(3, len(held_outs))
     width = min(12 / columns, 1 + 0.1 * len(names) * (num_labels + 1)) if is_few else 0
-    x_label = what if is_few else f"{what}s, the worst first, %"
+    measure = drawn[0][0].measure
+    first_part = "worst" if measure.higher_is_better else "best"
+    x_label = what if is_few else f"{what}s, the {first_part} first, %"
     figure, axes, labels = _panels(drawn, x_label, width)
     for (one, _), runs in zip(drawn, by_cell, strict=True):
         number, axis = labels.index(one.label), axes[one.held_out]
-        values = np.array([[run.get(name, np.nan) for name in names] for run in runs])
+        parts = [[run.get(name, np.nan) for name in names] for run in runs]
+        values = measure.factor * np.array(parts)
         if is_few:
             draw_dots(axis, values, number, len(labels))
         else:
             draw_quantiles(axis, values, number)
     for held_out, axis in axes.items():
-        axis.set_ylim(-2, 102)
+        if measure.is_share:
+            axis.set_ylim(-2, 102)
         if is_few:
             figures.name_x(axis, names, figure.get_size_inches()[0] / columns - 0.9)
             axis.set_xlim(-0.5, len(names) - 0.5)
         if is_few and held_out in names:
             at = names.index(held_out)
             axis.axvspan(at - 0.5, at + 0.5, color="0.93", lw=0, zorder=0)
-    quantity = "accuracy where selected"
+    quantity = f"{measure.name} where selected"
     if parts_of is by_client:
         quantity += ", on the test in each client's proportions of classes"
     kinds = f"{quantity}; {figures.over_seeds(len(drawn[0][0].runs))}"

@@ -1,11 +1,22 @@
 """The report of a run or a sweep: its table, figures and result.json."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.reporting import data_figures, report, run_figures
+from fedjax_inv_experiments.parts import selection
+from fedjax_inv_experiments.reporting import (
+    data_figures,
+    predictions,
+    report,
+    run_figures,
+    tables,
+)
+from fedjax_inv_experiments.reporting.predictions import ClientScores, DomainScores
 from fedjax_inv_experiments.running import files
 from fedjax_inv_experiments.running.launch import FinishedCell
 
@@ -30,7 +41,9 @@ def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedC
     paper = dict(entry.split("=", 1) for entry in config.method.paper)
     rule = config.watching.select
     results = [(cell.label, cell.result) for cell in finished]
-    text = report.write(folder, results, title=title, paper=paper, rule=rule)
+    more = metrics_table(assembled, folder, finished) if config.watching.metrics else ""
+    text = report.write(folder, results, title=title, paper=paper, rule=rule, more=more)
+    text += f"\n\n{more}" if more else ""
     if finished[0].folder != folder:  # a cell in the run folder has written its result already
         files.write_json(
             folder / "result.json", {"title": title, "cells": [cell.result for cell in finished]}
@@ -39,6 +52,61 @@ def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedC
     if (folder / "curves.png").exists():  # not where every run diverged
         where += f" Curves: {folder / 'curves.png'}."
     return f"\n{title}\n\n{text}\n\n{report.explained(rule)}\n{where}"
+
+
+class _Measured(msgspec.Struct, frozen=True):
+    """An entry of metrics.json: a run at the state that --select selects."""
+
+    algorithm: str  # with the settings in which the cells differ
+    held_out: str
+    seed: int
+    round: int
+    domains: dict[str, DomainScores]
+    clients: list[ClientScores]
+
+
+class _Row(NamedTuple):
+    """A row of the table of metrics."""
+
+    algorithm: str
+    held_out: str
+    domain: str
+    scores: list[DomainScores]  # of each seed
+
+
+def metrics_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
+    """Writes metrics.json, and returns the table of --metrics: a row for each cell and domain."""
+    watched, entries, rows = assembled.config.watching, [], []
+    for cell in finished:
+        chosen = report.choose(cell.label, cell.result, watched.select)
+        if chosen is None:
+            continue
+        runs = predictions.of_folder(cell.folder, assembled)
+        algorithm = runs.algorithm(chosen.indices[0])
+        of_cell: dict[str, list[DomainScores]] = {}
+        for index in chosen.indices:
+            if selection.picked(runs.result.runs[index], watched.select) is None:
+                continue
+            one = runs.run(index, "best")
+            parts = predictions.own_parts(runs, one.run.seed)
+            found = predictions.predicted(one, algorithm, parts)
+            scores = predictions.by_domain(found, assembled.task, watched.metrics)
+            entries.append(_Measured(cell.label, chosen.held_out, found.seed, found.round, *scores))
+            for name, of_domain in scores[0].items():
+                of_cell.setdefault(name, []).append(of_domain)
+        rows += [_Row(cell.label, chosen.held_out, *item) for item in of_cell.items()]
+    files.write_json(folder / "metrics.json", entries)
+
+    def text_of(name: str) -> Callable[[_Row], str]:
+        return lambda row: predictions.metric_text(name, row.scores)
+
+    columns: dict[str, Callable[[_Row], str]] = {
+        "metrics where selected": lambda row: row.algorithm,
+        "held out": lambda row: row.held_out,
+        "domain": lambda row: row.domain,
+        "split": lambda row: row.scores[0].split,
+    }
+    return tables.table(rows, columns | {name: text_of(name) for name in watched.metrics})
 
 
 def _title(config: Config) -> str:

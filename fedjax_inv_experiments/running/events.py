@@ -27,8 +27,14 @@ def check(asked: bool) -> None:
 class Events:
     """The events of a cell's runs."""
 
-    def __init__(self, folder: Path, cell: Cell, lines: Sequence[Line], asked: bool) -> None:
-        """folder: the cell's folder. lines: its log so far. asked: whether to write events."""
+    def __init__(
+        self, folder: Path, cell: Cell, lines: Sequence[Line], asked: bool, score: str = "accuracy"
+    ) -> None:
+        """folder: the cell's folder. lines: its log so far. asked: whether to write events.
+
+        score: the name of the score.
+        """
+        self._score = score
         self._writers: list[Any] = []
         if not (asked and machine.leads()):
             return
@@ -44,7 +50,7 @@ class Events:
         if not self._writers:
             return
         for line in lines:
-            for name, value in scalars(line):
+            for name, value in scalars(line, self._score):
                 self._writers[line.run].add_scalar(name, value, line.round)
         for writer in self._writers:
             writer.flush()
@@ -68,16 +74,20 @@ def run_names(cell: Cell) -> list[str]:
     ]
 
 
-def scalars(line: Line) -> Iterator[tuple[str, float]]:
-    """The (name, value) pairs of a line of the log; values that are not finite are left out."""
+def scalars(line: Line, score: str = "accuracy") -> Iterator[tuple[str, float]]:
+    """The (name, value) pairs of a line of the log; values that are not finite are left out.
+
+    score: the name of the score.
+    """
+    score = score.replace(" ", "_")
     values = {
         "training/loss": line.train_loss,
-        "accuracy/validation": line.validation_accuracy,
-        "accuracy/test": line.test_accuracy,
-        "accuracy/worst_domain": line.worst_accuracy,
+        f"{score}/validation": line.validation_score,
+        f"{score}/test": line.test_score,
+        f"{score}/worst_domain": line.worst_score,
         "megabytes_sent": line.bytes / 1e6,
     }
     for name, domain in line.domains.items():
-        values[f"accuracy_by_domain/{name}"] = domain.accuracy
+        values[f"{score}_by_domain/{name}"] = domain.score
         values[f"loss_by_domain/{name}"] = domain.loss
     yield from ((name, value) for name, value in values.items() if value is not None)

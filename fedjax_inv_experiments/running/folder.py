@@ -30,6 +30,7 @@ _FIGURES = ("curves", "domains", "clients", "gradients", "partition")
 _OF_SWEEP = (
     "result.json",
     "table.md",
+    "metrics.json",
     *(f"{n}{e}" for n in _FIGURES for e in (".png", ".pdf") if n != "partition"),
 )
 # The files of a process that died before its run began.
@@ -51,6 +52,7 @@ _HOW = {
         "paper",
         "nonfinite",
         "select",
+        "metrics",
         "tensorboard",
         "trust_code",
     ),

@@ -116,7 +116,8 @@ class Launch:
                         self._begin(todo[todo.index(cell) + 1 :][:DEPTH], ahead)
                         results[cell.name] = self._run(cell, ahead, stop)
                     elif config.watching.tensorboard:  # the finished run may lack events
-                        events.Events(place, cell, log.read(place), True).close()
+                        name = assembled.task.score.name
+                        events.Events(place, cell, log.read(place), True, name).close()
             if not machine.leads():
                 return ""
             labels = zip(grid.short_labels(cells), cells, strict=True)
@@ -157,7 +158,9 @@ class Launch:
         assembled, programs = self._assembled, self._programs
         ready, compiled, is_old = programs.of(assembled, cell, self._places[cell.name])
         model, hyper = ready.experiment.model, cell.runs[0].hyper
-        algorithm = assemble.algorithm(assembled.config, cell, model, hyper, ready.sizes)
+        algorithm = assemble.algorithm(
+            assembled.config, cell, model, assembled.task, hyper, ready.sizes
+        )
         return loop.Job(
             assembled.config,
             cell,
@@ -166,6 +169,7 @@ class Launch:
             ready.inputs,
             ready.groups,
             algorithm.personal,
+            assembled.task.measure,
             is_old,
         )
 

@@ -23,8 +23,8 @@ from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.errors import Diverged
-from fedjax_inv_experiments.parts import machine
-from fedjax_inv_experiments.parts.selection import RULES
+from fedjax_inv_experiments.parts import machine, selection
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.running import divergence, files, records, selected, summary
 from fedjax_inv_experiments.running import log as logs
 from fedjax_inv_experiments.running.ahead import Ahead
@@ -47,6 +47,7 @@ class Job(NamedTuple):
     inputs: Inputs
     groups: list[str]  # names of the validation groups
     personal: bool  # whether predictions need the clients' states
+    measure: Measure = ACCURACY  # how to read the scores
     is_compiled: bool = False  # whether the program has been compiled before
     cohorts: Cohort | None = None  # of all rounds, filled up to whole segments; None: not drawn
 
@@ -99,7 +100,7 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
         done = checkpoints.latest()
         _check_reached(config, folder, done)
         log = Log(folder, done)
-        events = Events(folder, cell, log.lines, config.watching.tensorboard)
+        events = Events(folder, cell, log.lines, config.watching.tensorboard, job.measure.name)
         opened.enter_context(contextlib.closing(events))
         begun = jax.eval_shape(job.program.init, job.data, job.inputs)
         like = job.program.stored(job.inputs, begun)
@@ -108,20 +109,21 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
         if done:
             begun_at = job.program.placed(checkpoints.restore(done, like))
             served = checkpoints.selected(done, shapes)
-        best = SelectedStates(RULES[config.watching.select], log.lines, served)
+        rule = selection.rules(job.measure)[config.watching.select]
+        best = SelectedStates(rule, log.lines, served)
         states = _advance(job, begun_at, log, events, best, checkpoints, done, stop)
         checkpoints.finish()
-    runs = summary.summarise(cell, log.lines)
+    runs = summary.summarise(cell, log.lines, job.measure)
     thresholds = config.watching.thresholds
     if thresholds:
         stops = job.program.gathered(states.stops)
         runs = [
             msgspec.structs.replace(
-                run, stops=summary.stops(cell, job.groups, thresholds, stops, index)
+                run, stops=summary.stops(cell, job.groups, thresholds, stops, index, job.measure)
             )
             for index, run in enumerate(runs)
         ]
-    result = Result(records.Cell.of(cell), runs)
+    result = Result(records.Cell.of(cell), runs, score=job.measure)
     files.write_json(folder / "result.json", result)
     return result
 
@@ -181,6 +183,7 @@ def _advance(
             length=length,
             seconds=time.monotonic() - start,
             drops=config.run.nonfinite == "drop",
+            measure=job.measure,
         )
         lines = log.append(new)
         events.add(lines)  # after the log: a restart writes the events anew from it

@@ -63,8 +63,8 @@ class Progress:
             text += "the numbers below are of the others" if finite else divergence.REMEDY
             self.tell(text)
         means = {
-            "valid": _mean([line.validation_accuracy for line in finite]),
-            "test": _mean([line.test_accuracy for line in finite]),
+            "valid": _mean([line.validation_score for line in finite]),
+            "test": _mean([line.test_score for line in finite]),
         }
         if done:
             means["loss"] = _mean([line.train_loss for line in finite])
@@ -119,4 +119,7 @@ def compilations(*, here: bool = False) -> Iterator[list[float]]:
 
 def _mean(values: Sequence[float | None]) -> str:
     finite = [value for value in values if value is not None]
-    return f"{np.mean(finite):.3f}" if finite else "nan"
+    if not finite:
+        return "nan"
+    mean = float(np.mean(finite))
+    return f"{mean:.3f}" if 0.01 <= abs(mean) < 1000 or mean == 0 else f"{mean:.3g}"

@@ -3,6 +3,7 @@
 A field that has its default is absent from the file.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -10,6 +11,7 @@ import msgspec
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import grid
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 
 T = TypeVar("T")
 Flag = str | bool | int | float | list[str | int | float]
@@ -38,8 +40,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 class Domain(Record, frozen=True):
     """The scores of the predictions for the examples of a domain."""
 
-    accuracy: float
-    loss: float | None  # mean cross-entropy in nats; None if it is not finite
+    score: float
+    loss: float | None  # mean loss; None if it is not finite
     examples: int
     split: str  # validation or test
 
@@ -64,14 +66,14 @@ class Line(Record, frozen=True, kw_only=True):
     test_by_round: list[float] | None = None  # this and the next field: with --watch_examples
     train_by_round: list[float] | None = None
     domains: dict[str, Domain]
-    validation_accuracy: float
-    test_accuracy: float
+    validation_score: float
+    test_score: float
     worst_domain: str
-    worst_accuracy: float
-    balanced_accuracy: float | None = None  # this and the next three: with --watch_classes
-    accuracy_by_class: list[float | None] | None = None  # None: a class without test examples
-    client_accuracy: float | None = None
-    accuracy_by_client: list[float | None] | None = None
+    worst_score: float
+    balanced_score: float | None = None  # this and the next three: with --watch_classes
+    score_by_class: list[float | None] | None = None  # None: a class without test examples
+    client_score: float | None = None
+    score_by_client: list[float | None] | None = None
     gradients: Gradients | None = None
     diverged: bool  # in this round or before
     dropped: int | None = None  # the rounds so far in which a client was dropped
@@ -84,12 +86,12 @@ class Stop(Record, frozen=True):
 
     threshold: float
     round: int | None
-    train_accuracy: float | None = None
+    train_score: float | None = None
     domains: dict[str, Domain] | None = None
-    validation_accuracy: float | None = None
-    test_accuracy: float | None = None
+    validation_score: float | None = None
+    test_score: float | None = None
     worst_domain: str | None = None
-    worst_accuracy: float | None = None
+    worst_score: float | None = None
 
 
 class Run(Record, frozen=True):
@@ -170,6 +172,7 @@ class Result(Record, frozen=True):
     cell: Cell
     runs: list[RunResult]
     gone_on: bool = False  # whether the run has been started again since, with more rounds
+    score: Measure = ACCURACY
 
 
 class Networks(Record, frozen=True):
@@ -185,12 +188,23 @@ class Chunks(Record, frozen=True):
     runs: int
 
 
+# The names of scores in records of version 0.8 and before.
+_ACCURACY = re.compile(rb'"(?:(\w+)_)?accuracy(_by_\w+)?"(?=\s*:)')
+
+
 def decoded(text: bytes, kind: type[T]) -> T | None:
     """The record in a json text; None if the text is not such a record."""
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (ValueError, RecursionError):
-        return None
+    for each in (text, _ACCURACY.sub(_renamed, text)):
+        try:
+            return msgspec.json.decode(each, type=kind)
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def _renamed(match: re.Match[bytes]) -> bytes:
+    before, after = match.groups()
+    return b'"' + (before + b"_" if before else b"") + b"score" + (after or b"") + b'"'
 
 
 def read(path: Path, kind: type[T], remedy: str = "") -> T:

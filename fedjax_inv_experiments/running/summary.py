@@ -11,7 +11,7 @@ from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.parts import selection
-from fedjax_inv_experiments.parts.selection import RULES
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.running.records import Domain, Gradients, Line, RunResult, Stop
 
 
@@ -25,6 +25,7 @@ def lines(
     length: int,
     seconds: float,
     drops: bool,
+    measure: Measure = ACCURACY,
 ) -> list[Line]:
     """The lines of the log after a segment, or before the first: one per run.
 
@@ -37,6 +38,7 @@ def lines(
         train_loss.
     drops: whether a client that is not finite is dropped, so that its run does not diverge. A run
         whose evaluation is not finite diverges in any case.
+    measure: how to read the scores.
     """
     records = []
     for index, run in enumerate(cell.runs):
@@ -59,7 +61,7 @@ def lines(
                 train_loss=_number(loss[-1]) if broken.any() else _last(loss),
                 train_metrics=means or None,
                 **watched,
-                **_by_domain(cell, groups, valid, test),
+                **_by_domain(cell, measure, groups, valid, test),
                 **_by_class_and_client(outcome, index),
                 gradients=_gradients(outcome, index),
                 diverged=bool(not finite or (broken.any() and not drops)),
@@ -74,7 +76,7 @@ def lines(
 def _by_class_and_client(outcome: Outcome, run: int) -> dict[str, Any]:
     """The fields of --watch_classes.
 
-    They are the accuracy on each class and on each client's test examples, None where there are no
+    They are the score on each class and on each client's test examples, None where there are no
     examples, and the means of both over the others.
     """
     if outcome.detailed is None:
@@ -83,8 +85,8 @@ def _by_class_and_client(outcome: Outcome, run: int) -> dict[str, Any]:
     names = (("balanced", "class"), ("client", "client"))
     for (mean, of), scores in zip(names, outcome.detailed, strict=True):
         mine = jax.tree.map(lambda leaf: np.asarray(leaf)[run], scores)
-        fields[f"{mean}_accuracy"] = float(evaluation.balanced(mine))
-        fields[f"accuracy_by_{of}"] = [
+        fields[f"{mean}_score"] = float(evaluation.balanced(mine))
+        fields[f"score_by_{of}"] = [
             round(float(score), 5) if size else None
             for score, size in zip(mine.score, mine.size, strict=True)
         ]
@@ -129,13 +131,15 @@ class _Scores(TypedDict):
     """The fields that `Line` and `Stop` have in common."""
 
     domains: dict[str, Domain]
-    validation_accuracy: float
-    test_accuracy: float
+    validation_score: float
+    test_score: float
     worst_domain: str
-    worst_accuracy: float
+    worst_score: float
 
 
-def _by_domain(cell: Cell, groups: list[str], valid: Scores, test: Scores) -> _Scores:
+def _by_domain(
+    cell: Cell, measure: Measure, groups: list[str], valid: Scores, test: Scores
+) -> _Scores:
     """The scores of an evaluation. valid: arrays [groups]. test: arrays [1]."""
     scores = [(name, "validation", valid, index) for index, name in enumerate(groups)]
     scores.append((test_name(cell, groups), "test", test, 0))
@@ -143,13 +147,13 @@ def _by_domain(cell: Cell, groups: list[str], valid: Scores, test: Scores) -> _S
         name: Domain(float(of.score[index]), _number(of.loss[index]), int(of.size[index]), split)
         for name, split, of, index in scores
     }
-    worst = min(domains, key=lambda name: domains[name].accuracy)
+    worst = min(domains, key=lambda name: measure.rank(domains[name].score))
     return {
         "domains": domains,
-        "validation_accuracy": float(np.mean(valid.score)),
-        "test_accuracy": float(test.score[0]),
+        "validation_score": float(np.mean(valid.score)),
+        "test_score": float(test.score[0]),
         "worst_domain": worst,
-        "worst_accuracy": domains[worst].accuracy,
+        "worst_score": domains[worst].score,
     }
 
 
@@ -159,6 +163,7 @@ def stops(
     thresholds: tuple[float, ...],
     stops: stopping.Stops,
     run: int,
+    measure: Measure = ACCURACY,
 ) -> list[Stop]:
     """The stops of a run, one per threshold; the round is None if it has not stopped."""
     records = []
@@ -168,21 +173,21 @@ def stops(
         if not at:
             records.append(Stop(threshold, None))
             continue
-        scores = _by_domain(cell, groups, valid, test)
+        scores = _by_domain(cell, measure, groups, valid, test)
         records.append(Stop(threshold, at, float(train.score[0]), **scores))
     return records
 
 
-def summarise(cell: Cell, lines: list[Line]) -> list[RunResult]:
+def summarise(cell: Cell, lines: list[Line], measure: Measure = ACCURACY) -> list[RunResult]:
     """The results of the runs: the evaluation that each rule picks, and the last one.
 
     Evaluations after a divergence do not count.
     """
-    results = []
+    results, rules = [], selection.rules(measure)
     for index, run in enumerate(cell.runs):
         mine = [line for line in lines if line.run == index]
         good = selection.candidates(mine)
-        picked = {name: rule.pick(good) if good else None for name, rule in RULES.items()}
+        picked = {name: rule.pick(good) if good else None for name, rule in rules.items()}
         results.append(
             RunResult(
                 seed=run.seed,

@@ -104,7 +104,10 @@ def _arrays(folder: Path) -> None:
         "one_example": dict(x=x[:1], y=y[:1]),
         "two_examples": dict(x=x[:2], y=y[:2]),
         "negative": dict(x=x, y=y - 1),
-        "floats": dict(x=x, y=y + 0.5),
+        "values": dict(x=x, y=y + 0.5, domain=domain),
+        "labels": dict(x=x, y=np.stack([y == 0, y == 1], 1), domain=domain),
+        "flags": dict(x=x, y=y > 0),
+        "infinite": dict(x=x, y=np.where(y == 0, np.inf, y)),
         "texts": dict(x=x, y=domain),
         "nan": dict(x=nan, y=y),
         "complex": dict(x=vectors * 1j, y=y),
@@ -242,10 +245,13 @@ RANGES = {
     "seeds widths": ("99999999999", "-1", "0,-1", "1,2147483648"),
     "learning_rate server_learning_rate": ("nan", "inf", "1e308", "1e-320", "0", "-1", "0.1,nan"),
     "weight_decay clip server_clip server_weight_decay": ("nan", "inf", "1e308", "-1"),
+    "focal_gamma": ("nan", "inf", "1e308", "-1"),
+    "huber_delta": ("nan", "inf", "1e308", "1e-320", "0", "-1"),
+    "label_smoothing": ("nan", "inf", "1e308", "-1", "1.5"),
     "momentum server_momentum sampling_rate frequency": ("nan", "inf", "1e308", "-1", "1.5"),
     "alpha server_epsilon imbalance": ("nan", "inf", "-1"),
     "sparse test_fraction": ("nan", "1e308", "-1"),
-    "stop_below stop_above": ("nan", "0", "1", "0.5,2"),
+    "stop_below stop_above": ("nan", "inf", "1e308"),
     "angles odd_angles": ("nan", "inf", "1e308", "-361", "0,400"),
     "data_seed client_chunk run_chunk": ("-1", "1.5", "99999999999", "٣", "many", "²", ""),
 }
@@ -370,7 +376,8 @@ COMMANDS: list[tuple[str, str]] = [
             ("no_examples", "must hold at least one example"),
             ("one_class", "has the class '0' alone, must have two"),
             ("negative", "y must be at least 0"),
-            ("floats", "y must be integers"),
+            ("flags", "y must be integers"),
+            ("infinite", "y must be finite"),
             ("texts", "y must be integers"),
             ("nan", "x must be finite"),
             ("complex", "x must be numbers"),
@@ -583,6 +590,60 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --held_out=0,", "--held_out=: unknown"),
     ("sweep --held_out=none,75", "--held_out=none: unknown"),
     (f"train {D}/lacking.npz --watch_classes", "--watch_classes=true: the test has no .* class 1"),
+    # Targets that are no classes, losses and scores.
+    *(
+        (f"train {D}/values.npz {command}", error)
+        for command, error in (
+            ("--partition=dirichlet", "--partition=dirichlet: needs data with classes, .* values"),
+            ("--partition=shards", "--partition=shards: needs data with classes"),
+            ("--imbalance=9", "--partition=domain --imbalance=9: .* holds values, must hold"),
+            ("--watch_classes", "--watch_classes=true: needs data with classes"),
+            ("--environment=colored", "--environment=colored: .* holds values, must hold classes"),
+            ("--select=agreement", "--select=agreement: compares accuracies of classes"),
+            ("--loss=focal", "--loss=focal: is for classes and labels, .* squared_error, huber"),
+            ("--label_smoothing=0.1", "--label_smoothing=0.1: is for classes, the data have"),
+            ("--score=accuracy", "--score=accuracy: is for classes, the data have values"),
+            ("--metrics=r2,auroc", "--metrics=auroc: is for .* must be of mae, rmse, r2"),
+            *(
+                (f"--algorithm={name}", f"--algorithm={name}: needs data with classes")
+                for name in ("fedproto", "fedcfa", "cafe")
+            ),
+        )
+    ),
+    (f"train {D}/labels.npz --loss=cross_entropy", "--loss=cross_entropy: .* binary_cross_entropy"),
+    (f"train {D}/labels.npz --metrics=balanced_accuracy", "--metrics=balanced_accuracy: is for"),
+    ("train --loss=squared", "--loss=squared: unknown; did you mean squared_error"),
+    ("train --loss=no.module:loss", "--loss=no.module:loss: cannot be imported"),
+    ("train --loss=math:pi", "--loss=math:pi: must be a function"),
+    ("train --loss=math:sqrt", "--loss=math:sqrt: "),
+    ("train --loss=jax.nn:log_softmax", "--loss=jax.nn:log_softmax: "),
+    ("train --loss=jax.numpy:stack", "--loss=jax.numpy:stack: "),
+    ("train --loss=squared_error", "--loss=squared_error: is for values, the data have classes"),
+    ("train --loss=focal --algorithm=fedcfa", "--algorithm=fedcfa: has a loss of its own"),
+    ("train --label_smoothing=0.1 --algorithm=fedcfa", "--algorithm=fedcfa: has a loss of its"),
+    ("train --loss=focal --algorithm=fedmix", "--algorithm=fedmix: needs a loss that takes means"),
+    ("train --loss=focal --label_smoothing=0.1", "--label_smoothing=0.1: has no effect with --lo"),
+    ("train --focal_gamma=1", "--focal_gamma=1: has no effect with --loss=auto"),
+    ("train --huber_delta=2", "--huber_delta=2: has no effect with --loss=auto"),
+    ("train --score=precision", "--score=precision: unknown"),
+    ("train --score=math:pi", "--score=math:pi: must be a function or a Score"),
+    ("train --score=math:sqrt", "--score=math:sqrt: "),
+    ("train --metrics=f2", "--metrics=f2: unknown; did you mean r2 or f1"),
+    *(
+        (f"train --watch_examples=9 --{name}={value}", f"--{name}=.*: must be above 0 and below 1")
+        for name in ("stop_below", "stop_above")
+        for value in ("0", "1", "0.5,2", "-1")
+    ),
+    ("cafe --data=digits --score=exact_match", "FedAvg: --score=exact_match: must be accuracy"),
+    ("evaluate --run={data}/finished --metrics=mae", "--metrics=mae: is for values, the data have"),
+    ("evaluate --run={data}/finished --metrics=x", "--metrics=x: unknown"),
+    *(
+        (f"evaluate --run={{data}}/finished --predictions={out}", f"--predictions={out}: {error}")
+        for out, error in (
+            ("table.txt", "must end in .csv or .parquet"),
+            ("/dev/null/table.csv", "cannot be written"),
+        )
+    ),
     # Flags that do not fit.
     ("train --flips=0.3", "--flips=0.3: has no effect with --environment=rotated"),
     ("train --environment=colored --angles=5", "--angles=5: has no effect with --environment=col"),

@@ -76,7 +76,7 @@ def test_four_devices_give_what_one_gives(on_one: Ran, on_four: Ran) -> None:
         (met, unmet), (same, also_unmet) = one["stops"], four["stops"]
         assert unmet == also_unmet == {"threshold": 0.01, "round": None}
         assert met["round"] == same["round"] == 3
-        for key in ("train_accuracy", "validation_accuracy", "test_accuracy"):
+        for key in ("train_score", "validation_score", "test_score"):
             assert met[key] == pytest.approx(same[key], abs=1e-3)
 
 

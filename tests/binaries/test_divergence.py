@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import evaluate
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.flags.errors import Diverged
 from fedjax_inv_experiments.papers import fedipg, study
-from fedjax_inv_experiments.reporting import report, tables
+from fedjax_inv_experiments.reporting import predictions, report, tables
 from fedjax_inv_experiments.running import divergence, loop
 from fedjax_inv_experiments.running.progress import Progress
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
@@ -202,7 +201,7 @@ def test_errors_name_settings_and_remedy() -> None:
     printed = "--run=x: 6 of 6 runs diverged: learning_rate=0.1 (3 of 3 seeds), learning_rate=1"
     folder: Any = Folder
     with pytest.raises(UsageError) as error:
-        evaluate.chosen(folder)
+        predictions.chosen(folder)
     assert str(error.value).startswith(printed)
 
     class Broken:

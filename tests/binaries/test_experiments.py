@@ -187,9 +187,9 @@ def test_a_run_folder_is_complete(trained: Ran) -> None:
     for line in lines:
         assert set(line["domains"]) == {"0", "40", "80"}
         assert line["domains"]["80"]["split"] == "test"
-        assert line["worst_accuracy"] == min(d["accuracy"] for d in line["domains"].values())
-        assert line["domains"][line["worst_domain"]]["accuracy"] == line["worst_accuracy"]
-        assert line["test_accuracy"] == line["domains"]["80"]["accuracy"]
+        assert line["worst_score"] == min(d["score"] for d in line["domains"].values())
+        assert line["domains"][line["worst_domain"]]["score"] == line["worst_score"]
+        assert line["test_score"] == line["domains"]["80"]["score"]
         if line["round"]:
             assert line["train_loss"] > 0
             assert "invariance" in line["train_metrics"]
@@ -233,11 +233,11 @@ def test_evaluations_tell_classes_and_clients_alike(sampled: Ran) -> None:
     lines = metrics(sampled.folder)
     for mean, of, count in (("balanced", "class", 10), ("client", "client", 2)):
         for line in lines:
-            parts = line[f"accuracy_by_{of}"]
+            parts = line[f"score_by_{of}"]
             assert len(parts) == count
             assert all(0 <= accuracy <= 1 for accuracy in parts)
-            assert line[f"{mean}_accuracy"] == pytest.approx(np.mean(parts), abs=1e-5)
-        assert len({line[f"{mean}_accuracy"] for line in lines}) > 1
+            assert line[f"{mean}_score"] == pytest.approx(np.mean(parts), abs=1e-5)
+        assert len({line[f"{mean}_score"] for line in lines}) > 1
 
 
 @pytest.mark.parametrize("name", slow.after(2, ["trained", "sampled", "game"]))
@@ -255,7 +255,7 @@ def test_round_0_is_of_the_network_that_training_starts_from(
         assert not line["diverged"]
         assert all(line[f"{kind}_by_round"] == [] for kind in ("train", "test") if is_game)
         assert ("gradients" in line) == config.watching.watch_gradients
-        assert ("accuracy_by_client" in line) == config.watching.watch_classes
+        assert ("score_by_client" in line) == config.watching.watch_classes
         if is_game:
             continue  # its players are several networks
         key = jax.random.fold_in(jax.random.key(line["seed"]), 0)
@@ -264,17 +264,17 @@ def test_round_0_is_of_the_network_that_training_starts_from(
         rows = order[start[0] : start[0] + size[0]]
         outputs = models.predict(made.model, network, data.x[rows])
         accuracy = float((np.asarray(outputs).argmax(1) == np.asarray(data.y)[rows]).mean())
-        assert line["test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+        assert line["test_score"] == pytest.approx(accuracy, abs=1e-6)
 
 
 def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:
     for index, run in enumerate(trained.runs):
         mine = [each for each in log.read(trained.folder) if each.run == index]
-        best = max(each.validation_accuracy for each in mine)
-        *_, latest = (each for each in mine if each.validation_accuracy == best)
+        best = max(each.validation_score for each in mine)
+        *_, latest = (each for each in mine if each.validation_score == best)
         assert run["selected"] == msgspec.to_builtins(latest)
         assert run["last"] == msgspec.to_builtins(mine[-1])
-    tests = [100 * run["selected"]["test_accuracy"] for run in trained.runs]
+    tests = [100 * run["selected"]["test_score"] for run in trained.runs]
     expected = f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
     assert expected in (trained.folder / "table.md").read_text()
 
@@ -286,7 +286,7 @@ def test_training_learns(trained: Ran) -> None:
         for name, domain in start["domains"].items():
             if domain["split"] == "validation":
                 assert last["domains"][name]["loss"] < domain["loss"]
-        assert last["validation_accuracy"] > 0.5
+        assert last["validation_score"] > 0.5
 
 
 @pytest.mark.parametrize("name", slow.after(2, ["trained", "sampled", "pooled", "in_turns"]))
@@ -552,7 +552,7 @@ def cell_of(held_out: str) -> records.Cell:
 
 def test_selection_goes_by_validation_and_never_by_test() -> None:
     def run(rate: float, seed: int, validation: float, test: float) -> RunResult:
-        picked = line_of(5, validation, test_accuracy=test)
+        picked = line_of(5, validation, test_score=test)
         hyper = {"learning_rate": rate}
         return RunResult(seed, hyper, False, picked, {"validation": picked}, picked)
 
@@ -561,7 +561,7 @@ def test_selection_goes_by_validation_and_never_by_test() -> None:
     chosen = report.choose("fedavg", Result(cell_of("80"), runs))
     assert chosen is not None
     assert chosen.hyper == {"learning_rate": 0.1}
-    assert chosen.over_seeds(lambda e: e.test_accuracy) == [0.1, 0.2]
+    assert chosen.over_seeds(lambda e: e.test_score) == [0.1, 0.2]
     assert report.percent([0.1, 0.2]) == "15.0 ± 7.1"
     assert report.percent([0.1]) == "10.0"
 
@@ -801,11 +801,11 @@ def test_a_stop_tells_what_there_was_in_its_round(
         for stop in run["stops"][:3]:
             assert stop["round"] == stop_by_hand(mine, stop["threshold"], warm_start)
             line = mine[stop["round"]]
-            for key in ("domains", "validation_accuracy", "test_accuracy", "worst_accuracy"):
+            for key in ("domains", "validation_score", "test_score", "worst_score"):
                 assert stop[key] == line[key]
             for kind in ("train", "test"):
                 watched = line[f"{kind}_by_round"][0]
-                np.testing.assert_allclose(stop[f"{kind}_accuracy"], watched, atol=1e-5)
+                np.testing.assert_allclose(stop[f"{kind}_score"], watched, atol=1e-5)
     assert "| at the stop" in (game.folder / "table.md").read_text()
 
 
@@ -832,7 +832,7 @@ def test_a_run_that_ends_at_its_stop_keeps_that_state(game: Ran, ended: Ran) -> 
         for one, two in zip(run["stops"], other["stops"][1:3], strict=True):
             assert one["round"] == two["round"]
             # Not equal, as the two programs may be fused differently.
-            for key in ("train_accuracy", "validation_accuracy", "test_accuracy"):
+            for key in ("train_score", "validation_score", "test_score"):
                 assert one[key] == pytest.approx(two[key], abs=1e-3)
         assert run["last"]["round"] < 38
         assert run["last"]["domains"] == run["stops"][-1]["domains"]

@@ -217,7 +217,7 @@ TYPES: dict[str, list[Callable[[Any], Any]]] = {
         changed(cell={}),
         deep("runs", 0, "last", to=None),
         deep("runs", 0, "selected", to=[]),
-        deep("runs", 0, "selected", "test_accuracy", to="high"),
+        deep("runs", 0, "selected", "test_score", to="high"),
         deep("runs", 0, "by_rule", "last", to=7),
         deep("runs", 0, "last", "domains", to={"0": {}}),
         deep("runs", 0, "seed", to=True),
@@ -939,7 +939,7 @@ def edited(folder: Path, change: Callable[[list[bytes]], list[bytes]]) -> Path:
 
 def better(lines: list[bytes]) -> list[bytes]:
     """The log with another accuracy in line 3."""
-    text, count = re.subn(rb'("test_accuracy": 0\.\d)', rb"\g<1>9", lines[2])
+    text, count = re.subn(rb'("test_score": 0\.\d)', rb"\g<1>9", lines[2])
     assert count == 1
     return [*lines[:2], text, *lines[3:]]
 

@@ -89,8 +89,8 @@ def evaluation(held_out: str, domains: list[str], round: int, seed: int, clients
             # As a run has them: what is held out comes last.
             for name, score in sorted(scores.items(), key=lambda one: one[0] == held_out)
         },
-        test_accuracy=scores[held_out],
-        accuracy_by_client=[None, *((k % 90 + seed) / 100 for k in range(1, clients))],
+        test_score=scores[held_out],
+        score_by_client=[None, *((k % 90 + seed) / 100 for k in range(1, clients))],
     )
 
 

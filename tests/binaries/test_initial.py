@@ -89,7 +89,7 @@ def test_a_run_ends_as_soon_as_it_is_good_enough(before: Ran) -> None:
         (stop,) = run["stops"]
         first = next(n for n, accuracy in enumerate(curve, 1) if accuracy >= 0.9)
         assert stop["round"] == first
-        assert stop["train_accuracy"] == pytest.approx(curve[first - 1], abs=1e-4)
+        assert stop["train_score"] == pytest.approx(curve[first - 1], abs=1e-4)
         assert set(curve[first:]) <= {curve[first - 1]}
         assert run["last"]["domains"] == stop["domains"]
     assert max(run["stops"][0]["round"] for run in before.runs) > 1
@@ -197,7 +197,7 @@ def test_the_three_algorithms_of_the_paradox(before: Ran, tmp_path: Path) -> Non
         lines = metrics(cell)
         assert [line["round"] for line in lines] == [0, 0, 1, 1, 2, 2]
         # It has begun where the other ended, not at chance.
-        assert min(line["test_accuracy"] for line in lines) > 0.7
+        assert min(line["test_score"] for line in lines) > 0.7
         assert not any(line["diverged"] for line in lines)
 
 

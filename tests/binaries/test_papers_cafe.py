@@ -91,12 +91,12 @@ def evaluation(number: int, test: float, seed: int = 0) -> dict[str, Any]:
     return {
         "round": number,
         "seed": seed,
-        "test_accuracy": test,
-        "validation_accuracy": 0.5,
-        "balanced_accuracy": test,
-        "client_accuracy": test,
-        "accuracy_by_class": [test + 0.2, test + 0.1, test - 0.1, test - 0.2],
-        "accuracy_by_client": [test, test + 0.1, test - 0.1, None],
+        "test_score": test,
+        "validation_score": 0.5,
+        "balanced_score": test,
+        "client_score": test,
+        "score_by_class": [test + 0.2, test + 0.1, test - 0.1, test - 0.2],
+        "score_by_client": [test, test + 0.1, test - 0.1, None],
         "domains": {"test": {"split": "test", "loss": 1 - test}},
         "bytes": 10**6 * number,
     }
@@ -252,12 +252,12 @@ def test_a_study_from_its_flags_to_its_table(tmp_path: Path) -> None:
     head, _, line = (tmp_path / "digits" / "groups_some.md").read_text().splitlines()[:3]
     cells = dict(zip(*([c.strip() for c in each.split("|")] for each in (head, line)), strict=True))
     for name, key, half in (
-        ("majority classes, %", "accuracy_by_class", slice(5)),
-        ("minority classes, %", "accuracy_by_class", slice(5, None)),
-        ("balanced, %", "accuracy_by_class", slice(None)),
-        ("clients' tests, %", "accuracy_by_client", slice(None)),
+        ("majority classes, %", "score_by_class", slice(5)),
+        ("minority classes, %", "score_by_class", slice(5, None)),
+        ("balanced, %", "score_by_class", slice(None)),
+        ("clients' tests, %", "score_by_client", slice(None)),
     ):
         means = [100 * np.mean(one[key][half]) for one in picked]
         mean, std = map(float, cells[name].split(" ± "))
         assert (mean, std) == pytest.approx((np.mean(means), np.std(means, ddof=1)), abs=0.06)
-    assert len(picked[0]["accuracy_by_client"]) == 5
+    assert len(picked[0]["score_by_client"]) == 5

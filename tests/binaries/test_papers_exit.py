@@ -84,7 +84,7 @@ def test_the_table_shows_the_regular_clients_and_which_clients_left(
         regular, own = [], []
         for run in runs:
             domains = run["last"]["domains"]
-            valid = {k: d["accuracy"] for k, d in domains.items() if d["split"] == "validation"}
+            valid = {k: d["score"] for k, d in domains.items() if d["split"] == "validation"}
             own.append(100 * valid.pop(odd, np.nan))
             assert set(valid) == ({"0", "15", "30", "45", "60", "75"} if odd else {"all"})
             regular.append(100 * np.mean(list(valid.values())))
@@ -122,10 +122,10 @@ def test_the_benchmark_goes_through_all_degrees(
     evaluation = {
         "round": 5,
         "domains": {
-            "0": {"accuracy": 0.5, "loss": 0.3, "split": "validation"},
-            "15": {"accuracy": 0.7, "loss": 0.5, "split": "validation"},
-            "150": {"accuracy": 0.0, "loss": 9.0, "split": "validation"},
-            "test": {"accuracy": 0.0, "loss": 9.0, "split": "test"},
+            "0": {"score": 0.5, "loss": 0.3, "split": "validation"},
+            "15": {"score": 0.7, "loss": 0.5, "split": "validation"},
+            "150": {"score": 0.0, "loss": 9.0, "split": "validation"},
+            "test": {"score": 0.0, "loss": 9.0, "split": "test"},
         },
     }
     chosen = command_line.of_arguments(["--odd_angles=150"])

@@ -122,8 +122,8 @@ def evaluation(number: int, test: float, validation: float = 0.5) -> dict[str, A
     """A line of a log."""
     return {
         "round": number,
-        "test_accuracy": test,
-        "validation_accuracy": validation,
+        "test_score": test,
+        "validation_score": validation,
         "train_metrics": {"correlation": 0.1},
         "bytes": 10**6 * number,
     }
@@ -232,7 +232,7 @@ def test_curves_and_dots_lie_where_the_runs_were(
         assert len(lines) == count
         for line, one in zip(lines, [o for o in done if o.row.x == name][-count:], strict=True):
             assert line.get_label() == one.row.series
-            first = 100 * one.only.logs[0][0]["test_accuracy"]
+            first = 100 * one.only.logs[0][0]["test_score"]
             np.testing.assert_allclose(line.get_xydata(), [[10, first], [20, 60]])
     (axis,) = seeds.axes
     dots = [line.get_ydata() for line in axis.get_lines() if len(line.get_ydata()) == 2]
@@ -265,7 +265,7 @@ def test_a_study_has_its_columns(study_output: tuple[Path, str]) -> None:
     cells = dict(zip(*([c.strip() for c in each.split("|")] for each in (head, line)), strict=True))
     for weight in ("0", "1"):
         tests = [
-            100 * run["selected"]["test_accuracy"]
+            100 * run["selected"]["test_score"]
             for run in runs
             if run["hyper"]["decorrelation_weight"] == float(weight)
         ]

@@ -143,12 +143,12 @@ def test_a_study_shows_the_stop_and_the_end(
     baseline, game, optimal = entries(text)
     (path,) = (folder / "F-parallel-SMOOTH").glob("*/result.json")
     runs = json.loads(path.read_text())["runs"]
-    tests = [100 * run["stops"][0]["test_accuracy"] for run in runs]
+    tests = [100 * run["stops"][0]["test_score"] for run in runs]
     assert game[:3] == ["F-parallel-SMOOTH", "2/2 below 0.99", "3.0 ± 0.0"]
     assert game[4] == f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
     (path,) = (folder / "FedAvg").glob("*/result.json")
     runs = json.loads(path.read_text())["runs"]
-    tests = [100 * run["last"]["test_accuracy"] for run in runs]
+    tests = [100 * run["last"]["test_score"] for run in runs]
     assert baseline[:3] == ["FedAvg", "2/2 below 0.99", "3.0 ± 0.0"]
     assert optimal[0] == "optimal"
     assert (folder / "methods_some_by_round.png").read_bytes().startswith(b"\x89PNG")
@@ -180,10 +180,10 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
     done = [of(game, runs), baseline._replace(config=without), of(game, [])]
     text = study.table(fl_games.PAPER, methods, "colored_digits", done)
     first, second, third, _ = entries(text)
-    last = [100 * run["last"]["test_accuracy"] for run in game.only.runs]
+    last = [100 * run["last"]["test_score"] for run in game.only.runs]
     assert first[1:6] == ["0/2 below 0.001", "> 4", "", "", ""]
     assert first[6] == f"{np.mean(last):.1f} ± {np.std(last, ddof=1):.1f}"
-    last = [100 * run["last"]["test_accuracy"] for run in baseline.only.runs]
+    last = [100 * run["last"]["test_score"] for run in baseline.only.runs]
     assert second[1:3] == ["at the end", "4.0 ± 0.0"]
     assert second[4] == second[6] == f"{np.mean(last):.1f} ± {np.std(last, ddof=1):.1f}"
     assert third[1] == "diverged"
@@ -212,7 +212,7 @@ def test_points_lie_where_their_rows_say(
     ((*_, quantities),) = drawn
     stops = [run["stops"][0] for run in game.only.runs]
     rounds = [stop["round"] for stop in stops]
-    tests = [100 * stop["test_accuracy"] for stop in stops]
+    tests = [100 * stop["test_score"] for stop in stops]
     for quantity, values in zip(quantities.values(), (rounds, tests), strict=True):
         assert quantity == {
             name: [("1", values), ("10", values)] for name in ("F-parallel", "other")

@@ -75,10 +75,10 @@ def test_each_client_is_scored_with_its_fine_tuned_network(
     for name, scores in (("clients", shared), ("fine_tuned", own)):
         assert [each["client"] for each in told[name]] == [0, 1]
         for each in told[name]:
-            assert each["accuracy"] == pytest.approx(float(scores.score[each["client"]]))
+            assert each["score"] == pytest.approx(float(scores.score[each["client"]]))
             assert each["loss"] == pytest.approx(float(scores.loss[each["client"]]), rel=1e-4)
     assert told["clients"] != told["fine_tuned"]
-    lowest = 100 * min(each["accuracy"] for each in told["fine_tuned"])
+    lowest = 100 * min(each["score"] for each in told["fine_tuned"])
     (line,) = (line for line in text.splitlines() if line.startswith("| own, fine-tuned"))
     assert line.split("|")[3].strip() == f"{lowest:.1f}"
 

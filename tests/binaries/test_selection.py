@@ -18,7 +18,7 @@ def line(round: int, accuracies: tuple[float, ...], test: float, examples: int =
     }
     domains["test"] = Domain(test, None, examples, "test")
     accuracy = float(np.mean(accuracies))
-    return runs.line(round, accuracy, test_accuracy=test, domains=domains)
+    return runs.line(round, accuracy, test_score=test, domains=domains)
 
 
 LINES = [
@@ -60,7 +60,7 @@ def test_only_the_oracle_looks_at_the_test() -> None:
 
 
 def accuracies(each: Line) -> tuple[float, ...]:
-    return tuple(d.accuracy for d in each.domains.values() if d.split == "validation")
+    return tuple(d.score for d in each.domains.values() if d.split == "validation")
 
 
 def domain(accuracy: float, examples: int) -> Domain:

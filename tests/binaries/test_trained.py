@@ -20,8 +20,9 @@ from fedjax_inv.program import Training
 from fedjax_inv.types import Algorithm
 from fedjax_inv_experiments import evaluate, explain, export
 from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.parts import objective
 from fedjax_inv_experiments.parts.selection import RULES
-from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.reporting import finished, predictions
 from fedjax_inv_experiments.running import selected
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
@@ -50,7 +51,7 @@ LINES = [
             round,
             accuracy,
             run=run,
-            test_accuracy=1 - accuracy,
+            test_score=1 - accuracy,
             diverged=round >= DIVERGES[run],
         )
         for run, accuracy in enumerate(of_round)
@@ -186,7 +187,7 @@ def test_a_network_that_was_taken_along_does_as_it_did(
         about = json.loads((place / "model.json").read_text())
         line = told["selected" if state == "best" else "last"]
         assert about["run"]["round"] == line["round"]
-        assert about["accuracy"]["test"] == line["test_accuracy"]
+        assert about["scores"]["test"] == line["test_score"]
         assert about["holds"] == "network"
         assert about["trained"][-1]["versions"] == about["exported"]["versions"]
         network = about["network"]
@@ -194,7 +195,7 @@ def test_a_network_that_was_taken_along_does_as_it_did(
         like = jax.eval_shape(model.init, jax.random.key(0), x[:1])
         variables = saved.load(place / "model.safetensors", like)
         outputs = np.asarray(models.predict(model, variables, x))
-        assert (outputs.argmax(1) == y).mean() == pytest.approx(line["test_accuracy"], abs=1e-6)
+        assert (outputs.argmax(1) == y).mean() == pytest.approx(line["test_score"], abs=1e-6)
         # And what its clients keep.
         mine = jax.tree.map(lambda a, i=index: a[i], seen[line["round"]].clients)
         chex.assert_trees_all_equal(saved.load(place / "clients.safetensors", mine), mine)
@@ -232,15 +233,15 @@ def test_an_evaluation_on_its_own_data_tells_what_training_told(
         assert got["round"] == line["round"]
         assert set(got["domains"]) == set(line["domains"])
         for name, domain in got["domains"].items():
-            for key in ("accuracy", "loss", "examples", "split"):
+            for key in ("score", "loss", "examples", "split"):
                 told_of = line["domains"][name][key]
                 assert domain[key] == (told_of if key == "split" else pytest.approx(told_of, 1e-4))
         # A client for each training domain, served by what it keeps.
         for each in got["clients"]:
-            assert each["accuracy"] == got["domains"][each["domain"]]["accuracy"]
+            assert each["score"] == got["domains"][each["domain"]]["score"]
         counts = np.array(got["confusion"])
         assert counts.sum() == line["domains"]["80"]["examples"]
-        assert counts.trace() / counts.sum() == pytest.approx(line["test_accuracy"])
+        assert counts.trace() / counts.sum() == pytest.approx(line["test_score"])
 
 
 def test_an_evaluation_on_other_data(
@@ -275,8 +276,8 @@ def test_an_evaluation_on_other_data(
         right = np.asarray(outputs).argmax(1) == y[some]
         domains = got["domains"]
         assert [domains[name]["examples"] for name in ("a", "b")] == [9, len(right) - 9]
-        assert domains["a"]["accuracy"] == pytest.approx(right[:9].mean())
-        assert domains["b"]["accuracy"] == pytest.approx(right[9:].mean())
+        assert domains["a"]["score"] == pytest.approx(right[:9].mean())
+        assert domains["b"]["score"] == pytest.approx(right[9:].mean())
         assert np.array(got["confusion"])[:5].sum() == 0
         assert evaluate.recalls(np.array(got["confusion"]))[:5] == [None] * 5
         # Each client's own network, on all of it.
@@ -287,7 +288,7 @@ def test_an_evaluation_on_other_data(
 def test_what_is_told_of_logits_by_hand() -> None:
     outputs = np.array([[1.0, 3.0, 0.0], [500.0, 0.0, -500.0], [0.0, 0.0, 0.0]], np.float32)
     y = np.array([1, 1, 2])
-    told = evaluate.scores(outputs, y)
+    told = predictions.scorer(objective.task(objective.Objective(), "classes"))(outputs, y)
     losses = [np.log(np.exp([-2, 0, -3]).sum()), 500.0, np.log(3)]
     assert told == pytest.approx((3, 1 / 3, np.mean(losses)))
     counts = evaluate.confusion(outputs.argmax(1), y, 3)

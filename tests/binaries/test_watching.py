@@ -77,12 +77,12 @@ def test_events_say_what_the_log_says_and_no_step_twice(tmp_path: Path) -> None:
                 assert ("training/loss", at) in steps or at == 0
                 expected = {
                     "training/loss": one.train_loss,
-                    "accuracy/test": one.test_accuracy,
-                    "accuracy/worst_domain": one.worst_accuracy,
+                    "accuracy/test": one.test_score,
+                    "accuracy/worst_domain": one.worst_score,
                     "megabytes_sent": one.bytes / 1e6,
                 }
                 for name, domain in one.domains.items():
-                    expected[f"accuracy_by_domain/{name}"] = domain.accuracy
+                    expected[f"accuracy_by_domain/{name}"] = domain.score
                     expected[f"loss_by_domain/{name}"] = domain.loss
                 for name, value in expected.items():
                     if value is not None:
@@ -129,7 +129,7 @@ def test_progress(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", screen)
 
     def lines(loss: float | None) -> list[Line]:
-        of_both: dict[str, Any] = dict(train_loss=loss, test_accuracy=0.25, seconds=1.5)
+        of_both: dict[str, Any] = dict(train_loss=loss, test_score=0.25, seconds=1.5)
         return [line(1, accuracy, **of_both) for accuracy in (0.5, 0.7)]
 
     progress = Progress("fedavg, held out 75", 100, 0)

@@ -75,6 +75,7 @@ EXEMPT = {
             *("aggregators.by_size", "aggregators.uniform", "averaging.embedding"),
             *("permutation.at", "local.take_batch", "models.wrappers.unit_range"),
             *(f"averages.{name}" for name in ("chunk_means", "split_means", "of_shard", "draw")),
+            "averages.columns",
             *(f"algorithms.cafe.{name}" for name in ("unit", "leading_direction", "orthogonal")),
             *(f"algorithms.cafe.{name}" for name in ("rows_over_norms", "without", "calibrate")),
             *("algorithms.cafe.logits", "algorithms.exit_strategy.contribution"),
@@ -145,6 +146,7 @@ LOGITS = {
     "labels": jnp.array([0, 2]),
     "mask": jnp.array([True, False]),
 }
+VALUES = {"outputs": jnp.ones((2, 3)), "y": jnp.ones((2, 3)), "mask": jnp.array([True, False])}
 
 
 @functools.cache
@@ -535,6 +537,7 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "widths": (2,) * 4,
     },
     "models.saved.save": lambda: {"path": folder() / "a.safetensors", "tree": variables()},
+    "models.saved.about": lambda: {"path": saved_file()},
     "models.saved.load": lambda: {"path": saved_file(), "like": variables()},
     "models.weights.load": lambda: {"path": saved_file(), "variables": variables()},
     "models.weights.report": lambda: {"path": saved_file(), "variables": variables()},
@@ -547,6 +550,14 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "objectives.masked_mean": lambda: {"values": jnp.ones(2), "mask": jnp.ones(2, bool)},
     "objectives.cross_entropy": lambda: LOGITS,
     "objectives.accuracy": lambda: LOGITS,
+    "objectives.binary_cross_entropy": lambda: {**LOGITS, "labels": jnp.ones((2, 3), bool)},
+    "objectives.label_accuracy": lambda: {**LOGITS, "labels": jnp.ones((2, 3), bool)},
+    "objectives.exact_match": lambda: {**LOGITS, "labels": jnp.ones((2, 3), bool)},
+    "objectives.squared_error": lambda: VALUES,
+    "objectives.absolute_error": lambda: VALUES,
+    "objectives.smoothed_cross_entropy": lambda: {"label_smoothing": 0.1},
+    "objectives.focal": lambda: {"gamma": 2.0},
+    "objectives.huber": lambda: {"delta": 1.0},
     "objectives.soft_cross_entropy": lambda: {**LOGITS, "labels": jnp.ones((2, 3)) / 3},
     "permutation.draw": lambda: {"key": KEY},
     "platforms.products_at": lambda: {"precision": "high"},

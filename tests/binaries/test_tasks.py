@@ -1,0 +1,310 @@
+"""Regression and labels: runs on such data, their scores, metrics, predictions and exports."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+import runs
+from fedjax_inv import models, objectives
+from fedjax_inv.models import saved
+from fedjax_inv_experiments import evaluate, export, train
+from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.parts import metrics, objective
+from fedjax_inv_experiments.parts.metrics import Predictions
+from fedjax_inv_experiments.parts.objective import Measure, Objective
+from fedjax_inv_experiments.running import records
+from fedjax_inv_experiments.running.records import Domain, Line
+from runs import no_figures
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(90, 4)).astype(np.float32)
+DOMAIN = np.arange(90) % 3
+TARGETS = {
+    "values": (X @ np.array([1.0, -2.0, 0.5, 0.0]) + DOMAIN).astype(np.float32),
+    "labels": np.stack([X[:, 0] > 0, X[:, 1] > 0.5, X[:, 2] > 5], 1),
+}
+METRICS = {"values": ("mae", "r2"), "labels": ("f1", "auroc")}
+
+
+class Ran(NamedTuple):
+    """A finished run."""
+
+    kind: str
+    folder: Path
+    printed: str
+
+
+@pytest.fixture(scope="module", params=["values", "labels"])
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    kind = request.param
+    folder = tmp_path_factory.mktemp(kind)
+    np.savez(folder / "data.npz", x=X, y=TARGETS[kind], domain=DOMAIN)
+    chosen = config.of(
+        dataset=str(folder / "data.npz"),
+        widths=(3,),
+        rounds=2,
+        eval_every=1,
+        client_chunk="0",
+        learning_rate=(0.05,),
+        run_dir=str(folder / "run"),
+        metrics=METRICS[kind],
+    )
+    with no_figures():
+        yield Ran(kind, folder / "run", train.train(chosen))
+
+
+def test_the_tables_show_the_score_of_the_task(ran: Ran) -> None:
+    name = {"values": "absolute error", "labels": "label accuracy, %"}[ran.kind]
+    assert f"| held-out {name}" in ran.printed
+    result = json.loads((ran.folder / "result.json").read_text())
+    assert result["score"]["name"] == name.removesuffix(", %")
+    (run,) = result["runs"]
+    lines = [json.loads(text) for text in (ran.folder / "metrics.jsonl").read_text().splitlines()]
+    best = max if ran.kind == "labels" else min
+    picked = best(lines[1:], key=lambda line: line["validation_score"])
+    assert run["selected"]["validation_score"] == picked["validation_score"]
+    worst = min if ran.kind == "labels" else max
+    for line in lines:
+        assert line["worst_score"] == worst(d["score"] for d in line["domains"].values())
+    # The table of --metrics, with a row for each domain.
+    table = (ran.folder / "table.md").read_text()
+    assert f"| {METRICS[ran.kind][1]} " in table
+    (entry,) = json.loads((ran.folder / "metrics.json").read_text())
+    assert set(entry["domains"]) == {"0", "1", "2"}
+    assert [each["client"] for each in entry["clients"]] == [0, 1]
+
+
+def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> None:
+    out, asked = tmp_path / "it.png", METRICS[ran.kind]
+    for ending in ("csv", "parquet"):
+        options = evaluate.Options(
+            str(ran.folder),
+            out=str(out),
+            metrics=asked,
+            predictions=str(tmp_path / f"it.{ending}"),
+        )
+        text = evaluate.run(options)
+    assert f"it.{ending}" in text
+    told = json.loads(out.with_suffix(".json").read_text())
+    (run,) = told["runs"]
+    line = json.loads((ran.folder / "result.json").read_text())["runs"][0]["selected"]
+    for name, domain in line["domains"].items():
+        for key in ("score", "loss"):
+            assert run["domains"][name][key] == pytest.approx(domain[key], 1e-4)
+    names = {"values": ["target"], "labels": ["0", "1", "2"]}[ran.kind]
+    assert list(run["columns"]) == names
+    assert np.mean(list(run["columns"].values())) == pytest.approx(line["test_score"], 1e-4)
+    assert ("| label " in text) == (ran.kind == "labels")
+    rows = list(csv.DictReader((tmp_path / "it.csv").open()))
+    columns = parquet.read_table(tmp_path / "it.parquet").to_pydict()
+    assert list(columns) == list(rows[0])
+    assert len(rows) == sum(domain["examples"] for domain in run["domains"].values())
+    assert {row["client"] for row in rows} == {"", "0", "1"}
+    index = np.array(columns["index"])
+    assert [str(DOMAIN[i]) for i in index] == columns["domain"]
+    test = np.array(columns["split"]) == "test"
+    if ran.kind == "values":
+        np.testing.assert_array_equal(columns["target"], TARGETS["values"][index])
+        error = abs(np.array(columns["target"]) - columns["prediction"])[test]
+        assert error.mean() == pytest.approx(line["test_score"], 1e-4)
+        assert run["domains"]["2"]["metrics"]["mae"] == pytest.approx(error.mean(), 1e-6)
+    else:
+        truth, predicted, probability = (
+            np.array([columns[f"{kind}_{name}"] for name in "012"])
+            for kind in ("target", "prediction", "probability")
+        )
+        np.testing.assert_array_equal(truth.T, TARGETS["labels"][index])
+        np.testing.assert_array_equal(predicted, probability > 0.5)
+        assert (truth == predicted)[:, test].mean() == pytest.approx(line["test_score"])
+
+
+def test_an_exported_network_says_what_its_outputs_mean(ran: Ran) -> None:
+    with no_figures():
+        export.run(export.Options(str(ran.folder)))
+    (folder,) = (ran.folder / "export").iterdir()
+    about = saved.about(folder / "model.safetensors")
+    assert json.loads(about["task"]) == ran.kind
+    names = json.loads(about["classes"])
+    assert names == (["target"] if ran.kind == "values" else ["0", "1", "2"])
+    record = json.loads((folder / "model.json").read_text())
+    assert record["network"]["task"] == ran.kind
+    # The network with these arrays has the score of the run.
+    model = models.mlp(len(names), widths=(3,))
+    like = jax.eval_shape(model.init, jax.random.key(0), X[:1])
+    outputs = models.predict(model, saved.load(folder / "model.safetensors", like), X[DOMAIN == 2])
+    y = jnp.asarray(TARGETS[ran.kind][DOMAIN == 2])
+    score = objectives.DEFAULTS[ran.kind][1].function(outputs, y, jnp.ones(len(y), bool))
+    assert float(score) == pytest.approx(record["scores"]["test"], 1e-4)
+
+
+def test_other_data_must_have_the_same_targets(ran: Ran, tmp_path: Path) -> None:
+    other = {"values": "labels", "labels": "values"}[ran.kind]
+    for y, words in (
+        (TARGETS[other], f"has {other}, must have {ran.kind}, as the run"),
+        (np.stack([TARGETS[ran.kind].reshape(90, -1)[:, 0]] * 2, 1), "has the columns 0, 1, must"),
+    ):
+        np.savez(tmp_path / "new.npz", x=X, y=y)
+        with pytest.raises(ValueError, match=words), no_figures():
+            evaluate.run(evaluate.Options(str(ran.folder), dataset=str(tmp_path / "new.npz")))
+
+
+def test_records_of_earlier_versions_are_read() -> None:
+    """They call every score an accuracy."""
+    domains = {"a": Domain(0.5, 0.1, 4, "validation")}
+    now = runs.line(1, 0.25, domains=domains, score_by_class=[0.5, None], balanced_score=0.5)
+    text = json.dumps(msgspec.to_builtins(now))
+    before = re.sub(r'(?<=[_"])score(?=["_])', "accuracy", text)
+    for name in ("validation_accuracy", "accuracy_by_class", '"accuracy"'):
+        assert name in before
+    assert records.decoded(before.encode(), Line) == records.decoded(text.encode(), Line) == now
+    assert records.decoded(before.replace("round", "turn").encode(), Line) is None
+
+
+OWN = """
+import jax.numpy as jnp
+from fedjax_inv import objectives
+
+def loss(outputs, y, mask):
+    return objectives.masked_mean((outputs[:, 0] - y) ** 4, mask)
+
+def near(outputs, y, mask):
+    return objectives.masked_mean(jnp.exp(-abs(outputs[:, 0] - y)), mask)
+
+worst = objectives.Score("largest", near, higher_is_better=False)
+"""
+
+
+def test_a_loss_and_a_score_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_objective.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    named = Objective(loss="own_objective:loss", score="own_objective:near")
+    objective.check(named)
+    task = objective.task(named, "values")
+    outputs, y, mask = jnp.array([[1.0], [3.0]]), jnp.array([1.0, 1.0]), jnp.ones(2, bool)
+    assert task.loss(outputs, y, mask) == 8
+    assert task.measure == Measure("near", higher_is_better=True, is_share=False)
+    assert not task.is_default
+    record = Objective(score="own_objective:worst")
+    assert objective.task(record, "values").measure.rank(2) == -2
+    values = {"loss": "own_objective:loss", "score": "own_objective:near"}
+    assert set(config.of(**values).outside) == set(values.values())
+    stored = json.loads(json.dumps(config.to_record(config.of(**values))))
+    with pytest.raises(ValueError, match=r"--loss=own_objective:loss, .* and --score=own_obj"):
+        config.from_record(stored)
+
+
+# Metrics, against naive loops.
+
+
+def _probabilities(outputs: np.ndarray, kind: str) -> np.ndarray:
+    powers = np.exp(outputs.astype(np.float64))
+    return powers / powers.sum(1, keepdims=True) if kind == "classes" else powers / (1 + powers)
+
+
+def _naive_calibration(confidence: np.ndarray, right: np.ndarray) -> float:
+    total = 0.0
+    for number in range(15):
+        low, high = number / 15, (number + 1) / 15
+        inside = [(c, r) for c, r in zip(confidence, right, strict=True) if low < c <= high]
+        if inside:
+            of_bin = np.array(inside, float)
+            total += abs(of_bin[:, 1].mean() - of_bin[:, 0].mean()) * len(inside)
+    return total / len(confidence)
+
+
+def _naive_auroc(truth: np.ndarray, values: np.ndarray) -> float:
+    pairs = [(p > n) + (p == n) / 2 for p in values[truth] for n in values[~truth]]
+    return float(np.mean(pairs))
+
+
+def _examples(kind: str, num: int = 60) -> Predictions:
+    rng = np.random.default_rng(3)
+    outputs = rng.normal(size=(num, 3)).astype(np.float32) * 2
+    y: Any = rng.integers(0, 3, num)
+    if kind == "labels":
+        y = rng.random((num, 3)) < 0.4
+    elif kind == "values":
+        y = rng.normal(size=(num, 3)).astype(np.float32)
+    return Predictions(kind, y, outputs)
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels"])
+def test_metrics_of_probabilities_follow_naive_loops(kind: str) -> None:
+    of = _examples(kind)
+    p = _probabilities(of.outputs, kind)
+    np.testing.assert_allclose(of.probabilities, p, rtol=1e-6)
+    asked = ("f1", "auroc", "calibration_error", "brier", "average_precision")
+    found = metrics.values(asked, of)
+    truth = of.y if kind == "labels" else np.eye(3, dtype=bool)[of.y]
+    aurocs = [_naive_auroc(truth[:, k], p[:, k]) for k in range(3)]
+    assert found["auroc"] == pytest.approx(np.mean(aurocs))
+    if kind == "classes":
+        predicted = np.eye(3, dtype=bool)[p.argmax(1)]
+        confidence, right = p.max(1), p.argmax(1) == of.y
+        assert found["brier"] == pytest.approx(((p - truth) ** 2).sum(1).mean())
+        recall = [right[of.y == k].mean() for k in range(3)]
+        balanced = metrics.values(["balanced_accuracy"], of)["balanced_accuracy"]
+        assert balanced == pytest.approx(np.mean(recall))
+    else:
+        predicted = p > 0.5
+        confidence = np.maximum(p, 1 - p).ravel()
+        right = (predicted == truth).ravel()
+        assert found["brier"] == pytest.approx(((p - truth) ** 2).mean())
+    assert found["calibration_error"] == pytest.approx(_naive_calibration(confidence, right))
+    f1 = 2 * (predicted & truth).sum(0) / (predicted.sum(0) + truth.sum(0))
+    assert found["f1"] == pytest.approx(f1.mean())
+    precisions = []
+    for k in range(3):
+        hits = truth[np.argsort(-p[:, k]), k]
+        precisions.append((hits.cumsum() / np.arange(1, len(hits) + 1))[hits].mean())
+    assert found["average_precision"] == pytest.approx(np.mean(precisions))
+
+
+def test_of_two_classes_the_second_is_the_positive_one() -> None:
+    of = _examples("classes")
+    two = Predictions("classes", (of.y > 0).astype(int), of.outputs[:, :2])
+    found = metrics.values(("auroc", "average_precision"), two)
+    probability, truth = two.probabilities[:, 1], two.y == 1
+    assert found["auroc"] == pytest.approx(_naive_auroc(truth, probability))
+    hits = truth[np.argsort(-probability)]
+    precision = (hits.cumsum() / np.arange(1, len(hits) + 1))[hits].mean()
+    assert found["average_precision"] == pytest.approx(precision)
+
+
+def test_metrics_of_values_follow_their_formulas() -> None:
+    of = _examples("values")
+    found = metrics.values(("mae", "rmse", "r2"), of)
+    error = of.outputs.astype(np.float64) - of.y
+    assert found["mae"] == pytest.approx(abs(error).mean())
+    assert found["rmse"] == pytest.approx((error**2).mean() ** 0.5)
+    explained = 1 - (error**2).sum(0) / ((of.y - of.y.mean(0)) ** 2).sum(0)
+    assert found["r2"] == pytest.approx(explained.mean(), rel=1e-4)
+
+
+def test_what_is_not_defined_is_none() -> None:
+    of = _examples("classes")
+    one = Predictions("classes", of.y * 0, of.outputs)
+    found = metrics.values(("auroc", "average_precision", "balanced_accuracy"), one)
+    assert found["auroc"] is found["average_precision"] is None
+    assert found["balanced_accuracy"] == (of.predicted == 0).mean()
+    constant = Predictions("values", np.ones(5, np.float32), np.zeros((5, 1), np.float32))
+    assert metrics.values(("r2",), constant) == {"r2": None}
+
+
+def test_large_logits_do_not_overflow() -> None:
+    outputs = np.array([[500.0, -500.0]], np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        for kind in ("classes", "labels"):
+            y = np.array([0]) if kind == "classes" else np.array([[True, False]])
+            probabilities = Predictions(kind, y, outputs).probabilities
+            np.testing.assert_allclose(probabilities, [[1, 0]], atol=1e-99)
