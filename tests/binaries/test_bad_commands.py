@@ -340,6 +340,10 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --model=resnet18 --widths=8", "--widths=8: must be 4, one of each stage"),
     ("train --cut=9", "--cut=9: must be an integer in 0..2, with --model=mlp"),
     ("train --train_only=tail", "--train_only=tail: tail must fit a parameter, such as body/"),
+    (
+        f"train {D}/colours.npz --augment --train_only=head",
+        "--augment=true: must be false, as --train_only=head trains no body",
+    ),
     ("train --train_only=body,head", "--train_only=body,head: must leave out some parameter"),
     ("train --weights=/nowhere.npz", "--weights=/nowhere.npz: --model=mlp has no weights"),
     *(

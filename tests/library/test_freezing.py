@@ -55,11 +55,10 @@ def build(name: str, config: federations.Config, model: Model, **arguments: Any)
     return federations.build(name, replaced, **arguments)
 
 
+# Those with statistics, where there are any; the body must not be empty.
+PLAIN = (federations.softmax_regression, federations.normed_head, federations.mlp, federations.cnn)
 CONFIGS = {
-    name: config
-    for name in LISTED
-    for config in federations.TABLE[name]
-    if config.model is not federations.softmax_regression
+    name: min(federations.TABLE[name], key=lambda config: config.model in PLAIN) for name in LISTED
 }
 FIRST = ("fedavg", "scaffold")
 
