@@ -1,7 +1,7 @@
 """Your own algorithm: clients step along the sign of the gradient (signSGD).
 
 python examples/own_algorithm.py
-python -m experiments.train --algorithm=examples.own_algorithm:signs --set=weight_decay=0.01
+fedjax-inv train --algorithm=examples.own_algorithm:signs --set=weight_decay=0.01
 """
 
 import jax

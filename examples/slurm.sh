@@ -3,4 +3,4 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
 #SBATCH --cpus-per-task=8
-srun .venv/bin/python -m experiments.sweep --distributed --seeds=0,1,2,3 "$@"
+srun .venv/bin/fedjax-inv sweep --distributed --seeds=0,1,2,3 "$@"

@@ -1,6 +1,6 @@
 """Exports the networks of finished runs as files, each with a description.
 
-python -m experiments.export --run=runs/fedipg-digits-75 --out=networks
+fedjax-inv export --run=runs/fedipg-digits-75 --out=networks
 
 It writes two files for each run (a seed with hyperparameters). model.safetensors holds the arrays;
 model.json describes the network, flags, versions, data and scores. `fedjax_inv.models.saved.load`

@@ -1,6 +1,6 @@
 """The tables and figures of CAFE (arXiv 2503.09116), with accuracies by group of clients.
 
-python -m experiments.papers.cafe --study=groups --data=fashion_mnist
+fedjax-inv paper cafe --study=groups --data=fashion_mnist
 
 Studies: methods (one column of Tables I to IV, and Fig. 5 and 6), frequency (Table II: how often
 half of the clients upload), imbalance (classes with long tails), groups (FedAvg and CAFE on clients

@@ -1,6 +1,6 @@
 """The tables and figures of FedIPG (Hao et al. 2025, arXiv 2503.06158), and open questions.
 
-python -m experiments.papers.fedipg --study=colours --data=colored_mnist
+fedjax-inv paper fedipg --study=colours --data=colored_mnist
 
 Studies: first_look (where invariance helps), colours (FedIPG where its penalty acts, beside FL
 Games), regimes (where the penalty acts: local work x penalty x part of the network x estimator),

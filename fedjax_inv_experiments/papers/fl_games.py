@@ -1,6 +1,6 @@
 """The tables and figures of FL Games (Gupta et al. 2022, arXiv 2205.11101).
 
-python -m experiments.papers.fl_games --study=methods --data=colored_mnist
+fedjax-inv paper fl_games --study=methods --data=colored_mnist
 
 Studies: methods (Tables 1 and 4), mixes (the scales of SMOOTH), classes (Tables 2 and 3), clients
 (Figures 1b, 2a, 8 to 10), steps (Figures 17 to 20). Any flag of `sweep` applies to all rows

@@ -231,7 +231,7 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
     if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
         raise UsageError(
             "train runs one algorithm, held-out domain and value of each hyperparameter; "
-            "for several: python -m experiments.sweep, with the same flags"
+            "for several: fedjax-inv sweep, with the same flags"
         )
     return {cells[0].name: folder}
 

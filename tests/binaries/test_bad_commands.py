@@ -689,7 +689,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --run_dir=/dev/null", "--run_dir=/dev/null: is a file, must be a folder"),
     ("train --run_dir={data}/folders", "--run_dir=.*/folders: is neither empty nor a run"),
     ("train --run_dir={data}/damaged", ".*/damaged/config.json: is damaged"),
-    ("train --held_out=all", ".*python -m experiments.sweep"),
+    ("train --held_out=all", ".*fedjax-inv sweep"),
     ("train --fluffy=1", "--fluffy: unknown; --help lists"),
     ("train --round=1", "--round: unknown; did you mean --rounds"),
     ("train --rounds", "--rounds: must have a value"),

@@ -20,6 +20,7 @@ CHANCE = {
     "own_network": 0.1,
     "own_equinox": 0.1,
     "load_and_evaluate": 0.1,
+    "fednova": 0.1,
 }
 NEEDS = {"own_equinox": "equinox"}  # a package that is not installed with the others
 
@@ -79,11 +80,16 @@ def test_the_core_does_without_what_the_extra_brings() -> None:
     """The first snippet and a federation, in a process that can import none of it."""
     snippet = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
     extra = ("array_record", "lime", "matplotlib", "PIL", "sklearn", "tabulate", "tqdm")
+    extra = (*extra, "hypothesis", "pytest", "scipy")
     lines = [
         "import sys",
         *(f"sys.modules[{name!r}] = None" for name in (*extra, "tensorflow_datasets")),
         "import fedjax_inv",
         snippet,
+        "from fedjax_inv import testing",
+        "from fedjax_inv.algorithms import fedavg",
+        "laws = ['the_factory_returns_an_algorithm', 'a_round_can_be_traced']",
+        "testing.check(fedavg.fedavg, laws=laws).raise_if_broken()",
         "from fedjax_inv.data import dsprites, environments, federation, partitions, sources",
         "assert fedjax_inv.__version__ and s == 12",
     ]

@@ -98,6 +98,11 @@ EXEMPT = {
         _KERNEL,
     ),
     **{name: _CHECK for name in FUNCTIONS if name.startswith("checks.")},
+    **{
+        name: "a law or its part, called with a case, which `testing.check` makes"
+        for name in FUNCTIONS
+        if name.startswith("testing.") and name != "testing.report.check"
+    },
     **dict.fromkeys(
         (
             *("averaging.risk", "devices.placement.local_view", "rounds.check_num_clients"),
@@ -547,6 +552,16 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "models.wrappers.normalised": lambda: {"model": MODEL, "mean": (0.5,), "std": (0.5,)},
     "models.wrappers.computed_in": lambda: {"model": MODEL, "dtype": "bfloat16"},
     "models.wrappers.augmented": lambda: {"model": MODEL, "augment": lambda x, key: x},
+    "testing.report.check": lambda: {
+        "factory": fedavg.fedavg,
+        "hyperparameters": {"weighting": "size"},
+        "model": MODEL,
+        "learning_rate": 0.1,
+        "data": None,
+        "laws": ["the_factory_returns_an_algorithm"],
+        "breaks": {},
+        "tell": None,
+    },
     "objectives.masked_mean": lambda: {"values": jnp.ones(2), "mask": jnp.ones(2, bool)},
     "objectives.cross_entropy": lambda: LOGITS,
     "objectives.accuracy": lambda: LOGITS,
