@@ -30,12 +30,19 @@ from matplotlib.figure import Figure
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv_experiments.flags import command, outside
-from fedjax_inv_experiments.flags.flag import check_picture, check_place, flag, flag_error
+from fedjax_inv_experiments.flags.flag import at_least, check_picture, check_place, flag, flag_error
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import metrics
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
-from fedjax_inv_experiments.reporting import figures, finished, predictions, report, run_figures
+from fedjax_inv_experiments.reporting import (
+    figures,
+    fine_tuned,
+    finished,
+    predictions,
+    report,
+    run_figures,
+)
 from fedjax_inv_experiments.reporting.finished import Runs
 from fedjax_inv_experiments.reporting.predictions import (
     ClientScores,
@@ -67,6 +74,12 @@ class Options:
     predictions: str = flag(
         "", "A .csv or .parquet file for the predictions, a line for each run and example."
     )
+    fine_tune: int = flag(
+        0,
+        "Epochs in which each client trains the global network on its own training examples; then "
+        "it is scored with its own network, beside the global one. 0: none.",
+        at_least(0),
+    )
 
 
 class RunScores(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -80,6 +93,7 @@ class RunScores(msgspec.Struct, frozen=True, omit_defaults=True):
     confusion: list[list[int]] = []
     # label -> accuracy, or value -> absolute error, of the examples that no client holds
     columns: dict[str, float] = {}
+    fine_tuned: list[ClientScores] = []  # the clients' after --fine_tune, with their own networks
 
 
 class Evaluated(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -176,25 +190,33 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
     assembled, which = runs.data, predictions.chosen(runs)
     old = assembled.dataset
     metrics.check(options.metrics, assembled.task.kind)
-    if not options.dataset or old.columns:  # a table's file holds the columns and categories
+    # A table's file holds the columns and categories.
+    if options.fine_tune or not options.dataset or old.columns:
         runs.check_data()
     if options.dataset:
         asked = data_flags.like(runs.config.data, options.dataset, options.data_dir)
         where = f"--dataset={options.dataset}"
         new = new_parts(where, data_flags.load(asked, like=old), old)
     algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
-    found = []
+    found, tuned = [], []
     for index in which:
         one = runs.run(index, options.state)
         parts = new if options.dataset else predictions.own_parts(runs, one.run.seed)
         found.append(predictions.predicted(one, algorithm, parts))
+        if options.fine_tune:
+            personal, own = fine_tuned.networks(one, algorithm, options.fine_tune)
+            after = predictions.predicted(one, personal, parts, own)
+            tuned.append(predictions.by_domain(after, assembled.task, options.metrics)[1])
     scored = Evaluated(
         run=str(runs.path),
         state=options.state,
         dataset=options.dataset or runs.config.data.dataset,
         classes=old.classes,
         hyper=runs.cell.runs[which[0]].hyper,
-        runs=[run_scores(runs, each, options.metrics) for each in found],
+        runs=[
+            msgspec.structs.replace(run_scores(runs, each, options.metrics), fine_tuned=clients)
+            for each, clients in zip(found, tuned or [[]] * len(found), strict=True)
+        ],
         task=assembled.task.kind,
         score=assembled.task.measure,
     )
@@ -285,6 +307,23 @@ def _accuracies(entries: Iterable[DomainScores | ClientScores]) -> list[float]:
     return [entry.score for entry in entries]
 
 
+def _table_of_fine_tuning(of: Evaluated) -> str:
+    """The clients' mean and worst score with the global network and with their own."""
+    networks = [("global", [run.clients for run in of.runs])]
+    networks.append(("own, fine-tuned", [run.fine_tuned for run in of.runs]))
+    shown = report.text_of(of.score)
+
+    def over_clients(reduce: Callable[[list[float]], float]) -> Callable[[Any], str]:
+        return lambda row: shown([reduce(_accuracies(clients)) for clients in row[1]])
+
+    columns = {
+        "network": lambda row: row[0],
+        f"mean over clients{of.score.unit}": over_clients(lambda scores: float(np.mean(scores))),
+        f"worst client{of.score.unit}": over_clients(partial(min, key=of.score.rank)),
+    }
+    return table([row for row in networks if all(row[1])], columns)
+
+
 def tables(of: Evaluated) -> str:
     """The scores as tables: means and standard deviations over the seeds."""
     shown = report.text_of(of.score)
@@ -330,6 +369,8 @@ def tables(of: Evaluated) -> str:
             **counted,
         }
         parts.append(table(clients[:_MOST_LINES], by_client))
+    if any(run.fine_tuned for run in of.runs):
+        parts.append(_table_of_fine_tuning(of))
     counts = _confusion(of)
     if 0 < len(counts) <= _MOST_LINES:
         numbers = [(name, lambda row, at=at: row[1][at]) for at, name in enumerate(of.classes)]

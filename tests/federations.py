@@ -128,6 +128,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
             },
         ),
     ),
+    "ditto": (Config(small_normed, epochs, {"proximal": 0.5, "server_optimizer": _MOMENTUM}),),
     "erm": (Config(small_normed, momentum_epochs),),
     "exit_strategy": (
         Config(

@@ -7,6 +7,7 @@
 LISTED = (
     "afl",
     "cafe",
+    "ditto",
     "erm",
     "exit_strategy",
     "fedavg",

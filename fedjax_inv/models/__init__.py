@@ -17,10 +17,12 @@ from fedjax_inv.models.lstm import lstm as lstm
 from fedjax_inv.models.lstm import word_weights as word_weights
 from fedjax_inv.models.mlp import mlp as mlp
 from fedjax_inv.models.mlp import widths_for as widths_for
+from fedjax_inv.models.nnx_modules import from_nnx as from_nnx
 from fedjax_inv.models.norms import BatchNorm as BatchNorm
 from fedjax_inv.models.norms import FrozenBatchNorm as FrozenBatchNorm
 from fedjax_inv.models.norms import GroupNorm as GroupNorm
 from fedjax_inv.models.resnet import resnet18 as resnet18
+from fedjax_inv.models.resnet import resnet50 as resnet50
 from fedjax_inv.models.scaling import Scaling as Scaling
 from fedjax_inv.models.scaling import scaled as scaled
 from fedjax_inv.models.scaling import with_scaling as with_scaling

@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from flax.errors import InvalidRngError, ScopeParamShapeError
 
 from fedjax_inv import checks
@@ -40,7 +41,8 @@ def check_images(x: Array) -> None:
         raise UsageError("inputs", x, "must be images [B, height, width, channels]")
 
 
-def _scaled(model: Model) -> Model:
+def scaled(model: Model) -> Model:
+    """Return the model with 8-bit images scaled to [0, 1] before it."""
     return rendered(model, lambda x: jax.tree.map(unit_range, x))
 
 
@@ -49,7 +51,7 @@ def _all_real(x: Tree) -> Array:
 
 
 # Arguments that a module may take beside its inputs, as functions of (mask [B], train).
-_ARGUMENTS: dict[str, Callable[[Array, bool], Any]] = {
+ARGUMENTS: dict[str, Callable[[Array, bool], Any]] = {
     "mask": lambda mask, train: mask,
     "train": lambda mask, train: train,
     "training": lambda mask, train: train,
@@ -61,7 +63,7 @@ def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
     """Return the model of two modules, each called as half(x, **arguments of `takes`)."""
 
     def arguments(mask: Array, train: bool) -> dict[str, Any]:
-        return {name: _ARGUMENTS[name](mask, train) for name in takes}
+        return {name: ARGUMENTS[name](mask, train) for name in takes}
 
     def init_half(half: nn.Module, key: Array, x: Tree, mask: Array) -> tuple[Tree, Tree]:
         variables = half.init(key, x, **arguments(mask, False))
@@ -117,7 +119,7 @@ def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
         head_params, head_stats = init_half(head, head_key, features, mask)
         return Variables(Halves(body_params, head_params), Halves(body_stats, head_stats))
 
-    return _scaled(Model(init, encode, decode))
+    return scaled(Model(init, encode, decode))
 
 
 def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
@@ -167,11 +169,18 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
       UsageError: for an argument that is not allowed. At initialisation: for "batch_stats" without
         a mask, and for collections other than it and "params".
     """
+    if isinstance(module, nnx.Module):
+        kind = type(module).__name__  # its text would be the whole module
+        raise UsageError(
+            "module",
+            ...,
+            f"{kind} is a flax.nnx module, which models.from_nnx takes; must be linen",
+        )
     if not isinstance(module, nn.Module):
         raise UsageError("module", module, "must be a flax.linen module")
     checks.record("takes", takes, Sequence)
-    if isinstance(takes, str | bytes) or any(name not in [*_ARGUMENTS] for name in takes):
-        raise UsageError("takes", takes, f"must be a sequence of some of {', '.join(_ARGUMENTS)}")
+    if isinstance(takes, str | bytes) or any(name not in [*ARGUMENTS] for name in takes):
+        raise UsageError("takes", takes, f"must be a sequence of some of {', '.join(ARGUMENTS)}")
     checks.integer("cut", cut, 0)
     if not isinstance(module, nn.Sequential):
         if cut != 0:
@@ -225,7 +234,7 @@ def from_function(
     def init_halves(key: Array, x: Tree) -> Variables:
         return Variables(Halves({}, init(key, x)), Halves({}, {}))
 
-    return _scaled(Model(init_halves, encode, decode))
+    return scaled(Model(init_halves, encode, decode))
 
 
 def _check_inputs(x: Tree) -> None:

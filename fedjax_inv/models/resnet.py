@@ -1,4 +1,6 @@
-"""ResNet-18 (He et al. 2016, "Deep Residual Learning for Image Recognition", arXiv 1512.03385)."""
+"""ResNet-18 and ResNet-50 (He et al. 2016, "Deep Residual Learning for Image Recognition", arXiv
+1512.03385), the latter with the stride in the 3x3 convolutions, as torchvision has it (v1.5).
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -26,6 +28,7 @@ class _Stem(NamedTuple):
 
 _STEMS = {32: _Stem(3, 1, False), 64: _Stem(7, 2, False), 224: _Stem(7, 2, True)}  # by image size
 _STRIDES = (1, 2, 2, 2)  # of the stages
+_WIDTHS = (64, 128, 256, 512)
 _NUM_BLOCKS = len(_STRIDES) + 2  # including the first layer and the mean, not the classifier
 
 
@@ -77,8 +80,33 @@ class _Residual(nn.Module):
         return nn.relu(x + hidden)
 
 
+class _Bottleneck(nn.Module):
+    """relu(x + f(x)) with a 3x3 convolution f of few channels, between two of 1x1."""
+
+    width: int  # of the 3x3 convolution; the outputs have four times as many channels
+    stride: int
+    norm: Norm
+    conv: lowerings.Conv
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        outputs = 4 * self.width
+        hidden = _conv(self.width, 1, 1, self.conv, "conv1")(x)
+        hidden = nn.relu(self.norm(name="norm1")(hidden, mask, train))
+        hidden = _conv(self.width, 3, self.stride, self.conv, "conv2")(hidden)
+        hidden = nn.relu(self.norm(name="norm2")(hidden, mask, train))
+        hidden = _conv(outputs, 1, 1, self.conv, "conv3")(hidden)
+        hidden = self.norm(name="norm3")(hidden, mask, train)
+        if self.stride != 1 or x.shape[-1] != outputs:
+            x = _conv(outputs, 1, self.stride, self.conv, "downsample_conv")(x)
+            x = self.norm(name="downsample_norm")(x, mask, train)
+        return nn.relu(x + hidden)
+
+
 class _Stage(nn.Module):
+    block: Callable[..., nn.Module]
     number: int  # from 1
+    depth: int  # blocks
     width: int
     stride: int
     norm: Norm
@@ -86,9 +114,9 @@ class _Stage(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        for i, stride in enumerate((self.stride, 1)):
-            name = f"layer{self.number}_{i}"
-            x = _Residual(self.width, stride, self.norm, self.conv, name=name)(x, mask, train)
+        for i in range(self.depth):
+            name, stride = f"layer{self.number}_{i}", 1 if i else self.stride
+            x = self.block(self.width, stride, self.norm, self.conv, name=name)(x, mask, train)
         return x
 
 
@@ -113,7 +141,7 @@ def resnet18(
     *,
     image_size: int = 32,
     norm: str = "batch",
-    widths: Sequence[int] = (64, 128, 256, 512),
+    widths: Sequence[int] = _WIDTHS,
     cut: int | None = None,
     conv: str = "auto",
 ) -> Model:
@@ -144,6 +172,71 @@ def resnet18(
     Raises:
       UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
+    return _resnet(
+        _Residual,
+        (2, 2, 2, 2),
+        num_classes,
+        image_size=image_size,
+        norm=norm,
+        widths=widths,
+        cut=cut,
+        conv=conv,
+    )
+
+
+def resnet50(
+    num_classes: int,
+    *,
+    image_size: int = 224,
+    norm: str = "batch",
+    widths: Sequence[int] = _WIDTHS,
+    cut: int | None = None,
+    conv: str = "auto",
+) -> Model:
+    """Build ResNet-50.
+
+    It differs from `resnet18` in its stages: 3, 4, 6 and 3 blocks of a 1x1, a 3x3 and a 1x1
+    convolution, of which the last has four times as many channels.
+
+    Args:
+      num_classes: K.
+      image_size: as in `resnet18`.
+      norm: as in `resnet18`.
+      widths: channels of the 3x3 convolutions of the four stages; the first layer has the first
+        stage's.
+      cut: as in `resnet18`; with 6, the classifier's inputs are [B, 4 widths[-1]].
+      conv: one of `lowerings.LOWERINGS`.
+
+    Returns:
+      A model with logits [B, K] of images [B, height, width, channels].
+
+    Raises:
+      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
+    """
+    return _resnet(
+        _Bottleneck,
+        (3, 4, 6, 3),
+        num_classes,
+        image_size=image_size,
+        norm=norm,
+        widths=widths,
+        cut=cut,
+        conv=conv,
+    )
+
+
+def _resnet(
+    block: Callable[..., nn.Module],
+    depths: Sequence[int],
+    num_classes: int,
+    *,
+    image_size: int,
+    norm: str,
+    widths: Sequence[int],
+    cut: int | None,
+    conv: str,
+) -> Model:
+    """Return the network with `depths` blocks in its stages; the rest is as in `resnet18`."""
     checks.integer("num_classes", num_classes, 1)
     if not isinstance(image_size, int) or image_size not in _STEMS:
         raise UsageError("image_size", image_size, f"must be one of {', '.join(map(str, _STEMS))}")
@@ -157,8 +250,8 @@ def resnet18(
     blocks: list[nn.Module] = [
         _FirstLayer(widths[0], _STEMS[image_size], make_norm, chosen),
         *(
-            _Stage(1 + i, width, stride, make_norm, chosen)
-            for i, (width, stride) in enumerate(zip(widths, _STRIDES, strict=True))
+            _Stage(block, 1 + i, depth, width, stride, make_norm, chosen)
+            for i, (depth, width, stride) in enumerate(zip(depths, widths, _STRIDES, strict=True))
         ),
         _SpatialMean(),
         _Classifier(num_classes),

@@ -1,9 +1,12 @@
-"""Weights of a ResNet-18 from a local file with torchvision's names and layouts."""
+"""Weights of a ResNet-18 or ResNet-50 from a local file with torchvision's names and layouts.
+
+The files of timm's resnet18 and resnet50 have the same names and layouts.
+"""
 
 import logging
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,18 +37,24 @@ class Report(NamedTuple):
     taken: dict[str, Shape]  # loaded
     left: dict[str, Shape]  # in the file only
     missing: dict[str, Shape]  # in the network only, unchanged
+    # in both, but of another shape: (the file's, the network's)
+    misshaped: Mapping[str, tuple[Shape, Shape]] = {}
 
 
 # Our names of modules and variables -> torchvision's.
 _MODULES = {
     "conv1": "conv1",
     "conv2": "conv2",
+    "conv3": "conv3",
     "norm1": "bn1",
     "norm2": "bn2",
+    "norm3": "bn3",
     "downsample_conv": "downsample.0",
     "downsample_norm": "downsample.1",
     "fc": "fc",
-} | {f"layer{stage}_{block}": f"layer{stage}.{block}" for stage in range(1, 5) for block in (0, 1)}
+} | {
+    f"layer{stage}_{block}": f"layer{stage}.{block}" for stage in range(1, 5) for block in range(6)
+}
 _VARIABLES = {
     "kernel": "weight",
     "scale": "weight",
@@ -60,7 +69,7 @@ _COUNTER = "num_batches_tracked"  # PyTorch's BatchNorm saves it; ours does not 
 
 
 def load(path: str | Path, variables: Variables) -> tuple[Variables, Report]:
-    """Load the weights of a file into the variables of a `models.resnet18`.
+    """Load the weights of a file into the variables of a `models.resnet18` or `resnet50`.
 
     If the file has no classifier, or one for another number of classes, the network's classifier
     stays, and a warning is logged.
@@ -85,7 +94,7 @@ def load(path: str | Path, variables: Variables) -> tuple[Variables, Report]:
 
 
 def pretrained(model: Model, path: str | Path) -> Model:
-    """Return the `models.resnet18` that starts from the weights of a file.
+    """Return the `models.resnet18` or `resnet50` that starts from the weights of a file.
 
     The file is read in this call. If its classifier does not fit, the key of the initialisation
     draws the classifier, and nothing else.
@@ -163,42 +172,90 @@ def _safetensors(file: Path) -> dict[str, np.ndarray]:
         raise ValueError(str(error)) from None
 
 
+def report(path: str | Path, variables: Variables) -> Report:
+    """Return which arrays of a file fit the variables of a `models.resnet18` or `resnet50`.
+
+    Where `load` refuses a file, this says all that is wrong.
+
+    Args:
+      path: the file, as in `load`.
+      variables: the network's variables, or their shapes.
+
+    Raises:
+      UsageError: if the file is missing or damaged, and for another network's variables.
+      ImportError: without `safetensors`.
+    """
+    checks.record("variables", variables, Variables)
+    path = _path(path)
+    return _compared({key: array.shape for key, array in _read(path).items()}, variables)
+
+
+def _compared(found: Mapping[str, Shape], variables: Variables) -> Report:
+    ours = jax.tree_util.tree_leaves_with_path(variables)
+    needed = {_name_of(place): _their_shape(leaf.shape) for place, leaf in ours}
+    as_drawn = _HEAD if _is_other_head(found, needed) else ()
+    missing = {key: shape for key, shape in needed.items() if key in as_drawn or key not in found}
+    left = {key: shape for key, shape in found.items() if key in as_drawn or key not in needed}
+    fits = {key: shape for key, shape in found.items() if key not in left}
+    misshaped = {key: (shape, needed[key]) for key, shape in fits.items() if shape != needed[key]}
+    taken = {key: shape for key, shape in fits.items() if key not in misshaped}
+    return Report(taken, left, missing, misshaped)
+
+
 def _placed(
     path: Path, arrays: Mapping[str, np.ndarray], variables: Variables
 ) -> tuple[Variables, Report]:
     """Do what `load` does with the file's arrays; as only shapes matter, leaves may be tracers."""
-    ours = jax.tree_util.tree_leaves_with_path(variables)
-    needed = {_name_of(place): _their_shape(leaf.shape) for place, leaf in ours}
-    found = {key: array.shape for key, array in arrays.items()}
-    as_drawn = _HEAD if _is_other_head(found, needed) else ()
-    missing = {key: shape for key, shape in needed.items() if key in as_drawn or key not in found}
-    left = {key: shape for key, shape in found.items() if key in as_drawn or key not in needed}
-    lacking = {key: shape for key, shape in missing.items() if key not in as_drawn}
-    unknown = {k: s for k, s in left.items() if k not in as_drawn and not k.endswith(_COUNTER)}
-    taken = {key: shape for key, shape in found.items() if key not in left}
-    if lacking:
-        raise UsageError("path", path, f"must hold {_first(lacking)}, as the network does")
-    if unknown:
-        raise UsageError("path", path, f"holds {_first(unknown)}, which the network does not")
-    for key, shape in taken.items():
-        if shape != needed[key]:
-            raise UsageError("path", path, f"{key} is {list(shape)}, must be {list(needed[key])}")
+    report = _compared({key: array.shape for key, array in arrays.items()}, variables)
+    as_drawn = [key for key in _HEAD if key in report.missing and not _is_lacking(key, report)]
+    _check_fits(path, report, as_drawn)
     if as_drawn:
-        theirs = list(found[_HEAD[0]]) if _HEAD[0] in found else "not there"
+        theirs = list(arrays[_HEAD[0]].shape) if _HEAD[0] in arrays else "not there"
         _LOG.warning(
             "%s: its %s is %s, so the classifier %s stays as it was drawn",
             path,
             _HEAD[0],
             theirs,
-            list(needed[_HEAD[0]]),
+            list(report.missing[_HEAD[0]]),
         )
 
     def placed(place: tuple, leaf: Array) -> Array:
         key = _name_of(place)
-        return jnp.asarray(_our_layout(arrays[key]), leaf.dtype) if key in taken else leaf
+        taken = key in report.taken
+        return jnp.asarray(_our_layout(arrays[key]), leaf.dtype) if taken else leaf
 
-    loaded = jax.tree_util.tree_map_with_path(placed, variables)
-    return loaded, Report(taken, left, missing)
+    return jax.tree_util.tree_map_with_path(placed, variables), report
+
+
+def _is_lacking(key: str, report: Report) -> bool:
+    """Return whether the file has one half of a classifier alone, which it must have whole."""
+    return any(
+        other in report.taken or other in report.misshaped for other in _HEAD if other != key
+    )
+
+
+def _check_fits(path: Path, report: Report, as_drawn: Sequence[str]) -> None:
+    """Check that all arrays fit, else raise UsageError with the first of each kind that does not.
+
+    as_drawn: the arrays of a classifier that stays as drawn.
+    """
+    lacking = {key: shape for key, shape in report.missing.items() if key not in as_drawn}
+    unknown = {
+        key: shape
+        for key, shape in report.left.items()
+        if key not in as_drawn and not key.endswith(_COUNTER)
+    }
+    texts = []
+    if lacking:
+        texts.append(f"must hold {_first(lacking)}, as the network does")
+    if unknown:
+        texts.append(f"holds {_first(unknown)}, which the network does not")
+    if report.misshaped:
+        key, (theirs, ours) = next(iter(report.misshaped.items()))
+        more = f", and {len(report.misshaped) - 1} more" if len(report.misshaped) > 1 else ""
+        texts.append(f"{key} is {list(theirs)}, must be {list(ours)}{more}")
+    if texts:
+        raise UsageError("path", path, "; ".join(texts))
 
 
 def _name_of(place: tuple) -> str:
@@ -207,7 +264,9 @@ def _name_of(place: tuple) -> str:
     *modules, variable = ours[3:]  # without params or stats, the half and the block
     if not modules or variable not in _VARIABLES or not set(modules) <= set(_MODULES):
         raise UsageError(
-            "variables", ..., f"must be those of models.resnet18, they have {'/'.join(ours)}"
+            "variables",
+            ...,
+            f"must be those of models.resnet18 or resnet50, they have {'/'.join(ours)}",
         )
     return ".".join([*(_MODULES[module] for module in modules), _VARIABLES[variable]])
 

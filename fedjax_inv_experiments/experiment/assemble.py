@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_inv import checks, objectives, program
+from fedjax_inv import checks, freezing, objectives, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
@@ -152,7 +152,12 @@ def algorithm(
     server_rate = arguments.pop("server_learning_rate", None)
     if server_rate is not None:
         arguments["server_optimizer"] = server.optimizer(config.server, server_rate)
-    plain = method.algorithm(cell.algorithm, model, work, task, arguments)
+
+    def build(model: Model) -> Algorithm:
+        return method.algorithm(cell.algorithm, model, work, task, arguments)
+
+    trained = config.model.train_only
+    plain = freezing.train_only(build, model, trained) if trained else build(model)
     return participation.with_rule(config.participation, plain)
 
 

@@ -9,6 +9,8 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+from flax import nnx
+
 from fedjax_inv import algorithms, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Facts, Model
@@ -31,15 +33,24 @@ MODELS: dict[str, Callable[..., Model]] = {
     "alexnet": models.alexnet,
     "lenet": models.lenet,
     "resnet18": models.resnet18,
+    "resnet50": models.resnet50,
     "lstm": models.lstm,
 }
 # Networks that have no normalisation layers unless --norm asks for them.
 WITHOUT_NORM = ("mlp", "alexnet", "leaf_cnn", "lenet", "lstm")
 
 
+def signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The arguments of a function, or of a class; flax.nnx hides those of its modules."""
+    if isinstance(function, type) and issubclass(function, nnx.Module):
+        of_class = inspect.signature(function.__init__)
+        return of_class.replace(parameters=[*of_class.parameters.values()][1:])
+    return inspect.signature(function)
+
+
 def takes(function: Callable[..., Any], name: str) -> bool:
     """Whether a function has an argument of that name."""
-    return name in inspect.signature(function).parameters
+    return name in signature(function).parameters
 
 
 def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
@@ -90,9 +101,32 @@ def called(
     return result
 
 
+def network_of(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """The factory of a Model, from one that may return a flax.nnx module instead.
+
+    If that one takes rngs, each seed draws its own initial network; otherwise the values of the
+    module are the initial network.
+    """
+    draws = takes(factory, "rngs")
+
+    def made(*arguments: Any, **settings: Any) -> Any:
+        def build(rngs: nnx.Rngs) -> Any:
+            return factory(*arguments, **settings, **({"rngs": rngs} if draws else {}))
+
+        first = build(nnx.Rngs(0))
+        if not isinstance(first, nnx.Module):
+            return first
+        return models.from_nnx(build if draws else first)
+
+    own = signature(factory)
+    others = [p for p in own.parameters.values() if p.name != "rngs"]
+    vars(made)["__signature__"] = own.replace(parameters=others)
+    return made
+
+
 def network(name: str) -> Callable[..., Model]:
     """A network's factory."""
-    return imported("model", name) if is_outside(name) else MODELS[name]
+    return network_of(imported("model", name)) if is_outside(name) else MODELS[name]
 
 
 def factory(name: str) -> Callable[..., Algorithm]:

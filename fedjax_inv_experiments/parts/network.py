@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_inv import models
+from fedjax_inv import freezing, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import augment
 from fedjax_inv.data.dataset import Dataset
@@ -17,6 +17,7 @@ from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
 from fedjax_inv.types import Model, Tree, Variables
 from fedjax_inv_experiments.flags import names
 from fedjax_inv_experiments.flags.flag import (
+    Range,
     at_least,
     flag,
     flag_error,
@@ -41,7 +42,7 @@ class Network:
     activation: str = flag("relu", "Activation of the mlp.", choices=ACTIVATIONS)
     norm: str = flag(
         "none",
-        "Normalisation layers; none: the network's own (mlp: none, resnet18: batch).",
+        "Normalisation layers; none: the network's own (mlp: none, resnet18 and resnet50: batch).",
         choices=dict.fromkeys((*NORMS, *resnet.NORMS)),
     )
     cut: int = flag(
@@ -49,8 +50,8 @@ class Network:
     )
     weights: str = flag(
         "",
-        "Weights of the resnet18: a .safetensors or .npz file in torchvision's names, trained on "
-        "images normalised as ImageNet's.",
+        "Weights of the resnet18 or resnet50: a .safetensors or .npz file in torchvision's or "
+        "timm's names, trained on images normalised as ImageNet's.",
     )
     init_from: str = flag(
         "",
@@ -58,6 +59,13 @@ class Network:
         "the global network of its newest checkpoint. A seed starts from the run of the same seed, "
         "or from the first run if there is none. --weights then only says how images are "
         "normalised.",
+    )
+    train_only: tuple[str, ...] = flag(
+        (),
+        "Names of the parameters to train, such as head, body/blocks_1 or */bias; all others stay "
+        "as they start, and are not uploaded. Default: all are trained.",
+        Range(bool, "one or several names"),
+        kind=str,
     )
     augment: bool = flag(
         False, "Whether training images (RGB) are cropped, flipped and coloured at random."
@@ -87,7 +95,7 @@ class Network:
 
 
 # The flags that apply to all networks.
-_GENERAL = ("model", "init_from", "augment", "standardise", "dtype")
+_GENERAL = ("model", "init_from", "train_only", "augment", "standardise", "dtype")
 # The factory argument that belongs to a flag, where the two names differ.
 _ARGUMENT = {"weights": "image_size"}
 
@@ -220,7 +228,8 @@ def outputs(chosen: Network, model: Model, variables: Variables, data: Dataset) 
 def shapes(chosen: Network, model: Model, data: Dataset) -> Variables:
     """The shapes of a network's variables.
 
-    Raises UsageError if the network does not fit the data, or the weights do not fit the network.
+    Raises UsageError if the network does not fit the data, the weights do not fit the network, or
+    --train_only chooses nothing of it or everything.
     """
     try:
         x, key = sample(data.x), jax.eval_shape(lambda: jax.random.key(0))
@@ -231,4 +240,12 @@ def shapes(chosen: Network, model: Model, data: Dataset) -> Variables:
         )
     except UsageError as error:
         raise in_flags(error, f"--model={chosen.model}", {"path": "weights"}) from None
+    if chosen.train_only:
+        try:
+            freezing.check(variables.params, chosen.train_only)
+        except UsageError as error:
+            raise in_flags(error, "", {"patterns": "train_only"}) from None
+        if chosen.augment and freezing.is_frozen(variables.params, chosen.train_only).body:
+            text = f"must be false, as --train_only={','.join(chosen.train_only)} trains no body"
+            raise flag_error("augment", True, text)
     return variables

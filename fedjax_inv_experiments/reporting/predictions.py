@@ -113,9 +113,12 @@ def predictor(algorithm: Algorithm, server: Tree) -> Predict:
     return predict
 
 
-def predicted(one: OneRun, algorithm: Algorithm, parts: Sequence[Part]) -> Predicted:
-    """The predictions of a run."""
+def predicted(
+    one: OneRun, algorithm: Algorithm, parts: Sequence[Part], own_networks: Tree = None
+) -> Predicted:
+    """The predictions of a run. own_networks: the clients' states, if they are not the run's."""
     server, clients, _ = one.served()
+    clients = clients if own_networks is None else own_networks
     unseen = finished.unseen(algorithm, server)
     predict = predictor(algorithm, server)
 

@@ -324,7 +324,7 @@ COMMANDS: list[tuple[str, str]] = [
     # Networks.
     *(
         (f"train {D}/{name}.npz --model={model}", f"--model={model}: .*must be images")
-        for model in ("cnn", "leaf_cnn", "alexnet", "lenet", "resnet18")
+        for model in ("cnn", "leaf_cnn", "alexnet", "lenet", "resnet18", "resnet50")
         for name in ("vectors", "volumes")
     ),
     (f"train {D}/tiny.npz --model=lenet", "--model=lenet: .*at least 4 pixels a side"),
@@ -342,6 +342,12 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --model=alexnet --widths=8", "--widths=8: must be 5 channels and 2 units"),
     ("train --model=resnet18 --widths=8", "--widths=8: must be 4, one of each stage"),
     ("train --cut=9", "--cut=9: must be an integer in 0..2, with --model=mlp"),
+    ("train --train_only=tail", "--train_only=tail: tail must fit a parameter, such as body/"),
+    (
+        f"train {D}/colours.npz --augment --train_only=head",
+        "--augment=true: must be false, as --train_only=head trains no body",
+    ),
+    ("train --train_only=body,head", "--train_only=body,head: must leave out some parameter"),
     ("train --weights=/nowhere.npz", "--weights=/nowhere.npz: --model=mlp has no weights"),
     *(
         (f"train --model=resnet18 --weights={{data}}/{name}", f"--weights=.*/{name}: {error}")
@@ -775,6 +781,7 @@ COMMANDS: list[tuple[str, str]] = [
     ),
     ("evaluate --run={data}/finished --state=middle", "--state=middle: must be one of best, last"),
     ("evaluate --run={data}/finished --data_dir=/data", "--data_dir=/data: has no effect"),
+    ("evaluate --run={data}/finished --fine_tune=-1", "--fine_tune=-1: must be at least 0"),
     ("evaluate --run={data}/finished --rounds=5", "--rounds: unknown"),
     ("export --run={data}/finished --state=", "--state=: must be one of best, last"),
     ("explain --runs={data}/finished,{data}/nowhere", "--runs=.*/nowhere: must be the folder"),

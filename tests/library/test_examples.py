@@ -19,9 +19,11 @@ CHANCE = {
     "front_door": 0.5,
     "own_arrays": 0.5,
     "own_network": 0.1,
+    "own_equinox": 0.1,
     "load_and_evaluate": 0.1,
     "fednova": 0.1,
 }
+NEEDS = {"own_equinox": "equinox"}  # a package that is not installed with the others
 
 
 @pytest.mark.slow
@@ -51,6 +53,19 @@ def test_training_in_one_call_is_short() -> None:
         assert len([line for line in snippet.splitlines() if line.strip()]) <= most
 
 
+def test_the_snippets_on_networks_run_one_after_the_other() -> None:
+    text = (ROOT / "docs" / "networks.md").read_text()
+    namespace: dict = {"__name__": "networks"}
+    for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(snippet, "snippets", "exec"), namespace)
+    model, variables = namespace["pretrained"], namespace["variables"]
+    x, mask = np.ones((3, 8), np.float32), np.ones(3, bool)
+    features, _ = model.encode(variables.params.body, variables.stats.body, x, mask, False)
+    outputs, _ = model.decode(variables.params.head, variables.stats.head, features, mask, False)
+    np.testing.assert_allclose(outputs, np.repeat(features.sum(1)[:, None], 2, 1), rtol=1e-5)
+    assert len(namespace["algorithm"].exchanges) == 1
+
+
 def test_every_example_is_short_and_tested() -> None:
     scripts = {path.stem: path for path in (ROOT / "examples").glob("*.py")}
     assert set(scripts) == set(CHANCE)
@@ -60,6 +75,8 @@ def test_every_example_is_short_and_tested() -> None:
 
 @pytest.mark.parametrize("name", slow.after(1, CHANCE))
 def test_an_example_learns(name: str) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     main = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"]
     accuracies = np.concatenate([np.ravel(part) for part in _parts(main())])
     assert (accuracies > min(0.9, 3 * CHANCE[name])).all(), accuracies

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 
 import federations
@@ -463,6 +464,23 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "loss": objectives.cross_entropy,
         "score": objectives.accuracy,
     },
+    "fine_tuning.fine_tuned": lambda: {
+        "algorithm": ALGORITHM,
+        "state": state(),
+        "federation": FEDERATION,
+        "model": MODEL,
+        "work": WORK,
+        "key": KEY,
+        "client_chunk": 1,
+    },
+    "freezing.names": lambda: {"params": variables().params},
+    "freezing.check": lambda: {"params": variables().params, "patterns": ("head",)},
+    "freezing.is_frozen": lambda: {"params": variables().params, "patterns": ("head",)},
+    "freezing.train_only": lambda: {
+        "make": lambda model: fedavg.fedavg(model, WORK),
+        "model": MODEL,
+        "patterns": ("head",),
+    },
     "evaluation.mean": lambda: {"scores": SCORES},
     "evaluation.balanced": lambda: {"scores": SCORES},
     "evaluation.worst": lambda: {"scores": SCORES},
@@ -489,6 +507,11 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "missing.reuse": lambda: {"algorithm": ALGORITHM},
     "missing.with_rule": lambda: {"algorithm": ALGORITHM, "rule": "reuse"},
     "models.alexnet.alexnet": lambda: {**_IMAGE_MODEL, "widths": (2,) * 7, "dropout": 0.1},
+    "models.blocks.scaled": lambda: {"model": MODEL},
+    "models.nnx_modules.from_nnx": lambda: {
+        "module": nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
+        "cut": 0,
+    },
     "models.blocks.check_images": lambda: {"x": IMAGES},
     "models.blocks.from_blocks": lambda: {
         "blocks": [models.GroupNorm(), models.GroupNorm()],
@@ -546,10 +569,17 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "variables": models.scaled(MODEL).init(KEY, VECTORS),
         "scaling": models.Scaling(np.zeros(3), np.ones(3)),
     },
+    "models.resnet.resnet50": lambda: {
+        **_IMAGE_MODEL,
+        "image_size": 32,
+        "norm": "batch",
+        "widths": (2,) * 4,
+    },
     "models.saved.save": lambda: {"path": folder() / "a.safetensors", "tree": variables()},
     "models.saved.about": lambda: {"path": saved_file()},
     "models.saved.load": lambda: {"path": saved_file(), "like": variables()},
     "models.weights.load": lambda: {"path": saved_file(), "variables": variables()},
+    "models.weights.report": lambda: {"path": saved_file(), "variables": variables()},
     "models.weights.pretrained": lambda: {"model": MODEL, "path": saved_file()},
     "models.wrappers.rendered": lambda: {"model": MODEL, "render": jnp.asarray},
     "models.wrappers.painted": lambda: {"model": MODEL, "render": jnp.asarray},

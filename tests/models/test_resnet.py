@@ -76,6 +76,12 @@ def test_sides_after_the_first_layer_and_each_stage(image_size: int, sides: tupl
         assert jax.eval_shape(features).shape == shape
 
 
+def test_resnet50_has_as_many_parameters_as_elsewhere() -> None:
+    params = jax.eval_shape(models.resnet50(1000).init, KEY, np.zeros((1, 8, 8, 3))).params
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 25_557_032  # torchvision's, timm's
+    assert params.head["blocks_0"]["fc"]["kernel"].shape == (2048, 1000)
+
+
 def by_module(tree: Halves) -> Tree:
     """{module: its variables} of both halves, without the numbers of the blocks."""
     return {k: v for half in tree for block in half.values() for k, v in block.items()}

@@ -27,8 +27,16 @@ WIDTHS = (2, 3, 3, 4)
 Arrays = dict[str, np.ndarray]
 
 
-def torchvision(window: int = 3, classes: int = NUM_CLASSES, channels: int = 1) -> Arrays:
-    """All that torchvision's resnet18 would save, were it this narrow."""
+BASIC, BOTTLENECK = (2, 2, 2, 2), (3, 4, 6, 3)  # the blocks of resnet18 and resnet50
+
+
+def torchvision(
+    window: int = 3,
+    classes: int = NUM_CLASSES,
+    channels: int = 1,
+    depths: tuple[int, ...] = BASIC,
+) -> Arrays:
+    """All that torchvision's resnet18 or resnet50 would save, were it this narrow."""
     rng = np.random.default_rng(0)
     arrays: Arrays = {}
 
@@ -47,17 +55,21 @@ def torchvision(window: int = 3, classes: int = NUM_CLASSES, channels: int = 1) 
     conv("conv1", channels, WIDTHS[0], window)
     norm("bn1", WIDTHS[0])
     into = WIDTHS[0]
-    for stage, width in enumerate(WIDTHS, 1):
-        for block in (0, 1):
+    for stage, (width, depth) in enumerate(zip(WIDTHS, depths, strict=True), 1):
+        for block in range(depth):
             prefix = f"layer{stage}.{block}"
-            conv(f"{prefix}.conv1", into, width, 3)
+            outputs = 4 * width if depths == BOTTLENECK else width
+            conv(f"{prefix}.conv1", into, width, 1 if depths == BOTTLENECK else 3)
             norm(f"{prefix}.bn1", width)
             conv(f"{prefix}.conv2", width, width, 3)
             norm(f"{prefix}.bn2", width)
-            if stage > 1 and block == 0:
-                conv(f"{prefix}.downsample.0", into, width, 1)
-                norm(f"{prefix}.downsample.1", width)
-            into = width
+            if depths == BOTTLENECK:
+                conv(f"{prefix}.conv3", width, outputs, 1)
+                norm(f"{prefix}.bn3", outputs)
+            if block == 0 and (stage > 1 or into != outputs):
+                conv(f"{prefix}.downsample.0", into, outputs, 1)
+                norm(f"{prefix}.downsample.1", outputs)
+            into = outputs
     arrays["fc.weight"] = rng.normal(size=(classes, into)).astype(np.float32)
     arrays["fc.bias"] = rng.normal(size=classes).astype(np.float32)
     return arrays
@@ -81,7 +93,10 @@ def convolved(x: np.ndarray, kernel: np.ndarray, stride: int = 1) -> np.ndarray:
 
 
 def forward(arrays: Arrays, x: np.ndarray, stride: int, pool: bool) -> np.ndarray:
-    """torchvision's resnet18 in evaluation mode: logits [B, K] of x [B, C, height, width]."""
+    """torchvision's network in evaluation mode: logits [B, K] of x [B, C, height, width].
+
+    A resnet50 strides in its 3x3 convolutions.
+    """
     of = {name: np.float64(array) for name, array in arrays.items()}
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
@@ -94,13 +109,17 @@ def forward(arrays: Arrays, x: np.ndarray, stride: int, pool: bool) -> np.ndarra
     x = np.maximum(norm(convolved(x, of["conv1.weight"], stride), "bn1"), 0)
     if pool:
         x = windows(x, 3, 2, 1, -np.inf).max((4, 5))
-    for stage in (1, 2, 3, 4):
-        for block in (0, 1):
+    is_bottleneck = "layer1.0.conv3.weight" in of
+    for stage, depth in enumerate(BOTTLENECK if is_bottleneck else BASIC, 1):
+        for block in range(depth):
             prefix = f"layer{stage}.{block}"
             stride = 2 if stage > 1 and block == 0 else 1
-            hidden = convolved(x, of[f"{prefix}.conv1.weight"], stride)
-            hidden = np.maximum(norm(hidden, f"{prefix}.bn1"), 0)
-            hidden = norm(convolved(hidden, of[f"{prefix}.conv2.weight"]), f"{prefix}.bn2")
+            strides = (1, stride, 1) if is_bottleneck else (stride, 1)
+            hidden = x
+            for i, step in enumerate(strides, 1):
+                hidden = np.maximum(hidden, 0) if i > 1 else hidden
+                hidden = convolved(hidden, of[f"{prefix}.conv{i}.weight"], step)
+                hidden = norm(hidden, f"{prefix}.bn{i}")
             if f"{prefix}.downsample.0.weight" in of:
                 x = convolved(x, of[f"{prefix}.downsample.0.weight"], stride)
                 x = norm(x, f"{prefix}.downsample.1")
@@ -140,6 +159,45 @@ def tiny(**arguments) -> Model:
 def shapes() -> Variables:
     """Of the network that most files here are for."""
     return shapes_of(tiny())
+
+
+def test_a_loaded_resnet50_is_the_formula_of_torchvision(tmp_path: Path) -> None:
+    arrays = torchvision(depths=BOTTLENECK, channels=2)
+    assert len(arrays) == 320  # as torchvision's, and timm's
+    path = write(tmp_path / "resnet50.npz", arrays)
+    model = models.resnet50(NUM_CLASSES, widths=WIDTHS, image_size=32)
+    x = np.random.default_rng(1).normal(size=(2, 9, 12, 2))
+    variables, report = weights.load(path, shapes_of(model, 2))
+    assert (report.missing, report.misshaped) == ({}, {})
+    with jax.enable_x64(True):
+        doubled = jax.tree.map(lambda a: np.asarray(a, np.float64), variables)
+        logits = jax.jit(lambda v, x: models.predict(model, v, x))(doubled, x)
+    expected = forward(arrays, x.transpose(0, 3, 1, 2), 1, False)
+    assert np.abs(expected[0] - expected[1]).max() > 1e-2
+    assert_close(logits, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
+    arrays = without("bn1.weight") | {"neck.weight": np.ones(2, np.float32)}
+    for name in ("layer1.0.conv1.weight", "layer2.0.bn1.bias"):
+        arrays[name] = arrays[name][:1]
+    path = write(tmp_path / "mixed.npz", arrays)
+    report = weights.report(path, shapes())
+    counters = {name for name in arrays if name.endswith("num_batches_tracked")}
+    assert report.missing == {"bn1.weight": (2,)}
+    assert report.left == dict.fromkeys(counters, ()) | {"neck.weight": (2,)}
+    assert report.misshaped == {
+        "layer1.0.conv1.weight": ((1, 2, 3, 3), (2, 2, 3, 3)),
+        "layer2.0.bn1.bias": ((1,), (3,)),
+    }
+    assert len(report.taken) == len(arrays) - len(counters) - 3
+    message = (
+        f"path={path}: must hold bn1.weight [2], as the network does; holds neck.weight [2], which "
+        "the network does not; layer1.0.conv1.weight is [1, 2, 3, 3], must be [2, 2, 3, 3], and 1 "
+        "more"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        weights.load(path, shapes())
 
 
 def shapes_of(model: Model, channels: int = 1) -> Variables:
@@ -351,7 +409,9 @@ def test_pickled_objects_are_not_loaded(tmp_path: Path) -> None:
 
 def test_other_networks_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "whole.npz", torchvision())
-    with pytest.raises(ValueError, match=r"^variables: must be those of models\.resnet18, they"):
+    with pytest.raises(
+        ValueError, match=r"^variables: must be those of models\.resnet18 or resnet50, they"
+    ):
         weights.load(path, shapes_of(models.mlp(3)))
 
 

@@ -1,0 +1,87 @@
+"""Ditto: FedAvg, beside which each client trains a network of its own that stays near the global.
+
+    v_i = argmin  R_i(v) + (proximal / 2) ||v - w||^2,  w = FedAvg's network
+
+Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization" (ICML; arXiv
+2012.04221), Algorithm 1.
+
+The paper leaves open, and we chose: all v_i start as the initial global network; in a round a
+client first trains w, then v_i with as many local steps and the same optimizer, which starts anew,
+on minibatches drawn anew; both come from the network w that the client received. v_i has
+statistics (BatchNorm) of its own. A client that was never seen is served with w.
+"""
+
+import jax
+import optax
+
+from fedjax_inv import averaging, checks, objectives
+from fedjax_inv.aggregators import Weight
+from fedjax_inv.algorithms.fedprox import proximal_gradient
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    Loss,
+    Model,
+    Step,
+    Trained,
+    Variables,
+    Visit,
+    Work,
+)
+
+
+def ditto(
+    model: Model,
+    work: Work,
+    *,
+    proximal: float | Array = 0.1,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+    weighting: str | Weight = "size",
+) -> Algorithm:
+    """Return Ditto (Li et al. 2021, Algorithm 1). A client's own state is its own network v_i.
+
+    It reports the risk of the own network in its local steps as "personal_loss".
+
+    Args:
+      model: the network.
+      work: local training, of the global network and of the client's own.
+      proximal: weight of the proximal term, the paper's lambda; 0: the own networks are trained on
+        the client's examples alone.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta of the global network.
+      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
+
+    Raises:
+      UsageError: for a negative proximal, and for arguments of other types.
+    """
+    checks.real("proximal", proximal)
+    checks.record("work", work, Work)
+    risk_gradient = averaging.gradient(model, loss)
+
+    def train(visit: Visit) -> Trained:
+        received: Variables = visit.message.variables
+
+        def near_gradient(variables: Variables, batch: Batch, key: Array) -> Step:
+            step = risk_gradient(variables, batch, key)
+            params = variables.params
+            grads = proximal_gradient(step.grads, params, received.params, proximal)
+            return step._replace(grads=grads)
+
+        trained = work.run(risk_gradient, work.init(received), visit.shard, visit.key)
+        own_key = jax.random.fold_in(visit.key, 1)
+        own = work.run(near_gradient, work.init(visit.own), visit.shard, own_key)
+        metrics = {**trained.metrics, "personal_loss": own.metrics["loss"]}
+        local = trained.local._replace(carry=own.local.variables)
+        return trained._replace(local=local, metrics=metrics)
+
+    return averaging.averaging_of(
+        model,
+        train,
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+        init_client=lambda server, who: server.variables,
+        remember=lambda visit, trained: trained.local.carry,
+        serve=lambda server, own: own,
+    )

@@ -1,0 +1,259 @@
+"""Training of a chosen part of the network: all other parameters stay as they were."""
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import (
+    Algorithm,
+    Apply,
+    Array,
+    Cohort,
+    Exchange,
+    Halves,
+    Model,
+    Reply,
+    Setup,
+    Tree,
+    Variables,
+    Visit,
+)
+
+
+class Server(NamedTuple):
+    """The server of an algorithm that trains a part of the network."""
+
+    wrapped: Tree  # the server of the algorithm, whose networks have the trained part alone
+    frozen: Variables  # the other part, with None in place of the trained leaves
+
+
+def names(params: Halves) -> list[str]:
+    """Return the names of parameters, such as "head/blocks_0/Dense_0/kernel".
+
+    Args:
+      params: the parameters, or their shapes.
+    """
+    checks.record("params", params, Halves)
+    return [_name(place) for place, _ in jax.tree_util.tree_leaves_with_path(params)]
+
+
+def _name(place: tuple) -> str:
+    return jax.tree_util.keystr(place, simple=True, separator="/")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
+
+
+def _check_patterns(patterns: Sequence[str]) -> None:
+    is_list = isinstance(patterns, list | tuple) and len(patterns) > 0
+    if not is_list or not all(isinstance(pattern, str) for pattern in patterns):
+        raise UsageError("patterns", patterns, "must be a sequence of texts, at least one")
+
+
+def check(params: Halves, patterns: Sequence[str]) -> None:
+    """Check that patterns choose a part of the parameters.
+
+    Args:
+      params: the parameters, or their shapes.
+      patterns: as in `train_only`.
+
+    Raises:
+      UsageError: if a pattern fits no parameter, or if together they fit all.
+    """
+    checks.record("params", params, Halves)
+    _check_patterns(patterns)
+    known = names(params)
+    for pattern in patterns:
+        if not any(_matches(name, pattern) for name in known):
+            allowed = f"{pattern} must fit a parameter, such as {known[0]} or {known[-1]}"
+            raise UsageError("patterns", ",".join(patterns), allowed)
+    if all(any(_matches(name, pattern) for pattern in patterns) for name in known):
+        raise UsageError("patterns", ",".join(patterns), "must leave out some parameter")
+
+
+def is_frozen(params: Halves, patterns: Sequence[str]) -> Halves:
+    """Return which halves have parameters and train none of them, as two bools.
+
+    Args:
+      params: the parameters, or their shapes.
+      patterns: as in `train_only`.
+
+    Raises:
+      UsageError: as `check` does.
+    """
+    check(params, patterns)
+    frozen = _parted(Variables(params, Halves((), ())), patterns)[1]
+    return Halves(*map(_is_constant, frozen.params))
+
+
+def _parted(variables: Variables, patterns: Sequence[str]) -> tuple[Variables, Variables]:
+    """Return (trained, frozen): the variables twice, with None for the leaves of the other part.
+
+    The statistics of a half are frozen if all of its parameters are.
+    """
+
+    def part(trained: bool) -> Halves:
+        def keep(place: tuple, leaf: Array) -> Array | None:
+            fits = any(_matches(_name(place), pattern) for pattern in patterns)
+            return leaf if fits == trained else None
+
+        return jax.tree_util.tree_map_with_path(keep, variables.params)
+
+    def stats(trained: bool) -> Halves:
+        def keep(half: Tree, params: Tree) -> Tree:
+            return _none(half) if _is_constant(params) == trained else half
+
+        return Halves(*map(keep, variables.stats, part(False)))
+
+    return Variables(part(True), stats(True)), Variables(part(False), stats(False))
+
+
+def _is_constant(frozen: Tree) -> bool:
+    """Return whether a half has parameters, and all of them are frozen."""
+    leaves = jax.tree.leaves(frozen, is_leaf=lambda leaf: leaf is None)
+    return bool(leaves) and all(leaf is not None for leaf in leaves)
+
+
+def _none(tree: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: None, tree)
+
+
+def _filled(trained: Tree, frozen: Tree) -> Tree:
+    """Return the tree of two parts; a method may have added entries to the trained one."""
+    if trained is None or frozen is None:
+        return frozen if trained is None else trained
+    if isinstance(trained, Mapping) and isinstance(frozen, Mapping):
+        return {name: _filled(trained[name], frozen.get(name)) for name in trained}
+    if trained == ():  # of a method that shares no network
+        return ()
+    return jax.tree.map(
+        lambda ours, theirs: theirs if ours is None else ours,
+        trained,
+        frozen,
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
+def _completed(model: Model, frozen: Variables) -> Model:
+    """Return the model whose variables are the trained part alone."""
+
+    def half(run: Apply, fixed: Tree, fixed_stats: Tree) -> Apply:
+        is_constant = _is_constant(fixed)
+
+        def apply(
+            params: Tree,
+            stats: Tree,
+            x: Tree,
+            mask: Array,
+            train: bool,
+            key: Array | None = None,
+            /,
+        ) -> tuple[Tree, Tree]:
+            whole = _filled(params, fixed)
+            if not is_constant:
+                return run(whole, stats, x, mask, train, key)
+            return run(whole, _filled(stats, fixed_stats), x, mask, False, None)[0], stats
+
+        return apply
+
+    params, stats = frozen
+    return model._replace(
+        encode=half(model.encode, params.body, stats.body),
+        decode=half(model.decode, params.head, stats.head),
+    )
+
+
+def train_only(
+    make: Callable[[Model], Algorithm], model: Model, patterns: Sequence[str]
+) -> Algorithm:
+    """Return an algorithm that trains a part of the network's parameters.
+
+    The other parameters are constants for the algorithm: they have no gradient, decay and momentum,
+    no client uploads or keeps them, and their bits never change. The server sends them with every
+    message, as a client may be new. A half of the network without a trained parameter runs in
+    evaluation mode, so that its statistics are constants, too; in a half that is trained in part,
+    all statistics move. For inputs that are augmented, `make` augments the model that it gets
+    (`models.augmented`), or the augmentation of a frozen body would be off.
+
+        algorithm = freezing.train_only(lambda m: fedavg.fedavg(m, work), model, ("head",))
+
+    Args:
+      make: model -> the algorithm.
+      model: the network.
+      patterns: the names (`names`) of the parameters to train, such as "head",
+        "body/blocks_1" or "*/bias". A pattern fits a name or its beginning up to a "/"; * stands
+        for anything, also for several levels.
+
+    Returns:
+      The algorithm, around that of `make`. Its `network` is whole.
+
+    Raises:
+      UsageError: for arguments of other types. Before the first round: if a pattern fits no
+        parameter, or if all are trained.
+    """
+    checks.function("make", make)
+    checks.record("model", model, Model)
+    _check_patterns(patterns)
+    plain = make(model)
+    checks.record("make(model)", plain, Algorithm)
+    network = plain.network
+
+    def inner(frozen: Variables) -> Algorithm:
+        return make(_completed(model, frozen))
+
+    def init_server(setup: Setup) -> Server:
+        check(setup.variables.params, patterns)
+        trained, frozen = _parted(setup.variables, patterns)
+        return Server(inner(frozen).init_server(setup._replace(variables=trained)), frozen)
+
+    def init_client(server: Server, who: Array) -> Tree:
+        return inner(server.frozen).init_client(server.wrapped, who)
+
+    def predict(server: Server, own: Tree, x: Tree) -> Array:
+        return inner(server.frozen).predict(server.wrapped, own, x)
+
+    def network_of(server: Server) -> Variables:
+        assert network
+        trained = network(server.wrapped)
+        halves = (map(_filled, *pair) for pair in zip(trained, server.frozen, strict=True))
+        return Variables(*(Halves(*pair) for pair in halves))
+
+    def exchange(number: int) -> Exchange:
+        def at(frozen: Variables) -> Exchange:
+            return inner(frozen).exchanges[number]
+
+        def client(visit: Visit) -> Reply:
+            undelayed, frozen = visit.undelayed_message
+            return at(frozen).client(visit._replace(undelayed_message=undelayed))
+
+        def update(server: Server, aggregated: Tree, cohort: Cohort) -> Server:
+            after = at(server.frozen).update(server.wrapped, aggregated, cohort)
+            return server._replace(wrapped=after)
+
+        def undelayed(server: Server) -> tuple[Tree, Variables]:
+            return at(server.frozen).broadcast_undelayed(server.wrapped), server.frozen
+
+        blank = plain.exchanges[number].blank
+        return Exchange(
+            lambda server: at(server.frozen).broadcast(server.wrapped),
+            client,
+            plain.exchanges[number].aggregate,
+            update,
+            lambda server, who, round: at(server.frozen).attends(server.wrapped, who, round),
+            undelayed,
+            blank and (lambda server: blank(server.wrapped)),
+        )
+
+    return Algorithm(
+        init_server,
+        init_client,
+        tuple(exchange(number) for number in range(len(plain.exchanges))),
+        predict,
+        plain.personal,
+        network_of if network else None,
+    )

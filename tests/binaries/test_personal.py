@@ -1,0 +1,102 @@
+"""A run that trains the classifier alone, and its evaluation with each client's own network."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from federations import assert_same_bits
+from fedjax_inv import communication, evaluation, freezing
+from fedjax_inv.rounds import State
+from fedjax_inv.types import Algorithm
+from fedjax_inv_experiments import evaluate
+from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.reporting import fine_tuned, finished
+from runs import Ran, no_figures, ran
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return ran(
+        config.of(
+            run_dir=str(tmp_path_factory.mktemp("runs") / "head"),
+            train_only=("head",),
+            weight_decay=0.1,
+            angles=(0.0, 40.0, 80.0),
+            rounds=2,
+            eval_every=2,
+            widths=(4,),
+            seeds=(0,),
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def one(whole: Ran) -> finished.OneRun:
+    return finished.open("run", whole.folder).run(0, "last")
+
+
+def test_only_the_head_moves_and_is_uploaded(whole: Ran, one: finished.OneRun) -> None:
+    program, job = whole.job.program, whole.job
+    start = program.init(job.data, job.inputs).state
+    before, after = start.server, one.served().server
+    algorithm = one.algorithm()
+    assert isinstance(after, freezing.Server)
+    assert algorithm.network is not None
+    own = jax.tree.map(lambda leaf: leaf[0], before)
+    first, last = algorithm.network(own).params, algorithm.network(after).params
+    assert_same_bits(first.body, last.body)
+    assert any(
+        (a != b).any() for a, b in zip(*map(jax.tree.leaves, (first.head, last.head)), strict=True)
+    )
+    state = jax.tree.map(lambda leaf: leaf[0], start)
+    split = one.runs.data.splits[one.runs.cell.held_out][0]
+    (traffic,) = communication.traffic(algorithm, state, split.train._replace(data=job.data))
+    assert traffic.up == 4 * sum(leaf.size for leaf in jax.tree.leaves(last.head))
+    assert traffic.down > 4 * traffic.up
+
+
+def test_each_client_is_scored_with_its_fine_tuned_network(
+    whole: Ran, one: finished.OneRun, tmp_path: Path
+) -> None:
+    out = tmp_path / "scores.png"
+    with no_figures():
+        text = evaluate.run(evaluate.Options(str(whole.folder), "last", out=str(out), fine_tune=2))
+    told = json.loads(out.with_suffix(".json").read_text())["runs"][0]
+    personal, networks = fine_tuned.networks(one, one.algorithm(), 2)
+    split = one.runs.data.splits[one.runs.cell.held_out][0]
+    valid = split.valid._replace(data=one.runs.data.data)
+    state = State(one.served().server, networks, (), np.int32(0), jax.random.key(0))
+    own = evaluation.evaluate(personal, state, valid)
+    shared = evaluation.evaluate(one.algorithm(), state, valid)
+    for name, scores in (("clients", shared), ("fine_tuned", own)):
+        assert [each["client"] for each in told[name]] == [0, 1]
+        for each in told[name]:
+            assert each["score"] == pytest.approx(float(scores.score[each["client"]]))
+            assert each["loss"] == pytest.approx(float(scores.loss[each["client"]]), rel=1e-4)
+    assert told["clients"] != told["fine_tuned"]
+    lowest = 100 * min(each["score"] for each in told["fine_tuned"])
+    (line,) = (line for line in text.splitlines() if line.startswith("| own, fine-tuned"))
+    assert line.split("|")[3].strip() == f"{lowest:.1f}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"personal": True}, "--algorithm=fedavg serves each client with its own network already"),
+        ({"network": None}, "--algorithm=fedavg has no global network"),
+        (
+            {"predict": lambda server, own, x: np.ones((8, 10))},
+            "--algorithm=fedavg computes outputs in a way of its own",
+        ),
+    ],
+)
+def test_what_has_no_plain_global_network_is_not_fine_tuned(
+    one: finished.OneRun, change: dict[str, Any], message: str
+) -> None:
+    algorithm: Algorithm = one.algorithm()._replace(**change)
+    with pytest.raises(ValueError, match=f"^--fine_tune=2: {message}$"):
+        fine_tuned.networks(one, algorithm, 2)

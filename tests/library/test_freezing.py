@@ -1,0 +1,192 @@
+"""Training of a part of the network: what is frozen never moves, travels or counts."""
+
+import re
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import federations
+import slow
+from federations import assert_close, assert_same_bits
+from fedjax_inv import communication, devices, freezing, local, models, rounds
+from fedjax_inv.algorithms import LISTED, fedavg
+from fedjax_inv.types import Algorithm, Federation, Halves, Model, Variables
+
+KEY = jax.random.key(0)
+FEDERATION = federations.federation()
+NORMED = federations.small_normed()
+
+
+def decaying() -> Any:
+    """Local training whose decay and momentum would move any parameter."""
+    optimizer = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1, momentum=0.9))
+    return local.steps(optimizer, batch_size=3, num_steps=2)
+
+
+def initial(model: Model) -> Variables:
+    """Variables without zeros."""
+    shapes = jax.eval_shape(partial(federations.initial, model), KEY)
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda a: jnp.asarray(0.5 + rng.random(a.shape, np.float32)), shapes)
+
+
+def trained(
+    algorithm: Algorithm, variables: Variables, federation: Federation = FEDERATION
+) -> rounds.State:
+    """The state after two rounds."""
+    cohorts = jax.tree.map(lambda a: a[:2], federations.schedule())
+
+    @jax.jit
+    def run(variables: Variables) -> rounds.State:
+        history = federations.HISTORY
+        state = rounds.init(algorithm, variables, federation, KEY, history=history)
+        return rounds.run(algorithm, state, cohorts, federation, axis=devices.chunked(2))[0]
+
+    return run(variables)
+
+
+def build(name: str, config: federations.Config, model: Model, **arguments: Any) -> Algorithm:
+    replaced = config._replace(model=lambda: model, work=lambda rate: decaying())
+    return federations.build(name, replaced, **arguments)
+
+
+# Those with statistics, where there are any; the body must not be empty.
+PLAIN = (federations.softmax_regression, federations.normed_head, federations.mlp, federations.cnn)
+CONFIGS = {
+    name: min(federations.TABLE[name], key=lambda config: config.model in PLAIN) for name in LISTED
+}
+FIRST = ("fedavg", "scaffold")
+
+
+@pytest.mark.parametrize("name", slow.after(2, [*FIRST, *sorted({*CONFIGS} - {*FIRST})]))
+def test_what_is_frozen_keeps_its_bits(name: str) -> None:
+    config = CONFIGS[name]
+    model = config.model()
+    variables = initial(model)
+    make = partial(build, name, config)
+    algorithm = freezing.train_only(make, model, ("head",))
+    state = trained(algorithm, variables)
+    assert_same_bits(state.server.frozen.params.body, variables.params.body)
+    assert_same_bits(state.server.frozen.stats.body, variables.stats.body)
+    if algorithm.network is None or algorithm.personal:
+        return
+    params, stats = algorithm.network(state.server)
+    assert_same_bits((params.body, stats.body), (variables.params.body, variables.stats.body))
+    before, after = jax.tree.leaves(variables.params.head), jax.tree.leaves(params.head)
+    assert any((a != b).any() for a, b in zip(before, after, strict=False))
+
+
+def test_a_trained_head_is_a_network_on_the_features_of_the_body() -> None:
+    model = federations.mlp()
+    variables = initial(model)
+    dense = variables.params.body["blocks_0"]["Dense_0"]
+    kernel = dense["kernel"] - 1  # so that not all units are active
+    x = np.float64(FEDERATION.data.x).reshape(-1, 36) / 255
+    features = np.maximum(x @ np.float64(kernel) + np.float64(dense["bias"]), 0)
+    body = {"blocks_0": {"Dense_0": {**dense, "kernel": kernel}}}
+    variables = variables._replace(params=variables.params._replace(body=body))
+    algorithm = freezing.train_only(lambda m: fedavg.fedavg(m, decaying()), model, ("head",))
+    state = trained(algorithm, variables)
+
+    data = FEDERATION.data._replace(x=jnp.asarray(features, jnp.float32))
+    plain = fedavg.fedavg(federations.softmax_regression(), decaying())
+    alone = Variables(Halves({}, variables.params.head), Halves({}, {}))
+    expected = trained(plain, alone, FEDERATION._replace(data=data))
+    got = state.server.wrapped.variables.params.head
+    assert_close(got, expected.server.variables.params.head)
+
+
+PATTERNS = ("*/bias", "head/blocks_0/Dense_0")
+
+
+@pytest.fixture(scope="module")
+def partly() -> tuple[Algorithm, Variables, rounds.State]:
+    """Where a part of both halves is trained, with momentum on the server."""
+    variables, optimizer = initial(NORMED), optax.sgd(1.0, momentum=0.5)
+
+    def make(model: Model) -> Algorithm:
+        return fedavg.fedavg(model, decaying(), server_optimizer=optimizer)
+
+    algorithm = freezing.train_only(make, NORMED, PATTERNS)
+    return algorithm, variables, trained(algorithm, variables)
+
+
+def test_patterns_choose_parameters(partly: tuple[Algorithm, Variables, rounds.State]) -> None:
+    algorithm, before, state = partly
+    assert algorithm.network is not None
+    after = algorithm.network(state.server)
+    names = freezing.names(before.params)
+    moves = [name.endswith("bias") or name.startswith("head/blocks_0/Dense_0/") for name in names]
+    assert {True, False} == {*moves}
+    leaves = (jax.tree.leaves(each.params) for each in (before, after))
+    for name, moved, old, new in zip(names, moves, *leaves, strict=True):
+        assert bool((old != new).any()) == moved, name
+    for old, new in zip(jax.tree.leaves(before.stats), jax.tree.leaves(after.stats), strict=True):
+        assert (old != new).any()  # of halves that are trained in part
+
+
+def test_what_is_frozen_has_no_optimizer_state_and_no_upload(
+    partly: tuple[Algorithm, Variables, rounds.State],
+) -> None:
+    algorithm, variables, state = partly
+    named = zip(freezing.names(variables.params), jax.tree.leaves(variables.params), strict=True)
+    chosen = [leaf.size for name, leaf in named if name.endswith("bias") or "/Dense_0/" in name]
+    dense = variables.params.body["blocks_0"]["Dense_0"]["kernel"].size
+    size = sum(chosen) - dense
+    stats = sum(leaf.size for leaf in jax.tree.leaves(variables.stats))
+    momentum = [leaf.size for leaf in jax.tree.leaves(state.server.wrapped.opt_state)]
+    assert sum(momentum) in (size, size + stats)
+    (traffic,) = communication.traffic(algorithm, state, FEDERATION)
+    whole = sum(leaf.size for leaf in jax.tree.leaves(variables))
+    assert (traffic.down, traffic.up) == (4 * whole, 4 * (size + stats))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (("tail",), "patterns='tail': tail must fit a parameter, such as body/blocks_0/Ba"),
+        (("head", "*/sale"), "patterns='head,*/sale': */sale must fit a parameter"),
+        (("body", "head"), "patterns='body,head': must leave out some parameter"),
+        ((), "patterns=(): must be a sequence of texts, at least one"),
+        ("head", "patterns='head': must be a sequence of texts, at least one"),
+    ],
+)
+def test_patterns_that_choose_nothing_or_everything_are_refused(
+    patterns: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        freezing.check(initial(NORMED).params, patterns)
+
+
+def test_an_empty_body_is_not_frozen() -> None:
+    """Its augmentation stays on; that of a frozen body is put around the model of `make`."""
+    bodiless, whole = (initial(federations.softmax_regression()), initial(NORMED))
+    assert freezing.is_frozen(bodiless.params, ("*/bias",)) == Halves(False, False)
+    assert freezing.is_frozen(whole.params, ("head",)) == Halves(True, False)
+    assert freezing.is_frozen(whole.params, ("body/*/bias",)) == Halves(False, True)
+    seen: list[bool] = []
+
+    def augment(x: Any, key: Any) -> Any:
+        seen.append(True)
+        return x
+
+    for model, patterns, augments in (
+        (federations.softmax_regression(), ("*/bias",), 1),
+        (NORMED, ("head",), 0),
+    ):
+        inside, outside = (
+            models.augmented(model, augment),
+            partial(models.augmented, augment=augment),
+        )
+        for made, dressed, expected in ((inside, lambda m: m, augments), (model, outside, 1)):
+            seen.clear()
+            algorithm = freezing.train_only(
+                lambda m, dressed=dressed: fedavg.fedavg(dressed(m), decaying()), made, patterns
+            )
+            jax.eval_shape(partial(trained, algorithm), initial(model))
+            assert bool(seen) == bool(expected)
