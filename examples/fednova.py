@@ -1,5 +1,7 @@
 """FedNova (Wang et al. 2020, arXiv 2007.07481) as an algorithm of your own, and its check.
 
+`fedjax_inv.algorithms.fednova` also counts the steps of momentum and of a proximal term.
+
 A client divides its delta by its number tau of local steps, those of plain SGD here. The server
 multiplies the mean delta by the mean tau, so that clients with more steps do not count for more.
 

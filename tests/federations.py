@@ -109,6 +109,7 @@ class Config(NamedTuple):
 
 # Every algorithm of the package must have its configurations here: the file's name -> them.
 TABLE: dict[str, tuple[Config, ...]] = {
+    "afl": (Config(small_normed, epochs, {"step_size": 0.3, "loss_batch_size": 3}),),
     "cafe": (
         Config(
             normed_body,
@@ -182,6 +183,9 @@ TABLE: dict[str, tuple[Config, ...]] = {
             {"top_k": 3, "positive_weight": 0, "rows": 2, "chunk": 3, "server_optimizer": _ADAM},
         ),
     ),
+    "feddg_ga": (Config(mlp, epochs, {"step_size": 0.5, "num_rounds": 5, "loss_batch_size": 3}),),
+    "feddyn": (Config(small_normed, epochs, {"alpha": 0.3, "server_optimizer": _MOMENTUM}),),
+    "fedgma": (Config(normed_body, epochs, {"agreement": 0.6, "server_optimizer": _MOMENTUM}),),
     "fediir": (
         Config(
             small_normed,
@@ -241,6 +245,13 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(normed_body, steps, {"ratio": 0.3, "rows": 2, "server_optimizer": _MOMENTUM}),
     ),
     "fedpvr": (Config(small_normed, momentum_epochs, {"server_optimizer": _MOMENTUM}),),
+    "fednova": (
+        Config(
+            small_normed,
+            epochs,
+            {"proximal": 0.3, "step_size": 0.2, "server_optimizer": _MOMENTUM},
+        ),
+    ),
     "moon": (
         Config(small_normed, epochs, {"penalty": 1.0, "projection": 3, "temperature": 1.0}),
         # Not the tiny cnn: each of its channels is normalised alone, so that the mean of one is 0.
@@ -250,6 +261,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(small_normed, epochs, {"penalty": 2.0, "server_optimizer": _MOMENTUM}),
         Config(small_normed, momentum_epochs, {"penalty": 2.0, "share_weights": False}),
     ),
+    "vrex": (Config(mlp, epochs, {"beta": 0.4, "loss_batch_size": 3}),),
     "qfedavg": (
         Config(
             small_normed,

@@ -5,6 +5,7 @@
 """
 
 LISTED = (
+    "afl",
     "cafe",
     "ditto",
     "erm",
@@ -12,9 +13,13 @@ LISTED = (
     "fedavg",
     "fedbn",
     "fedcfa",
+    "feddg_ga",
+    "feddyn",
+    "fedgma",
     "fediir",
     "fedipg",
     "fedmix",
+    "fednova",
     "fedproto",
     "fedprox",
     "fedpvr",
@@ -22,4 +27,5 @@ LISTED = (
     "moon",
     "qfedavg",
     "scaffold",
+    "vrex",
 )

@@ -221,6 +221,17 @@ def _columns(result: RowResult) -> Cells:
     }
 
 
+def _scores(result: RowResult) -> study.ByHeading:
+    """The accuracies by which methods are compared."""
+    headings = {
+        "validation, %": "validation_accuracy",
+        "test, %": "test_accuracy",
+        "balanced, %": "balanced_accuracy",
+        "clients' tests, %": "client_accuracy",
+    }
+    return study.selected_scores(result, headings) | study.last_scores(result)
+
+
 NUMBERS = study.printed("cafe")
 
 
@@ -312,14 +323,14 @@ PAPER = study.Paper(
     "cafe",
     tuple(SETTINGS),
     {
-        "methods": Study(methods, _columns, numbers, _BY_ROUND),
+        "methods": Study(methods, _columns, numbers, _BY_ROUND, _scores),
         "frequency": Study(
             frequency, _columns, numbers, {"": draw_against("communication frequency")} | _GROUPS
         ),
         "imbalance": Study(imbalance, _columns, numbers, {"": draw_against("imbalance factor")}),
         "groups": Study(groups, _columns, numbers, {"": draw_groups}),
-        "ablation": Study(ablation, _columns, numbers, _BY_ROUND),
-        "drift": Study(drift, _columns, numbers, _BY_ROUND),
+        "ablation": Study(ablation, _columns, numbers, _BY_ROUND, _scores),
+        "drift": Study(drift, _columns, numbers, _BY_ROUND, _scores),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own partition and its own "

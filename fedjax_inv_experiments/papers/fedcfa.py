@@ -337,6 +337,12 @@ def _selected(result: RowResult) -> Cells:
     }
 
 
+def _scores(result: RowResult) -> study.ByHeading:
+    """The accuracies by which methods are compared."""
+    headings = {"validation, %": "validation_accuracy", "test, %": "test_accuracy"}
+    return study.selected_scores(result, headings) | study.last_scores(result)
+
+
 def _compared(result: RowResult) -> Cells:
     """Test accuracy in each column of _COLUMNS."""
     return {
@@ -467,7 +473,7 @@ PAPER = study.Paper(
     "fedcfa",
     tuple(SETTINGS),
     {
-        "methods": Study(methods, _selected, numbers, _CURVES),
+        "methods": Study(methods, _selected, numbers, _CURVES, _scores),
         "partitions": Study(partitions, _selected, numbers, _CURVES),
         "ablation": Study(ablation, _compared, numbers, {"": draw_columns("losses")}),
         "hooks": Study(hooks, _selected, numbers, {"": draw_hooks}),

@@ -57,6 +57,12 @@ class Running:
     checkpoint_every: int = flag(
         0, "Rounds between checkpoints, a multiple of eval_every; 0: eval_every.", at_least(0)
     )
+    keep_checkpoints: str = flag(
+        "1",
+        "How many checkpoints stay at the end of a run: the newest ones, or all; --state=ROUND of "
+        "evaluate and export reads any of them.",
+        number_or("all", lowest=1),
+    )
     nonfinite: str = flag(
         "stop",
         "When a client's loss becomes NaN or infinite: stop the program; drop the client from that "

@@ -674,6 +674,15 @@ COMMANDS: list[tuple[str, str]] = [
         )
     ),
     (f"evaluate --run={'x' * 5000}", "--run=xxx.*: must be the folder of a finished run"),
+    (
+        "train --keep_checkpoints=all --rounds=9000000 --eval_every=1 --widths=1000,1000",
+        "--keep_checkpoints=all: needs up to .* GB of disk, but .* GB left; must be fewer",
+    ),
+    ("evaluate --run={data}/finished --state=0", "--state=0: must be .* the round of a checkpoint"),
+    *(
+        (f"train --keep_checkpoints={count}", "--keep_checkpoints=.*: must be all or a number of")
+        for count in ("0", "-1", "last", "2.5", "")
+    ),
     ("evaluate --run={data}/finished --state=middle", "--state=middle: must be one of best, last"),
     ("evaluate --run={data}/finished --data_dir=/data", "--data_dir=/data: has no effect"),
     ("evaluate --run={data}/finished --fine_tune=-1", "--fine_tune=-1: must be at least 0"),
