@@ -67,6 +67,8 @@ _KERNEL = "a kernel on arrays, called in compiled programs, whose shapes JAX che
 _CHECK = "a check of any value, which test_checks tries"
 _OF_RUN = "called by the engine alone, with records of its own"
 _NOTHING = "takes no argument"
+_OF_FIT = "a part of `fit`, whose arguments test_fitting tries"
+_FORMS = ("of_arrays", "splits_of_arrays", "splits_of_dataset")
 
 EXEMPT = {
     **dict.fromkeys(
@@ -75,6 +77,7 @@ EXEMPT = {
             *("aggregators.by_size", "aggregators.uniform", "averaging.embedding"),
             *("permutation.at", "local.take_batch", "models.wrappers.unit_range"),
             *(f"averages.{name}" for name in ("chunk_means", "split_means", "of_shard", "draw")),
+            "averages.columns",
             *(f"algorithms.cafe.{name}" for name in ("unit", "leading_direction", "orthogonal")),
             *(f"algorithms.cafe.{name}" for name in ("rows_over_norms", "without", "calibrate")),
             *("algorithms.cafe.logits", "algorithms.exit_strategy.contribution"),
@@ -117,6 +120,14 @@ EXEMPT = {
     ),
     **dict.fromkeys(("aggregators.total", "aggregators.stacked", "platforms.on_cpu"), _NOTHING),
     **dict.fromkeys(("platforms.on_tpu", "devices.loops.compiler_options"), _NOTHING),
+    "fitting.call.fit": "test_fitting tries its arguments",
+    **dict.fromkeys(
+        (name for name in FUNCTIONS if name.startswith("fitting.") and name != "fitting.call.fit"),
+        _OF_FIT,
+    ),
+    **dict.fromkeys((f"data.clients.{name}" for name in _FORMS), _OF_FIT),
+    "data.federation.validation_size": "called by `split` and `fit`, which check its arguments",
+    "platforms.cores": "takes a folder, which its own tests try",
     "data.prepare.main": "a command line, which its own tests try",
     "data.leaf.files": "called by `sources.load` alone, with a path",
     "data.leaf.femnist": "called by `sources.load` alone, with what `files` found",
@@ -150,6 +161,7 @@ LOGITS = {
     "labels": jnp.array([0, 2]),
     "mask": jnp.array([True, False]),
 }
+VALUES = {"outputs": jnp.ones((2, 3)), "y": jnp.ones((2, 3)), "mask": jnp.array([True, False])}
 
 
 @functools.cache
@@ -562,6 +574,14 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "objectives.masked_mean": lambda: {"values": jnp.ones(2), "mask": jnp.ones(2, bool)},
     "objectives.cross_entropy": lambda: LOGITS,
     "objectives.accuracy": lambda: LOGITS,
+    "objectives.binary_cross_entropy": lambda: {**LOGITS, "labels": jnp.ones((2, 3), bool)},
+    "objectives.label_accuracy": lambda: {**LOGITS, "labels": jnp.ones((2, 3), bool)},
+    "objectives.exact_match": lambda: {**LOGITS, "labels": jnp.ones((2, 3), bool)},
+    "objectives.squared_error": lambda: VALUES,
+    "objectives.absolute_error": lambda: VALUES,
+    "objectives.smoothed_cross_entropy": lambda: {"label_smoothing": 0.1},
+    "objectives.focal": lambda: {"gamma": 2.0},
+    "objectives.huber": lambda: {"delta": 1.0},
     "objectives.soft_cross_entropy": lambda: {**LOGITS, "labels": jnp.ones((2, 3)) / 3},
     "permutation.draw": lambda: {"key": KEY},
     "platforms.products_at": lambda: {"precision": "high"},
