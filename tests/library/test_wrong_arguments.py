@@ -75,6 +75,7 @@ _KERNEL = "a kernel on arrays, called in compiled programs, whose shapes JAX che
 _CHECK = "a check of any value, which test_checks tries"
 _OF_RUN = "called by the engine alone, with records of its own"
 _NOTHING = "takes no argument"
+_NO_ARGUMENT = ("aggregators.count", "aggregators.total", "aggregators.stacked")
 _OF_FIT = "a part of `fit`, whose arguments test_fitting tries"
 _FORMS = ("of_arrays", "splits_of_arrays", "splits_of_dataset")
 
@@ -101,6 +102,9 @@ EXEMPT = {
             *("algorithms.fedproto.distances", "algorithms.fedprox.proximal_gradient"),
             *("algorithms.fl_games.response_logits", "algorithms.moon.contrastive"),
             *("algorithms.qfedavg.scaled_update", "algorithms.scaffold.corrected_gradient"),
+            *("algorithms.afl.ascend", "algorithms.feddg_ga.adjusted", "algorithms.fedgma.mask"),
+            *("algorithms.feddyn.dynamic_gradient", "algorithms.fednova.effective_steps"),
+            *("algorithms.vrex.factor", "averaging.mean_loss"),
             *(f"data.augment.{name}" for name in ("resized_crop", "crop_window", "grey")),
             *(f"data.augment.{name}" for name in ("brightened", "contrasted", "saturated")),
             *("data.augment.hue_shifted", "data.augment.jittered"),
@@ -126,7 +130,7 @@ EXEMPT = {
         ),
         _OF_RUN,
     ),
-    **dict.fromkeys(("aggregators.total", "aggregators.stacked", "platforms.on_cpu"), _NOTHING),
+    **dict.fromkeys((*_NO_ARGUMENT, "platforms.on_cpu"), _NOTHING),
     **dict.fromkeys(("platforms.on_tpu", "devices.loops.compiler_options"), _NOTHING),
     "fitting.call.fit": "test_fitting tries its arguments",
     **dict.fromkeys(
@@ -240,6 +244,7 @@ _IMAGE_MODEL = {"num_classes": 3, "cut": 1, "conv": "lax"}
 EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "aggregators.weight_of": lambda: {"weighting": "size"},
     "aggregators.mean": lambda: {"weight": aggregators.by_size},
+    "algorithms.fedgma.mean_and_sign": lambda: {"weight": aggregators.by_size},
     "aggregators.combine": lambda: {"aggregators": aggregators.total()},
     **{
         f"algorithms.{name}.{name}": functools.partial(
