@@ -154,11 +154,14 @@ def without_effect(chosen: Running) -> dict[str, str]:
 
 
 def cores(root: Path = Path("/")) -> int:
-    """The cores that this process may use: by its affinity, and by the quotas of its cgroups.
+    """The cores that this process may use: by its affinity, its task of SLURM and its cgroups.
 
     root: the folder in which proc and sys lie.
     """
     number = float(len(os.sched_getaffinity(0)))
+    of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")  # not all clusters confine a task to them
+    if is_whole(of_task, 1):
+        number = min(number, int(of_task))
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
