@@ -10,15 +10,19 @@ from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
 
+TASKS = ("classes", "labels", "values")
+
 
 class Dataset(NamedTuple):
-    """Labelled examples on the host, with the domain of each."""
+    """Examples and their targets on the host, with the domain of each."""
 
     # [M, ...] uint8 or float32: images [M, height, width, channels]; or int32: words of texts
     # [M, T]; or a tree that `render` takes
     x: Tree
-    y: np.ndarray  # [M] int32 in 0..K-1
-    classes: tuple[str, ...]  # K names
+    # [M] int32 in 0..K-1: classes; [M, K] bool: labels, of which several may be true; [M, K]
+    # float32, or [M] for K = 1: values
+    y: np.ndarray
+    classes: tuple[str, ...]  # K names, of classes, labels or values
     domain: np.ndarray  # [M] int32 into domains
     domains: tuple[str, ...]  # ("all",) if the source has none
     test: np.ndarray  # [M] bool, true in the source's official test split
@@ -27,25 +31,35 @@ class Dataset(NamedTuple):
     user: np.ndarray | None = None  # [M] int32, the user of each example, if known
     words: tuple[str, ...] = ()  # V words, 0 is padding; () if x is not text
 
+    @property
+    def task(self) -> str:
+        """What the targets are, one of TASKS: "classes", "labels" or "values"."""
+        kind = np.asarray(self.y).dtype.kind
+        return {"b": "labels", "f": "values"}.get(kind, "classes")
 
-def check_dataset(dataset: Dataset) -> None:
+
+def check_dataset(dataset: Dataset, task: str | None = None) -> None:
     """Check that the fields of a data set fit each other.
 
     Args:
       dataset: a data set of M examples.
+      task: the task that the data set must have; None for any.
 
     Raises:
-      UsageError: if there is no example; if a field has not one entry for each label; if a label, a
-        domain or a word is out of range; if two names are equal; if x holds NaN or infinity; or if
-        x is one array although there is a `render` (`models.painted` takes one array for images
-        that are rendered already).
+      UsageError: if there is no example; if a field has not one entry for each target; if a target,
+        a domain or a word is out of range; if two names are equal; if x or y holds NaN or infinity;
+        if the task is another one; or if x is one array although there is a `render`
+        (`models.painted` takes one array for images that are rendered already).
     """
     checks.record("dataset", dataset, Dataset)
     for name, names in (("classes", dataset.classes), ("domains", dataset.domains)):
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         if not is_list or not names or len(set(names)) < len(names):
             raise UsageError(f"dataset.{name}", names, "must be different names, at least one")
-    checks.integers("dataset.y", dataset.y, 0, len(dataset.classes) - 1)
+    _check_targets(dataset.y, dataset.task, len(dataset.classes))
+    if task not in (None, dataset.task):
+        allowed = f"holds {dataset.task}, must hold {task}"
+        raise UsageError("dataset.y", dataset.y, allowed)
     checks.integers("dataset.domain", dataset.domain, 0, len(dataset.domains) - 1)
     num_examples = len(dataset.y)
     if dataset.user is not None:
@@ -53,11 +67,13 @@ def check_dataset(dataset: Dataset) -> None:
     for name, field in (("domain", dataset.domain), ("user", dataset.user)):
         if field is not None and len(field) != num_examples:
             raise UsageError(
-                f"dataset.{name}", field, f"must be integers [{num_examples}], one for each label"
+                f"dataset.{name}", field, f"must be integers [{num_examples}], one for each target"
             )
     test = np.asarray(dataset.test)
     if test.dtype != bool or test.shape != (num_examples,):
-        raise UsageError("dataset.test", test, f"must be bool [{num_examples}], one for each label")
+        raise UsageError(
+            "dataset.test", test, f"must be bool [{num_examples}], one for each target"
+        )
     if dataset.words:
         checks.integers("dataset.x", dataset.x, 0, len(dataset.words) - 1, ndim=2)
     if dataset.render is not None and jax.tree_util.all_leaves([dataset.x]):
@@ -75,8 +91,28 @@ def check_dataset(dataset: Dataset) -> None:
                 f"dataset.x{jax.tree_util.keystr(path)}",
                 array,
                 f"must be numbers [{num_examples}, ...] without an empty axis, one entry for each "
-                "label",
+                "target",
             )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             name = f"dataset.x{jax.tree_util.keystr(path)}"
             raise UsageError(name, array, "must be finite, holds NaN or infinity")
+
+
+def _check_targets(y: np.ndarray, task: str, num_names: int) -> None:
+    """Raise UsageError unless y are targets of the task, a column for each name."""
+    if task == "classes":
+        checks.integers("dataset.y", y, 0, num_names - 1)
+        return
+    y = np.asarray(y)
+    shapes = [(), (1,)] if task == "values" and num_names == 1 else [(num_names,)]
+    dtype = "bool" if task == "labels" else "float32"
+    if y.dtype != dtype or y.ndim == 0 or y.shape[1:] not in shapes or len(y) == 0:
+        columns = f"[M, {num_names}]"
+        raise UsageError(
+            "dataset.y",
+            y,
+            f"must be integers [M] (classes), bool {columns} (labels) or float32 {columns} "
+            f"(values), with a column for each name in dataset.classes",
+        )
+    if not np.isfinite(y).all():
+        raise UsageError("dataset.y", y, "must be finite, holds NaN or infinity")

@@ -137,7 +137,7 @@ def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
       UsageError: if there is no group or an empty one, if a class does not exist or occurs twice,
         or if no example is left.
     """
-    check_dataset(dataset)
+    check_dataset(dataset, "classes")
     checks.record("groups", groups, Mapping)
     if not groups:
         raise UsageError("groups", groups, "must hold at least one group of classes")
@@ -184,7 +184,7 @@ def binned(dataset: Dataset, num_classes: int) -> Dataset:
     Raises:
       UsageError: if `num_classes` is below 2 or does not divide K.
     """
-    check_dataset(dataset)
+    check_dataset(dataset, "classes")
     classes = dataset.classes
     checks.integer("num_classes", num_classes, 2)
     if len(classes) % num_classes:
@@ -239,7 +239,7 @@ def colored(
       UsageError: for an argument out of range, if two environments have equal flip probabilities,
         and if an environment has no examples.
     """
-    check_dataset(dataset)
+    check_dataset(dataset, "classes")
     check_grey(dataset)
     if len(dataset.classes) < 2:
         raise UsageError("dataset.classes", dataset.classes, "must be at least two")
@@ -286,7 +286,7 @@ def patched(
     Raises:
       UsageError: as `colored` does, unless there are two classes, and if a patch does not fit.
     """
-    check_dataset(dataset)
+    check_dataset(dataset, "classes")
     _check_images(
         dataset,
         "images [M, height, width, channels] uint8",

@@ -13,6 +13,7 @@ from fedjax_inv.data import partitions
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.types import Examples, Federation, Tree
 
+BY_CLASS = ("dirichlet", "shards")  # partitions that need classes
 # (rows to deal [m], generator) -> one array of rows per client
 Partition = Callable[[np.ndarray, np.random.Generator], list[np.ndarray]]
 
@@ -33,7 +34,7 @@ def examples(x: Tree, y: Tree) -> Examples:
 
     Args:
       x: inputs: an array or a tree of arrays, [M, ...].
-      y: labels: an array or a tree of arrays, [M, ...].
+      y: targets: an array or a tree of arrays, [M, ...].
 
     Returns:
       The examples.
@@ -117,17 +118,25 @@ def partitioner(
       num_clients: C, how many clients share the examples.
       alpha: the concentration, for "dirichlet" and "quantity".
       min_size: the least examples of a client, for "dirichlet" and "quantity"; by default the
-        number of classes.
+        number of classes, or 1 if the targets are no classes.
       shards_per_client: the number of shards of each client, for "shards".
 
     Returns:
       (rows to deal [m], generator) -> one array of rows per client.
 
     Raises:
-      UsageError: for an unknown name, and for "user" if the data set has no users.
+      UsageError: for an unknown name, for "user" if the data set has no users, and for "dirichlet"
+        and "shards" if the targets are no classes.
     """
     checks.record("dataset", dataset, Dataset)
+    has_classes = dataset.task == "classes"
     checks.integer("num_clients", num_clients)
+
+    def least(rows: np.ndarray) -> int:
+        if min_size is not None:
+            return min_size
+        return len(np.unique(dataset.y[rows])) if has_classes else 1
+
     by_name: dict[str, Partition] = {
         "domain": lambda rows, rng: partitions.by_domain(dataset.domain[rows], num_clients, rng),
         "iid": lambda rows, rng: partitions.iid(len(rows), num_clients, rng),
@@ -135,11 +144,7 @@ def partitioner(
             dataset.y[rows], num_clients, alpha, rng, min_size=min_size
         ),
         "quantity": lambda rows, rng: partitions.quantity(
-            len(rows),
-            num_clients,
-            alpha,
-            rng,
-            min_size=len(np.unique(dataset.y[rows])) if min_size is None else min_size,
+            len(rows), num_clients, alpha, rng, min_size=least(rows)
         ),
         "shards": lambda rows, rng: partitions.shards(
             dataset.y[rows], num_clients, shards_per_client, rng
@@ -152,6 +157,8 @@ def partitioner(
     if user is None and name == "user":
         raise UsageError("name", name, "needs data with users, which these do not have")
     checks.one_of("name", name, by_name)
+    if name in BY_CLASS and not has_classes:
+        raise UsageError("name", name, f"needs data with classes, these have {dataset.task}")
     return lambda rows, rng: [rows[part] for part in by_name[name](rows, rng)]
 
 
@@ -193,7 +200,7 @@ def split(
 
     Raises:
       UsageError: if an argument is out of range, if `data` holds other examples than the data set
-        from first_row on, by their shapes or labels, if the partition is not possible, or if it
+        from first_row on, by their shapes or targets, if the partition is not possible, or if it
         deals an example twice.
     """
     check_dataset(dataset)
@@ -221,6 +228,7 @@ def split(
         raise UsageError("held_out", held_out, "leaves no examples to train on")
     checks.number("imbalance", imbalance, "of at least 1", lambda factor: factor >= 1)
     if imbalance != 1:
+        check_dataset(dataset, "classes")
         labels, num_classes = dataset.y[to_deal], len(dataset.classes)
         to_deal = to_deal[partitions.long_tail(labels, num_classes, imbalance, rng)]
     parts = partition(to_deal, rng)
@@ -256,7 +264,7 @@ def split(
 
 
 def _check_same_examples(dataset: Dataset, data: Examples, first_row: int) -> None:
-    """Raise UsageError unless `data` holds the data set's shapes and labels from first_row on."""
+    """Raise UsageError unless `data` holds the data set's shapes and targets from first_row on."""
 
     def shapes(tree: Tree) -> Tree:
         return jax.tree.map(lambda leaf: leaf.shape[1:], tree)
@@ -265,21 +273,20 @@ def _check_same_examples(dataset: Dataset, data: Examples, first_row: int) -> No
     if found != needed:
         raise UsageError("data", ..., f"has examples of shapes {found}, must be {needed}")
     last_row = first_row + len(dataset.y)
-    labels = np.asarray(data.y)[first_row:last_row]
-    if len(labels) < len(dataset.y):
+    targets = np.asarray(data.y)[first_row:last_row]
+    if len(targets) < len(dataset.y):
         raise UsageError(
             "data",
             ...,
             f"has {len(data.y)} examples, must have those of the data set, "
             f"the rows {first_row}..{last_row - 1}",
         )
-    other = np.flatnonzero(labels != np.asarray(dataset.y))
+    other = np.argwhere(targets != np.asarray(dataset.y))
     if len(other):
-        row = int(other[0])
+        at = tuple(other[0].tolist())
+        place = [first_row + at[0], *at[1:]]
         raise UsageError(
-            f"data.y[{first_row + row}]",
-            labels[row],
-            f"must be the label in the data set, {dataset.y[row]}",
+            f"data.y{place}", targets[at], f"must be the target in the data set, {dataset.y[at]}"
         )
 
 

@@ -93,7 +93,7 @@ def simpson(
       UsageError: for arguments that are not allowed, if the data lack one of the classes, and for
         fewer examples than clients.
     """
-    check_dataset(dataset)
+    check_dataset(dataset, "classes")
     environments.check_grey(dataset)
     for name, chosen in (("darker", darker), ("lighter", lighter)):
         checks.one_of(name, chosen, dataset.classes)

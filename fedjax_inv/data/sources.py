@@ -55,10 +55,10 @@ def load(
         - an image-classification data set of TFDS, such as "mnist", "emnist/letters" or
           "mnist:3.0.1", with its train and test splits. Without a version, it is the highest
           prepared one. It is decoded once, then cached in that version's folder;
-        - the path of an `.npz` file with x [M, ...], y [M] integers and optionally domain [M]
-          integers or strings and test [M] bool. Other arrays are not read. Labels become 0..K-1 in
-          increasing order; uint8 x [M, height, width] gets a channel axis, other numbers become
-          float32;
+        - the path of an `.npz` file with x [M, ...], y and optionally domain [M] integers or
+          strings and test [M] bool. Other arrays are not read. y are classes, [M] integers, which
+          become 0..K-1 in increasing order; labels, [M, K] bool; or values, [M] or [M, K]
+          floating. uint8 x [M, height, width] gets a channel axis, other numbers become float32;
         - the path of a `.csv` file of Sentiment140, as `text.sentiment140` reads it, with users;
         - the path of LEAF's FEMNIST, as `leaf.femnist` reads it, with users: a `.json` file, or a
           folder of them. Folders train and test in it are the splits;
@@ -359,12 +359,15 @@ def _npz(path: Path) -> Dataset:
                 "name", name, f"must hold arrays x [M, ...] and y [M], it has no {key}"
             )
     x, y = arrays["x"], arrays["y"]
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise UsageError("name", name, f"y must be integers [M], it is {y.dtype} {y.shape}")
-    if len(y) == 0:
+    if y.ndim not in {"i": (1,), "u": (1,), "b": (2,), "f": (1, 2)}.get(y.dtype.kind, ()):
+        raise UsageError(
+            "name",
+            name,
+            "y must be integers [M] (classes), bool [M, K] (labels), or floating [M] or [M, K] "
+            f"(values), it is {y.dtype} {y.shape}",
+        )
+    if y.size == 0:
         raise UsageError("name", name, "must hold at least one example")
-    if y.min() < 0:
-        raise UsageError("name", name, f"y must be at least 0, its smallest is {y.min()}")
     domain = arrays.get("domain", np.full(len(y), "all"))
     test = arrays.get("test", np.zeros(len(y), bool))
     for key, array, ndim, kinds, needed in (
@@ -377,22 +380,40 @@ def _npz(path: Path) -> Dataset:
                 "name", name, f"{key} must be {needed}, it is {array.dtype} {array.shape}"
             )
     if x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # too large numbers become infinite
-            x = x.astype(np.float32)
-        if not np.isfinite(x).all():
-            raise UsageError("name", name, "x must be finite in float32, it holds NaN or infinity")
+        x = _float32(name, "x", x)
     elif x.ndim == 3:
         x = x[..., None]
-    classes, y = np.unique(y, return_inverse=True)
+    y, classes = _targets(name, y)
     domains, domain = np.unique(domain, return_inverse=True)
     return Dataset(
         x,
-        y.astype(np.int32),
-        tuple(map(str, classes)),
+        y,
+        classes,
         domain.astype(np.int32),
         tuple(map(str, domains)),
         test,
     )
+
+
+def _float32(name: str, key: str, array: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # too large numbers become infinite
+        array = array.astype(np.float32)
+    if not np.isfinite(array).all():
+        text = f"{key} must be finite in float32, it holds NaN or infinity"
+        raise UsageError("name", name, text)
+    return array
+
+
+def _targets(name: str, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the targets as `Dataset.y`, and the names of their classes or columns."""
+    if y.dtype.kind in "iu":
+        if y.min() < 0:
+            raise UsageError("name", name, f"y must be at least 0, its smallest is {y.min()}")
+        classes, y = np.unique(y, return_inverse=True)
+        return y.astype(np.int32), tuple(map(str, classes))
+    num_columns = 1 if y.ndim == 1 else y.shape[1]
+    names = ("target",) if num_columns == 1 else tuple(map(str, range(num_columns)))
+    return (y if y.dtype == bool else _float32(name, "y", y)), names
 
 
 def _image_folder(root: Path, image_size: int | None) -> Dataset:

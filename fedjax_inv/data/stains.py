@@ -237,7 +237,7 @@ def tint(x: Stained) -> Array:
 
 
 def _check(dataset: Dataset, stain: str, colors: int) -> None:
-    check_dataset(dataset)
+    check_dataset(dataset, "classes")
     environments.check_grey(dataset)
     num_classes = len(dataset.classes)
     if num_classes < 2:

@@ -333,7 +333,7 @@ def test_stack():
     [
         (
             lambda d: d._replace(y=(d.y + 1) % 4),
-            r"^data.y\[0\]=1: must be the label in the data set, 0",
+            r"^data.y\[0\]=1: must be the target in the data set, 0",
         ),
         (lambda d: d._replace(x=d.x[:, :1]), "^data: has examples of shapes .*, must be"),
         (
@@ -347,6 +347,45 @@ def test_the_examples_of_another_data_set_are_refused(changes, words):
     deal = federation.partitioner("iid", dataset, 4)
     with pytest.raises(ValueError, match=words):
         federation.split(dataset, data_of(changes(dataset)), deal, held_out=None, seed=0)
+
+
+def of_values() -> sources.Dataset:
+    dataset = make_dataset(num_test=20)
+    y = np.stack([np.arange(120) / 7, -np.arange(120)], 1).astype(np.float32)
+    return dataset._replace(y=y, classes=("a", "b"))
+
+
+@pytest.mark.parametrize("name", ["domain", "iid", "quantity"])
+def test_targets_of_any_task_are_passed_on(name):
+    dataset = of_values()
+    parts = split(dataset, name)
+    np.testing.assert_array_equal(parts.train.data.y, dataset.y)
+    assert parts.train.data.y.dtype == jnp.float32
+    labels = dataset._replace(y=dataset.y > 3)
+    assert split(labels, name).train.data.y.dtype == bool
+    rows = all_rows(parts.train).size + all_rows(parts.valid).size
+    assert rows == 100
+
+
+@pytest.mark.parametrize("name", federation.BY_CLASS)
+def test_a_partition_by_classes_needs_classes(name):
+    words = f"^name='{name}': needs data with classes, these have values$"
+    with pytest.raises(ValueError, match=words):
+        federation.partitioner(name, of_values(), 4)
+
+
+def test_an_imbalance_of_classes_needs_classes():
+    with pytest.raises(ValueError, match=r"holds values, must hold classes$"):
+        split(of_values(), imbalance=10.0)
+
+
+def test_other_values_are_refused():
+    dataset = of_values()
+    data = data_of(dataset._replace(y=dataset.y + np.float32([0, 1])))
+    deal = federation.partitioner("iid", dataset, 4)
+    words = r"^data.y\[0, 1\]=1.0: must be the target in the data set, 0.0$"
+    with pytest.raises(ValueError, match=words):
+        federation.split(dataset, data, deal, held_out=None, seed=0)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "0", None])

@@ -173,6 +173,20 @@ def test_a_data_set_that_fits_is_silent():
     check_dataset(GOOD_SET)
     check_dataset(GOOD_SET._replace(x=(GOOD_SET.x, GOOD_SET.y)))  # a tree
     check_dataset(GOOD_SET._replace(y=GOOD_SET.y.astype(np.uint8)))
+    assert GOOD_SET.task == "classes"
+    labels = GOOD_SET._replace(y=np.ones((4, 3), bool))
+    check_dataset(labels)
+    assert labels.task == "labels"
+    for y, classes in ((np.zeros((4, 3), np.float32), "abc"), (np.zeros(4, np.float32), "a")):
+        values = GOOD_SET._replace(y=y, classes=tuple(classes))
+        check_dataset(values, "values")
+        assert values.task == "values"
+
+
+def test_a_data_set_of_another_task_is_refused():
+    words = r"dataset.y=bool \(4, 3\): holds labels, must hold classes"
+    with pytest.raises(ValueError, match=words):
+        check_dataset(GOOD_SET._replace(y=np.ones((4, 3), bool)), "classes")
 
 
 @pytest.mark.parametrize(
@@ -181,6 +195,11 @@ def test_a_data_set_that_fits_is_silent():
         ({"y": np.array([0, 1, 3, 1])}, r"dataset.y\[2\]=3: must be in 0\.\.2"),
         ({"y": np.array([0, 1, 2, -1])}, r"dataset.y\[3\]=-1: must be in 0\.\.2"),
         ({"y": np.zeros(4)}, r"dataset.y=float64 \(4,\): must be integers"),
+        ({"y": np.zeros((4, 3))}, r"dataset.y=float64 \(4, 3\): must be .* or float32 \[M, 3\]"),
+        ({"y": np.zeros((4, 2), np.float32)}, r"dataset.y=float32 \(4, 2\): must be .*\[M, 3\]"),
+        ({"y": np.zeros(4, np.float32)}, r"dataset.y=float32 \(4,\): must be .* float32 \[M, 3\]"),
+        ({"y": np.zeros(4, bool)}, r"dataset.y=bool \(4,\): must be .* bool \[M, 3\]"),
+        ({"y": np.full((4, 3), np.nan, np.float32)}, "dataset.y=float32 .*: must be finite"),
         ({"y": np.zeros((4, 1), int)}, r"dataset.y=int64 \(4, 1\): must be integers with ndim=1"),
         ({"y": np.zeros(0, int)}, r"dataset.y=int64 \(0,\): must hold at least one"),
         ({"y": np.array([0, 1, 2])}, r"dataset.domain=int32 \(4,\): must be integers \[3\]"),
@@ -568,6 +587,22 @@ def test_npz_numbers_become_float32(tmp_path, dtype):
     np.testing.assert_array_equal(dataset.x, x.astype(np.float32))
 
 
+@pytest.mark.parametrize(
+    ("y", "task", "classes"),
+    [
+        (np.array([0.5, -1, 2]), "values", ("target",)),
+        (np.array([[0.5], [-1], [2]], np.float32), "values", ("target",)),
+        (np.array([[0.5, 1], [2, 3], [4, 5]]), "values", ("0", "1")),
+        (np.array([[True, False], [True, True], [False, False]]), "labels", ("0", "1")),
+    ],
+)
+def test_npz_values_and_labels(tmp_path, y, task, classes):
+    dataset = sources.load(str(save(tmp_path, x=np.ones((3, 2)), y=y)))
+    np.testing.assert_array_equal(dataset.y, y)
+    assert dataset.y.dtype == (bool if task == "labels" else np.float32)
+    assert (dataset.task, dataset.classes) == (task, classes)
+
+
 def test_npz_grey_images_get_a_channel(tmp_path):
     path = save(tmp_path, x=np.ones((2, 3, 4), np.uint8), y=np.arange(2))
     assert sources.load(str(path)).x.shape == (2, 3, 4, 1)
@@ -588,7 +623,10 @@ GOOD = {"x": np.ones((3, 2)), "y": np.arange(3)}
         (GOOD | {"x": np.ones(3)}, "x must be numbers [3, ...]"),
         (GOOD | {"x": np.ones(())}, "x must be numbers [3, ...]"),
         (GOOD | {"x": np.full((3, 2), "a")}, "x must be numbers [3, ...]"),
-        (GOOD | {"y": np.array([0.0, 1.0, 2.0])}, "y must be integers [M], it is float64"),
+        (GOOD | {"y": np.array([0.0, 1.0, np.nan])}, "y must be finite in float32"),
+        (GOOD | {"y": np.array([0.0, 1.0, 1e300])}, "y must be finite in float32"),
+        (GOOD | {"y": np.zeros((3, 2, 1))}, "floating [M] or [M, K] (values), it is float64 (3, 2"),
+        (GOOD | {"y": np.zeros(3, bool)}, "bool [M, K] (labels), or floating"),
         (GOOD | {"y": np.array(["a", "b", "c"])}, "y must be integers [M]"),
         (GOOD | {"y": np.array([[0, 1, 2]])}, "y must be integers [M]"),
         (GOOD | {"y": np.array(3)}, "y must be integers [M]"),
