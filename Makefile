@@ -1,41 +1,78 @@
 # `make run` installs the package and runs a first comparison. `make test` installs the test
 # dependencies and runs all tests but the slow ones; `make test-all` runs those too. `make check` checks
-# lint, format and types. All is installed in .venv.
+# lint, format and types. All is installed in .venv, in the versions of requirements/, which `make
+# requirements` writes. `make test-lowest` and `make test-newest` run the tests of `make test`, or those
+# in TESTS, with the lowest and the newest versions that pyproject.toml allows, in their own folders.
 PYTHON ?= python3
+UV ?= uv
+TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-all check clean
+PIP := -m pip install --quiet --disable-pip-version-check
+# Some dependencies are built here; with setuptools in its place no build fetches another one.
+BUILD := $(PIP) --require-hashes -r requirements/build.txt
+PACKAGE := $(PIP) --no-deps --no-build-isolation --editable .
+FAST := -m pytest --numprocesses=auto --dist=loadscope -m "not slow"
+COMPILE := UV_CUSTOM_COMPILE_COMMAND="make requirements" $(UV) pip compile --quiet --universal \
+	--python-version=3.11 --fork-strategy=fewest --no-annotate --upgrade
+
+.PHONY: run test test-all test-lowest test-newest check requirements clean
 
 run: $(VENV)/.installed
-	$(BIN)/python -m experiments.papers.fedipg --study=first_look --data=colored_digits,rotated_digits
+	$(BIN)/fedjax-inv paper fedipg --study=first_look --data=colored_digits,rotated_digits
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses=auto --dist=loadscope -m "not slow"
+	$(BIN)/python $(FAST) $(TESTS)
 
 test-all: test
 	$(BIN)/python -m pytest --numprocesses=auto --dist=loadscope -m slow
+
+test-lowest test-newest: test-%: .venv-%/.installed
+	.venv-$*/bin/python $(FAST) $(TESTS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
+# Writes the newest versions for all platforms, with the digests of their files. Needs uv: pip install uv
+requirements:
+	echo 'setuptools>=77' | $(COMPILE) --generate-hashes - -o requirements/build.txt
+	$(COMPILE) --generate-hashes pyproject.toml --extra=dev -o requirements/dev.txt
+	$(COMPILE) --generate-hashes pyproject.toml --extra=experiments -c requirements/dev.txt \
+		-o requirements/run.txt
+	echo "libtpu; sys_platform == 'linux' and platform_machine == 'x86_64'" | \
+		$(COMPILE) --generate-hashes - -o requirements/libtpu.txt
+	$(COMPILE) --resolution=lowest-direct pyproject.toml --extra=dev -o requirements/lowest.txt
 
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments]'
+%/bin/python:
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $*
+
+$(VENV)/.installed: pyproject.toml requirements/build.txt requirements/run.txt | $(BIN)/python
+	$(BIN)/python $(BUILD)
+	$(BIN)/python $(PIP) --require-hashes --no-build-isolation -r requirements/run.txt
+	$(BIN)/python $(PACKAGE)
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+$(VENV)/.installed-dev: requirements/dev.txt requirements/libtpu.txt $(VENV)/.installed
+	$(BIN)/python $(PIP) --require-hashes --no-build-isolation -r requirements/dev.txt
 	# libtpu compiles programs for TPUs. It has a folder of its own, because JAX would otherwise look
 	# for a TPU at every start. It exists for Linux only.
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
-		--target=$(VENV)/accelerators libtpu
+	-$(BIN)/python $(PIP) --require-hashes --no-deps --upgrade --target=$(VENV)/accelerators \
+		-r requirements/libtpu.txt
+	touch $@
+
+.venv-lowest/.installed: pyproject.toml requirements/build.txt requirements/lowest.txt | .venv-lowest/bin/python
+	.venv-lowest/bin/python $(BUILD)
+	.venv-lowest/bin/python $(PIP) --no-build-isolation -r requirements/lowest.txt
+	.venv-lowest/bin/python $(PACKAGE)
+	touch $@
+
+.venv-newest/.installed: pyproject.toml | .venv-newest/bin/python
+	.venv-newest/bin/python $(PIP) --upgrade --upgrade-strategy=eager --editable '.[dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf .venv .venv-lowest .venv-newest runs build dist

@@ -1,7 +1,7 @@
 """Your own algorithm: clients step along the sign of the gradient (signSGD).
 
 python examples/own_algorithm.py
-python -m experiments.train --algorithm=examples.own_algorithm:signs --set=weight_decay=0.01
+fedjax-inv train --algorithm=examples.own_algorithm:signs --set=weight_decay=0.01
 """
 
 import jax
@@ -10,8 +10,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from fedjax_inv import averaging, devices, evaluation, local, models, rounds, schedules
-from fedjax_inv.data import federation
+from fedjax_inv import averaging, fit, models
 from fedjax_inv.types import Algorithm, Array, Batch, GradFn, Model, Step, Variables, Visit, Work
 
 
@@ -37,16 +36,9 @@ def signs(model: Model, work: Work, *, weight_decay: float | Array = 0.0) -> Alg
 def main() -> float:
     """Train on digits; print and return the accuracy on held-out digits."""
     x, y = load_digits(return_X_y=True)
-    data = federation.examples((x / 16).astype(np.float32), y.astype(np.int32))
-    train = federation.of_parts(data, np.array_split(np.arange(1500), 5))
-    test = federation.of_parts(data, [np.arange(1500, len(y))])
-    model = models.mlp(10)
-    algorithm = signs(model, local.epochs(optax.sgd(0.005), batch_size=50))
-    variables = model.init(jax.random.key(0), data.x[:1])
-    state = rounds.init(algorithm, variables, train, jax.random.key(1))
-    run = jax.jit(lambda *a: rounds.run(algorithm, *a, axis=devices.chunked(1))[0])
-    state = run(state, schedules.everyone(num_clients=5, num_rounds=10), train)
-    accuracy = float(evaluation.evaluate(algorithm, state, test, seen=False).score[0])
+    clients = [(x[rows] / 16, y[rows]) for rows in np.array_split(np.arange(1500), 5)]
+    fitted = fit(signs, models.mlp(10), clients, rounds=10, learning_rate=0.005, batch_size=50)
+    accuracy = float(fitted.evaluate(x[1500:] / 16, y[1500:]).score[0])
     print(f"held-out accuracy: {accuracy:.3f}")
     return accuracy
 

@@ -1,4 +1,4 @@
-"""Your own arrays as a federation: FedAvg with three seeds in one program.
+"""Your own arrays and the layers below `fit`: FedAvg with three seeds in one program.
 
 python examples/own_arrays.py
 """

@@ -6,13 +6,11 @@ python examples/own_network.py
 import flax.linen as nn
 import jax
 import numpy as np
-import optax
 from sklearn.datasets import load_digits
 
-from fedjax_inv import devices, evaluation, local, models, rounds, schedules
+from fedjax_inv import fit, models
 from fedjax_inv.algorithms import fedipg
-from fedjax_inv.data import federation
-from fedjax_inv.types import Array, Model
+from fedjax_inv.types import Array
 
 
 class Network(nn.Module):
@@ -37,20 +35,14 @@ def linear(kernel: Array, x: Array) -> Array:
 def main() -> list[float]:
     """Train both by FedIPG on scikit-learn's digits; print and return their accuracies."""
     x, y = load_digits(return_X_y=True)
-    data = federation.examples((x / 16).astype(np.float32), y.astype(np.int32))
-    train = federation.of_parts(data, np.array_split(np.arange(1500), 5))
-    test = federation.of_parts(data, [np.arange(1500, len(y))])
-
-    def accuracy(model: Model) -> float:
-        algorithm = fedipg.fedipg(model, local.epochs(optax.sgd(0.5), batch_size=50))
-        variables = model.init(jax.random.key(0), data.x[:1])
-        state = rounds.init(algorithm, variables, train, jax.random.key(1))
-        run = jax.jit(lambda *a: rounds.run(algorithm, *a, axis=devices.chunked(1))[0])
-        state = run(state, schedules.everyone(num_clients=5, num_rounds=10), train)
-        return float(evaluation.evaluate(algorithm, state, test, seen=False).score[0])
-
-    own = (models.from_flax(Network(), takes=("train",)), models.from_function(init, linear))
-    accuracies = [accuracy(model) for model in own]
+    clients = [(x[rows] / 16, y[rows]) for rows in np.array_split(np.arange(1500), 5)]
+    accuracies = []
+    for model in (
+        models.from_flax(Network(), takes=("train",)),
+        models.from_function(init, linear),
+    ):
+        fitted = fit(fedipg.fedipg, model, clients, rounds=10, learning_rate=0.5, batch_size=50)
+        accuracies.append(float(fitted.evaluate(x[1500:] / 16, y[1500:]).score[0]))
     print("flax module: {:.3f}, plain functions: {:.3f}".format(*accuracies))
     return accuracies
 

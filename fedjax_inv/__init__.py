@@ -1,6 +1,6 @@
 """Causal and invariant federated learning: pure functions, whole experiments as one program."""
 
-__version__ = "0.8.0"
+__version__ = "0.9.0"
 
 from fedjax_inv import aggregators as aggregators
 from fedjax_inv import algorithms as algorithms
@@ -10,6 +10,7 @@ from fedjax_inv import data as data
 from fedjax_inv import devices as devices
 from fedjax_inv import diagnostics as diagnostics
 from fedjax_inv import evaluation as evaluation
+from fedjax_inv import fitting as fitting
 from fedjax_inv import local as local
 from fedjax_inv import missing as missing
 from fedjax_inv import models as models
@@ -22,3 +23,4 @@ from fedjax_inv import servers as servers
 from fedjax_inv import stopping as stopping
 from fedjax_inv import tree as tree
 from fedjax_inv import types as types
+from fedjax_inv.fitting import fit as fit

@@ -103,6 +103,16 @@ def total() -> Aggregator:
     )
 
 
+def count() -> Aggregator:
+    """Return an aggregator for the number of present clients []; their uploads may be empty."""
+
+    def add(accumulator: Array, uploads: Tree, slots: Slots) -> Array:
+        del uploads
+        return accumulator + slots.present.sum()
+
+    return Aggregator(lambda upload, num_slots: jnp.zeros(()), add, lambda accumulator: accumulator)
+
+
 def stacked() -> Aggregator:
     """Return an aggregator for all uploads as a `Stack`; it needs memory for the whole cohort."""
 

@@ -34,7 +34,7 @@ class Averages(NamedTuple):
     """Mean examples, the real ones first."""
 
     x: Tree  # [A, ...] mean inputs
-    y: Array  # [A, K] mean one-hot labels
+    y: Array  # [A, K] mean targets, of one-hot classes
     real: Array  # [A] bool; the other rows are zeros
 
 
@@ -151,6 +151,23 @@ def split_means(x: Tree, y: Array, mask: Array, key: Array, rows: int) -> Averag
     return _split(x, y, mask, key, rows, mask.sum() // rows)
 
 
+def columns(y: Array, num_columns: int) -> Array:
+    """Return targets as numbers whose means make sense, [B, K] float32.
+
+    Args:
+      y: [B] classes, which become one-hot; or [B, K] labels or values, or [B] values.
+      num_columns: K.
+
+    Raises:
+      UsageError: for labels or values with other than K columns.
+    """
+    if jnp.issubdtype(y.dtype, jnp.integer):
+        return jax.nn.one_hot(y, num_columns)
+    if (*y.shape, 1)[1] != num_columns or y.ndim > 2:
+        raise UsageError("y", y, f"must have {num_columns} columns, as the network has outputs")
+    return y.reshape(len(y), num_columns).astype(jnp.float32)
+
+
 def of_shard(
     shard: Shard,
     key: Array,
@@ -168,7 +185,7 @@ def of_shard(
     Args:
       shard: the client's examples.
       key: the random key of the order.
-      num_classes: K.
+      num_classes: K, of classes, labels or values (`columns`).
       rows: the number of chunks, A.
       length: examples in a chunk, an int or [].
       batch_size: examples that are read at once.
@@ -184,7 +201,7 @@ def of_shard(
         place = number * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         batch = local.take_batch(shard, permutation.at(order, place, shard.size), place < used)
         group = jnp.where(batch.mask, place // jnp.maximum(length, 1), rows)
-        return _sums(mixable(batch.x), jax.nn.one_hot(batch.y, num_classes), group, rows)
+        return _sums(mixable(batch.x), columns(batch.y, num_classes), group, rows)
 
     shapes = jax.eval_shape(of_batch, jnp.int32(0))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

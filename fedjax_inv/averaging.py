@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, checks, models, objectives, servers
+from fedjax_inv import aggregators, checks, local, models, objectives, servers
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -25,6 +26,7 @@ from fedjax_inv.types import (
     Model,
     Reply,
     Setup,
+    Shard,
     Step,
     Trained,
     Tree,
@@ -109,6 +111,26 @@ def risk(
     variables = Variables(params, stats)
     outputs, stats = models.apply(model, variables, batch.x, batch.mask, True, key)
     return loss(outputs, batch.y, batch.mask), stats
+
+
+def mean_loss(
+    model: Model, loss: Loss, variables: Variables, shard: Shard, *, batch_size: int
+) -> Array:
+    """Return the mean loss [] over all examples of a client, in evaluation mode; 0 if it has none.
+
+    Args:
+      model: the network.
+      loss: the objective.
+      variables: the network's variables.
+      shard: the client's examples.
+      batch_size: examples at once; it changes only time and memory.
+    """
+
+    def total(batch: Batch) -> Array:
+        outputs = models.predict(model, variables, batch.x)
+        return loss(outputs, batch.y, batch.mask) * batch.mask.sum()
+
+    return local.fold(shard, total, batch_size=batch_size) / jnp.maximum(shard.size, 1)
 
 
 def embedding(features: Array) -> Array:

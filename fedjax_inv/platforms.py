@@ -1,10 +1,13 @@
-"""The platform that a program is traced for, on which its operations may depend."""
+"""The platform that a program is traced for, on which its operations may depend, and its cores."""
 
 import contextlib
 import contextvars
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
+import numpy as np
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
@@ -72,3 +75,43 @@ def traced_for(platform: str) -> Iterator[None]:
         yield
     finally:
         _platform.reset(token)
+
+
+def cores(root: Path = Path("/")) -> int:
+    """Return how many cores this process may use, by its affinity, its SLURM task and its cgroups.
+
+    Args:
+      root: the folder in which proc and sys lie.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    number = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
+    of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")  # not all clusters confine a task to them
+    if of_task.isascii() and of_task.isdecimal() and int(of_task[:10]) > 0:
+        number = min(number, int(of_task[:10]))
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return int(number)
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        is_second = not controllers  # of version 2
+        if not (is_second or "cpu" in controllers.split(",")):
+            continue
+        base = root / "sys/fs/cgroup" if is_second else root / "sys/fs/cgroup/cpu"
+        inner = Path(path.lstrip("/"))
+        for folder in {base, *(base / each for each in (inner, *inner.parents))}:
+            number = min(number, _quota(folder, is_second=is_second))
+    return max(1, int(number))
+
+
+def _quota(folder: Path, *, is_second: bool) -> float:
+    """Return the cores of a cgroup, infinity without a quota; is_second: of version 2."""
+    try:
+        if is_second:
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = ((folder / name).read_text() for name in names)
+        return int(quota) / int(period) if int(quota) > 0 else np.inf
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return np.inf

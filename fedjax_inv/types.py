@@ -25,7 +25,7 @@ class Examples(NamedTuple):
     """All examples of a federation: one copy on the device, in their own dtype."""
 
     x: Tree  # [M, ...]; uint8 images stay uint8, the model scales them to [0, 1]
-    y: Tree  # [M, ...] targets; of classifiers [M] int32 in 0..K-1
+    y: Tree  # [M, ...] targets, such as those of `data.dataset.Dataset.y`
 
 
 class Federation(NamedTuple):
@@ -451,6 +451,8 @@ class Facts(NamedTuple):
 
     pooled: bool = False  # trains on a federation of one client that has all examples
     needs_norm: bool = False  # is a different algorithm only for networks with normalisation
+    needs_classes: bool = False  # is for targets that are classes alone
+    means_of_targets: bool = False  # its loss takes means of targets [B, K], of one-hot classes too
     idle: tuple[Idle, ...] = ()  # settings without an effect
     # of float32 products on GPUs and TPUs, one of `platforms.PRECISIONS`
     precision: str = "default"

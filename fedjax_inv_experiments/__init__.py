@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
 from fedjax_inv_experiments.flags import standins
@@ -14,10 +15,14 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-# Both are done here, because the imports of `python -m experiments.NAME` take seconds.
-_is_binary = sys.argv[:1] == ["-m"]
-if _is_binary and standins.serve(sys.argv):
-    standins.install()
-# Other programs that import this package handle interrupts themselves.
-if _is_binary and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _interrupt)
+def before_imports(argv: Sequence[str]) -> None:
+    """What a command does before its imports, which take seconds. argv: its command line."""
+    if standins.serve(argv):
+        standins.install()
+    # Other programs that import this package handle interrupts themselves.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+if sys.argv[:1] == ["-m"]:  # python -m experiments.NAME
+    before_imports(sys.argv)

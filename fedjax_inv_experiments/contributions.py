@@ -1,6 +1,6 @@
 """Clients' contributions in the pre-training phase of an exit strategy: a table and a picture.
 
-python -m experiments.contributions --runs=runs/slow,runs/rotated --out=contributions.png
+fedjax-inv contributions --runs=runs/slow,runs/rotated --out=contributions.png
 
 The runs may be unfinished: table and picture show the newest checkpoint of each.
 """

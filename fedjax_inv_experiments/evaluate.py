@@ -1,7 +1,7 @@
 """The scores of a finished run by domain, class and client, on its own data or on other data.
 
-python -m experiments.evaluate --run=runs/fedipg-digits-75
-python -m experiments.evaluate --run=runs/fedipg-digits-75 --dataset=new.npz --state=last
+fedjax-inv evaluate --run=runs/fedipg-digits-75
+fedjax-inv evaluate --run=runs/fedipg-digits-75 --dataset=new.npz --state=last
 
 The run with the selected hyperparameters is evaluated, for each seed. On the run's own data each
 client is scored on its validation examples, with its own network if the algorithm is personal; the

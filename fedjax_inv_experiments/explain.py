@@ -1,6 +1,6 @@
 """LIME masks of finished runs, side by side: the pixels that decide (FL Games, Fig. 1a).
 
-python -m experiments.explain --runs=runs/fedavg,runs/games --images=0,3,8 --out=masks.png
+fedjax-inv explain --runs=runs/fedavg,runs/games --images=0,3,8 --out=masks.png
 
 The masks explain the last state of a run, or with --state=best the selected one. A game is judged
 by its state at the stop: train it with --stop_below=0.6 --watch_examples=500 --after_stop=end.

@@ -1,6 +1,6 @@
 """Exports the networks of finished runs as files, each with a description.
 
-python -m experiments.export --run=runs/fedipg-digits-75 --out=networks
+fedjax-inv export --run=runs/fedipg-digits-75 --out=networks
 
 It writes two files for each run (a seed with hyperparameters). model.safetensors holds the arrays;
 model.json describes the network, flags, versions, data and scores. `fedjax_inv.models.saved.load`
@@ -30,11 +30,12 @@ from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.flags import command, outside
 from fedjax_inv_experiments.flags.flag import check_place, flag
 from fedjax_inv_experiments.parts import network as networks
-from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.parts import selection
+from fedjax_inv_experiments.reporting import finished, report
 from fedjax_inv_experiments.reporting.finished import OneRun
 from fedjax_inv_experiments.reporting.tables import table
 from fedjax_inv_experiments.running import files, provenance
-from fedjax_inv_experiments.running.records import Start
+from fedjax_inv_experiments.running.records import Line, Start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,7 @@ def about(one: OneRun) -> dict[str, Any]:
     start = runs.starts[-1]
     return {
         "run": {"folder": str(runs.path), "state": one.state, "round": line.round},
+        "selected": _selected(one, line),
         "accuracy": {
             "validation": line.validation_accuracy,
             "test": line.test_accuracy,
@@ -94,6 +96,21 @@ def about(one: OneRun) -> dict[str, Any]:
         "trained": [_versions(each) for each in runs.starts],
         "exported": _versions(provenance.record((), runs.config.outside)),
         "flags": config.to_record(runs.config),
+    }
+
+
+def _selected(one: OneRun, line: Line) -> dict[str, Any]:
+    """What the rule of selection picks, and whether that is the exported network."""
+    runs, rule = one.runs, one.runs.config.watching.select
+    picked = selection.picked(runs.result.runs[one.index], rule)
+    chosen = report.choose("", runs.result, rule)
+    return {
+        "rule": rule,
+        "round": picked and picked.round,  # of this run
+        "setting": chosen and runs.cell.runs[chosen.indices[0]].hyper,
+        "is_exported": bool(
+            picked and chosen and line.round == picked.round and one.index in chosen.indices
+        ),
     }
 
 

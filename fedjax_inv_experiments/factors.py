@@ -1,6 +1,6 @@
 """t-SNE of the factors of clients' examples, a panel per finished run (FedCFA, Fig. III).
 
-python -m experiments.factors --runs=runs/fedavg,runs/fedmix,runs/fedcfa --hook=1 --out=factors.png
+fedjax-inv factors --runs=runs/fedavg,runs/fedmix,runs/fedcfa --hook=1 --out=factors.png
 
 A factor is a unit of the body's outputs, or the mean of a channel over its positions. A dot is an
 example. Each colour is one of the clients with most examples; grey dots are examples of all

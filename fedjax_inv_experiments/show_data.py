@@ -1,6 +1,6 @@
 """The data of an experiment: images of every domain, and the examples of each client.
 
-python -m experiments.show_data --environment=stained --stain=both --clients=20 --out=data.png
+fedjax-inv show-data --environment=stained --stain=both --clients=20 --out=data.png
 
 It takes the flags of train, and shows the data of the first seed. It trains nothing. For data that
 are no images it prints the examples of each client, and the range of each feature.

@@ -1,6 +1,6 @@
 """A grid of experiments: algorithms x held-out domains x seeds x hyperparameter values.
 
-python -m experiments.sweep --preset=rotated_digits
+fedjax-inv sweep --preset=rotated_digits
 
 Seeds and real hyperparameters train at once in one program. A restart skips finished cells.
 """

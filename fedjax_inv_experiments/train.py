@@ -1,6 +1,6 @@
 r"""One experiment: one algorithm, one held-out domain, all seeds in one program.
 
-python -m experiments.train --preset=rotated_digits --algorithm=fedipg --held_out=75 \
+fedjax-inv train --preset=rotated_digits --algorithm=fedipg --held_out=75 \
     --learning_rate=0.5 --set=penalty=0.01 --run_dir=runs/fedipg-digits-75
 """
 

@@ -31,5 +31,6 @@ settings.load_profile("tests")
 def one_core() -> Iterator[None]:
     """`--devices=auto` takes one device on any machine; tests of several name their number."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedjax_inv_experiments.parts.machine.cores", lambda: 1)
+        for place in ("fedjax_inv_experiments.parts.machine", "fedjax_inv.platforms"):
+            patch.setattr(f"{place}.cores", lambda: 1)
         yield

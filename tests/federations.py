@@ -4,149 +4,38 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import chex
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from fedjax_inv import algorithms, local, models
-from fedjax_inv.data import federation as federations
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Cohort,
-    Examples,
-    Federation,
-    Model,
-    Shard,
-    Tree,
-    Work,
-)
+from fedjax_inv import algorithms, local, models, testing
+from fedjax_inv.testing import inputs
+from fedjax_inv.testing.comparing import assert_close as assert_close
+from fedjax_inv.testing.comparing import assert_equal as assert_equal
+from fedjax_inv.testing.comparing import assert_same_bits as assert_same_bits
+from fedjax_inv.testing.comparing import plain as plain
+from fedjax_inv.testing.inputs import HISTORY as HISTORY
+from fedjax_inv.testing.inputs import IMAGE as IMAGE
+from fedjax_inv.testing.inputs import NUM_CLASSES as NUM_CLASSES
+from fedjax_inv.testing.inputs import NUM_CLIENTS as NUM_CLIENTS
+from fedjax_inv.testing.inputs import SIZES as SIZES
+from fedjax_inv.testing.inputs import NormedHidden as NormedHidden
+from fedjax_inv.testing.inputs import cohort as cohort
+from fedjax_inv.testing.inputs import epochs as epochs
+from fedjax_inv.testing.inputs import federation as federation
+from fedjax_inv.testing.inputs import in_floats as in_floats
+from fedjax_inv.testing.inputs import relaid as relaid
+from fedjax_inv.testing.inputs import rows_of as rows_of
+from fedjax_inv.testing.inputs import schedule as schedule
+from fedjax_inv.types import Algorithm, Array, Federation, Model, Shard, Tree, Work
 
-NUM_CLASSES = 3
-IMAGE = (6, 6, 1)
-SIZES = (4, 0, 1, 7, 5)  # a client without examples, one with a single example
-NUM_CLIENTS = len(SIZES)
-HISTORY = 3
-
-
-def federation(sizes: tuple[int, ...] = SIZES, *, seed: int = 0) -> Federation:
-    """Clients of these sizes, with 8-bit images whose brightness depends on the class.
-
-    No client has the last four examples, nor the last 8 rows of the order.
-    """
-    rng = np.random.default_rng(seed)
-    num_examples = sum(sizes) + 4
-    y = rng.integers(0, NUM_CLASSES, num_examples)
-    x = rng.integers(0, 120, (num_examples, *IMAGE)) + 60 * y[:, None, None, None]
-    data = federations.examples(x.astype(np.uint8), y.astype(np.int32))
-    ends = np.cumsum(sizes)
-    parts = np.split(rng.permutation(sum(sizes)), ends[:-1])
-    split = federations.of_parts(data, parts)
-    return split._replace(order=jnp.concatenate([split.order, jnp.zeros(8, jnp.int32)]))
-
-
-def in_floats(federation: Federation) -> Federation:
-    """The same federation with its images in floating point, which can hold a NaN."""
-    x = federation.data.x.astype(jnp.float32) / 255
-    return federation._replace(data=federation.data._replace(x=x))
-
-
-def relaid(federation: Federation) -> Federation:
-    """The same clients in floats, with their rows in another order of clients, amid garbage.
-
-    The shapes are those of `federation`. Examples and rows of no client hold NaN, infinities and
-    labels that are no class.
-    """
-    federation = in_floats(federation)
-    x, y = (np.array(leaf) for leaf in federation.data)
-    free = len(y) - 4 + np.arange(4)
-    x[free] = np.array([np.nan, np.inf, -np.inf, 1e30])[:, None, None, None]
-    y[free] = [0, 99, -7, 1]
-    rng = np.random.default_rng(1)
-    order = rng.choice(free, len(federation.order)).astype(np.int32)
-    start = np.zeros(federation.num_clients, np.int32)
-    parts, at = federations.parts_of(federation), 1
-    for client in rng.permutation(federation.num_clients):
-        start[client] = at
-        order[at : at + len(parts[client])] = parts[client]
-        at += len(parts[client]) + 1
-    arrays = [jnp.asarray(array) for array in (x, y, order, start)]
-    return Federation(Examples(*arrays[:2]), *arrays[2:], federation.size)
+small_normed = inputs.network
 
 
 def shard_of(federation: Federation, who: int) -> Shard:
     """A client's view of the federation."""
     start, size = federation.start[who], federation.size[who]
     return Shard(federation.data, federation.order, start, size, jnp.int32(who))
-
-
-def rows_of(federation: Federation, who: int) -> np.ndarray:
-    """The rows of a client's examples."""
-    return federations.parts_of(federation)[who]
-
-
-def schedule() -> Cohort:
-    """Six rounds of five slots: changing orders, dropouts, delays, a round without clients."""
-    who = np.array(
-        [
-            [0, 1, 2, 3, 4],
-            [4, 3, 2, 1, 0],
-            [2, 0, 4, 3, 1],
-            [1, 2, 4, 3, 0],
-            [3, 4, 0, 2, 1],
-            [0, 2, 1, 4, 3],
-        ]
-    )
-    present = np.array(
-        [
-            [1, 1, 1, 0, 1],
-            [1, 1, 0, 1, 0],
-            [0, 0, 0, 0, 0],
-            [0, 1, 1, 1, 1],
-            [1, 1, 1, 0, 1],
-            [1, 1, 1, 1, 1],
-        ]
-    )
-    delay = np.array([0, 1, 2, 1, 0])[who]
-    delay[4] = 2
-    return Cohort(
-        jnp.asarray(who, jnp.int32), jnp.asarray(present, bool), jnp.asarray(delay, jnp.int32)
-    )
-
-
-def cohort(who: list[int], present: list[bool] | None = None) -> Cohort:
-    """One round's cohort without delays; everyone present by default."""
-    return Cohort(
-        jnp.asarray(who, jnp.int32),
-        jnp.ones(len(who), bool) if present is None else jnp.asarray(present, bool),
-        jnp.zeros(len(who), jnp.int32),
-    )
-
-
-class NormedHidden(nn.Module):
-    """Dense, batch normalisation, tanh."""
-
-    width: int
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        # Without a bias, which the norm would take away again.
-        x = nn.Dense(self.width, use_bias=False)(x.reshape(x.shape[0], -1))
-        # A large epsilon, so that rounding is not magnified.
-        return jnp.tanh(models.BatchNorm(epsilon=0.1)(x, mask, train))
-
-
-class NormedLinear(nn.Module):
-    """Batch normalisation, then an affine map."""
-
-    width: int
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        return nn.Dense(self.width)(models.BatchNorm(epsilon=0.1)(x, mask, train))
 
 
 class Linear(nn.Module):
@@ -173,11 +62,6 @@ def normed() -> Model:
     return models.from_blocks([NormedHidden(5), NormedHidden(4), Linear(NUM_CLASSES)], 1)
 
 
-def small_normed() -> Model:
-    """The smallest network with statistics in both halves."""
-    return models.from_blocks([NormedHidden(4), NormedLinear(NUM_CLASSES)], 1)
-
-
 def normed_body() -> Model:
     """A network with statistics in its body."""
     return models.from_blocks([NormedHidden(4), Linear(NUM_CLASSES)], 1)
@@ -195,10 +79,6 @@ def softmax_regression() -> Model:
 
 def initial(model: Model, key: Array) -> Tree:
     return model.init(key, jnp.zeros((1, *IMAGE), jnp.uint8))
-
-
-def epochs(learning_rate: float | Array) -> Work:
-    return local.epochs(optax.sgd(learning_rate), batch_size=3, num_epochs=2)
 
 
 def momentum_epochs(learning_rate: float | Array) -> Work:
@@ -229,6 +109,7 @@ class Config(NamedTuple):
 
 # Every algorithm of the package must have its configurations here: the file's name -> them.
 TABLE: dict[str, tuple[Config, ...]] = {
+    "afl": (Config(small_normed, epochs, {"step_size": 0.3, "loss_batch_size": 3}),),
     "cafe": (
         Config(
             normed_body,
@@ -301,6 +182,9 @@ TABLE: dict[str, tuple[Config, ...]] = {
             {"top_k": 3, "positive_weight": 0, "rows": 2, "chunk": 3, "server_optimizer": _ADAM},
         ),
     ),
+    "feddg_ga": (Config(mlp, epochs, {"step_size": 0.5, "num_rounds": 5, "loss_batch_size": 3}),),
+    "feddyn": (Config(small_normed, epochs, {"alpha": 0.3, "server_optimizer": _MOMENTUM}),),
+    "fedgma": (Config(normed_body, epochs, {"agreement": 0.6, "server_optimizer": _MOMENTUM}),),
     "fediir": (
         Config(
             small_normed,
@@ -360,6 +244,13 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(normed_body, steps, {"ratio": 0.3, "rows": 2, "server_optimizer": _MOMENTUM}),
     ),
     "fedpvr": (Config(small_normed, momentum_epochs, {"server_optimizer": _MOMENTUM}),),
+    "fednova": (
+        Config(
+            small_normed,
+            epochs,
+            {"proximal": 0.3, "step_size": 0.2, "server_optimizer": _MOMENTUM},
+        ),
+    ),
     "moon": (
         Config(small_normed, epochs, {"penalty": 1.0, "projection": 3, "temperature": 1.0}),
         # Not the tiny cnn: each of its channels is normalised alone, so that the mean of one is 0.
@@ -369,6 +260,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(small_normed, epochs, {"penalty": 2.0, "server_optimizer": _MOMENTUM}),
         Config(small_normed, momentum_epochs, {"penalty": 2.0, "share_weights": False}),
     ),
+    "vrex": (Config(mlp, epochs, {"beta": 0.4, "loss_batch_size": 3}),),
     "qfedavg": (
         Config(
             small_normed,
@@ -401,47 +293,13 @@ def build(
     return getattr(_module(name), name)(config.model(), work, **{**config.arguments, **arguments})
 
 
-def plain(tree: Tree) -> Tree:
-    """`tree` on the host, with random keys as numbers."""
-
-    def leaf(a: Array) -> np.ndarray:
-        is_key = hasattr(a, "dtype") and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
-        return np.array(jax.random.key_data(a) if is_key else a)
-
-    return jax.tree.map(leaf, tree)
-
-
-def assert_equal(first: Tree, second: Tree) -> None:
-    """Bit for bit, except that 0 equals -0."""
-    chex.assert_trees_all_equal(plain(first), plain(second))
-
-
-def assert_same_bits(first: Tree, second: Tree) -> None:
-    """Bit for bit: 0 is not -0, and a NaN equals itself."""
-
-    def bits(tree: Tree) -> Tree:
-        return jax.tree.map(lambda a: np.frombuffer(a.tobytes(), np.uint8), plain(tree))
-
-    assert_equal(first, second)  # which shows the difference
-    chex.assert_trees_all_equal(bits(first), bits(second))
-
-
-def assert_close(first: Tree, second: Tree, *, rtol: float = 1e-4, atol: float = 2e-5) -> None:
-    """Up to sums taken in another order.
-
-    In float32 the runs of every configuration here differ by rounding of 1e-9 to 4e-7, a hundredth
-    of the default tolerances. A broken law (an ignored delay, another seed, a halved number) causes
-    differences of 20 to 6,000 times the tolerances. So the defaults are far from both.
-
-    If an algorithm fails: compare the largest difference with the same difference after the law is
-    broken on purpose (let clients hear the newest broadcast, fold the slot into the key instead of
-    the client). If they are a factor of 100 apart, the cause is rounding, which the configuration
-    magnifies: by division by a small number (an epsilon of Adam or of a norm), or over many steps
-    at a large rate. Tame the configuration first, like those here; then choose a tolerance in the
-    geometric middle of the two. If they are of one size, the law is broken.
-
-    Against a reference in float64, most of the difference is float32 itself: 1e-3 and 1e-4 for a
-    few steps through a norm, else the defaults; a test that needs more precision runs under
-    `jax.enable_x64`.
-    """
-    chex.assert_trees_all_close(plain(first), plain(second), rtol=rtol, atol=atol)
+def case(name: str, config: Config, **options: Any) -> testing.Case:
+    """The configuration as the laws take it."""
+    return testing.Case(
+        getattr(_module(name), name),
+        hyperparameters=config.arguments,
+        model=config.model(),
+        work=config.work,
+        learning_rate=config.learning_rate,
+        **options,
+    )

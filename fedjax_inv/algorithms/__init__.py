@@ -5,15 +5,20 @@
 """
 
 LISTED = (
+    "afl",
     "cafe",
     "erm",
     "exit_strategy",
     "fedavg",
     "fedbn",
     "fedcfa",
+    "feddg_ga",
+    "feddyn",
+    "fedgma",
     "fediir",
     "fedipg",
     "fedmix",
+    "fednova",
     "fedproto",
     "fedprox",
     "fedpvr",
@@ -21,4 +26,5 @@ LISTED = (
     "moon",
     "qfedavg",
     "scaffold",
+    "vrex",
 )

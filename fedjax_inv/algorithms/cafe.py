@@ -49,6 +49,7 @@ _EPSILON = 1e-12  # added to squared norms under a root
 _PARALLEL = 1e-4  # the sine below which two directions count as parallel
 _SQUARINGS = 10
 FACTS = Facts(
+    needs_classes=True,  # its logits are bounded, one for each class
     idle=(
         Idle("gamma", "parameter_calibration", lambda gamma, divides: not divides),
         Idle("feature_decay", "drift_mode", lambda decay, mode: mode != "feature_ema"),
@@ -56,7 +57,7 @@ FACTS = Facts(
             Idle(name, "feature_calibration", lambda value, removes: not removes)
             for name in ("alpha", "beta", "drift_mode", "orthogonal_directions")
         ),
-    )
+    ),
 )
 
 

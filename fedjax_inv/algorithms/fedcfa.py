@@ -33,6 +33,7 @@ from fedjax_inv.types import (
     Algorithm,
     Array,
     Batch,
+    Facts,
     GradFn,
     Halves,
     Metrics,
@@ -44,6 +45,8 @@ from fedjax_inv.types import (
     Visit,
     Work,
 )
+
+FACTS = Facts(needs_classes=True)
 
 # Added to variances. A factor with a standard deviation below 1e-4 counts as constant, as the
 # gradient of its correlation grows with the inverse of the deviation.

@@ -31,8 +31,10 @@ from fedjax_inv.types import (
     Batch,
     Cohort,
     Exchange,
+    Facts,
     GradFn,
     Halves,
+    Loss,
     Model,
     Reply,
     Setup,
@@ -43,6 +45,7 @@ from fedjax_inv.types import (
     Work,
 )
 
+FACTS = Facts(means_of_targets=True)
 _BATCH_SIZE = 64  # of the pass for a client's means; it changes only time
 
 
@@ -62,9 +65,9 @@ def mixed_loss(
       loss_fn: (x [B, ...], y [B, K]) -> the mean loss over a batch, []; with has_aux (loss, aux),
         where aux must not depend on y. It is called once.
       x: inputs [B, ...].
-      y: one-hot labels [B, K].
+      y: targets [B, K], such as one-hot labels.
       mean_x: the input of one mean example [...].
-      mean_y: its label [K].
+      mean_y: its target [K].
       ratio: l, in [0, 1].
       has_aux: whether loss_fn and this function return a pair.
 
@@ -97,10 +100,11 @@ def fedmix(
     ratio: float | Array = 0.05,
     rows: int = 1,
     mixable: Callable[[Tree], Tree] = averages.as_numbers,
+    loss: Loss = objectives.soft_cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
 ) -> Algorithm:
-    """Return FedMix (Yoon et al. 2021, Algorithm 2), with cross-entropy.
+    """Return FedMix (Yoon et al. 2021, Algorithm 2).
 
     It reports the mixed loss as "loss".
 
@@ -112,6 +116,8 @@ def fedmix(
         over the rest; 1 is one mean over all.
       mixable: preprocessed inputs -> the inputs to average and mix, one array, which the model must
         accept; needed for inputs that are neither 8-bit images nor in floating point.
+      loss: the objective R, of outputs and targets [B, K], which are one-hot for classes; it must
+        take means of targets, too.
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
 
@@ -121,6 +127,7 @@ def fedmix(
     """
     checks.record("model", model, Model)
     checks.function("mixable", mixable)
+    checks.function("loss", loss)
     checks.real("ratio", ratio, 0, 1)
     checks.integer("rows", rows)
 
@@ -178,20 +185,22 @@ def fedmix(
 
     def gradient_from(visit: Visit) -> GradFn:
         means = visit.message.side
-        num_classes = means.y.shape[1]
+        num_columns = means.y.shape[1]
         share = jnp.where(means.real.any(), ratio, 0)
 
         def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
             mean_x, mean_y = tree.take(averages.draw(means, jax.random.fold_in(key, 1), 1), 0)
-            is_class = (batch.y >= 0) & (batch.y < num_classes)
-            # The loss of an invalid label is NaN, as elsewhere.
-            y = jnp.where(is_class[:, None], jax.nn.one_hot(batch.y, num_classes), jnp.nan)
+            y = averages.columns(batch.y, num_columns)
+            if jnp.issubdtype(batch.y.dtype, jnp.integer):
+                # The loss of a label that is no class is NaN, as elsewhere.
+                is_class = (batch.y >= 0) & (batch.y < num_columns)
+                y = jnp.where(is_class[:, None], y, jnp.nan)
 
             def objective(params: Halves) -> tuple[Array, Halves]:
                 def risk(x: Array, y: Array) -> tuple[Array, Halves]:
                     now = Variables(params, variables.stats)
                     outputs, stats = models.apply(model, now, x, batch.mask, True, key)
-                    return objectives.soft_cross_entropy(outputs, y, batch.mask), stats
+                    return loss(outputs, y, batch.mask), stats
 
                 x = mixed_inputs(batch.x)
                 return mixed_loss(risk, x, y, mean_x, mean_y, ratio=share, has_aux=True)

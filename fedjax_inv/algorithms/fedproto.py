@@ -24,6 +24,7 @@ from fedjax_inv.types import (
     Algorithm,
     Array,
     Batch,
+    Facts,
     Halves,
     Local,
     Loss,
@@ -36,6 +37,8 @@ from fedjax_inv.types import (
     Visit,
     Work,
 )
+
+FACTS = Facts(needs_classes=True)
 
 
 def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tuple[Array, Array]:

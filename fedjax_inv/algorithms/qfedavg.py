@@ -14,19 +14,17 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, local, models, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, models, objectives, servers
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
-    Batch,
     Cohort,
     Exchange,
     Loss,
     Model,
     Reply,
     Setup,
-    Shard,
     Tree,
     Variables,
     Visit,
@@ -107,15 +105,6 @@ def qfedavg(
     checks.integer("loss_batch_size", loss_batch_size)
     grad_fn = averaging.gradient(model, loss)
 
-    def loss_of(variables: Variables, shard: Shard) -> Array:
-        """F, the mean over all examples of a client."""
-
-        def total(batch: Batch) -> Array:
-            outputs = models.predict(model, variables, batch.x)
-            return loss(outputs, batch.y, batch.mask) * batch.mask.sum()
-
-        return local.fold(shard, total, batch_size=loss_batch_size) / jnp.maximum(shard.size, 1)
-
     def init_server(setup: Setup) -> servers.Server:
         return servers.init(server_optimizer, setup.variables)
 
@@ -123,9 +112,8 @@ def qfedavg(
         received = visit.message
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
         moved = optax.tree.sub(trained.local.variables, received)
-        delta, curvature = scaled_update(
-            moved.params, loss_of(received, visit.shard), q=q, step_size=step_size
-        )
+        value = averaging.mean_loss(model, loss, received, visit.shard, batch_size=loss_batch_size)
+        delta, curvature = scaled_update(moved.params, value, q=q, step_size=step_size)
         return Reply(visit.own, Upload(delta, curvature, moved.stats), trained.metrics)
 
     def update(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:

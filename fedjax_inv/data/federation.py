@@ -236,7 +236,7 @@ def split(
     train, valid, domain = [], [], []
     for part in parts:
         rows = rng.permutation(part)
-        size = _validation_size(len(rows), validation)
+        size = validation_size(len(rows), validation)
         valid.append(rows[:size])
         train.append(rows[size:])
         domains = np.unique(dataset.domain[rows])
@@ -305,7 +305,16 @@ def _check_disjoint(parts: Sequence[np.ndarray], to_deal: np.ndarray) -> None:
         )
 
 
-def _validation_size(size: int, validation: float) -> int:
+def validation_size(size: int, validation: float) -> int:
+    """Return how many of a client's examples are held out for validation.
+
+    Args:
+      size: n, how many examples the client has.
+      validation: the part to hold out, at least 0 and below 1.
+
+    Returns:
+      About validation n: at least 1 if n >= 2 and validation > 0, and never all.
+    """
     if validation == 0 or size < 2:
         return 0
     return min(max(1, round(validation * size)), size - 1)

@@ -297,7 +297,7 @@ def _winograd_3x3(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     # To [6, images, rows, counts[1], channels], then to [6, 6, images, *counts, channels].
     for count in reversed(counts):
         blocks = tiles.reshape(*tiles.shape[:2], count + 1, _PATCH, *tiles.shape[3:])
-        in_block = lax.unstack(blocks, axis=3)  # by the place in the block
+        in_block = jnp.unstack(blocks, axis=3)  # by the place in the block
         tiles = jnp.stack(
             [
                 lax.slice_in_dim(in_block[k % _PATCH], k // _PATCH, k // _PATCH + count, 1, 2)
@@ -312,8 +312,8 @@ def _winograd_3x3(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     )
     out = transform(_TO_PATCHES, products).reshape(_PATCH, _PATCH, images, *counts, features)
     rows, columns = (_PATCH * count for count in counts)
-    out = jnp.stack(lax.unstack(out), 3).reshape(_PATCH, images, rows, counts[1], features)
-    out = jnp.stack(lax.unstack(out), 3).reshape(images, rows, columns, features)
+    out = jnp.stack(jnp.unstack(out), 3).reshape(_PATCH, images, rows, counts[1], features)
+    out = jnp.stack(jnp.unstack(out), 3).reshape(images, rows, columns, features)
     return out[:, : sizes[0], : sizes[1]]
 
 
@@ -341,7 +341,7 @@ def _winograd_5x5(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     # One by one: `vmap` would make a loop, whose derivatives copy what they need.
     values = [
         _canonical(*pair, along_columns)
-        for pair in zip(lax.unstack(tiles), lax.unstack(kernels), strict=True)
+        for pair in zip(jnp.unstack(tiles), lax.unstack(kernels), strict=True)
     ]  # each [images, count, columns, features]
     # Elementwise: a matrix product is slower here.
     out = jnp.stack(

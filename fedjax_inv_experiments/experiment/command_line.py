@@ -213,7 +213,7 @@ def _help_text(about: str, values: flags.FlagValues) -> str:
         lines = [command.entry(name, _summary(names.factory(name))) for name in LISTED]
         parts.append("\n".join(["ALGORITHMS: --describe=NAME lists the settings", *lines]))
         listed = ", ".join(PAPERS)
-        parts.append(f"TABLES OF PAPERS: python -m experiments.papers.NAME, of {listed}")
+        parts.append(f"TABLES OF PAPERS: fedjax-inv paper NAME, of {listed}")
     return "\n\n".join(parts)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.flags import extras
 
 _LONGEST = 2000  # characters of a line
 
@@ -21,8 +22,8 @@ class Diverged(Exception):
 def in_one_line() -> Iterator[None]:
     """Ends the process with a line on stderr: bad input with status 2, a diverged run with 3.
 
-    A request that the operating system refuses, such as one that fills the disk, counts as bad
-    input. Any other error is a defect, which needs its traceback.
+    A request that the operating system refuses, such as one that fills the disk, and a missing
+    package of an extra count as bad input. Any other error is a defect, which needs its traceback.
     """
     try:
         with _held_tracebacks():
@@ -35,6 +36,11 @@ def in_one_line() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         remedy = _REMEDIES.get(error.errno, "mend that and start again")
         _fail(f"{where}{error.strerror}; {remedy}, what was done until then is kept", 2)
+    except ImportError as error:
+        line = extras.missing(error)
+        if line is None:
+            raise
+        _fail(line, 2)
     except Diverged as error:
         _fail(str(error), 3)
 

@@ -156,6 +156,7 @@ def _specs(path: str) -> Iterator[ModuleSpec]:
 
     `importlib.util.find_spec` would import the parents.
     """
+    _add_current_folder()
     places: list[str] | None = None
     name = ""
     for part in path.split("."):
@@ -176,6 +177,16 @@ def _specs(path: str) -> Iterator[ModuleSpec]:
         if inner is None:
             return
         places = [*inner]
+
+
+def _add_current_folder() -> None:
+    """Lets modules of the current folder be imported, after all others: none there replaces one.
+
+    `python -m` does so, before all others, at its start; `python -P` asks for neither.
+    """
+    folder = os.getcwd()
+    if not sys.flags.safe_path and folder not in sys.path:
+        sys.path.append(folder)
 
 
 def _spec(name: str, places: Any) -> ModuleSpec | None:

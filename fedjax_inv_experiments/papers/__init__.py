@@ -1,4 +1,4 @@
-"""The papers whose tables can be computed: python -m experiments.papers.NAME."""
+"""The papers whose tables can be computed: fedjax-inv paper NAME."""
 
 from fedjax_inv_experiments.experiment.command_line import PAPERS as LISTED
 

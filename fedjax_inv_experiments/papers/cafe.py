@@ -1,6 +1,6 @@
 """The tables and figures of CAFE (arXiv 2503.09116), with accuracies by group of clients.
 
-python -m experiments.papers.cafe --study=groups --data=fashion_mnist
+fedjax-inv paper cafe --study=groups --data=fashion_mnist
 
 Studies: methods (one column of Tables I to IV, and Fig. 5 and 6), frequency (Table II: how often
 half of the clients upload), imbalance (classes with long tails), groups (FedAvg and CAFE on clients
@@ -221,6 +221,17 @@ def _columns(result: RowResult) -> Cells:
     }
 
 
+def _scores(result: RowResult) -> study.ByHeading:
+    """The accuracies by which methods are compared."""
+    headings = {
+        "validation, %": "validation_accuracy",
+        "test, %": "test_accuracy",
+        "balanced, %": "balanced_accuracy",
+        "clients' tests, %": "client_accuracy",
+    }
+    return study.selected_scores(result, headings) | study.last_scores(result)
+
+
 NUMBERS = study.printed("cafe")
 
 
@@ -312,14 +323,14 @@ PAPER = study.Paper(
     "cafe",
     tuple(SETTINGS),
     {
-        "methods": Study(methods, _columns, numbers, _BY_ROUND),
+        "methods": Study(methods, _columns, numbers, _BY_ROUND, _scores),
         "frequency": Study(
             frequency, _columns, numbers, {"": draw_against("communication frequency")} | _GROUPS
         ),
         "imbalance": Study(imbalance, _columns, numbers, {"": draw_against("imbalance factor")}),
         "groups": Study(groups, _columns, numbers, {"": draw_groups}),
-        "ablation": Study(ablation, _columns, numbers, _BY_ROUND),
-        "drift": Study(drift, _columns, numbers, _BY_ROUND),
+        "ablation": Study(ablation, _columns, numbers, _BY_ROUND, _scores),
+        "drift": Study(drift, _columns, numbers, _BY_ROUND, _scores),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own partition and its own "

@@ -1,13 +1,13 @@
 """The tables and figures of FedCFA (Jiang et al. 2025, arXiv 2412.18904).
 
-python -m experiments.papers.fedcfa --study=methods --data=fashion_mnist
+fedjax-inv paper fedcfa --study=methods --data=fashion_mnist
 
 Studies: methods (Tables 1 to 3 and I to III, and Fig. 5, on one partition), partitions (the columns
 of those tables for FedAvg, FedMix and FedCFA), ablation (Table 4), hooks (Table 5), correlation
 (Table IV), loss_grid (Fig. 6), simpson (Fig. 4). Any flag of `sweep` applies to all rows:
 --alpha=0.2 --run_dir=ELSEWHERE is another partition. Table II is --data=femnist or sent140 with
 --dataset=PATH; Tiny-ImageNet is --data=cifar10_resnet with its PATH. Fig. I is partition.png in the
-folder of each row, and experiments.factors draws Fig. III.
+folder of each row, and `fedjax-inv factors` draws Fig. III.
 """
 
 from collections.abc import Callable, Sequence
@@ -337,6 +337,12 @@ def _selected(result: RowResult) -> Cells:
     }
 
 
+def _scores(result: RowResult) -> study.ByHeading:
+    """The accuracies by which methods are compared."""
+    headings = {"validation, %": "validation_accuracy", "test, %": "test_accuracy"}
+    return study.selected_scores(result, headings) | study.last_scores(result)
+
+
 def _compared(result: RowResult) -> Cells:
     """Test accuracy in each column of _COLUMNS."""
     return {
@@ -467,7 +473,7 @@ PAPER = study.Paper(
     "fedcfa",
     tuple(SETTINGS),
     {
-        "methods": Study(methods, _selected, numbers, _CURVES),
+        "methods": Study(methods, _selected, numbers, _CURVES, _scores),
         "partitions": Study(partitions, _selected, numbers, _CURVES),
         "ablation": Study(ablation, _compared, numbers, {"": draw_columns("losses")}),
         "hooks": Study(hooks, _selected, numbers, {"": draw_hooks}),

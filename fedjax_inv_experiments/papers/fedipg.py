@@ -1,6 +1,6 @@
 """The tables and figures of FedIPG (Hao et al. 2025, arXiv 2503.06158), and open questions.
 
-python -m experiments.papers.fedipg --study=colours --data=colored_mnist
+fedjax-inv paper fedipg --study=colours --data=colored_mnist
 
 Studies: first_look (where invariance helps), colours (FedIPG where its penalty acts, beside FL
 Games), regimes (where the penalty acts: local work x penalty x part of the network x estimator),
@@ -415,6 +415,38 @@ def _by_domain(result: RowResult) -> Cells:
     }
 
 
+def _scores(result: RowResult) -> study.ByHeading:
+    """The accuracies by which methods are compared."""
+    if len(result.cells) > 1:
+        return _scores_by_domain(result)
+    at = {run["seed"]: line for run, line in _selected(result, result.only)}
+    headings = {
+        "training domains, %": "validation_accuracy",
+        "test, %": "test_accuracy",
+        "worst domain, %": "worst_accuracy",
+    }
+    return study.scores(at, headings) | study.last_scores(result)
+
+
+def _scores_by_domain(result: RowResult) -> study.ByHeading:
+    """Test accuracy by held-out domain, their mean and the worst, of seeds in all domains."""
+    by_domain = {
+        cell.held_out: {run["seed"]: run["selected"]["test_accuracy"] for run in cell.runs}
+        for cell in result.cells
+    }
+    first, *others = by_domain.values()
+    tests = {
+        seed: [of[seed] for of in by_domain.values()]
+        for seed in first
+        if all(seed in of for of in others)
+    }
+    return {
+        **{f"{domain}, %": scores for domain, scores in by_domain.items()},
+        "mean, %": {seed: float(np.mean(of)) for seed, of in tests.items()},
+        "worst, %": {seed: min(of) for seed, of in tests.items()},
+    }
+
+
 def _with_penalty(cell: CellResult, penalty: float) -> list[Record]:
     return [run for run in cell.result["runs"] if run["hyper"]["penalty"] == penalty]
 
@@ -563,12 +595,14 @@ PAPER = study.Paper(
     "fedipg",
     DATA,
     {
-        "first_look": Study(first_look, _accuracies, numbers, {"_by_round": draw_by_round}),
-        "colours": Study(colours, _accuracies, numbers, {"_by_round": draw_by_round}),
+        "first_look": Study(
+            first_look, _accuracies, numbers, {"_by_round": draw_by_round}, _scores
+        ),
+        "colours": Study(colours, _accuracies, numbers, {"_by_round": draw_by_round}, _scores),
         "regimes": Study(regimes, _by_penalty, numbers, {"": draw_regimes}),
-        "domains": Study(domains, _accuracies, numbers),
+        "domains": Study(domains, _accuracies, numbers, scores=_scores),
         "penalties": Study(penalties, _by_penalty, numbers, {"": draw_penalties}),
-        "combinations": Study(combinations, _accuracies, numbers),
+        "combinations": Study(combinations, _accuracies, numbers, scores=_scores),
         "stains": Study(stains, _accuracies, numbers, {"": draw_stains}),
         "exit": Study(leaving, _exit_columns, numbers, {"": draw_exit}),
     },

@@ -1,6 +1,6 @@
 """The tables and figures of FL Games (Gupta et al. 2022, arXiv 2205.11101).
 
-python -m experiments.papers.fl_games --study=methods --data=colored_mnist
+fedjax-inv paper fl_games --study=methods --data=colored_mnist
 
 Studies: methods (Tables 1 and 4), mixes (the scales of SMOOTH), classes (Tables 2 and 3), clients
 (Figures 1b, 2a, 8 to 10), steps (Figures 17 to 20). Any flag of `sweep` applies to all rows
@@ -21,6 +21,7 @@ from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.papers import drawings, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult, Study
 from fedjax_inv_experiments.reporting import report
+from fedjax_inv_experiments.running.records import Record
 
 DATA = (
     *("colored_mnist", "colored_digits", "colored_fashion"),
@@ -118,16 +119,29 @@ def _continues(result: RowResult) -> bool:
     return result.config.watching.after_stop == "continue"
 
 
+def _ends(result: RowResult) -> dict[int, Record]:
+    """The evaluation at the stop of each seed that stopped, or at the end without a stop."""
+    runs = result.only.runs
+    if not result.config.watching.stop_below:
+        return {run["seed"]: run["last"] for run in runs}
+    return {run["seed"]: run["stops"][0] for run in runs if run["stops"][0]["round"]}
+
+
+def _scores(result: RowResult) -> study.ByHeading:
+    """The accuracies by which methods are compared."""
+    headings = {"test, %": "test_accuracy", "worst domain, %": "worst_accuracy"}
+    return study.scores(_ends(result), headings)
+
+
 def _columns(result: RowResult) -> Cells:
     """Accuracy and rounds at the stop by the first threshold, or at the end without a stop."""
     runs, logs = result.only.runs, result.only.logs
+    ends = [*_ends(result).values()]
     if result.config.watching.stop_below:
         stops = [run["stops"][0] for run in runs]
-        ends = [stop for stop in stops if stop["round"]]
         train = [stop["train_accuracy"] for stop in ends]
         when = f"{len(ends)}/{len(stops)} below {stops[0]['threshold']:g}"
     else:
-        ends = [run["last"] for run in runs]
         train = [lines[-1]["train_by_round"][-1] for lines in logs]
         when = "at the end"
     rounds = [each["round"] for each in ends]
@@ -211,8 +225,8 @@ PAPER = study.Paper(
     "fl_games",
     DATA,
     {
-        "methods": Study(methods, _columns, numbers, _BY_ROUND),
-        "mixes": Study(mixes, _columns, numbers, _BY_ROUND),
+        "methods": Study(methods, _columns, numbers, _BY_ROUND, _scores),
+        "mixes": Study(mixes, _columns, numbers, _BY_ROUND, _scores),
         "classes": Study(classes, _columns, numbers, _scaling("classes")),
         "clients": Study(clients, _columns, numbers, _scaling("training clients")),
         "steps": Study(steps, _columns, numbers, _BY_ROUND | _scaling("local steps a round")),

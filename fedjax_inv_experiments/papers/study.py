@@ -33,7 +33,8 @@ from fedjax_inv_experiments.flags.flag import (
 )
 from fedjax_inv_experiments.papers import drawings
 from fedjax_inv_experiments.parts import machine
-from fedjax_inv_experiments.reporting import report, run_report, tables
+from fedjax_inv_experiments.reporting import comparison, evaluations, report, run_report, tables
+from fedjax_inv_experiments.reporting.comparison import Column, Scores
 from fedjax_inv_experiments.running import divergence, files, launch, log, records
 from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
 from fedjax_inv_experiments.running.launch import Launch
@@ -83,6 +84,7 @@ class CellResult(NamedTuple):
     runs: list[RunResult]  # with the selected hyperparameters, one per seed; [] if none
     logs: list[list[Line]]  # the lines of metrics.jsonl of each of these runs
     result: Result  # of all runs
+    folder: Path = Path()
 
 
 class RowResult(NamedTuple):
@@ -107,6 +109,11 @@ class RowResult(NamedTuple):
 # (path of the picture, data set, rows) -> the line to print about the picture
 Draw = Callable[[Path, str, Sequence[RowResult]], str]
 Cells = dict[str, str]  # heading -> text, of a row of a table
+ByHeading = dict[str, Scores]  # the scores of a row by seed, for columns of its table
+
+
+def _no_scores(result: RowResult) -> ByHeading:
+    return {}
 
 
 class Study(NamedTuple):
@@ -116,6 +123,7 @@ class Study(NamedTuple):
     columns: Callable[[RowResult], Cells]  # our results
     numbers: Callable[[RowResult, str], Cells]  # the paper's, on a data set
     figures: Mapping[str, Draw] = {}  # by what follows the study in the picture's name
+    scores: Callable[[RowResult], ByHeading] = _no_scores  # if the rows compare methods
 
 
 class Paper(NamedTuple):
@@ -334,11 +342,14 @@ def run(
     for cell, result in zip(cells, results, strict=True):
         picked = report.choose(row.label, result, chosen.watching.select)
         if picked is None:
-            finished.append(CellResult(cell.held_out or "test", [], [], result))
+            held_out = cell.held_out or "test"
+            finished.append(CellResult(held_out, [], [], result, place / names[cell.name]))
             continue
         lines = log.read(place / names[cell.name], picked.runs[0].last.round)
         logs = [[line for line in lines if line.run == index] for index in picked.indices]
-        finished.append(CellResult(picked.held_out, picked.runs, logs, result))
+        finished.append(
+            CellResult(picked.held_out, picked.runs, logs, result, place / names[cell.name])
+        )
     return RowResult(row, chosen, finished)
 
 
@@ -367,13 +378,100 @@ def last_test(runs: Sequence[Any]) -> str:
     return percent([run["last"] for run in runs], "test_accuracy")
 
 
-def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> str:
-    """The table of a study, with a line per row."""
+def table(
+    paper: Paper, study: Study, data: str, results: Sequence[RowResult], form: str = "markdown"
+) -> str:
+    """The table of a study, with a line per row; what is best in a column of scores is marked."""
+    best = {column.heading: comparison.best(column) for column in compared(study, results)}
     lines = [line(paper, study, data, result) for result in results]
+    for each in lines:
+        for heading, found in best.items():
+            if each.get(heading):
+                each[heading] = found.mark(each[data], each[heading])
     lines += [{data: "optimal", **paper.optimum}] if paper.optimum else []
     headings = dict.fromkeys(heading for line in lines for heading in line)
     columns = {heading: operator.methodcaller("get", heading) for heading in headings}
-    return tables.table([line for line in lines if line], columns)
+    return tables.table([line for line in lines if line], columns, form=form)
+
+
+def compared(study: Study, results: Sequence[RowResult]) -> list[Column]:
+    """The scores of the rows, by the headings of the table, if the rows of a study are compared.
+
+    A row in which a seed of each setting diverged has the scores of the other seeds.
+    """
+    by_row = {}
+    for result in results:
+        cells = [_surviving(result, cell) for cell in result.cells]
+        if not all(cell.runs for cell in cells):
+            continue
+        seeds = dict.fromkeys(run.seed for cell in cells for run in cell.result.runs)
+        scores = study.scores(result._replace(cells=cells))
+        lacking = dict.fromkeys(seeds, np.nan)
+        by_row[result.row.label] = {name: lacking | dict(of) for name, of in scores.items()}
+    headings = dict.fromkeys(heading for scores in by_row.values() for heading in scores)
+    return [
+        Column(heading, {label: of[heading] for label, of in by_row.items() if heading in of})
+        for heading in headings
+    ]
+
+
+def _surviving(result: RowResult, cell: CellResult) -> CellResult:
+    """A cell, with the runs that did not diverge if nothing was selected."""
+    if cell.runs:
+        return cell
+    one = report.surviving(result.row.label, cell.result, result.config.watching.select)
+    return cell._replace(runs=one.runs) if one else cell
+
+
+def scores(of_seeds: Mapping[int, Any], headings: Mapping[str, str]) -> ByHeading:
+    """The accuracies of each seed's evaluation. headings: those of the table -> the accuracy."""
+    return {
+        heading: {seed: line[accuracy] for seed, line in of_seeds.items()}
+        for heading, accuracy in headings.items()
+    }
+
+
+def selected_scores(result: RowResult, headings: Mapping[str, str]) -> ByHeading:
+    """The accuracies of the selected evaluations of a row's only cell, as in `scores`."""
+    return scores({run["seed"]: run["selected"] for run in result.only.runs}, headings)
+
+
+def last_scores(result: RowResult) -> ByHeading:
+    """The test accuracies at the last round of a row's only cell."""
+    of_seeds = {run["seed"]: run["last"] for run in result.only.runs}
+    return scores(of_seeds, {"test at the last, %": "test_accuracy"})
+
+
+def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[RowResult]) -> str:
+    """Writes the tables of a study and the evaluations of its runs; returns the text to print.
+
+    path: the folder and the beginning of the files' names.
+    """
+    columns = compared(study, rows)
+    found = comparison.differences(columns)
+    parts = [lambda form: table(paper, study, data, rows, form)]
+    if any(comparison.best(column).first for column in columns):
+        parts.append(report.text_part(comparison.BEST))
+    parts += report.differences_parts(found)
+    cells = [
+        evaluations.Cell(row.row.label, row.config.watching.select, cell.folder, cell.result)
+        for row in rows
+        for cell in row.cells
+    ]
+    chosen = [report.choose(cell.label, cell.result, cell.rule) for cell in cells]
+    winners = [one for one in chosen if one]
+    # Games serve by the state of their stop, which no rule of selection looks at.
+    has_stops = any(row.config.watching.thresholds for row in rows)
+    if columns and len({one.label for one in winners}) > 1 and not has_stops:
+        parts.append(partial(report.winners_table, winners))
+    report.write_forms(path, [*parts, report.text_part(paper.caption)])
+    evaluations.write(path.with_name(f"{path.name}_runs.csv"), cells)
+    settings = [(cell.label, cell.result, cell.rule) for cell in cells]
+    report.write_grid(path.with_name(f"{path.name}_grid"), settings, f"{path.name}, {data}")
+    if found:
+        text = comparison.differences_csv(found)
+        files.write(path.with_name(f"{path.name}_differences.csv"), text)
+    return report.printed(parts)
 
 
 def percent(evaluations: Sequence[Any], accuracy: str) -> str:
@@ -444,10 +542,8 @@ def run_all(paper: Paper, options: Options) -> str:
                         ahead.begin(following.run.run_dir, partial(prepare, following, ahead))
                 _check_reached(row, options.folder / data)
                 results.append(run(row, chosen, ahead, write))
-            text = table(paper, study, data, results)
             folder = options.folder / data
-            files.write(folder / f"{name}.md", f"{text}\n\n{paper.caption}\n")
-            texts.append(partial(str, text))
+            texts.append(partial(str, write_tables(folder / name, paper, study, data, results)))
             for ending, draw in study.figures.items():
                 path = folder / f"{name}{ending}.png"
                 texts.append(draw_ahead(partial(draw, path, data, results)))

@@ -9,7 +9,6 @@ of its own clients; otherwise every device holds all of them (--hold).
 import dataclasses
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from jax.sharding import AxisType, Mesh
 
 from fedjax_inv import checks, platforms
 from fedjax_inv.devices import CLIENTS, RUNS, Layout, shape_of_mesh
+from fedjax_inv.platforms import cores
 from fedjax_inv_experiments.flags.flag import (
     SEED,
     at_least,
@@ -57,6 +57,12 @@ class Running:
     trust_code: tuple[str, ...] = trust_flag()
     checkpoint_every: int = flag(
         0, "Rounds between checkpoints, a multiple of eval_every; 0: eval_every.", at_least(0)
+    )
+    keep_checkpoints: str = flag(
+        "1",
+        "How many checkpoints stay at the end of a run: the newest ones, or all; --state=ROUND of "
+        "evaluate and export reads any of them.",
+        number_or("all", lowest=1),
     )
     nonfinite: str = flag(
         "stop",
@@ -151,44 +157,6 @@ def without_effect(chosen: Running) -> dict[str, str]:
     if chosen.num_processes == 1:
         idle["coordinator_address"] = "has no effect without --num_processes above 1"
     return idle
-
-
-def cores(root: Path = Path("/")) -> int:
-    """The cores that this process may use: by its affinity, its task of SLURM and its cgroups.
-
-    root: the folder in which proc and sys lie.
-    """
-    number = float(len(os.sched_getaffinity(0)))
-    of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")  # not all clusters confine a task to them
-    if is_whole(of_task, 1):
-        number = min(number, int(of_task))
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return int(number)
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        is_second = not controllers  # of version 2
-        if not (is_second or "cpu" in controllers.split(",")):
-            continue
-        base = root / "sys/fs/cgroup" if is_second else root / "sys/fs/cgroup/cpu"
-        inner = Path(path.lstrip("/"))
-        for folder in {base, *(base / each for each in (inner, *inner.parents))}:
-            number = min(number, _quota(folder, is_second=is_second))
-    return max(1, int(number))
-
-
-def _quota(folder: Path, *, is_second: bool) -> float:
-    """The cores of a cgroup, infinity without a quota. is_second: whether it is of version 2."""
-    try:
-        if is_second:
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            quota, period = ((folder / name).read_text() for name in names)
-        return int(quota) / int(period) if int(quota) > 0 else np.inf
-    except (OSError, ValueError):  # there is none, or it is "max"
-        return np.inf
 
 
 def prepare(chosen: Running) -> None:

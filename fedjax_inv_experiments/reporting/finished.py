@@ -19,7 +19,7 @@ from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
-from fedjax_inv_experiments.flags.flag import Range, check_different, flag
+from fedjax_inv_experiments.flags.flag import Range, check_different, flag, flag_error, is_whole
 from fedjax_inv_experiments.flags.names import facts
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import machine, selection, training
@@ -36,8 +36,14 @@ _SHAPES = 10_000  # bytes, at least, of the shapes of a broadcast
 
 def state_flag(default: str) -> Any:
     """The flag --state of all binaries that read a state of a run."""
-    allowed = Range(lambda state: state in STATES, f"one of {', '.join(STATES)}")
-    text = "best: the state that the run's --select selects; last: that of its end."
+    allowed = Range(
+        lambda state: state in STATES or is_whole(state, 1),
+        f"one of {', '.join(STATES)}, or the round of a checkpoint",
+    )
+    text = (
+        "best: the state that the run's --select selects; last: that of its end; a number: that "
+        "after this round, if its checkpoint was kept (--keep_checkpoints)."
+    )
     return flag(default, text, allowed)
 
 
@@ -98,7 +104,7 @@ class Runs:
             )
 
     def run(self, index: int, state: str) -> "OneRun":
-        """A run by its number in the cell, in one of STATES."""
+        """A run by its number in the cell, in one of STATES or after the round of a checkpoint."""
         return OneRun(self, index, state)
 
     def select(self, seed: int, number: int, state: str) -> "OneRun":
@@ -167,10 +173,47 @@ class Runs:
             return reader.selected(reader.latest(), shapes)
 
     @functools.cached_property
+    def lines(self) -> list[Line]:
+        """All evaluations of the runs."""
+        return log.read(self.path)
+
+    @functools.cached_property
     def last(self) -> Served:
         """The last states of all runs; raises UsageError if they cannot be read."""
+        return self._after(None)
+
+    def states(self, state: str) -> Served:
+        """The states of all runs, in one of STATES or after the round of a checkpoint.
+
+        Raises UsageError if there is no such checkpoint, or if it cannot be read.
+        """
+        if state in STATES:
+            return self.best if state == "best" else self.last
+        done = int(state)
+        self.check_round(done)
+        if done not in self._known:
+            self._known[done] = self._after(done)
+        return self._known[done]
+
+    def check_round(self, done: int) -> None:
+        """Raises UsageError unless there is a checkpoint of this round."""
+        there = checkpoints.rounds(self.path / "checkpoints")
+        if done not in there:
+            listed = ", ".join(map(str, there)) or "none"
+            text = (
+                f"must be one of {', '.join(STATES)}, or a round with a checkpoint in {self.path}: "
+            )
+            raise flag_error("state", done, text + listed)
+
+    @functools.cached_property
+    def _known(self) -> dict[int, Served]:
+        """The states that `states` has read, by round."""
+        return {}
+
+    def _after(self, done: int | None) -> Served:
+        """The states of all runs in a checkpoint, None for the newest."""
         with self._checkpoints("has no checkpoint any more; must have one") as reader:
-            states = reader.restore(reader.latest(), self.shapes)
+            states = reader.restore(reader.latest() if done is None else done, self.shapes)
             return jax.device_get(selected.of(states, self.algorithm().personal))
 
     @contextlib.contextmanager
@@ -185,7 +228,7 @@ class Runs:
 
 @dataclasses.dataclass(frozen=True)
 class OneRun:
-    """A run of a folder, in one of STATES."""
+    """A run of a folder, in one of STATES or after the round of a checkpoint."""
 
     runs: Runs
     index: int  # in the cell
@@ -224,6 +267,8 @@ class OneRun:
     def line(self) -> Line:
         """The evaluation of the state; raises UsageError if the run has no such state."""
         result, rule = self.runs.result.runs[self.index], self.runs.config.watching.select
+        if self.state not in STATES:
+            return self._line_after(int(self.state))
         best = self.state == "best"
         line = selection.picked(result, rule) if best else result.last
         if line is None or (result.diverged and not best):
@@ -231,13 +276,22 @@ class OneRun:
             raise UsageError(self.runs.where, ..., f"its run {self.name} {why}")
         return line
 
+    def _line_after(self, done: int) -> Line:
+        """The evaluation after the round of a checkpoint."""
+        self.runs.check_round(done)
+        mine = (line for line in self.runs.lines if line.run == self.index)
+        line = next(line for line in mine if line.round == done)
+        if line.diverged:
+            text = f"its run {self.name} had diverged by round {done}"
+            raise UsageError(self.runs.where, ..., text)
+        return line
+
     def served(self) -> Served:
         """The state: server [...], clients [C, ...] and round [], on the host.
 
         Raises UsageError if the run has no such state, or if it cannot be read.
         """
-        of_all = self.runs.best if self.state == "best" else self.runs.last
-        mine = jax.tree.map(lambda leaf: leaf[self.index], of_all)
+        mine = jax.tree.map(lambda leaf: leaf[self.index], self.runs.states(self.state))
         at = self.line().round
         if self.state == "best" and mine.round != at:
             raise UsageError(

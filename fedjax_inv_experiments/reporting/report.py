@@ -1,6 +1,7 @@
 """Tables of finished cells."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,9 +9,14 @@ import numpy as np
 
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.parts.selection import RULES
+from fedjax_inv_experiments.reporting import comparison
+from fedjax_inv_experiments.reporting.comparison import Column, Scores
+from fedjax_inv_experiments.reporting.tables import paragraph
 from fedjax_inv_experiments.reporting.tables import table as written
 from fedjax_inv_experiments.running import divergence, files
 from fedjax_inv_experiments.running.records import Line, Result, RunResult
+
+_Text = Callable[[str], str]  # from a method's name to a cell of a table
 
 
 def explained(rule: str) -> str:
@@ -32,6 +38,8 @@ class Chosen(NamedTuple):
     runs: list[RunResult]  # `selected`: what the rule picks, or the last evaluation
     indices: list[int]  # of the runs in the cell
     diverged: str  # how many runs of the cell diverged
+    rule: str = "validation"
+    left_out: tuple[int, ...] = ()  # the seeds that diverged, of a cell that `surviving` chose
 
     @property
     def selected(self) -> list[Line]:
@@ -43,9 +51,25 @@ class Chosen(NamedTuple):
         """The last evaluation of each seed."""
         return [run["last"] for run in self.runs]
 
+    @property
+    def setting(self) -> str:
+        """The selected hyperparameters in words."""
+        return ", ".join(f"{name}={value:g}" for name, value in self.hyper.items())
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What the rule compares settings by: seeds with an evaluation, and their mean score."""
+        count = sum(selection.picked(run, self.rule) is not None for run in self.runs)
+        return count, float(np.mean(self.over_seeds(RULES[self.rule].score)))
+
     def over_seeds(self, value: Callable[[Any], float]) -> list[float]:
         """A value of each seed's selected evaluation."""
         return [value(line) for line in self.selected]
+
+    def by_seed(self, value: Callable[[RunResult], float]) -> dict[int, float]:
+        """A value of each run, by seed; NaN for those that diverged."""
+        found = {run["seed"]: value(run) for run in self.runs}
+        return found | dict.fromkeys(self.left_out, np.nan)
 
 
 def choose(label: str, result: Any, rule: str = "validation") -> Chosen | None:
@@ -56,26 +80,44 @@ def choose(label: str, result: Any, rule: str = "validation") -> Chosen | None:
 
     result: a `records.Result`, or a plain dict with the same entries.
     """
+    whole = [each for each in divergence.settings(result["runs"]) if not each.num_diverged]
+    return _best_setting(label, result, rule, whole)
+
+
+def surviving(label: str, result: Any, rule: str) -> Chosen | None:
+    """The cell as `choose` selects, or else the setting with the most seeds that did not diverge.
+
+    The runs are those of these seeds. It serves the comparison of methods seed by seed.
+    """
+    one = choose(label, result, rule)
+    return one or _best_setting(label, result, rule, divergence.settings(result["runs"]))
+
+
+def _best_setting(
+    label: str, result: Any, rule: str, settings: Iterable[divergence.Setting]
+) -> Chosen | None:
+    """The setting in which the rule picks evaluations for most seeds, and of these the best."""
     diverged = divergence.count(result["runs"])
-    best, best_rank = None, (0, -1.0)
-    for setting in divergence.settings(result["runs"]):
-        runs = [result["runs"][index] for index in setting.indices]
-        picked = [selection.picked(run, rule) for run in runs]
-        count = sum(line is not None for line in picked)
-        if count == 0 or setting.num_diverged:
+    best: Chosen | None = None
+    for setting in settings:
+        every = {index: result["runs"][index] for index in setting.indices}
+        left_out = tuple(run["seed"] for run in every.values() if run["diverged"])
+        of = {index: run for index, run in every.items() if not run["diverged"]}
+        picked = [selection.picked(run, rule) for run in of.values()]
+        if all(line is None for line in picked):
             continue
         runs = [
             run | {"selected": run["last"] if line is None else line}
-            for run, line in zip(runs, picked, strict=True)
+            for run, line in zip(of.values(), picked, strict=True)
         ]
-        mean = float(np.mean([RULES[rule].score(run["selected"]) for run in runs]))
-        if (count, mean) > best_rank:
-            best = Chosen(label, _held_out(result), setting.hyper, runs, setting.indices, diverged)
-            best_rank = (count, mean)
+        held_out = held_out_of(result)
+        one = Chosen(label, held_out, setting.hyper, runs, [*of], diverged, rule, left_out)
+        if best is None or one.rank > best.rank:
+            best = one
     return best
 
 
-def _held_out(result: Any) -> str:
+def held_out_of(result: Any) -> str:
     """The held-out domain, or the name of the test split in the evaluations of a result."""
     if result["cell"]["held_out"] is not None:
         return result["cell"]["held_out"]
@@ -114,77 +156,106 @@ def tests(lines: Sequence[Line]) -> str:
     return percent([line.test_accuracy for line in lines])
 
 
+def scores(chosen: Sequence[Chosen], held_outs: Sequence[str]) -> list[Column]:
+    """The scores by which the main table compares methods, with a column for each.
+
+    They are the test accuracies on each held-out domain, their mean and the worst of them, and the
+    mean at the last round. With a single held-out domain, the mean is left out, and the worst
+    domain is the worst of all domains, those for validation, too.
+    """
+    by_label: dict[str, dict[str, Chosen]] = {}
+    for one in chosen:
+        by_label.setdefault(one.label, {})[one.held_out] = one
+
+    def column(
+        heading: str,
+        value: Callable[[RunResult], float],
+        join: Callable[[Sequence[float]], Any] = np.mean,
+    ) -> Column:
+        """A value of each run, joined over the held-out domains, where a method has all of them."""
+        joined: dict[str, Scores] = {}
+        for label, ones in by_label.items():
+            each = [one.by_seed(value) for one in ones.values()]
+            if len(each) == len(held_outs):
+                shared = [seed for seed in each[0] if all(seed in other for other in each)]
+                joined[label] = {seed: join([of[seed] for of in each]) for seed in shared}
+        return Column(heading, joined)
+
+    def test(run: RunResult) -> float:
+        return run["selected"]["test_accuracy"]
+
+    of_domains = [
+        Column(
+            held_out,
+            {label: of[held_out].by_seed(test) for label, of in by_label.items() if held_out in of},
+        )
+        for held_out in held_outs
+    ]
+    if len(held_outs) > 1:
+        over = [column("mean", test), column("worst domain", test, np.min)]
+    else:
+        over = [column("worst domain", lambda run: run["selected"]["worst_accuracy"])]
+    last = column("at the last round", lambda run: run["last"]["test_accuracy"])
+    return [*of_domains, *over, last]
+
+
 def table(
     chosen: Sequence[Chosen],
     paper: Mapping[str, str],
     cells: Mapping[tuple[str, str], str] | None = None,
     diverged: Mapping[str, str] | None = None,
+    form: str = "markdown",
 ) -> str:
     """The main table: the test accuracies at the selected evaluations, a row per algorithm.
 
     The columns are each held-out domain, their mean and the worst one, then the mean selected round
-    and the mean accuracy at the last round, and how many runs diverged.
+    and the mean accuracy at the last round, and how many runs diverged. What is best in a column of
+    accuracies is marked (`comparison.Best`).
 
     paper: algorithm -> its number in a paper.
     cells: (label, held-out domain) of each cell -> the text if nothing was chosen.
     diverged: label -> how many of its runs diverged; without it there is no such column.
+    form: one of `tables.FORMS`.
     """
     cells = cells or {(one.label, one.held_out): "" for one in chosen}
     held_outs = list(dict.fromkeys(held_out for _, held_out in cells))
-    by_label = {
-        label: {one.held_out: one for one in chosen if one.label == label} for label, _ in cells
-    }
+    labels = list(dict.fromkeys(label for label, _ in cells))
+    *tests, last = map(_marked, scores(chosen, held_outs))
+    if len(held_outs) == 1:
+        del tests[1]  # the worst of all domains stands in the table by domain
+    columns: list[tuple[str, _Text]] = [("held-out accuracy, %", str)]
+    for held_out, (_, text) in zip(held_outs, tests, strict=False):
 
-    def test_of(held_out: str) -> Callable[[str], str]:
-        def text(label: str) -> str:
-            one = by_label[label].get(held_out)
-            return tests(one.selected) if one else cells.get((label, held_out), "")
+        def or_why(label: str, held_out: str = held_out, text: _Text = text) -> str:
+            return text(label) or cells.get((label, held_out), "")
 
-        return text
+        columns.append((held_out, or_why))
+    columns += tests[len(held_outs) :]
 
-    def over_domains(
-        value: Callable[[Chosen], list[float]],
-        join: Callable[..., Any],
-        text: Callable[[Sequence[float]], str],
-    ) -> Callable[[str], str]:
-        """The column of a value per seed, joined over held-out domains; empty if a domain lacks it.
+    def at_round(label: str) -> str:
+        ones = [one for one in chosen if one.label == label]
+        if len(ones) < len(held_outs):
+            return ""
+        return spread(np.mean([one.over_seeds(lambda line: line["round"]) for one in ones], 0))
 
-        join: reduces [domains, seeds] along the first axis.
-        """
-
-        def joined(label: str) -> str:
-            ones = by_label[label].values()
-            return (
-                text(join([value(one) for one in ones], 0)) if len(ones) == len(held_outs) else ""
-            )
-
-        return joined
-
-    def test(one: Chosen) -> list[float]:
-        return [line.test_accuracy for line in one.selected]
-
-    columns: list[tuple[str, Callable[[str], str]]] = [
-        ("held-out accuracy, %", lambda label: label),
-        *((held_out, test_of(held_out)) for held_out in held_outs),
-    ]
-    if len(held_outs) > 1:
-        columns.append(("mean", over_domains(test, np.mean, percent)))
-        columns.append(("worst domain", over_domains(test, np.min, percent)))
-    columns += [
-        (
-            "at round",
-            over_domains(lambda one: [line.round for line in one.selected], np.mean, spread),
-        ),
-        (
-            "at the last round",
-            over_domains(lambda one: [line.test_accuracy for line in one.last], np.mean, percent),
-        ),
-    ]
+    columns += [("at round", at_round), last]
     if diverged:
         columns.append(("runs diverged", lambda label: diverged[label]))
     if paper:
         columns.append(("paper", lambda label: paper.get(label.split()[0], "")))
-    return written(by_label, columns)
+    return written(labels, columns, form=form)
+
+
+def _marked(column: Column) -> tuple[str, _Text]:
+    """A column of a table: mean and standard deviation of each method, marked for the best."""
+    best = comparison.best(column)
+
+    def text(label: str) -> str:
+        if label not in column.scores:
+            return ""
+        return best.mark(label, percent([*column.scores[label].values()]))
+
+    return column.heading, text
 
 
 def _if_chosen(text: Callable[[Chosen], str]) -> Callable[[Chosen | Missing], str]:
@@ -197,29 +268,29 @@ def _or_why(text: Callable[[Chosen], str]) -> Callable[[Chosen | Missing], str]:
     return lambda one: text(one) if isinstance(one, Chosen) else one.why
 
 
-def domains_table(cells: Sequence[Chosen | Missing]) -> str:
+def domains_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
     """The accuracies by domain at the selected evaluation: test if held out, else validation.
 
     cells: all of one held-out domain; in one of them at least, something was chosen.
     """
     held_out = cells[0].held_out
-    first = next(one for one in cells if isinstance(one, Chosen))
+    ones = [one for one in cells if isinstance(one, Chosen)]
 
-    def of(name: str) -> Callable[[Chosen | Missing], str]:
-        return _or_why(lambda one: percent([line.domains[name].accuracy for line in one.selected]))
+    def column(heading: str, value: Callable[[Line], float], why: bool = True) -> Any:
+        by_label = {one.label: one.by_seed(lambda run: value(run["selected"])) for one in ones}
+        _, text = _marked(Column(heading, by_label))
+        return heading, lambda one: text(one.label) or (one.why if why else "")
 
-    columns: list[tuple[str, Callable[[Chosen | Missing], str]]] = [
+    def of(name: str) -> Any:
+        heading = f"{name} (held out)" if name == held_out else name
+        return column(heading, lambda line: line["domains"][name]["accuracy"])
+
+    columns = [
         ("accuracy by domain, %", lambda one: one.label),
-        *(
-            (f"{name} (held out)" if name == held_out else name, of(name))
-            for name in first.selected[0].domains
-        ),
-        (
-            "worst domain",
-            _if_chosen(lambda one: percent([line.worst_accuracy for line in one.selected])),
-        ),
+        *map(of, ones[0].selected[0].domains),
+        column("worst domain", lambda line: line["worst_accuracy"], why=False),
     ]
-    return written(cells, columns)
+    return written(cells, columns, form=form)
 
 
 class _Stopped(NamedTuple):
@@ -231,7 +302,7 @@ class _Stopped(NamedTuple):
     stops: list[Any]  # a `records.Stop` of each seed that stopped
 
 
-def stops_table(cells: Sequence[Chosen | Missing]) -> str:
+def stops_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
     """The evaluations at the stop, a row per cell and threshold, over the seeds that stopped."""
     rows = []
     for one in cells:
@@ -266,15 +337,16 @@ def stops_table(cells: Sequence[Chosen | Missing]) -> str:
             "worst domain, %": over(lambda stop: stop.worst_accuracy, percent),
             "held out at the last round, %": lambda row: last(row.cell),
         },
+        form=form,
     )
 
 
-def choices_table(cells: Sequence[Chosen | Missing]) -> str:
+def choices_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
     """The selected hyperparameters and rounds, their validation accuracy, and their cost."""
     columns: dict[str, Callable[[Chosen | Missing], str]] = {
         "algorithm": lambda one: one.label,
         "held out": lambda one: one.held_out,
-        "selected": _or_why(lambda one: ", ".join(f"{k}={v:g}" for k, v in one.hyper.items())),
+        "selected": _or_why(lambda one: one.setting),
         "at round": _if_chosen(lambda one: ", ".join(str(line.round) for line in one.selected)),
         "validation, %": _if_chosen(
             lambda one: percent([line.validation_accuracy for line in one.selected])
@@ -291,7 +363,31 @@ def choices_table(cells: Sequence[Chosen | Missing]) -> str:
         columns["rounds with a client dropped"] = _if_chosen(
             lambda one: ", ".join(str(line.dropped or 0) for line in one.last)
         )
-    return written(cells, columns)
+    return written(cells, columns, form=form)
+
+
+def winners(chosen: Sequence[Chosen]) -> list[Chosen]:
+    """The best method and setting for each held-out domain, compared as settings are."""
+    best: dict[str, Chosen] = {}
+    for one in chosen:
+        if one.held_out not in best or one.rank > best[one.held_out].rank:
+            best[one.held_out] = one
+    return list(best.values())
+
+
+def winners_table(chosen: Sequence[Chosen], form: str = "markdown") -> str:
+    """The best method and setting for each held-out domain, and their accuracies."""
+    columns: dict[str, Callable[[Chosen], str]] = {
+        "best over methods, held out": lambda one: one.held_out,
+        "method": lambda one: one.label,
+        "setting": lambda one: one.setting,
+        "at round": lambda one: spread(one.over_seeds(lambda line: line["round"])),
+        "validation, %": lambda one: percent(
+            one.over_seeds(lambda line: line["validation_accuracy"])
+        ),
+        "held out, %": lambda one: percent(one.over_seeds(lambda line: line["test_accuracy"])),
+    }
+    return written(winners(chosen), columns, form=form)
 
 
 class _SettingRow(NamedTuple):
@@ -300,6 +396,7 @@ class _SettingRow(NamedTuple):
     label: str
     held_out: str
     setting: divergence.Setting
+    is_selected: bool
     picked: list[Line]  # the evaluations of the seeds that did not diverge
 
     def mean(self, accuracy: str) -> str:
@@ -307,24 +404,32 @@ class _SettingRow(NamedTuple):
         return percent([line[accuracy] for line in self.picked]) if self.picked else "diverged"
 
 
-def settings_table(results: Sequence[tuple[str, Result]], rule: str, form: str = "markdown") -> str:
-    """How many runs of each setting diverged, and the accuracies of the others.
+def settings_table(results: Sequence[tuple[str, Result, str]], form: str = "markdown") -> str:
+    """A row for each setting: whether it is selected, its diverged runs, and the others' scores.
 
-    results: (label, result) of each cell. rule: the rule of selection. form: one of `tables.FORMS`.
+    results: (label, result, rule of selection) of each cell. form: one of `tables.FORMS`.
     """
     rows = []
-    for label, result in results:
+    for label, result, rule in results:
+        one = choose(label, result, rule)
         for setting in divergence.settings(result.runs):
             runs = [result.runs[index] for index in setting.indices]
             picked = [selection.picked(run, rule) or run.last for run in runs if not run.diverged]
-            rows.append(_SettingRow(label, _held_out(result), setting, picked))
+            is_selected = one is not None and one.indices == setting.indices
+            rows.append(_SettingRow(label, held_out_of(result), setting, is_selected, picked))
     columns: dict[str, Callable[[_SettingRow], str]] = {
         "algorithm": lambda row: row.label,
         "held out": lambda row: row.held_out,
         "setting": lambda row: row.setting.text,
+        "selected": lambda row: "yes" if row.is_selected else "",
         "runs diverged": lambda row: f"{row.setting.num_diverged} of {len(row.setting.indices)}",
+        "at round": lambda row: spread([line.round for line in row.picked]) if row.picked else "",
         "validation of the others, %": lambda row: row.mean("validation_accuracy"),
         "held out of the others, %": lambda row: row.mean("test_accuracy"),
+        "worst domain of the others, %": lambda row: row.mean("worst_accuracy"),
+        "MB sent": lambda row: (
+            f"{np.mean([line.bytes for line in row.picked]) / 1e6:.1f}" if row.picked else ""
+        ),
     }
     return written(rows, columns, form=form)
 
@@ -332,7 +437,7 @@ def settings_table(results: Sequence[tuple[str, Result]], rule: str, form: str =
 def _diverged(results: Sequence[tuple[str, Result]]) -> str:
     """The text about diverged runs; "" if there are none."""
     texts = [
-        f"{label}, held out {_held_out(result)}: {divergence.text(result.runs)}."
+        f"{label}, held out {held_out_of(result)}: {divergence.text(result.runs)}."
         for label, result in results
         if any(run.diverged for run in result.runs)
     ]
@@ -340,6 +445,40 @@ def _diverged(results: Sequence[tuple[str, Result]]) -> str:
         return ""
     rule = "A setting with a diverged seed is never selected."
     return "\n".join([*texts, f"{rule} Remedy: {divergence.REMEDY}."])
+
+
+Part = Callable[[str], str]  # from one of `tables.FORMS` to a table or a paragraph
+
+
+def text_part(text: str) -> Part:
+    """A paragraph between tables."""
+    return partial(paragraph, text)
+
+
+def write_forms(path: Path, parts: Sequence[Part]) -> None:
+    """Writes parts as Markdown and as LaTeX. path: without the ending of a file's name."""
+    for form, ending, head in (
+        ("markdown", ".md", []),
+        ("latex", ".tex", [r"% needs \usepackage{booktabs}"]),
+    ):
+        text = "\n\n".join([*head, *(part(form) for part in parts)])
+        files.write(path.with_name(path.name + ending), f"{text}\n")
+
+
+def write_grid(path: Path, results: Sequence[tuple[str, Result, str]], title: str) -> None:
+    """Writes the table of all settings, unless there is only one.
+
+    results: as for `settings_table`. path: as for `write_forms`.
+    """
+    if sum(len(divergence.settings(result.runs)) for _, result, _ in results) > 1:
+        write_forms(path, [text_part(title), partial(settings_table, results)])
+
+
+def differences_parts(found: Sequence[comparison.Difference]) -> list[Part]:
+    """The table of the differences between methods, if there are any, and its explanation."""
+    if not found:
+        return []
+    return [partial(comparison.differences_table, found), text_part(comparison.DIFFERENCES)]
 
 
 def write(
@@ -350,41 +489,62 @@ def write(
     paper: Mapping[str, str],
     rule: str = "validation",
 ) -> str:
-    """Writes table.md, and returns its first table and a text about diverged runs.
+    """Writes the tables, and returns those that compare methods and a text about diverged runs.
+
+    The files are table.md and grid.md, both also as .tex, and differences.csv.
 
     results: (label, result) of each cell. rule: the rule of selection.
     """
     results = list(results)
+    with_rule = [(label, result, rule) for label, result in results]
     cells: list[Chosen | Missing] = []
     for label, result in results:
-        none = Missing(label, _held_out(result), why_none(result), divergence.count(result.runs))
+        none = Missing(label, held_out_of(result), why_none(result), divergence.count(result.runs))
         cells.append(choose(label, result, rule) or none)
     ones = [one for one in cells if isinstance(one, Chosen)]
-    missing = {(label, _held_out(result)): why_none(result) for label, result in results}
+    missing = {(label, held_out_of(result)): why_none(result) for label, result in results}
     diverged = _diverged(results)
-    by_setting = settings_table(results, rule)
+    about_diverged = [text_part(diverged)] if diverged else []
+    write_grid(folder / "grid", with_rule, title)
     if not ones:
         text = "every run diverged"
         if not all(run.diverged for _, result in results for run in result.runs):
             text = "a seed of every setting diverged"
         if "none" in missing.values():
             text = f"nothing to select by {rule}: no seed of any setting has such an evaluation"
-        text = "\n\n".join([text, diverged, by_setting]) if diverged else text
-        files.write(folder / "table.md", text + "\n")
-        return text
+        by_setting = [partial(settings_table, with_rule)] if diverged else []
+        parts: list[Part] = [text_part(text), *about_diverged, *by_setting]
+        write_forms(folder / "table", parts)
+        return printed(parts)
     counts = {}
     if diverged:
         for label, _ in results:
             runs = [run for other, result in results if other == label for run in result.runs]
             counts[label] = divergence.count(runs)
-    test = table(ones, paper, missing, counts)
-    parts = [f"# {title}", test]
-    if len({one.held_out for one in cells}) == 1:
-        parts.append(domains_table(cells))
+    held_outs = list(dict.fromkeys(one.held_out for one in cells))
+    comparing: list[Part] = [partial(table, ones, paper, missing, counts)]
+    if any(comparison.best(column).first for column in scores(ones, held_outs)):
+        comparing.append(text_part(comparison.BEST))
+    compared = [surviving(*each) for each in with_rule]
+    found = comparison.differences(scores([one for one in compared if one], held_outs))
+    if found:
+        files.write(folder / "differences.csv", comparison.differences_csv(found))
+    comparing += differences_parts(found)
+    if len({one.label for one in ones}) > 1:
+        comparing.append(partial(winners_table, ones))
+    parts = [
+        lambda form: paragraph(f"# {title}" if form == "markdown" else title, form),
+        *comparing,
+    ]
+    if len(held_outs) == 1:
+        parts.append(partial(domains_table, cells))
     if ones[0].runs[0].stops is not None:
-        parts.append(stops_table(cells))
-    parts += [explained(rule), choices_table(cells)]
-    if diverged:
-        parts += [diverged, by_setting]
-    files.write(folder / "table.md", "\n\n".join(parts) + "\n")
-    return f"{test}\n\n{diverged}" if diverged else test
+        parts.append(partial(stops_table, cells))
+    parts += [text_part(explained(rule)), partial(choices_table, cells), *about_diverged]
+    write_forms(folder / "table", parts)
+    return printed([*comparing, *about_diverged])
+
+
+def printed(parts: Sequence[Part]) -> str:
+    """Parts as text for the screen."""
+    return "\n\n".join(part("markdown") for part in parts)

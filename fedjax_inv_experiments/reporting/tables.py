@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -11,6 +12,13 @@ Row = TypeVar("Row")
 _STYLES = {"markdown": "github", "latex": "latex_booktabs"}  # tabulate's names
 FORMS = (*_STYLES, "csv")
 
+# Characters that no text has stand around a bold or italic text until the table is written.
+_BOLD, _ITALIC = ("\ue000", "\ue001"), ("\ue002", "\ue003")
+_MARKS = {
+    "markdown": {_BOLD: ("**", "**"), _ITALIC: ("*", "*")},
+    "latex": {_BOLD: (r"\textbf{", "}"), _ITALIC: (r"\textit{", "}")},
+    "csv": {_BOLD: ("", ""), _ITALIC: ("", "")},
+}
 
 Columns = Mapping[str, Callable[[Row], object]] | Sequence[tuple[str, Callable[[Row], object]]]
 
@@ -39,13 +47,49 @@ def table(
     if form == "csv":
         file = io.StringIO()
         csv.writer(file, lineterminator="\n").writerows([headings, *lines])
-        return file.getvalue().rstrip("\n")
+        return _marked(file.getvalue().rstrip("\n"), form)
     if form == "markdown":  # an unescaped bar would end the cell
-        headings, *lines = [[text.replace("|", "\\|") for text in x] for x in (headings, *lines)]
+        lines = [[_marked(text, form).replace("|", "\\|") for text in line] for line in lines]
+        headings = [heading.replace("|", "\\|") for heading in headings]
     alignments = ["left", *[align] * (len(headings) - 1)] if lines else None
-    return tabulated.tabulate(
+    text = tabulated.tabulate(
         lines, headings, tablefmt=_STYLES[form], disable_numparse=True, colalign=alignments
     )
+    if form == "latex":
+        # At the beginning of a row these would be arguments of the row before.
+        text = re.sub(r"^( *)([\[*])", r"\1{}\2", text, flags=re.MULTILINE)
+        return _in_mathematics(_marked(text, form))
+    return text
+
+
+def bold(text: str) -> str:
+    """A cell that a table in Markdown or LaTeX shows in bold."""
+    return text.join(_BOLD)
+
+
+def italic(text: str) -> str:
+    """A cell that a table in Markdown or LaTeX shows in italics."""
+    return text.join(_ITALIC)
+
+
+def paragraph(text: str, form: str = "markdown") -> str:
+    """A text between tables, in Markdown or LaTeX."""
+    if form == "markdown":
+        return text
+    escaped = "".join(tabulated.LATEX_ESCAPE_RULES.get(character, character) for character in text)
+    return _in_mathematics(escaped)
+
+
+def _marked(text: str, form: str) -> str:
+    for characters, marks in _MARKS[form].items():
+        for character, mark in zip(characters, marks, strict=True):
+            text = text.replace(character, mark)
+    return text
+
+
+def _in_mathematics(text: str) -> str:
+    """A text for LaTeX, whose older versions lack these characters."""
+    return text.replace("±", r"$\pm$")
 
 
 def _text(cell: object) -> str:

@@ -35,7 +35,11 @@ _RENAMED = {"heard": "broadcast_history", "beside": "side"}
 
 
 class Checkpoints:
-    """The checkpoints of a cell's runs; those of the last two rounds stay on the disk."""
+    """The checkpoints of a cell's runs.
+
+    While the cell runs, those of the last two rounds stay on the disk, or more with
+    --keep_checkpoints.
+    """
 
     def __init__(self, folder: Path, config: Config, cell: Cell, *, reads: bool = False) -> None:
         """config, cell: those of the runs. reads: whether the folder is only read.
@@ -50,7 +54,10 @@ class Checkpoints:
         if not reads:
             files.check_no_links_in(folder)
             check_place("run_dir", folder, is_folder=True)
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, read_only=reads)
+        kept = config.run.keep_checkpoints
+        self._kept = None if kept == "all" else int(kept)  # None: all
+        most = None if self._kept is None else max(2, self._kept)
+        options = ocp.CheckpointManagerOptions(max_to_keep=most, read_only=reads)
         with _written(folder):
             self._manager = ocp.CheckpointManager(
                 folder.absolute(), options=options, item_names=(*ITEMS, _ABOUT)
@@ -107,12 +114,12 @@ class Checkpoints:
         )
 
     def finish(self) -> None:
-        """Waits until the newest checkpoint is written, and deletes the others."""
+        """Waits until the newest checkpoint is written, and deletes those that shall not stay."""
         with _written(self._folder):
             self._manager.wait_until_finished()
-        for done in self._manager.all_steps():
-            if done != self.latest():
-                self._manager.delete(done)
+        there = sorted(self._manager.all_steps())
+        for done in there[: -self._kept] if self._kept else []:
+            self._manager.delete(done)
 
     def close(self) -> None:
         """Waits until all checkpoints are written."""

@@ -29,7 +29,7 @@ _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOT
 _FIGURES = ("curves", "domains", "clients", "gradients", "partition")
 _OF_SWEEP = (
     "result.json",
-    "table.md",
+    *("table.md", "table.tex", "grid.md", "grid.tex", "runs.csv", "differences.csv"),
     *(f"{n}{e}" for n in _FIGURES for e in (".png", ".pdf") if n != "partition"),
 )
 # The files of a process that died before its run began.
@@ -53,6 +53,7 @@ _HOW = {
         "select",
         "tensorboard",
         "trust_code",
+        "keep_checkpoints",
     ),
 }
 # These and the flags that the cell contains.

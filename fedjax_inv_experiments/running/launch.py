@@ -26,6 +26,7 @@ from fedjax_inv_experiments.parts.training import Sizes
 from fedjax_inv_experiments.running import (
     checkpoints,
     chunks,
+    disk,
     events,
     files,
     initial,
@@ -84,7 +85,10 @@ def prepared(config: Config, folder: Path, *, in_folders: bool) -> "Launch":
     places = _places(assembled, folder, in_folders)
     if is_gone:
         _check_started(config, places.values())
-    _finished(assembled, places)  # before the lock, whose file must not lie in another run's folder
+    # Before the lock, whose file must not lie in another run's folder.
+    results = _finished(assembled, places)
+    todo = [cell for cell in assembled.cells if results[cell.name] is None]
+    disk.check(assembled, folder, places, todo)
     return Launch(assembled, folder, places)
 
 
@@ -227,7 +231,7 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
     if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
         raise UsageError(
             "train runs one algorithm, held-out domain and value of each hyperparameter; "
-            "for several: python -m experiments.sweep, with the same flags"
+            "for several: fedjax-inv sweep, with the same flags"
         )
     return {cells[0].name: folder}
 

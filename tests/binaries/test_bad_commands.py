@@ -622,7 +622,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --run_dir=/dev/null", "--run_dir=/dev/null: is a file, must be a folder"),
     ("train --run_dir={data}/folders", "--run_dir=.*/folders: is neither empty nor a run"),
     ("train --run_dir={data}/damaged", ".*/damaged/config.json: is damaged"),
-    ("train --held_out=all", ".*python -m experiments.sweep"),
+    ("train --held_out=all", ".*fedjax-inv sweep"),
     ("train --fluffy=1", "--fluffy: unknown; --help lists"),
     ("train --round=1", "--round: unknown; did you mean --rounds"),
     ("train --rounds", "--rounds: must have a value"),
@@ -668,6 +668,15 @@ COMMANDS: list[tuple[str, str]] = [
         )
     ),
     (f"evaluate --run={'x' * 5000}", "--run=xxx.*: must be the folder of a finished run"),
+    (
+        "train --keep_checkpoints=all --rounds=9000000 --eval_every=1 --widths=1000,1000",
+        "--keep_checkpoints=all: needs up to .* GB of disk, but .* GB left; must be fewer",
+    ),
+    ("evaluate --run={data}/finished --state=0", "--state=0: must be .* the round of a checkpoint"),
+    *(
+        (f"train --keep_checkpoints={count}", "--keep_checkpoints=.*: must be all or a number of")
+        for count in ("0", "-1", "last", "2.5", "")
+    ),
     ("evaluate --run={data}/finished --state=middle", "--state=middle: must be one of best, last"),
     ("evaluate --run={data}/finished --data_dir=/data", "--data_dir=/data: has no effect"),
     ("evaluate --run={data}/finished --rounds=5", "--rounds: unknown"),

@@ -413,7 +413,7 @@ def test_train_refuses_a_grid(tmp_path: Path, refusal: Refusal) -> None:
     ]
     for changes in grids:
         chosen = config.of(run_dir=str(tmp_path / "run"), **changes)
-        assert "experiments.sweep" in refusal(train.train, chosen)
+        assert "fedjax-inv sweep" in refusal(train.train, chosen)
 
 
 def test_bad_npz_files(tmp_path: Path, refusal: Refusal) -> None:

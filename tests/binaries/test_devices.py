@@ -186,10 +186,10 @@ def test_two_tasks_of_slurm_give_the_bits_of_one_process(tmp_path: Path) -> None
 
     The tasks share the clients.
     """
-    python = tmp_path / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    command = tmp_path / ".venv/bin/fedjax-inv"
+    command.parent.mkdir(parents=True)
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m fedjax_inv_experiments "$@"\n')
+    command.chmod(0o755)
     environment = os.environ | {
         "PATH": f"{Path(__file__).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
@@ -201,9 +201,9 @@ def test_two_tasks_of_slurm_give_the_bits_of_one_process(tmp_path: Path) -> None
     flags = ["--algorithm=scaffold", "--seeds=0", "--environment=none", "--clients=4"]
     flags += ["--widths=8", "--rounds=4", "--eval_every=2", "--batch_size=64"]
 
-    def run(folder: Path, *command: str | Path) -> dict[str, Path]:
+    def run(folder: Path, *words: str | Path) -> dict[str, Path]:
         done = subprocess.run(
-            [*command, *flags, f"--run_dir={folder}"],
+            [*words, *flags, f"--run_dir={folder}"],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
@@ -214,7 +214,7 @@ def test_two_tasks_of_slurm_give_the_bits_of_one_process(tmp_path: Path) -> None
         return {path.parent.name: path.parent for path in folder.glob("*/metrics.jsonl")}
 
     together = run(tmp_path / "two", "sh", ROOT / "examples/slurm.sh")
-    alone = run(tmp_path / "one", python, "-m", "experiments.sweep", "--devices=1")
+    alone = run(tmp_path / "one", command, "sweep", "--devices=1")
     (first,), (second,) = together.values(), alone.values()
     assert metrics(first) == metrics(second)
     chex.assert_trees_all_equal(states(first, 4), states(second, 4))

@@ -172,7 +172,7 @@ def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def test_a_run_folder_is_complete(trained: Ran) -> None:
     assert {path.name for path in trained.folder.iterdir()} == {
         *("config.json", "chunks.json", "metrics.jsonl", "result.json", "checkpoints", ".lock"),
-        "table.md",
+        *("table.md", "table.tex", "runs.csv"),
         *(
             f"{name}{ending}"
             for name in ("curves", "domains", "partition", "gradients")
@@ -420,7 +420,8 @@ def test_a_marked_run_is_never_selected(
     assert "every run diverged" in told
     assert "every run diverged" in (tmp_path / "table.md").read_text()
     run_figures.write(tmp_path, [("fedipg", folder / "fedipg-80", result)], title="")
-    assert [path.name for path in tmp_path.iterdir()] == ["table.md"]
+    names = {f"{name}{ending}" for name in ("table", "grid") for ending in (".md", ".tex")}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_a_sweep_keeps_finished_cells(

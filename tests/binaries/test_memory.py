@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -12,7 +13,7 @@ from fedjax_inv_experiments.experiment import assemble, config, memory
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.reporting import run_report
-from fedjax_inv_experiments.running import launch
+from fedjax_inv_experiments.running import disk, launch
 
 NETWORK = 4 * (64 * 8 + 8 + 8 * 10 + 10)  # bytes of an mlp of 8 units on digits
 
@@ -140,3 +141,37 @@ def test_a_paper_looks_at_memory_before_it_runs(
     with pytest.raises(UsageError, match="of memory"):
         launch.run(chosen(), folder, in_folders=False, report=run_report.write)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_disk_is_looked_at_for_all_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assembled = assemble.assemble(chosen(rounds=12, eval_every=5, seeds=(0, 1)))
+    (cell,) = assembled.cells
+    ready = assembled.prepare(cell)
+    states = jax.eval_shape(program.make(ready.experiment).init, assembled.data, ready.inputs)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(states))
+    size += 2 * (NETWORK + 4)  # the selected networks of two seeds and their rounds
+    left: list[int] = []
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: SimpleNamespace(free=left[-1]))
+
+    def look(count: str, free: int) -> None:
+        left.append(free)
+        kept = config.changed(assembled.config, keep_checkpoints=count)
+        disk.check(assembled._replace(config=kept), tmp_path, {cell.name: tmp_path}, [cell])
+
+    def needs(count: str, needed: int) -> None:
+        look(count, needed)
+        message = f"^--keep_checkpoints={count}: needs up to .* of disk, but .* left; "
+        with pytest.raises(UsageError, match=message):
+            look(count, needed - 1)
+
+    look("1", 0)  # the last one alone is not looked at
+    needs("2", 2 * size)
+    needs("all", 3 * size)  # after 5, 10 and 12 rounds
+    (tmp_path / "checkpoints" / "10").mkdir(parents=True)
+    needs("all", size)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(disk, "_LARGE", size)
+    look("all", size)
+    assert capsys.readouterr().err.startswith(f"{tmp_path}: checkpoints need up to ")

@@ -26,9 +26,9 @@ SMALL = (
 
 
 def entries(table: str) -> list[list[str]]:
-    """The cells of a table's rows, without headers."""
+    """The cells of a table's rows, without headers and bold marks."""
     return [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]
+        [cell.strip(" *") for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]
     ]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import slow
 from fedjax_inv import models, rounds
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.program import Training
@@ -22,7 +23,7 @@ from fedjax_inv_experiments import evaluate, explain, export
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts.selection import RULES
 from fedjax_inv_experiments.reporting import finished
-from fedjax_inv_experiments.running import selected
+from fedjax_inv_experiments.running import checkpoints, loop, selected
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
 from runs import Ran, go_on, halved, line, metrics, no_figures, parsed, ran, states
@@ -125,11 +126,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ran, dict[
 def served(run: Ran, folder: Path, done: int) -> Served:
     """The selected states in a folder's checkpoint."""
     like = jax.eval_shape(run.job.program.init, run.job.data, run.job.inputs)
-    checkpoints = Checkpoints(folder / "checkpoints", run.job.config, run.job.cell, reads=True)
+    reader = Checkpoints(folder / "checkpoints", run.job.config, run.job.cell, reads=True)
     try:
-        return checkpoints.selected(done, selected.of(like, run.job.personal))
+        return reader.selected(done, selected.of(like, run.job.personal))
     finally:
-        checkpoints.close()
+        reader.close()
 
 
 def test_a_finished_run_holds_its_last_and_its_selected_state(
@@ -160,6 +161,84 @@ def test_it_is_the_same_however_often_the_run_is_stopped(
     assert max(line["round"] for line in metrics(folder)) == 3
     go_on(run.job, folder)
     chex.assert_trees_all_equal(served(run, folder, 6), served(run, run.folder, 6))
+
+
+def keeping(job: loop.Job, count: str) -> loop.Job:
+    return job._replace(config=config.changed(job.config, keep_checkpoints=count))
+
+
+def kept_rounds(folder: Path) -> list[int]:
+    return checkpoints.rounds(folder / "checkpoints")
+
+
+@pytest.fixture(scope="module")
+def kept(
+    whole: tuple[Ran, dict[int, Served]], tmp_path_factory: pytest.TempPathFactory
+) -> finished.Runs:
+    """The same runs with all their checkpoints, stopped after the first round."""
+    job = keeping(whole[0].job, "all")
+    folder = halved(job, tmp_path_factory.mktemp("kept") / "run")
+    return finished.open("run", go_on(job, folder))
+
+
+def test_all_checkpoints_stay_and_change_nothing(
+    whole: tuple[Ran, dict[int, Served]], kept: finished.Runs
+) -> None:
+    run, seen = whole
+    assert kept_rounds(kept.path) == [1, 2, 3, 4, 5, 6]
+    assert metrics(kept.path) == metrics(run.folder)
+    chex.assert_trees_all_equal(states(kept.path, 6), states(run.folder, 6))
+    for done in (1, 4, 6):
+        for index in (0, 1):
+            one = kept.run(index, str(done))
+            assert (one.line().round, one.line().run) == (done, index)
+            expected = jax.tree.map(lambda a, i=index: a[i], seen[done])
+            chex.assert_trees_all_equal(one.served(), expected)
+    for state in ("7", "99999"):
+        with pytest.raises(UsageError, match=f"^--state={state}: .*: 1, 2, 3, 4, 5, 6$"):
+            kept.run(0, state).line()
+    diverged = [each | {"diverged": each.round > 3} for each in kept.lines]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(kept.__dict__, "lines", diverged)
+        assert kept.run(0, "3").line().round == 3
+        with pytest.raises(UsageError, match=r"its run seed=0 had diverged by round 4$"):
+            kept.run(0, "4").line()
+
+
+def test_the_newest_checkpoints_stay(
+    whole: tuple[Ran, dict[int, Served]], kept: finished.Runs, tmp_path: Path
+) -> None:
+    run, _ = whole
+    folder = go_on(keeping(run.job, "4"), tmp_path / "run")
+    assert kept_rounds(folder) == [3, 4, 5, 6]
+    # Another number of them does not make another run.
+    shutil.copytree(kept.path, tmp_path / "all")
+    assert kept_rounds(go_on(keeping(run.job, "2"), tmp_path / "all")) == [5, 6]
+    assert metrics(tmp_path / "all") == metrics(folder)
+
+
+def test_the_state_after_a_round_is_evaluated_and_exported(
+    whole: tuple[Ran, dict[int, Served]], kept: finished.Runs, tmp_path: Path
+) -> None:
+    picked = [told["selected"]["round"] for told in whole[0].runs]
+    done = next(round for round in range(1, 6) if round not in picked)
+    with no_figures():
+        evaluate.run(evaluate.Options(str(kept.path), str(done)))
+    scored = json.loads((kept.path / f"evaluation-{done}.json").read_text())
+    accuracies = [each.test_accuracy for each in kept.lines if each.round == done]
+    for got, accuracy in zip(scored["runs"], accuracies, strict=True):
+        assert got["round"] == done
+        assert got["domains"]["80"]["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    for state in (str(done), str(picked[0])):
+        export.run(export.Options(str(kept.path), state, str(tmp_path)))
+        about = json.loads((tmp_path / "seed=0" / "model.json").read_text())
+        assert about["run"] == {"folder": str(kept.path), "state": state, "round": int(state)}
+        assert about["selected"] == {
+            "rule": "validation",
+            "round": picked[0],
+            "setting": {"learning_rate": 2.0, "server_learning_rate": 1.0},
+            "is_exported": int(state) == picked[0],
+        }
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,20 @@
 """A run folder is data: a binary runs code that it names only if the command names it, too."""
 
 import importlib
+import importlib.machinery
 import json
 import os
 import py_compile
 import shutil
 import sys
+import types
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pytest
 from absl import flags
 
@@ -549,3 +552,28 @@ def test_the_record_names_the_distribution_of_a_package() -> None:
     found = provenance.code(["msgspec.json:decode", "sys:exit"])
     assert found["msgspec.json:decode"].versions == {"msgspec": msgspec.__version__}
     assert found["sys:exit"] == records.Module("sys", None)
+
+
+def test_code_in_the_current_folder_comes_after_all_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code_of_this_folder.py").write_text("network = 3")
+    (tmp_path / "numpy.py").write_text("raise AssertionError('imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    before = [*sys.path]
+    assert outside.imported("model", "code_of_this_folder:network") == 3
+    assert outside.digest("numpy:array") == outside.digest("numpy:zeros") is not None
+    assert sys.path == [*before, str(tmp_path)]
+    found = importlib.machinery.PathFinder.find_spec("numpy")
+    assert found is not None
+    assert str(found.origin) == np.__file__
+    assert outside.imported("model", "numpy:array") is np.array
+
+
+def test_python_p_hides_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    safe = types.SimpleNamespace(flags=types.SimpleNamespace(safe_path=True), path=["elsewhere"])
+    monkeypatch.setattr(outside, "sys", safe)
+    outside._add_current_folder()
+    assert safe.path == ["elsewhere"]

@@ -122,3 +122,145 @@ def test_cross_entropy_of_soft_labels_is_the_mean_over_classes() -> None:
         match=r"^logits=float32 \(4, 3\): .* labels=float32 \(4, 2\) must have the same shape$",
     ):
         objectives.soft_cross_entropy(jnp.asarray(logits), jnp.ones((4, 2)), jnp.asarray(mask))
+
+
+# Labels and values, against NumPy in float64.
+
+RNG = np.random.default_rng(1)
+OUTPUTS = (RNG.normal(size=(5, 3)) * 3).astype(np.float32)
+LABELS = RNG.random((5, 3)) < 0.5
+VALUES = RNG.normal(size=(5, 3)).astype(np.float32)
+CLASSES = RNG.integers(0, 3, 5)
+MASK = np.array([True, True, False, True, True])
+
+
+def _softmax(x):
+    return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+
+
+def _sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def _of_class(x, y):
+    return np.take_along_axis(_softmax(x), y[:, None], 1)[:, 0]
+
+
+def _of_labels(x, y):
+    return np.where(y, _sigmoid(x), 1 - _sigmoid(x))
+
+
+def _huber(error, delta):
+    return np.where(abs(error) <= delta, error**2 / 2, delta * (abs(error) - delta / 2))
+
+
+TABLE = {
+    "smoothed": (
+        objectives.smoothed_cross_entropy(0.2),
+        CLASSES,
+        lambda x, y: -((0.8 * np.eye(3)[y] + 0.2 / 3) * np.log(_softmax(x))).sum(1),
+    ),
+    "not smoothed": (
+        objectives.smoothed_cross_entropy(0.0),
+        CLASSES,
+        lambda x, y: -np.log(_of_class(x, y)),
+    ),
+    "smoothed means": (
+        objectives.smoothed_cross_entropy(0.2),
+        _softmax(VALUES),
+        lambda x, y: -((0.8 * y + 0.2 / 3) * np.log(_softmax(x))).sum(1),
+    ),
+    "focal of classes": (
+        objectives.focal(2.0),
+        CLASSES,
+        lambda x, y: -((1 - _of_class(x, y)) ** 2) * np.log(_of_class(x, y)),
+    ),
+    "focal of labels": (
+        objectives.focal(0.5),
+        LABELS,
+        lambda x, y: (-((1 - _of_labels(x, y)) ** 0.5) * np.log(_of_labels(x, y))).mean(1),
+    ),
+    "binary": (
+        objectives.binary_cross_entropy,
+        LABELS,
+        lambda x, y: -np.log(_of_labels(x, y)).mean(1),
+    ),
+    "squared": (objectives.squared_error, VALUES, lambda x, y: ((x - y) ** 2).mean(1)),
+    "absolute": (objectives.absolute_error, VALUES, lambda x, y: abs(x - y).mean(1)),
+    "huber": (objectives.huber(1.5), VALUES, lambda x, y: _huber(x - y, 1.5).mean(1)),
+    "label accuracy": (
+        objectives.label_accuracy,
+        LABELS,
+        lambda x, y: ((x > 0) == y).mean(1),
+    ),
+    "exact match": (objectives.exact_match, LABELS, lambda x, y: ((x > 0) == y).all(1)),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_an_objective_follows_numpy(name) -> None:
+    objective, y, naive = TABLE[name]
+    expected = naive(OUTPUTS.astype(np.float64), y)[MASK].mean()
+    dirty = np.where(MASK[:, None], OUTPUTS, np.nan)
+    for outputs in (OUTPUTS, dirty):
+        value, grads = jax.value_and_grad(objective)(jnp.asarray(outputs), jnp.asarray(y), MASK)
+        np.testing.assert_allclose(value, expected, rtol=2e-6)
+        assert np.isfinite(np.asarray(grads)[MASK]).all()
+    assert objective(jnp.asarray(OUTPUTS), jnp.asarray(y), np.zeros(5, bool)) == 0
+
+
+@pytest.mark.parametrize("name", ["focal of labels", "binary", "squared", "huber", "absolute"])
+def test_a_nan_under_the_mask_reaches_no_gradient(name) -> None:
+    objective, y, _ = TABLE[name]
+    hidden = ~MASK[:, None]
+    y = np.where(hidden, np.nan, y) if y.dtype == np.float32 else y
+    outputs = jnp.where(hidden, jnp.nan, OUTPUTS)
+    grads = jax.grad(objective)(outputs, jnp.asarray(y), MASK)
+    np.testing.assert_array_equal(grads[2], 0)
+    assert jnp.isfinite(grads).all()
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_the_focal_loss_of_a_certain_prediction_has_a_finite_gradient(gamma) -> None:
+    logits, mask = jnp.array([[200.0, -200.0], [-200.0, 200.0]]), np.ones(2, bool)
+    for targets in (jnp.array([0, 0]), jnp.array([[True, False], [True, False]])):
+        value, grads = jax.value_and_grad(objectives.focal(gamma))(logits, targets, mask)
+        assert jnp.isfinite(value)
+        assert jnp.isfinite(grads).all()
+    # Without the exponent it is the cross-entropy.
+    value = objectives.focal(gamma)(logits / 100, jnp.array([0, 0]), mask)
+    if gamma == 0:
+        expected = objectives.cross_entropy(logits / 100, jnp.array([0, 0]), mask)
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+def test_one_value_may_have_an_axis_or_not() -> None:
+    y, mask = jnp.asarray(VALUES[:, 0]), MASK
+    each = [
+        objectives.squared_error(outputs, targets, mask)
+        for outputs in (OUTPUTS[:, 0], OUTPUTS[:, :1])
+        for targets in (y, y[:, None])
+    ]
+    assert len({float(value) for value in each}) == 1
+
+
+@pytest.mark.parametrize(
+    ("outputs", "y", "mask", "words"),
+    [
+        ((5, 3), (5,), (5,), r"^outputs=.*: must be \[B, K\], and y=.* or \[B\] for K = 1$"),
+        ((5, 3), (4, 3), (5,), r"^outputs=.*: must be \[B, K\]"),
+        ((5, 3, 1), (5, 3, 1), (5,), r"^outputs=.*: must be \[B, K\]"),
+        ((5, 3), (5, 3), (4,), r"^mask=.*: must be bool \[5\]$"),
+    ],
+)
+def test_values_of_other_shapes_are_refused(outputs, y, mask, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        objectives.squared_error(jnp.ones(outputs), jnp.ones(y), jnp.ones(mask, bool))
+
+
+def test_the_defaults_fit_their_tasks() -> None:
+    for task, (loss, score) in objectives.DEFAULTS.items():
+        assert task in score.tasks
+        y = {"classes": CLASSES, "labels": LABELS, "values": VALUES}[task]
+        for function in (loss, score.function):
+            assert jnp.isfinite(function(jnp.asarray(OUTPUTS), jnp.asarray(y), MASK))

@@ -66,6 +66,8 @@ _KERNEL = "a kernel on arrays, called in compiled programs, whose shapes JAX che
 _CHECK = "a check of any value, which test_checks tries"
 _OF_RUN = "called by the engine alone, with records of its own"
 _NOTHING = "takes no argument"
+_OF_FIT = "a part of `fit`, whose arguments test_fitting tries"
+_FORMS = ("of_arrays", "splits_of_arrays", "splits_of_dataset")
 
 EXEMPT = {
     **dict.fromkeys(
@@ -74,6 +76,7 @@ EXEMPT = {
             *("aggregators.by_size", "aggregators.uniform", "averaging.embedding"),
             *("permutation.at", "local.take_batch", "models.wrappers.unit_range"),
             *(f"averages.{name}" for name in ("chunk_means", "split_means", "of_shard", "draw")),
+            "averages.columns",
             *(f"algorithms.cafe.{name}" for name in ("unit", "leading_direction", "orthogonal")),
             *(f"algorithms.cafe.{name}" for name in ("rows_over_norms", "without", "calibrate")),
             *("algorithms.cafe.logits", "algorithms.exit_strategy.contribution"),
@@ -96,6 +99,11 @@ EXEMPT = {
         _KERNEL,
     ),
     **{name: _CHECK for name in FUNCTIONS if name.startswith("checks.")},
+    **{
+        name: "a law or its part, called with a case, which `testing.check` makes"
+        for name in FUNCTIONS
+        if name.startswith("testing.") and name != "testing.report.check"
+    },
     **dict.fromkeys(
         (
             *("averaging.risk", "devices.placement.local_view", "rounds.check_num_clients"),
@@ -111,6 +119,14 @@ EXEMPT = {
     ),
     **dict.fromkeys(("aggregators.total", "aggregators.stacked", "platforms.on_cpu"), _NOTHING),
     **dict.fromkeys(("platforms.on_tpu", "devices.loops.compiler_options"), _NOTHING),
+    "fitting.call.fit": "test_fitting tries its arguments",
+    **dict.fromkeys(
+        (name for name in FUNCTIONS if name.startswith("fitting.") and name != "fitting.call.fit"),
+        _OF_FIT,
+    ),
+    **dict.fromkeys((f"data.clients.{name}" for name in _FORMS), _OF_FIT),
+    "data.federation.validation_size": "called by `split` and `fit`, which check its arguments",
+    "platforms.cores": "takes a folder, which its own tests try",
     "data.prepare.main": "a command line, which its own tests try",
     "data.leaf.files": "called by `sources.load` alone, with a path",
     "data.leaf.femnist": "called by `sources.load` alone, with what `files` found",
@@ -144,6 +160,7 @@ LOGITS = {
     "labels": jnp.array([0, 2]),
     "mask": jnp.array([True, False]),
 }
+VALUES = {"outputs": jnp.ones((2, 3)), "y": jnp.ones((2, 3)), "mask": jnp.array([True, False])}
 
 
 @functools.cache
@@ -514,9 +531,27 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "models.wrappers.normalised": lambda: {"model": MODEL, "mean": (0.5,), "std": (0.5,)},
     "models.wrappers.computed_in": lambda: {"model": MODEL, "dtype": "bfloat16"},
     "models.wrappers.augmented": lambda: {"model": MODEL, "augment": lambda x, key: x},
+    "testing.report.check": lambda: {
+        "factory": fedavg.fedavg,
+        "hyperparameters": {"weighting": "size"},
+        "model": MODEL,
+        "learning_rate": 0.1,
+        "data": None,
+        "laws": ["the_factory_returns_an_algorithm"],
+        "breaks": {},
+        "tell": None,
+    },
     "objectives.masked_mean": lambda: {"values": jnp.ones(2), "mask": jnp.ones(2, bool)},
     "objectives.cross_entropy": lambda: LOGITS,
     "objectives.accuracy": lambda: LOGITS,
+    "objectives.binary_cross_entropy": lambda: {**LOGITS, "labels": jnp.ones((2, 3), bool)},
+    "objectives.label_accuracy": lambda: {**LOGITS, "labels": jnp.ones((2, 3), bool)},
+    "objectives.exact_match": lambda: {**LOGITS, "labels": jnp.ones((2, 3), bool)},
+    "objectives.squared_error": lambda: VALUES,
+    "objectives.absolute_error": lambda: VALUES,
+    "objectives.smoothed_cross_entropy": lambda: {"label_smoothing": 0.1},
+    "objectives.focal": lambda: {"gamma": 2.0},
+    "objectives.huber": lambda: {"delta": 1.0},
     "objectives.soft_cross_entropy": lambda: {**LOGITS, "labels": jnp.ones((2, 3)) / 3},
     "permutation.draw": lambda: {"key": KEY},
     "platforms.products_at": lambda: {"precision": "high"},

@@ -1,0 +1,126 @@
+"""Agnostic federated learning: weights of clients that rise where the loss is large.
+
+    q <- project(q + step_size R(w))         onto the simplex
+    w <- w + sum q_i (w_i - w) / sum q_i     over the cohort, with the q before its step
+
+q has an entry for each client and starts uniform. R_i(w) is the mean loss of client i's examples at
+the received network, and 0 for clients that do not attend.
+
+Mohri et al. 2019, "Agnostic Federated Learning" (arXiv 1902.00146): descent on w and ascent on q
+for the worst mixture of domains. The paper takes one gradient step on w; we train as in FedAvg, so
+that one full-batch step is the paper's. Its mixture is over domains, here over clients: the two are
+the same where each client has a domain.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_inv import aggregators, averaging, checks, models, objectives, servers
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Exchange,
+    Loss,
+    Model,
+    Reply,
+    Setup,
+    Tree,
+    Variables,
+    Visit,
+    Work,
+)
+
+
+class Message(NamedTuple):
+    """The message of the server."""
+
+    variables: Variables
+    mixture: Array  # [C] q
+
+
+class Upload(NamedTuple):
+    """The upload of a client."""
+
+    delta: Tree  # q_i x the change of `Variables` by local training
+    loss: Tree  # [] R_i at the received network
+
+
+def ascend(mixture: Array, losses: Array, step_size: float | Array) -> Array:
+    """Return the point [C] of the simplex nearest to mixture + step_size losses.
+
+    Args:
+      mixture: q, [C], on the simplex.
+      losses: R, [C].
+      step_size: the step of the ascent.
+
+    Raises:
+      UsageError: for a negative step_size.
+    """
+    checks.real("step_size", step_size)
+    return optax.projections.projection_simplex(mixture + step_size * losses)
+
+
+def afl(
+    model: Model,
+    work: Work,
+    *,
+    step_size: float | Array = 0.01,
+    loss_batch_size: int = 64,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+) -> Algorithm:
+    """Return agnostic federated learning (Mohri et al. 2019).
+
+    Args:
+      model: the network.
+      work: local training.
+      step_size: the step of the mixture; 0 is FedAvg with weighting="uniform".
+      loss_batch_size: examples at once in the pass for R_i; it changes only time and memory.
+      loss: the objective of local training, and R.
+      server_optimizer: the server's optimizer, on the mean delta.
+
+    Raises:
+      UsageError: for values out of range.
+    """
+    checks.real("step_size", step_size)
+    checks.integer("loss_batch_size", loss_batch_size)
+    grad_fn = averaging.gradient(model, loss)
+
+    def init_server(setup: Setup) -> servers.Server:
+        mixture = jnp.full(setup.num_clients, 1 / setup.num_clients)
+        return servers.init(server_optimizer, setup.variables, mixture)
+
+    def client(visit: Visit) -> Reply:
+        received, mixture = visit.message
+        value = averaging.mean_loss(model, loss, received, visit.shard, batch_size=loss_batch_size)
+        trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
+        delta = optax.tree.sub(trained.local.variables, received)
+        weighted = optax.tree.scale(mixture[visit.shard.who], delta)
+        return Reply(visit.own, Upload(weighted, value), trained.metrics)
+
+    def update(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
+        del cohort
+        mixture, losses = server.side, total.loss
+        weight = jnp.where(losses.present, mixture[losses.who], 0).sum()
+        # If the cohort has no weight at all, nothing moves.
+        delta = optax.tree.scale(1 / jnp.where(weight > 0, weight, 1), total.delta)
+        risks = jnp.zeros_like(mixture).at[losses.who].add(losses.values)
+        server = servers.update(server_optimizer, server, delta)
+        return server._replace(side=ascend(mixture, risks, step_size))
+
+    exchange = Exchange(
+        lambda server: Message(server.variables, server.side),
+        client,
+        Upload(aggregators.total(), aggregators.stacked()),
+        update,
+    )
+    return Algorithm(
+        init_server,
+        lambda server, who: (),
+        (exchange,),
+        lambda server, own, x: models.predict(model, server.variables, x),
+        network=lambda server: server.variables,
+    )

@@ -1,0 +1,149 @@
+"""FedDG-GA: weights of clients that rise where averaging harms a client's own loss.
+
+    gap_i = R_i(averaged network) - R_i(own network after its training)
+    a_i <- a_i + step (gap_i - mean gap) / max_j |gap_j - mean gap|,   then max(a_i, 0), sum 1
+    step = step_size (1 - round / num_rounds), at least 0
+
+a has an entry for each client and starts uniform; R_i is the mean loss of the client's training
+examples in evaluation mode. A round has two exchanges: clients train and are averaged by a, then
+they measure their gaps at the averaged network, which the next round sends again.
+
+Zhang et al. 2023, "Federated Domain Generalization with Generalization Adjustment" (CVPR). The
+paper has all clients in each round. We chose: only clients that attend change their weight,
+and a cohort is averaged by its own weights, divided by their sum.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_inv import aggregators, averaging, checks, models, objectives, servers
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Exchange,
+    Loss,
+    Model,
+    Reply,
+    Setup,
+    Tree,
+    Variables,
+    Visit,
+    Work,
+)
+
+
+class Weights(NamedTuple):
+    """The server's own state."""
+
+    of_clients: Array  # [C] a, on the simplex
+    round: Array  # [] float32, rounds since the start
+
+
+class Message(NamedTuple):
+    """The message of the first exchange."""
+
+    variables: Variables
+    weights: Array  # [C] a
+
+
+class Upload(NamedTuple):
+    """The upload of the first exchange."""
+
+    delta: Tree  # a_i x the change of `Variables` by local training
+    weight: Tree  # [] a_i
+
+
+def adjusted(weights: Array, gaps: Array, attends: Array, step: float | Array) -> Array:
+    """Return the weights [C] after a step along the gaps.
+
+    Args:
+      weights: a, [C], on the simplex.
+      gaps: [C].
+      attends: [C] bool, whose gaps count; the weights of others only change by the sum's division.
+      step: the size of the step.
+    """
+    mean = jnp.where(attends, gaps, 0).sum() / jnp.maximum(attends.sum(), 1)
+    apart = jnp.where(attends, gaps - mean, 0)
+    largest = jnp.abs(apart).max()
+    moved = jnp.maximum(weights + step * apart / jnp.where(largest > 0, largest, 1), 0)
+    total = moved.sum()
+    return jnp.where(total > 0, moved / jnp.where(total > 0, total, 1), weights)
+
+
+def feddg_ga(
+    model: Model,
+    work: Work,
+    *,
+    step_size: float | Array = 0.2,
+    num_rounds: int = 100,
+    loss_batch_size: int = 64,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+) -> Algorithm:
+    """Return FedAvg with generalisation adjustment (Zhang et al. 2023).
+
+    Args:
+      model: the network.
+      work: local training.
+      step_size: the first step of the weights, the paper's d; 0 is FedAvg with
+        weighting="uniform".
+      num_rounds: rounds until the step is 0, normally all rounds of the run.
+      loss_batch_size: examples at once in the passes for R_i; it changes only time and memory.
+      loss: the objective of local training, and R.
+      server_optimizer: the server's optimizer, on the mean delta.
+
+    Raises:
+      UsageError: for values out of range.
+    """
+    checks.real("step_size", step_size)
+    checks.integer("num_rounds", num_rounds)
+    checks.integer("loss_batch_size", loss_batch_size)
+    grad_fn = averaging.gradient(model, loss)
+
+    def risk(variables: Variables, visit: Visit) -> Array:
+        return averaging.mean_loss(model, loss, variables, visit.shard, batch_size=loss_batch_size)
+
+    def init_server(setup: Setup) -> servers.Server:
+        uniform = jnp.full(setup.num_clients, 1 / setup.num_clients)
+        return servers.init(server_optimizer, setup.variables, Weights(uniform, jnp.zeros(())))
+
+    def train(visit: Visit) -> Reply:
+        received, weights = visit.message
+        trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
+        weight, own = weights[visit.shard.who], trained.local.variables
+        delta = optax.tree.scale(weight, optax.tree.sub(own, received))
+        return Reply(risk(own, visit), Upload(delta, weight), trained.metrics)
+
+    def average(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
+        del cohort
+        weight = jnp.where(total.weight > 0, total.weight, 1)
+        return servers.update(server_optimizer, server, optax.tree.scale(1 / weight, total.delta))
+
+    def measure(visit: Visit) -> Reply:
+        return Reply(visit.own, risk(visit.message, visit) - visit.own, {})
+
+    def adjust(server: servers.Server, found: aggregators.Stack, cohort: Cohort) -> servers.Server:
+        del cohort
+        weights, round = server.side
+        gaps = jnp.zeros_like(weights).at[found.who].add(found.values)
+        attends = jnp.zeros(weights.shape, int).at[found.who].add(found.present) > 0
+        step = step_size * jnp.maximum(1 - round / num_rounds, 0)
+        return server._replace(side=Weights(adjusted(weights, gaps, attends, step), round + 1))
+
+    training = Exchange(
+        lambda server: Message(server.variables, server.side.of_clients),
+        train,
+        Upload(aggregators.total(), aggregators.total()),
+        average,
+    )
+    measuring = Exchange(lambda server: server.variables, measure, aggregators.stacked(), adjust)
+    return Algorithm(
+        init_server,
+        lambda server, who: jnp.zeros(()),
+        (training, measuring),
+        lambda server, own, x: models.predict(model, server.variables, x),
+        network=lambda server: server.variables,
+    )

@@ -1,0 +1,127 @@
+"""FedDyn: a regulariser of each client, moved every round, makes local and global optima agree.
+
+    minimise  R_i(w) - <g_i, w> + (alpha / 2) ||w - w_received||^2
+    g_i <- g_i - alpha (w_i - w_received)
+    h   <- h - (alpha / N) sum over the cohort of (w_i - w_received)
+    w   <- mean over the cohort of w_i  -  h / alpha
+
+All g_i and h start at 0, N counts all clients, and all clients have the same weight. Acar et al.
+2021, "Federated Learning Based on Dynamic Regularization" (arXiv 2111.04263), Algorithm 1. The
+server keeps -h / alpha. The paper has no statistics (BatchNorm); we average them.
+"""
+
+from typing import NamedTuple
+
+import jax
+import optax
+
+from fedjax_inv import aggregators, averaging, checks, objectives
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    GradFn,
+    Halves,
+    Loss,
+    Model,
+    Setup,
+    Step,
+    Trained,
+    Tree,
+    Variables,
+    Visit,
+    Work,
+)
+
+
+class Drift(NamedTuple):
+    """The server's own state."""
+
+    mean: Halves  # -h / alpha: the sum over rounds of (1 / N) sum (w_i - w_received)
+    num_clients: Array  # [] N
+
+
+def dynamic_gradient(
+    grads: Tree, own: Tree, params: Tree, received: Tree, alpha: float | Array
+) -> Tree:
+    """Return grads - own + alpha (params - received), leaf by leaf.
+
+    Args:
+      grads: the gradient of the risk.
+      own: g_i, of the shapes of `grads`.
+      params: the parameters, of the same shapes.
+      received: the parameters of the received network, of the same shapes.
+      alpha: weight of the quadratic term.
+
+    Raises:
+      UsageError: for trees of different shapes.
+    """
+    checks.same_shapes(grads=grads, own=own, params=params, received=received)
+    return jax.tree.map(
+        lambda g, mine, w, r: g - mine + alpha * (w - r), grads, own, params, received
+    )
+
+
+def feddyn(
+    model: Model,
+    work: Work,
+    *,
+    alpha: float | Array = 0.01,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+) -> Algorithm:
+    """Return FedDyn (Acar et al. 2021, Algorithm 1).
+
+    Args:
+      model: the network.
+      work: local training.
+      alpha: weight of the quadratic term, above 0.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta less h / alpha.
+
+    Raises:
+      UsageError: unless alpha is above 0.
+    """
+    checks.real("alpha", alpha)
+    if checks.is_concrete(alpha) and alpha == 0:
+        raise UsageError("alpha", alpha, "must be above 0, as h is divided by it")
+    risk_gradient = averaging.gradient(model, loss)
+
+    def gradient_from(visit: Visit) -> GradFn:
+        received = visit.message.variables.params
+
+        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+            step = risk_gradient(variables, batch, key)
+            grads = dynamic_gradient(step.grads, visit.own, variables.params, received, alpha)
+            return step._replace(grads=grads)
+
+        return grad_fn
+
+    def remember(visit: Visit, trained: Trained) -> Halves:
+        moved = optax.tree.sub(trained.local.variables.params, visit.message.variables.params)
+        return optax.tree.add_scale(visit.own, -alpha, moved)
+
+    def init(setup: Setup) -> Drift:
+        zeros = optax.tree.zeros_like(setup.variables.params)
+        return Drift(zeros, jax.numpy.float32(setup.num_clients))
+
+    def update(drift: Drift, present: Array, delta: Variables) -> Drift:
+        share = present / drift.num_clients
+        return drift._replace(mean=optax.tree.add_scale(drift.mean, share, delta.params))
+
+    def server_delta(drift: Drift, delta: Variables, present: Array) -> Variables:
+        del present
+        return delta._replace(params=optax.tree.add(delta.params, drift.mean))
+
+    return averaging.averaging(
+        model,
+        work,
+        gradient_from,
+        server_optimizer=server_optimizer,
+        weighting="uniform",
+        init_client=lambda server, who: optax.tree.zeros_like(server.side.mean),
+        remember=remember,
+        side=averaging.NOTHING._replace(init=init, aggregate=aggregators.count(), update=update),
+        server_delta=server_delta,
+    )

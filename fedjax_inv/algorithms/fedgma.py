@@ -1,0 +1,112 @@
+"""FedGMA: FedAvg that damps parameters on whose direction the clients disagree.
+
+    A = |sum_i p_i sign(w_i - w)|                       per parameter; p_i sum to 1
+    w <- w + m * sum_i p_i (w_i - w),   m = 1 where A >= agreement, else A
+
+Tenison et al. 2022, "Gradient Masked Averaging for Federated Learning" (arXiv 2201.11986),
+Algorithm 1. The paper has no statistics (BatchNorm); we average them without a mask.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_inv import aggregators, averaging, checks, models, objectives, servers
+from fedjax_inv.aggregators import Weight
+from fedjax_inv.types import (
+    Aggregator,
+    Algorithm,
+    Array,
+    Cohort,
+    Exchange,
+    Loss,
+    Model,
+    Reply,
+    Setup,
+    Slots,
+    Tree,
+    Visit,
+    Work,
+)
+
+
+def mask(mean_sign: Array, agreement: float | Array) -> Array:
+    """Return 1 where |mean_sign| >= agreement, else |mean_sign|.
+
+    Args:
+      mean_sign: the weighted mean of the signs of the clients' changes, any shape.
+      agreement: the paper's tau, in [0, 1].
+
+    Raises:
+      UsageError: for an agreement out of range.
+    """
+    checks.real("agreement", agreement, 0, 1)
+    found = jnp.abs(mean_sign)
+    return jnp.where(found >= agreement, 1, found)
+
+
+def mean_and_sign(weight: Weight) -> Aggregator:
+    """Return an aggregator for (mean of the uploads, mean of their signs).
+
+    Args:
+      weight: the weight of each slot's client.
+    """
+    mean = aggregators.mean(weight)
+
+    def init(upload: Tree, num_slots: int) -> Tree:
+        return mean.init((upload, upload), num_slots)
+
+    def add(total: Tree, uploads: Tree, slots: Slots) -> Tree:
+        return mean.add(total, (uploads, jax.tree.map(jnp.sign, uploads)), slots)
+
+    return Aggregator(init, add, mean.finish)
+
+
+def fedgma(
+    model: Model,
+    work: Work,
+    *,
+    agreement: float | Array = 0.4,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+    weighting: str | Weight = "size",
+) -> Algorithm:
+    """Return gradient masked averaging (Tenison et al. 2022, Algorithm 1).
+
+    Args:
+      model: the network.
+      work: local training.
+      agreement: agreement of signs from which a parameter moves by the whole mean; 0 is FedAvg.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the masked mean delta.
+      weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.
+
+    Raises:
+      UsageError: for values out of range.
+    """
+    checks.real("agreement", agreement, 0, 1)
+    weight = aggregators.weight_of(weighting)
+    grad_fn = averaging.gradient(model, loss)
+
+    def init_server(setup: Setup) -> servers.Server:
+        return servers.init(server_optimizer, setup.variables)
+
+    def client(visit: Visit) -> Reply:
+        trained = work.run(grad_fn, work.init(visit.message), visit.shard, visit.key)
+        delta = optax.tree.sub(trained.local.variables, visit.message)
+        return Reply(visit.own, delta, trained.metrics)
+
+    def update(server: servers.Server, means: Tree, cohort: Cohort) -> servers.Server:
+        del cohort
+        delta, signs = means
+        params = jax.tree.map(lambda d, sign: d * mask(sign, agreement), delta.params, signs.params)
+        return servers.update(server_optimizer, server, delta._replace(params=params))
+
+    exchange = Exchange(lambda server: server.variables, client, mean_and_sign(weight), update)
+    return Algorithm(
+        init_server,
+        lambda server, who: (),
+        (exchange,),
+        lambda server, own, x: models.predict(model, server.variables, x),
+        network=lambda server: server.variables,
+    )

@@ -1,0 +1,150 @@
+"""FedNova: FedAvg whose clients' changes are divided by their effective number of local steps.
+
+    w <- w + (sum_i p_i a_i) sum_i p_i (w_i - w) / a_i
+
+p_i is the client's weight. a_i is the sum of the factors with which its local gradients count in
+(w - w_i) / rate: their number for plain SGD, more with momentum, fewer with a proximal term. Where
+all clients take equally many steps it is FedAvg.
+
+Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+Optimization" (arXiv 2007.07481). The paper has no statistics (BatchNorm); we average
+them without the factors, so that a variance stays positive.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_inv import aggregators, averaging, checks, models, objectives, servers
+from fedjax_inv.aggregators import Weight
+from fedjax_inv.algorithms import fedprox
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    Cohort,
+    Exchange,
+    Facts,
+    GradFn,
+    Idle,
+    Loss,
+    Model,
+    Reply,
+    Setup,
+    Step,
+    Tree,
+    Variables,
+    Visit,
+    Work,
+)
+
+FACTS = Facts(idle=(Idle("step_size", "proximal", lambda size, proximal: proximal == 0),))
+
+
+class Upload(NamedTuple):
+    """The upload of a client."""
+
+    direction: Tree  # change of the parameters by local training, divided by `num_steps`
+    num_steps: Array  # [], the paper's ||a_i||_1
+    stats: Tree  # change of the statistics
+
+
+def effective_steps(
+    num_steps: int | Array, momentum: float | Array = 0.0, shrinkage: float | Array = 0.0
+) -> Array:
+    """Return the sum [] of the factors of K local gradients, the paper's ||a_i||_1.
+
+    It is the distance that local training moves at a learning rate of 1 if each gradient is 1. For
+    momentum rho it equals (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho), for a proximal term alone
+    (1 - (1 - shrinkage)^K) / shrinkage.
+
+    Args:
+      num_steps: K, [].
+      momentum: that of the local SGD, in [0, 1].
+      shrinkage: learning rate x weight of the proximal term.
+
+    Raises:
+      UsageError: for values out of range.
+    """
+    checks.real("momentum", momentum, 0, 1)
+    checks.real("shrinkage", shrinkage)
+
+    def step(turn: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        del turn
+        velocity, moved = state
+        velocity = momentum * velocity + 1 - shrinkage * moved
+        return velocity, moved + velocity
+
+    return jax.lax.fori_loop(0, num_steps, step, (jnp.zeros(()), jnp.zeros(())))[1]
+
+
+def fednova(
+    model: Model,
+    work: Work,
+    *,
+    proximal: float | Array = 0.0,
+    step_size: float | Array = 0.1,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+    weighting: str | Weight = "size",
+) -> Algorithm:
+    """Return FedNova (Wang et al. 2020).
+
+    Args:
+      model: the network.
+      work: local training by SGD, with or without momentum.
+      proximal: weight of FedProx's proximal term, the paper's mu.
+      step_size: the clients' learning rate, which a_i depends on if there is a proximal term.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the normalised mean delta.
+      weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.
+
+    Raises:
+      UsageError: for values out of range, and for local training by another optimizer than SGD.
+    """
+    checks.record("work", work, Work)
+    checks.real("proximal", proximal)
+    checks.real("step_size", step_size)
+    momentum = work.momentum
+    if momentum is None:
+        raise UsageError("optimizer", ..., "must be sgd, whose steps the server can count")
+    weight = aggregators.weight_of(weighting)
+    risk_gradient = averaging.gradient(model, loss)
+
+    def gradient_from(received: Variables) -> GradFn:
+        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+            step = risk_gradient(variables, batch, key)
+            grads = fedprox.proximal_gradient(
+                step.grads, variables.params, received.params, proximal
+            )
+            return step._replace(grads=grads)
+
+        return grad_fn
+
+    def init_server(setup: Setup) -> servers.Server:
+        return servers.init(server_optimizer, setup.variables)
+
+    def client(visit: Visit) -> Reply:
+        received = visit.message
+        trained = work.run(gradient_from(received), work.init(received), visit.shard, visit.key)
+        moved = optax.tree.sub(trained.local.variables, received)
+        count = effective_steps(trained.num_steps, momentum, step_size * proximal)
+        direction = optax.tree.scale(1 / jnp.where(count > 0, count, 1), moved.params)
+        return Reply(visit.own, Upload(direction, count, moved.stats), trained.metrics)
+
+    def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
+        del cohort
+        delta = Variables(optax.tree.scale(mean.num_steps, mean.direction), mean.stats)
+        return servers.update(server_optimizer, server, delta)
+
+    exchange = Exchange(lambda server: server.variables, client, aggregators.mean(weight), update)
+    return Algorithm(
+        init_server,
+        lambda server, who: (),
+        (exchange,),
+        lambda server, own, x: models.predict(model, server.variables, x),
+        network=lambda server: server.variables,
+    )

@@ -1,0 +1,119 @@
+"""V-REx across clients: FedAvg that also reduces the variance of the clients' losses.
+
+    minimise  mean_i R_i(w) + beta Var_i R_i(w)
+
+whose gradient is the mean over clients of (1 + 2 beta (R_i - mean R)) grad R_i. A round has two
+exchanges. In the first one the clients upload R_i(w), their mean loss at the received network; in
+the second one the server sends the network again with the cohort's mean of R, and a client
+multiplies all of its local gradients by its factor, which may be negative.
+
+Krueger et al. 2021, "Out-of-Distribution Generalization via Risk Extrapolation" (arXiv 2003.00688):
+there over domains, in every gradient step; here over clients, all with the same weight, and with a
+factor that holds for a round. One full-batch step is the paper's.
+"""
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_inv import aggregators, averaging, checks, objectives, servers
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    Cohort,
+    Exchange,
+    Facts,
+    GradFn,
+    Loss,
+    Model,
+    Reply,
+    Step,
+    Variables,
+    Visit,
+    Work,
+)
+
+FACTS = Facts(precision="highest")  # the differences of losses are small
+
+
+def factor(risk: Array, mean_risk: Array, beta: float | Array) -> Array:
+    """Return 1 + 2 beta (R_i - mean R), the factor of a client's gradient.
+
+    Args:
+      risk: R_i, any shape.
+      mean_risk: the mean of R over clients, [].
+      beta: weight of the variance.
+
+    Raises:
+      UsageError: for a negative beta.
+    """
+    checks.real("beta", beta)
+    return 1 + 2 * beta * (risk - mean_risk)
+
+
+def vrex(
+    model: Model,
+    work: Work,
+    *,
+    beta: float | Array = 1.0,
+    loss_batch_size: int = 64,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+) -> Algorithm:
+    """Return V-REx across clients (Krueger et al. 2021); it reports a client's "factor".
+
+    Args:
+      model: the network.
+      work: local training.
+      beta: weight of the variance; 0 is FedAvg with weighting="uniform".
+      loss_batch_size: examples at once in the pass for R_i; it changes only time and memory.
+      loss: the objective of local training, and R.
+      server_optimizer: the server's optimizer, on the mean delta.
+
+    Raises:
+      UsageError: for values out of range.
+    """
+    checks.real("beta", beta)
+    checks.integer("loss_batch_size", loss_batch_size)
+    risk_gradient = averaging.gradient(model, loss)
+
+    def measure(visit: Visit) -> Reply:
+        risk = averaging.mean_loss(
+            model, loss, visit.message, visit.shard, batch_size=loss_batch_size
+        )
+        return Reply(risk, risk, {})
+
+    def with_mean(server: servers.Server, mean: Array, cohort: Cohort) -> servers.Server:
+        del cohort
+        return server._replace(side=mean)
+
+    def gradient_from(visit: Visit) -> GradFn:
+        weight = factor(visit.own, visit.message.side, beta)
+
+        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+            step = risk_gradient(variables, batch, key)
+            grads = optax.tree.scale(weight, step.grads)
+            return step._replace(grads=grads, metrics={**step.metrics, "factor": weight})
+
+        return grad_fn
+
+    training = averaging.averaging(
+        model,
+        work,
+        gradient_from,
+        server_optimizer=server_optimizer,
+        weighting="uniform",
+        init_client=lambda server, who: jnp.zeros(()),
+        side=averaging.NOTHING._replace(
+            init=lambda setup: jnp.zeros(()),
+            send=lambda mean: mean,
+            update=lambda mean, nothing, delta: mean,
+        ),
+    )
+    risks = Exchange(
+        lambda server: server.variables,
+        measure,
+        aggregators.mean(aggregators.uniform),
+        with_mean,
+    )
+    return training._replace(exchanges=(risks, *training.exchanges))

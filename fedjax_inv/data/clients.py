@@ -1,0 +1,212 @@
+"""The examples of clients in the forms that a user has them, as splits for a program."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation as federations
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Partition, Split
+from fedjax_inv.types import Examples, Federation, Tree
+
+
+def of_arrays(
+    data: Any, y: Tree | None = None, client: Any = None
+) -> tuple[Tree, Tree, list[np.ndarray]]:
+    """Return examples on the host, and the rows of each client.
+
+    Args:
+      data: a list of (x, y) for each client, each [n, ...]; or a `Federation`; or x [M, ...], with
+        y and client.
+      y: targets [M, ...].
+      client: [M] integers, the client of each example; clients are numbered in the order of these.
+
+    Returns:
+      (x [M, ...], y [M, ...], an array of rows for each client).
+
+    Raises:
+      UsageError: for another form, for clients whose examples have different shapes, and for x
+        that holds NaN or infinity.
+    """
+    if y is not None:
+        if client is None:
+            raise UsageError("client", None, "must be the client of each example, beside y")
+        x, client = data, checks.integers("client", client, 0)
+        parts = _rows_of(client)
+    elif client is not None:
+        raise UsageError("y", None, "must be given beside client")
+    elif isinstance(data, Federation):
+        x, y = jax.device_get((data.data.x, data.data.y))
+        parts = federations.parts_of(data)
+    else:
+        x, y, parts = _joined(data)
+    x, y = jax.tree.map(np.asarray, _without_lists((x, y)))
+    _check(x, y, client)
+    return x, y, parts
+
+
+def _without_lists(pair: Sequence[Any]) -> tuple[Any, ...]:
+    """Return inputs and targets, lists of numbers as arrays; JAX would take a list for a tree."""
+    return tuple(np.asarray(each) if isinstance(each, list) else each for each in pair)
+
+
+def _rows_of(client: np.ndarray) -> list[np.ndarray]:
+    order = np.argsort(client, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
+
+
+def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
+    """Join a list of (x, y)."""
+    allowed = "must be a list of (x, y) for each client, a Dataset or a Federation; or x, with y "
+    allowed += "and client"
+    if not isinstance(data, Sequence) or isinstance(data, str) or not data:
+        raise UsageError("data", data, allowed)
+    first, pairs = None, []
+    for index, pair in enumerate(data):
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise UsageError(f"data[{index}]", ..., allowed)
+        pair = jax.tree.map(np.asarray, _without_lists(pair))
+        lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(pair)}
+        if len(lengths) != 1 or -1 in lengths:
+            raise UsageError(f"data[{index}]", ..., f"x and y have lengths {sorted(lengths)}")
+        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], pair)
+        first = shapes if first is None else first
+        if shapes != first:
+            found = f"has examples of shapes {shapes}"
+            raise UsageError(f"data[{index}]", ..., f"{found}, must be {first} as in data[0]")
+        pairs.append(pair)
+    x, y = jax.tree.map(lambda *leaves: np.concatenate(leaves), *pairs)
+    ends = np.cumsum([len(jax.tree.leaves(pair)[0]) for pair in pairs])
+    return x, y, np.split(np.arange(ends[-1]), ends[:-1])
+
+
+def _check(x: Tree, y: Tree, client: Any = None) -> None:
+    named = {"x": x, "y": y} | ({} if client is None else {"client": client})
+    lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(named)}
+    if len(lengths) != 1 or 0 in lengths:
+        found = ", ".join(f"{k} {np.shape(jax.tree.leaves(v)[0])}" for k, v in named.items())
+        raise UsageError("data", ..., f"{' and '.join(named)} must be of one length, not {found}")
+    for path, leaf in jax.tree_util.tree_leaves_with_path({"x": x, "y": y}):
+        name = path[0].key + jax.tree_util.keystr(path[1:])
+        if leaf.dtype.kind not in "biuf":
+            raise UsageError(name, leaf, "must hold numbers")
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            raise UsageError(name, leaf, "must be finite, holds NaN or infinity")
+
+
+def splits_of_arrays(
+    x: Tree,
+    y: Tree,
+    parts: Sequence[np.ndarray],
+    *,
+    test: tuple[Tree, Tree] | None,
+    validation: float,
+    seeds: Sequence[int],
+) -> tuple[Examples, dict[int, Split]]:
+    """Return the examples, and a split of each client's examples for each seed.
+
+    Args:
+      x: inputs on the host [M, ...].
+      y: targets on the host [M, ...].
+      parts: the rows of each client.
+      test: further inputs and targets, which no client holds; None for no test.
+      validation: the part of each client's n examples that is held out for validation: at least one
+        example if n >= 2 and validation > 0, and never all.
+      seeds: the seeds of the draws of validation examples.
+
+    Returns:
+      (the examples, splits by seed).
+
+    Raises:
+      UsageError: for a validation outside of [0, 1), and for a test of other shapes.
+    """
+    checks.number("validation", validation, "at least 0 and below 1", lambda part: 0 <= part < 1)
+    num_train = len(jax.tree.leaves(y)[0])
+    if test is not None:
+        x, y = _with_test(x, y, test)
+    data = federations.examples(x, y)
+    test_rows = np.arange(num_train, len(jax.tree.leaves(y)[0]))
+    splits = {}
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        train, valid = [], []
+        for part in parts:
+            size = federations.validation_size(len(part), validation)
+            rows = rng.permutation(part) if size else np.asarray(part)
+            valid.append(rows[:size])
+            train.append(rows[size:])
+        splits[seed] = Split(
+            federations.of_parts(data, train),
+            federations.of_parts(data, valid),
+            federations.of_parts(data, [test_rows]),
+            np.full(len(parts), -1, np.int32),
+            np.array([-1], np.int32),
+            ("all",),
+        )
+    return data, splits
+
+
+def _with_test(x: Tree, y: Tree, test: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    """Append test examples."""
+    if not isinstance(test, Sequence) or len(test) != 2:
+        raise UsageError("test", ..., "must be inputs and targets, (x, y)")
+    test_x, test_y = jax.tree.map(np.asarray, _without_lists(test))
+    try:
+        _check(test_x, test_y)
+    except UsageError as error:
+        raise UsageError("test", ..., str(error)) from None
+    found, needed = (
+        jax.tree.map(lambda leaf: leaf.shape[1:], pair) for pair in ((test_x, test_y), (x, y))
+    )
+    if found != needed:
+        raise UsageError("test", ..., f"has examples of shapes {found}, must be {needed}")
+    return jax.tree.map(lambda a, b: np.concatenate([a, b]), (x, y), (test_x, test_y))
+
+
+def splits_of_dataset(
+    dataset: Dataset,
+    *,
+    partition: Partition | None,
+    held_out: str | None,
+    validation: float,
+    seeds: Sequence[int],
+) -> tuple[Examples, Mapping[int, Split]]:
+    """Return the examples of a data set, and its split for each seed by `federation.split`.
+
+    Args:
+      dataset: a data set.
+      partition: deals rows to clients. None: each user is a client, or each domain if users are
+        not known.
+      held_out: the name of the domain that is held out for the test, or None.
+      validation: as in `federation.split`.
+      seeds: the seeds of the splits.
+
+    Returns:
+      (the examples, splits by seed).
+
+    Raises:
+      UsageError: as `federation.split` does, and if there is neither a partition nor users nor a
+        second domain.
+    """
+    if partition is None:
+        by = "domain" if dataset.user is None else "user"
+        present = np.ones(len(dataset.y), bool)
+        if held_out in dataset.domains:
+            present = dataset.domain != dataset.domains.index(str(held_out))
+        of = dataset.domain if dataset.user is None else dataset.user
+        number = len(np.unique(of[present & ~dataset.test]))
+        if number < 2:
+            text = "must be given, as these data have one domain and no users to be the clients"
+            raise UsageError("partition", None, text)
+        partition = federations.partitioner(by, dataset, number)
+    data = federations.examples(dataset.x, dataset.y)
+    return data, {
+        seed: federations.split(
+            dataset, data, partition, held_out=held_out, seed=seed, validation=validation
+        )
+        for seed in seeds
+    }

@@ -1,0 +1,311 @@
+"""The arguments of `fit`: checks, and the parts of a program that they describe."""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_inv import checks, local, models, platforms, program, schedules
+from fedjax_inv.checks import UsageError
+from fedjax_inv.objectives import DEFAULTS, Score
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Examples,
+    Facts,
+    Loss,
+    Model,
+    Tree,
+    Variables,
+    Work,
+)
+
+Factory = Callable[..., Algorithm]
+
+
+def check_absent(beside: str, **values: Any) -> None:
+    """Raise UsageError for a value that is not None."""
+    for name, value in values.items():
+        if value is not None:
+            raise UsageError(name, ..., f"must be left out beside {beside}")
+
+
+def check_settings(algorithm: Factory, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError for a setting that the algorithm does not have."""
+    parameters = inspect.signature(algorithm).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    names = [each.name for each in parameters][2:]  # after model and work
+    for name in settings:
+        if name not in names:
+            allowed = f"must be an argument of fit or of {_name(algorithm)}: {', '.join(names)}"
+            raise UsageError(name, ..., allowed)
+
+
+def _name(algorithm: Factory) -> str:
+    return getattr(_inner(algorithm), "__name__", "the algorithm")
+
+
+def _inner(algorithm: Factory) -> Factory:
+    while isinstance(algorithm, functools.partial):
+        algorithm = algorithm.func
+    return algorithm
+
+
+def several(given: Mapping[str, Any]) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Return (the arguments that have several values, the arguments that have one).
+
+    Args:
+      given: all arguments, among them learning_rate and momentum.
+
+    Raises:
+      UsageError: for a rate or a momentum out of range.
+    """
+    many: dict[str, list[float]] = {}
+    for name, value in given.items():
+        if getattr(value, "ndim", 0) == 1:
+            many[name] = np.asarray(value).tolist()
+        elif type(value) in (list, tuple, range):  # by type: an optax optimizer is a tuple, too
+            many[name] = list(value)
+    for name, highest in (("learning_rate", np.inf), ("momentum", 1.0)):
+        for value in many.get(name, [given[name]]):
+            checks.real(name, value, 0, highest)
+    return many, {name: value for name, value in given.items() if name not in many}
+
+
+def checked_seeds(seeds: Any) -> list[int]:
+    """Return the seeds as a list; raise UsageError unless they are different integers."""
+    values = checks.integers("seeds", seeds, 0, 2**31 - 1).tolist()
+    if len(set(values)) < len(values):
+        raise UsageError("seeds", values, "must be different")
+    return values
+
+
+def facts(algorithm: Factory) -> Facts:
+    """Return the constant FACTS of the algorithm's module, or the defaults without one."""
+    module = sys.modules.get(getattr(_inner(algorithm), "__module__", ""))
+    found = getattr(module, "FACTS", None)
+    return found if isinstance(found, Facts) else Facts()
+
+
+class Objective(NamedTuple):
+    """The loss and the score of evaluations."""
+
+    loss: Loss
+    score: Score
+    settings: dict[str, Any]  # what the algorithm is told of the loss
+    task: str  # one of `data.dataset.TASKS`; "" if the loss takes any targets
+
+
+def objective(algorithm: Factory, y: Tree, loss: Any, score: Any) -> Objective:
+    """Return the loss and the score, by default those of the targets.
+
+    Args:
+      algorithm: the algorithm's factory.
+      y: the targets [M, ...].
+      loss: the loss, or None.
+      score: a function, a `Score`, or None.
+
+    Raises:
+      UsageError: if a tree of targets has no loss or no score, and if the algorithm does not fit
+        the targets or takes no loss.
+    """
+    for name, value in (("loss", loss), ("score", score)):
+        if value is not None and not isinstance(value, Score):
+            checks.function(name, value)
+        if value is None and not jax.tree_util.all_leaves([y]):
+            raise UsageError(name, None, "must be given for targets that are a tree")
+    task = "values"
+    if jax.tree_util.all_leaves([y]):
+        task = {"b": "labels", "f": "values"}.get(np.dtype(y.dtype).kind, "classes")
+    usual_loss, usual_score = DEFAULTS[task]
+    if task != "classes" and facts(algorithm).needs_classes:
+        raise UsageError("y", y, f"must be classes, integers, for {_name(algorithm)}")
+    settings = {}
+    if loss is not None or task != "classes":
+        parameters = inspect.signature(algorithm).parameters
+        if "loss" not in parameters and not any(
+            each.kind is each.VAR_KEYWORD for each in parameters.values()
+        ):
+            raise UsageError("loss", ..., f"must be left out, as {_name(algorithm)} takes none")
+        settings = {"loss": loss or usual_loss}
+    if score is not None and not isinstance(score, Score):
+        score = Score("score", score)
+    return Objective(
+        loss or usual_loss, score or usual_score, settings, "" if loss is not None else task
+    )
+
+
+def network(model: Model, examples: Examples, objective: Objective) -> Variables:
+    """Return the shapes of the network.
+
+    Args:
+      model: the network.
+      examples: the examples of all clients.
+      objective: the loss.
+
+    Raises:
+      UsageError: for outputs that do not fit the targets.
+    """
+    x = jax.tree.map(lambda leaf: leaf[:1], examples.x)
+    variables = jax.eval_shape(model.init, jax.random.key(0), x)
+    if objective.task != "classes":
+        return variables
+    outputs = jax.eval_shape(lambda at, x: models.predict(model, at, x), variables, x)
+    labels = np.asarray(examples.y)
+    if len(outputs.shape) != 2 or labels.ndim != 1:
+        found = f"has outputs {outputs.shape} for targets {labels.shape}"
+        raise UsageError("model", ..., f"{found}, must have [B, K] for classes [B]")
+    checks.integers("y", labels, 0, outputs.shape[1] - 1)
+    return variables
+
+
+def check_values(
+    build: Callable[[Mapping[str, Any]], Algorithm],
+    runs: Sequence[program.Run],
+    hyper: Mapping[str, Sequence[float]],
+) -> None:
+    """Raise UsageError for values that the algorithm refuses or that one program cannot hold.
+
+    Args:
+      build: hyperparameters -> the algorithm.
+      runs: all runs.
+      hyper: the values of the hyperparameters that have several.
+    """
+    for run in {tuple(run.hyper.values()): run for run in runs}.values():
+        build(run.hyper)
+    for name, values in hyper.items():
+
+        def traced(value: Array, name: str = name) -> None:
+            build({**runs[0].hyper, name: value})
+
+        try:
+            jax.eval_shape(traced, jax.ShapeDtypeStruct((), np.float32))
+        except (UsageError, TypeError):  # JAX's errors about unknown values are TypeErrors
+            allowed = "must be one value, as it is needed to compile the program; call fit for each"
+            raise UsageError(name, list(values), allowed) from None
+
+
+def work(
+    optimizer: Callable[..., optax.GradientTransformation],
+    learning_rate: float | Array,
+    momentum: float | Array,
+    batch_size: int | None,
+    epochs: int,
+    sizes: np.ndarray,
+) -> Work:
+    """Return local training.
+
+    Args:
+      optimizer: as in `fit`.
+      learning_rate: its learning rate; may be traced.
+      momentum: its momentum; may be traced.
+      batch_size: as in `fit`.
+      epochs: as in `fit`.
+      sizes: [R, C] the examples of each client.
+
+    Raises:
+      UsageError: if the optimizer takes other arguments.
+    """
+    is_plain = isinstance(momentum, int | float) and momentum == 0
+    more = {} if is_plain else {"momentum": momentum}
+    try:
+        made = optimizer(learning_rate, **more)
+    except TypeError as error:
+        taken = " and ".join(["learning_rate", *more])
+        raise UsageError("optimizer", ..., f"must take {taken} ({error})") from None
+    known = None if is_plain and optimizer is not optax.sgd else momentum
+    if batch_size is None:
+        most = int(sizes.max())
+        return local.full_batch(made, capacity=most, num_steps=epochs, momentum=known)
+    batches = np.unique(-(-sizes[sizes > 0] // batch_size))
+    # On a CPU a loop of known length gains nothing.
+    fixed = int(batches[0]) if len(batches) == 1 and not platforms.on_cpu() else None
+    return local.epochs(
+        made, batch_size=batch_size, num_epochs=epochs, num_batches=fixed, momentum=known
+    )
+
+
+def schedule(
+    num_clients: int, rounds: int, cohort: int | None, dropout: Any, slow: Any
+) -> Callable[[Array], Cohort]:
+    """Return the schedule of `cohort`, `dropout` and `slow`, as in `fit`.
+
+    Args:
+      num_clients: C.
+      rounds: T.
+      cohort: S, or None for all.
+      dropout: a probability, or [C].
+      slow: a number of rounds, or [C].
+
+    Raises:
+      UsageError: for one that is out of range.
+    """
+    if cohort is not None:
+        checks.integer("cohort", cohort, 1, num_clients, ", the clients")
+    _check_of_clients("dropout", dropout, num_clients, checks.probability)
+    _check_of_clients("slow", slow, num_clients, lambda name, value: checks.integer(name, value))
+
+    def draw(key: Array) -> Cohort:
+        if cohort in (None, num_clients):
+            drawn = schedules.everyone(num_clients, rounds)
+        else:
+            drawn = schedules.sampled(key, num_clients, cohort, rounds)
+        if np.any(np.asarray(slow) > 1):
+            drawn = schedules.slow(drawn, jnp.asarray(slow))
+        if np.any(dropout):
+            drawn = schedules.dropout(drawn, jax.random.fold_in(key, 1), jnp.asarray(dropout))
+        return drawn
+
+    return draw
+
+
+def _check_of_clients(
+    name: str, value: Any, num_clients: int, check: Callable[[str, Any], None]
+) -> None:
+    """Check one value for all clients, or one for each."""
+    try:
+        values = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        values = np.zeros((0, 0))
+    if values.ndim == 0:
+        check(name, value)
+    elif values.shape == (num_clients,):
+        checks.each(name, values.tolist(), check)
+    else:
+        found = f"has shape {values.shape}"
+        raise UsageError(name, ..., f"{found}, must be one number, or one for each client")
+
+
+def cohorts(draw: Callable[[Array], Cohort], inputs: program.Inputs, rounds: int) -> Cohort:
+    """Return the cohorts of all runs.
+
+    Args:
+      draw: random key -> cohorts [T, S].
+      inputs: the inputs of the runs.
+      rounds: T.
+
+    Returns:
+      The cohorts [R, T, S], on the host.
+
+    Raises:
+      UsageError: if they do not fit the runs.
+    """
+    checks.function("schedule", draw)
+    drawn = jax.device_get(program.cohorts(draw, inputs))
+    checks.cohort("schedule", drawn)
+    if drawn.who.ndim != 3 or drawn.who.shape[1] != rounds:
+        found = f"has shape {drawn.who.shape[1:]}"
+        raise UsageError("schedule", ..., f"{found}, must be cohorts [{rounds}, S] of all rounds")
+    for run in range(len(drawn.who)):
+        one = Cohort(*(leaf[run] for leaf in drawn))
+        most = int(np.max(one.delay, initial=0, where=one.present))
+        checks.schedule(one, inputs.train.size.shape[1], 1 + most)
+    return drawn

@@ -1,0 +1,234 @@
+"""The function `fit`: it checks its arguments, and builds and trains a program."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_inv import checks, models, objectives, platforms, program
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import clients
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Partition
+from fedjax_inv.fitting import arguments, machine, segments
+from fedjax_inv.fitting.fitted import Fitted, Serving
+from fedjax_inv.types import Algorithm, Array, Cohort, Loss, Model, Tree, Variables
+
+
+def fit(
+    algorithm: Callable[..., Algorithm],
+    model: Model,
+    data: Any,
+    y: Tree | None = None,
+    client: Any = None,
+    *,
+    rounds: int,
+    learning_rate: float | Sequence[float] = 0.1,
+    seeds: Sequence[int] = (0,),
+    test: tuple[Tree, Tree] | None = None,
+    validation: float = 0.0,
+    partition: Partition | None = None,
+    held_out: str | None = None,
+    optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
+    momentum: float | Sequence[float] = 0.0,
+    batch_size: int | None = 32,
+    epochs: int = 1,
+    loss: Loss | None = None,
+    score: Loss | objectives.Score | None = None,
+    variables: Variables | None = None,
+    cohort: int | None = None,
+    dropout: float | Sequence[float] = 0.0,
+    slow: int | Sequence[int] = 1,
+    schedule: Callable[[Array], Cohort] | None = None,
+    evaluate_every: int = 1,
+    patience: int | None = None,
+    callbacks: Sequence[Callable[[Fitted], object]] = (),
+    progress: bool = True,
+    drop_nonfinite: bool = False,
+    devices: int | None = None,
+    client_chunk: int | None = None,
+    run_chunk: int | None = None,
+    **settings: Any,
+) -> Fitted:
+    """Train an algorithm on the examples of clients, for each seed and hyperparameter.
+
+    `learning_rate`, `momentum` and each setting of the algorithm may be one value, or several
+    numbers in a list, a tuple, a range or an array [n]. All combinations of the values train in one
+    program, each with every seed. After every `evaluate_every` rounds the runs are evaluated; then
+    the callbacks are called. Ctrl-C ends the training after the current segment, and the runs are
+    returned as they are by then.
+
+    Args:
+      algorithm: a factory such as `fedavg.fedavg`, called as algorithm(model, work, **settings).
+      model: the network.
+      data: the clients' examples: a list of (x, y) for each client, each [n, ...]; or x [M, ...],
+        with y and client; or a `Federation`; or a `Dataset`, which brings its own test examples.
+      y: targets [M, ...], if data are x: integers are classes, booleans are labels, and numbers in
+        floating point are values, as in a `Dataset`.
+      client: [M] integers, the client of each example, if data are x.
+      rounds: T, how many rounds to play.
+      learning_rate: that of the clients' optimizer.
+      seeds: each seeds the network, the minibatches, the cohorts and the draw of validation
+        examples, and the partition of a `Dataset`.
+      test: (x, y) that no client holds, for evaluations.
+      validation: the part of each client's examples that is held out for evaluations.
+      partition: for a `Dataset`, how to deal rows to clients, as from `federation.partitioner`. By
+        default each user is a client, or each domain if users are not known.
+      held_out: for a `Dataset`, the domain that is held out for the test.
+      optimizer: (learning_rate) -> the clients' optimizer, such as `optax.adam`; it is also passed
+        momentum=, unless that is 0.
+      momentum: that of the clients' optimizer.
+      batch_size: examples in a batch; None: all of the client's.
+      epochs: passes over the client's examples in a round.
+      loss: the objective of training, and of evaluations; by default that of
+        `objectives.DEFAULTS` for the targets.
+      score: what evaluations measure beside the loss, by default that of `objectives.DEFAULTS`. Of
+        a function, a higher value is better; `objectives.SCORES` say which is better themselves.
+      variables: the network to start from; by default each seed draws one.
+      cohort: how many clients are drawn in each round; by default all attend. Like dropout, slow
+        and schedule, it has no effect on `erm`, which trains on the pooled examples of all clients.
+      dropout: the probability that a client's update does not arrive, one for all or one per
+        client [C].
+      slow: how many rounds a client needs for an update (`schedules.slow`), one for all or one per
+        client [C].
+      schedule: (random key) -> the cohorts of all rounds [T, S], instead of cohort, dropout and
+        slow. Each seed has its own key.
+      evaluate_every: how many rounds a segment has, in 1..T.
+      patience: the training stops when for so many evaluations no run has reached a validation
+        score that is better than all of its own before; by default it does not stop. The networks
+        are those of the last round.
+      callbacks: functions of the result so far, called after each segment; if one returns true, the
+        training stops. The next segment overwrites the networks of this result, but not its
+        history nor what its methods have returned.
+      progress: whether to show the progress on stderr, as a bar if tqdm is installed.
+      drop_nonfinite: whether an update that holds NaN or infinity is left out; if not, it reaches
+        the network. There is a warning at the first one.
+      devices: how many devices share the runs and their clients; by default all that help. If JAX
+        has not computed anything yet, each core of a CPU becomes a device.
+      client_chunk: how many clients of a device train at once, 0 for all; by default 1 on CPUs, and
+        all elsewhere, where fewer need less memory.
+      run_chunk: the same for the runs of a device.
+      **settings: the settings of the algorithm.
+
+    Returns:
+      The runs, their history and their networks. The runs of a combination follow each other, one
+      for each seed; of the combinations, the last argument varies first, in the order
+      learning_rate, momentum, settings.
+
+    Raises:
+      UsageError: for a wrong argument, before anything is trained.
+    """
+    if not isinstance(model, Model):
+        found = f"is of type {type(model).__name__}"
+        raise UsageError("model", ..., f"{found}, must be a Model, as models.from_flax(module) is")
+    checks.record("model", model, Model)
+    for name, function in (("algorithm", algorithm), ("optimizer", optimizer)):
+        checks.function(name, function)
+    for name, count in (("rounds", rounds), ("epochs", epochs)):
+        checks.integer(name, count)
+    may_be_none = {"batch_size": batch_size, "patience": patience, "devices": devices}
+    for name, number in may_be_none.items():
+        if number is not None:
+            checks.integer(name, number)
+    for name, number in (("client_chunk", client_chunk), ("run_chunk", run_chunk)):
+        if number is not None:
+            checks.integer(name, number, 0)
+    checks.integer("evaluate_every", evaluate_every, 1, rounds, ", the rounds")
+    for name, choice in (("progress", progress), ("drop_nonfinite", drop_nonfinite)):
+        checks.boolean(name, choice)
+    checks.record("callbacks", callbacks, Sequence)
+    for callback in callbacks:
+        checks.function("callbacks", callback)
+    if patience is not None and validation == 0:
+        raise UsageError("validation", validation, "must be above 0, as patience watches its score")
+    arguments.check_settings(algorithm, settings)
+    hyper, plain = arguments.several(
+        {"learning_rate": learning_rate, "momentum": momentum, **settings}
+    )
+    seeds = arguments.checked_seeds(seeds)
+    runs = tuple(program.grid(seeds, **hyper))
+    machine.make_cores_devices(devices)
+
+    if isinstance(data, Dataset):
+        arguments.check_absent("a Dataset", y=y, client=client, test=test)
+        examples, splits = clients.splits_of_dataset(
+            data, partition=partition, held_out=held_out, validation=validation, seeds=seeds
+        )
+        model = model if data.render is None else models.painted(model, data.render)
+    else:
+        arguments.check_absent("arrays", partition=partition, held_out=held_out)
+        arrays = clients.of_arrays(data, y, client)
+        examples, splits = clients.splits_of_arrays(
+            *arrays, test=test, validation=validation, seeds=seeds
+        )
+    facts = arguments.facts(algorithm)
+    objective = arguments.objective(algorithm, examples.y, loss, score)
+    plain = plain | objective.settings
+    network = arguments.network(model, examples, objective)
+    if variables is not None:
+        checks.record("variables", variables, Variables)
+        checks.same_shapes(model=network, variables=variables)
+    started = None if variables is None else dict.fromkeys(seeds, variables)
+    inputs = program.inputs(runs, splits, pooled=facts.pooled, variables=started)
+    # One validation score of all clients.
+    inputs = inputs._replace(group=jnp.zeros_like(inputs.group))
+    sizes = np.asarray(inputs.train.size)
+
+    def build(values: Mapping[str, Any]) -> Algorithm:
+        given = {**plain, **values}
+        rate, decay = given.pop("learning_rate"), given.pop("momentum")
+        work = arguments.work(optimizer, rate, decay, batch_size, epochs, sizes)
+        made = algorithm(model, work, **given)
+        checks.record("algorithm", made, Algorithm)
+        return made
+
+    arguments.check_values(build, runs, hyper)
+    if facts.pooled:  # its single client has the examples of all
+        cohort, dropout, slow, schedule = None, 0.0, 1, None
+    if schedule is None:
+        schedule = arguments.schedule(sizes.shape[1], rounds, cohort, dropout, slow)
+    else:
+        arguments.check_absent(
+            "schedule",
+            cohort=cohort,
+            dropout=dropout if np.any(dropout) else None,
+            slow=slow if np.any(np.asarray(slow) != 1) else None,
+        )
+    cohorts = arguments.cohorts(schedule, inputs, rounds)
+    experiment = program.Experiment(
+        model,
+        build,
+        history=1 + int(np.max(cohorts.delay, initial=0, where=cohorts.present)),
+        drop_nonfinite=drop_nonfinite,
+        pooled=facts.pooled,
+        loss=objective.loss,
+        score=objective.score.function,
+        precision=facts.precision,
+    )
+    layout = machine.layout(devices, len(runs), cohorts.who.shape[2], sizes.shape[1], network)
+    x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), examples.x)
+    if layout.mesh is not None:
+        examples, inputs = layout.place(jax.device_get(examples), inputs)
+    at_once = 1 if platforms.on_cpu() else 0
+    compiled = program.make(
+        experiment,
+        client_chunk=at_once if client_chunk is None else client_chunk,
+        run_chunk=at_once if run_chunk is None else run_chunk,
+        layout=layout,
+    )
+    serving = Serving(build, compiled, inputs, x, objective.loss, objective.score.function)
+    with contextlib.closing(segments.Progress(rounds, is_on=progress)) as shown:
+        return segments.train(
+            serving,
+            runs,
+            examples,
+            cohorts,
+            every=evaluate_every,
+            patience=patience,
+            rank=objective.score.rank,
+            callbacks=[shown.show, *callbacks],
+        )

@@ -1,0 +1,224 @@
+"""The result of `fit`: the trained runs, their history, and what their networks predict.
+
+Axis letters: R runs, E evaluations.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_inv import checks, evaluation, rounds, tree
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation
+from fedjax_inv.program import Inputs, Program, Run, Training
+from fedjax_inv.types import Algorithm, Array, Federation, Loss, Tree, Variables
+
+_BATCH = 512  # the examples that are predicted at once
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class History:
+    """The evaluations of R runs, each after a segment of rounds.
+
+    `history[name]` is an array [R, E]. Names are "valid_score" and "valid_loss" if there are
+    examples for validation, "test_score" and "test_loss" if there are examples for a test, and
+    "train_loss" and the like for each metric that the algorithm reports: its mean over the local
+    steps, clients and rounds of the segment, NaN if nobody took part.
+    """
+
+    runs: tuple[Run, ...]
+    rounds: np.ndarray  # [E] int, how many rounds were over
+    values: Mapping[str, np.ndarray]  # each [R, E]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return the values [R, E] of a name."""
+        if name not in self.values:
+            raise UsageError("name", name, f"must be one of {', '.join(self.values)}")
+        return self.values[name]
+
+    def to_dataframe(self) -> Any:
+        """Return a pandas DataFrame with a row for each run and evaluation.
+
+        Its columns are run, seed, the hyperparameters in which runs differ, round, and the names
+        of the values.
+
+        Raises:
+          ImportError: if pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise ImportError("to_dataframe needs pandas: pip install pandas") from None
+        num_runs, number = len(self.runs), len(self.rounds)
+        columns: dict[str, Any] = {"run": np.repeat(np.arange(num_runs), number)}
+        columns["seed"] = np.repeat([run.seed for run in self.runs], number)
+        for name in self.runs[0].hyper:
+            columns[name] = np.repeat([run.hyper[name] for run in self.runs], number)
+        columns["round"] = np.tile(self.rounds, num_runs)
+        return pandas.DataFrame(columns | {k: v.reshape(-1) for k, v in self.values.items()})
+
+
+class Serving:
+    """What all results of one call of `fit` share: how to build its algorithm, and its inputs."""
+
+    def __init__(
+        self,
+        build: Callable[[Mapping[str, Any]], Algorithm],
+        program: Program,
+        inputs: Inputs,
+        sample: Tree,  # the shapes of the training inputs [M, ...]
+        loss: Loss,
+        score: Loss,
+    ) -> None:
+        self.build, self.program, self.inputs, self.sample = build, program, inputs, sample
+
+        def predict(hyper: Mapping[str, Array], server: Tree, own: Tree, x: Tree) -> Array:
+            return build(hyper).predict(server, own, x)
+
+        def evaluate(
+            hyper: Mapping[str, Array], state: rounds.State, clients: Federation, seen: bool
+        ) -> evaluation.Scores:
+            return evaluation.evaluate(
+                build(hyper), state, clients, seen=seen, loss=loss, score=score
+            )
+
+        self.predict = jax.jit(predict)
+        self.evaluate = jax.jit(evaluate, static_argnums=3)
+
+    def check_inputs(self, x: Tree) -> None:
+        """Raise UsageError unless x has the structure and shapes of the training examples."""
+
+        def shapes(tree: Tree) -> Tree:
+            return jax.tree.map(lambda leaf: np.shape(leaf)[1:], tree)
+
+        needed = shapes(self.sample)
+        if not all(np.shape(leaf) for leaf in jax.tree.leaves(x)) or shapes(x) != needed:
+            raise UsageError("x", x, f"must hold examples of shape {needed}, as in training")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fitted:
+    """R trained runs: every combination of hyperparameters, and within each every seed."""
+
+    runs: tuple[Run, ...]  # the seed of each, and the hyperparameters in which runs differ
+    history: History
+    round: int  # how many rounds were played
+    stopped: str  # "" if all rounds were played, else "patience", "callback" or "interrupt"
+    _serving: Serving
+    _training: Training
+
+    def algorithm(self, run: int = 0) -> Algorithm:
+        """Return the algorithm of a run, for the functions of `rounds` and `evaluation`."""
+        self._check_run(run)
+        return self._serving.build(self.runs[run].hyper)
+
+    @functools.cached_property
+    def _states(self) -> rounds.State:
+        return self._serving.program.stored(self._serving.inputs, self._training).state
+
+    def state(self, run: int = 0) -> rounds.State:
+        """Return the state of a run, with the states of all clients [C, ...].
+
+        Args:
+          run: the number of the run.
+
+        Raises:
+          UsageError: if there is no such run.
+        """
+        self._check_run(run)
+        return jax.tree.map(lambda leaf: leaf[run], self._states)
+
+    def network(self, run: int = 0) -> Variables:
+        """Return the parameters and statistics of the network that a run serves.
+
+        `models.predict(model, fitted.network(), x)` are its outputs.
+
+        Args:
+          run: the number of the run.
+
+        Raises:
+          UsageError: if there is no such run, or if its algorithm has no single network.
+        """
+        network = self.algorithm(run).network
+        if network is None:
+            raise UsageError("run", run, "has no single network; `predict` gives its outputs")
+        return network(self.state(run).server)
+
+    def predict(self, x: Tree, run: int = 0, *, client: int | None = None) -> np.ndarray:
+        """Return the outputs of a run's network.
+
+        Args:
+          x: inputs [B, ...].
+          run: the number of the run.
+          client: the client that is served, for an algorithm with personal networks; None for one
+            that was never seen.
+
+        Returns:
+          The outputs [B, ...]; logits [B, K] of classifiers, whose classes are argmax(-1).
+
+        Raises:
+          UsageError: for other inputs than in training, and if there is no such run or client.
+        """
+        algorithm, state = self.algorithm(run), self.state(run)
+        self._serving.check_inputs(x)
+        self._check_client(client)
+        own: Tree = ()
+        if algorithm.personal and client is None:
+            own = algorithm.init_client(state.server, jax.numpy.int32(0))
+        elif algorithm.personal and client is not None:
+            own = tree.take(state.clients, client)
+        hyper, number = self.runs[run].hyper, len(jax.tree.leaves(x)[0])
+        outputs = [
+            np.asarray(self._serving.predict(hyper, state.server, own, batch))
+            for batch in (
+                jax.tree.map(lambda leaf, at=at: np.asarray(leaf)[at : at + _BATCH], x)
+                for at in range(0, max(number, 1), _BATCH)
+            )
+        ]
+        return np.concatenate(outputs)
+
+    def evaluate(self, x: Tree, y: Tree, *, client: int | None = None) -> evaluation.Scores:
+        """Return the score and the loss of every run on examples.
+
+        Args:
+          x: inputs [B, ...].
+          y: targets [B, ...].
+          client: as in `predict`.
+
+        Returns:
+          The mean score [R], the mean loss [R] and the number of examples [R], as NumPy arrays.
+
+        Raises:
+          UsageError: for other inputs than in training, for targets of another length, and if there
+            is no such client.
+        """
+        self._serving.check_inputs(x)
+        self._check_client(client)
+        data = federation.examples(x, y)
+        rows = np.arange(len(jax.tree.leaves(x)[0]))
+        parts, number = [rows], client or 0
+        if client is not None:
+            parts = [rows if c == client else rows[:0] for c in range(self._num_clients)]
+        clients, scores = federation.of_parts(data, parts), []
+        for run in range(len(self.runs)):
+            of_run = self._serving.evaluate(
+                self.runs[run].hyper, self.state(run), clients, client is not None
+            )
+            scores.append(jax.tree.map(lambda leaf: np.asarray(leaf)[number], of_run))
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *scores)
+
+    @property
+    def _num_clients(self) -> int:
+        return self._serving.inputs.train.size.shape[1]
+
+    def _check_run(self, run: int) -> None:
+        checks.integer("run", run, 0, len(self.runs) - 1, ", the runs")
+
+    def _check_client(self, client: int | None) -> None:
+        if client is not None:
+            checks.integer("client", client, 0, self._num_clients - 1, ", the clients")

@@ -1,0 +1,94 @@
+"""Laws of layout: time, memory, devices and the order of clients do not change a run."""
+
+import jax
+
+from fedjax_inv.testing import inputs
+from fedjax_inv.testing.case import SEGMENT, Case
+from fedjax_inv.testing.comparing import (
+    assert_close,
+    assert_equal,
+    assert_finite,
+    assert_same_bits,
+    largest_difference,
+    plain,
+)
+from fedjax_inv.testing.participation import assert_same_run, per_client
+
+
+def a_run_moves_everything_and_stays_finite(case: Case) -> None:
+    """Six rounds change the server and the clients' states: else no other law could be broken."""
+    state, reports = case.result
+    start = case.stops[0]
+    assert largest_difference(start.server, state.server) > 1e-2, "the server hardly moves"
+    if jax.tree.leaves(start.clients):
+        moved = largest_difference(start.clients, state.clients)
+        assert moved > 1e-3, "the clients' states hardly move"
+    assert_finite((state, [report.metrics for report in reports]))
+
+
+def delays_matter(case: Case) -> None:
+    """Delayed clients work on older messages, so that without delays the run is another one."""
+    moved = largest_difference(case.results["undelayed"][0].server, case.result[0].server)
+    assert moved > 1e-3, "the run without delays is the same"
+
+
+def seeds_and_numbers_matter(case: Case) -> None:
+    """Another seed, half the learning rate or half of any other float gives another run."""
+    as_it_is = case.results["as it is"][0].server
+    for name in ("other seed", *case.traceable_numbers):
+        moved = largest_difference(case.results[name][0].server, as_it_is)
+        what = name if name == "other seed" else f"half the {name}"
+        assert moved > 1e-4, f"{what} gives the same run"
+
+
+def a_run_in_chunks_is_a_loop_of_rounds(case: Case) -> None:
+    """A run, three clients at a time, equals rounds played one by one, client by client."""
+    assert_same_run(case, case.results["as it is"])
+
+
+def devices_and_empty_slots_do_not_matter(case: Case) -> None:
+    """Devices that own the clients give the same run, also with empty slots and 8-bit inputs.
+
+    Each device has the states of its own clients alone, which it does not share evenly.
+    """
+    schedule = inputs.with_empty_slots(case.schedule)
+    all_devices = case.steps_on(case.num_devices, schedule, case.bytes)
+    assert_same_run(case, all_devices, schedule)
+    if not case.is_exact:
+        return
+    expected = case.result[0], per_client(case.schedule, case.result[1])
+    two = case.steps_on(2, case.schedule, case.federation)
+    assert_same_bits((two[0], per_client(case.schedule, two[1])), expected)
+    assert_same_bits((all_devices[0], per_client(schedule, all_devices[1])), expected)
+
+
+def the_order_of_slots_does_not_matter(case: Case) -> None:
+    """A round is the same, whichever slots its clients are in."""
+    schedule = case.lanes["other order"].schedule
+    assert_same_run(case, case.results["other order"], schedule)
+
+
+def other_rows_and_their_order_do_not_matter(case: Case) -> None:
+    """A client sees its own examples alone: the others may lie elsewhere, or be NaN."""
+    relaid = inputs.relaid(case.bytes)
+    assert (relaid.start != case.federation.start).any()
+    assert_equal(case.run(list(case.lanes), federation=relaid), case.results)
+
+
+def runs_do_not_affect_each_other(case: Case) -> None:
+    """Runs of other seeds and numbers share a program, and each is as if alone."""
+    names = list(case.lanes)
+    # Each run on the lane of another run, so that its changes are on another lane.
+    turned = case.run(names[1:] + names[:1])
+    for name, lane in case.lanes.items():
+        result, expected = turned[name], case.results[name]
+        assert_close(result[0], expected[0])
+        reports = (per_client(lane.schedule, each[1]) for each in (result, expected))
+        assert_close(*reports)
+
+
+def stop_and_resume_is_bit_identical(case: Case) -> None:
+    """All that a run carries is in its state: one that goes on from a checkpoint is the same."""
+    resumed = case.run(list(case.lanes), carry=lambda state: case.restored(plain(state)))
+    assert_equal(resumed, case.results)
+    assert_equal(case.steps_from(case.stops[SEGMENT], SEGMENT), case.steps[SEGMENT:])

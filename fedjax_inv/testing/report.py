@@ -1,0 +1,217 @@
+"""The check of an algorithm: its laws one after the other, and a report."""
+
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_inv import checks, platforms
+from fedjax_inv.testing import inputs, layout, participation, programs, serving
+from fedjax_inv.testing.case import Case, NotApplicable
+from fedjax_inv.types import Algorithm, Examples, Model, Work
+
+Law = Callable[[Case], None]
+
+HELD, BROKEN, EXPECTED = "held", "broken", "broken, as expected"
+NOT_APPLICABLE, NOT_CHECKED = "not applicable", "not checked"
+
+# By name, in the order in which they are checked: an error in one explains those of later ones.
+LAWS: Mapping[str, Law] = MappingProxyType(
+    {
+        law.__name__: law
+        for law in (
+            programs.the_factory_returns_an_algorithm,
+            programs.a_round_can_be_traced,
+            programs.a_round_keeps_shapes_and_types,
+            programs.no_argument_is_changed_in_place,
+            programs.numbers_may_be_traced,
+            programs.tracing_again_gives_the_same_program,
+            serving.bytes_follow_from_shapes,
+            layout.a_run_moves_everything_and_stays_finite,
+            participation.clients_take_part_if_scheduled_with_examples_and_attending,
+            participation.a_round_without_clients_changes_nothing,
+            participation.a_round_without_examples_changes_nothing,
+            participation.a_client_of_one_example_gives_no_nan,
+            participation.a_client_that_uploads_nan_is_reported_and_treated_as_absent,
+            programs.a_state_can_be_donated,
+            serving.a_blank_upload_fits,
+            serving.an_evaluation_is_the_mean_over_examples,
+            layout.a_run_in_chunks_is_a_loop_of_rounds,
+            participation.absent_clients_change_nothing,
+            participation.what_fills_a_batch_does_not_matter,
+            layout.the_order_of_slots_does_not_matter,
+            layout.delays_matter,
+            layout.seeds_and_numbers_matter,
+            layout.other_rows_and_their_order_do_not_matter,
+            layout.runs_do_not_affect_each_other,
+            layout.stop_and_resume_is_bit_identical,
+            programs.one_program_serves_all_rounds,
+            layout.devices_and_empty_slots_do_not_matter,
+        )
+    }
+)
+
+
+class Outcome(NamedTuple):
+    """What the check of one law found."""
+
+    law: str
+    result: str  # "held", "broken", "broken, as expected", "not applicable" or "not checked"
+    why: str = ""  # one line; "" if the law held
+    seconds: float = 0.0
+    error: Exception | None = None
+
+    def __str__(self) -> str:
+        why = f": {self.why}" if self.why else ""
+        return f"{self.result:<14} {self.seconds:5.1f} s  {_words(self.law)}{why}"
+
+
+class Report(NamedTuple):
+    """What the check of an algorithm found; as text a table with a line for each law."""
+
+    name: str
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def broken(self) -> tuple[Outcome, ...]:
+        """The laws that are broken and were not expected to be."""
+        return tuple(outcome for outcome in self.outcomes if outcome.result == BROKEN)
+
+    def of(self, law: str) -> Outcome:
+        """Return the outcome of a law."""
+        return next(outcome for outcome in self.outcomes if outcome.law == law)
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.outcomes), self.summary])
+
+    @property
+    def summary(self) -> str:
+        """The number of laws with each result, in one line."""
+        results = [outcome.result for outcome in self.outcomes]
+        counts = ", ".join(f"{results.count(each)} {each}" for each in dict.fromkeys(results))
+        seconds = sum(outcome.seconds for outcome in self.outcomes)
+        return f"{self.name}: {_count(results)} in {seconds:.0f} s: {counts}"
+
+    def raise_if_broken(self) -> None:
+        """Raise an AssertionError that names each broken law and why, a line each."""
+        if self.broken:
+            lines = [f"{_words(outcome.law)}: {outcome.why}" for outcome in self.broken]
+            raise AssertionError("\n".join([f"{self.name} breaks {_count(lines)}", *lines]))
+
+
+def check(
+    factory: Callable[..., Algorithm],
+    *,
+    hyperparameters: Mapping[str, Any] | None = None,
+    model: Model | None = None,
+    work: Callable[[Any], Work] = inputs.epochs,
+    learning_rate: float = 0.1,
+    data: Examples | None = None,
+    laws: Sequence[str] | None = None,
+    breaks: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] | None = print,
+) -> Report:
+    """Check the laws of the protocol for an algorithm, called as factory(model, work, ...).
+
+    All runs are on the CPU, with five clients of 0 to 7 examples, two of which are always or often
+    absent, and six rounds. Nearly all of the time is that of compiling.
+
+    Args:
+      factory: the algorithm's.
+      hyperparameters: further arguments of the factory; floats among them are also traced.
+      model: the network; by default a small one with batch normalisation for images [6, 6, 1] of
+        three classes.
+      work: learning rate -> local training; by default two epochs of SGD in batches of three.
+      learning_rate: the learning rate, large enough that six rounds move the network.
+      data: at least 21 examples, of which the first are taken; by default images [6, 6, 1] of
+        three classes.
+      laws: the names of the laws to check; by default all of `LAWS`.
+      breaks: laws that the algorithm breaks on purpose, by name, with the reason.
+      tell: called with a line for each law as soon as it is checked; None for no lines.
+
+    Returns:
+      The report. A law whose check meets the error of an earlier law is not checked.
+
+    Raises:
+      UsageError: for an unknown law, and for arguments of other types.
+    """
+    for argument, given in (("laws", laws or ()), ("breaks", breaks or {})):
+        checks.record(argument, given, Sequence if argument == "laws" else Mapping)
+    checks.function("tell", tell or print)
+    names, expected = list(LAWS if laws is None else laws), dict(breaks or {})
+    for name in names:
+        checks.one_of("laws", name, LAWS)
+    for name in expected:
+        checks.one_of("breaks", name, LAWS)
+    cpu = jax.devices("cpu")[0]
+    with jax.default_device(cpu), platforms.traced_for("cpu"):
+        case = Case(
+            factory,
+            hyperparameters=hyperparameters,
+            model=model,
+            work=work,
+            learning_rate=learning_rate,
+            data=data,
+            options=_QUICKLY,
+        )
+        outcomes: list[Outcome] = []
+        for name in names:
+            outcome = _outcome(case, name, outcomes)
+            if outcome.result == BROKEN and name in expected:
+                why = f"{expected[name]} ({outcome.why})"
+                outcome = outcome._replace(result=EXPECTED, why=why)
+            outcomes.append(outcome)
+            if tell:
+                tell(str(outcome))
+    report = Report(case.name, tuple(outcomes))
+    if tell:
+        tell(report.summary)
+    return report
+
+
+# Compiling takes nearly all of the time, so compile quickly rather than well.
+_QUICKLY = {"xla_backend_optimization_level": 0}
+
+
+def _outcome(case: Case, name: str, earlier: Sequence[Outcome]) -> Outcome:
+    start = time.perf_counter()
+    result, why, error = HELD, "", None
+    try:
+        LAWS[name](case)
+    except NotApplicable as reason:
+        result, why = NOT_APPLICABLE, str(reason)
+    except Exception as raised:
+        error = raised
+        cause = next((each for each in earlier if each.error is raised), None)
+        if cause:
+            result, why = NOT_CHECKED, f"as {_words(cause.law)} is broken"
+        else:
+            result, why = BROKEN, _line(raised)
+    return Outcome(name, result, why, time.perf_counter() - start, error)
+
+
+def _count(laws: Sequence[Any]) -> str:
+    return "1 law" if len(laws) == 1 else f"{len(laws)} laws"
+
+
+def _words(law: str) -> str:
+    return law.replace("_", " ")
+
+
+def _line(error: Exception) -> str:
+    """Return an error in one line, with the last place outside of this package and JAX."""
+    text = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, AssertionError) and text:
+        return text
+    own = Path(__file__).parents[1]
+    places = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if own not in Path(frame.filename).parents and "site-packages" not in frame.filename
+    ]
+    place = f" ({Path(places[-1].filename).name}:{places[-1].lineno})" if places else ""
+    return f"{type(error).__name__}: {text}{place}"

@@ -1,0 +1,78 @@
+"""Agnostic federated learning against descent and ascent in NumPy, in float64."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+import linear_networks as linear
+from fedjax_inv.algorithms import afl, fedavg
+
+STEP = 0.2
+
+
+def nearest(point: np.ndarray) -> np.ndarray:
+    """The nearest point of the simplex: max(point - t, 0), with the t that makes it sum to 1."""
+
+    def excess(t: float) -> float:
+        return float(np.maximum(point - t, 0).sum() - 1)
+
+    t = scipy.optimize.brentq(excess, point.min() - 1, point.max(), xtol=1e-14)
+    return np.maximum(point - t, 0)
+
+
+def test_afl_is_descent_and_ascent() -> None:
+    with jax.enable_x64(True):
+        held = linear.held()
+        algorithm = afl.afl(linear.MODEL, linear.work(), step_size=STEP, loss_batch_size=3)
+        states = linear.run(algorithm, held)
+        w, examples = linear.weights_of(states[0]), linear.examples_of(held)
+        q = np.full(len(linear.SIZES), 1 / len(linear.SIZES))
+        for cohort, state in zip(linear.ATTEND, states[1:], strict=True):
+            clients = linear.present(cohort)
+            moved = [linear.trained(w, examples[i]) for i in clients]
+            risks = np.zeros(len(q))
+            risks[clients] = [linear.risk(w, examples[i]) for i in clients]
+            w = [a + d for a, d in zip(w, linear.mean(moved, q[clients]), strict=True)]
+            q = nearest(q + STEP * risks)
+            linear.assert_weights(state, w)
+            np.testing.assert_allclose(state.server.side, q, rtol=1e-6, atol=1e-9)
+        assert q.min() == 0
+        assert np.unique(q).size > 2
+
+
+def test_the_mixture_stays_on_the_simplex() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        q = rng.dirichlet(np.ones(6))
+        found = np.asarray(afl.ascend(jnp.asarray(q), jnp.asarray(rng.normal(size=6)), 0.7))
+        assert found.min() >= 0
+        np.testing.assert_allclose(found.sum(), 1, rtol=1e-5)
+
+
+def test_without_a_step_it_is_uniform_fedavg() -> None:
+    with jax.enable_x64(True):
+        held = linear.held()
+        ends = [
+            linear.run(algorithm, held)[-1]
+            for algorithm in (
+                afl.afl(linear.MODEL, linear.work(), step_size=0.0),
+                fedavg.fedavg(linear.MODEL, linear.work(), weighting="uniform"),
+            )
+        ]
+        linear.assert_weights(ends[0], linear.weights_of(ends[1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"step_size": -1.0}, "step_size=-1.0: must be a finite number, at least 0"),
+        ({"loss_batch_size": 0}, "loss_batch_size=0: must be an integer of at least 1"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        afl.afl(linear.MODEL, linear.work(), **arguments)

@@ -1,0 +1,86 @@
+"""FedDG-GA against its two exchanges in NumPy, in float64."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import linear_networks as linear
+from fedjax_inv.algorithms import fedavg, feddg_ga
+
+STEP, NUM_ROUNDS = 0.9, 4
+
+
+def test_feddg_ga_is_the_papers() -> None:
+    with jax.enable_x64(True):
+        held = linear.held()
+        algorithm = feddg_ga.feddg_ga(
+            linear.MODEL,
+            linear.work(),
+            step_size=STEP,
+            num_rounds=NUM_ROUNDS,
+            loss_batch_size=3,
+        )
+        states = linear.run(algorithm, held)
+        w, examples = linear.weights_of(states[0]), linear.examples_of(held)
+        a = np.full(len(linear.SIZES), 1 / len(linear.SIZES))
+        for turn, cohort in enumerate(linear.ATTEND):
+            clients = linear.present(cohort)
+            moved = [linear.trained(w, examples[i]) for i in clients]
+            own = [
+                linear.risk([b + d for b, d in zip(w, delta, strict=True)], examples[i])
+                for i, delta in zip(clients, moved, strict=True)
+            ]
+            w = [b + d for b, d in zip(w, linear.mean(moved, a[clients]), strict=True)]
+            gaps = np.array([linear.risk(w, examples[i]) for i in clients]) - own
+            apart = gaps - gaps.mean()
+            a[clients] += STEP * (1 - turn / NUM_ROUNDS) * apart / np.abs(apart).max()
+            a = np.maximum(a, 0) / np.maximum(a, 0).sum()
+            linear.assert_weights(states[turn + 1], w)
+            np.testing.assert_allclose(
+                states[turn + 1].server.side.of_clients, a, rtol=1e-6, atol=1e-9
+            )
+        assert a.min() == 0
+
+
+@pytest.mark.parametrize("gaps", [[0.3, 0.3, 0.3, 9.0], [0.1, -0.4, 0.2, 9.0]])
+def test_weights_stay_on_the_simplex(gaps: list[float]) -> None:
+    """Equal gaps change nothing, and the last client does not attend."""
+    weights, attends = jnp.array([0.1, 0.2, 0.3, 0.4]), jnp.array([True, True, True, False])
+    found = np.asarray(feddg_ga.adjusted(weights, jnp.array(gaps), attends, 0.2))
+    assert found.min() >= 0
+    np.testing.assert_allclose(found.sum(), 1, rtol=1e-6)
+    if gaps[0] == gaps[1]:
+        np.testing.assert_allclose(found, weights, rtol=1e-6)
+    else:
+        assert found[2] > 0.3
+        assert found[1] == 0
+
+
+def test_without_a_step_it_is_uniform_fedavg() -> None:
+    with jax.enable_x64(True):
+        held = linear.held()
+        make: Any = feddg_ga.feddg_ga
+        ends = [
+            linear.run(algorithm, held)[-1]
+            for algorithm in (
+                fedavg.fedavg(linear.MODEL, linear.work(), weighting="uniform"),
+                make(linear.MODEL, linear.work(), step_size=0.0),
+            )
+        ]
+        linear.assert_weights(ends[1], linear.weights_of(ends[0]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"step_size": -1.0}, "step_size=-1.0: must be a finite number, at least 0"),
+        ({"num_rounds": 0}, "num_rounds=0: must be an integer of at least 1"),
+        ({"loss_batch_size": 0}, "loss_batch_size=0: must be an integer of at least 1"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        feddg_ga.feddg_ga(linear.MODEL, linear.work(), **arguments)

@@ -1,0 +1,84 @@
+"""V-REx against the gradient of its objective, and against its two exchanges in NumPy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import linear_networks as linear
+from fedjax_inv.algorithms import fedavg, vrex
+
+BETA = 0.5
+
+
+def test_vrex_is_fedavg_with_factors() -> None:
+    """Some factors are negative, and clients that do not attend do not count in the mean."""
+    with jax.enable_x64(True):
+        held = linear.held()
+        algorithm = vrex.vrex(linear.MODEL, linear.work(2), beta=BETA, loss_batch_size=3)
+        states = linear.run(algorithm, held)
+        w, examples = linear.weights_of(states[0]), linear.examples_of(held)
+        smallest = np.inf
+        for cohort, state in zip(linear.ATTEND, states[1:], strict=True):
+            clients = linear.present(cohort)
+            risks = np.array([linear.risk(w, examples[i]) for i in clients])
+            factors = 1 + 2 * BETA * (risks - risks.mean())
+            smallest = min(smallest, factors.min())
+            moved = [
+                linear.trained(
+                    w,
+                    examples[i],
+                    num_steps=2,
+                    change=lambda grads, now, f=f: [f * g for g in grads],
+                )
+                for i, f in zip(clients, factors, strict=True)
+            ]
+            w = [a + d for a, d in zip(w, linear.mean(moved, np.ones(len(moved))), strict=True)]
+            linear.assert_weights(state, w)
+        assert smallest < 0
+
+
+def test_one_full_step_descends_mean_and_variance() -> None:
+    """By the derivative of mean R + beta Var R."""
+    with jax.enable_x64(True):
+        held, everyone = linear.held(), [range(len(linear.SIZES))]
+        start, end = linear.run(vrex.vrex(linear.MODEL, linear.work(1), beta=BETA), held, everyone)
+        examples = [each for each in linear.examples_of(held) if len(each[1])]
+
+        def objective(params: Any) -> Any:
+            risks = [
+                -jax.nn.log_softmax(x @ params[0] @ params[1])[jnp.arange(len(y)), y].mean()
+                for x, y in examples
+            ]
+            return jnp.mean(jnp.stack(risks)) + BETA * jnp.var(jnp.stack(risks))
+
+        w = linear.weights_of(start)
+        pairs = zip(w, jax.grad(objective)(w), strict=True)
+        linear.assert_weights(end, [a - linear.RATE * np.asarray(g) for a, g in pairs])
+
+
+def test_without_beta_it_is_uniform_fedavg() -> None:
+    with jax.enable_x64(True):
+        held = linear.held()
+        ends = [
+            linear.run(algorithm, held)[-1]
+            for algorithm in (
+                vrex.vrex(linear.MODEL, linear.work(), beta=0.0),
+                fedavg.fedavg(linear.MODEL, linear.work(), weighting="uniform"),
+            )
+        ]
+        linear.assert_weights(ends[0], linear.weights_of(ends[1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"beta": -1.0}, "beta=-1.0: must be a finite number, at least 0"),
+        ({"loss_batch_size": 0}, "loss_batch_size=0: must be an integer of at least 1"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        vrex.vrex(linear.MODEL, linear.work(), **arguments)

@@ -1,0 +1,367 @@
+"""Comparisons of methods: differences by seed, what is bold, and the files of a sweep or study."""
+
+import csv
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.papers import fl_games, study
+from fedjax_inv_experiments.parts.selection import RULES
+from fedjax_inv_experiments.reporting import comparison, evaluations, report, tables
+from fedjax_inv_experiments.reporting.comparison import Column
+from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
+from runs import line
+
+NAN = math.nan
+RNG = np.random.default_rng(0)
+
+
+def numbered(values: np.ndarray) -> dict[int, float]:
+    return dict(enumerate(map(float, values)))
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_differences_are_those_of_the_paired_t_test(count: int) -> None:
+    first, second, third = RNG.normal(size=(3, count))
+    scores = {"a": numbered(first), "b": numbered(second), "c": numbered(third)}
+    # A seed of two methods without a score, and one that a method was never run with.
+    scores["b"] |= {97: NAN, 98: 5.0}
+    scores["a"] |= {97: 0.5, 99: 3.0}
+    found = comparison.differences([Column("test", scores)])
+    assert [(one.method, one.other) for one in found] == [("b", "a"), ("c", "a"), ("c", "b")]
+    pairs = ((second, first), (third, first), (third, second))
+    for one, (left, right) in zip(found, pairs, strict=True):
+        expected = stats.ttest_rel(left, right).confidence_interval(0.95)
+        assert (one.column, one.seeds) == ("test", count)
+        assert one.seeds_left_out == ({one.method, one.other} == {"a", "b"})
+        assert one.mean == pytest.approx((left - right).mean())
+        assert (one.low, one.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_no_difference_without_two_seeds() -> None:
+    assert comparison.differences([Column("test", {"a": {0: 0.1}, "b": {0: 0.3}})]) == []
+    few = {"a": {0: 0.1, 1: 0.2}, "b": {0: 0.3, 1: NAN}, "c": {2: 0.1, 3: 0.2}}
+    assert comparison.differences([Column("test", few)]) == []
+
+
+@pytest.mark.parametrize(
+    ("scores", "first", "as_good"),
+    [
+        ({"a": [0.5]}, "", ""),
+        ({"a": [0.5], "b": [0.4]}, "a", ""),
+        ({"a": [0.5], "b": [0.5], "c": [0.4]}, "ab", ""),
+        # The seeds differ much, but within each the second one is better by the same.
+        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.6, 1.0]}, "b", ""),
+        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.5, 0.91], "c": [-0.3, 0.1, 0.5]}, "b", "a"),
+        ({"a": [0.1, 0.2], "b": [0.9, NAN]}, "", ""),  # nothing to be compared with
+        ({"a": [0.1, 0.2], "b": [0.9, NAN], "c": [0.0, 0.1]}, "a", ""),
+    ],
+)
+def test_the_best_and_those_as_good(
+    scores: dict[str, list[float]], first: str, as_good: str
+) -> None:
+    column = Column("test", {name: dict(enumerate(of)) for name, of in scores.items()})
+    found = comparison.best(column)
+    assert (found.first, found.as_good) == (set(first), set(as_good))
+    marks = {name: found.mark(name, "1") for name in scores}
+    expected = {name: "1" for name in scores} | dict.fromkeys(first, tables.bold("1"))
+    assert marks == expected | dict.fromkeys(as_good, tables.italic("1"))
+
+
+# Method -> learning rate -> the accuracies of the seeds, NaN where a run diverged.
+Grid = Mapping[str, Mapping[float, list[float]]]
+GRID: Grid = {
+    "fed_avg|x": {0.1: [0.50, 0.60, 0.70], 0.2: [0.40, 0.50, 0.60]},
+    "fedipg": {0.1: [0.71, 0.80, 0.89], 0.2: [0.99, NAN, 0.99]},
+    "moon": {0.1: [NAN, 0.30, 0.20]},
+}
+
+
+def log_of(rates: Mapping[float, list[float]], held_out: str) -> list[Line]:
+    """Two evaluations of each run; the test accuracy is 10 points below that of validation."""
+    runs = [(rate, seed, of[seed]) for rate, of in rates.items() for seed in range(len(of))]
+    return [
+        line(
+            round,
+            0.5 if math.isnan(accuracy) else accuracy - 0.05 * (round == 5),
+            run=run,
+            seed=seed,
+            hyper={"learning_rate": rate},
+            diverged=math.isnan(accuracy),
+            test_accuracy=(0.5 if math.isnan(accuracy) else accuracy - 0.05 * (round == 5)) - 0.1,
+            domains={
+                name: Domain(0.25, None, 4, "test" if name == held_out else "validation")
+                for name in ("0", "45_%")
+            },
+            train_metrics={"invariance": 0.5},
+            train_by_round=[0.1, 0.2],
+            bytes=10 * round,
+        )
+        for round in (5, 10)
+        for run, (rate, seed, accuracy) in enumerate(runs)
+    ]
+
+
+def finished(method: str, rates: Mapping[float, list[float]], held_out: str) -> Result:
+    """A cell whose runs have the log of `log_of`."""
+    lines = log_of(rates, held_out)
+    runs = []
+    for run, last in enumerate(lines[len(lines) // 2 :]):
+        mine = [one for one in lines if one.run == run]
+        picked = {
+            name: None if last.diverged else rule.pick(mine)
+            for name, rule in RULES.items()
+            if name != "agreement"
+        }
+        of = (last.seed, last.hyper, last.diverged, picked["validation"], picked, last)
+        runs.append(RunResult(*of, stops=[Stop(0.6, None)]))
+    settings = {"play": "parallel"} if method == "fedipg" else {}
+    cell = Cell(method, settings, held_out, [Run(one.seed, one.hyper) for one in runs])
+    return Result(cell, runs)
+
+
+def rows_of(text: str) -> list[list[list[str]]]:
+    """The tables of a Markdown text, as rows of cells."""
+    parts = [part for part in text.split("\n\n") if part.startswith("|")]
+    return [
+        [
+            [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+            for row in part.splitlines()
+            if not row.startswith("|--")
+        ]
+        for part in parts
+    ]
+
+
+def check_latex(path: Path) -> None:
+    """Each table has rows of as many cells as columns, and braces match; LaTeX takes it."""
+    text = path.read_text()
+    plain = re.sub(r"\\([&%$#_{}]|\^\{\})", "", text)  # without escaped characters
+    assert plain.count("{") == plain.count("}")
+    body = re.sub(r"^%.*$", "", plain, flags=re.MULTILINE)
+    assert not set("%#_~^±") & set(body)
+    assert body.count("$") % 2 == 0
+    places = re.findall(r"\\begin\{tabular\}\{(l+)\}(.*?)\\end\{tabular\}", body, re.DOTALL)
+    assert places
+    for columns, inside in places:
+        rows = [row for row in inside.split(r"\\") if "&" in row]
+        assert len(rows) >= 2
+        assert {row.count("&") + 1 for row in rows} == {len(columns)}
+        for name in ("toprule", "midrule", "bottomrule"):
+            assert inside.count(f"\\{name}") == 1
+    if shutil.which("pdflatex"):
+        head = r"\documentclass{article}\usepackage{booktabs}\begin{document}"
+        whole = path.with_name("whole.tex")
+        whole.write_text(f"{head}\n\\input{{{path.name}}}\n\\end{{document}}\n")
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", whole.name]
+        subprocess.run(command, cwd=path.parent, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a sweep with one held-out domain, and what is printed."""
+    folder = tmp_path_factory.mktemp("swept")
+    results = [(name, finished(name, rates, "45_%")) for name, rates in GRID.items()]
+    text = report.write(folder, results, title="100% of $x$", paper={})
+    return folder, text
+
+
+def test_a_sweep_says_what_is_best(swept: tuple[Path, str]) -> None:
+    folder, text = swept
+    test, differ, winner = rows_of(text)
+    name = "fed_avg\\|x"
+    assert test == [
+        ["held-out accuracy, %", "45_%", "at round", "at the last round", "runs diverged"],
+        [name, "50.0 ± 10.0", "10.0 ± 0.0", "50.0 ± 10.0", "0 of 6"],
+        ["fedipg", "**70.0 ± 9.0**", "10.0 ± 0.0", "**70.0 ± 9.0**", "1 of 6"],
+        ["moon", "diverged", "", "", "1 of 3"],
+    ]
+    assert comparison.BEST in text
+    low, high = stats.ttest_rel([71, 80, 89], [50, 60, 70]).confidence_interval(0.95)
+    of_fedipg = f"+20.0 [{low:+.1f}, {high:+.1f}], n=3"
+    low, high = stats.ttest_rel([30, 20], [60, 70]).confidence_interval(0.95)
+    of_moon = f"-40.0 [{low:+.1f}, {high:+.1f}], n=2"
+    headings = ["45_%", "worst domain", "at the last round", "seeds left out"]
+    assert differ[0] == [f"difference from {name}", *headings]
+    assert [row[:2] for row in differ[1:]] == [["fedipg", of_fedipg], ["moon", of_moon]]
+    assert [row[3:] for row in differ[1:]] == [[of_fedipg, ""], [of_moon, "1"]]
+    assert comparison.DIFFERENCES in text
+    assert winner[1:] == [
+        ["45_%", "fedipg", "learning_rate=0.1", "10.0 ± 0.0", "80.0 ± 9.0", "70.0 ± 9.0"]
+    ]
+    written = (folder / "table.md").read_text()
+    assert written.startswith("# 100% of $x$\n\n")
+    assert rows_of(written)[:3] == [test, differ, winner]
+    with (folder / "differences.csv").open() as file:
+        found = [*csv.DictReader(file)]
+    pairs = [(one["method"], one["other"]) for one in found[::3]]
+    assert pairs == [("fedipg", "fed_avg|x"), ("moon", "fed_avg|x"), ("moon", "fedipg")]
+    assert float(found[0]["mean"]) == pytest.approx(0.2)
+    assert (found[-1]["seeds"], found[-1]["seeds_left_out"]) == ("2", "1")
+
+
+def test_the_grid_has_all_settings(swept: tuple[Path, str]) -> None:
+    folder, _ = swept
+    ((head, *rows),) = rows_of((folder / "grid.md").read_text())
+    assert [row[:5] for row in rows] == [
+        ["fed_avg\\|x", "45_%", "learning_rate=0.1", "yes", "0 of 3"],
+        ["fed_avg\\|x", "45_%", "learning_rate=0.2", "", "0 of 3"],
+        ["fedipg", "45_%", "learning_rate=0.1", "yes", "0 of 3"],
+        ["fedipg", "45_%", "learning_rate=0.2", "", "1 of 3"],
+        ["moon", "45_%", "", "", "1 of 3"],
+    ]
+    at = head.index("validation of the others, %")
+    assert [row[at] for row in rows][3:] == ["99.0 ± 0.0", "25.0 ± 7.1"]
+
+
+@pytest.mark.parametrize("name", ["table", "grid"])
+def test_tables_in_latex(swept: tuple[Path, str], name: str) -> None:
+    folder, _ = swept
+    check_latex(folder / f"{name}.tex")
+    text = (folder / f"{name}.tex").read_text()
+    assert r"100\% of \$x\$" in text
+    assert r"fed\_avg|x" in text
+    assert (r"\textbf{70.0 $\pm$ 9.0}" in text) == (name == "table")
+
+
+def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> None:
+    results = [
+        (name, finished(name, {0.1: GRID[name][0.1]}, held_out))
+        for name in ("fed_avg|x", "fedipg")
+        for held_out in ("0", "45_%")
+    ]
+    test, differ, winners = rows_of(report.write(tmp_path, results, title="", paper={}))
+    assert test[0][1:5] == ["0", "45_%", "mean", "worst domain"]
+    assert test[2][1:5] == ["**70.0 ± 9.0**"] * 4
+    assert len({*differ[1][1:]}) == 1  # as both domains have the same scores
+    assert [row[:2] for row in winners[1:]] == [["0", "fedipg"], ["45_%", "fedipg"]]
+
+
+def test_a_single_method_is_compared_with_nothing(tmp_path: Path) -> None:
+    result = finished("fedavg", {0.1: [0.5, 0.6]}, "0")
+    text = report.write(tmp_path, [("fedavg", result)], title="", paper={})
+    assert len(rows_of(text)) == 1
+    assert "**" not in (tmp_path / "table.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"table.md", "table.tex"}
+
+
+def logged(monkeypatch: pytest.MonkeyPatch, results: Mapping[str, Result]) -> None:
+    """Makes the log of each method the one of `log_of`."""
+
+    def read(folder: Path, done: int) -> list[Line]:
+        cell = results[folder.name].cell
+        assert done == 10
+        return log_of(GRID[folder.name], cell.held_out or "")
+
+    monkeypatch.setattr(evaluations.log, "read", read)
+
+
+def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = {name: finished(name, rates, "45_%") for name, rates in GRID.items()}
+    logged(monkeypatch, results)
+    cells = [
+        evaluations.Cell(f"{name} !", "validation", tmp_path / name, result)
+        for name, result in results.items()
+    ]
+    evaluations.write(tmp_path / "runs.csv", cells)
+    with (tmp_path / "runs.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    expected = {name: log_of(rates, "45_%") for name, rates in GRID.items()}
+    every = [(name, one) for name, lines in expected.items() for one in lines]
+    assert len(rows) == len(every) == 30
+    for row, (name, one) in zip(rows, every, strict=True):
+        assert (row["method"], row["algorithm"], row["held_out"]) == (f"{name} !", name, "45_%")
+        assert (int(row["run"]), int(row["seed"]), int(row["round"])) == (
+            one.run,
+            one.seed,
+            one.round,
+        )
+        assert float(row["learning_rate"]) == one.hyper["learning_rate"]
+        assert row["play"] == ("parallel" if name == "fedipg" else "")
+        assert float(row["test_accuracy"]) == one.test_accuracy
+        assert float(row["validation_accuracy"]) == one.validation_accuracy
+        assert (row["worst_domain"], row["train_loss"]) == ("test", "")
+        assert float(row["domains.45_%.accuracy"]) == 0.25
+        assert row["domains.45_%.split"] == "test"
+        assert float(row["train_metrics.invariance"]) == 0.5
+        assert (int(row["bytes"]), float(row["seconds"])) == (one.bytes, one.seconds)
+        assert row["diverged"] == str(one.diverged).lower()
+        picked = "" if one.diverged else "validation last oracle" if one.round == 10 else ""
+        assert (row["rule"], row["picked_by"]) == ("validation", picked)
+        is_best = name != "moon" and one.hyper["learning_rate"] == 0.1 and one.round == 10
+        assert row["selected"] == str(is_best).lower()
+    assert not any("by_round" in name or name == "hyper" for name in rows[0])
+
+
+def test_a_setting_with_the_name_of_a_column() -> None:
+    row = evaluations.Row({"round": 5}, {"round": 7.5, "on": True}, {"loss": None})
+    text = evaluations.text([row, row._replace(scores={"other": 2})])
+    lines = [*csv.reader(text.splitlines())]
+    assert lines[0] == ["round", "set.round", "on", "loss", "other"]
+    assert lines[1:] == [["5", "7.5", "true", "", ""], ["5", "7.5", "true", "", "2"]]
+
+
+def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns are those of the paper, here at the stop, which some seeds do not reach."""
+    results = {
+        name: finished(name, {0.1: GRID[name][0.1]}, "45_%") for name in ("fed_avg|x", "fedipg")
+    }
+    monkeypatch.setattr(evaluations.log, "read", lambda folder, done: [])
+    chosen = config.of(watch_examples=10, rounds=10)
+    rows = []
+    for name, result in results.items():
+        picked = report.choose(name, result)
+        assert picked is not None
+        logs = [[run.last] for run in picked.runs]
+        cell = study.CellResult("45_%", picked.runs, logs, result, tmp_path / name)
+        rows.append(study.RowResult(study.Row(name, ()), chosen, [cell]))
+    paper = fl_games.PAPER
+    text = study.write_tables(tmp_path / "methods", paper, paper.studies["methods"], "digits", rows)
+    test, differ, winners = rows_of(text)
+    place = test[0].index("test, %")
+    assert [row[place] for row in test[1:]] == ["50.0 ± 10.0", "**70.0 ± 9.0**", "75"]
+    assert differ[0][:3] == ["difference from fed_avg\\|x", "test, %", "worst domain, %"]
+    assert differ[1][1].startswith("+20.0 [")
+    assert winners[1][:2] == ["45_%", "fedipg"]
+    names = ["", "_differences.csv", "_grid.md", "_grid.tex", "_runs.csv"]
+    endings = [".md", ".tex", *names[1:]]
+    assert {path.name for path in tmp_path.iterdir()} == {f"methods{name}" for name in endings}
+    assert paper.caption in (tmp_path / "methods.md").read_text()
+    check_latex(tmp_path / "methods.tex")
+    # A row in which a seed diverged, in a study of methods and in one of other rows.
+    moon = finished("moon", GRID["moon"], "45_%")
+    rows.append(
+        study.RowResult(study.Row("moon", ()), chosen, [study.CellResult("45_%", [], [], moon)])
+    )
+    found = comparison.differences(study.compared(paper.studies["methods"], rows))
+    of_moon = [one for one in found if (one.method, one.other) == ("moon", "fed_avg|x")]
+    assert [(one.seeds, one.seeds_left_out) for one in of_moon] == [(2, 1), (2, 1)]
+    assert study.compared(paper.studies["classes"], rows) == []
+
+
+def test_bold_and_italic_cells_in_all_forms() -> None:
+    heads = {"name": lambda row: row[0], "n": lambda row: row[1]}
+    rows = [("a_b", tables.bold("1 ± 2")), ("c", tables.italic("3 ± 4"))]
+    expected = {
+        "markdown": ("**1 ± 2**", "*3 ± 4*"),
+        "latex": (r"\textbf{1 $\pm$ 2}", r"\textit{3 $\pm$ 4}"),
+        "csv": ("a_b,1 ± 2", "c,3 ± 4"),
+    }
+    for form, texts in expected.items():
+        assert all(text in tables.table(rows, heads, form=form) for text in texts)
+    assert len({len(row) for row in tables.table(rows, heads).splitlines()}) == 1
+    starred = tables.table([("[a]", "[1]"), ("*", "2")], heads, form="latex")
+    assert re.findall(r"^ +(\S+) +& (\S+)", starred, re.MULTILINE)[1:] == [
+        ("{}[a]", "[1]"),
+        ("{}*", "2"),
+    ]
+    assert tables.paragraph("50% ± {x}", "latex") == r"50\% $\pm$ \{x\}"
+    assert tuple(expected) == tables.FORMS

@@ -1,0 +1,567 @@
+"""`fit`: arrays in, trained runs out, equal to those of the layers below."""
+
+import functools
+import signal
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from federations import assert_same_bits, plain
+from fedjax_inv import (
+    devices,
+    evaluation,
+    fit,
+    fitting,
+    local,
+    models,
+    objectives,
+    program,
+    rounds,
+    schedules,
+    types,
+)
+from fedjax_inv.algorithms import erm, fedavg, fedbn, fedipg, fedproto
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import clients, federation
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.fitting import machine, segments
+from fedjax_inv.types import Array, Cohort, Federation, Tree
+
+C, T, EVERY = 4, 5, 2  # clients, rounds, rounds of a segment
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(48, 3))
+Y = (X[:, 0] > 0).astype(int)
+CLIENT = np.arange(40) % C * 10  # numbers of clients need not follow each other
+PARTS = [np.flatnonzero(10 * c == CLIENT) for c in range(C)]
+TEST = X[40:], Y[40:]
+SEEDS, RATES = (3, 1), (0.3, 0.1)
+MODEL = models.from_function(
+    lambda key, x: 0.1 * jax.random.normal(key, (x.shape[1], 2)), lambda params, x: x @ params
+)
+TRACES: list[str] = []
+
+
+def loss(outputs: Array, y: Array, mask: Array) -> Array:
+    """The cross-entropy, which counts how often it is traced."""
+    TRACES.append("loss")
+    return objectives.cross_entropy(outputs, y, mask)
+
+
+def schedule(key: Array) -> Cohort:
+    drawn = schedules.sampled(key, C, 3, T)
+    return schedules.slow(drawn, jnp.array([1, 2, 1, 1]))
+
+
+SETTINGS: dict[str, Any] = {
+    "rounds": T,
+    "test": TEST,
+    "validation": 0.3,
+    "batch_size": 4,
+    "loss": loss,
+    "schedule": schedule,
+    "evaluate_every": EVERY,
+    "progress": False,
+    "devices": 1,
+}
+
+
+@functools.cache
+def trained() -> tuple[fitting.Fitted, list[Any]]:
+    """Two seeds and two rates, and what a callback saw after each segment."""
+    seen: list[Any] = []
+
+    def callback(fitted: fitting.Fitted) -> None:
+        network = plain(fitted.network(1))
+        seen.append((fitted.round, len(TRACES), fitted.history["test_score"].shape, network))
+
+    fitted = fit(
+        fedavg.fedavg,
+        MODEL,
+        X[:40],
+        Y[:40],
+        CLIENT,
+        learning_rate=RATES,
+        seeds=SEEDS,
+        callbacks=[callback],
+        **SETTINGS,
+    )
+    return fitted, seen
+
+
+def test_runs_are_bit_for_bit_those_of_the_layers_below() -> None:
+    fitted, _ = trained()
+    x, y, parts = clients.of_arrays(X[:40], Y[:40], CLIENT)
+    _, splits = clients.splits_of_arrays(x, y, parts, test=TEST, validation=0.3, seeds=[SEEDS[1]])
+    split, seed, run = splits[SEEDS[1]], SEEDS[1], 3
+    algorithm = fedavg.fedavg(MODEL, local.epochs(optax.sgd(RATES[1]), batch_size=4))
+    axis, key = devices.chunked(1, lanes=64), jax.random.key(seed)
+    # Compiled, as a draw without compilation rounds its products by themselves.
+    variables = jax.jit(MODEL.init)(jax.random.fold_in(key, 0), jnp.zeros((1, 3)))
+    start = jax.random.fold_in(key, 1)
+    state = rounds.init(algorithm, variables, split.train, start, history=2, axis=axis)
+    play = jax.jit(
+        lambda *arguments: rounds.run(algorithm, *arguments, axis=axis)[0],
+        compiler_options=devices.compiler_options(),
+    )
+    state = play(state, schedule(program.schedule_key(seed)), split.train)
+    assert fitted.runs[run] == program.Run(seed, {"learning_rate": RATES[1]})
+    found = fitted.state(run)
+    assert_same_bits(plain(found.server), plain(state.server))
+    scores = evaluation.evaluate(algorithm, state, split.valid)
+    expected = evaluation.mean(scores)
+    np.testing.assert_allclose(fitted.history["valid_score"][run, -1], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(fitted.history["valid_loss"][run, -1], expected[1], rtol=1e-6)
+
+
+def test_a_run_of_a_group_is_what_it_is_alone() -> None:
+    """Several values give what separate calls give."""
+    fitted, _ = trained()
+    data = [(X[rows], Y[rows]) for rows in PARTS]
+    alone = fit(fedavg.fedavg, MODEL, data, learning_rate=RATES[1], seeds=SEEDS[:1], **SETTINGS)
+    assert alone.runs == (program.Run(SEEDS[0], {}),)
+    for name, values in alone.history.values.items():
+        np.testing.assert_allclose(fitted.history[name][2:3], values, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(fitted.predict(X, 2), alone.predict(X), rtol=1e-5)
+
+
+def test_the_history_is_of_every_run_and_segment() -> None:
+    fitted, seen = trained()
+    history = fitted.history
+    assert [run.seed for run in history.runs] == [3, 1, 3, 1]
+    assert history.rounds.tolist() == [2, 4, 5]
+    scores = {f"{of}_{what}" for of in ("valid", "test") for what in ("score", "loss")}
+    assert set(history.values) == {"train_loss"} | scores
+    assert {values.shape for values in history.values.values()} == {(4, 3)}
+    assert all(np.isfinite(values).all() for values in history.values.values())
+    assert (history["train_loss"][:, -1] < history["train_loss"][:, 0]).all()
+    assert fitted.round == T
+    assert fitted.stopped == ""
+    assert [(at, shape) for at, _, shape, _ in seen] == [(2, (4, 1)), (4, (4, 2)), (5, (4, 3))]
+    networks = [network for *_, network in seen]
+    assert_same_bits(networks[-1], plain(fitted.network(1)))
+    assert not np.array_equal(networks[0].params.head, networks[1].params.head)
+    with pytest.raises(UsageError, match=r"name=loss|name='loss': must be one of"):
+        history["loss"]
+
+
+def test_segments_share_one_compiled_program() -> None:
+    _, seen = trained()
+    assert len({traces for _, traces, *_ in seen}) == 1
+
+
+def test_predictions_are_those_of_the_served_network() -> None:
+    fitted, _ = trained()
+    x, y = TEST
+    scores = fitted.evaluate(x, y)
+    assert scores.size.tolist() == [8] * 4
+    for run in range(4):
+        outputs = fitted.predict(x, run)
+        expected = models.predict(MODEL, fitted.network(run), x)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-6)
+        np.testing.assert_allclose(scores.score[run], (outputs.argmax(-1) == y).mean())
+        log = outputs - np.log(np.exp(outputs).sum(-1, keepdims=True))
+        np.testing.assert_allclose(scores.loss[run], -log[np.arange(8), y].mean(), rtol=1e-5)
+    np.testing.assert_allclose(scores.score, fitted.history["test_score"][:, -1], rtol=1e-6)
+    many = np.tile(x, (80, 1))  # more than a batch
+    np.testing.assert_allclose(fitted.predict(many)[-8:], fitted.predict(x), rtol=1e-6)
+    found = evaluation.evaluate(fitted.algorithm(1), fitted.state(1), _test_client(), seen=False)
+    np.testing.assert_allclose(found.score, scores.score[1:2])
+
+
+def _test_client() -> Federation:
+    return federation.of_parts(federation.examples(*TEST), [np.arange(8)])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda fitted: fitted.predict(X[:, :2]), "x=float64 (48, 2): must hold examples of"),
+        (lambda fitted: fitted.predict(X, 4), "run=4: must be an integer in 0..3"),
+        (lambda fitted: fitted.predict(X, client=4), "client=4: must be an integer in 0..3"),
+        (lambda fitted: fitted.evaluate(X, Y[:3]), "y: must be as long as x"),
+        (lambda fitted: fitted.network(-1), "run=-1: must be an integer in 0..3"),
+    ],
+)
+def test_a_wrong_question_to_a_result_is_one_line(call: Any, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        call(trained()[0])
+    assert str(error.value).startswith(message)
+
+
+def test_a_history_becomes_a_data_frame_if_pandas_is_there(monkeypatch: Any) -> None:
+    history = trained()[0].history
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
+    frame = history.to_dataframe()
+    assert frame["run"].tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert frame["seed"].tolist() == ([3] * 3 + [1] * 3) * 2
+    assert frame["learning_rate"].tolist() == [0.3] * 6 + [0.1] * 6
+    assert frame["round"].tolist() == [2, 4, 5] * 4
+    np.testing.assert_array_equal(frame["test_loss"], history["test_loss"].ravel())
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="needs pandas: pip install pandas"):
+        history.to_dataframe()
+
+
+# Training itself, with a program that computes nothing.
+
+
+class Segment:
+    """Stands in for a compiled segment; plays `steps`, functions or scores [R] of a segment."""
+
+    def __init__(self, steps: list[Any]) -> None:
+        self.steps, self.lengths = steps, []
+
+    def lower(self, *arguments: Any) -> Any:
+        return SimpleNamespace(compile=lambda: None)
+
+    def __call__(self, examples: Any, inputs: Any, training: int, cohorts: Cohort) -> Any:
+        self.lengths.append(cohorts.present.sum((0, 2)).tolist())
+        score = self.steps[training]
+        if callable(score):
+            score = score()
+        score = np.array(score, np.float32)
+        some = evaluation.Scores(score[:, None], -score[:, None], np.ones((len(score), 1), int))
+        none = evaluation.Scores(*(np.zeros((len(score), 1)) for _ in range(3)))
+        number = cohorts.who.shape[1]
+        metrics = {"loss": np.tile(np.arange(number) * 1.0, (len(score), 1))}
+        broken = np.where(np.isnan(score)[:, None], 7, -1) + np.zeros((1, number), int)
+        shown: Any = SimpleNamespace(metrics=metrics, valid=some, test=none, broken=broken)
+        return training + 1, shown
+
+
+def played(steps: list[Any], num_rounds: int, **settings: Any) -> tuple[fitting.Fitted, Segment]:
+    segment = Segment(steps)
+    compiled: Any = SimpleNamespace(
+        init=lambda *_: 0, segment=segment, gathered=lambda outcome: outcome
+    )
+    serving: Any = SimpleNamespace(program=compiled, inputs=None)
+    cohort = Cohort(*(np.ones((2, num_rounds, 3), kind) for kind in (int, bool, int)))
+    defaults = {"every": 1, "patience": None, "rank": lambda score: score, "callbacks": []}
+    runs = (program.Run(0, {"rate": 0.5}), program.Run(1, {"rate": 0.5}))
+    examples: Any = None
+    return segments.train(serving, runs, examples, cohort, **(defaults | settings)), segment
+
+
+def test_patience_waits_for_all_runs() -> None:
+    scores = [(0.5, 0.5), (0.6, 0.4), (0.5, 0.5), (0.5, 0.6), (0.6, 0.6), (0.6, 0.6), (1, 1)]
+    fitted, _ = played(scores, 7, patience=2)
+    assert (fitted.stopped, fitted.round) == ("patience", 6)
+    np.testing.assert_allclose(fitted.history["valid_score"].T, scores[:6])
+    fitted, _ = played(scores, 7, patience=3)
+    assert (fitted.stopped, fitted.round) == ("", 7)
+    lower_is_better = objectives.SCORES["squared_error"].rank
+    fitted, _ = played(scores, 7, patience=4, rank=lower_is_better)
+    assert (fitted.stopped, fitted.round) == ("patience", 6)
+
+
+def test_a_callback_stops_the_training() -> None:
+    called: list[int] = []
+
+    def callback(fitted: fitting.Fitted) -> bool:
+        called.append(fitted.round)
+        return fitted.round >= 4
+
+    fitted, segment = played([(0.1, 0.1)] * 9, 9, every=2, callbacks=[callback, callback])
+    assert (fitted.stopped, fitted.round) == ("callback", 4)
+    assert called == [2, 2, 4, 4]
+    assert segment.lengths == [[6, 6], [6, 6]]
+
+
+def test_the_last_segment_is_filled_up_with_rounds_of_nobody() -> None:
+    fitted, segment = played([(0.1, 0.1)] * 3, 5, every=2)
+    assert segment.lengths == [[6, 6], [6, 6], [6, 0]]
+    assert fitted.history.rounds.tolist() == [2, 4, 5]
+    np.testing.assert_array_equal(fitted.history["train_loss"], [[0.5, 0.5, 0.0]] * 2)
+    assert "test_score" not in fitted.history.values
+
+
+def test_ctrl_c_keeps_the_segment_that_it_interrupts() -> None:
+    def interrupted() -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return (0.7, 0.8)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # not that of the shell
+    try:
+        fitted, _ = played([(0.1, 0.2), interrupted, (0.9, 0.9)], 3)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (fitted.stopped, fitted.round) == ("interrupt", 2)
+    np.testing.assert_allclose(fitted.history["valid_score"], [[0.1, 0.7], [0.2, 0.8]])
+
+
+def test_ctrl_c_in_a_callback_keeps_what_is_trained() -> None:
+    def callback(fitted: fitting.Fitted) -> None:
+        if fitted.round == 2:
+            raise KeyboardInterrupt
+
+    fitted, _ = played([(0.1, 0.2)] * 3, 3, callbacks=[callback])
+    assert (fitted.stopped, fitted.round) == ("interrupt", 2)
+
+    def at_once() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # there is nothing to return
+        played([at_once], 3)
+
+
+def test_the_first_update_that_is_not_finite_is_warned_of() -> None:
+    scores = [(0.1, 0.1), (0.1, np.nan), (0.1, np.nan)]
+    with pytest.warns(UserWarning, match="NaN or infinite") as warned:
+        played(scores, 3)
+    assert len(warned) == 1
+    assert "round 2, client 7, run 1 (seed=1, rate=0.5)" in str(warned[0].message)
+
+
+def test_progress_is_a_bar_or_a_line_or_nothing(monkeypatch: Any, capsys: Any) -> None:
+    def shown(is_on: bool) -> str:
+        progress = segments.Progress(3, is_on=is_on)
+        played([(0.25, 0.75)] * 3, 3, callbacks=[progress.show])
+        progress.close()
+        return capsys.readouterr().err
+
+    assert "3/3" in shown(True)
+    assert shown(False) == ""
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    line = "\rround 3 of 3, train_loss 0.000, valid_score 0.500\n"
+    assert shown(True).endswith(line)
+
+
+# The forms of data.
+
+
+def test_all_forms_of_arrays_hold_the_same_clients() -> None:
+    data = federation.examples(X[:40], Y[:40])
+    forms: list[tuple[Any, ...]] = [
+        ([(X[rows], Y[rows]) for rows in PARTS],),
+        (X[:40], Y[:40], CLIENT),
+        (X[:40].tolist(), Y[:40].tolist(), CLIENT.tolist()),
+        (federation.of_parts(data, PARTS),),
+    ]
+    for form in forms:
+        x, y, parts = clients.of_arrays(*form)
+        for part, rows in zip(parts, PARTS, strict=True):
+            np.testing.assert_allclose(x[part], X[rows], rtol=1e-6)
+            np.testing.assert_array_equal(y[part], Y[rows])
+
+
+def test_validation_is_a_part_of_each_client_and_the_test_is_of_nobody() -> None:
+    x, y, parts = clients.of_arrays(X[:40], Y[:40], CLIENT)
+    data, splits = clients.splits_of_arrays(x, y, parts, test=TEST, validation=0.25, seeds=[0, 1])
+    assert data.y.shape == (48,)
+    drawn = []
+    for split in splits.values():
+        train, valid, (test,) = (federation.parts_of(each) for each in split[:3])
+        drawn.append(np.concatenate(valid).tolist())
+        assert [len(part) for part in valid] == [2] * C
+        for part, *mine in zip(PARTS, train, valid, strict=True):
+            assert sorted(np.concatenate(mine)) == part.tolist()
+        assert test.tolist() == [*range(40, 48)]
+    assert drawn[0] != drawn[1]
+    _, splits = clients.splits_of_arrays(x, y, parts, test=None, validation=0.0, seeds=[0])
+    assert [p.tolist() for p in federation.parts_of(splits[0].train)] == [
+        rows.tolist() for rows in PARTS
+    ]
+    assert splits[0].valid.size.tolist() == [0] * C
+    assert splits[0].test.size.tolist() == [0]
+
+
+DATASET = Dataset(
+    X.astype(np.float32),
+    Y.astype(np.int32),
+    ("a", "b"),
+    (np.arange(48) % 3).astype(np.int32),
+    ("north", "east", "south"),
+    np.zeros(48, bool),
+)
+
+
+def test_the_clients_of_a_data_set_are_its_users_or_domains() -> None:
+    def split(dataset: Dataset, held_out: str | None) -> federation.Split:
+        return clients.splits_of_dataset(
+            dataset, partition=None, held_out=held_out, validation=0.25, seeds=[0]
+        )[1][0]
+
+    found = split(DATASET, "south")
+    assert found.domain.tolist() == [0, 1]
+    assert federation.parts_of(found.test)[0].size == 16
+    assert split(DATASET, None).train.num_clients == 3
+    users = DATASET._replace(user=(np.arange(48) % 4).astype(np.int32))
+    assert split(users, None).train.num_clients == 4
+    alone = DATASET._replace(domain=np.zeros(48, np.int32), domains=("all",))
+    with pytest.raises(UsageError, match="partition=None: must be given"):
+        split(alone, None)
+
+
+# Arguments.
+
+FLAT = {"rounds": 1, "progress": False, "devices": 1}
+ARRAYS = (X[:40], Y[:40], CLIENT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        ((), {"rounds": 0}, "rounds=0: must be an integer of at least 1"),
+        ((), {"learning_rate": -1}, "learning_rate=-1: must be a finite number"),
+        ((), {"learning_rate": []}, "learning_rate=[]: must be a list of numbers"),
+        ((), {"learning_rate": [0.1, "a"]}, "learning_rate='a': must be a finite number"),
+        ((), {"momentum": 2}, "momentum=2: must be a finite number, in [0, 1]"),
+        ((), {"seeds": (1, 1)}, "seeds=[1, 1]: must be different"),
+        ((), {"seeds": 3}, "seeds="),
+        ((), {"validation": 1}, "validation=1: must be a number at least 0 and below 1"),
+        ((), {"evaluate_every": 2}, "evaluate_every=2: must be an integer in 1..1, the rounds"),
+        ((), {"patience": 3}, "validation=0.0: must be above 0, as patience"),
+        ((), {"cohort": 5}, "cohort=5: must be an integer in 1..4, the clients"),
+        ((), {"dropout": 1.5}, "dropout=1.5: must be a number between 0 and 1"),
+        ((), {"dropout": [0.5, 0.5]}, "dropout: has shape (2,), must be one number, or one for"),
+        ((), {"slow": [1, 2, 0, 1]}, "slow[2]=0: must be an integer of at least 1"),
+        ((), {"schedule": schedule}, "schedule: has shape (5, 3), must be cohorts [1, S]"),
+        ((), {"schedule": schedule, "cohort": 2}, "cohort: must be left out beside schedule"),
+        ((), {"penalty": 1.0}, "penalty: must be an argument of fit or of fedavg: loss, server"),
+        ((), {"weighting": "no"}, "weighting='no': must be"),
+        ((), {"weighting": ["size", "uniform"]}, "weighting[0]='size': must be a number"),
+        ((), {"optimizer": optax.adam, "momentum": 0.5}, "optimizer: must take learning_rate and"),
+        ((), {"optimizer": optax.sgd(0.1)}, "optimizer: is of type GradientTransformation"),
+        ((), {"callbacks": [1]}, "callbacks=1: must be a function"),
+        ((), {"test": TEST[0]}, "test: must be inputs and targets"),
+        ((), {"test": (X[:, :2], Y)}, "test: has examples of shapes"),
+        ((), {"held_out": "a"}, "held_out: must be left out beside arrays"),
+        ((), {"loss": 1}, "loss=1: must be a function"),
+        ((), {"devices": 64}, "devices=64: must be at most 4"),
+        ((), {"variables": X}, "variables: is of type ndarray, must be a Variables"),
+        ((X[:40], Y[:40]), {}, "client=None: must be the client of each example"),
+        ((X[:40], Y[:40], CLIENT[:9]), {}, "data: x and y and client must be of one length"),
+        ((X[:40], Y[:40] + 1, CLIENT), {}, "y["),
+        ((X[:40] * np.nan, Y[:40], CLIENT), {}, "x=float64 (40, 3): must be finite"),
+        (([(X, Y), (X, Y[:3])],), {}, "data[1]: x and y have lengths [3, 48]"),
+        (([(X, Y), (X[:, :2], Y)],), {}, "data[1]: has examples of shapes"),
+        ((X,), {}, "data=float64 (48, 3): must be a list of (x, y) for each client"),
+        ((DATASET, Y), {}, "y: must be left out beside a Dataset"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_before_any_compute(
+    arguments: tuple[Any, ...], settings: Any, message: str, monkeypatch: Any
+) -> None:
+    monkeypatch.delattr(program, "make")
+    with pytest.raises(UsageError) as error:
+        fit(fedavg.fedavg, MODEL, *(arguments or ARRAYS), **(FLAT | settings))
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "message"),
+    [
+        (fedipg.fedipg, {"warmup_rounds": [1, 2]}, "warmup_rounds=[1, 2]: must be one value"),
+        (fedipg.fedipg, {"penalty": [0.1, -1.0]}, "penalty=-1.0: must be"),
+        (
+            fedavg.fedavg,
+            {"model": 3},
+            "model: is of type int, must be a Model, as",
+        ),
+        (lambda model, work: model, {}, "algorithm: is of type Model, must be an Algorithm"),
+        (
+            functools.partial(fedproto.fedproto),
+            {"y": X[:40, 0]},
+            "y=float32 (40,): must be classes, integers, for fedproto",
+        ),
+    ],
+)
+def test_what_an_algorithm_refuses_is_one_line(
+    algorithm: Any, settings: Any, message: str, monkeypatch: Any
+) -> None:
+    monkeypatch.delattr(program, "make")
+    model = settings.pop("model", MODEL) if "model" in settings else MODEL
+    y = settings.get("y", Y[:40])
+    more = {name: value for name, value in settings.items() if name != "y"}
+    with pytest.raises(UsageError) as error:
+        fit(algorithm, model, X[:40], y, CLIENT, **(FLAT | more))
+    assert str(error.value).startswith(message)
+
+
+def test_targets_choose_the_loss_and_the_score() -> None:
+    from fedjax_inv.fitting import arguments
+
+    values = arguments.objective(fedavg.fedavg, X[:, 0], None, None)
+    assert values.loss is objectives.squared_error is values.settings["loss"]
+    assert not values.score.higher_is_better
+    labels = arguments.objective(fedavg.fedavg, X > 0, None, None)
+    assert labels.loss is objectives.binary_cross_entropy
+    classes = arguments.objective(fedavg.fedavg, Y, None, loss)
+    assert classes.settings == {}
+    assert classes.score.function is loss
+
+
+def test_facts_of_an_algorithm_hold_behind_a_partial() -> None:
+    from fedjax_inv.fitting import arguments
+
+    assert arguments.facts(functools.partial(erm.erm)).pooled
+    assert arguments.facts(lambda model, work: None) == types.Facts()
+
+
+def test_several_devices_have_the_layout_of_the_binaries() -> None:
+    network = MODEL.init(jax.random.key(0), X[:1])
+    alone = machine.layout(1, 6, 4, 4, network)
+    assert (alone.mesh, alone.lanes) == (None, 64)
+    shared = machine.layout(2, 6, 4, 4, network)
+    assert (shared.run_devices, shared.client_devices, shared.own) == (2, 1, False)
+    clients_alone = machine.layout(4, 1, 8, 8, network)
+    assert (clients_alone.run_devices, clients_alone.client_devices) == (1, 4)
+    assert clients_alone.own
+    assert not machine.layout(4, 1, 8, 9, network).own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 4])
+def test_devices_change_no_bit(number: int) -> None:
+    """Four runs share two devices; one run shares its clients among four."""
+    settings = SETTINGS | {"devices": number, "schedule": None, "batch_size": None}
+    more = {"seeds": SEEDS, "learning_rate": RATES} if number == 2 else {}
+    several = fit(fedavg.fedavg, MODEL, *ARRAYS, **(settings | more))
+    alone = fit(fedavg.fedavg, MODEL, *ARRAYS, **(settings | more | {"devices": 1}))
+    for run in range(len(alone.runs)):
+        np.testing.assert_allclose(several.predict(X, run), alone.predict(X, run), rtol=1e-6)
+    for name, values in alone.history.values.items():
+        np.testing.assert_allclose(several.history[name], values, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_personal_networks_serve_their_own_client() -> None:
+    model = models.mlp(2, widths=(3,), norm="batch")
+    data = [(X[rows] + 3 * c, Y[rows]) for c, rows in enumerate(PARTS)]
+    fitted = fit(fedbn.fedbn, model, data, rounds=2, seeds=(0, 1), progress=False, devices=1)
+    algorithm, state = fitted.algorithm(1), fitted.state(1)
+    x = np.concatenate([pair[0] for pair in data])
+    own = federation.of_parts(
+        federation.examples(x, np.concatenate([Y[rows] for rows in PARTS])),
+        np.split(np.arange(40), C),
+    )
+    expected = evaluation.evaluate(algorithm, state, own)
+    for client, (inputs, targets) in enumerate(data):
+        scores = fitted.evaluate(inputs, targets, client=client)
+        np.testing.assert_allclose(scores.loss[1], expected.loss[client], rtol=1e-5)
+        outputs = fitted.predict(inputs, 1, client=client)
+        np.testing.assert_allclose((outputs.argmax(-1) == targets).mean(), scores.score[1])
+    unseen = fitted.predict(X, 1)
+    assert not np.allclose(unseen, fitted.predict(X, 1, client=3))
+
+
+@pytest.mark.slow
+def test_training_goes_on_from_a_network_and_pools_for_erm() -> None:
+    settings: dict[str, Any] = {"rounds": 1, "progress": False, "devices": 1, "batch_size": None}
+    first = fit(erm.erm, MODEL, *ARRAYS, cohort=3, **settings)  # a cohort of the single client
+    start = first.network()
+    second = fit(erm.erm, MODEL, *ARRAYS, variables=start, learning_rate=[0.0, 0.1], **settings)
+    assert_same_bits(plain(second.network(0)), plain(start))
+    x, y, kernel = X[:40], np.eye(2)[Y[:40]], np.asarray(start.params.head, np.float64)
+    outputs = np.exp(x @ kernel)
+    gradient = x.T @ (outputs / outputs.sum(1, keepdims=True) - y) / 40
+    expected: Tree = kernel - 0.1 * gradient
+    np.testing.assert_allclose(second.network(1).params.head, expected, rtol=1e-4, atol=1e-6)
