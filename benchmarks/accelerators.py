@@ -109,6 +109,7 @@ TARGETS = {
     "h200": Target("gpu", 141e9, 4.8e12, 494e12, lambda: _gpu("H200", 132, 9, 141e9, 4.8e12)),
     "v5e": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-1", "1x1")),
     "v5e-4": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-4", "2x2")),
+    "v5e-8": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-8", "2x4")),
     "v5e-256": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-256", "16x16")),
     "v6e": Target("tpu", 32e9, 1.64e12, 918e12, lambda: _tpu("v6e", "v6e-1", "1x1")),
     "v5p": Target("tpu", 95e9, 2.77e12, 459e12, lambda: _tpu("v5p", "v5p-8", "2x2x1")),
@@ -163,7 +164,7 @@ def of_workload(name: str) -> Work:
         upload = sum(each.up for each in communication.traffic(algorithm, state, noise))
         schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 10)
         examples, shards = noise.data, ClientShards(*(leaf[None] for leaf in noise[1:]))
-        examples, shards = layout.place(examples, shards, _shapes)
+        examples, shards = layout.place(examples, shards, shapes)
         on_all = layout.over(advance, (PartitionSpec(), PartitionSpec()), PartitionSpec())
         arguments = examples, shards, state, schedule
         jitted = jax.jit(on_all, donate_argnums=2)
@@ -172,7 +173,8 @@ def of_workload(name: str) -> Work:
     return Work(trace, workload.cohort)
 
 
-def _shapes(tree: Tree, where: Sharding) -> Tree:
+def shapes(tree: Tree, where: Sharding) -> Tree:
+    """The shapes of a tree of arrays that lie on devices which need not be there."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree
     )
@@ -212,11 +214,11 @@ def of_presets(name: str, precision: str = "auto") -> Work:
         slots = config.participation.slots(num_clients)
         share = mesh.size if mesh else 1
         layout = Layout(mesh, machine.holds_own(config.run, num_clients, slots, share))
-        data, inputs = layout.place(data, inputs, _shapes)
+        data, inputs = layout.place(data, inputs, shapes)
         compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
         training = jax.eval_shape(compiled.init, data, inputs)
         if mesh is not None:
-            own = _shapes(training.state.clients, NamedSharding(mesh, layout.client_spec))
+            own = shapes(training.state.clients, NamedSharding(mesh, layout.client_spec))
             training = training._replace(state=training.state._replace(clients=own))
         hyper, shards = jax.tree.map(lambda leaf: leaf[0], (ready.inputs.hyper, ready.inputs.train))
         state = jax.tree.map(

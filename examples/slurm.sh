@@ -3,4 +3,6 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
 #SBATCH --cpus-per-task=8
-srun .venv/bin/fedjax-inv sweep --distributed --seeds=0,1,2,3 "$@"
+# srun does not take the number of cores from sbatch.
+srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-8}" \
+    .venv/bin/fedjax-inv sweep --distributed --seeds=0,1,2,3 "$@"

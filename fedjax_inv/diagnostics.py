@@ -90,11 +90,14 @@ def agreement(
     everyone = jnp.arange(federation.num_clients, dtype=jnp.int32), size
     zeros = optax.tree.zeros_like(variables.params)
     total, (value, norm, invariance) = axis(client, add, zeros, everyone)
-    # The square of a sum of m unit vectors is m plus twice the cosines of all pairs.
-    count = (norm > 0).sum()
-    cosines = optax.tree.norm(total, squared=True) - count
-    cosine = jnp.where(count > 1, cosines / jnp.maximum(count * (count - 1), 1), 0)
-    return Agreement(value, norm, invariance, cosine)
+
+    def mean_cosine(total: Tree, norm: Array) -> Array:
+        # The square of a sum of m unit vectors is m plus twice the cosines of all pairs.
+        count = (norm > 0).sum()
+        cosines = optax.tree.norm(total, squared=True) - count
+        return jnp.where(count > 1, cosines / jnp.maximum(count * (count - 1), 1), 0)
+
+    return Agreement(value, norm, invariance, axis.isolated(mean_cosine, total, norm))
 
 
 def _inner(first: Tree, second: Tree) -> Array:

@@ -107,8 +107,12 @@ def evaluate(
         if algorithm.personal
         else _in_common(federation, each, axis, batch_size)
     )
-    score_mean, loss_mean = (total / jnp.maximum(size, 1) for total in sums)
-    return Scores(score_mean, loss_mean, size.astype(jnp.int32))
+
+    def means(sums: tuple[Array, Array], size: Array) -> Scores:
+        score_mean, loss_mean = (total / jnp.maximum(size, 1) for total in sums)
+        return Scores(score_mean, loss_mean, size.astype(jnp.int32))
+
+    return axis.isolated(means, sums, size)
 
 
 def _by_client(

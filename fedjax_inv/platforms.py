@@ -78,13 +78,16 @@ def traced_for(platform: str) -> Iterator[None]:
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Return how many cores this process may use, by its affinity and the quotas of its cgroups.
+    """Return how many cores this process may use, by its affinity, its SLURM task and its cgroups.
 
     Args:
       root: the folder in which proc and sys lie.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
     number = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
+    of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")  # not all clusters confine a task to them
+    if of_task.isascii() and of_task.isdecimal() and int(of_task[:10]) > 0:
+        number = min(number, int(of_task[:10]))
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from fedjax_inv import platforms
 from fedjax_inv.types import Array, Tree
 
-# Several threads of a device would cut sums by their number, and a small loop may become a part of
-# what stands around it.
+# Several threads of a device would cut sums by their number. A small loop may become a part of what
+# stands around it. XLA eliminates common subexpressions once more in programs of several devices,
+# before it simplifies; which simplification applies depends on whether operations are shared.
 _OPTIONS = {
     "xla_cpu_multi_thread_eigen": False,
-    "xla_disable_hlo_passes": "small-while-loop-hoisting",
+    "xla_disable_hlo_passes": "small-while-loop-hoisting,cse",
 }
 
 

@@ -187,7 +187,7 @@ class OneRun(NamedTuple):
         with jax.named_scope("rounds"):
             training, (reports, watched) = jax.lax.scan(one, training, cohorts)
         return training, self.assess(data, inputs, training)._replace(
-            metrics=_mean_metrics(reports),
+            metrics=self.axis.isolated(_mean_metrics, reports),
             attended=jnp.stack([report.present.sum(1) for report in reports], axis=-1),
             broken=jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
             watched=watched,
@@ -266,7 +266,7 @@ class OneRun(NamedTuple):
             return training, {}
         train = self.evaluate(data, inputs, state, inputs.watched.train, True)
         test = self.joined(self.evaluate(data, inputs, state, inputs.watched.test, False))
-        score = {"train": _pooled(train).score[0], "test": test.score[0]}
+        score = {"train": self.pooled(train).score[0], "test": test.score[0]}
         if self.experiment.thresholds:
             # Neither a round without a present slot nor a score of no examples stops a run.
             counts = cohort.present.any() & (train.size.sum() > 0)
@@ -293,7 +293,7 @@ class OneRun(NamedTuple):
           needed: [] bool; if false, the scores are arbitrary.
         """
         train = self.evaluate(data, inputs, state, inputs.train, True, needed)
-        return Scores(_pooled(train), *self.held_out(data, inputs, state, needed))
+        return Scores(self.pooled(train), *self.held_out(data, inputs, state, needed))
 
     def held_out(
         self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
@@ -309,14 +309,28 @@ class OneRun(NamedTuple):
         seen = not self.experiment.pooled
         valid = self.evaluate(data, inputs, state, inputs.valid, seen, needed)
         test = self.joined(self.evaluate(data, inputs, state, inputs.test, False, needed))
-        return evaluation.by_group(valid, inputs.group, self.experiment.num_groups), test
+        return self.by_group(valid, inputs.group, self.experiment.num_groups), test
 
     def joined(self, scores: evaluation.Scores) -> evaluation.Scores:
         """Return the scores of `SharedExamples` from those of their parts."""
         if self.num_parts == 1:
             return scores
         number = scores.size.shape[0] // self.num_parts
-        return evaluation.by_group(scores, jnp.tile(jnp.arange(number), self.num_parts), number)
+        return self.by_group(scores, jnp.tile(jnp.arange(number), self.num_parts), number)
+
+    def pooled(self, scores: evaluation.Scores) -> evaluation.Scores:
+        """Return the scores of all clients together, each [1]."""
+        return self.by_group(scores, jnp.zeros_like(scores.size), 1)
+
+    def by_group(
+        self, scores: evaluation.Scores, group: Array, num_groups: int
+    ) -> evaluation.Scores:
+        """Return the scores of groups, as `evaluation.by_group`."""
+
+        def of(scores: evaluation.Scores, group: Array) -> evaluation.Scores:
+            return evaluation.by_group(scores, group, num_groups)
+
+        return self.axis.isolated(of, scores, group)
 
     def evaluate(
         self,
@@ -358,10 +372,6 @@ class OneRun(NamedTuple):
         federation = Federation(data, *inputs.train)
         exchanges = communication.traffic(self.algorithm(inputs), state, federation)
         return [each.down + each.up for each in exchanges]
-
-
-def _pooled(scores: evaluation.Scores) -> evaluation.Scores:
-    return evaluation.by_group(scores, jnp.zeros_like(scores.size), 1)
 
 
 def _first_broken(report: rounds.Report, who: Array) -> Array:

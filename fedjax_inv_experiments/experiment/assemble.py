@@ -1,13 +1,15 @@
 """From all flags to an experiment: its grid, network and data, and each cell ready to compile."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import checks, freezing, objectives, program
+from fedjax_inv import checks, freezing, objectives, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
@@ -15,7 +17,16 @@ from fedjax_inv.data.federation import Split
 from fedjax_inv.data.moments import Moments
 from fedjax_inv.devices import Layout
 from fedjax_inv.models import Scaling
-from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Variables
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Examples,
+    Federation,
+    Model,
+    Tree,
+    Variables,
+)
 from fedjax_inv_experiments.experiment import grid, scaling
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
@@ -43,6 +54,14 @@ Splits = Mapping[int, Split]  # by seed
 Start = Callable[[Variables, Sequence[int]], Mapping[int, Variables]]
 
 
+class Kept(NamedTuple):
+    """The bytes of what one run keeps."""
+
+    server: int  # all but the states of clients
+    client: int  # the state of one client
+    sent: int  # the broadcasts of a round
+
+
 class Prepared(NamedTuple):
     """A cell that is ready to be compiled."""
 
@@ -66,6 +85,7 @@ class Assembled(NamedTuple):
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
     num_bytes: int  # of a network
     task: Task
+    counted: dict[str, Kept]  # by the label of a cell, as soon as they are counted
 
     def prepare(self, cell: Cell) -> Prepared:
         """A cell, ready to be compiled."""
@@ -129,9 +149,22 @@ class Assembled(NamedTuple):
         num_clients = len(next(iter(self.splits[cell.held_out].values())).domain)
         number = 1 if facts(cell.algorithm).pooled else num_clients
         slots = config.participation.slots(number)
-        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.data))
-        load = machine.Load(len(cell.runs), number, slots, num_bytes, self.num_bytes)
-        return machine.layout(config.run, load)
+        load = machine.Load(len(cell.runs), number, slots, num_bytes(self.data), self.num_bytes)
+
+        def states() -> machine.States:
+            kept = self.kept(cell)
+            return machine.States(kept.server, kept.client)
+
+        return machine.layout(config.run, load, states)
+
+    def kept(self, cell: Cell) -> Kept:
+        """What a run of a cell keeps, counted on shapes.
+
+        Raises UsageError if the algorithm's settings do not fit the network.
+        """
+        if cell.label not in self.counted:
+            self.counted[cell.label] = _kept(self, cell)
+        return self.counted[cell.label]
 
 
 def algorithm(
@@ -255,10 +288,49 @@ def assemble(
         }
         for domain in dict.fromkeys(cell.held_out for cell in cells)
     }
-    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-    assembled = Assembled(config, first, model, cells, data, splits, variables, num_bytes, task)
+    of_network = num_bytes(shapes)
+    assembled = Assembled(
+        config, first, model, cells, data, splits, variables, of_network, task, {}
+    )
     _check_watching(assembled)
     return assembled
+
+
+def _kept(assembled: Assembled, cell: Cell) -> Kept:
+    config = assembled.config
+    model, hyper = assembled.model, cell.runs[0].hyper
+    built = algorithm(config, cell, model, assembled.task, hyper, Sizes())
+    split = next(iter(assembled.splits[cell.held_out].values()))
+    number = 1 if facts(cell.algorithm).pooled else len(split.domain)
+    sizes = jax.ShapeDtypeStruct((number,), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    variables = jax.eval_shape(model.init, key, network.sample(assembled.data.x))
+
+    def init(variables: Variables, size: Array, key: Array) -> rounds.State:
+        clients = Federation(assembled.data, jnp.zeros(1, jnp.int32), size, size)
+        return rounds.init(built, variables, clients, key)
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # these sizes cause an error below
+            state = jax.eval_shape(init, variables, sizes, key)
+            sent = [jax.eval_shape(each.broadcast, state.server) for each in built.exchanges]
+    except UsageError as error:
+        names = method.setting_flags(cell.algorithm)
+        names["model"] = "model" if config.model.cut < 0 else "cut"
+        raise in_flags(error, f"--algorithm={cell.algorithm}", names) from None
+    except OverflowError as error:  # an index is too large
+        text = f"needs arrays larger than int32 counts: {error}"
+        raise flag_error("algorithm", cell.label, text) from None
+    server = num_bytes(state._replace(clients=()))
+    return Kept(server, num_bytes(state.clients) // number, num_bytes(sent))
+
+
+def num_bytes(shapes: Tree) -> int:
+    """The bytes of arrays with these shapes."""
+    return sum(
+        int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(shapes)
+    )
 
 
 def _check_draws(config: Config, loaded: Dataset, count: int) -> None:

@@ -8,6 +8,7 @@ of its own clients; otherwise every device holds all of them (--hold).
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -222,10 +223,24 @@ class Load(NamedTuple):
     network: int  # bytes of a network
 
 
-def layout(chosen: Running, load: Load) -> Layout:
-    """The layout of a cell's runs and clients. Raises UsageError if there are too few devices."""
+class States(NamedTuple):
+    """The bytes of what a run of a cell keeps from round to round."""
+
+    server: int  # all but the states of clients
+    client: int  # the state of one client
+
+
+def layout(
+    chosen: Running, load: Load, states: Callable[[], States] = lambda: States(0, 0)
+) -> Layout:
+    """The layout of a cell's runs and clients. Raises UsageError if there are too few devices.
+
+    states: counts what a run keeps; `auto` takes no more devices than there is memory for.
+    """
     lanes = _lanes(chosen, load.network)
     processes, most = jax.process_count(), most_devices(chosen)
+    is_auto, is_cpu = chosen.devices == "auto", jax.default_backend() == "cpu"
+    there = memory()
     while True:
         num_runs, num_clients = shape_of_mesh(
             load.num_runs, load.slots, most, most=lanes, multiple=processes
@@ -233,20 +248,24 @@ def layout(chosen: Running, load: Load) -> Layout:
         own = holds_own(chosen, load.num_clients, load.slots, num_clients)
         count = num_runs * num_clients
         copies = num_runs if own else count
-        room = _PART_FOR_DATA * memory()
-        fits = jax.default_backend() != "cpu" or copies * load.data <= room
-        if fits or chosen.devices != "auto" or count <= processes:
+        over = _mesh(num_runs, num_clients) if count > 1 else None
+        found = Layout(over, own, lanes, load.num_runs)
+        fits = not is_cpu or copies * load.data <= _PART_FOR_DATA * there
+        if is_auto and is_cpu and count > 1 and fits:  # the devices of a CPU have one memory
+            of_run = states().server + states().client * found.clients_per_device(load.num_clients)
+            of_all = count * found.runs_per_device(load.num_runs) * of_run
+            fits = copies * load.data + of_all <= there
+        if fits or not is_auto or count <= processes:
             break
-        most = count - processes  # of auto, as many as have room for the examples
-    if copies > 1 and not fits and chosen.devices != "auto":
+        most = count - processes  # fewer, of auto
+    if copies > 1 and not fits and not is_auto:
         raise flag_error(
             "devices",
             chosen.devices,
             f"needs {copies * load.data:.3g} bytes for {copies} copies of the examples, must be "
             "fewer, or auto",
         )
-    over = _mesh(num_runs, num_clients) if count > 1 else None
-    return Layout(over, own, lanes, load.num_runs)
+    return found
 
 
 def most_devices(chosen: Running) -> int:

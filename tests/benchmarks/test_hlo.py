@@ -224,3 +224,25 @@ def test_algorithms_compile_for_tpus_that_are_not_there() -> None:
         for name in ("sorts", "host transfers", "all-gathers", "grouped convolutions"):
             assert float(one[name]) == 0, (one["program"], name)
         assert float(one["collectives"]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["cpu", "v5e-8"])
+def test_eight_devices_that_share_a_sweep_of_64_runs_send_each_other_nothing(target: str) -> None:
+    if target != "cpu" and not (TPU / "libtpu").exists():
+        pytest.skip("libtpu is not installed")
+    path = os.pathsep.join([str(ROOT), *([] if target == "cpu" else [str(TPU)])])
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "compiled_sweep.py", target],
+        env=os.environ
+        | {"PYTHONPATH": path, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+        | ({} if target == "cpu" else {"XLA_FLAGS": ""}),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    loops, collectives = done.stdout.splitlines()
+    number, has_rounds = loops.split()
+    assert int(number) > 1
+    assert has_rounds == "True"
+    assert collectives == ""

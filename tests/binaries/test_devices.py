@@ -1,6 +1,8 @@
 """Several devices and several processes give what one device gives, with less work on each."""
 
+import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -18,7 +20,9 @@ import federations
 from federations import NUM_CLASSES
 from fedjax_inv import local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
+from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Layout, over, sharded
+from fedjax_inv_experiments import train
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.parts.machine import cores as machine_of_cores
 from runs import Ran, go_on, halved, metrics, ran, states
@@ -95,6 +99,30 @@ def test_a_run_resumes_on_another_number_of_devices(
     assert_same_run(folder, before.folder)
 
 
+def test_a_resumed_run_that_is_refused_loses_nothing(tmp_path: Path, on_one: Ran) -> None:
+    folder = halved(on_one.job, tmp_path / "run")
+
+    def files() -> dict[Path, bytes]:
+        return {
+            path: path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file() and path.name != ".lock"
+        }
+
+    before = files()
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"devices": "5"}, "--devices=5: must be at most 4, the devices of this machine"),
+        ({"sum_order": "fast"}, ".*sum_order is .auto. and not .fast."),
+        ({"client_chunk": "1", "devices": "4"}, "--client_chunk=1: .*"),
+    ]
+    for changes, line in refused:
+        with pytest.raises(UsageError) as caught:
+            train.train(config.of(run_dir=str(folder), resume=True, **(FLAGS | changes)))
+        assert re.match(line, str(caught.value)), str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert files() == before
+
+
 def test_devices_that_hold_all_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
     """As they do by default where some clients are absent."""
     four = ran(config.of(run_dir=str(tmp_path / "run"), devices="4", **FLAGS))
@@ -152,6 +180,56 @@ def test_two_processes_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
     assert_same_run(on_one.folder, tmp_path / "run")
 
 
+@pytest.mark.slow
+def test_two_tasks_of_slurm_give_the_bits_of_one_process(tmp_path: Path) -> None:
+    """By the script of examples/, with a stand-in for srun.
+
+    The tasks share the clients.
+    """
+    command = tmp_path / ".venv/bin/fedjax-inv"
+    command.parent.mkdir(parents=True)
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m fedjax_inv_experiments "$@"\n')
+    command.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{Path(__file__).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "SLURM_CPUS_PER_TASK": "1",
+        "SLURM_JOB_ID": str(_job_with_a_free_port()),
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+        "XLA_FLAGS": "",  # not those of the tests, which round in another way
+    }
+    flags = ["--algorithm=scaffold", "--seeds=0", "--environment=none", "--clients=4"]
+    flags += ["--widths=8", "--rounds=4", "--eval_every=2", "--batch_size=64"]
+
+    def run(folder: Path, *words: str | Path) -> dict[str, Path]:
+        done = subprocess.run(
+            [*words, *flags, f"--run_dir={folder}"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr
+        return {path.parent.name: path.parent for path in folder.glob("*/metrics.jsonl")}
+
+    together = run(tmp_path / "two", "sh", ROOT / "examples/slurm.sh")
+    alone = run(tmp_path / "one", command, "sweep", "--devices=1")
+    (first,), (second,) = together.values(), alone.values()
+    assert metrics(first) == metrics(second)
+    chex.assert_trees_all_equal(states(first, 4), states(second, 4))
+
+
+def _job_with_a_free_port() -> int:
+    """The number of a job for which JAX chooses a port that nobody uses."""
+    first = 2**16 - 2**12
+    for port in range(first, 2**16):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("localhost", port))
+            return port - first
+    raise AssertionError("no port is free")
+
+
 def compiled_round(num_devices: int) -> jax.stages.Compiled:
     """A FedAvg round of 8 clients of a dense network, over some devices."""
     mesh = jax.make_mesh((num_devices,), ("clients",), (AxisType.Auto,))
@@ -197,3 +275,12 @@ def test_cores_are_those_of_the_affinity_and_of_the_quotas(tmp_path: Path) -> No
     assert machine_of_cores(tmp_path) == min(allowed, 9)
     (first / "cpu.cfs_quota_us").write_text("500\n")
     assert machine_of_cores(tmp_path) == 1
+
+
+def test_cores_are_at_most_those_of_a_task_of_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    for value, cores in (("4", 4), ("9", 6), ("", 6), ("all", 6), ("0", 6)):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", value)
+        assert machine_of_cores(tmp_path) == cores

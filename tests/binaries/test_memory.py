@@ -46,9 +46,7 @@ def test_a_state_is_as_large_as_that_of_the_program(changes: dict[str, object]) 
     ready = assembled.prepare(cell)
     whole = jax.eval_shape(program.make(ready.experiment).init, assembled.data, ready.inputs).state
     expected = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(whole))
-    network = jax.eval_shape(assembled.model.init, jax.random.key(0), assembled.data.x[:1])
-    state, _ = memory._of_run(assembled, cell, network, num_clients=3)
-    assert len(cell.runs) * state == expected
+    assert len(cell.runs) * memory._of_run(assembled, cell) == expected
 
 
 @pytest.mark.parametrize(("hold", "num_states"), [("own", 2), ("all", 4)])
@@ -56,12 +54,43 @@ def test_a_device_may_hold_the_states_of_its_own_clients_alone(hold: str, num_st
     shared: dict[str, object] = dict(algorithm=("scaffold",), clients=4, seeds=(0,))
     assembled = assemble.assemble(chosen(**shared, devices="2", hold=hold))
     (cell,) = assembled.cells
-    network = jax.eval_shape(assembled.model.init, jax.random.key(0), assembled.data.x[:1])
-    state, _ = memory._of_run(assembled, cell, network, num_clients=4)
+    state = memory._of_run(assembled, cell)
     alone = assemble.assemble(chosen(**shared))
-    whole, _ = memory._of_run(alone, cell, network, num_clients=4)
-    of_one = memory._bytes(network)  # its control variate
+    whole = memory._of_run(alone, cell)
+    of_one = NETWORK  # its control variate
     assert state == whole - (4 - num_states) * of_one
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_auto_takes_as_many_devices_as_have_room_for_examples_and_states(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    """Four clients of one run are shared by four devices, or two, or none."""
+    monkeypatch.setattr(machine, "cores", lambda: 4)
+    flags: dict[str, object] = dict(algorithm=(algorithm,), clients=4, widths=(256,), seeds=(0,))
+    assembled = assemble.assemble(chosen(**flags, devices="auto"))
+    (cell,) = assembled.cells
+    kept = assembled.kept(cell)
+    assert (kept.client > 0) == (algorithm == "scaffold")
+    examples = sum(leaf.nbytes for leaf in jax.tree.leaves(assembled.data))
+
+    def needed(count: int) -> int:
+        return examples + count * (kept.server + 4 // count * kept.client)
+
+    def taken(there: int) -> int:
+        monkeypatch.setattr(machine, "memory", lambda: there)
+        return assembled.layout(cell).client_devices
+
+    assert min(needed(2), needed(4)) > 2 * examples  # of which half the memory is for examples
+    assert [taken(needed(4)), taken(needed(4) - 1)] == [4, 2]
+    assert [taken(needed(2)), taken(needed(2) - 1)] == [2, 1]
+    # A number that is asked for is refused in a line.
+    asked = assemble.assemble(chosen(**flags, devices="4"))
+    monkeypatch.setattr(machine, "memory", lambda: needed(4) - examples - 1)
+    line = r"--devices=4: needs .* for the states of runs on 4 devices \(--devices=1 needs less\)"
+    assert re.match(line, error(asked))
+    monkeypatch.setattr(machine, "memory", lambda: needed(4) - examples)
+    assert not error(asked)
 
 
 @pytest.mark.parametrize(
