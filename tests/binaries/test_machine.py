@@ -7,7 +7,7 @@ import pytest
 from fedjax_inv import models, program
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.grid import Cell
-from fedjax_inv_experiments.parts import machine
+from fedjax_inv_experiments.parts import machine, objective
 from fedjax_inv_experiments.parts.training import Sizes
 
 
@@ -15,7 +15,9 @@ def precision_of(algorithm: str, **flags: str) -> str:
     """The precision of an experiment with an algorithm."""
     rates = {"learning_rate": 0.1, "server_learning_rate": 1.0}
     cell = Cell(algorithm, {}, None, (program.Run(0, rates),))
-    return assemble.experiment(config.of(**flags), cell, models.mlp(2), 1, Sizes()).precision
+    chosen, model = config.of(**flags), models.mlp(2)
+    task = objective.task(chosen.objective, "classes")
+    return assemble.experiment(chosen, cell, model, task, 1, Sizes()).precision
 
 
 def test_products_have_the_precision_that_is_asked_for_or_else_needed() -> None:
