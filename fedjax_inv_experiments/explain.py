@@ -103,7 +103,6 @@ def find(folder: Path, options: Options) -> OneRun:
     Raises UsageError if there is none, or if it has no such state, for example because it diverged.
     """
     runs = finished.open("runs", folder, trusted=options.trust_code, data_dir=options.data_dir)
-    runs.check_classes()
     return runs.select(options.seed, options.run, options.state)
 
 
@@ -338,6 +337,7 @@ def run(options: Options) -> str:
     out = check_picture("out", options.out)
     runs = [find(Path(folder), options) for folder in options.runs]
     for one in runs:
+        one.runs.check_classes()
         one.runs.check_data()
     domains = [test_domain(one) for one in runs]
     check_same(runs, domains)

@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import os
+import signal
 import sys
 import threading
 import traceback
@@ -33,6 +35,8 @@ def in_one_line() -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # not from the operating system
             raise
+        if isinstance(error, BrokenPipeError):  # whoever reads the output has enough, as `head`
+            os._exit(128 + signal.SIGPIPE)
         where = f"{error.filename}: " if error.filename else ""
         remedy = _REMEDIES.get(error.errno, "mend that and start again")
         _fail(f"{where}{error.strerror}; {remedy}, what was done until then is kept", 2)
