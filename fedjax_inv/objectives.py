@@ -246,9 +246,13 @@ def exact_match(logits: Array, labels: Array, mask: Array) -> Array:
 
 
 def _right(logits: Array, labels: Array, mask: Array) -> Array:
-    """Return 1 for each label that is predicted right and 0 for the others, [B, K] float32."""
+    """Return 1 for each label that is predicted right, 0 for the others, NaN where logits are NaN.
+
+    [B, K] float32.
+    """
     logits, labels = _columns("logits", logits, "labels", labels, mask)
-    return ((logits > 0) == (labels > 0.5)).astype(jnp.float32)
+    right = ((logits > 0) == (labels > 0.5)).astype(jnp.float32)
+    return jnp.where(jnp.isnan(logits), jnp.nan, right)
 
 
 def _columns(
