@@ -30,7 +30,7 @@ from fedjax_inv.algorithms import erm, fedavg, fedbn, fedipg, fedproto
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, federation
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.fitting import machine, segments
+from fedjax_inv.fitting import arguments, machine, segments
 from fedjax_inv.types import Array, Cohort, Federation, Tree
 
 C, T, EVERY = 4, 5, 2  # clients, rounds, rounds of a segment
@@ -487,8 +487,6 @@ def test_what_an_algorithm_refuses_is_one_line(
 
 
 def test_targets_choose_the_loss_and_the_score() -> None:
-    from fedjax_inv.fitting import arguments
-
     values = arguments.objective(fedavg.fedavg, X[:, 0], None, None)
     assert values.loss is objectives.squared_error is values.settings["loss"]
     assert not values.score.higher_is_better
@@ -500,10 +498,17 @@ def test_targets_choose_the_loss_and_the_score() -> None:
 
 
 def test_facts_of_an_algorithm_hold_behind_a_partial() -> None:
-    from fedjax_inv.fitting import arguments
-
     assert arguments.facts(functools.partial(erm.erm)).pooled
     assert arguments.facts(lambda model, work: None) == types.Facts()
+
+
+def test_the_momentum_of_sgd_alone_is_known() -> None:
+    """Another optimizer's momentum acts otherwise, and FedNova must refuse it."""
+    sizes = np.array([[3, 5]])
+    for optimizer, known in ((optax.sgd, 0.5), (optax.rmsprop, None)):
+        for batch_size in (2, None):
+            work = arguments.work(optimizer, 0.1, 0.5, batch_size, 1, sizes)
+            assert work.momentum == known
 
 
 def test_several_devices_have_the_layout_of_the_binaries() -> None:
