@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import checks
@@ -29,8 +30,8 @@ def of_arrays(
       (x [M, ...], y [M, ...], an array of rows for each client).
 
     Raises:
-      UsageError: for another form, for clients whose examples have different shapes, and for x
-        that holds NaN or infinity.
+      UsageError: for another form, for clients whose examples have different shapes or kinds of
+        numbers, and for x or y that holds NaN or infinity.
     """
     if y is not None:
         if client is None:
@@ -54,6 +55,21 @@ def _without_lists(pair: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(np.asarray(each) if isinstance(each, list) else each for each in pair)
 
 
+def kind_of_inputs(leaf: Any) -> str:
+    """Return the kind of an array's numbers; uint8 is one of its own, as such inputs are scaled."""
+    return "uint8" if leaf.dtype == np.uint8 else _kind(leaf)
+
+
+def _kind(leaf: Any) -> str:
+    kinds = {"truth values": np.bool_, "integers": jnp.integer, "floating point": jnp.floating}
+    return next((k for k, of in kinds.items() if jnp.issubdtype(leaf.dtype, of)), str(leaf.dtype))
+
+
+def _kinds(x: Tree, y: Tree) -> tuple[Tree, Tree]:
+    """Return the kinds of inputs and targets."""
+    return jax.tree.map(kind_of_inputs, x), jax.tree.map(_kind, y)
+
+
 def _rows_of(client: np.ndarray) -> list[np.ndarray]:
     order = np.argsort(client, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
@@ -65,7 +81,7 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
     allowed += "and client"
     if not isinstance(data, Sequence) or isinstance(data, str) or not data:
         raise UsageError("data", data, allowed)
-    first, pairs = None, []
+    first, first_kinds, pairs = None, None, []
     for index, pair in enumerate(data):
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise UsageError(f"data[{index}]", ..., allowed)
@@ -79,7 +95,15 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
             found = f"has examples of shapes {shapes}"
             raise UsageError(f"data[{index}]", ..., f"{found}, must be {first} as in data[0]")
         pairs.append(pair)
-    x, y = jax.tree.map(lambda *leaves: np.concatenate(leaves), *pairs)
+        if 0 in lengths:
+            continue  # nothing, of any type
+        kinds = _kinds(*pair)
+        first_kinds = kinds if first_kinds is None else first_kinds
+        if kinds != first_kinds:
+            text = f"holds {kinds}, must hold {first_kinds} as the clients before"
+            raise UsageError(f"data[{index}]", ..., text)
+    filled = [pair for pair in pairs if len(jax.tree.leaves(pair)[0])] or pairs
+    x, y = jax.tree.map(lambda *leaves: np.concatenate(leaves), *filled)
     ends = np.cumsum([len(jax.tree.leaves(pair)[0]) for pair in pairs])
     return x, y, np.split(np.arange(ends[-1]), ends[:-1])
 
@@ -122,7 +146,8 @@ def splits_of_arrays(
       (the examples, splits by seed).
 
     Raises:
-      UsageError: for a validation outside of [0, 1), and for a test of other shapes.
+      UsageError: for a validation outside of [0, 1), and for a test of other shapes or kinds of
+        numbers.
     """
     checks.number("validation", validation, "at least 0 and below 1", lambda part: 0 <= part < 1)
     num_train = len(jax.tree.leaves(y)[0])
@@ -164,6 +189,9 @@ def _with_test(x: Tree, y: Tree, test: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
     )
     if found != needed:
         raise UsageError("test", ..., f"has examples of shapes {found}, must be {needed}")
+    found, needed = _kinds(test_x, test_y), _kinds(x, y)
+    if found != needed:
+        raise UsageError("test", ..., f"holds {found}, must hold {needed} as in training")
     return jax.tree.map(lambda a, b: np.concatenate([a, b]), (x, y), (test_x, test_y))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_inv import checks, evaluation, rounds, tree
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import federation
+from fedjax_inv.data import clients, federation
 from fedjax_inv.program import Inputs, Program, Run, Training
 from fedjax_inv.types import Algorithm, Array, Federation, Loss, Tree, Variables
 
@@ -91,7 +91,7 @@ class Serving:
         self.evaluate = jax.jit(evaluate, static_argnums=3)
 
     def check_inputs(self, x: Tree) -> None:
-        """Raise UsageError unless x has the structure and shapes of the training examples."""
+        """Raise UsageError unless x has the structure, shapes and kinds of the training examples."""
 
         def shapes(tree: Tree) -> Tree:
             return jax.tree.map(lambda leaf: np.shape(leaf)[1:], tree)
@@ -99,6 +99,9 @@ class Serving:
         needed = shapes(self.sample)
         if not all(np.shape(leaf) for leaf in jax.tree.leaves(x)) or shapes(x) != needed:
             raise UsageError("x", x, f"must hold examples of shape {needed}, as in training")
+        found, trained = (jax.tree.map(clients.kind_of_inputs, each) for each in (x, self.sample))
+        if found != trained:  # unscaled bytes, for example, would be another image
+            raise UsageError("x", ..., f"holds {found}, must hold {trained}, as in training")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

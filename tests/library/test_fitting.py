@@ -351,6 +351,14 @@ def test_all_forms_of_arrays_hold_the_same_clients() -> None:
             np.testing.assert_array_equal(y[part], Y[rows])
 
 
+def test_a_client_without_examples_may_have_any_types() -> None:
+    empty = np.zeros((0, 3), np.uint8), np.array([])
+    for data in ([empty, (X, Y)], [(X, Y), empty]):
+        x, y, parts = clients.of_arrays(data)
+        assert (x.dtype, y.dtype) == (X.dtype, Y.dtype)
+        assert sorted(map(len, parts)) == [0, 48]
+
+
 def test_validation_is_a_part_of_each_client_and_the_test_is_of_nobody() -> None:
     x, y, parts = clients.of_arrays(X[:40], Y[:40], CLIENT)
     data, splits = clients.splits_of_arrays(x, y, parts, test=TEST, validation=0.25, seeds=[0, 1])
@@ -432,6 +440,13 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         ((), {"callbacks": [1]}, "callbacks=1: must be a function"),
         ((), {"test": TEST[0]}, "test: must be inputs and targets"),
         ((), {"test": (X[:, :2], Y)}, "test: has examples of shapes"),
+        (
+            (X[:40].astype(np.uint8), Y[:40], CLIENT),
+            {"test": TEST},
+            "test: holds ('floating point', 'integers'), must hold ('uint8', 'integers') as in",
+        ),
+        ((X[:40], Y[:40] > 0, CLIENT), {"test": TEST}, "test: holds ('floating point', 'integers'"),
+        (([(X, Y), (X.astype(np.uint8), Y)],), {}, "data[1]: holds ('uint8', 'integers'), must"),
         ((), {"held_out": "a"}, "held_out: must be left out beside arrays"),
         ((), {"loss": 1}, "loss=1: must be a function"),
         ((), {"devices": 64}, "devices=64: must be at most 4"),
