@@ -52,7 +52,10 @@ def of_arrays(
 
 def _without_lists(pair: Sequence[Any]) -> tuple[Any, ...]:
     """Return inputs and targets, lists of numbers as arrays; JAX would take a list for a tree."""
-    return tuple(np.asarray(each) if isinstance(each, list) else each for each in pair)
+    try:
+        return tuple(np.asarray(each) if isinstance(each, list) else each for each in pair)
+    except ValueError:  # lists of different lengths
+        raise UsageError("data", ..., "must have examples of one shape") from None
 
 
 def kind_of_inputs(leaf: Any) -> str:

@@ -457,6 +457,7 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         ((X[:40] * np.nan, Y[:40], CLIENT), {}, "x=float64 (40, 3): must be finite"),
         (([(X, Y), (X, Y[:3])],), {}, "data[1]: x and y have lengths [3, 48]"),
         (([(X, Y), (X[:, :2], Y)],), {}, "data[1]: has examples of shapes"),
+        (([([[1.0, 2.0], [3.0]], [0, 1])],), {}, "data: must have examples of one shape"),
         ((X,), {}, "data=float64 (48, 3): must be a list of (x, y) for each client"),
         ((DATASET, Y), {}, "y: must be left out beside a Dataset"),
     ],
