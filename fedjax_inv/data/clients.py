@@ -149,10 +149,14 @@ def splits_of_arrays(
       (the examples, splits by seed).
 
     Raises:
-      UsageError: for a validation outside of [0, 1), and for a test of other shapes or kinds of
-        numbers.
+      UsageError: for a validation outside of [0, 1), for one above 0 if clients share rows, and for
+        a test of other shapes or kinds of numbers.
     """
     checks.number("validation", validation, "at least 0 and below 1", lambda part: 0 <= part < 1)
+    rows = np.concatenate(parts)
+    if validation > 0 and len(np.unique(rows)) < len(rows):
+        text = "must be 0, as clients share examples: one might train on another's for validation"
+        raise UsageError("validation", validation, text)
     num_train = len(jax.tree.leaves(y)[0])
     if test is not None:
         x, y = _with_test(x, y, test)

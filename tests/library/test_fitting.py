@@ -459,6 +459,11 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         (([(X, Y), (X[:, :2], Y)],), {}, "data[1]: has examples of shapes"),
         (([([[1.0, 2.0], [3.0]], [0, 1])],), {}, "data: must have examples of one shape"),
         ((X,), {}, "data=float64 (48, 3): must be a list of (x, y) for each client"),
+        (
+            (federation.of_parts(federation.examples(X, Y), [np.arange(9), np.arange(8, 12)]),),
+            {"validation": 0.2},
+            "validation=0.2: must be 0, as clients share examples",
+        ),
         ((DATASET, Y), {}, "y: must be left out beside a Dataset"),
     ],
 )
