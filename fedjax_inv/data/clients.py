@@ -228,16 +228,20 @@ def splits_of_dataset(
         second domain.
     """
     if partition is None:
-        by = "domain" if dataset.user is None else "user"
         present = np.ones(len(dataset.y), bool)
         if held_out in dataset.domains:
             present = dataset.domain != dataset.domains.index(str(held_out))
         of = dataset.domain if dataset.user is None else dataset.user
-        number = len(np.unique(of[present & ~dataset.test]))
-        if number < 2:
+        users = np.unique(of[present & ~dataset.test])
+        if len(users) < 2:
             text = "must be given, as these data have one domain and no users to be the clients"
             raise UsageError("partition", None, text)
-        partition = federations.partitioner(by, dataset, number)
+
+        # A client's examples may all be drawn for the test.
+        def partition(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+            del rng
+            return [rows[of[rows] == user] for user in users]
+
     data = federations.examples(dataset.x, dataset.y)
     return data, {
         seed: federations.split(

@@ -407,6 +407,21 @@ def test_the_clients_of_a_data_set_are_its_users_or_domains() -> None:
         split(alone, None)
 
 
+def test_users_are_clients_whatever_test_is_drawn() -> None:
+    user = np.arange(30) // 2
+    dataset = Dataset(X[:30], Y[:30].astype(np.int32), ("a", "b"), *DATASET[3:6])._replace(
+        domain=np.zeros(30, np.int32), test=np.zeros(30, bool), user=user
+    )
+    _, splits = clients.splits_of_dataset(
+        dataset, partition=None, held_out=None, validation=0.0, seeds=range(3)
+    )
+    for split in splits.values():
+        parts = federation.parts_of(split.train)
+        assert len(parts) == 15
+        assert all((user[rows] == number).all() for number, rows in enumerate(parts))
+    assert any(0 in split.train.size for split in splits.values())
+
+
 # Arguments.
 
 FLAT = {"rounds": 1, "progress": False, "devices": 1}
