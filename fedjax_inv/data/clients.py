@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
-from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.federation import Partition, Split
 from fedjax_inv.types import Examples, Federation, Tree
 
@@ -227,6 +227,7 @@ def splits_of_dataset(
       UsageError: as `federation.split` does, and if there is neither a partition nor users nor a
         second domain.
     """
+    check_dataset(dataset)
     if partition is None:
         present = np.ones(len(dataset.y), bool)
         if held_out in dataset.domains:

@@ -479,6 +479,7 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
             {"validation": 0.2},
             "validation=0.2: must be 0, as clients share examples",
         ),
+        ((DATASET._replace(domain=None),), {}, "dataset.domain=None: must be"),
         ((DATASET, Y), {}, "y: must be left out beside a Dataset"),
     ],
 )
