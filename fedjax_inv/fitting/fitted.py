@@ -99,7 +99,8 @@ class Serving:
         needed = shapes(self.sample)
         if not all(np.shape(leaf) for leaf in jax.tree.leaves(x)) or shapes(x) != needed:
             raise UsageError("x", x, f"must hold examples of shape {needed}, as in training")
-        found, trained = (jax.tree.map(clients.kind_of_inputs, each) for each in (x, self.sample))
+        arrays = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else np.asarray(leaf), x)
+        found, trained = (jax.tree.map(clients.kind_of_inputs, e) for e in (arrays, self.sample))
         if found != trained:  # unscaled bytes, for example, would be another image
             raise UsageError("x", ..., f"holds {found}, must hold {trained}, as in training")
 

@@ -182,6 +182,7 @@ def _test_client() -> Federation:
     ("call", "message"),
     [
         (lambda fitted: fitted.predict(X[:, :2]), "x=float64 (48, 2): must hold examples of"),
+        (lambda fitted: fitted.predict(X.astype(np.uint8)), "x: holds uint8, must hold floating"),
         (lambda fitted: fitted.predict(X, 4), "run=4: must be an integer in 0..3"),
         (lambda fitted: fitted.predict(X, client=4), "client=4: must be an integer in 0..3"),
         (lambda fitted: fitted.evaluate(X, Y[:3]), "y: must be as long as x"),
