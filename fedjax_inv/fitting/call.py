@@ -220,7 +220,9 @@ def fit(
         run_chunk=at_once if run_chunk is None else run_chunk,
         layout=layout,
     )
-    serving = Serving(build, compiled, inputs, x, objective.loss, objective.score.function)
+    serving = Serving(
+        build, compiled, inputs, x, objective.loss, objective.score.function, facts.precision
+    )
     with contextlib.closing(segments.Progress(rounds, is_on=progress)) as shown:
         return segments.train(
             serving,

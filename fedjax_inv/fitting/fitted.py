@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_inv import checks, evaluation, rounds, tree
+from fedjax_inv import checks, evaluation, platforms, rounds, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, federation
 from fedjax_inv.program import Inputs, Program, Run, Training
@@ -74,18 +74,21 @@ class Serving:
         sample: Tree,  # the shapes of the training inputs [M, ...]
         loss: Loss,
         score: Loss,
+        precision: str,  # of products, as in `platforms.products_at`
     ) -> None:
         self.build, self.program, self.inputs, self.sample = build, program, inputs, sample
 
         def predict(hyper: Mapping[str, Array], server: Tree, own: Tree, x: Tree) -> Array:
-            return build(hyper).predict(server, own, x)
+            with platforms.products_at(precision):
+                return build(hyper).predict(server, own, x)
 
         def evaluate(
             hyper: Mapping[str, Array], state: rounds.State, clients: Federation, seen: bool
         ) -> evaluation.Scores:
-            return evaluation.evaluate(
-                build(hyper), state, clients, seen=seen, loss=loss, score=score
-            )
+            with platforms.products_at(precision):
+                return evaluation.evaluate(
+                    build(hyper), state, clients, seen=seen, loss=loss, score=score
+                )
 
         self.predict = jax.jit(predict)
         self.evaluate = jax.jit(evaluate, static_argnums=3)

@@ -21,6 +21,7 @@ from fedjax_inv import (
     local,
     models,
     objectives,
+    platforms,
     program,
     rounds,
     schedules,
@@ -31,6 +32,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.fitting import arguments, machine, segments
+from fedjax_inv.fitting.fitted import Serving
 from fedjax_inv.types import Array, Cohort, Federation, Tree
 
 C, T, EVERY = 4, 5, 2  # clients, rounds, rounds of a segment
@@ -176,6 +178,20 @@ def test_predictions_are_those_of_the_served_network() -> None:
 
 def _test_client() -> Federation:
     return federation.of_parts(federation.examples(*TEST), [np.arange(8)])
+
+
+def test_predictions_have_the_precision_of_the_algorithm() -> None:
+    fitted, _ = trained()
+    old = fitted._serving
+    settings = old.build, old.program, old.inputs, old.sample
+    serving = Serving(*settings, objectives.cross_entropy, objectives.accuracy, "highest")
+    hyper, state = fitted.runs[0].hyper, fitted.state()
+    clients_ = _test_client()
+    with platforms.traced_for("cuda"):
+        predict = jax.make_jaxpr(serving.predict)(hyper, state.server, (), X[:2])
+        evaluate = jax.make_jaxpr(serving.evaluate, static_argnums=3)(hyper, state, clients_, False)
+    assert "HIGHEST" in str(predict)
+    assert "HIGHEST" in str(evaluate)
 
 
 @pytest.mark.parametrize(
