@@ -174,6 +174,9 @@ def fit(
         checks.same_shapes(model=network, variables=variables)
     started = None if variables is None else dict.fromkeys(seeds, variables)
     inputs = program.inputs(runs, splits, pooled=facts.pooled, variables=started)
+    if patience is not None and not np.asarray(inputs.valid.size).any(1).all():
+        text = "leaves no example for patience to watch"
+        raise UsageError("validation", validation, text)
     # One validation score of all clients.
     inputs = inputs._replace(group=jnp.zeros_like(inputs.group))
     sizes = np.asarray(inputs.train.size)

@@ -458,6 +458,11 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         ((), {"validation": 1}, "validation=1: must be a number at least 0 and below 1"),
         ((), {"evaluate_every": 2}, "evaluate_every=2: must be an integer in 1..1, the rounds"),
         ((), {"patience": 3}, "validation=0.0: must be above 0, as patience"),
+        (
+            ([(X[:1], Y[:1])],),
+            {"patience": 3, "validation": 0.5},
+            "validation=0.5: leaves no example for patience to watch",
+        ),
         ((), {"cohort": 5}, "cohort=5: must be an integer in 1..4, the clients"),
         ((), {"dropout": 1.5}, "dropout=1.5: must be a number between 0 and 1"),
         ((), {"dropout": [0.5, 0.5]}, "dropout: has shape (2,), must be one number, or one for"),
