@@ -115,7 +115,7 @@ class Fitted:
     runs: tuple[Run, ...]  # the seed of each, and the hyperparameters in which runs differ
     history: History
     round: int  # how many rounds were played
-    stopped: str  # "" if all rounds were played, else "patience", "callback" or "interrupt"
+    stopped: str  # what stopped the run: "patience", "callback" or "interrupt"; "" if nothing did
     _serving: Serving
     _training: Training
 
