@@ -191,6 +191,8 @@ def fit(
 
     arguments.check_values(build, runs, hyper)
     if facts.pooled:  # its single client has the examples of all
+        num_clients = splits[seeds[0]].train.num_clients
+        arguments.schedule(num_clients, rounds, cohort, dropout, slow)  # checks them
         cohort, dropout, slow, schedule = None, 0.0, 1, None
     if schedule is None:
         schedule = arguments.schedule(sizes.shape[1], rounds, cohort, dropout, slow)

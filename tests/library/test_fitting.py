@@ -545,6 +545,12 @@ def test_what_an_algorithm_refuses_is_one_line(
     assert str(error.value).startswith(message)
 
 
+@pytest.mark.parametrize("setting", [{"cohort": 5}, {"dropout": 2}, {"slow": 0}])
+def test_erm_refuses_settings_that_it_does_not_use(setting: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{next(iter(setting))}="):
+        fit(erm.erm, MODEL, *ARRAYS, **(FLAT | setting))
+
+
 def test_targets_choose_the_loss_and_the_score() -> None:
     values = arguments.objective(fedavg.fedavg, X[:, 0], None, None)
     assert values.loss is objectives.squared_error is values.settings["loss"]
