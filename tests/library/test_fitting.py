@@ -187,7 +187,7 @@ def test_predictions_have_the_precision_of_the_algorithm() -> None:
     serving = Serving(*settings, objectives.cross_entropy, objectives.accuracy, "highest")
     hyper, state = fitted.runs[0].hyper, fitted.state()
     clients_ = _test_client()
-    with platforms.traced_for("cuda"):
+    with platforms.traced_for("gpu"):
         predict = jax.make_jaxpr(serving.predict)(hyper, state.server, (), X[:2])
         evaluate = jax.make_jaxpr(serving.evaluate, static_argnums=3)(hyper, state, clients_, False)
     assert "HIGHEST" in str(predict)
