@@ -343,7 +343,10 @@ class _Reader:
             return self._float32(name), Column(name)
         if known is not None and known.categories is None:
             raise self.error(f"column {name!r} must hold numbers, as in training")
-        number, categories = self.groups(name)
+        if known is not None and is_number and _is_truth(known):
+            number, categories = self.truth(name).astype(np.int32), ("false", "true")
+        else:
+            number, categories = self.groups(name)
         if known is None:
             self._check_categories(name, number, categories)
             return number, Column(name, categories)

@@ -317,6 +317,17 @@ def test_a_new_table_has_the_classes_of_the_old_one(
     assert new.y.dtype == np.int32
 
 
+def test_a_column_of_true_and_false_may_be_of_0_and_1_in_a_new_table(tmp_path: Path) -> None:
+    rows = [("smokes", "target"), ("true", 1.5), ("false", 2.5), ("true", 0.5)]
+    first = read(written(tmp_path / "old.csv", rows))
+    as_numbers = [rows[0], *((int(smokes == "true"), y) for smokes, y in rows[1:])]
+    new = sources.load(str(written(tmp_path / "new.csv", as_numbers)), like=first)
+    np.testing.assert_array_equal(new.x, first.x)
+    wrong = written(tmp_path / "wrong.csv", [*as_numbers, (2, 1.5)])
+    with pytest.raises(UsageError, match="'smokes' must hold true/false or 0/1"):
+        sources.load(str(wrong), like=first)
+
+
 def test_a_new_table_with_another_class_is_refused(tmp_path: Path) -> None:
     first = of_column(tmp_path, (1, 2, 3))
     path = written(tmp_path / "new.csv", [("x", "target"), (1, 2), (1, 0)])
