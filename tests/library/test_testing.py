@@ -363,10 +363,14 @@ def test_the_command_line(
         ([], "usage: python -m fedjax_inv.testing package.module:factory [name=value ...]"),
         ([fedprox, "proximal"], "usage: "),
         (["examples.fednova:none"], "examples.fednova:none: cannot be imported ("),
+        ([".fednova:fednova"], ".fednova:fednova: cannot be imported ("),
+        (["math:pi"], "math:pi: factory=3.14159"),
     ):
         assert command.main(arguments) == 2
         (told,) = capsys.readouterr().out.splitlines()
         assert told.startswith(line)
+    assert command.main(["--help"]) == 0
+    assert "package.module:factory" in capsys.readouterr().out
 
 
 def test_the_difference_that_is_named_is_the_largest() -> None:
