@@ -297,7 +297,7 @@ class _Reader:
     def _known_classes(self, name: str, known: Sequence[str]) -> np.ndarray:
         """Return the numbers [M] int32 of a column's classes among the known ones."""
         if set(known) <= _TRUTH and self._kind(name) == "number":
-            number, found = self.truth(name).astype(np.int32), ("false", "true")
+            number, found = self._truth_groups(name)
         else:
             number, found = self.groups(name, may_be_float=True)
         of = {each: index for index, each in enumerate(known)}
@@ -333,6 +333,10 @@ class _Reader:
             raise self.error(f"column {name!r} must hold true/false or 0/1")
         return numbers.astype(bool)
 
+    def _truth_groups(self, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return a column of true/false or of 0/1 as `groups` returns one of true/false."""
+        return self.truth(name).astype(np.int32), ("false", "true")
+
     def feature(self, name: str, known: Column | None) -> tuple[np.ndarray, Column]:
         """Return a column, as numbers [M] float32 or as categories [M] int32, and its record.
 
@@ -344,7 +348,7 @@ class _Reader:
         if known is not None and known.categories is None:
             raise self.error(f"column {name!r} must hold numbers, as in training")
         if known is not None and is_number and _is_truth(known):
-            number, categories = self.truth(name).astype(np.int32), ("false", "true")
+            number, categories = self._truth_groups(name)
         else:
             number, categories = self.groups(name)
         if known is None:

@@ -331,11 +331,11 @@ def test_a_column_of_true_and_false_may_be_of_0_and_1_in_a_new_table(tmp_path: P
 def test_a_new_table_with_another_class_is_refused(tmp_path: Path) -> None:
     first = of_column(tmp_path, (1, 2, 3))
     path = written(tmp_path / "new.csv", [("x", "target"), (1, 2), (1, 0)])
-    with pytest.raises(UsageError, match="has the class 0, must have those of training, 1, 2, 3$"):
+    with pytest.raises(UsageError, match=r"has the class 0, must have those of training, 1, 2, 3$"):
         sources.load(str(path), like=first)
     # Other files number their classes themselves; numbers are names here.
     other = first._replace(y=first.y[:2], x=first.x[:2], classes=("0", "2"))
-    with pytest.raises(UsageError, match="has the class 0, must have those of the run, 1, 2, 3$"):
+    with pytest.raises(UsageError, match=r"has the class 0, must have those of the run, 1, 2, 3$"):
         evaluate._known_targets("new.npz", other, first)
     named = first._replace(classes=("a", "b", "c"))
     assert evaluate._known_targets("new.npz", other, named)[:2].tolist() == [0, 2]
