@@ -94,7 +94,7 @@ class Serving:
         self.evaluate = jax.jit(evaluate, static_argnums=3)
 
     def check_inputs(self, x: Tree) -> None:
-        """Raise UsageError unless x has the structure, shapes and kinds of the training examples."""
+        """Raise UsageError unless x has the structure, shapes and kinds of training."""
 
         def shapes(tree: Tree) -> Tree:
             return jax.tree.map(lambda leaf: np.shape(leaf)[1:], tree)

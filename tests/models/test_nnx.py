@@ -16,6 +16,7 @@ import federations
 from federations import assert_close, assert_equal
 from fedjax_inv import averaging, devices, local, models, rounds
 from fedjax_inv.algorithms import fedavg
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Batch, Halves, Model, Tree, Variables
 from fedjax_inv_experiments.flags import names
 
@@ -220,7 +221,7 @@ class Scaling(nnx.Module):
     ],
 )
 def test_a_head_that_is_called_otherwise_is_refused(call: Any) -> None:
-    with pytest.raises(UsageError, match="^cut='head': must be the attribute that is called once"):
+    with pytest.raises(UsageError, match=r"^cut='head': must be the attribute that is called"):
         predicted(lambda rngs: Calling(call, rngs=rngs), cut="head")
 
 
