@@ -45,6 +45,9 @@ def masked_mean(values: Array, mask: Array) -> Array:
 def cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
     """Return the mean softmax cross-entropy [] in nats.
 
+    A NaN among the logits of an example under the mask does not reach the loss, but that example's
+    gradient.
+
     Args:
       logits: [B, K].
       labels: [B] integers in 0..K-1. The loss of another label is NaN, which a run reports.
@@ -107,7 +110,8 @@ def focal(gamma: float | Array) -> Loss:
     """Return the focal loss, which gives examples that are predicted well less weight.
 
     (1 - p)^gamma times the cross-entropy, where p is the probability of the target (Lin et al.
-    2017, "Focal Loss for Dense Object Detection", Eq. 4).
+    2017, "Focal Loss for Dense Object Detection", Eq. 4). With classes a NaN under the mask acts as
+    in `cross_entropy`.
 
     Args:
       gamma: the exponent, at least 0; 0 is the cross-entropy.
@@ -246,9 +250,13 @@ def exact_match(logits: Array, labels: Array, mask: Array) -> Array:
 
 
 def _right(logits: Array, labels: Array, mask: Array) -> Array:
-    """Return 1 for each label that is predicted right and 0 for the others, [B, K] float32."""
+    """Return 1 for each label that is predicted right, 0 for the others, NaN where logits are NaN.
+
+    [B, K] float32.
+    """
     logits, labels = _columns("logits", logits, "labels", labels, mask)
-    return ((logits > 0) == (labels > 0.5)).astype(jnp.float32)
+    right = ((logits > 0) == (labels > 0.5)).astype(jnp.float32)
+    return jnp.where(jnp.isnan(logits), jnp.nan, right)
 
 
 def _columns(
@@ -324,7 +332,10 @@ def soft_cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
             "must be [B, K], and {labels} must have the same shape",
             labels=("labels", labels),
         )
-    losses = masked_mean(optax.losses.softmax_cross_entropy(logits, labels), mask)
+    is_mask = mask.shape == logits.shape[:1] and mask.dtype == bool  # else masked_mean refuses it
+    # A NaN under the mask would reach that example's gradient.
+    real_logits = jnp.where(mask[:, None], logits, 0) if is_mask else logits
+    losses = masked_mean(optax.losses.softmax_cross_entropy(real_logits, labels), mask)
     if checks.is_concrete((labels, mask)):
         real = np.asarray(labels, np.float32)[np.asarray(mask)]
         if not ((real >= 0).all() and np.allclose(real.sum(1), 1, atol=1e-2)):

@@ -143,13 +143,15 @@ def _known_targets(where: str, new: Dataset, old: Dataset) -> np.ndarray:
             text = "has the columns {}, must have {}, as the run".format(*names)
             raise UsageError(where, ..., text)
         return new.y
-    # Classes are matched by name, or by number where the names are numbers.
+    # Classes are matched by name; or by number, unless the run's names are numbers themselves.
     known = dict(zip(old.classes, range(len(old.classes)), strict=True))
-    if not set(new.classes) <= set(known):
-        known = {str(number): number for number in range(len(old.classes))}
+    allowed = f"those of the run, {', '.join(old.classes)}"
+    if not any(name.isdecimal() for name in old.classes):
+        allowed += ", or their numbers from 0"
+        if not set(new.classes) <= set(known):
+            known = {str(number): number for number in range(len(old.classes))}
     for name in new.classes:
         if name not in known:
-            allowed = f"those of the run, {', '.join(old.classes)}, or their numbers from 0"
             raise UsageError(where, ..., f"has the class {name}, must have {allowed}")
     return np.array([known[name] for name in new.classes])[new.y]
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
-from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.federation import Partition, Split
 from fedjax_inv.types import Examples, Federation, Tree
 
@@ -29,8 +30,8 @@ def of_arrays(
       (x [M, ...], y [M, ...], an array of rows for each client).
 
     Raises:
-      UsageError: for another form, for clients whose examples have different shapes, and for x
-        that holds NaN or infinity.
+      UsageError: for another form, for clients whose examples have different shapes or kinds of
+        numbers, and for x or y that holds NaN or infinity.
     """
     if y is not None:
         if client is None:
@@ -51,7 +52,25 @@ def of_arrays(
 
 def _without_lists(pair: Sequence[Any]) -> tuple[Any, ...]:
     """Return inputs and targets, lists of numbers as arrays; JAX would take a list for a tree."""
-    return tuple(np.asarray(each) if isinstance(each, list) else each for each in pair)
+    try:
+        return tuple(np.asarray(each) if isinstance(each, list) else each for each in pair)
+    except ValueError:  # lists of different lengths
+        raise UsageError("data", ..., "must have examples of one shape") from None
+
+
+def kind_of_inputs(leaf: Any) -> str:
+    """Return the kind of an array's numbers; uint8 is one of its own, as such inputs are scaled."""
+    return "uint8" if leaf.dtype == np.uint8 else _kind(leaf)
+
+
+def _kind(leaf: Any) -> str:
+    kinds = {"truth values": np.bool_, "integers": jnp.integer, "floating point": jnp.floating}
+    return next((k for k, of in kinds.items() if jnp.issubdtype(leaf.dtype, of)), str(leaf.dtype))
+
+
+def _kinds(x: Tree, y: Tree) -> tuple[Tree, Tree]:
+    """Return the kinds of inputs and targets."""
+    return jax.tree.map(kind_of_inputs, x), jax.tree.map(_kind, y)
 
 
 def _rows_of(client: np.ndarray) -> list[np.ndarray]:
@@ -65,7 +84,7 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
     allowed += "and client"
     if not isinstance(data, Sequence) or isinstance(data, str) or not data:
         raise UsageError("data", data, allowed)
-    first, pairs = None, []
+    first, first_kinds, pairs = None, None, []
     for index, pair in enumerate(data):
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise UsageError(f"data[{index}]", ..., allowed)
@@ -79,7 +98,15 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
             found = f"has examples of shapes {shapes}"
             raise UsageError(f"data[{index}]", ..., f"{found}, must be {first} as in data[0]")
         pairs.append(pair)
-    x, y = jax.tree.map(lambda *leaves: np.concatenate(leaves), *pairs)
+        if 0 in lengths:
+            continue  # nothing, of any type
+        kinds = _kinds(*pair)
+        first_kinds = kinds if first_kinds is None else first_kinds
+        if kinds != first_kinds:
+            text = f"holds {kinds}, must hold {first_kinds} as the clients before"
+            raise UsageError(f"data[{index}]", ..., text)
+    filled = [pair for pair in pairs if len(jax.tree.leaves(pair)[0])] or pairs
+    x, y = jax.tree.map(lambda *leaves: np.concatenate(leaves), *filled)
     ends = np.cumsum([len(jax.tree.leaves(pair)[0]) for pair in pairs])
     return x, y, np.split(np.arange(ends[-1]), ends[:-1])
 
@@ -122,9 +149,14 @@ def splits_of_arrays(
       (the examples, splits by seed).
 
     Raises:
-      UsageError: for a validation outside of [0, 1), and for a test of other shapes.
+      UsageError: for a validation outside of [0, 1), for one above 0 if clients share rows, and for
+        a test of other shapes or kinds of numbers.
     """
     checks.number("validation", validation, "at least 0 and below 1", lambda part: 0 <= part < 1)
+    rows = np.concatenate(parts)
+    if validation > 0 and len(np.unique(rows)) < len(rows):
+        text = "must be 0, as clients share examples: one might train on another's for validation"
+        raise UsageError("validation", validation, text)
     num_train = len(jax.tree.leaves(y)[0])
     if test is not None:
         x, y = _with_test(x, y, test)
@@ -164,6 +196,9 @@ def _with_test(x: Tree, y: Tree, test: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
     )
     if found != needed:
         raise UsageError("test", ..., f"has examples of shapes {found}, must be {needed}")
+    found, needed = _kinds(test_x, test_y), _kinds(x, y)
+    if found != needed:
+        raise UsageError("test", ..., f"holds {found}, must hold {needed} as in training")
     return jax.tree.map(lambda a, b: np.concatenate([a, b]), (x, y), (test_x, test_y))
 
 
@@ -192,17 +227,22 @@ def splits_of_dataset(
       UsageError: as `federation.split` does, and if there is neither a partition nor users nor a
         second domain.
     """
+    check_dataset(dataset)
     if partition is None:
-        by = "domain" if dataset.user is None else "user"
         present = np.ones(len(dataset.y), bool)
         if held_out in dataset.domains:
             present = dataset.domain != dataset.domains.index(str(held_out))
         of = dataset.domain if dataset.user is None else dataset.user
-        number = len(np.unique(of[present & ~dataset.test]))
-        if number < 2:
+        users = np.unique(of[present & ~dataset.test])
+        if len(users) < 2:
             text = "must be given, as these data have one domain and no users to be the clients"
             raise UsageError("partition", None, text)
-        partition = federations.partitioner(by, dataset, number)
+
+        # A client's examples may all be drawn for the test.
+        def partition(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+            del rng
+            return [rows[of[rows] == user] for user in users]
+
     data = federations.examples(dataset.x, dataset.y)
     return data, {
         seed: federations.split(

@@ -54,15 +54,16 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
     Args:
       path: the file.
       roles: the columns that are no features; by default those of `Roles`.
-      like: a data set from an earlier table. The new one gets its columns and categories, and its
-        targets are of the same task; a category that it does not have is 0 in all its features.
+      like: a data set from an earlier table. The new one gets its columns, categories and classes,
+        and its targets are of the same task; a category that the earlier table does not have is 0
+        in all its features.
 
     Returns:
       The data set, with `columns`, and with users if there is a column of clients.
 
     Raises:
-      UsageError: for a file that is no such table, for a value that is missing, and for a column
-        with two roles.
+      UsageError: for a file that is no such table, for a value that is missing, for a column with
+        two roles, and for a class that `like` does not have.
       ImportError: without pyarrow.
     """
     checks.record("path", path, Path)
@@ -79,7 +80,7 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
         features = reader.same_features(features, [column.name for column in like.columns])
     if not features:
         raise reader.error("must hold a column of features beside those with other roles")
-    y, classes = reader.targets(roles, None if like is None else like.task)
+    y, classes = reader.targets(roles, like)
     known = {} if like is None else {column.name: column for column in like.columns}
     blocks, columns = [], []
     for name in features:
@@ -265,12 +266,11 @@ class _Reader:
             raise self.error(f"has a column {unknown[0]!r}, {text}")
         return list(needed)
 
-    def targets(self, roles: Roles, task: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    def targets(self, roles: Roles, like: Dataset | None) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return the targets as `Dataset.y`, and the names of their classes or columns."""
         kinds = [self._kind(name) for name in roles.target]
         one = roles.target[0]
-        if task is None:
-            task = roles.task
+        task = roles.task if like is None else like.task
         if task == "auto":
             if len(kinds) > 1:
                 task = "labels" if set(kinds) == {"truth"} else "values"
@@ -283,6 +283,8 @@ class _Reader:
         if task == "classes":
             if len(roles.target) > 1:
                 raise UsageError("roles.target", roles.target, "must be one column for classes")
+            if like is not None:
+                return self._known_classes(one, like.classes), tuple(like.classes)
             return self.groups(one, may_be_float=True)
         if task == "labels":
             return np.stack([self.truth(name) for name in roles.target], 1), roles.target
@@ -291,6 +293,21 @@ class _Reader:
                 raise self.error(f"column {name!r} must hold numbers to be a target of values")
         y = np.stack([self._float32(name) for name in roles.target], 1)
         return (y if len(roles.target) > 1 else y[:, 0]), roles.target
+
+    def _known_classes(self, name: str, known: Sequence[str]) -> np.ndarray:
+        """Return the numbers [M] int32 of a column's classes among the known ones."""
+        if set(known) <= _TRUTH and self._kind(name) == "number":
+            number, found = self._truth_groups(name)
+        else:
+            number, found = self.groups(name, may_be_float=True)
+        of = {each: index for index, each in enumerate(known)}
+        # Whole numbers are read as texts here, and may be written as 1.0.
+        index = np.array([of.get(each, of.get(each.removesuffix(".0"), -1)) for each in found])
+        y = index[number].astype(np.int32)
+        if (y < 0).any():
+            text = f"has the class {found[number[np.argmin(y)]]}, must have those of training"
+            raise self.error(f"column {name!r} {text}, {_listed(known)}")
+        return y
 
     def groups(
         self, name: str, *, may_be_float: bool = False
@@ -316,6 +333,10 @@ class _Reader:
             raise self.error(f"column {name!r} must hold true/false or 0/1")
         return numbers.astype(bool)
 
+    def _truth_groups(self, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return a column of true/false or of 0/1 as `groups` returns one of true/false."""
+        return self.truth(name).astype(np.int32), ("false", "true")
+
     def feature(self, name: str, known: Column | None) -> tuple[np.ndarray, Column]:
         """Return a column, as numbers [M] float32 or as categories [M] int32, and its record.
 
@@ -326,7 +347,10 @@ class _Reader:
             return self._float32(name), Column(name)
         if known is not None and known.categories is None:
             raise self.error(f"column {name!r} must hold numbers, as in training")
-        number, categories = self.groups(name)
+        if known is not None and is_number and _is_truth(known):
+            number, categories = self._truth_groups(name)
+        else:
+            number, categories = self.groups(name)
         if known is None:
             self._check_categories(name, number, categories)
             return number, Column(name, categories)

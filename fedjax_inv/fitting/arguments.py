@@ -221,7 +221,7 @@ def work(
     except TypeError as error:
         taken = " and ".join(["learning_rate", *more])
         raise UsageError("optimizer", ..., f"must take {taken} ({error})") from None
-    known = None if is_plain and optimizer is not optax.sgd else momentum
+    known = momentum if optimizer is optax.sgd else None
     if batch_size is None:
         most = int(sizes.max())
         return local.full_batch(made, capacity=most, num_steps=epochs, momentum=known)

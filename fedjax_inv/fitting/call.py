@@ -174,6 +174,9 @@ def fit(
         checks.same_shapes(model=network, variables=variables)
     started = None if variables is None else dict.fromkeys(seeds, variables)
     inputs = program.inputs(runs, splits, pooled=facts.pooled, variables=started)
+    if patience is not None and not np.asarray(inputs.valid.size).any(1).all():
+        text = "leaves no example for patience to watch"
+        raise UsageError("validation", validation, text)
     # One validation score of all clients.
     inputs = inputs._replace(group=jnp.zeros_like(inputs.group))
     sizes = np.asarray(inputs.train.size)
@@ -188,6 +191,8 @@ def fit(
 
     arguments.check_values(build, runs, hyper)
     if facts.pooled:  # its single client has the examples of all
+        num_clients = splits[seeds[0]].train.num_clients
+        arguments.schedule(num_clients, rounds, cohort, dropout, slow)  # checks them
         cohort, dropout, slow, schedule = None, 0.0, 1, None
     if schedule is None:
         schedule = arguments.schedule(sizes.shape[1], rounds, cohort, dropout, slow)
@@ -220,7 +225,9 @@ def fit(
         run_chunk=at_once if run_chunk is None else run_chunk,
         layout=layout,
     )
-    serving = Serving(build, compiled, inputs, x, objective.loss, objective.score.function)
+    serving = Serving(
+        build, compiled, inputs, x, objective.loss, objective.score.function, facts.precision
+    )
     with contextlib.closing(segments.Progress(rounds, is_on=progress)) as shown:
         return segments.train(
             serving,

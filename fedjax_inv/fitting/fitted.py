@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_inv import checks, evaluation, rounds, tree
+from fedjax_inv import checks, evaluation, platforms, rounds, tree
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import federation
+from fedjax_inv.data import clients, federation
 from fedjax_inv.program import Inputs, Program, Run, Training
 from fedjax_inv.types import Algorithm, Array, Federation, Loss, Tree, Variables
 
@@ -74,24 +74,27 @@ class Serving:
         sample: Tree,  # the shapes of the training inputs [M, ...]
         loss: Loss,
         score: Loss,
+        precision: str,  # of products, as in `platforms.products_at`
     ) -> None:
         self.build, self.program, self.inputs, self.sample = build, program, inputs, sample
 
         def predict(hyper: Mapping[str, Array], server: Tree, own: Tree, x: Tree) -> Array:
-            return build(hyper).predict(server, own, x)
+            with platforms.products_at(precision):
+                return build(hyper).predict(server, own, x)
 
         def evaluate(
             hyper: Mapping[str, Array], state: rounds.State, clients: Federation, seen: bool
         ) -> evaluation.Scores:
-            return evaluation.evaluate(
-                build(hyper), state, clients, seen=seen, loss=loss, score=score
-            )
+            with platforms.products_at(precision):
+                return evaluation.evaluate(
+                    build(hyper), state, clients, seen=seen, loss=loss, score=score
+                )
 
         self.predict = jax.jit(predict)
         self.evaluate = jax.jit(evaluate, static_argnums=3)
 
     def check_inputs(self, x: Tree) -> None:
-        """Raise UsageError unless x has the structure and shapes of the training examples."""
+        """Raise UsageError unless x has the structure, shapes and kinds of training."""
 
         def shapes(tree: Tree) -> Tree:
             return jax.tree.map(lambda leaf: np.shape(leaf)[1:], tree)
@@ -99,6 +102,10 @@ class Serving:
         needed = shapes(self.sample)
         if not all(np.shape(leaf) for leaf in jax.tree.leaves(x)) or shapes(x) != needed:
             raise UsageError("x", x, f"must hold examples of shape {needed}, as in training")
+        arrays = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else np.asarray(leaf), x)
+        found, trained = (jax.tree.map(clients.kind_of_inputs, e) for e in (arrays, self.sample))
+        if found != trained:  # unscaled bytes, for example, would be another image
+            raise UsageError("x", ..., f"holds {found}, must hold {trained}, as in training")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,7 +115,7 @@ class Fitted:
     runs: tuple[Run, ...]  # the seed of each, and the hyperparameters in which runs differ
     history: History
     round: int  # how many rounds were played
-    stopped: str  # "" if all rounds were played, else "patience", "callback" or "interrupt"
+    stopped: str  # what stopped the run: "patience", "callback" or "interrupt"; "" if nothing did
     _serving: Serving
     _training: Training
 

@@ -22,10 +22,21 @@ Path = tuple[str, ...]
 
 
 class _Cut(nnx.Module):
-    """Stands in the place of the head, and keeps what it gets."""
+    """Stands in the place of the head, and keeps what it gets.
+
+    The head is called once, with the features and those of `ARGUMENTS` that it takes.
+    """
+
+    def __init__(self, name: str, head: nnx.Module) -> None:
+        self.name = name
+        self.parameters = tuple(inspect.signature(type(head).__call__).parameters)[2:]
 
     def __call__(self, features: Array, *others: Any, **named: Any) -> Array:
-        del others, named
+        given = {*named, *self.parameters[: len(others)]}
+        known = given <= {*ARGUMENTS} & {*self.parameters} and len(others) <= len(self.parameters)
+        if hasattr(self, "features") or not known:
+            allowed = "must be the attribute that is called once, with one array"
+            raise UsageError("cut", self.name, f"{allowed} and any of {', '.join(ARGUMENTS)}")
         self.features = features
         return features
 
@@ -99,7 +110,7 @@ def _halves(module: nnx.Module, cut: int | str) -> tuple[nnx.Module | None, nnx.
         if not isinstance(head, nnx.Module):
             raise UsageError("cut", cut, "must be the name of an attribute that is an nnx.Module")
         body = nnx.clone(module)
-        setattr(body, cut, _Cut())
+        setattr(body, cut, _Cut(cut, head))
     elif cut == 0:
         return None, module
     elif not isinstance(module, nnx.Sequential):

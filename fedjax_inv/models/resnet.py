@@ -148,9 +148,8 @@ def resnet18(
     """Build ResNet-18.
 
     It has a convolution, four stages of two residual blocks, the spatial mean and a linear
-    classifier.
-    Convolutions before a norm have no bias; all padding is symmetric, as in PyTorch, whose weights
-    `models.weights` loads.
+    classifier. Convolutions before a norm have no bias; all padding is symmetric, as in PyTorch,
+    whose weights `models.weights` loads.
 
     Args:
       num_classes: K.

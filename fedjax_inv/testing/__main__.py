@@ -10,11 +10,15 @@ from typing import Any
 
 import jax
 
+from fedjax_inv.checks import UsageError
 from fedjax_inv.testing.report import check
 
 
 def main(arguments: list[str]) -> int:
     """Check the factory that the first argument names; the others are its hyperparameters."""
+    if "--help" in arguments:
+        print(__doc__)
+        return 0
     place, *pairs = arguments or [""]
     module, _, name = place.partition(":")
     if not module or not name or not all("=" in pair for pair in pairs):
@@ -22,10 +26,14 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: for a relative module
         print(f"{place}: cannot be imported ({error})")
         return 2
-    report = check(factory, hyperparameters=dict(map(_hyperparameter, pairs)))
+    try:
+        report = check(factory, hyperparameters=dict(map(_hyperparameter, pairs)))
+    except UsageError as error:
+        print(f"{place}: {error}")
+        return 2
     return 1 if report.broken else 0
 
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedjax_inv import checks, devices, rounds, tree
 from fedjax_inv.testing import inputs
-from fedjax_inv.testing.comparing import assert_same_shapes, plain
+from fedjax_inv.testing.comparing import assert_same_shapes, largest_difference, plain
 from fedjax_inv.testing.inputs import HISTORY, NUM_CLIENTS
 from fedjax_inv.types import (
     Algorithm,
@@ -217,6 +217,16 @@ class Case:
         """Return a drawn network."""
         x = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), self.bytes.data.x)
         return self.model.init(key, x)
+
+    def moved(self, before: Tree, after: Tree) -> float:
+        """Return how far two servers' networks are apart.
+
+        Without a single network that serves all clients: how far the servers are apart.
+        """
+        network = self.algorithm.network
+        if network is not None and not self.algorithm.personal:
+            before, after = network(before), network(after)
+        return largest_difference(before, after)
 
     # Traces, which compile nothing.
 

@@ -53,17 +53,18 @@ def assert_same_bits(first: Tree, second: Tree) -> None:
 def assert_close(first: Tree, second: Tree, *, rtol: float = 1e-4, atol: float = 2e-5) -> None:
     """Assert that two trees are equal up to sums taken in another order.
 
-    In float32 the runs of every configuration in `tests/federations.py` differ by rounding of 1e-9
-    to 4e-7, a hundredth of the default tolerances. A broken law (an ignored delay, another seed, a
-    halved number) causes differences of 20 to 6,000 times the tolerances. So the defaults are far
-    from both.
+    In float32 the runs of this package's algorithms differ by rounding of 1e-9 to 4e-7 on the small
+    federations of `check`, a hundredth of the default tolerances. A broken law (an ignored delay,
+    another seed, a halved number) causes differences of 20 to 6,000 times the tolerances. So the
+    defaults are far from both.
 
     If an algorithm fails: compare the largest difference with the same difference after the law is
     broken on purpose (let clients hear the newest broadcast, fold the slot into the key instead of
     the client). If they are a factor of 100 apart, the cause is rounding, which the configuration
     magnifies: by division by a small number (an epsilon of Adam or of a norm), or over many steps
-    at a large rate. Tame the configuration first, like those there; then choose a tolerance in the
-    geometric middle of the two. If they are of one size, the law is broken.
+    at a large rate. Tame the configuration first, with a larger epsilon or a smaller rate; then
+    choose a tolerance in the geometric middle of the two. If they are of one size, the law is
+    broken.
 
     Against a reference in float64, most of the difference is float32 itself: 1e-3 and 1e-4 for a
     few steps through a norm, else the defaults; a test that needs more precision runs under

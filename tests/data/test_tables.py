@@ -298,6 +298,50 @@ def test_a_new_table_has_the_features_of_the_old_one(old: Dataset, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "y"),
+    [
+        ("abc", "cb", [2, 1]),
+        ((1, 2, 3), (3, 2), [2, 1]),
+        ((1, 2, 3), ("3.0", "2.0"), [2, 1]),
+        (("false", "true"), (1, 0), [1, 0]),
+        (("false", "true"), ("true", "true"), [1, 1]),
+    ],
+)
+def test_a_new_table_has_the_classes_of_the_old_one(
+    before: Sequence[object], after: Sequence[object], y: list[int], tmp_path: Path
+) -> None:
+    first = of_column(tmp_path, before)
+    path = written(tmp_path / "new.csv", [("x", "target"), *((1, value) for value in after)])
+    new = sources.load(str(path), like=first)
+    assert (new.y.tolist(), new.classes) == (y, first.classes)
+    assert new.y.dtype == np.int32
+
+
+def test_a_column_of_true_and_false_may_be_of_0_and_1_in_a_new_table(tmp_path: Path) -> None:
+    rows = [("smokes", "target"), ("true", 1.5), ("false", 2.5), ("true", 0.5)]
+    first = read(written(tmp_path / "old.csv", rows))
+    as_numbers = [rows[0], *((int(smokes == "true"), y) for smokes, y in rows[1:])]
+    new = sources.load(str(written(tmp_path / "new.csv", as_numbers)), like=first)
+    np.testing.assert_array_equal(new.x, first.x)
+    wrong = written(tmp_path / "wrong.csv", [*as_numbers, (2, 1.5)])
+    with pytest.raises(UsageError, match="'smokes' must hold true/false or 0/1"):
+        sources.load(str(wrong), like=first)
+
+
+def test_a_new_table_with_another_class_is_refused(tmp_path: Path) -> None:
+    first = of_column(tmp_path, (1, 2, 3))
+    path = written(tmp_path / "new.csv", [("x", "target"), (1, 2), (1, 0)])
+    with pytest.raises(UsageError, match=r"has the class 0, must have those of training, 1, 2, 3$"):
+        sources.load(str(path), like=first)
+    # Other files number their classes themselves; numbers are names here.
+    other = first._replace(y=first.y[:2], x=first.x[:2], classes=("0", "2"))
+    with pytest.raises(UsageError, match=r"has the class 0, must have those of the run, 1, 2, 3$"):
+        evaluate._known_targets("new.npz", other, first)
+    named = first._replace(classes=("a", "b", "c"))
+    assert evaluate._known_targets("new.npz", other, named)[:2].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
     ("rows", "words"),
     [
         ([("age", "city", "target"), (1, "a", "no")], "lacks the column 'code', must have those"),

@@ -21,6 +21,7 @@ from fedjax_inv import (
     local,
     models,
     objectives,
+    platforms,
     program,
     rounds,
     schedules,
@@ -30,7 +31,8 @@ from fedjax_inv.algorithms import erm, fedavg, fedbn, fedipg, fedproto
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, federation
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.fitting import machine, segments
+from fedjax_inv.fitting import arguments, machine, segments
+from fedjax_inv.fitting.fitted import Serving
 from fedjax_inv.types import Array, Cohort, Federation, Tree
 
 C, T, EVERY = 4, 5, 2  # clients, rounds, rounds of a segment
@@ -178,10 +180,25 @@ def _test_client() -> Federation:
     return federation.of_parts(federation.examples(*TEST), [np.arange(8)])
 
 
+def test_predictions_have_the_precision_of_the_algorithm() -> None:
+    fitted, _ = trained()
+    old = fitted._serving
+    settings = old.build, old.program, old.inputs, old.sample
+    serving = Serving(*settings, objectives.cross_entropy, objectives.accuracy, "highest")
+    hyper, state = fitted.runs[0].hyper, fitted.state()
+    clients_ = _test_client()
+    with platforms.traced_for("gpu"):
+        predict = jax.make_jaxpr(serving.predict)(hyper, state.server, (), X[:2])
+        evaluate = jax.make_jaxpr(serving.evaluate, static_argnums=3)(hyper, state, clients_, False)
+    assert "HIGHEST" in str(predict)
+    assert "HIGHEST" in str(evaluate)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda fitted: fitted.predict(X[:, :2]), "x=float64 (48, 2): must hold examples of"),
+        (lambda fitted: fitted.predict(X.astype(np.uint8)), "x: holds uint8, must hold floating"),
         (lambda fitted: fitted.predict(X, 4), "run=4: must be an integer in 0..3"),
         (lambda fitted: fitted.predict(X, client=4), "client=4: must be an integer in 0..3"),
         (lambda fitted: fitted.evaluate(X, Y[:3]), "y: must be as long as x"),
@@ -351,6 +368,14 @@ def test_all_forms_of_arrays_hold_the_same_clients() -> None:
             np.testing.assert_array_equal(y[part], Y[rows])
 
 
+def test_a_client_without_examples_may_have_any_types() -> None:
+    empty = np.zeros((0, 3), np.uint8), np.array([])
+    for data in ([empty, (X, Y)], [(X, Y), empty]):
+        x, y, parts = clients.of_arrays(data)
+        assert (x.dtype, y.dtype) == (X.dtype, Y.dtype)
+        assert sorted(map(len, parts)) == [0, 48]
+
+
 def test_validation_is_a_part_of_each_client_and_the_test_is_of_nobody() -> None:
     x, y, parts = clients.of_arrays(X[:40], Y[:40], CLIENT)
     data, splits = clients.splits_of_arrays(x, y, parts, test=TEST, validation=0.25, seeds=[0, 1])
@@ -399,6 +424,21 @@ def test_the_clients_of_a_data_set_are_its_users_or_domains() -> None:
         split(alone, None)
 
 
+def test_users_are_clients_whatever_test_is_drawn() -> None:
+    user = np.arange(30) // 2
+    dataset = Dataset(X[:30], Y[:30].astype(np.int32), ("a", "b"), *DATASET[3:6])._replace(
+        domain=np.zeros(30, np.int32), test=np.zeros(30, bool), user=user
+    )
+    _, splits = clients.splits_of_dataset(
+        dataset, partition=None, held_out=None, validation=0.0, seeds=range(3)
+    )
+    for split in splits.values():
+        parts = federation.parts_of(split.train)
+        assert len(parts) == 15
+        assert all((user[rows] == number).all() for number, rows in enumerate(parts))
+    assert any(0 in split.train.size for split in splits.values())
+
+
 # Arguments.
 
 FLAT = {"rounds": 1, "progress": False, "devices": 1}
@@ -418,6 +458,11 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         ((), {"validation": 1}, "validation=1: must be a number at least 0 and below 1"),
         ((), {"evaluate_every": 2}, "evaluate_every=2: must be an integer in 1..1, the rounds"),
         ((), {"patience": 3}, "validation=0.0: must be above 0, as patience"),
+        (
+            ([(X[:1], Y[:1])],),
+            {"patience": 3, "validation": 0.5},
+            "validation=0.5: leaves no example for patience to watch",
+        ),
         ((), {"cohort": 5}, "cohort=5: must be an integer in 1..4, the clients"),
         ((), {"dropout": 1.5}, "dropout=1.5: must be a number between 0 and 1"),
         ((), {"dropout": [0.5, 0.5]}, "dropout: has shape (2,), must be one number, or one for"),
@@ -432,6 +477,13 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         ((), {"callbacks": [1]}, "callbacks=1: must be a function"),
         ((), {"test": TEST[0]}, "test: must be inputs and targets"),
         ((), {"test": (X[:, :2], Y)}, "test: has examples of shapes"),
+        (
+            (X[:40].astype(np.uint8), Y[:40], CLIENT),
+            {"test": TEST},
+            "test: holds ('floating point', 'integers'), must hold ('uint8', 'integers') as in",
+        ),
+        ((X[:40], Y[:40] > 0, CLIENT), {"test": TEST}, "test: holds ('floating point', 'integers'"),
+        (([(X, Y), (X.astype(np.uint8), Y)],), {}, "data[1]: holds ('uint8', 'integers'), must"),
         ((), {"held_out": "a"}, "held_out: must be left out beside arrays"),
         ((), {"loss": 1}, "loss=1: must be a function"),
         ((), {"devices": 64}, "devices=64: must be at most 4"),
@@ -442,7 +494,14 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         ((X[:40] * np.nan, Y[:40], CLIENT), {}, "x=float64 (40, 3): must be finite"),
         (([(X, Y), (X, Y[:3])],), {}, "data[1]: x and y have lengths [3, 48]"),
         (([(X, Y), (X[:, :2], Y)],), {}, "data[1]: has examples of shapes"),
+        (([([[1.0, 2.0], [3.0]], [0, 1])],), {}, "data: must have examples of one shape"),
         ((X,), {}, "data=float64 (48, 3): must be a list of (x, y) for each client"),
+        (
+            (federation.of_parts(federation.examples(X, Y), [np.arange(9), np.arange(8, 12)]),),
+            {"validation": 0.2},
+            "validation=0.2: must be 0, as clients share examples",
+        ),
+        ((DATASET._replace(domain=None),), {}, "dataset.domain=None: must be"),
         ((DATASET, Y), {}, "y: must be left out beside a Dataset"),
     ],
 )
@@ -486,9 +545,13 @@ def test_what_an_algorithm_refuses_is_one_line(
     assert str(error.value).startswith(message)
 
 
-def test_targets_choose_the_loss_and_the_score() -> None:
-    from fedjax_inv.fitting import arguments
+@pytest.mark.parametrize("setting", [{"cohort": 5}, {"dropout": 2}, {"slow": 0}])
+def test_erm_refuses_settings_that_it_does_not_use(setting: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{next(iter(setting))}="):
+        fit(erm.erm, MODEL, *ARRAYS, **(FLAT | setting))
 
+
+def test_targets_choose_the_loss_and_the_score() -> None:
     values = arguments.objective(fedavg.fedavg, X[:, 0], None, None)
     assert values.loss is objectives.squared_error is values.settings["loss"]
     assert not values.score.higher_is_better
@@ -500,10 +563,17 @@ def test_targets_choose_the_loss_and_the_score() -> None:
 
 
 def test_facts_of_an_algorithm_hold_behind_a_partial() -> None:
-    from fedjax_inv.fitting import arguments
-
     assert arguments.facts(functools.partial(erm.erm)).pooled
     assert arguments.facts(lambda model, work: None) == types.Facts()
+
+
+def test_the_momentum_of_sgd_alone_is_known() -> None:
+    """Another optimizer's momentum acts otherwise, and FedNova must refuse it."""
+    sizes = np.array([[3, 5]])
+    for optimizer, known in ((optax.sgd, 0.5), (optax.rmsprop, None)):
+        for batch_size in (2, None):
+            work = arguments.work(optimizer, 0.1, 0.5, batch_size, 1, sizes)
+            assert work.momentum == known
 
 
 def test_several_devices_have_the_layout_of_the_binaries() -> None:

@@ -209,6 +209,21 @@ def test_an_objective_follows_numpy(name) -> None:
     assert objective(jnp.asarray(OUTPUTS), jnp.asarray(y), np.zeros(5, bool)) == 0
 
 
+def test_a_nan_under_the_mask_reaches_no_gradient_of_soft_labels() -> None:
+    logits = jnp.array([[0.5, -1.0], [jnp.nan, 1.0]])
+    labels, mask = jnp.array([[0.25, 0.75], [1.0, 0.0]]), np.array([True, False])
+    grads = jax.grad(objectives.soft_cross_entropy)(logits, labels, mask)
+    expected = np.exp([0.5, -1.0]) / np.exp([0.5, -1.0]).sum() - [0.25, 0.75]
+    np.testing.assert_allclose(grads, [expected, [0, 0]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("score", [objectives.label_accuracy, objectives.exact_match])
+def test_a_nan_is_no_label_that_is_predicted_right(score) -> None:
+    logits, labels = jnp.array([[jnp.nan, -1.0], [1.0, -1.0]]), jnp.array([[False] * 2, [True] * 2])
+    assert np.isnan(score(logits, labels, np.array([True, True])))
+    assert np.isfinite(score(logits, labels, np.array([False, True])))
+
+
 @pytest.mark.parametrize("name", ["focal of labels", "binary", "squared", "huber", "absolute"])
 def test_a_nan_under_the_mask_reaches_no_gradient(name) -> None:
     objective, y, _ = TABLE[name]

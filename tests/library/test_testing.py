@@ -349,6 +349,20 @@ def test_data_may_be_of_any_task(laws: list[str]) -> None:
     assert {outcome.result for outcome in report.outcomes} == {"held"}
 
 
+def test_a_counter_of_the_server_is_no_move_of_its_network() -> None:
+    start, end = ({"network": 1.0, "rounds": rounds} for rounds in (0.0, 6.0))
+
+    def counting(personal: bool) -> Callable[..., Algorithm]:
+        def factory(model: Model, work: Work) -> Algorithm:
+            network: Any = lambda server: server["network"]  # noqa: E731
+            return built(model, work)._replace(network=network, personal=personal)
+
+        return factory
+
+    for personal, moved in ((False, 0.0), (True, 6.0)):
+        assert testing.Case(counting(personal), model=LINEAR).moved(start, end) == moved
+
+
 def test_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -363,10 +377,14 @@ def test_the_command_line(
         ([], "usage: python -m fedjax_inv.testing package.module:factory [name=value ...]"),
         ([fedprox, "proximal"], "usage: "),
         (["examples.fednova:none"], "examples.fednova:none: cannot be imported ("),
+        ([".fednova:fednova"], ".fednova:fednova: cannot be imported ("),
+        (["math:pi"], "math:pi: factory=3.14159"),
     ):
         assert command.main(arguments) == 2
         (told,) = capsys.readouterr().out.splitlines()
         assert told.startswith(line)
+    assert command.main(["--help"]) == 0
+    assert "package.module:factory" in capsys.readouterr().out
 
 
 def test_the_difference_that_is_named_is_the_largest() -> None:

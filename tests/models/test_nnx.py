@@ -16,6 +16,7 @@ import federations
 from federations import assert_close, assert_equal
 from fedjax_inv import averaging, devices, local, models, rounds
 from fedjax_inv.algorithms import fedavg
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Batch, Halves, Model, Tree, Variables
 from fedjax_inv_experiments.flags import names
 
@@ -193,6 +194,41 @@ class Later(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         return 2 * self.head(x)
+
+
+class Calling(nnx.Module):
+    """Which calls its head as it is told."""
+
+    def __init__(self, call: Any, *, rngs: nnx.Rngs) -> None:
+        self.call = call
+        self.head = Scaling()
+
+    def __call__(self, x: Array, mask: Array) -> Array:
+        return self.call(self.head, x, mask)
+
+
+class Scaling(nnx.Module):
+    def __call__(self, x: Array, mask: Array | None = None, scale: float = 1.0) -> Array:
+        return x * scale if mask is None else x * scale * mask[:, None]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda head, x, mask: head(head(x)),
+        lambda head, x, mask: head(x, scale=2.0),
+        lambda head, x, mask: head(x, mask, 2.0),
+    ],
+)
+def test_a_head_that_is_called_otherwise_is_refused(call: Any) -> None:
+    with pytest.raises(UsageError, match=r"^cut='head': must be the attribute that is called"):
+        predicted(lambda rngs: Calling(call, rngs=rngs), cut="head")
+
+
+def test_a_head_may_take_the_mask() -> None:
+    for call in (lambda head, x, mask: head(x, mask), lambda head, x, mask: head(x, mask=mask)):
+        outputs = predicted(lambda rngs, call=call: Calling(call, rngs=rngs), cut="head")
+        assert_equal(outputs, NARROW)
 
 
 class Tied(nnx.Module):
