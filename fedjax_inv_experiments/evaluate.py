@@ -303,7 +303,7 @@ def _recalls(of: Evaluated) -> list[list[float | None]]:
     return [list(values) for values in zip(*by_run, strict=True)]
 
 
-def _accuracies(entries: Iterable[DomainScores | ClientScores]) -> list[float]:
+def _scores(entries: Iterable[DomainScores | ClientScores]) -> list[float]:
     return [entry.score for entry in entries]
 
 
@@ -314,7 +314,7 @@ def _table_of_fine_tuning(of: Evaluated) -> str:
     shown = report.text_of(of.score)
 
     def over_clients(reduce: Callable[[list[float]], float]) -> Callable[[Any], str]:
-        return lambda row: shown([reduce(_accuracies(clients)) for clients in row[1]])
+        return lambda row: shown([reduce(_scores(clients)) for clients in row[1]])
 
     columns = {
         "network": lambda row: row[0],
@@ -329,7 +329,7 @@ def tables(of: Evaluated) -> str:
     shown = report.text_of(of.score)
     counted: dict[str, Callable[[Any], str]] = {
         "examples": lambda entries: f"{np.mean([e.examples for e in entries]):g}",
-        of.score.heading: lambda entries: shown(_accuracies(entries)),
+        of.score.heading: lambda entries: shown(_scores(entries)),
         "loss": lambda entries: f"{np.mean([e.loss for e in entries]):.3f}",
     }
     first = next(iter(of.runs[0].domains.values()))
@@ -360,7 +360,7 @@ def tables(of: Evaluated) -> str:
             measure.heading: lambda name: shown_column([run.columns[name] for run in of.runs]),
         }
         parts.append(table(of.classes, by_column))
-    clients = sorted(_clients(of), key=lambda one: of.score.rank(float(np.mean(_accuracies(one)))))
+    clients = sorted(_clients(of), key=lambda one: of.score.rank(float(np.mean(_scores(one)))))
     if clients:
         more = f" ({_MOST_LINES} of {len(clients)})" if len(clients) > _MOST_LINES else ""
         by_client = {
@@ -395,12 +395,12 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
     is_accuracy = of.task == "classes" and measure == ACCURACY
     by_class = np.array(_recalls(of), float).tolist() if is_accuracy else []
     groups = [
-        ("domain", list(domains), [_accuracies(entries) for entries in domains.values()]),
+        ("domain", list(domains), [_scores(entries) for entries in domains.values()]),
         ("class", list(of.classes) if is_accuracy else [], by_class),
         (
             "client",
             [str(entries[0].client) for entries in clients],
-            [_accuracies(entries) for entries in clients],
+            [_scores(entries) for entries in clients],
         ),
     ]
     groups = [group for group in groups if group[1]]
