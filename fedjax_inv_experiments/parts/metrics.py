@@ -182,6 +182,8 @@ def check(chosen: Collection[str], kind: str) -> None:
 
 
 def values(chosen: Collection[str], of: Predictions) -> dict[str, float | None]:
-    """The metrics by name; None where one is not defined."""
+    """The metrics by name; None where one is not defined, as for outputs that are not finite."""
+    if not np.isfinite(of.outputs).all():
+        return dict.fromkeys(chosen)
     found = {name: METRICS[name].of(of) for name in chosen}
     return {name: None if value is None else float(value) for name, value in found.items()}
