@@ -127,7 +127,7 @@ class Assembled(NamedTuple):
         return {"features": scaling.feature_names(self.dataset, count), "seeds": by_seed}
 
     def scale_warning(self) -> str:
-        """A line about features of very different scales; "" without --standardise or vectors."""
+        """A line about features of very different scales; "" with --standardise or no vectors."""
         dataset = self.dataset
         is_vector = dataset.render is None and not dataset.words and np.ndim(dataset.x) == 2
         if self.config.model.standardise or not is_vector:
