@@ -72,7 +72,9 @@ class Options:
     trust_code: tuple[str, ...] = outside.trust_flag()
     metrics: tuple[str, ...] = metrics.metrics_flag("the predictions")
     predictions: str = flag(
-        "", "A .csv or .parquet file for the predictions, a line for each run and example."
+        "",
+        "A .csv or .parquet file for the predictions, a line for each run and example; of the "
+        "global network with --fine_tune.",
     )
     fine_tune: int = flag(
         0,
