@@ -301,6 +301,15 @@ def test_what_is_not_defined_is_none() -> None:
     assert metrics.values(("r2",), constant) == {"r2": None}
 
 
+@pytest.mark.parametrize("kind", ["classes", "labels", "values"])
+def test_metrics_of_outputs_that_are_not_finite_are_none(kind: str) -> None:
+    y = {"classes": np.array([0, 1]), "labels": np.eye(2) > 0, "values": np.eye(2)}[kind]
+    names = [name for name, metric in metrics.METRICS.items() if kind in metric.kinds]
+    for value in (np.nan, np.inf):
+        found = metrics.values(names, Predictions(kind, y, np.array([[value, 0.0], [0.0, 1.0]])))
+        assert found == dict.fromkeys(names)
+
+
 def test_large_logits_do_not_overflow() -> None:
     outputs = np.array([[500.0, -500.0]], np.float32)
     with np.errstate(all="raise", under="ignore"):
