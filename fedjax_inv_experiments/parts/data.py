@@ -47,15 +47,17 @@ class Data:
         ("target",), "The column of a table's targets; several with commas."
     )
     domain_column: str = flag(
-        "domain", "The column of a table's domains; it may be absent if it has the default name."
+        "domain", "The column of a table's domains; it may be absent if it has its default name."
     )
     client_column: str = flag(
-        "client", "The column of a table's clients, for --partition=user; it may be absent, too."
+        "client",
+        "The column of a table's clients, for --partition=user; it may be absent if it has its "
+        "default name.",
     )
     test_column: str = flag(
         "test",
         "The column that says whether a row of a table is in the test split (true/false or 1/0); "
-        "it may be absent, too.",
+        "it may be absent if it has its default name.",
     )
     ignored_columns: tuple[str, ...] = flag(
         (), "Columns of a table that are no features. All columns without a flag are.", kind=str

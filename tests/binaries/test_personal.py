@@ -60,9 +60,7 @@ def test_only_the_head_moves_and_is_uploaded(whole: Ran, one: finished.OneRun) -
     assert traffic.down > 4 * traffic.up
 
 
-def test_each_client_is_scored_with_its_fine_tuned_network(
-    every: Ran, tmp_path: Path
-) -> None:
+def test_each_client_is_scored_with_its_fine_tuned_network(every: Ran, tmp_path: Path) -> None:
     one = finished.open("run", every.folder).run(0, "last")
     out = tmp_path / "scores.png"
     with no_figures():
