@@ -228,7 +228,7 @@ def show(config: Config, options: Options) -> str:
     dataset = assembled.dataset
     text += features(dataset)
     if warning := assembled.scale_warning():
-        text += f"Warning: {warning}.\n\n"
+        text += f"Warning: --dataset={config.data.dataset}: {warning}.\n\n"
     is_image = len(rendered(dataset, np.arange(1)).shape) == 4
     if not is_image and not _are_vectors(dataset):
         return f"{text}No picture: the data are neither images nor vectors."

@@ -232,7 +232,8 @@ def test_data_that_are_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "| in all" in text
     out = tmp_path / "new" / "data.png"
     assert drawn == [out]
-    assert "Warning: its features differ in scale by a factor of 1e+03 (" in of_table
+    warning = f"Warning: --dataset={table}: its features differ in scale by a factor of 1e+03 ("
+    assert warning in of_table
     assert of_table.endswith(f"Picture: {out}.")
     assert of_texts.endswith("No picture: the data are neither images nor vectors.")
     assert {*tmp_path.iterdir()} == {table, texts, out.parent}
