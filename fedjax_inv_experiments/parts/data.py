@@ -193,8 +193,8 @@ def load(chosen: Data, like: Dataset | None = None) -> Dataset:
     except UsageError as error:
         names = flag_names(Data) | {f"roles.{role}": name for role, name in _ROLES.items()}
         # An error about all roles names the first flag that sets one.
-        set_ = (name for name in _ROLES.values() if getattr(chosen, name) != getattr(Data, name))
-        names |= {"roles": next(set_, "dataset"), "like": "dataset"}
+        asked = (name for name in _ROLES.values() if getattr(chosen, name) != getattr(Data, name))
+        names |= {"roles": next(asked, "dataset"), "like": "dataset"}
         # An error about a file inside a folder names that file instead.
         if str(error.value) == chosen.dataset:
             names["name"] = "dataset"
