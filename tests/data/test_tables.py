@@ -516,6 +516,16 @@ def test_a_warning_where_features_are_far_apart(
         assert "large by " in line
 
 
+def test_shift_and_scale_of_other_data_are_not_exported(trained: Path, regression: Path) -> None:
+    before = regression.read_bytes()
+    written(regression, [COLUMNS, *rows_of_regression()[::-1]])
+    try:
+        with pytest.raises(UsageError, match=r"^--run=.*: was trained on other data than "):
+            started(export.run, export.Options(run=str(trained)))
+    finally:
+        regression.write_bytes(before)
+
+
 def test_users_without_training_examples_are_clients_without_examples() -> None:
     """Of some users all examples are drawn for the test, or are left out by --imbalance."""
     y, user = (np.arange(60) // 30).astype(np.int32), np.arange(60) // 2
