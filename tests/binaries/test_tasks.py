@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +17,15 @@ from pyarrow import parquet
 
 import runs
 from fedjax_inv import models, objectives
+from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv_experiments import evaluate, export, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Measure, Objective
+from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import records
 from fedjax_inv_experiments.running.records import Domain, Line
 from runs import no_figures
@@ -82,6 +86,48 @@ def test_the_tables_show_the_score_of_the_task(ran: Ran) -> None:
     (entry,) = json.loads((ran.folder / "metrics.json").read_text())
     assert set(entry["domains"]) == {"0", "1", "2"}
     assert [each["client"] for each in entry["clients"]] == [0, 1]
+
+
+def again(ran: Ran, place: Path, rule: str) -> tuple[str, list[Any]]:
+    """What a finished run prints and writes to metrics.json with another --select."""
+    shutil.copytree(ran.folder, place)
+    before, _ = folders.read(ran.folder)
+    chosen = config.changed(before, run_dir=str(place), select=rule, metrics=METRICS[ran.kind])
+    with no_figures():
+        printed = train.train(chosen)
+    return printed, json.loads((place / "metrics.json").read_text())
+
+
+def test_metrics_are_of_the_round_in_the_table(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = json.loads((ran.folder / "result.json").read_text())["runs"]
+    printed, (entry,) = again(ran, tmp_path / "last", "last")
+    assert entry["round"] == run["by_rule"]["last"]["round"] == 2
+    score = entry["domains"]["2"]["score"]
+    assert score == pytest.approx(run["last"]["test_score"], rel=1e-5)
+
+    def lacks(one: finished.OneRun) -> Any:
+        raise UsageError("its run was not saved")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finished.OneRun, "served", lacks)
+        printed, entries = again(ran, tmp_path / "lacking", "oracle")
+    assert not entries
+    assert "No metrics: its run was not saved." in printed
+    assert "| held-out" in (tmp_path / "lacking" / "table.md").read_text()
+
+
+def test_there_are_no_metrics_of_data_that_have_changed(ran: Ran, tmp_path: Path) -> None:
+    data = ran.folder.parent / "data.npz"
+    before = data.read_bytes()
+    np.savez(data, x=2 * X, y=TARGETS[ran.kind], domain=DOMAIN)
+    try:
+        printed, entries = again(ran, tmp_path / "run", "validation")
+    finally:
+        data.write_bytes(before)
+    assert not entries
+    assert "was trained on other data than --dataset=" in printed
 
 
 def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> None:
