@@ -43,7 +43,11 @@ def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedC
     paper = dict(entry.split("=", 1) for entry in config.method.paper)
     rule = config.watching.select
     results = [(cell.label, cell.result) for cell in finished]
-    more = metrics_parts(assembled, folder, finished) if config.watching.metrics else []
+    more: list[report.Part] = []
+    if config.watching.metrics:
+        more = metrics_parts(assembled, folder, finished)
+    else:
+        files.remove(folder / "metrics.json")
     text = report.write(folder, results, title=title, paper=paper, rule=rule, more=more)
     cells = [evaluations.Cell(one.label, rule, one.folder, one.result) for one in finished]
     evaluations.write(folder / "runs.csv", cells)

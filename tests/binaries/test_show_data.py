@@ -170,7 +170,7 @@ def test_images_without_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     y = {"values": number * 0.5, "labels": number[:, None] % [2, 5] == 0}[kind]
     path = tmp_path / "images.npz"
     np.savez(path, x=np.zeros((40, 4, 4, 1), np.uint8), y=y, domain=number % 2)
-    text, figure = shown(monkeypatch, options(tmp_path, dataset=str(path), images=3))
+    _, figure = shown(monkeypatch, options(tmp_path, dataset=str(path), images=3))
     images, counted = figure.axes
     assert not images.texts
     assert len(images.get_images()) == 2 * 3
