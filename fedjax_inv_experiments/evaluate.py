@@ -171,6 +171,8 @@ def run_scores(runs: Runs, of: Predicted, asked: Sequence[str] = ()) -> RunScore
     if task.kind == "classes":
         counts = confusion(outputs.argmax(1), y, len(dataset.classes))
         return RunScores(of.seed, of.round, domains, clients, counts.tolist())
+    if outputs.shape[1] != len(dataset.classes):  # a loss of one's own may read more outputs
+        return RunScores(of.seed, of.round, domains, clients)
     known = Predictions(task.kind, y, outputs)
     scores = known.predicted == known.truth
     if task.kind == "values":
@@ -205,6 +207,7 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
         one = runs.run(index, options.state)
         parts = new if options.dataset else predictions.own_parts(runs, one.run.seed)
         found.append(predictions.predicted(one, algorithm, parts))
+        _check_width(options, found[-1], len(old.classes))
         if options.fine_tune:
             personal, own = fine_tuned.networks(one, algorithm, options.fine_tune)
             after = predictions.predicted(one, personal, parts, own)
@@ -223,6 +226,15 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
         score=assembled.task.measure,
     )
     return scored, found
+
+
+def _check_width(options: Options, of: Predicted, num_targets: int) -> None:
+    """Raises UsageError for --metrics and --predictions unless each target has one output."""
+    width = of.outputs[0].shape[1]
+    for name in ("metrics", "predictions"):
+        if getattr(options, name) and width != num_targets:
+            text = f"needs one output for each of {num_targets} targets, the network has {width}"
+            raise flag_error(name, getattr(options, name), text)
 
 
 def columns(found: Sequence[Predicted], kind: str, classes: Sequence[str]) -> dict[str, list[Any]]:
@@ -352,7 +364,7 @@ def tables(of: Evaluated) -> str:
             ),
         }
         parts.append(table(by_class, known))
-    elif len(of.classes) > 1:
+    elif len(of.classes) > 1 and all(run.columns for run in of.runs):
         what, measure = "label", Measure()
         if of.task == "values":
             what, measure = "value", Measure("absolute error", is_share=False)

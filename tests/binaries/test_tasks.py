@@ -1,6 +1,7 @@
 """Regression and labels: runs on such data, their scores, metrics, predictions and exports."""
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -24,7 +25,7 @@ from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Measure, Objective
-from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.reporting import finished, predictions
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import records
 from fedjax_inv_experiments.running.records import Domain, Line
@@ -191,6 +192,32 @@ def test_an_exported_network_says_what_its_outputs_mean(ran: Ran) -> None:
     y = jnp.asarray(TARGETS[ran.kind][DOMAIN == 2])
     score = objectives.DEFAULTS[ran.kind][1].function(outputs, y, jnp.ones(len(y), bool))
     assert float(score) == pytest.approx(record["scores"]["test"], 1e-4)
+
+
+def test_outputs_that_are_wider_than_the_targets(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the mean and the variance that a loss of one's own reads."""
+    predicted = predictions.predicted
+
+    def wide(*arguments: Any) -> predictions.Predicted:
+        of = predicted(*arguments)
+        return of._replace(outputs=[np.concatenate([out, out], 1) for out in of.outputs])
+
+    def scores(outputs: np.ndarray, y: np.ndarray) -> predictions.Scores:
+        return predictions.Scores(len(y), 0.5, 0.25)
+
+    monkeypatch.setattr(predictions, "predicted", wide)
+    monkeypatch.setattr(predictions, "scorer", lambda task: scores)
+    options = evaluate.Options(str(ran.folder), out=str(tmp_path / "it.png"))
+    evaluate.run(options)
+    (run,) = json.loads((tmp_path / "it.json").read_text())["runs"]
+    assert "columns" not in run
+    assert run["domains"]
+    for change in ({"metrics": METRICS[ran.kind]}, {"predictions": str(tmp_path / "it.csv")}):
+        (name,) = change
+        with pytest.raises(UsageError, match=f"^--{name}=.*: needs one output for each of"):
+            evaluate.run(dataclasses.replace(options, **change))
 
 
 def test_other_data_must_have_the_same_targets(ran: Ran, tmp_path: Path) -> None:
