@@ -381,6 +381,9 @@ def test_metrics_of_outputs_that_are_not_finite_are_none(kind: str) -> None:
     for value in (np.nan, np.inf):
         found = metrics.values(names, Predictions(kind, y, np.array([[value, 0.0], [0.0, 1.0]])))
         assert found == dict.fromkeys(names)
+    if kind != "classes":
+        found = metrics.values(names, Predictions(kind, y, np.zeros((2, 4))))
+        assert found == dict.fromkeys(names)
 
 
 def test_large_logits_do_not_overflow() -> None:
