@@ -418,10 +418,12 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
         ),
     ]
     groups = [group for group in groups if group[1]]
-    figure = Figure(figsize=(12, 2.6 * len(groups) + 0.6), layout="constrained")
-    grid = figure.add_gridspec(len(groups), 2)
+    has_left = of.task == "classes" or (of.task == "values" and found)
+    width = 12 if has_left else 6
+    figure = Figure(figsize=(width, 2.6 * len(groups) + 0.6), layout="constrained")
+    grid = figure.add_gridspec(len(groups), 2 if has_left else 1)
     for row, (what, names, values) in enumerate(groups):
-        axis = figure.add_subplot(grid[row, 1])
+        axis = figure.add_subplot(grid[row, -1])
         if what == "client" and len(names) > run_figures.MOST_DOTS:
             served = [{e.client: e.score for e in run.clients} for run in of.runs]
             of_seeds = [[run.get(int(name), np.nan) for name in names] for run in served]

@@ -25,7 +25,7 @@ from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Measure, Objective
-from fedjax_inv_experiments.reporting import finished, predictions
+from fedjax_inv_experiments.reporting import figures, finished, predictions
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import records
 from fedjax_inv_experiments.running.records import Domain, Line
@@ -210,7 +210,12 @@ def test_outputs_that_are_wider_than_the_targets(
     monkeypatch.setattr(predictions, "predicted", wide)
     monkeypatch.setattr(predictions, "scorer", lambda task: scores)
     options = evaluate.Options(str(ran.folder), out=str(tmp_path / "it.png"))
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path, **others: drawn.append(figure))
     evaluate.run(options)
+    # Labels have neither confusions nor a picture of values in a column of their own.
+    columns = {axis.get_subplotspec().get_gridspec().ncols for axis in drawn[0].axes}
+    assert columns == {1 if ran.kind == "labels" else 2}
     (run,) = json.loads((tmp_path / "it.json").read_text())["runs"]
     assert "columns" not in run
     assert run["domains"]
