@@ -192,9 +192,13 @@ def load(chosen: Data, like: Dataset | None = None) -> Dataset:
         )
     except UsageError as error:
         names = flag_names(Data) | {f"roles.{role}": name for role, name in _ROLES.items()}
-        # An error about all roles names the first flag that sets one.
-        asked = (name for name in _ROLES.values() if getattr(chosen, name) != getattr(Data, name))
-        names |= {"roles": next(asked, "dataset"), "like": "dataset"}
+        names["like"] = "dataset"
+        if error.argument == "roles":  # an error about all roles names the first flag that sets one
+            roles = (
+                name for name in _ROLES.values() if getattr(chosen, name) != getattr(Data, name)
+            )
+            name = next(roles)
+            error = flag_error(name, getattr(chosen, name), error.allowed)
         # An error about a file inside a folder names that file instead.
         if str(error.value) == chosen.dataset:
             names["name"] = "dataset"
