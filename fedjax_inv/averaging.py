@@ -161,6 +161,37 @@ def gradient(model: Model, loss: Loss = objectives.cross_entropy) -> GradFn:
     return grad_fn
 
 
+def serving_the_server(
+    model: Model,
+    server_optimizer: optax.GradientTransformation,
+    exchanges: tuple[Exchange, ...],
+    *,
+    init_client: InitClient = lambda server, who: (),
+    side: Callable[[Setup], Tree] = lambda setup: (),
+) -> Algorithm:
+    """Return an algorithm whose server is a `servers.Server`, whose network serves all clients.
+
+    Args:
+      model: the network.
+      server_optimizer: the optimizer of the server.
+      exchanges: the round trips of one round.
+      init_client: a client's state before its first turn.
+      side: the method's own state on the server before the first round.
+
+    Raises:
+      UsageError: for arguments of other types.
+    """
+    checks.record("model", model, Model)
+    checks.optimizer("server_optimizer", server_optimizer)
+    return Algorithm(
+        lambda setup: servers.init(server_optimizer, setup.variables, side(setup)),
+        init_client,
+        exchanges,
+        lambda server, own, x: models.predict(model, server.variables, x),
+        network=lambda server: server.variables,
+    )
+
+
 def averaging(
     model: Model,
     work: Work,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, models, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, objectives, servers
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -26,7 +26,6 @@ from fedjax_inv.types import (
     Loss,
     Model,
     Reply,
-    Setup,
     Tree,
     Variables,
     Visit,
@@ -45,6 +44,7 @@ class Upload(NamedTuple):
     """The upload of a client."""
 
     delta: Tree  # q_i x the change of `Variables` by local training
+    weight: Tree  # [] q_i, as the client received it
     loss: Tree  # [] R_i at the received network
 
 
@@ -89,24 +89,21 @@ def afl(
     checks.integer("loss_batch_size", loss_batch_size)
     grad_fn = averaging.gradient(model, loss)
 
-    def init_server(setup: Setup) -> servers.Server:
-        mixture = jnp.full(setup.num_clients, 1 / setup.num_clients)
-        return servers.init(server_optimizer, setup.variables, mixture)
-
     def client(visit: Visit) -> Reply:
         received, mixture = visit.message
         value = averaging.mean_loss(model, loss, received, visit.shard, batch_size=loss_batch_size)
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
         delta = optax.tree.sub(trained.local.variables, received)
-        weighted = optax.tree.scale(mixture[visit.shard.who], delta)
-        return Reply(visit.own, Upload(weighted, value), trained.metrics)
+        weight = mixture[visit.shard.who]
+        upload = Upload(optax.tree.scale(weight, delta), weight, value)
+        return Reply(visit.own, upload, trained.metrics)
 
     def update(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
         del cohort
         mixture, losses = server.side, total.loss
-        weight = jnp.where(losses.present, mixture[losses.who], 0).sum()
-        # If the cohort has no weight at all, nothing moves.
-        delta = optax.tree.scale(1 / jnp.where(weight > 0, weight, 1), total.delta)
+        # If the cohort has no weight at all, the delta is 0.
+        weight = jnp.where(total.weight > 0, total.weight, 1)
+        delta = optax.tree.scale(1 / weight, total.delta)
         risks = jnp.zeros_like(mixture).at[losses.who].add(losses.values)
         server = servers.update(server_optimizer, server, delta)
         return server._replace(side=ascend(mixture, risks, step_size))
@@ -114,13 +111,12 @@ def afl(
     exchange = Exchange(
         lambda server: Message(server.variables, server.side),
         client,
-        Upload(aggregators.total(), aggregators.stacked()),
+        Upload(aggregators.total(), aggregators.total(), aggregators.stacked()),
         update,
     )
-    return Algorithm(
-        init_server,
-        lambda server, who: (),
+    return averaging.serving_the_server(
+        model,
+        server_optimizer,
         (exchange,),
-        lambda server, own, x: models.predict(model, server.variables, x),
-        network=lambda server: server.variables,
+        side=lambda setup: jnp.full(setup.num_clients, 1 / setup.num_clients),
     )

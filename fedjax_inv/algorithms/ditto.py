@@ -7,8 +7,9 @@ Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalizati
 
 The paper leaves open, and we chose: all v_i start as the initial global network; in a round a
 client first trains w, then v_i with as many local steps and the same optimizer, which starts anew,
-on minibatches drawn anew; both come from the network w that the client received. v_i has
-statistics (BatchNorm) of its own. A client that was never seen is served with w.
+on minibatches drawn anew. w starts from the network that the client received; v_i starts from its
+last value and is drawn to that network. v_i has statistics (BatchNorm) of its own. A client that
+was never seen is served with w.
 """
 
 import jax
@@ -70,7 +71,7 @@ def ditto(
             return step._replace(grads=grads)
 
         trained = work.run(risk_gradient, work.init(received), visit.shard, visit.key)
-        own_key = jax.random.fold_in(visit.key, 1)
+        own_key = jax.random.fold_in(visit.key, 2)  # 0 and 1 are in the training of w
         own = work.run(near_gradient, work.init(visit.own), visit.shard, own_key)
         metrics = {**trained.metrics, "personal_loss": own.metrics["loss"]}
         local = trained.local._replace(carry=own.local.variables)

@@ -10,7 +10,8 @@ they measure their gaps at the averaged network, which the next round sends agai
 
 Zhang et al. 2023, "Federated Domain Generalization with Generalization Adjustment" (CVPR). The
 paper has all clients in each round. We chose: only clients that attend change their weight,
-and a cohort is averaged by its own weights, divided by their sum.
+a cohort is averaged by
+its own weights, divided by their sum, and gaps that differ by rounding alone are equal.
 """
 
 from typing import NamedTuple
@@ -18,12 +19,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, models, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, objectives, servers
 from fedjax_inv.types import (
     Algorithm,
     Array,
     Cohort,
     Exchange,
+    Facts,
     Loss,
     Model,
     Reply,
@@ -34,12 +36,29 @@ from fedjax_inv.types import (
     Work,
 )
 
+FACTS = Facts(precision="highest")  # the differences of losses are small
+_ROUNDING = 1e-6  # of a mean of float32 numbers, relative
+
+
+class Own(NamedTuple):
+    """A client's state: what its training left for the second exchange."""
+
+    risk: Array  # [] R_i of its own network
+    round: Array  # [] int32, the round of that training; -1 before the first
+
+
+class Gap(NamedTuple):
+    """The upload of the second exchange."""
+
+    gap: Tree  # []
+    is_new: Tree  # [] bool, whether the client's training of this round counted
+
 
 class Weights(NamedTuple):
     """The server's own state."""
 
     of_clients: Array  # [C] a, on the simplex
-    round: Array  # [] float32, rounds since the start
+    round: Array  # [] float32, rounds in which a client attended
 
 
 class Message(NamedTuple):
@@ -68,7 +87,10 @@ def adjusted(weights: Array, gaps: Array, attends: Array, step: float | Array) -
     mean = jnp.where(attends, gaps, 0).sum() / jnp.maximum(attends.sum(), 1)
     apart = jnp.where(attends, gaps - mean, 0)
     largest = jnp.abs(apart).max()
-    moved = jnp.maximum(weights + step * apart / jnp.where(largest > 0, largest, 1), 0)
+    # Equal gaps differ from their mean by rounding.
+    differs = largest > _ROUNDING * jnp.abs(jnp.where(attends, gaps, 0)).max()
+    direction = jnp.where(differs, apart / jnp.where(differs, largest, 1), 0)
+    moved = jnp.maximum(weights + step * direction, 0)
     total = moved.sum()
     return jnp.where(total > 0, moved / jnp.where(total > 0, total, 1), weights)
 
@@ -106,16 +128,16 @@ def feddg_ga(
     def risk(variables: Variables, visit: Visit) -> Array:
         return averaging.mean_loss(model, loss, variables, visit.shard, batch_size=loss_batch_size)
 
-    def init_server(setup: Setup) -> servers.Server:
-        uniform = jnp.full(setup.num_clients, 1 / setup.num_clients)
-        return servers.init(server_optimizer, setup.variables, Weights(uniform, jnp.zeros(())))
+    def start(setup: Setup) -> Weights:
+        return Weights(jnp.full(setup.num_clients, 1 / setup.num_clients), jnp.zeros(()))
 
     def train(visit: Visit) -> Reply:
         received, weights = visit.message
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
         weight, own = weights[visit.shard.who], trained.local.variables
         delta = optax.tree.scale(weight, optax.tree.sub(own, received))
-        return Reply(risk(own, visit), Upload(delta, weight), trained.metrics)
+        kept = Own(risk(own, visit), visit.round)
+        return Reply(kept, Upload(delta, weight), trained.metrics)
 
     def average(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
         del cohort
@@ -123,13 +145,16 @@ def feddg_ga(
         return servers.update(server_optimizer, server, optax.tree.scale(1 / weight, total.delta))
 
     def measure(visit: Visit) -> Reply:
-        return Reply(visit.own, risk(visit.message, visit) - visit.own, {})
+        # An update that was dropped, for example because it held NaN, left an older state.
+        gap = risk(visit.message, visit) - visit.own.risk
+        return Reply(visit.own, Gap(gap, visit.own.round == visit.round), {})
 
     def adjust(server: servers.Server, found: aggregators.Stack, cohort: Cohort) -> servers.Server:
         del cohort
         weights, round = server.side
-        gaps = jnp.zeros_like(weights).at[found.who].add(found.values)
-        attends = jnp.zeros(weights.shape, int).at[found.who].add(found.present) > 0
+        counts = found.present & found.values.is_new
+        gaps = jnp.zeros_like(weights).at[found.who].add(jnp.where(counts, found.values.gap, 0))
+        attends = jnp.zeros(weights.shape, int).at[found.who].add(counts) > 0
         step = step_size * jnp.maximum(1 - round / num_rounds, 0)
         return server._replace(side=Weights(adjusted(weights, gaps, attends, step), round + 1))
 
@@ -140,10 +165,10 @@ def feddg_ga(
         average,
     )
     measuring = Exchange(lambda server: server.variables, measure, aggregators.stacked(), adjust)
-    return Algorithm(
-        init_server,
-        lambda server, who: jnp.zeros(()),
+    return averaging.serving_the_server(
+        model,
+        server_optimizer,
         (training, measuring),
-        lambda server, own, x: models.predict(model, server.variables, x),
-        network=lambda server: server.variables,
+        init_client=lambda server, who: Own(jnp.zeros(()), jnp.int32(-1)),
+        side=start,
     )

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, models, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, objectives, servers
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.types import (
     Aggregator,
@@ -22,9 +22,9 @@ from fedjax_inv.types import (
     Loss,
     Model,
     Reply,
-    Setup,
     Slots,
     Tree,
+    Variables,
     Visit,
     Work,
 )
@@ -46,18 +46,18 @@ def mask(mean_sign: Array, agreement: float | Array) -> Array:
 
 
 def mean_and_sign(weight: Weight) -> Aggregator:
-    """Return an aggregator for (mean of the uploads, mean of their signs).
+    """Return an aggregator for (mean of the `Variables`, mean of the signs of the parameters).
 
     Args:
       weight: the weight of each slot's client.
     """
     mean = aggregators.mean(weight)
 
-    def init(upload: Tree, num_slots: int) -> Tree:
-        return mean.init((upload, upload), num_slots)
+    def init(upload: Variables, num_slots: int) -> Tree:
+        return mean.init((upload, upload.params), num_slots)
 
-    def add(total: Tree, uploads: Tree, slots: Slots) -> Tree:
-        return mean.add(total, (uploads, jax.tree.map(jnp.sign, uploads)), slots)
+    def add(total: Tree, uploads: Variables, slots: Slots) -> Tree:
+        return mean.add(total, (uploads, jax.tree.map(jnp.sign, uploads.params)), slots)
 
     return Aggregator(init, add, mean.finish)
 
@@ -88,9 +88,6 @@ def fedgma(
     weight = aggregators.weight_of(weighting)
     grad_fn = averaging.gradient(model, loss)
 
-    def init_server(setup: Setup) -> servers.Server:
-        return servers.init(server_optimizer, setup.variables)
-
     def client(visit: Visit) -> Reply:
         trained = work.run(grad_fn, work.init(visit.message), visit.shard, visit.key)
         delta = optax.tree.sub(trained.local.variables, visit.message)
@@ -99,14 +96,8 @@ def fedgma(
     def update(server: servers.Server, means: Tree, cohort: Cohort) -> servers.Server:
         del cohort
         delta, signs = means
-        params = jax.tree.map(lambda d, sign: d * mask(sign, agreement), delta.params, signs.params)
+        params = jax.tree.map(lambda d, sign: d * mask(sign, agreement), delta.params, signs)
         return servers.update(server_optimizer, server, delta._replace(params=params))
 
     exchange = Exchange(lambda server: server.variables, client, mean_and_sign(weight), update)
-    return Algorithm(
-        init_server,
-        lambda server, who: (),
-        (exchange,),
-        lambda server, own, x: models.predict(model, server.variables, x),
-        network=lambda server: server.variables,
-    )
+    return averaging.serving_the_server(model, server_optimizer, (exchange,))

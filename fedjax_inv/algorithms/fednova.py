@@ -3,7 +3,8 @@
     w <- w + (sum_i p_i a_i) sum_i p_i (w_i - w) / a_i
 
 p_i is the client's weight. a_i is the sum of the factors with which its local gradients count in
-(w - w_i) / rate: their number for plain SGD, more with momentum, fewer with a proximal term. Where
+(w - w_i) / rate: their number for plain SGD, more with momentum, fewer with a proximal term. (The
+paper sums their sizes, which is the same while no factor is negative.) Where
 all clients take equally many steps it is FedAvg.
 
 Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, models, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, objectives, servers
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms import fedprox
 from fedjax_inv.checks import UsageError
@@ -33,7 +34,6 @@ from fedjax_inv.types import (
     Loss,
     Model,
     Reply,
-    Setup,
     Step,
     Tree,
     Variables,
@@ -97,7 +97,8 @@ def fednova(
       model: the network.
       work: local training by SGD, with or without momentum.
       proximal: weight of FedProx's proximal term, the paper's mu.
-      step_size: the clients' learning rate, which a_i depends on if there is a proximal term.
+      step_size: the clients' learning rate, on which a_i depends if there is a proximal term; a
+        grid of learning rates must then set both.
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the normalised mean delta.
       weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.
@@ -124,9 +125,6 @@ def fednova(
 
         return grad_fn
 
-    def init_server(setup: Setup) -> servers.Server:
-        return servers.init(server_optimizer, setup.variables)
-
     def client(visit: Visit) -> Reply:
         received = visit.message
         trained = work.run(gradient_from(received), work.init(received), visit.shard, visit.key)
@@ -141,10 +139,4 @@ def fednova(
         return servers.update(server_optimizer, server, delta)
 
     exchange = Exchange(lambda server: server.variables, client, aggregators.mean(weight), update)
-    return Algorithm(
-        init_server,
-        lambda server, who: (),
-        (exchange,),
-        lambda server, own, x: models.predict(model, server.variables, x),
-        network=lambda server: server.variables,
-    )
+    return averaging.serving_the_server(model, server_optimizer, (exchange,))

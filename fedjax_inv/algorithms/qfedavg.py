@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, models, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, objectives, servers
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
@@ -24,7 +24,6 @@ from fedjax_inv.types import (
     Loss,
     Model,
     Reply,
-    Setup,
     Tree,
     Variables,
     Visit,
@@ -105,9 +104,6 @@ def qfedavg(
     checks.integer("loss_batch_size", loss_batch_size)
     grad_fn = averaging.gradient(model, loss)
 
-    def init_server(setup: Setup) -> servers.Server:
-        return servers.init(server_optimizer, setup.variables)
-
     def client(visit: Visit) -> Reply:
         received = visit.message
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
@@ -129,10 +125,4 @@ def qfedavg(
         Upload(aggregators.total(), aggregators.total(), aggregators.mean(aggregators.uniform)),
         update,
     )
-    return Algorithm(
-        init_server,
-        lambda server, who: (),
-        (exchange,),
-        lambda server, own, x: models.predict(model, server.variables, x),
-        network=lambda server: server.variables,
-    )
+    return averaging.serving_the_server(model, server_optimizer, (exchange,))

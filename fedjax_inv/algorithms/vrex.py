@@ -12,6 +12,8 @@ there over domains, in every gradient step; here over clients, all with the same
 factor that holds for a round. One full-batch step is the paper's.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import optax
 
@@ -34,6 +36,13 @@ from fedjax_inv.types import (
 )
 
 FACTS = Facts(precision="highest")  # the differences of losses are small
+
+
+class Own(NamedTuple):
+    """A client's state: its loss in the first exchange."""
+
+    risk: Array  # [] R_i
+    round: Array  # [] int32, the round in which it was measured; -1 before the first
 
 
 def factor(risk: Array, mean_risk: Array, beta: float | Array) -> Array:
@@ -81,14 +90,16 @@ def vrex(
         risk = averaging.mean_loss(
             model, loss, visit.message, visit.shard, batch_size=loss_batch_size
         )
-        return Reply(risk, risk, {})
+        return Reply(Own(risk, visit.round), risk, {})
 
     def with_mean(server: servers.Server, mean: Array, cohort: Cohort) -> servers.Server:
         del cohort
         return server._replace(side=mean)
 
     def gradient_from(visit: Visit) -> GradFn:
-        weight = factor(visit.own, visit.message.side, beta)
+        weight = factor(visit.own.risk, visit.message.side, beta)
+        # A loss that was dropped, for example because it was NaN, left an older state.
+        weight = jnp.where(visit.own.round == visit.round, weight, 1)
 
         def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
             step = risk_gradient(variables, batch, key)
@@ -103,7 +114,7 @@ def vrex(
         gradient_from,
         server_optimizer=server_optimizer,
         weighting="uniform",
-        init_client=lambda server, who: jnp.zeros(()),
+        init_client=lambda server, who: Own(jnp.zeros(()), jnp.int32(-1)),
         side=averaging.NOTHING._replace(
             init=lambda setup: jnp.zeros(()),
             send=lambda mean: mean,

@@ -99,23 +99,36 @@ def mean(deltas: list[Weights], weights: Iterable[float]) -> Weights:
     return [np.tensordot(factors / factors.sum(), np.stack(parts), 1) for parts in pairs]
 
 
-def run(algorithm: Algorithm, federation: Federation, attend: Any = ATTEND) -> list[rounds.State]:
-    """The state before the first round and after each, two clients at once."""
+def run(
+    algorithm: Algorithm,
+    federation: Federation,
+    attend: Any = ATTEND,
+    *,
+    delays: Any = (),
+    drop_nonfinite: bool = False,
+) -> list[rounds.State]:
+    """The state before the first round and after each, two clients at once.
+
+    delays: of all clients of a round, by default 0.
+    """
     axis, key = devices.chunked(2), jax.random.key(0)
 
     @jax.jit
     def start() -> rounds.State:
         variables = MODEL.init(key, federation.data.x)
-        return rounds.init(algorithm, variables, federation, key)
+        return rounds.init(algorithm, variables, federation, key, history=2)
 
     @jax.jit
-    def step(state: rounds.State, is_present: Array) -> rounds.State:
+    def step(state: rounds.State, is_present: Array, delay: Array) -> rounds.State:
         cohort = federations.cohort(SLOTS)._replace(present=is_present)
-        return rounds.step(algorithm, state, cohort, federation, axis=axis)[0]
+        cohort = cohort._replace(delay=jnp.full_like(cohort.delay, delay))
+        return rounds.step(
+            algorithm, state, cohort, federation, axis=axis, drop_nonfinite=drop_nonfinite
+        )[0]
 
     found = [start()]
-    for cohort in attend:
-        found.append(step(found[-1], jnp.asarray(np.isin(SLOTS, cohort))))
+    for cohort, delay in zip(attend, delays or [0] * len(attend), strict=True):
+        found.append(step(found[-1], jnp.asarray(np.isin(SLOTS, cohort)), jnp.int32(delay)))
     return found
 
 

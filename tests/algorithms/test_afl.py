@@ -44,6 +44,19 @@ def test_afl_is_descent_and_ascent() -> None:
         assert np.unique(q).size > 2
 
 
+def test_a_delayed_client_counts_by_the_weight_that_it_received() -> None:
+    """Alone in its round it moves the network by its whole change, whatever its weight is now."""
+    with jax.enable_x64(True):
+        held = linear.held()
+        algorithm = afl.afl(linear.MODEL, linear.work(), step_size=STEP)
+        states = linear.run(algorithm, held, ((0, 2, 3, 4), (3,)), delays=(0, 1))
+        first, second, third = map(linear.weights_of, states)
+        delta = linear.trained(first, linear.examples_of(held)[3])
+        assert abs(states[1].server.side[3] - states[0].server.side[3]) > 1e-2
+        linear.assert_weights(states[2], [a + d for a, d in zip(second, delta, strict=True)])
+        assert np.abs(third[0] - second[0]).max() > 1e-2
+
+
 def test_the_mixture_stays_on_the_simplex() -> None:
     rng = np.random.default_rng(0)
     for _ in range(5):

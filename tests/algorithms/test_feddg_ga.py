@@ -9,6 +9,7 @@ import pytest
 
 import linear_networks as linear
 from fedjax_inv.algorithms import fedavg, feddg_ga
+from fedjax_inv.data import federation as federations_of
 
 STEP, NUM_ROUNDS = 0.9, 4
 
@@ -45,7 +46,24 @@ def test_feddg_ga_is_the_papers() -> None:
         assert a.min() == 0
 
 
-@pytest.mark.parametrize("gaps", [[0.3, 0.3, 0.3, 9.0], [0.1, -0.4, 0.2, 9.0]])
+def test_a_client_whose_update_is_dropped_has_no_gap() -> None:
+    """Its training overflows, its loss at the averaged network does not."""
+    with jax.enable_x64(True):
+        held = linear.held()
+        huge = np.asarray(held.data.x).copy()
+        huge[federations_of.parts_of(held)[3]] *= 1e160
+        held = held._replace(data=held.data._replace(x=jnp.asarray(huge)))
+        algorithm = feddg_ga.feddg_ga(linear.MODEL, linear.work(), step_size=STEP)
+        with_it, without = (
+            linear.run(algorithm, held, attend, drop_nonfinite=True)[-1].server
+            for attend in (((0, 2, 3, 4),), ((0, 2, 4),))
+        )
+        assert np.isfinite(without.side.of_clients).all()
+        np.testing.assert_allclose(with_it.side.of_clients, without.side.of_clients, rtol=1e-12)
+        assert np.ptp(without.side.of_clients) > 0.1
+
+
+@pytest.mark.parametrize("gaps", [[0.11, 0.11, 0.11, 9.0], [0.1, -0.4, 0.2, 9.0]])
 def test_weights_stay_on_the_simplex(gaps: list[float]) -> None:
     """Equal gaps change nothing, and the last client does not attend."""
     weights, attends = jnp.array([0.1, 0.2, 0.3, 0.4]), jnp.array([True, True, True, False])

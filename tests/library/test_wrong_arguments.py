@@ -292,6 +292,11 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "side": averaging.NOTHING,
         "init_client": lambda server, who: (),
     },
+    "averaging.serving_the_server": lambda: {
+        "model": MODEL,
+        "server_optimizer": optax.sgd(1.0),
+        "exchanges": ALGORITHM.exchanges,
+    },
     "averaging.averaging_of": lambda: {"model": MODEL, "train": lambda visit: None, **_OVER},
     "communication.size": lambda: {"shapes": jnp.ones(3)},
     "communication.traffic": lambda: {
