@@ -78,6 +78,9 @@ def chosen(words: Sequence[str], found: Mapping[str, Command]) -> tuple[str, Seq
         sys.exit(0)
     if words[0].startswith("-"):
         _fail(f"{words[0]}: must stand after a command, such as {_PROGRAM} train {words[0]}")
+    if words[0] == "paper" and standins.asks_for_help(["", *words[1:2]]):
+        print(_help({name: each for name, each in found.items() if name.startswith("paper ")}))
+        sys.exit(0)
     length = 2 if words[0] == "paper" else 1
     word = " ".join(words[:length])
     same = {name.replace("_", "-"): name for name in found}

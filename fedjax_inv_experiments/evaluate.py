@@ -72,7 +72,9 @@ class Options:
     trust_code: tuple[str, ...] = outside.trust_flag()
     metrics: tuple[str, ...] = metrics.metrics_flag("the predictions")
     predictions: str = flag(
-        "", "A .csv or .parquet file for the predictions, a line for each run and example."
+        "",
+        "A .csv or .parquet file for the predictions, a line for each run and example; of the "
+        "global network with --fine_tune.",
     )
     fine_tune: int = flag(
         0,
@@ -171,6 +173,8 @@ def run_scores(runs: Runs, of: Predicted, asked: Sequence[str] = ()) -> RunScore
     if task.kind == "classes":
         counts = confusion(outputs.argmax(1), y, len(dataset.classes))
         return RunScores(of.seed, of.round, domains, clients, counts.tolist())
+    if outputs.shape[1] != len(dataset.classes):  # a loss of one's own may read more outputs
+        return RunScores(of.seed, of.round, domains, clients)
     known = Predictions(task.kind, y, outputs)
     scores = known.predicted == known.truth
     if task.kind == "values":
@@ -205,6 +209,7 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
         one = runs.run(index, options.state)
         parts = new if options.dataset else predictions.own_parts(runs, one.run.seed)
         found.append(predictions.predicted(one, algorithm, parts))
+        _check_width(options, found[-1], len(old.classes))
         if options.fine_tune:
             personal, own = fine_tuned.networks(one, algorithm, options.fine_tune)
             after = predictions.predicted(one, personal, parts, own)
@@ -223,6 +228,15 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
         score=assembled.task.measure,
     )
     return scored, found
+
+
+def _check_width(options: Options, of: Predicted, num_targets: int) -> None:
+    """Raises UsageError for --metrics and --predictions unless each target has one output."""
+    width = of.outputs[0].shape[1]
+    for name in ("metrics", "predictions"):
+        if getattr(options, name) and width != num_targets:
+            text = f"needs one output for each of {num_targets} targets, the network has {width}"
+            raise flag_error(name, getattr(options, name), text)
 
 
 def columns(found: Sequence[Predicted], kind: str, classes: Sequence[str]) -> dict[str, list[Any]]:
@@ -305,7 +319,7 @@ def _recalls(of: Evaluated) -> list[list[float | None]]:
     return [list(values) for values in zip(*by_run, strict=True)]
 
 
-def _accuracies(entries: Iterable[DomainScores | ClientScores]) -> list[float]:
+def _scores(entries: Iterable[DomainScores | ClientScores]) -> list[float]:
     return [entry.score for entry in entries]
 
 
@@ -316,7 +330,7 @@ def _table_of_fine_tuning(of: Evaluated) -> str:
     shown = report.text_of(of.score)
 
     def over_clients(reduce: Callable[[list[float]], float]) -> Callable[[Any], str]:
-        return lambda row: shown([reduce(_accuracies(clients)) for clients in row[1]])
+        return lambda row: shown([reduce(_scores(clients)) for clients in row[1]])
 
     columns = {
         "network": lambda row: row[0],
@@ -331,7 +345,7 @@ def tables(of: Evaluated) -> str:
     shown = report.text_of(of.score)
     counted: dict[str, Callable[[Any], str]] = {
         "examples": lambda entries: f"{np.mean([e.examples for e in entries]):g}",
-        of.score.heading: lambda entries: shown(_accuracies(entries)),
+        of.score.heading: lambda entries: shown(_scores(entries)),
         "loss": lambda entries: f"{np.mean([e.loss for e in entries]):.3f}",
     }
     first = next(iter(of.runs[0].domains.values()))
@@ -352,7 +366,7 @@ def tables(of: Evaluated) -> str:
             ),
         }
         parts.append(table(by_class, known))
-    elif len(of.classes) > 1:
+    elif len(of.classes) > 1 and all(run.columns for run in of.runs):
         what, measure = "label", Measure()
         if of.task == "values":
             what, measure = "value", Measure("absolute error", is_share=False)
@@ -362,7 +376,7 @@ def tables(of: Evaluated) -> str:
             measure.heading: lambda name: shown_column([run.columns[name] for run in of.runs]),
         }
         parts.append(table(of.classes, by_column))
-    clients = sorted(_clients(of), key=lambda one: of.score.rank(float(np.mean(_accuracies(one)))))
+    clients = sorted(_clients(of), key=lambda one: of.score.rank(float(np.mean(_scores(one)))))
     if clients:
         more = f" ({_MOST_LINES} of {len(clients)})" if len(clients) > _MOST_LINES else ""
         by_client = {
@@ -397,19 +411,21 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
     is_accuracy = of.task == "classes" and measure == ACCURACY
     by_class = np.array(_recalls(of), float).tolist() if is_accuracy else []
     groups = [
-        ("domain", list(domains), [_accuracies(entries) for entries in domains.values()]),
+        ("domain", list(domains), [_scores(entries) for entries in domains.values()]),
         ("class", list(of.classes) if is_accuracy else [], by_class),
         (
             "client",
             [str(entries[0].client) for entries in clients],
-            [_accuracies(entries) for entries in clients],
+            [_scores(entries) for entries in clients],
         ),
     ]
     groups = [group for group in groups if group[1]]
-    figure = Figure(figsize=(12, 2.6 * len(groups) + 0.6), layout="constrained")
-    grid = figure.add_gridspec(len(groups), 2)
+    has_left = of.task == "classes" or (of.task == "values" and found)
+    width = 12 if has_left else 6
+    figure = Figure(figsize=(width, 2.6 * len(groups) + 0.6), layout="constrained")
+    grid = figure.add_gridspec(len(groups), 2 if has_left else 1)
     for row, (what, names, values) in enumerate(groups):
-        axis = figure.add_subplot(grid[row, 1])
+        axis = figure.add_subplot(grid[row, -1])
         if what == "client" and len(names) > run_figures.MOST_DOTS:
             served = [{e.client: e.score for e in run.clients} for run in of.runs]
             of_seeds = [[run.get(int(name), np.nan) for name in names] for run in served]

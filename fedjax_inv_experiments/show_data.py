@@ -74,7 +74,7 @@ def holdings_of(split: Split) -> ClientShards:
 
 def cues(dataset: Dataset) -> dict[str, np.ndarray]:
     """The cues of the images by name, each [M] integers that are not all equal."""
-    if dataset.render is None or not hasattr(dataset.x, "_asdict"):
+    if dataset.task != "classes" or dataset.render is None or not hasattr(dataset.x, "_asdict"):
         return {}
     drawn = {name: np.asarray(leaf) for name, leaf in dataset.x._asdict().items()}
     return {
@@ -145,8 +145,10 @@ def _percent(right: np.ndarray) -> str:
 
 
 def chosen(dataset: Dataset, domain: int, count: int) -> np.ndarray:
-    """The first `count` rows of a domain, with the labels taking turns: 0, 1, 2, 0, 1, 2, 0."""
+    """The first `count` rows of a domain, with the classes taking turns: 0, 1, 2, 0, 1, 2, 0."""
     rows = np.flatnonzero(dataset.domain == domain)
+    if dataset.task != "classes":
+        return rows[:count]
     labels = dataset.y[rows]
     turn = np.zeros(len(rows), int)  # how many rows of the same label come before
     for label in np.unique(labels):
@@ -158,21 +160,23 @@ def draw(path: Path, dataset: Dataset, holdings: ClientShards, *, title: str, co
     """Draws a line of `count` images for each domain, and beside them the counts of each client."""
     num_lines, num_holders = len(dataset.domains), len(holdings.names)
     drawn = cues(dataset)
-    counts = {"class": (dataset.y, dataset.classes)}
+    what = {"classes": "class", "labels": "label", "values": dataset.classes[0]}[dataset.task]
+    counts = {what: data_figures.target_counts(dataset, holdings.rows)}
     for name, cue in drawn.items():
-        counts[name] = (cue, _NAMES.get(name, tuple(map(str, range(cue.max() + 1)))))
-    counts = {name: (value, names[: value.max() + 1]) for name, (value, names) in counts.items()}
+        known = _NAMES.get(name, tuple(map(str, range(cue.max() + 1))))[: cue.max() + 1]
+        counts[name] = (known, partitions.class_counts(cue, holdings.rows, len(known)))
     widths = [0.62 * (count + 1.6 * len(drawn)) + 1]
-    lengths = [min(_LONGEST, max(1.6, 0.3 * len(names))) for _, names in counts.values()]
+    lengths = [min(_LONGEST, max(1.6, 0.3 * len(names))) for names, _ in counts.values()]
     widths += [length + 0.2 for length in lengths]
     height = max(0.62 * _STEP * num_lines, min(_LONGEST, 0.2 * num_holders), 2)
     figure = Figure(figsize=(sum(widths) + 1, height + 1.3), layout="constrained")
     left, *others = figure.subplots(1, len(widths), width_ratios=widths)
     _draw_images(left, dataset, drawn, count)
-    for axis, (name, (value, names)), length in zip(others, counts.items(), lengths, strict=True):
-        figures.counts(axis, partitions.class_counts(value, holdings.rows, len(names)), height)
+    sums = [len(rows) for rows in holdings.rows]  # an example may have several labels
+    for axis, (name, (names, of)), length in zip(others, counts.items(), lengths, strict=True):
+        figures.counts(axis, of, height, sums)
         figures.name_x(axis, names, length, 7)
-        axis.set_title(f"examples by {name}", fontsize=9)
+        axis.set_title(f"examples by {figures.literal(name)}", fontsize=9)
         axis.set_yticks([])
     others[0].set_ylabel("client: domain", fontsize=8)
     figures.name_y(others[0], holdings.names, height, 7)
@@ -188,9 +192,9 @@ def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], cou
         for column, (row, picture) in enumerate(zip(rows, images, strict=True)):
             place = (column, column + 0.94, top + 0.94, top)
             axis.imshow(picture, extent=place, interpolation="nearest")
-            label = dataset.classes[dataset.y[row]]
-            text = figures.literal(label[:9])
-            axis.text(column + 0.47, top - 0.04, text, fontsize=7, ha="center", va="bottom")
+            if dataset.task == "classes":
+                text = figures.literal(dataset.classes[dataset.y[row]][:9])
+                axis.text(column + 0.47, top - 0.04, text, fontsize=7, ha="center", va="bottom")
         here = dataset.domain == line
         for index, (name, cue) in enumerate(drawn.items()):
             joint = np.zeros((len(dataset.classes), cue.max() + 1))
@@ -208,7 +212,8 @@ def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], cou
     axis.set_yticks(middles, [*map(figures.literal, dataset.domains)], fontsize=8)
     axis.tick_params(length=0)
     axis.set_frame_on(False)
-    axis.set_title("domains, with labels", fontsize=9)
+    title = "domains, with labels" if dataset.task == "classes" else "domains"
+    axis.set_title(title, fontsize=9)
 
 
 def show(config: Config, options: Options) -> str:
@@ -228,7 +233,7 @@ def show(config: Config, options: Options) -> str:
     dataset = assembled.dataset
     text += features(dataset)
     if warning := assembled.scale_warning():
-        text += f"Warning: {warning}.\n\n"
+        text += f"Warning: --dataset={config.data.dataset}: {warning}.\n\n"
     is_image = len(rendered(dataset, np.arange(1)).shape) == 4
     if not is_image and not _are_vectors(dataset):
         return f"{text}No picture: the data are neither images nor vectors."

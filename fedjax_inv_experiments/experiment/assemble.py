@@ -86,6 +86,7 @@ class Assembled(NamedTuple):
     num_bytes: int  # of a network
     task: Task
     counted: dict[str, Kept]  # by the label of a cell, as soon as they are counted
+    summed: dict[tuple[str | None, int], Moments]  # by held-out domain and seed, likewise
 
     def prepare(self, cell: Cell) -> Prepared:
         """A cell, ready to be compiled."""
@@ -127,7 +128,7 @@ class Assembled(NamedTuple):
         return {"features": scaling.feature_names(self.dataset, count), "seeds": by_seed}
 
     def scale_warning(self) -> str:
-        """A line about features of very different scales; "" without --standardise or vectors."""
+        """A line about features of very different scales; "" with --standardise or no vectors."""
         dataset = self.dataset
         is_vector = dataset.render is None and not dataset.words and np.ndim(dataset.x) == 2
         if self.config.model.standardise or not is_vector:
@@ -137,8 +138,10 @@ class Assembled(NamedTuple):
 
     def _moments(self, held_out: str | None, seed: int) -> Moments:
         """The sums of the training examples of a run."""
-        x = jax.tree.map(np.asarray, self.data.x)
-        return scaling.of_clients(self.dataset, x, self.splits[held_out][seed])
+        if (held_out, seed) not in self.summed:
+            x, split = jax.tree.map(np.asarray, self.data.x), self.splits[held_out][seed]
+            self.summed[held_out, seed] = scaling.of_clients(self.dataset, x, split)
+        return self.summed[held_out, seed]
 
     def layout(self, cell: Cell) -> Layout:
         """The layout of a cell's runs and clients on devices.
@@ -290,7 +293,7 @@ def assemble(
     }
     of_network = num_bytes(shapes)
     assembled = Assembled(
-        config, first, model, cells, data, splits, variables, of_network, task, {}
+        config, first, model, cells, data, splits, variables, of_network, task, {}, {}
     )
     _check_watching(assembled)
     return assembled

@@ -20,7 +20,7 @@ from fedjax_inv_experiments.flags.standins import asks_for_help
 from fedjax_inv_experiments.parts import environments, machine
 
 PRESETS = Path(__file__).parent / "presets"
-PAPERS = ("cafe", "fedcfa", "fedipg", "fl_games")  # files of experiments/papers/ with a table
+PAPERS = ("cafe", "fedcfa", "fedipg", "fl_games")  # files of papers/ with a table
 
 # The flags that are set outside of presets, by their fields' names.
 Given = frozenset[str]

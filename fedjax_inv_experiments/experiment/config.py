@@ -182,8 +182,17 @@ def from_record(record: Mapping[str, Any], trusted: Collection[str] = ()) -> Con
     if unknown:
         raise UsageError(f"was written by another version, with {', '.join(sorted(unknown))}")
     values = typed(record)
+    if _has_old_widths(values):
+        values["widths"] = (390, 390)
     outside.check_trusted(factories(values), trusted)
     return of(may_be_idle=True, **values)
+
+
+def _has_old_widths(values: Mapping[str, Any]) -> bool:
+    """Whether flags are of version 0.8, whose mlp had the widths 390,390 on vectors, too."""
+    is_mlp = values.get("model", "mlp") == "mlp" and not values.get("widths")
+    is_old = "keep_checkpoints" not in values
+    return is_old and is_mlp and str(values.get("dataset", "")).endswith(".npz")
 
 
 def typed(record: Mapping[str, Any]) -> dict[str, Any]:

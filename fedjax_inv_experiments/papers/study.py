@@ -471,9 +471,7 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     evaluations.write(path.with_name(f"{path.name}_runs.csv"), cells)
     settings = [(cell.label, cell.result, cell.rule) for cell in cells]
     report.write_grid(path.with_name(f"{path.name}_grid"), settings, f"{path.name}, {data}")
-    if found:
-        text = comparison.differences_csv(found)
-        files.write(path.with_name(f"{path.name}_differences.csv"), text)
+    report.write_differences(path.with_name(f"{path.name}_differences.csv"), found)
     return report.printed(parts)
 
 

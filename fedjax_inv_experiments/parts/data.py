@@ -47,15 +47,17 @@ class Data:
         ("target",), "The column of a table's targets; several with commas."
     )
     domain_column: str = flag(
-        "domain", "The column of a table's domains; it may be absent if it has the default name."
+        "domain", "The column of a table's domains; it may be absent if it has its default name."
     )
     client_column: str = flag(
-        "client", "The column of a table's clients, for --partition=user; it may be absent, too."
+        "client",
+        "The column of a table's clients, for --partition=user; it may be absent if it has its "
+        "default name.",
     )
     test_column: str = flag(
         "test",
         "The column that says whether a row of a table is in the test split (true/false or 1/0); "
-        "it may be absent, too.",
+        "it may be absent if it has its default name.",
     )
     ignored_columns: tuple[str, ...] = flag(
         (), "Columns of a table that are no features. All columns without a flag are.", kind=str
@@ -190,6 +192,13 @@ def load(chosen: Data, like: Dataset | None = None) -> Dataset:
         )
     except UsageError as error:
         names = flag_names(Data) | {f"roles.{role}": name for role, name in _ROLES.items()}
+        names["like"] = "dataset"
+        if error.argument == "roles":  # an error about all roles names the first flag that sets one
+            roles = (
+                name for name in _ROLES.values() if getattr(chosen, name) != getattr(Data, name)
+            )
+            name = next(roles)
+            error = flag_error(name, getattr(chosen, name), error.allowed)
         # An error about a file inside a folder names that file instead.
         if str(error.value) == chosen.dataset:
             names["name"] = "dataset"

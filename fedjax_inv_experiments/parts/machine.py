@@ -61,7 +61,7 @@ class Running:
     keep_checkpoints: str = flag(
         "1",
         "How many checkpoints stay at the end of a run: the newest ones, or all; --state=ROUND of "
-        "evaluate and export reads any of them.",
+        "evaluate, explain and export reads any of them.",
         number_or("all", lowest=1),
     )
     nonfinite: str = flag(
@@ -194,16 +194,19 @@ def precision(chosen: Running, needed: str) -> str:
 def connect(chosen: Running) -> None:
     """Connects the processes of --num_processes or --distributed, if there are several.
 
-    Raises UsageError if --distributed finds none.
+    Raises UsageError if --distributed finds none, or if process 0 cannot be reached.
     """
     if not (chosen.distributed or chosen.num_processes > 1):
         return
     # On CPUs, collectives between processes need gloo.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if not chosen.distributed:
-        jax.distributed.initialize(
-            chosen.coordinator_address, chosen.num_processes, chosen.process_id
-        )
+        address = chosen.coordinator_address
+        try:
+            jax.distributed.initialize(address, chosen.num_processes, chosen.process_id)
+        except (ValueError, RuntimeError) as error:
+            text = f"cannot be used ({str(error).splitlines()[0]}); must be host:port of process 0"
+            raise flag_error("coordinator_address", address, text) from None
         return
     try:
         jax.distributed.initialize()

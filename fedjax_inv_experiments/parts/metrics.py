@@ -182,6 +182,12 @@ def check(chosen: Collection[str], kind: str) -> None:
 
 
 def values(chosen: Collection[str], of: Predictions) -> dict[str, float | None]:
-    """The metrics by name; None where one is not defined."""
+    """The metrics by name; None where one is not defined.
+
+    None is defined for outputs that are not finite, or of which a target has several.
+    """
+    is_wide = of.kind != "classes" and of.outputs.size != of.y.size
+    if is_wide or not np.isfinite(of.outputs).all():
+        return dict.fromkeys(chosen)
     found = {name: METRICS[name].of(of) for name in chosen}
     return {name: None if value is None else float(value) for name, value in found.items()}

@@ -181,9 +181,12 @@ def is_scaled(chosen: Network, data: Dataset) -> bool:
 
 
 def _check_scaled(chosen: Network, data: Dataset) -> None:
-    """Raises UsageError if --standardise does not fit the data or other flags."""
+    """Raises UsageError if the shift and scale of inputs do not fit the data or other flags."""
     if data.words:
         raise flag_error("standardise", True, "must be false, as the data are words of texts")
+    if chosen.weights and not chosen.standardise:
+        text = "must be left out, as the data have categories, and no images"
+        raise flag_error("weights", chosen.weights, text)
     if chosen.weights:
         text = f"must be false with --weights={chosen.weights}, whose images have their own scale"
         raise flag_error("standardise", True, text)

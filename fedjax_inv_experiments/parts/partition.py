@@ -97,18 +97,20 @@ def split(
 
     Raises UsageError if the partition does not fit the data.
     """
+    is_by_user = chosen.partition == "user" and not chosen.clients
     try:
-        return federation.split(
+        partition = federation.partitioner(
+            chosen.partition,
+            dataset,
+            num_clients,
+            alpha=chosen.alpha,
+            min_size=None if chosen.min_size < 0 else chosen.min_size,
+            shards_per_client=chosen.classes_per_client,
+        )
+        found = federation.split(
             dataset,
             data,
-            federation.partitioner(
-                chosen.partition,
-                dataset,
-                num_clients,
-                alpha=chosen.alpha,
-                min_size=None if chosen.min_size < 0 else chosen.min_size,
-                shards_per_client=chosen.classes_per_client,
-            ),
+            _of_users(dataset, num_clients) if is_by_user else partition,
             held_out=held_out,
             seed=seed,
             test_fraction=test_fraction,
@@ -126,3 +128,22 @@ def split(
             "shards_per_client": "classes_per_client",
         }
         raise in_flags(error, where, names | flag_names(Partition)) from None
+    if is_by_user:  # a client without examples makes no group of domains of its own
+        is_empty = np.asarray(found.train.size) == 0
+        found = found._replace(domain=np.where(is_empty, found.domain[0], found.domain))
+    return found
+
+
+def _of_users(dataset: Dataset, num_clients: int) -> federation.Partition:
+    """Each user's examples to one client; clients without examples for users who have none.
+
+    All examples of a user may be test examples, or be left out by --imbalance, with some seeds.
+    """
+    users = np.asarray(dataset.user)
+
+    def deal(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        present = len(np.unique(users[rows]))
+        parts = federation.partitioner("user", dataset, present)(rows, rng)
+        return [*parts, *[np.zeros(0, rows.dtype)] * (num_clients - present)]
+
+    return deal

@@ -52,15 +52,15 @@ class Watching:
     )
     stop_below: tuple[float, ...] = flag(
         (),
-        "Thresholds: report the state in which the watched training score first fell below. An "
-        "accuracy lies between 0 and 1.",
+        "Thresholds: report the state in which the watched training score first fell below one of "
+        "these numbers (of an accuracy: between 0 and 1).",
         _REAL,
         kind=float,
     )
     stop_above: tuple[float, ...] = flag(
         (),
-        "The same for the first time that it was as high; instead of --stop_below, and without "
-        "--warm_start.",
+        "Thresholds: report the state in which that score first reached one of these numbers (of "
+        "an accuracy: between 0 and 1); instead of --stop_below, and without --warm_start.",
         _REAL,
         kind=float,
     )

@@ -93,7 +93,8 @@ def best(column: Column) -> Best:
         return Best()
     ranks = {name: column.measure.rank(mean) for name, mean in means.items()}
     first = frozenset(name for name, rank in ranks.items() if rank == max(ranks.values()))
-    others = (difference(column, one, name) for one in list(first)[:1] for name in means)
+    one = next(name for name in means if name in first)
+    others = (difference(column, one, name) for name in means)
     # The end of the interval at which the other method is best.
     end = "low" if column.measure.higher_is_better else "high"
     rank = column.measure.rank

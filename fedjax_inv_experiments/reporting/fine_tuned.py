@@ -18,7 +18,8 @@ def networks(one: OneRun, algorithm: Algorithm, epochs: int) -> tuple[Algorithm,
 
     Each client trains on its own training examples as in the run, but from a new optimizer state
     and at the initial learning rate. Raises UsageError if the run's algorithm has no global
-    network, serves clients with their own already, or computes outputs in a way of its own.
+    network, serves clients with their own already, trains some parameters only, or computes
+    outputs in a way of its own.
     """
     runs, server = one.runs, one.served().server
     assembled, chosen = runs.data, runs.config.clients
@@ -26,6 +27,10 @@ def networks(one: OneRun, algorithm: Algorithm, epochs: int) -> tuple[Algorithm,
         text = "serves each client with its own network already"
         text = text if algorithm.personal else "has no global network"
         raise flag_error("fine_tune", epochs, f"--algorithm={runs.cell.algorithm} {text}")
+    if runs.config.model.train_only:
+        only = ",".join(runs.config.model.train_only)
+        text = f"trains all parameters, but the run was trained with --train_only={only}"
+        raise flag_error("fine_tune", epochs, text)
     sample = jax.tree.map(lambda leaf: leaf[:8], assembled.data.x)
     served = algorithm.predict(server, (), sample)
     plain = models.predict(assembled.model, algorithm.network(server), sample)

@@ -15,6 +15,7 @@ from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Tree
+from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.parts import metrics
 from fedjax_inv_experiments.parts.metrics import Predictions
@@ -205,7 +206,11 @@ def of_folder(folder: Path, assembled: Assembled) -> Runs:
     assembled: the experiment, whose data are not read again if they are of all seeds.
     """
     chosen = assembled.config
-    runs = finished.open("run_dir", folder, trusted=chosen.trusted)
+    runs = finished.open("run_dir", folder, trusted=chosen.trusted, data_dir=chosen.data.data_dir)
+    # The rule of this command, which may differ from that in training.
+    runs = dataclasses.replace(
+        runs, config=config.changed(runs.config, select=chosen.watching.select)
+    )
     if set(chosen.run.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
         return dataclasses.replace(runs, known_data=assembled)
     return runs

@@ -496,12 +496,23 @@ def write_forms(path: Path, parts: Sequence[Part]) -> None:
 
 
 def write_grid(path: Path, results: Sequence[tuple[str, Result, str]], title: str) -> None:
-    """Writes the table of all settings, unless there is only one.
+    """Writes the table of all settings; removes that of an earlier report if there is only one.
 
     results: as for `settings_table`. path: as for `write_forms`.
     """
     if sum(len(divergence.settings(result.runs)) for _, result, _ in results) > 1:
         write_forms(path, [text_part(title), partial(settings_table, results)])
+    else:
+        for ending in (".md", ".tex"):
+            files.remove(path.with_name(path.name + ending))
+
+
+def write_differences(path: Path, found: Sequence[comparison.Difference]) -> None:
+    """Writes the differences between methods; removes an earlier report's if there are none."""
+    if found:
+        files.write(path, comparison.differences_csv(found))
+    else:
+        files.remove(path)
 
 
 def differences_parts(
@@ -546,6 +557,7 @@ def write(
             text = "a seed of every setting diverged"
         if "none" in missing.values():
             text = f"nothing to select by {rule}: no seed of any setting has such an evaluation"
+        write_differences(folder / "differences.csv", [])
         by_setting = [partial(settings_table, with_rule)] if diverged else []
         parts: list[Part] = [text_part(text), *about_diverged, *by_setting]
         write_forms(folder / "table", parts)
@@ -561,8 +573,7 @@ def write(
         comparing.append(text_part(comparison.BEST))
     compared = [surviving(*each) for each in with_rule]
     found = comparison.differences(scores([one for one in compared if one], held_outs))
-    if found:
-        files.write(folder / "differences.csv", comparison.differences_csv(found))
+    write_differences(folder / "differences.csv", found)
     comparing += differences_parts(found, _measure(cells))
     if len({one.label for one in ones}) > 1:
         comparing.append(partial(winners_table, ones))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.parts import selection
@@ -42,7 +43,11 @@ def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedC
     paper = dict(entry.split("=", 1) for entry in config.method.paper)
     rule = config.watching.select
     results = [(cell.label, cell.result) for cell in finished]
-    more = metrics_parts(assembled, folder, finished) if config.watching.metrics else []
+    more: list[report.Part] = []
+    if config.watching.metrics:
+        more = metrics_parts(assembled, folder, finished)
+    else:
+        files.remove(folder / "metrics.json")
     text = report.write(folder, results, title=title, paper=paper, rule=rule, more=more)
     cells = [evaluations.Cell(one.label, rule, one.folder, one.result) for one in finished]
     evaluations.write(folder / "runs.csv", cells)
@@ -79,21 +84,37 @@ class _Row(NamedTuple):
 def metrics_parts(
     assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]
 ) -> list[report.Part]:
-    """Writes metrics.json, and returns the table of --metrics: a row for each cell and domain."""
+    """Writes metrics.json, and returns the table of --metrics: a row for each cell and domain.
+
+    A line below the table names each run whose data or states are not there any more.
+    """
     watched, entries, rows = assembled.config.watching, [], []
+    lacking: list[str] = []
     for cell in finished:
         chosen = report.choose(cell.label, cell.result, watched.select)
         if chosen is None:
             continue
-        runs = predictions.of_folder(cell.folder, assembled)
+        try:
+            runs = predictions.of_folder(cell.folder, assembled)
+            runs.check_data()
+        except UsageError as error:
+            lacking.append(f"No metrics: {error}.")
+            continue
         algorithm = runs.algorithm(chosen.indices[0])
         of_cell: dict[str, list[DomainScores]] = {}
         for index in chosen.indices:
-            if selection.picked(runs.result.runs[index], watched.select) is None:
+            picked = selection.picked(runs.result.runs[index], watched.select)
+            if picked is None:
                 continue
-            one = runs.run(index, "best")
+            # Another rule may have kept another state than this one's, but the last is there.
+            is_last = picked.round == runs.result.runs[index].last.round
+            one = runs.run(index, "last" if is_last else "best")
             parts = predictions.own_parts(runs, one.run.seed)
-            found = predictions.predicted(one, algorithm, parts)
+            try:
+                found = predictions.predicted(one, algorithm, parts)
+            except UsageError as error:
+                lacking.append(f"No metrics: {error}.")
+                continue
             scores = predictions.by_domain(found, assembled.task, watched.metrics)
             entries.append(_Measured(cell.label, chosen.held_out, found.seed, found.round, *scores))
             for name, of_domain in scores[0].items():
@@ -111,7 +132,8 @@ def metrics_parts(
         "split": lambda row: row.scores[0].split,
     }
     columns |= {name: text_of(name) for name in watched.metrics}
-    return [lambda form: tables.table(rows, columns, form=form)]
+    table: list[report.Part] = [lambda form: tables.table(rows, columns, form=form)] if rows else []
+    return table + ([report.text_part("\n".join(lacking))] if lacking else [])
 
 
 def _title(config: Config) -> str:

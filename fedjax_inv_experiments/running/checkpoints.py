@@ -97,17 +97,18 @@ class Checkpoints:
 
     def _restore(self, done: int, item: str, like: Tree) -> Tree:
         """An item of a checkpoint as arrays of NumPy. like: its shapes."""
+        remedy = "delete it to continue from the one before"
         try:
             about = _about(self._folder, done, self._config, self._cell)
             arrays = _read(self._folder, done, item)
             _check_sum(about, item, arrays)
+            remedy = "the version that wrote it may read it"
             restored = _matched(arrays, jax.eval_shape(_plain, like))
         except Exception as error:  # orbax raises many kinds, for one reason
             raise UsageError(
                 str(self._folder / str(done)),
                 ...,
-                f"corrupt, or not a checkpoint of this run ({_short(error)}); delete it to "
-                "continue from the one before",
+                f"corrupt, or not a checkpoint of this run ({_short(error)}); {remedy}",
             ) from None
         return jax.tree.map(
             lambda got, leaf: got if leaf.size else np.empty(leaf.shape, leaf.dtype), restored, like

@@ -105,6 +105,12 @@ def write(path: Path, text: str) -> None:
             file.write(text.encode())
 
 
+def remove(path: Path) -> None:
+    """Removes a file, or a link, if it exists; only the leading process does."""
+    if machine.leads():
+        path.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes a json file as a whole or not at all; only the leading process writes."""
     write(path, json.dumps(value, indent=1, default=msgspec.to_builtins) + "\n")

@@ -494,7 +494,14 @@ COMMANDS: list[tuple[str, str]] = [
     ),
     (f"train {D}/table.csv --model=cnn", "--model=cnn: .*must be images"),
     (f"train {D}/table.csv --ignored_columns=x,city", "--dataset=.*: must hold a column of feat"),
-    (f"train {D}/tweets.csv --model=lstm --task=values", "--dataset=.*: .*no.* a table"),
+    (
+        f"train {D}/tweets.csv --model=lstm --task=values",
+        "--task=values: must be left out for data that are not a table, with --dataset=",
+    ),
+    (
+        f"train {D}/table.csv --model=resnet18 --weights={D}/w.npz",
+        "--weights=.*: must be left out, as the data have categories",
+    ),
     (
         f"train {D}/tweets.csv --model=lstm --standardise",
         "--standardise=true: must be false, as the data are words",

@@ -248,6 +248,8 @@ def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> Non
 
 def test_a_single_method_is_compared_with_nothing(tmp_path: Path) -> None:
     result = finished("fedavg", {0.1: [0.5, 0.6]}, "0")
+    for name in ("grid.md", "grid.tex", "differences.csv"):
+        (tmp_path / name).write_text("of an earlier report")
     text = report.write(tmp_path, [("fedavg", result)], title="", paper={})
     assert len(rows_of(text)) == 1
     assert "**" not in (tmp_path / "table.md").read_text()

@@ -86,6 +86,15 @@ def test_the_list_of_commands(
     )
 
 
+def test_the_list_of_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        __main__.chosen(["paper", "--help"], COMMANDS)
+    assert ended.value.code == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(lines) == len(papers.LISTED)
+    assert all(line.startswith("  paper ") for line in lines)
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         __main__.chosen(["--version"], COMMANDS)

@@ -2,6 +2,7 @@
 
 import os
 
+import jax
 import pytest
 
 from fedjax_inv import models, program
@@ -36,3 +37,18 @@ def test_deterministic_operations_are_a_flag_of_xla(monkeypatch: pytest.MonkeyPa
     assert os.environ["XLA_FLAGS"] == "--one=1"
     machine.prepare(machine.Running(deterministic=True))
     assert os.environ["XLA_FLAGS"] == "--one=1 --xla_gpu_deterministic_ops=true"
+
+
+def test_an_address_that_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(*arguments: object) -> None:
+        raise RuntimeError("INTERNAL: address already in use\nand more")
+
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    monkeypatch.setattr(jax.distributed, "initialize", taken)
+    chosen = machine.Running(coordinator_address="localhost:80", num_processes=2)
+    message = (
+        "^--coordinator_address=localhost:80: cannot be used .INTERNAL: address already in use"
+    )
+    with pytest.raises(ValueError, match=message) as error:
+        machine.connect(chosen)
+    assert "\n" not in str(error.value)

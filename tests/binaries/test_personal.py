@@ -18,20 +18,21 @@ from fedjax_inv_experiments.reporting import fine_tuned, finished
 from runs import Ran, no_figures, ran
 
 
+def trained(folder: Path, **flags: Any) -> Ran:
+    angles = (0.0, 40.0, 80.0)
+    common = dict(weight_decay=0.1, angles=angles, rounds=2, eval_every=2, widths=(4,), seeds=(0,))
+    return ran(config.of(run_dir=str(folder), **common, **flags))
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return ran(
-        config.of(
-            run_dir=str(tmp_path_factory.mktemp("runs") / "head"),
-            train_only=("head",),
-            weight_decay=0.1,
-            angles=(0.0, 40.0, 80.0),
-            rounds=2,
-            eval_every=2,
-            widths=(4,),
-            seeds=(0,),
-        )
-    )
+    return trained(tmp_path_factory.mktemp("runs") / "head", train_only=("head",))
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A run that trains all parameters."""
+    return trained(tmp_path_factory.mktemp("runs") / "every")
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +60,11 @@ def test_only_the_head_moves_and_is_uploaded(whole: Ran, one: finished.OneRun) -
     assert traffic.down > 4 * traffic.up
 
 
-def test_each_client_is_scored_with_its_fine_tuned_network(
-    whole: Ran, one: finished.OneRun, tmp_path: Path
-) -> None:
+def test_each_client_is_scored_with_its_fine_tuned_network(every: Ran, tmp_path: Path) -> None:
+    one = finished.open("run", every.folder).run(0, "last")
     out = tmp_path / "scores.png"
     with no_figures():
-        text = evaluate.run(evaluate.Options(str(whole.folder), "last", out=str(out), fine_tune=2))
+        text = evaluate.run(evaluate.Options(str(every.folder), "last", out=str(out), fine_tune=2))
     told = json.loads(out.with_suffix(".json").read_text())["runs"][0]
     personal, networks = fine_tuned.networks(one, one.algorithm(), 2)
     split = one.runs.data.splits[one.runs.cell.held_out][0]
@@ -95,8 +95,14 @@ def test_each_client_is_scored_with_its_fine_tuned_network(
     ],
 )
 def test_what_has_no_plain_global_network_is_not_fine_tuned(
-    one: finished.OneRun, change: dict[str, Any], message: str
+    every: Ran, change: dict[str, Any], message: str
 ) -> None:
+    one = finished.open("run", every.folder).run(0, "last")
     algorithm: Algorithm = one.algorithm()._replace(**change)
     with pytest.raises(ValueError, match=f"^--fine_tune=2: {message}$"):
         fine_tuned.networks(one, algorithm, 2)
+
+
+def test_a_run_that_trains_some_parameters_is_not_fine_tuned(one: finished.OneRun) -> None:
+    with pytest.raises(ValueError, match=r"^--fine_tune=2: .* with --train_only=head$"):
+        fine_tuned.networks(one, one.algorithm(), 2)

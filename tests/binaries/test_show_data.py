@@ -164,6 +164,23 @@ def test_any_environment(
         assert {row[0].split()[1] for row in cells(text)[1:-2]} == {"all"}
 
 
+@pytest.mark.parametrize("kind", ["values", "labels"])
+def test_images_without_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    number = np.arange(40)
+    y = {"values": number * 0.5, "labels": number[:, None] % [2, 5] == 0}[kind]
+    path = tmp_path / "images.npz"
+    np.savez(path, x=np.zeros((40, 4, 4, 1), np.uint8), y=y, domain=number % 2)
+    _, figure = shown(monkeypatch, options(tmp_path, dataset=str(path), images=3))
+    images, counted = figure.axes
+    assert not images.texts
+    assert len(images.get_images()) == 2 * 3
+    assert len(counted.get_xticklabels()) == (10 if kind == "values" else 2)
+    counts = np.reshape([int(t.get_text() or 0) for t in counted.texts], (2, -1))
+    # The training client holds the even numbers, the test the odd ones.
+    right = [[20, 4], [0, 4]] if kind == "labels" else [[2] * 10] * 2
+    np.testing.assert_array_equal(counts, right)
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])
 def test_rgb(channels: int) -> None:
     x = np.random.default_rng(0).uniform(size=(2, 3, 4, channels)).astype(np.float32)
@@ -232,7 +249,8 @@ def test_data_that_are_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "| in all" in text
     out = tmp_path / "new" / "data.png"
     assert drawn == [out]
-    assert "Warning: its features differ in scale by a factor of 1e+03 (" in of_table
+    warning = f"Warning: --dataset={table}: its features differ in scale by a factor of 1e+03 ("
+    assert warning in of_table
     assert of_table.endswith(f"Picture: {out}.")
     assert of_texts.endswith("No picture: the data are neither images nor vectors.")
     assert {*tmp_path.iterdir()} == {table, texts, out.parent}

@@ -1,8 +1,10 @@
 """Regression and labels: runs on such data, their scores, metrics, predictions and exports."""
 
 import csv
+import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +18,15 @@ from pyarrow import parquet
 
 import runs
 from fedjax_inv import models, objectives
+from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv_experiments import evaluate, export, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Measure, Objective
+from fedjax_inv_experiments.reporting import figures, finished, predictions
+from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import records
 from fedjax_inv_experiments.running.records import Domain, Line
 from runs import no_figures
@@ -82,6 +87,48 @@ def test_the_tables_show_the_score_of_the_task(ran: Ran) -> None:
     (entry,) = json.loads((ran.folder / "metrics.json").read_text())
     assert set(entry["domains"]) == {"0", "1", "2"}
     assert [each["client"] for each in entry["clients"]] == [0, 1]
+
+
+def again(ran: Ran, place: Path, rule: str) -> tuple[str, list[Any]]:
+    """What a finished run prints and writes to metrics.json with another --select."""
+    shutil.copytree(ran.folder, place)
+    before, _ = folders.read(ran.folder)
+    chosen = config.changed(before, run_dir=str(place), select=rule, metrics=METRICS[ran.kind])
+    with no_figures():
+        printed = train.train(chosen)
+    return printed, json.loads((place / "metrics.json").read_text())
+
+
+def test_metrics_are_of_the_round_in_the_table(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = json.loads((ran.folder / "result.json").read_text())["runs"]
+    printed, (entry,) = again(ran, tmp_path / "last", "last")
+    assert entry["round"] == run["by_rule"]["last"]["round"] == 2
+    score = entry["domains"]["2"]["score"]
+    assert score == pytest.approx(run["last"]["test_score"], rel=1e-5)
+
+    def lacks(one: finished.OneRun) -> Any:
+        raise UsageError("its run was not saved")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finished.OneRun, "served", lacks)
+        printed, entries = again(ran, tmp_path / "lacking", "oracle")
+    assert not entries
+    assert "No metrics: its run was not saved." in printed
+    assert "| held-out" in (tmp_path / "lacking" / "table.md").read_text()
+
+
+def test_there_are_no_metrics_of_data_that_have_changed(ran: Ran, tmp_path: Path) -> None:
+    data = ran.folder.parent / "data.npz"
+    before = data.read_bytes()
+    np.savez(data, x=2 * X, y=TARGETS[ran.kind], domain=DOMAIN)
+    try:
+        printed, entries = again(ran, tmp_path / "run", "validation")
+    finally:
+        data.write_bytes(before)
+    assert not entries
+    assert "was trained on other data than --dataset=" in printed
 
 
 def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> None:
@@ -145,6 +192,37 @@ def test_an_exported_network_says_what_its_outputs_mean(ran: Ran) -> None:
     y = jnp.asarray(TARGETS[ran.kind][DOMAIN == 2])
     score = objectives.DEFAULTS[ran.kind][1].function(outputs, y, jnp.ones(len(y), bool))
     assert float(score) == pytest.approx(record["scores"]["test"], 1e-4)
+
+
+def test_outputs_that_are_wider_than_the_targets(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the mean and the variance that a loss of one's own reads."""
+    predicted = predictions.predicted
+
+    def wide(*arguments: Any) -> predictions.Predicted:
+        of = predicted(*arguments)
+        return of._replace(outputs=[np.concatenate([out, out], 1) for out in of.outputs])
+
+    def scores(outputs: np.ndarray, y: np.ndarray) -> predictions.Scores:
+        return predictions.Scores(len(y), 0.5, 0.25)
+
+    monkeypatch.setattr(predictions, "predicted", wide)
+    monkeypatch.setattr(predictions, "scorer", lambda task: scores)
+    options = evaluate.Options(str(ran.folder), out=str(tmp_path / "it.png"))
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path, **others: drawn.append(figure))
+    evaluate.run(options)
+    # Labels have neither confusions nor a picture of values in a column of their own.
+    columns = {axis.get_subplotspec().get_gridspec().ncols for axis in drawn[0].axes}
+    assert columns == {1 if ran.kind == "labels" else 2}
+    (run,) = json.loads((tmp_path / "it.json").read_text())["runs"]
+    assert "columns" not in run
+    assert run["domains"]
+    for change in ({"metrics": METRICS[ran.kind]}, {"predictions": str(tmp_path / "it.csv")}):
+        (name,) = change
+        with pytest.raises(UsageError, match=f"^--{name}=.*: needs one output for each of"):
+            evaluate.run(dataclasses.replace(options, **change))
 
 
 def test_other_data_must_have_the_same_targets(ran: Ran, tmp_path: Path) -> None:
@@ -299,6 +377,18 @@ def test_what_is_not_defined_is_none() -> None:
     assert found["balanced_accuracy"] == (of.predicted == 0).mean()
     constant = Predictions("values", np.ones(5, np.float32), np.zeros((5, 1), np.float32))
     assert metrics.values(("r2",), constant) == {"r2": None}
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels", "values"])
+def test_metrics_of_outputs_that_are_not_finite_are_none(kind: str) -> None:
+    y = {"classes": np.array([0, 1]), "labels": np.eye(2) > 0, "values": np.eye(2)}[kind]
+    names = [name for name, metric in metrics.METRICS.items() if kind in metric.kinds]
+    for value in (np.nan, np.inf):
+        found = metrics.values(names, Predictions(kind, y, np.array([[value, 0.0], [0.0, 1.0]])))
+        assert found == dict.fromkeys(names)
+    if kind != "classes":
+        found = metrics.values(names, Predictions(kind, y, np.zeros((2, 4))))
+        assert found == dict.fromkeys(names)
 
 
 def test_large_logits_do_not_overflow() -> None:

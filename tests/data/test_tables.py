@@ -18,13 +18,15 @@ from fedjax_inv import models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, moments, sources, tables
 from fedjax_inv.data.dataset import Column, Dataset, check_dataset
+from fedjax_inv.data.federation import parts_of
 from fedjax_inv.data.tables import Roles
 from fedjax_inv.models import Scaling
+from fedjax_inv.program import group_names
 from fedjax_inv.types import Array, Tree, Variables
 from fedjax_inv_experiments import evaluate, export, show_data, train
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.parts import network
+from fedjax_inv_experiments.parts import network, partition
 from fedjax_inv_experiments.reporting import figures, table_figures
 from fedjax_inv_experiments.running import launch
 from runs import no_figures, started
@@ -556,6 +558,45 @@ def test_a_warning_where_features_are_far_apart(
         assert line.startswith(start)
         assert "small by " in line
         assert "large by " in line
+
+
+def test_shift_and_scale_of_other_data_are_not_exported(trained: Path, regression: Path) -> None:
+    before = regression.read_bytes()
+    written(regression, [COLUMNS, *rows_of_regression()[::-1]])
+    try:
+        with pytest.raises(UsageError, match=r"^--run=.*: was trained on other data than "):
+            started(export.run, export.Options(run=str(trained)))
+    finally:
+        regression.write_bytes(before)
+
+
+def test_users_without_training_examples_are_clients_without_examples() -> None:
+    """Of some users all examples are drawn for the test, or are left out by --imbalance."""
+    y, user = (np.arange(60) // 30).astype(np.int32), np.arange(60) // 2
+    none = np.zeros(60, int)
+    data = Dataset(np.zeros((60, 1), np.float32), y, ("a", "b"), none, ("d",), none > 0, user=user)
+    examples = federation.examples(data.x, data.y)
+    for imbalance in (1.0, 5.0):
+        chosen = partition.Partition("user", imbalance=imbalance)
+        number = chosen.num_clients(data, None)
+        assert number == 30
+        for seed in range(3):
+            split = partition.split(
+                chosen,
+                data,
+                examples,
+                num_clients=number,
+                held_out=None,
+                seed=seed,
+                test_fraction=0.4,
+                first_row=0,
+            )
+            held = [np.concatenate(two) for two in zip(*map(parts_of, split[:2]), strict=True)]
+            users = [set(user[rows]) for rows in held]
+            present = set().union(*users)
+            assert sum(map(len, users)) == len(present) < len(users) == number
+            assert max(map(len, users)) == 1
+            assert group_names(split) == ["d"]
 
 
 def test_columns_of_clients_are_users(regression: Path) -> None:
