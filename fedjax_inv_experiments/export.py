@@ -186,12 +186,12 @@ def run(options: Options) -> str:
     )
     out = Path(options.out or runs.path / "export")
     below = out if options.out else runs.path
-    if networks.is_scaled(runs.config.model, runs.data.dataset):
-        runs.check_data()  # shift and scale are computed anew
     each = [runs.run(index, options.state) for index in range(len(runs.cell.runs))]
     for one in each:
         files.check_no_link(_place(one, out), below)
     check_place("out", out, is_folder=True)
+    if networks.is_scaled(runs.config.model, runs.data.dataset):
+        runs.check_data()  # shift and scale are computed anew
     written: list[Written] = []
     lacking: list[UsageError] = []
     for one in each:

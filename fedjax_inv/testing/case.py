@@ -118,7 +118,7 @@ class Case:
         checks.number("learning_rate", learning_rate, "above 0", lambda rate: rate > 0)
         if hyperparameters is not None:
             checks.record("hyperparameters", hyperparameters, Mapping)
-        self.hyperparameters = dict(hyperparameters or {})
+        self.hyperparameters = {} if hyperparameters is None else dict(hyperparameters)
         self.factory, self.work = factory, work
         self.model = inputs.network() if model is None else model
         checks.record("model", self.model, Model)

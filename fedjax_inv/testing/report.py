@@ -139,10 +139,14 @@ def check(
     Raises:
       UsageError: for an unknown law, and for arguments of other types.
     """
-    for argument, given in (("laws", laws or ()), ("breaks", breaks or {})):
-        checks.record(argument, given, Sequence if argument == "laws" else Mapping)
-    checks.function("tell", tell or print)
-    names, expected = list(LAWS if laws is None else laws), dict(breaks or {})
+    if laws is not None:
+        checks.record("laws", laws, Sequence)
+    if breaks is not None:
+        checks.record("breaks", breaks, Mapping)
+    if tell is not None:
+        checks.function("tell", tell)
+    names = list(LAWS if laws is None else laws)
+    expected = {} if breaks is None else dict(breaks)
     for name in names:
         checks.one_of("laws", name, LAWS)
     for name in expected:
