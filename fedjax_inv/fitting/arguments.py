@@ -100,7 +100,7 @@ class Objective(NamedTuple):
 
     loss: Loss
     score: Score
-    settings: dict[str, Any]  # what the algorithm is told of the loss
+    settings: dict[str, Any]  # arguments of the algorithm: the loss, if it takes one
     task: str  # one of `data.dataset.TASKS`; "" if the loss takes any targets
 
 

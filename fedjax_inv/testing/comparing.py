@@ -83,7 +83,7 @@ def assert_close(first: Tree, second: Tree, *, rtol: float = 1e-4, atol: float =
     structures: list[Any] = [jax.tree.structure(tree) for tree in (first, second)]
     if structures[0] != structures[1]:
         raise AssertionError(f"the trees differ: {structures[0]} and {structures[1]}")
-    worst, told = 0.0, ""
+    worst, message = 0.0, ""
     for (path, a), b in zip(
         jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(second), strict=True
     ):
@@ -96,16 +96,16 @@ def assert_close(first: Tree, second: Tree, *, rtol: float = 1e-4, atol: float =
                 continue
             apart = np.where(same, 0, np.abs(a.astype(float) - b.astype(float)))
         apart = np.where(np.isfinite(apart), apart, np.inf)
-        if not told or apart.max() > worst:
+        if not message or apart.max() > worst:
             place = np.unravel_index(apart.argmax(), apart.shape)
             values = (np.broadcast_to(array, apart.shape)[place] for array in (a, b))
             worst = float(apart.max())
-            told = "{} differs by {:.3g} in {} of {} numbers: {:.6g} and {:.6g}".format(
+            message = "{} differs by {:.3g} in {} of {} numbers: {:.6g} and {:.6g}".format(
                 name, worst, (~same).sum(), same.size, *map(float, values)
             )
-    if told:
+    if message:
         allowed = f" (allowed: {atol:g} + {rtol:g} of the value)" if rtol or atol else ""
-        raise AssertionError(told + allowed)
+        raise AssertionError(message + allowed)
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MOST_PANELS = 12  # features that are drawn, the first ones
 _MOST_TARGETS = 4
-_MOST_GROUPS = 8  # colours that can be told apart
+_MOST_GROUPS = 8  # colours that a reader can distinguish
 _MOST_CATEGORIES = 12  # of a panel, the most frequent ones
 _LONGEST = 24  # characters of a panel's name
 _BINS = 30

@@ -65,7 +65,7 @@ def test_each_client_is_scored_with_its_fine_tuned_network(every: Ran, tmp_path:
     out = tmp_path / "scores.png"
     with no_figures():
         text = evaluate.run(evaluate.Options(str(every.folder), "last", out=str(out), fine_tune=2))
-    told = json.loads(out.with_suffix(".json").read_text())["runs"][0]
+    found = json.loads(out.with_suffix(".json").read_text())["runs"][0]
     personal, networks = fine_tuned.networks(one, one.algorithm(), 2)
     split = one.runs.data.splits[one.runs.cell.held_out][0]
     valid = split.valid._replace(data=one.runs.data.data)
@@ -73,12 +73,12 @@ def test_each_client_is_scored_with_its_fine_tuned_network(every: Ran, tmp_path:
     own = evaluation.evaluate(personal, state, valid)
     shared = evaluation.evaluate(one.algorithm(), state, valid)
     for name, scores in (("clients", shared), ("fine_tuned", own)):
-        assert [each["client"] for each in told[name]] == [0, 1]
-        for each in told[name]:
+        assert [each["client"] for each in found[name]] == [0, 1]
+        for each in found[name]:
             assert each["score"] == pytest.approx(float(scores.score[each["client"]]))
             assert each["loss"] == pytest.approx(float(scores.loss[each["client"]]), rel=1e-4)
-    assert told["clients"] != told["fine_tuned"]
-    lowest = 100 * min(each["score"] for each in told["fine_tuned"])
+    assert found["clients"] != found["fine_tuned"]
+    lowest = 100 * min(each["score"] for each in found["fine_tuned"])
     (line,) = (line for line in text.splitlines() if line.startswith("| own, fine-tuned"))
     assert line.split("|")[3].strip() == f"{lowest:.1f}"
 

@@ -1,6 +1,7 @@
 """Laws for algorithms of others: a sound one obeys them, and a small bug is named by its law."""
 
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -354,8 +355,9 @@ def test_a_counter_of_the_server_is_no_move_of_its_network() -> None:
 
     def counting(personal: bool) -> Callable[..., Algorithm]:
         def factory(model: Model, work: Work) -> Algorithm:
-            network: Any = lambda server: server["network"]  # noqa: E731
-            return built(model, work)._replace(network=network, personal=personal)
+            return built(model, work)._replace(
+                network=operator.itemgetter("network"), personal=personal
+            )
 
         return factory
 
