@@ -1,8 +1,9 @@
 # `make run` installs the package and runs a first comparison. `make test` installs the test
 # dependencies and runs all tests but the slow ones; `make test-all` runs those too. `make check` checks
-# lint, format and types. All is installed in .venv, in the versions of requirements/, which `make
-# requirements` writes. `make test-lowest` and `make test-newest` run the tests of `make test`, or those
-# in TESTS, with the lowest and the newest versions that pyproject.toml allows, in their own folders.
+# lint, format and types. `make docs` builds the site. All is installed in .venv, in the versions of
+# requirements/, which `make requirements` writes. `make test-lowest` and `make test-newest` run the
+# tests of `make test`, or those in TESTS, with the lowest and the newest versions that pyproject.toml
+# allows, in their own folders.
 PYTHON ?= python3
 UV ?= uv
 TESTS ?=
@@ -17,10 +18,10 @@ FAST := -m pytest --numprocesses=auto --dist=loadscope -m "not slow"
 COMPILE := UV_CUSTOM_COMPILE_COMMAND="make requirements" $(UV) pip compile --quiet --universal \
 	--python-version=3.11 --fork-strategy=fewest --no-annotate --upgrade
 
-.PHONY: run test test-all test-lowest test-newest check requirements clean
+.PHONY: run test test-all test-lowest test-newest check docs results requirements clean
 
 run: $(VENV)/.installed
-	$(BIN)/fedjax-inv paper fedipg --study=first_look --data=colored_digits,rotated_digits
+	$(BIN)/fedjax-inv paper first_look
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python $(FAST) $(TESTS)
@@ -31,17 +32,30 @@ test-all: test
 test-lowest test-newest: test-%: .venv-%/.installed
 	.venv-$*/bin/python $(FAST) $(TESTS)
 
+# Warnings are errors, and so are links to nothing. The first page is build/docs/index.html.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -E -W --keep-going --quiet -c docs -d build/doctrees . build/docs
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Writes the tables of the pages from their files, lists those that are older than the code, and
+# writes the gallery of algorithms from the map, and the pictures of environments and partitions.
+results: $(VENV)/.installed
+	$(BIN)/python -m tools.results
+	$(BIN)/python -m tools.gallery
+	$(BIN)/python -m tools.data_pictures
+
 # Writes the newest versions for all platforms, with the digests of their files. Needs uv: pip install uv
 requirements:
 	echo 'setuptools>=77' | $(COMPILE) --generate-hashes - -o requirements/build.txt
-	$(COMPILE) --generate-hashes pyproject.toml --extra=dev -o requirements/dev.txt
+	$(COMPILE) --generate-hashes pyproject.toml --extra=dev --extra=docs -o requirements/dev.txt
 	$(COMPILE) --generate-hashes pyproject.toml --extra=experiments -c requirements/dev.txt \
 		-o requirements/run.txt
+	$(COMPILE) --generate-hashes pyproject.toml --extra=docs -c requirements/dev.txt \
+		-o requirements/docs.txt
 	echo "libtpu; sys_platform == 'linux' and platform_machine == 'x86_64'" | \
 		$(COMPILE) --generate-hashes - -o requirements/libtpu.txt
 	$(COMPILE) --resolution=lowest-direct pyproject.toml --extra=dev -o requirements/lowest.txt
@@ -54,6 +68,10 @@ $(VENV)/.installed: pyproject.toml requirements/build.txt requirements/run.txt |
 	$(BIN)/python $(BUILD)
 	$(BIN)/python $(PIP) --require-hashes --no-build-isolation -r requirements/run.txt
 	$(BIN)/python $(PACKAGE)
+	touch $@
+
+$(VENV)/.installed-docs: requirements/docs.txt $(VENV)/.installed
+	$(BIN)/python $(PIP) --require-hashes --no-build-isolation -r requirements/docs.txt
 	touch $@
 
 $(VENV)/.installed-dev: requirements/dev.txt requirements/libtpu.txt $(VENV)/.installed

@@ -163,7 +163,7 @@ def of_workload(name: str) -> Work:
         state = jax.eval_shape(start, noise)
         upload = sum(each.up for each in communication.traffic(algorithm, state, noise))
         schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 10)
-        examples, shards = noise.data, ClientShards(*(leaf[None] for leaf in noise[1:]))
+        examples, shards = noise.data, ClientShards(*(leaf[None] for leaf in noise[1:4]))
         examples, shards = layout.place(examples, shards, shapes)
         on_all = layout.over(advance, (PartitionSpec(), PartitionSpec()), PartitionSpec())
         arguments = examples, shards, state, schedule

@@ -70,7 +70,7 @@ class Row:
 
 
 def tables(options: Options) -> Iterator[frame.Table]:
-    rows = study.select(fl_games.methods(options.data), options.rows)
+    rows = study.labelled(fl_games.methods(options.data), options.rows)
     extra = [
         *(f"--client_chunk={options.client_chunk}", f"--run_chunk={options.run_chunk}"),
         *(f"--seeds={','.join(map(str, options.seeds))}", f"--eval_every={options.rounds}"),

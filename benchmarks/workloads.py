@@ -199,7 +199,7 @@ def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
     flags = config_of(workload, num_devices)
     hyper = {"learning_rate": workload.learning_rate, "server_learning_rate": 1.0}
     cell = Cell("fedavg", {}, None, (program.Run(0, hyper),))
-    shards = ClientShards(*(leaf[None] for leaf in data[1:]))
+    shards = ClientShards(*(leaf[None] for leaf in data[1:4]))
     inputs = program.Inputs(
         {name: jnp.array([value]) for name, value in hyper.items()},
         jnp.zeros(1, jnp.int32),

@@ -1,9 +1,8 @@
 """FedNova (Wang et al. 2020, arXiv 2007.07481) as an algorithm of your own, and its check.
 
-`fedjax_inv.algorithms.fednova` also counts the steps of momentum and of a proximal term.
-
 A client divides its delta by its number tau of local steps, those of plain SGD here. The server
 multiplies the mean delta by the mean tau, so that clients with more steps do not count for more.
+`fedjax_inv.algorithms.fednova` also counts the steps of momentum and of a proximal term.
 
 python examples/fednova.py
 python -m fedjax_inv.testing examples.fednova:fednova
@@ -17,12 +16,13 @@ from sklearn.datasets import load_digits
 
 from fedjax_inv import aggregators, averaging, devices, evaluation, local, models, rounds, schedules
 from fedjax_inv.data import federation
-from fedjax_inv.types import Algorithm, Array, Model, Trained, Visit, Work
+from fedjax_inv.objectives import cross_entropy
+from fedjax_inv.types import Algorithm, Array, Loss, Model, Trained, Visit, Work
 
 
-def fednova(model: Model, work: Work) -> Algorithm:
+def fednova(model: Model, work: Work, *, loss: Loss = cross_entropy) -> Algorithm:
     """Return FedNova for local training by plain SGD."""
-    risk_gradient = averaging.gradient(model)
+    risk_gradient = averaging.gradient(model, loss)
 
     def steps(visit: Visit, trained: Trained) -> Array:
         return jnp.maximum(trained.num_steps, 1).astype(jnp.float32)

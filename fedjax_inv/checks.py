@@ -390,8 +390,9 @@ def federation(federation: Federation) -> None:
       UsageError: if a client's row does not exist, or if arrays have other shapes.
     """
     record("federation", federation, Federation)
-    data, order, start, size = federation
-    for name, leaf in zip(("order", "start", "size"), (order, start, size), strict=True):
+    data, order, start, size, who = federation
+    named = {"order": order, "start": start, "size": size}
+    for name, leaf in (named if who is None else named | {"who": who}).items():
         array(name, leaf)
         if not jax.dtypes.issubdtype(leaf.dtype, np.integer):
             raise UsageError(name, leaf, "must be integers")
@@ -402,7 +403,13 @@ def federation(federation: Federation) -> None:
         raise UsageError("data", ..., f"x and y must be of one length, not {sorted(lengths)}")
     if order.ndim != 1:
         raise UsageError("order", order, "must be [L]")
-    if start.ndim != 1 or start.shape != size.shape:
+    if who is not None:
+        if who.ndim != 1 or not start.shape == who.shape or size.ndim != 1:
+            raise UsageError("who", who, "must be [c], and so must {start}", start=("start", start))
+        if is_concrete((who, size)) and not isinstance(who, jax.ShapeDtypeStruct):
+            held: Any = _sizes_of(np.asarray(who), np.asarray(size))
+            size = held
+    elif start.ndim != 1 or start.shape != size.shape:
         raise UsageError("start", start, "must be [C], and so must {size}", size=("size", size))
     is_shape = any(isinstance(each, jax.ShapeDtypeStruct) for each in (order, start, size))
     if is_shape or not is_concrete((order, start, size)):
@@ -422,6 +429,13 @@ def federation(federation: Federation) -> None:
             f"must lie, with {{size}}, in the {len(rows)} rows of order",
             size=(f"size[{client}]", count[client]),
         )
+
+
+def _sizes_of(who: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Return the sizes of the clients of a compact federation, 0 for numbers that fill it up."""
+    if (np.diff(who) < 0).any() or (who < 0).any():
+        raise UsageError("who", who, "must be numbers of clients in ascending order")
+    return np.where(who < len(size), size[np.minimum(who, len(size) - 1)], 0)
 
 
 def cohort(name: str, cohort: Cohort) -> None:

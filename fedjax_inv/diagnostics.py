@@ -58,7 +58,7 @@ def agreement(
     checks.record("axis", axis, devices.Axis)
     checks.integer("batch_size", batch_size)
     checks.federation(federation)
-    data, order, start, size = tree.on_device(federation)
+    data, order, start, size, _ = tree.on_device(federation)
 
     def total_loss(params: Halves, batch: Batch) -> Array:
         network = Variables(params, variables.stats)

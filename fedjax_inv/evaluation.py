@@ -10,7 +10,16 @@ import numpy as np
 from fedjax_inv import checks, devices, local, objectives, rounds, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.rounds import State
-from fedjax_inv.types import Algorithm, Array, Batch, Federation, Loss, Shard, Tree
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    Examples,
+    Federation,
+    Loss,
+    Shard,
+    Tree,
+)
 
 _PERSONAL_BATCH = 128  # the largest batch of a personal model, which predicts for one client
 
@@ -54,7 +63,7 @@ def evaluate(
       score: the mean score of a batch of outputs.
 
     Returns:
-      The scores, each [C].
+      The scores, each [C]; of a compact federation [c].
 
     Raises:
       UsageError: if batch_size is below 1, if a client's rows are not rows of the examples, if the
@@ -73,17 +82,19 @@ def evaluate(
     if algorithm.personal and seen:
         rounds.check_num_clients(state, federation, axis)
     state, federation = tree.on_device((state, federation))
+    numbers, federation = _numbered(federation)
     size = federation.size
     federation = federation._replace(size=jnp.where(needed, size, 0))
 
     def unseen(who: Array) -> Tree:
         return algorithm.init_client(state.server, who)
 
-    def personal(who: Array, local_index: Array) -> tuple[Array, Array]:
+    def personal(at: Array, local_index: Array) -> tuple[Array, Array]:
         """Return the sums of a client's scores and losses; its state lies at `local_index`."""
+        who = at if numbers is None else numbers[at]
         own = tree.take(state.clients, local_index) if seen else unseen(who)
-        data, order, start, size = federation
-        shard = Shard(data, order, start[who], size[who], who)
+        data, order, start, size, _ = federation
+        shard = Shard(data, order, start[at], size[at], who)
 
         def sums(batch: Batch) -> tuple[Array, Array]:
             outputs = algorithm.predict(state.server, own, batch.x)
@@ -92,9 +103,103 @@ def evaluate(
 
         return local.fold(shard, sums, batch_size=min(batch_size, _PERSONAL_BATCH))
 
+    if algorithm.personal:
+        sums = _by_client(federation, personal, axis)
+    else:
+        each = _of_examples(algorithm, state.server, score, loss)
+        data, order, start, size_needed, _ = federation
+        plan = _plan(size_needed, axis, batch_size)
+
+        def rows(who: Array, number: Array) -> Array:
+            return order[start[who] + number - plan.first[who]]
+
+        everything = 0, plan.batch_end[-1]
+        zeros = jnp.zeros(len(size)), jnp.zeros(len(size))
+        sums = axis.selected(_add(zeros, data, rows, each, plan, everything), plan.is_mine)
+    return _means(axis, sums, size)
+
+
+class Part(NamedTuple):
+    """Some of the common batches of an evaluation, whose examples alone are in memory."""
+
+    first: Array  # [] int32, the first of this device's batches
+    last: Array  # [] int32, the one after the last
+    row: Array  # [] int32, the number of the example that is the first in memory
+
+
+def add_part(
+    sums: tuple[Array, Array],
+    algorithm: Algorithm,
+    server: Tree,
+    data: Examples,
+    size: Array,
+    part: Part,
+    *,
+    axis: devices.Axis,
+    batch_size: int,
+    loss: Loss = objectives.cross_entropy,
+    score: Loss = objectives.accuracy,
+) -> tuple[Array, Array]:
+    """Add a part of the batches of `evaluate` for an algorithm that is not personal.
+
+    All parts in turn, and `finish`, give the scores of `evaluate`, bit for bit. On several devices
+    each has its own part and sums.
+
+    Args:
+      sums: those of the parts before, each [C]; zeros before the first.
+      algorithm: the algorithm of the run.
+      server: its server's state.
+      data: the examples of the part, which are numbered one client of this device after the other.
+      size: [C] int32, the examples of each client.
+      part: the part.
+      axis: as in `evaluate`.
+      batch_size: B.
+      loss: the mean loss of a batch of outputs.
+      score: the mean score of a batch of outputs.
+
+    Returns:
+      The sums.
+    """
+    each = _of_examples(algorithm, server, score, loss)
+    plan = _plan(size, axis, batch_size)
+    return _add(sums, data, lambda who, number: number - part.row, each, plan, part[:2])
+
+
+def finish(sums: tuple[Array, Array], size: Array, *, axis: devices.Axis) -> Scores:
+    """Return the scores of all parts.
+
+    Args:
+      sums: from `add_part`, each [C].
+      size: [C] int32, the examples of each client.
+      axis: as in `evaluate`.
+    """
+    return _means(axis, axis.selected(sums, _is_mine(len(size), axis)), size)
+
+
+def _means(axis: devices.Axis, sums: tuple[Array, Array], size: Array) -> Scores:
+    def means(sums: tuple[Array, Array], size: Array) -> Scores:
+        score_mean, loss_mean = (total / jnp.maximum(size, 1) for total in sums)
+        return Scores(score_mean, loss_mean, size.astype(jnp.int32))
+
+    return axis.isolated(means, sums, size)
+
+
+def _numbered(federation: Federation) -> tuple[Array | None, Federation]:
+    """Return the numbers of a compact federation's clients, and a federation of them alone."""
+    data, order, start, size, who = federation
+    if who is None:
+        return None, federation
+    sizes = jnp.where(who < len(size), size[jnp.minimum(who, len(size) - 1)], 0)
+    return who, Federation(data, order, start, sizes)
+
+
+def _of_examples(
+    algorithm: Algorithm, server: Tree, score: Loss, loss: Loss
+) -> Callable[[Batch], tuple[Array, Array]]:
+    """Return (batch -> the score and the loss of each example [B]) for a model that all share."""
+
     def each(batch: Batch) -> tuple[Array, Array]:
-        """Return the score and the loss of each example [B], under a model that all share."""
-        outputs = algorithm.predict(state.server, (), batch.x)
+        outputs = algorithm.predict(server, (), batch.x)
 
         def alone(one: Tree) -> tuple[Array, Array]:
             arguments = jax.tree.map(lambda leaf: leaf[None], one)
@@ -102,17 +207,7 @@ def evaluate(
 
         return jax.vmap(alone)((outputs, batch.y, batch.mask))
 
-    sums = (
-        _by_client(federation, personal, axis)
-        if algorithm.personal
-        else _in_common(federation, each, axis, batch_size)
-    )
-
-    def means(sums: tuple[Array, Array], size: Array) -> Scores:
-        score_mean, loss_mean = (total / jnp.maximum(size, 1) for total in sums)
-        return Scores(score_mean, loss_mean, size.astype(jnp.int32))
-
-    return axis.isolated(means, sums, size)
+    return each
 
 
 def _by_client(
@@ -134,21 +229,32 @@ def _by_client(
     return mine.gather(axis.fold(client, nothing, devices.Sums(()), mine, turns)[1])
 
 
-def _in_common(
-    federation: Federation,
-    each: Callable[[Batch], tuple[Array, Array]],
-    axis: devices.Axis,
-    batch_size: int,
-) -> tuple[Array, Array]:
-    """Return the sums over each client's examples of the two numbers from `each`, each [C].
+class _Plan(NamedTuple):
+    """The common batches of a device.
 
-    The examples of all clients are numbered one client after the other. A batch has consecutive
+    The examples of its clients are numbered one client after the other. A batch has consecutive
     examples of one lane of clients, and a device takes all batches of its lanes.
     """
-    data, order, start, size = federation
-    number = federation.num_clients
+
+    is_mine: Array  # [C] bool, the clients of this device
+    first: Array  # [C] the number of each client's first example
+    end: Array  # [C]
+    lane_first: Array  # [lanes] likewise of each lane
+    lane_end: Array
+    num_batches: Array  # [lanes]
+    batch_end: Array  # [lanes] the batches up to the end of each lane
+    batch_size: int
+
+
+def _is_mine(number: int, axis: devices.Axis) -> Array:
     (local, room), everyone = axis.block(number), jnp.arange(number)
-    is_mine = (local <= everyone) & (everyone < local + room)
+    return (local <= everyone) & (everyone < local + room)
+
+
+def _plan(size: Array, axis: devices.Axis, batch_size: int) -> _Plan:
+    """Return the common batches of a device. size: [C], the examples of all clients."""
+    number = len(size)
+    is_mine = _is_mine(number, axis)
     size = jnp.where(is_mine, size, 0)
     end = jnp.cumsum(size)
     first = end - size
@@ -159,6 +265,23 @@ def _in_common(
     lane_first = jnp.concatenate([jnp.zeros_like(end[:1]), lane_end[:-1]])
     num_batches = -(-(lane_end - lane_first) // batch_size)
     batch_end = jnp.cumsum(num_batches)
+    return _Plan(is_mine, first, end, lane_first, lane_end, num_batches, batch_end, batch_size)
+
+
+def _add(
+    sums: tuple[Array, Array],
+    data: Examples,
+    rows: Callable[[Array, Array], Array],
+    each: Callable[[Batch], tuple[Array, Array]],
+    plan: _Plan,
+    batches: tuple[Array | int, Array],
+) -> tuple[Array, Array]:
+    """Add to the sums over each client's examples of the two numbers from `each`, each [C].
+
+    rows: (clients [B], numbers of examples [B]) -> where they lie in `data`. batches: the first of
+    the plan, and the one after the last.
+    """
+    _, _, end, lane_first, lane_end, num_batches, batch_end, batch_size = plan
 
     def add_batch(batch: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
         lane = jnp.searchsorted(batch_end, batch, side="right", method="scan_unrolled")
@@ -167,12 +290,11 @@ def _in_common(
         real = index < lane_end[lane]
         index = jnp.where(real, index, index[0])
         who = jnp.searchsorted(end, index, side="right", method="scan_unrolled")
-        examples = tree.take(data, order[start[who] + index - first[who]])
+        examples = tree.take(data, rows(who, index))
         scores, losses = each(Batch(examples.x, examples.y, real))
         return _scattered(sums[0], who, scores), _scattered(sums[1], who, losses)
 
-    zeros = jnp.zeros(number), jnp.zeros(number)
-    return axis.selected(jax.lax.fori_loop(0, batch_end[-1], add_batch, zeros), is_mine)
+    return jax.lax.fori_loop(*batches, add_batch, sums)
 
 
 def _scattered(totals: Array, who: Array, values: Array) -> Array:

@@ -64,7 +64,7 @@ def fine_tuned(
     network_of, grad_fn = algorithm.network, averaging.gradient(model, loss)
     state, federation = tree.on_device((state, federation))
     start = network_of(state.server)
-    data, order, first, size = federation
+    data, order, first, size, _ = federation
 
     def client(who: Array) -> Variables:
         shard = Shard(data, order, first[who], size[who], who)

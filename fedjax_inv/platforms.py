@@ -5,6 +5,7 @@ import contextvars
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +14,8 @@ from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 
 PRECISIONS = ("default", "high", "highest")  # of float32 products, as JAX names them
+
+_LEVEL = "xla_backend_optimization_level"
 
 _platform: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
 
@@ -31,6 +34,15 @@ def on_tpu() -> bool:
     The TPU's compiler turns a grouped convolution into a convolution with one more axis.
     """
     return _current() == "tpu"
+
+
+def quick_to_compile() -> dict[str, Any]:
+    """Return `compiler_options` of `jax.jit` for programs that compile longer than they run.
+
+    They leave out slow passes of LLVM on CPUs, unless XLA_FLAGS name a level.
+    """
+    is_chosen = _LEVEL in os.environ.get("XLA_FLAGS", "")
+    return {_LEVEL: 1} if on_cpu() and not is_chosen else {}
 
 
 @contextlib.contextmanager

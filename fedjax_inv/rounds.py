@@ -101,7 +101,7 @@ def init(
     server = algorithm.init_server(
         Setup(variables, federation.num_clients, sample, jax.random.fold_in(key, 0))
     )
-    who = axis.local_clients(federation.num_clients)
+    who = _clients(federation, axis)
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(who)
     broadcast_history: tuple[Tree, ...] = tuple(() for _ in algorithm.exchanges)
     if history > 1:
@@ -114,6 +114,11 @@ def init(
     # Copies, so that a state can be donated although several leaves started as one array.
     server, own, broadcast_history = jax.tree.map(jnp.array, (server, own, broadcast_history))
     return State(server, own, broadcast_history, jnp.int32(0), jax.random.fold_in(key, 1))
+
+
+def _clients(federation: Federation, axis: Axis) -> Array:
+    """Return the clients whose states lie on this device."""
+    return axis.local_clients(federation.num_clients) if federation.who is None else federation.who
 
 
 def _history(broadcast_history: Tree) -> int:
@@ -157,18 +162,20 @@ def _exchange(
     delay = jnp.clip(cohort.delay, 0, jnp.minimum(history - 1, state.round))
     slots = _slots(exchange, state, cohort._replace(delay=delay), federation)
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), index)
-    mine = axis.assign(slots, slots.who, slots.present, federation.num_clients)
+    place = federation.places(slots.who)
+    mine = axis.assign(slots, place, slots.present, federation.num_clients)
 
     def client(turn: tuple[Slots, Array]) -> tuple[tuple[Tree, Array], _Result]:
         """Play one slot's turn; return ((upload, whether it counts), the other results)."""
         slot, local_index = turn
+        start = federation.start[slot.who if federation.who is None else local_index]
         own = tree.take(state.clients, local_index)
         received = message
         if history > 1:
             received = tree.take(broadcast_history, (state.round - slot.delay) % history)
         # An absent client gets no examples, so under a scan it costs next to nothing.
         size = jnp.where(slot.present, slot.size, 0)
-        shard = Shard(federation.data, federation.order, federation.start[slot.who], size, slot.who)
+        shard = Shard(federation.data, federation.order, start, size, slot.who)
         client_key = jax.random.fold_in(key, slot.who)
         reply = exchange.client(
             Visit(received, own, shard, state.round, slot.delay, client_key, undelayed)
@@ -198,8 +205,8 @@ def _exchange(
     # Each device writes the states of the clients that lie on it; an absent client writes nothing.
     where, own, wrote = mine.local_index, result.own, result.present
     if axis.replicated:
-        where, own, wrote = cohort.who, mine.gather(result.own), present
-    num_local = axis.local_clients(federation.num_clients).shape[0]
+        where, own, wrote = place, mine.gather(result.own), present
+    num_local = _clients(federation, axis).shape[0]
     state = state._replace(
         server=server,
         clients=tree.put(state.clients, jnp.where(wrote, where, num_local), own),
@@ -224,12 +231,10 @@ def check_num_clients(state: State, federation: Federation, axis: Axis) -> None:
       UsageError: if the numbers differ. A state whose clients store nothing fits any federation.
     """
     num_states = {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)}
-    if num_states - {axis.local_clients(federation.num_clients).shape[0]}:
-        raise UsageError(
-            "federation",
-            ...,
-            f"has {federation.num_clients} clients, must have {num_states.pop()}, as the state has",
-        )
+    if num_states - {_clients(federation, axis).shape[0]}:
+        here = federation.start.shape[0]
+        text = f"has {here} clients, must have {num_states.pop()}, as the state has"
+        raise UsageError("federation", ..., text)
 
 
 def _check_types(

@@ -6,6 +6,7 @@ schedule starts with the shorter one, and the order of slots does not matter.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,16 @@ import numpy as np
 from fedjax_inv import checks, permutation
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Cohort, Tree
+
+# (round [], clients [B]) -> [B] bool, which of the clients are online in the round
+Online = Callable[[Array, Array], Array]
+
+
+class Reports(NamedTuple):
+    """What the rounds of a schedule cost beyond the updates that count."""
+
+    lost: Array  # [T] int32, clients that were asked, but whose update does not count
+    seconds: Array  # [T] float32, the simulated length of each round
 
 
 def _schedule(who: Array) -> Cohort:
@@ -44,7 +55,9 @@ def everyone(num_clients: int, num_rounds: int) -> Cohort:
     return _schedule(jnp.tile(jnp.arange(num_clients), (num_rounds, 1)))
 
 
-def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohort:
+def sampled(
+    key: Array, num_clients: int, cohort: int, num_rounds: int, *, online: Online | None = None
+) -> Cohort:
     """Return a schedule of clients drawn uniformly without replacement in each round.
 
     Args:
@@ -52,6 +65,8 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
       num_clients: C, at least 1.
       cohort: S, how many clients attend a round, in 1..C.
       num_rounds: T, at least 1.
+      online: which clients can be drawn in a round, such as `diurnal(...)` or `trace(...)`; by
+        default all. If fewer than S are online, the other slots are empty.
 
     Returns:
       The schedule, [T, S].
@@ -65,13 +80,212 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
     checks.integer("cohort", cohort, 1, num_clients, ", the clients")
     checks.memory("num_clients", num_clients, 4 * num_clients)
     _check_size(cohort, num_rounds)
+    if online is not None:
+        checks.function("online", online)
 
     def draw(round_index: Array) -> Array:
         # The first S of a permutation of all clients; the rest is not computed.
         drawn = permutation.draw(jax.random.fold_in(key, round_index))
         return permutation.at(drawn, jnp.arange(cohort, dtype=jnp.int32), jnp.int32(num_clients))
 
-    return _schedule(jax.vmap(draw)(jnp.arange(num_rounds)))
+    rounds = jnp.arange(num_rounds)
+    if online is None:
+        return _schedule(jax.vmap(draw)(rounds))
+    who, count = jax.lax.map(lambda t: _drawn_online(key, t, online, num_clients, cohort), rounds)
+    return _schedule(who)._replace(present=jnp.arange(cohort) < count[:, None])
+
+
+def _drawn_online(
+    key: Array, round_index: Array, online: Online, num_clients: int, cohort: int
+) -> tuple[Array, Array]:
+    """Return (the first clients online of a permutation of all [S], how many there are [])."""
+    drawn = permutation.draw(jax.random.fold_in(key, round_index))
+    # Blocks of the permutation are computed until the cohort is full.
+    block = min(num_clients, max(2 * cohort, 256))
+
+    def is_short(now: tuple[Array, Array, Array]) -> Array:
+        first, found, _ = now
+        return (found < cohort) & (first < num_clients)
+
+    def look_on(now: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        first, found, who = now
+        position = first + jnp.arange(block, dtype=jnp.int32)
+        clients = permutation.at(drawn, position, jnp.int32(num_clients))
+        can_come = online(round_index, clients) & (position < num_clients)
+        slot = found + jnp.cumsum(can_come, dtype=jnp.int32) - 1
+        who = who.at[jnp.where(can_come, slot, cohort)].set(clients, mode="drop")
+        return first + block, found + can_come.sum(dtype=jnp.int32), who
+
+    start = jnp.int32(0), jnp.int32(0), jnp.zeros(cohort, jnp.int32)
+    _, found, who = jax.lax.while_loop(is_short, look_on, start)
+    return who, jnp.minimum(found, cohort)
+
+
+def diurnal(
+    key: Array, num_clients: int, *, day: int, least: float, most: float, time_zones: float = 0.0
+) -> Online:
+    """Return which clients are online if that depends on the time of day.
+
+    In round t, client c is online with probability
+
+        p = least + (most - least) (1 - cos(2 pi (t / day - time_zones c / C))) / 2,
+
+    namely if p is above a number that is drawn uniformly for each client and day. So a client is
+    online in one stretch of its day, around noon. Bonawitz et al. 2019, "Towards Federated Learning
+    at Scale", section 9, report four times as many devices at the best hour as at the worst.
+
+    Args:
+      key: a random key.
+      num_clients: C, at least 1.
+      day: the rounds of a day, at least 1.
+      least: the part of the clients that is online at midnight, between 0 and 1.
+      most: the part that is online at noon, between `least` and 1.
+      time_zones: over which part of a day the clients' midnights are spread, in the order of the
+        clients' numbers, between 0 and 1.
+
+    Raises:
+      UsageError: if an argument is out of its bounds.
+    """
+    checks.key("key", key)
+    checks.integer("num_clients", num_clients)
+    checks.integer("day", day)
+    for name, value in (("least", least), ("most", most), ("time_zones", time_zones)):
+        checks.probability(name, value)
+    if least > most:
+        raise UsageError("least", least, "must be at most {most}", most=("most", most))
+
+    def online(round_index: Array, who: Array) -> Array:
+        # Days are counted from 1, as the first round may lie on the day before a client's first.
+        now = 1 + round_index / day - time_zones * (who / num_clients)
+        share = least + (most - least) * (1 - jnp.cos(2 * jnp.pi * now)) / 2
+
+        def drawn(date: Array, client: Array) -> Array:
+            return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, date), client))
+
+        return jax.vmap(drawn)(jnp.floor(now).astype(jnp.int32), who) < share
+
+    return online
+
+
+def trace(recorded: Array) -> Online:
+    """Return which clients are online according to a record.
+
+    Round t is row t mod P of the record, and client c is column c mod N, so a short record repeats
+    itself and a narrow one serves several clients (as in FedScale, Lai et al. 2022).
+
+    Args:
+      recorded: [P, N] bool, P rounds and N devices.
+
+    Raises:
+      UsageError: if it is not [P, N] bool with at least one element.
+    """
+    checks.array("recorded", recorded)
+    if recorded.ndim != 2 or recorded.dtype != bool or not recorded.size:
+        found = f"is {recorded.dtype} {recorded.shape}"
+        raise UsageError("recorded", ..., f"{found}, must be bool [rounds, devices]")
+    length, devices = recorded.shape
+    recorded = jnp.asarray(recorded)
+    return lambda round_index, who: recorded[round_index % length, who % devices]
+
+
+def report_seconds(
+    schedule: Cohort,
+    key: Array,
+    typical: float | Array,
+    *,
+    spread: float,
+    round_spread: float = 0.0,
+) -> Array:
+    """Draw after how many seconds each client of each round reports.
+
+    Client c reports in round t after typical[c] exp(spread a + round_spread b) seconds, where a is
+    a standard normal number of the client and b one of the client and round. So times are
+    log-normal, and typical[c] is their median.
+
+    Args:
+      schedule: [T, S].
+      key: a random key.
+      typical: the seconds of a client of median speed that has this client's work, a scalar or
+        one per client [C].
+      spread: the standard deviation of the logarithm between clients, at least 0.
+      round_spread: the same between the rounds of a client.
+
+    Returns:
+      The seconds, [T, S] float32.
+
+    Raises:
+      UsageError: if a number is negative, or if a client of the schedule has none.
+    """
+    _check_schedule(schedule)
+    checks.key("key", key)
+    typical = _numbers("typical", typical)
+    _check("typical", typical, "must be at least 0", lambda seconds: seconds >= 0)
+    _check_per_client("typical", typical, schedule)
+    checks.real("spread", spread)
+    checks.real("round_spread", round_spread)
+    of_client, of_round = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+
+    def seconds(round_index: Array, who: Array) -> Array:
+        own = jax.random.normal(jax.random.fold_in(of_client, who))
+        now = jax.random.normal(jax.random.fold_in(jax.random.fold_in(of_round, round_index), who))
+        median = typical[who] if typical.ndim else typical
+        return median * jnp.exp(spread * own + round_spread * now)
+
+    # A loop over rounds: on a CPU, vectorised exponentials of more rounds round differently.
+    rounds = jnp.arange(schedule.who.shape[0])
+    of_round_slots = jax.vmap(seconds, (None, 0))
+    return jax.lax.map(lambda now: of_round_slots(*now), (rounds, schedule.who))
+
+
+def first_reports(
+    schedule: Cohort, seconds: Array, count: int, *, deadline: float | None = None
+) -> tuple[Cohort, Reports]:
+    """Return a schedule of the first clients that report in each round.
+
+    All clients of a round of the given schedule are asked. The round ends with report number
+    `count`, or when all that were asked have reported; at the latest at the deadline. Whoever has
+    not reported by then has downloaded the message, stops, and uploads nothing. Without a
+    deadline, a round with too few reports ends with the last one. This is the selection of more
+    clients than are needed of Bonawitz et al. 2019, section 2.2 and 9, who ask 130%.
+
+    Args:
+      schedule: [T, N], all clients that are asked.
+      seconds: [T, N], when each of them reports; infinity for one that never does.
+      count: S, how many reports end a round, in 1..N.
+      deadline: the most seconds of a round, above 0; None: any.
+
+    Returns:
+      (the schedule of the updates that count [T, S], the cost of its rounds).
+
+    Raises:
+      UsageError: if an argument is out of its bounds.
+    """
+    _check_schedule(schedule)
+    checks.array("seconds", seconds)
+    if seconds.shape != schedule.who.shape:
+        found = f"has shape {seconds.shape}"
+        raise UsageError("seconds", ..., f"{found}, must have the schedule's, {schedule.who.shape}")
+    _check("seconds", seconds, "must be at least 0", lambda known: known >= 0)
+    checks.integer("count", count, 1, schedule.who.shape[1], ", the slots of the schedule")
+    if deadline is not None:
+        checks.number("deadline", deadline, "above 0", lambda d: d > 0)
+    arrives = schedule.present & jnp.isfinite(seconds)
+    if deadline is not None:
+        arrives &= seconds <= deadline
+    at = jnp.where(arrives, seconds, jnp.inf)
+    # Clients with the same time come in the order of their numbers, whatever their slots.
+    place = jnp.argsort(jnp.lexsort((schedule.who, at), axis=1), axis=1)
+    counts = arrives & (place < count)
+    asked, counted = schedule.present.sum(1), counts.sum(1)
+    length = jnp.where(counts, at, 0).max(1)
+    if deadline is not None:
+        length = jnp.where(counted == jnp.minimum(asked, count), length, deadline)
+    cost = Reports((asked - counted).astype(jnp.int32), length.astype(jnp.float32))
+    schedule = schedule._replace(present=counts)
+    if count < schedule.who.shape[1]:  # else all stay in their slots, so that no sum changes
+        kept = jnp.argsort(~counts, axis=1, stable=True)[:, :count]
+        schedule = jax.tree.map(lambda leaf: jnp.take_along_axis(leaf, kept, axis=1), schedule)
+    return schedule, cost
 
 
 def cohort_size(num_clients: int, rate: float) -> int:

@@ -6,6 +6,9 @@ spurious features, and do not roll back. The rule looks at training examples onl
 a compiled program, for several thresholds at once.
 
 With `above`, a run stops as soon as it reaches an accuracy.
+
+With `within`, a rule of ours, an accuracy far below the threshold does not stop a run. In one round
+a game may fall from an ensemble that follows a cue to one that follows its opposite.
 """
 
 import math
@@ -57,6 +60,7 @@ def update(
     warm_start: int | Array,
     measure: Callable[[Array], Tree],
     above: bool = False,
+    within: float | None = None,
 ) -> Stops:
     """Return the stops after a round.
 
@@ -69,10 +73,12 @@ def update(
       measure: (whether a threshold is met []) -> scores of this round. It is called in every round,
         and should take no time if no threshold is met.
       above: whether a threshold is met if accuracy >= threshold instead.
+      within: if given, an accuracy that differs from a threshold by more does not meet it.
 
     Raises:
       UsageError: if there are not as many thresholds as stops, if scores have other shapes, for a
-        threshold that is NaN unless thresholds are traced, and for arguments of other types.
+        threshold that is NaN unless thresholds are traced, for `within` below 0, and for arguments
+        of other types.
     """
     _check_stops(stops)
     checks.array("accuracy", accuracy)
@@ -88,10 +94,14 @@ def update(
         raise UsageError("thresholds", np.asarray(thresholds).tolist(), "must not be NaN")
     checks.function("measure", measure)
     checks.boolean("above", above)
+    if within is not None:
+        checks.number("within", within, "of at least 0", lambda number: number >= 0)
     for name, rounds in (("num_rounds", num_rounds), ("warm_start", warm_start)):
         checks.whole(name, rounds)
     # Not a loop of 0 or 1 turns around `measure`: XLA moves loop-invariant code out of loops.
     is_met = accuracy >= thresholds if above else accuracy < thresholds
+    if within is not None:
+        is_met &= abs(accuracy - thresholds) <= within
     now = (stops.round == 0) & is_met & (num_rounds >= warm_start)
     scores = measure(now.any())
     measured = jax.tree.map(lambda leaf: thresholds.shape + jnp.shape(leaf), scores)

@@ -59,14 +59,14 @@ class ClientShards(NamedTuple):
     sizes: list[tuple[int, int, int]]  # training, validation, test
 
 
-def holdings_of(split: Split) -> ClientShards:
-    """The holders of a split."""
+def holdings_of(split: Split, is_wrong: np.ndarray | None = None) -> ClientShards:
+    """The holders of a split. is_wrong: [M] which rows have wrong labels; None: none."""
     train, valid = parts_of(split.train), parts_of(split.valid)
     (test,) = parts_of(split.test)
     domain = split.test_domain[0]
     test_name = "test split" if domain < 0 else f"held out: {split.domains[domain]}"
     return ClientShards(
-        [*data_figures.client_names(split), test_name],
+        [*data_figures.client_names(split, is_wrong), test_name],
         [*(np.concatenate(pair) for pair in zip(train, valid, strict=True)), test],
         [*((len(t), len(v), 0) for t, v in zip(train, valid, strict=True)), (0, 0, len(test))],
     )
@@ -94,8 +94,11 @@ def best_guess(cue: np.ndarray, y: np.ndarray, seen: np.ndarray) -> np.ndarray:
     return counts.argmax(1)
 
 
-def table(dataset: Dataset, holdings: ClientShards) -> str:
-    """A row for each holder: its sizes, and how often the guess from each cue alone is right."""
+def table(dataset: Dataset, holdings: ClientShards, is_wrong: np.ndarray | None = None) -> str:
+    """A row for each holder: its sizes, and how often the guess from each cue alone is right.
+
+    is_wrong: [M] which rows have wrong labels, to be counted; None: they are not counted.
+    """
     seen = np.concatenate(holdings.rows[:-1])
     guesses = {
         name: best_guess(cue, dataset.y, seen)[cue] == dataset.y
@@ -111,9 +114,13 @@ def table(dataset: Dataset, holdings: ClientShards) -> str:
     def right(guess: np.ndarray) -> Callable[[Any], str]:
         return lambda line: "" if line[1] is None else _percent(guess[line[1]])
 
+    def number(of: np.ndarray) -> Callable[[Any], object]:
+        return lambda line: of[seen].sum() if line[1] is None else of[line[1]].sum() or ""
+
     columns = {
         "client: domain": lambda line: line[0],
         **{name: size(at) for at, name in enumerate(("training", "validation", "test"))},
+        **({} if is_wrong is None else {"wrong labels": number(is_wrong)}),
         **{f"right by {name} alone, %": right(guess) for name, guess in guesses.items()},
     }
     return written(lines, columns, align="right")
@@ -156,8 +163,19 @@ def chosen(dataset: Dataset, domain: int, count: int) -> np.ndarray:
     return rows[np.lexsort((labels, turn))][:count]
 
 
-def draw(path: Path, dataset: Dataset, holdings: ClientShards, *, title: str, count: int) -> None:
-    """Draws a line of `count` images for each domain, and beside them the counts of each client."""
+def draw(
+    path: Path,
+    dataset: Dataset,
+    holdings: ClientShards,
+    is_wrong: np.ndarray,
+    *,
+    title: str,
+    count: int,
+) -> None:
+    """Draws a line of `count` images for each domain, and beside them the counts of each client.
+
+    is_wrong: [M] which rows have wrong labels, to be written in red.
+    """
     num_lines, num_holders = len(dataset.domains), len(holdings.names)
     drawn = cues(dataset)
     what = {"classes": "class", "labels": "label", "values": dataset.classes[0]}[dataset.task]
@@ -171,7 +189,7 @@ def draw(path: Path, dataset: Dataset, holdings: ClientShards, *, title: str, co
     height = max(0.62 * _STEP * num_lines, min(_LONGEST, 0.2 * num_holders), 2)
     figure = Figure(figsize=(sum(widths) + 1, height + 1.3), layout="constrained")
     left, *others = figure.subplots(1, len(widths), width_ratios=widths)
-    _draw_images(left, dataset, drawn, count)
+    _draw_images(left, dataset, is_wrong, drawn, count)
     sums = [len(rows) for rows in holdings.rows]  # an example may have several labels
     for axis, (name, (names, of)), length in zip(others, counts.items(), lengths, strict=True):
         figures.counts(axis, of, height, sums)
@@ -184,7 +202,13 @@ def draw(path: Path, dataset: Dataset, holdings: ClientShards, *, title: str, co
     figures.save(figure, path, dpi=min(130, _MOST_PIXELS / max(figure.get_size_inches())))
 
 
-def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], count: int) -> None:
+def _draw_images(
+    axis: Axes,
+    dataset: Dataset,
+    is_wrong: np.ndarray,
+    drawn: dict[str, np.ndarray],
+    count: int,
+) -> None:
     """Draws images with labels, and beside them how often each class of a domain has each cue."""
     for line in range(len(dataset.domains)):
         rows, top = chosen(dataset, line, count), _STEP * line
@@ -194,7 +218,9 @@ def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], cou
             axis.imshow(picture, extent=place, interpolation="nearest")
             if dataset.task == "classes":
                 text = figures.literal(dataset.classes[dataset.y[row]][:9])
-                axis.text(column + 0.47, top - 0.04, text, fontsize=7, ha="center", va="bottom")
+                color = "firebrick" if is_wrong[row] else "black"
+                style: dict[str, Any] = dict(fontsize=7, ha="center", va="bottom", color=color)
+                axis.text(column + 0.47, top - 0.04, text, **style)
         here = dataset.domain == line
         for index, (name, cue) in enumerate(drawn.items()):
             joint = np.zeros((len(dataset.classes), cue.max() + 1))
@@ -213,6 +239,7 @@ def _draw_images(axis: Axes, dataset: Dataset, drawn: dict[str, np.ndarray], cou
     axis.tick_params(length=0)
     axis.set_frame_on(False)
     title = "domains, with labels" if dataset.task == "classes" else "domains"
+    title += ", wrong ones in red" if is_wrong.any() else ""
     axis.set_title(title, fontsize=9)
 
 
@@ -226,11 +253,13 @@ def show(config: Config, options: Options) -> str:
     if len(assembled.splits) > 1:
         text = "must be one domain to be shown"
         raise UsageError(f"--held_out={config.data.held_out}", ..., text)
-    ((held_out, splits),) = assembled.splits.items()
-    holdings = holdings_of(splits[config.run.seeds[0]])
+    (held_out,) = assembled.splits
+    dataset, split = assembled.as_seen(held_out, config.run.seeds[0])
+    is_wrong = np.asarray(dataset.y != assembled.dataset.y)
+    holdings = holdings_of(split, is_wrong)
+    counted = is_wrong if config.partition.wrong_labels else None
     title = f"{config.title}, held out: {held_out or 'test split'}, seed {config.run.seeds[0]}"
-    text = f"\n{title}\n\n{table(assembled.dataset, holdings)}\n\n"
-    dataset = assembled.dataset
+    text = f"\n{title}\n\n{table(dataset, holdings, counted)}\n\n"
     text += features(dataset)
     if warning := assembled.scale_warning():
         text += f"Warning: --dataset={config.data.dataset}: {warning}.\n\n"
@@ -239,7 +268,7 @@ def show(config: Config, options: Options) -> str:
         return f"{text}No picture: the data are neither images nor vectors."
     files.make_folder(out.parent)
     if is_image:
-        draw(out, dataset, holdings, title=title, count=options.images)
+        draw(out, dataset, holdings, is_wrong, title=title, count=options.images)
     else:
         figures.save(table_figures.table(dataset, *holdings, title), out, dpi=130)
     return f"{text}Picture: {out}."

@@ -172,6 +172,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
                 "negative_weight": 0.8,
                 "decorrelation_weight": 0.1,
                 "detach": False,
+                "statistics": "all",
                 "combining": "paper",
                 "rows": 2,
                 "chunk": 3,
@@ -260,6 +261,9 @@ TABLE: dict[str, tuple[Config, ...]] = {
     "fedproto": (
         Config(small_normed, epochs, {"penalty": 2.0, "server_optimizer": _MOMENTUM}),
         Config(small_normed, momentum_epochs, {"penalty": 2.0, "share_weights": False}),
+    ),
+    "fedsr": (
+        Config(small_normed, epochs, {"l2r": 0.1, "cmi": 0.05, "server_optimizer": _MOMENTUM}),
     ),
     "vrex": (Config(mlp, epochs, {"beta": 0.4, "loss_batch_size": 3}),),
     "qfedavg": (

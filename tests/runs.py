@@ -12,12 +12,13 @@ import pytest
 from absl import flags
 
 from fedjax_inv_experiments import train
+from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import flag
 from fedjax_inv_experiments.flags.command import Binary
 from fedjax_inv_experiments.reporting import figures
 from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import log, loop, provenance
+from fedjax_inv_experiments.running import log, loop, provenance, records
 from fedjax_inv_experiments.running.records import Domain, Line, Result
 from fedjax_inv_experiments.running.signals import Stop, Stopped
 
@@ -74,9 +75,14 @@ def ran(config: Config) -> Ran:
     return Ran(Path(config.run.run_dir), job)
 
 
+def start_of(job: loop.Job) -> records.Start:
+    """The record of a start; the job's own data are padded."""
+    return provenance.record(assemble.assemble(job.config).data)
+
+
 def halved(job: loop.Job, folder: Path) -> Path:
     """A folder in which the job was stopped after its first segment."""
-    folders.begin(folder, job.config, job.cell, provenance.record(job.data))
+    folders.begin(folder, job.config, job.cell, start_of(job))
     with StopAfterOne() as stop, pytest.raises(Stopped):
         loop.run_cell(job, folder, stop)
     return folder
@@ -84,7 +90,7 @@ def halved(job: loop.Job, folder: Path) -> Path:
 
 def go_on(job: loop.Job, folder: Path) -> Path:
     """Runs a job in a folder, from its newest checkpoint on, to the end."""
-    folders.begin(folder, job.config, job.cell, provenance.record(job.data))
+    folders.begin(folder, job.config, job.cell, start_of(job))
     with Stop() as stop:
         loop.run_cell(job, folder, stop)
     return folder

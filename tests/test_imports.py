@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("fedjax_inv", "fedjax_inv_experiments", "benchmarks")
+PACKAGES = ("fedjax_inv", "fedjax_inv_experiments", "benchmarks", "tools")
 
 
 # The rooms of fedjax_inv_experiments/: a module imports from its own room and earlier ones; the
 # binaries lie in the root.
-ROOMS = ("flags", "parts", "experiment", "running", "reporting", "papers", "binaries")
+ROOMS = ("flags", "parts", "experiment", "running", "reporting", "papers", "shift_map", "binaries")
 
 
 def name_of(path: Path) -> str:

@@ -57,19 +57,19 @@ def test_the_version_is_that_of_the_pages() -> None:
 
 
 def test_requirements_name_no_index_and_have_digests() -> None:
-    for name in ("build", "run", "dev", "libtpu"):
+    for name in ("build", "run", "docs", "dev", "libtpu"):
         text = (ROOT / "requirements" / f"{name}.txt").read_text()
         assert "://" not in text
         assert not [line for line in text.splitlines() if line.startswith("-")]
         entries = re.split(r"\n(?=\S)", text)
         assert all("==" in entry and "--hash=sha256:" in entry for entry in entries[2:])
-    # `make test` installs its versions over those of `make run`.
-    run, dev = (
+    # `make docs` installs its versions over those of `make run`, and `make test` over both.
+    run, docs, dev = (
         set(re.findall(r"^\S+==\S+", (ROOT / "requirements" / file).read_text(), re.MULTILINE))
-        for file in ("run.txt", "dev.txt")
+        for file in ("run.txt", "docs.txt", "dev.txt")
     )
     assert len(run) > 30
-    assert run < dev
+    assert run < docs < dev
 
 
 def test_requirements_have_all_that_is_declared() -> None:
@@ -77,8 +77,9 @@ def test_requirements_have_all_that_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras_of = project["optional-dependencies"]
     run = [*project["dependencies"], *extras_of["experiments"]]
-    declared = {"run": run, "dev": run + extras_of["tensorboard"] + extras_of["dev"]}
-    for name, lines in (declared | {"lowest": declared["dev"]}).items():
+    docs, dev = run + extras_of["docs"], run + extras_of["tensorboard"] + extras_of["dev"]
+    declared = {"run": run, "docs": docs, "dev": docs + dev, "lowest": dev}
+    for name, lines in declared.items():
         text = (ROOT / "requirements" / f"{name}.txt").read_text()
         pinned = set(re.findall(r"^([\w-]+)==", text, re.MULTILINE))
         wanted = {re.split("[<>=[]", line)[0].lower().replace("_", "-") for line in lines}

@@ -23,6 +23,7 @@ LISTED = (
     "fedproto",
     "fedprox",
     "fedpvr",
+    "fedsr",
     "fl_games",
     "moon",
     "qfedavg",

@@ -43,6 +43,9 @@ class Dataset(NamedTuple):
     # x [B, ...] -> images for a network, [B, height, width, channels] in [0, 1]; None: x itself
     render: Callable[[Tree], Array] | None = None
     user: np.ndarray | None = None  # [M] int32, the user of each example, if known
+    # [M] int32, the original of each example if some are copies of one; no split or domain may
+    # separate copies, and a copy has the user of its original
+    original: np.ndarray | None = None
     words: tuple[str, ...] = ()  # V words, 0 is padding; () if x is not text
     columns: tuple[Column, ...] = ()  # of a table, whose features are x [M, D]; () for other data
 
@@ -82,9 +85,11 @@ def check_dataset(dataset: Dataset, task: str | None = None) -> None:
         raise UsageError("dataset.y", dataset.y, allowed)
     checks.integers("dataset.domain", dataset.domain, 0, len(dataset.domains) - 1)
     num_examples = len(dataset.y)
-    if dataset.user is not None:
-        checks.integers("dataset.user", dataset.user, 0)
-    for name, field in (("domain", dataset.domain), ("user", dataset.user)):
+    others = (("user", dataset.user), ("original", dataset.original))
+    for name, field in others:
+        if field is not None:
+            checks.integers(f"dataset.{name}", field, 0)
+    for name, field in (("domain", dataset.domain), *others):
         if field is not None and len(field) != num_examples:
             raise UsageError(
                 f"dataset.{name}", field, f"must be integers [{num_examples}], one for each target"
@@ -123,6 +128,41 @@ def check_dataset(dataset: Dataset, task: str | None = None) -> None:
         needed = f"[{num_examples}, {len(dataset.features)}]"
         allowed = f"must be {needed}, with the features of {{columns}}"
         raise UsageError("dataset.x", dataset.x, allowed, columns=("dataset.columns", ...))
+
+
+class Originals(NamedTuple):
+    """The originals of M examples, of which each example may be a copy."""
+
+    rows: np.ndarray  # [N] the first example of each original, in increasing order
+    of: np.ndarray  # [M] the original of each example, in 0..N-1
+
+    def copies(self, rows: np.ndarray) -> np.ndarray:
+        """Return all examples that have the originals of some rows [n], ordered by these rows."""
+        if len(self.rows) == len(self.of):
+            return rows
+        by_original = np.argsort(self.of, kind="stable")
+        count = np.bincount(self.of)
+        start = np.cumsum(count) - count
+        parts = [by_original[start[i] : start[i] + count[i]] for i in self.of[rows]]
+        return np.concatenate([np.zeros(0, by_original.dtype), *parts])
+
+
+def originals(dataset: Dataset) -> Originals:
+    """Return the originals of a data set; without `Dataset.original` each example is its own.
+
+    Args:
+      dataset: a data set of M examples.
+
+    Raises:
+      UsageError: for another type.
+    """
+    checks.record("dataset", dataset, Dataset)
+    if dataset.original is None:
+        every = np.arange(len(dataset.y))
+        return Originals(every, every)
+    _, rows, of = np.unique(dataset.original, return_index=True, return_inverse=True)
+    order = np.argsort(rows)
+    return Originals(rows[order], np.argsort(order)[of])
 
 
 def _check_targets(y: np.ndarray, task: str, num_names: int) -> None:

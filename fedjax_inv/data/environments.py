@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data.dataset import Dataset, check_dataset
+from fedjax_inv.data.dataset import Dataset, check_dataset, originals
 from fedjax_inv.types import Array
 
 _WHITE = 255  # the brightest of 8 bits
@@ -64,8 +64,8 @@ def rotated(
     """Deal the images to angles in turn, after a shuffle, and rotate each by its angle.
 
     Train and official test images are pooled, as in RotatedMNIST (Ghifary et al. 2015, and
-    DomainBed). Images keep their row and their size; a pixel from outside the image is 0. The new
-    domains have the angles as names, such as "0" or "22.5".
+    DomainBed). Copies of one original get one angle. Images keep their row and their size; a pixel
+    from outside the image is 0. The new domains have the angles as names, such as "0" or "22.5".
 
     Args:
       dataset: x [M, height, width, channels] uint8 or floating point.
@@ -94,19 +94,21 @@ def rotated(
         "images [M, height, width, channels] uint8 or floating",
         lambda x: x.ndim == 4 and (x.dtype == np.uint8 or x.dtype.kind == "f"),
     )
-    num_examples = len(dataset.y)
-    order = np.random.default_rng(seed).permutation(num_examples)
-    domain = np.empty(num_examples, np.int32)
-    # Domain d's k-th image is due at (k + 1/2) / share [M, domains]; the images go by due times.
-    due = (np.arange(num_examples)[:, None] + 0.5) / shares
-    domain[order] = np.argsort(due, axis=None, kind="stable")[:num_examples] % len(domains)
+    every, original = originals(dataset)
+    order = np.random.default_rng(seed).permutation(len(every))
+    dealt = np.empty(len(every), np.int32)
+    # Domain d's k-th image is due at (k + 1/2) / share [N, domains]; the images go by due times.
+    due = (np.arange(len(every))[:, None] + 0.5) / shares
+    dealt[order] = np.argsort(due, axis=None, kind="stable")[: len(every)] % len(domains)
+    domain = dealt[original]
     x = np.empty_like(dataset.x)
     for index, angle in enumerate(angles):
         rows = np.flatnonzero(domain == index)
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
             x[chunk] = _rotate(dataset.x[chunk], angle)
-    return dataset._replace(x=x, domain=domain, domains=domains, test=np.zeros(num_examples, bool))
+    none = np.zeros(len(domain), bool)
+    return dataset._replace(x=x, domain=domain, domains=domains, test=none)
 
 
 def flip_probabilities(setting: str) -> tuple[float, ...]:
@@ -168,6 +170,7 @@ def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
         domain=dataset.domain[keep],
         test=dataset.test[keep],
         user=None if dataset.user is None else dataset.user[keep],
+        original=None if dataset.original is None else dataset.original[keep],
     )
 
 
@@ -440,10 +443,12 @@ def _environments(
     rng = np.random.default_rng(seed)
     num_examples, num_classes = len(dataset.y), len(dataset.classes)
     test = test_rows(dataset, test_fraction, rng)
-    train = rng.permutation(np.flatnonzero(~test))
+    every, original = originals(dataset)
+    train = rng.permutation(np.flatnonzero(~test[every]))  # of the originals
     ends = np.rint(np.cumsum(shares) / np.sum(shares) * len(train))
-    domain = np.full(num_examples, len(flips), np.int32)
-    domain[train] = np.searchsorted(ends, np.arange(len(train)), side="right")
+    dealt = np.full(len(every), len(flips), np.int32)
+    dealt[train] = np.searchsorted(ends, np.arange(len(train)), side="right")
+    domain = dealt[original]
     sizes = np.bincount(domain, minlength=len(domains))
     if sizes.min() == 0:
         raise UsageError(
@@ -468,7 +473,7 @@ def test_rows(dataset: Dataset, test_fraction: float, rng: np.random.Generator) 
     """Return which examples are for the test, [M] bool: the test split, or else a random part.
 
     Args:
-      dataset: a data set of M examples.
+      dataset: a data set of M examples; copies of one original go together.
       test_fraction: the size of the random part, above 0 and below 1.
       rng: the generator of the random part.
 
@@ -480,9 +485,9 @@ def test_rows(dataset: Dataset, test_fraction: float, rng: np.random.Generator) 
     checks.record("rng", rng, np.random.Generator)
     if dataset.test.any():
         return dataset.test
-    num_examples = len(dataset.y)
-    order = rng.permutation(num_examples)
-    return np.isin(np.arange(num_examples), order[: round(test_fraction * num_examples)])
+    every, original = originals(dataset)
+    order = rng.permutation(len(every))
+    return np.isin(original, order[: round(test_fraction * len(every))])
 
 
 def _shares(shares: Sequence[float] | None, name: str, values: Sequence[float]) -> Sequence[float]:

@@ -10,8 +10,8 @@ import numpy as np
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions
-from fedjax_inv.data.dataset import Dataset, check_dataset
-from fedjax_inv.types import Examples, Federation, Tree
+from fedjax_inv.data.dataset import Dataset, Originals, check_dataset, originals
+from fedjax_inv.types import Array, Examples, Federation, Tree
 
 BY_CLASS = ("dirichlet", "shards")  # partitions that need classes
 # (rows to deal [m], generator) -> one array of rows per client
@@ -54,7 +54,44 @@ def examples(x: Tree, y: Tree) -> Examples:
         raise UsageError(
             "y", ..., f"must be as long as x, above 0; their lengths are {sorted(lengths)}"
         )
-    return Examples(jax.tree.map(jnp.asarray, x), jax.tree.map(jnp.asarray, y))
+    return jax.tree.map(_on_device, Examples(x, y))
+
+
+def _on_device(leaf: Any) -> Array:
+    """An array on the device; unlike jnp.asarray, without a program for each shape."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    return jax.device_put(np.asarray(leaf), may_alias=False)
+
+
+def examples_on_host(x: Tree, y: Tree) -> Examples:
+    """Return M examples as `examples` does, but on the host and without a copy.
+
+    Args:
+      x: as in `examples`; arrays may be `np.memmap`s.
+      y: likewise.
+
+    Raises:
+      UsageError: as `examples` does, and for numbers of more than 32 bits in x.
+    """
+    data = Examples(x, jax.tree.map(lambda leaf: _in_32_bits("y", np.asarray(leaf)), y))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        checks.array("x", leaf)
+        if leaf.dtype.itemsize > 4:
+            name = "x" + jax.tree_util.keystr(path)
+            raise UsageError(name, leaf, "must have numbers of at most 32 bits")
+    lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(data)}
+    if len(lengths) != 1 or 0 in lengths:
+        text = f"must be as long as x, above 0; their lengths are {sorted(lengths)}"
+        raise UsageError("y", ..., text)
+    return data
+
+
+def _in_32_bits(name: str, array: np.ndarray) -> np.ndarray:
+    """Return an array in the type that JAX gives it."""
+    if array.dtype.kind in "iu" and array.dtype.itemsize > 4:
+        checks.integers(name, array, -(2**31), 2**31 - 1, ndim=None, may_be_empty=True)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def of_parts(data: Examples, parts: Sequence[np.ndarray]) -> Federation:
@@ -95,9 +132,69 @@ def _federation(
 
 def parts_of(federation: Federation) -> list[np.ndarray]:
     """Return the rows of each client, from which `of_parts` makes the federation."""
-    checks.federation(federation)
-    order, start, size = (np.asarray(array) for array in federation[1:])
+    _check_whole(federation)
+    order, start, size = (np.asarray(array) for array in federation[1:4])
     return [order[begin : begin + count] for begin, count in zip(start, size, strict=True)]
+
+
+def _check_whole(federation: Federation) -> None:
+    checks.federation(federation)
+    if federation.who is not None:
+        raise UsageError("federation", ..., "is compact, must have all its clients")
+
+
+def rows_of(order: np.ndarray, start: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Return the rows of clients, one client after the other.
+
+    Args:
+      order: [L] rows of the examples.
+      start: [c] where each client's rows begin in `order`.
+      size: [c] how many rows each client has.
+
+    Returns:
+      [size.sum()] rows.
+    """
+    first = np.cumsum(size) - size
+    return order[np.repeat(start - first, size) + np.arange(size.sum())]
+
+
+def compact(
+    federation: Federation, who: np.ndarray, *, num_clients: int = 0, num_rows: int = 0
+) -> Federation:
+    """Return the part of a federation that is needed for rounds with some of its clients.
+
+    Such rounds have the same results on both, bit for bit, if the state of a run has the states of
+    these clients alone.
+
+    Args:
+      federation: the whole federation, whose clients keep their numbers.
+      who: the clients, in ascending order.
+      num_clients: c, the clients for which there is room, so that several parts have one shape; 0:
+        as many as `who`.
+      num_rows: the examples for which there is room; 0: as many as needed.
+
+    Returns:
+      A compact federation on the device.
+
+    Raises:
+      UsageError: for clients that do not exist or are not in order, and for too little room.
+    """
+    _check_whole(federation)
+    who = checks.integers("who", who, 0, federation.num_clients - 1, may_be_empty=True)
+    if (np.diff(who) <= 0).any():
+        raise UsageError("who", who, "must be different clients in ascending order")
+    order, start, size = (np.asarray(array) for array in federation[1:4])
+    rows = rows_of(order, start[who], size[who])
+    checks.integer("num_clients", num_clients or len(who), len(who))
+    checks.integer("num_rows", num_rows or len(rows), len(rows))
+    clients, length = max(num_clients, len(who), 1), max(num_rows, len(rows), 1)
+    filled = np.zeros(length, np.int64)
+    filled[: len(rows)] = rows
+    starts, held = np.zeros(clients, np.int32), np.full(clients, federation.num_clients, np.int32)
+    starts[: len(who)], held[: len(who)] = np.cumsum(size[who]) - size[who], who
+    data = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[filled]), federation.data)
+    arrays = (np.arange(length, dtype=np.int32), starts, np.asarray(size, np.int32), held)
+    return Federation(data, *(jax.device_put(array) for array in arrays))
 
 
 def partitioner(
@@ -108,18 +205,20 @@ def partitioner(
     alpha: float = 0.5,
     min_size: int | None = None,
     shards_per_client: int = 2,
+    mixing: float = 0.1,
 ) -> Partition:
     """Return a partition by name.
 
     Args:
-      name: "domain", "iid", "dirichlet", "quantity", "shards" or "user", each a function of
-        `data.partitions`.
+      name: "domain", "mixed", "iid", "dirichlet", "quantity", "shards" or "user", each a function
+        of `data.partitions`.
       dataset: the examples to deal.
       num_clients: C, how many clients share the examples.
       alpha: the concentration, for "dirichlet" and "quantity".
       min_size: the least examples of a client, for "dirichlet" and "quantity"; by default the
         number of classes, or 1 if the targets are no classes.
       shards_per_client: the number of shards of each client, for "shards".
+      mixing: how far domains are mixed, for "mixed": from 0, a domain a client, to 1, all alike.
 
     Returns:
       (rows to deal [m], generator) -> one array of rows per client.
@@ -139,6 +238,7 @@ def partitioner(
 
     by_name: dict[str, Partition] = {
         "domain": lambda rows, rng: partitions.by_domain(dataset.domain[rows], num_clients, rng),
+        "mixed": lambda rows, rng: partitions.mixed(dataset.domain[rows], num_clients, mixing, rng),
         "iid": lambda rows, rng: partitions.iid(len(rows), num_clients, rng),
         "dirichlet": lambda rows, rng: partitions.dirichlet(
             dataset.y[rows], num_clients, alpha, rng, min_size=min_size
@@ -180,6 +280,8 @@ def split(
     the other domains outside the official test split. Without one, the test client holds the
     official test split, or a random part of the examples if the data set has none. The examples of
     every client, the test's included, lie in random order, so that the first ones are a sample.
+    Copies of one original (`Dataset.original`) stay together: what is dealt and held out are the
+    originals, with all their copies, and the partition sees the first copy of each.
 
     Args:
       dataset: M examples on the host.
@@ -200,8 +302,8 @@ def split(
 
     Raises:
       UsageError: if an argument is out of range, if `data` holds other examples than the data set
-        from first_row on, by their shapes or targets, if the partition is not possible, or if it
-        deals an example twice.
+        from first_row on, by their shapes or targets, if the partition is not possible, if it
+        deals an example twice, or if copies of one original lie in several domains or splits.
     """
     check_dataset(dataset)
     checks.record("data", data, Examples)
@@ -214,16 +316,18 @@ def split(
     if held_out is not None:
         checks.one_of("held_out", held_out, dataset.domains)
     rng = np.random.default_rng(seed)
-    num_examples = len(dataset.y)
+    whole = originals(dataset)
+    _check_together(dataset, whole)
+    every, test = whole.rows, dataset.test[whole.rows]
     if held_out is not None:
-        is_test = dataset.domain == dataset.domains.index(held_out)
-    elif dataset.test.any():
-        is_test = dataset.test
+        is_test = dataset.domain[every] == dataset.domains.index(held_out)
+    elif test.any():
+        is_test = test
     else:
-        is_test = np.zeros(num_examples, bool)
-        num_test = max(1, round(test_fraction * num_examples))
-        is_test[rng.permutation(num_examples)[:num_test]] = True
-    to_deal = np.flatnonzero(~is_test & ~dataset.test)
+        is_test = np.zeros(len(every), bool)
+        num_test = max(1, round(test_fraction * len(every)))
+        is_test[rng.permutation(len(every))[:num_test]] = True
+    to_deal = every[~is_test & ~test]
     if len(to_deal) == 0:
         raise UsageError("held_out", held_out, "leaves no examples to train on")
     checks.number("imbalance", imbalance, "of at least 1", lambda factor: factor >= 1)
@@ -237,16 +341,18 @@ def split(
     for part in parts:
         rows = rng.permutation(part)
         size = validation_size(len(rows), validation)
-        valid.append(rows[:size])
-        train.append(rows[size:])
+        valid.append(_with_copies(rows[:size], whole, rng))
+        train.append(_with_copies(rows[size:], whole, rng))
         domains = np.unique(dataset.domain[rows])
         domain.append(domains[0] if len(domains) == 1 else -1)
     # The order of the test does not depend on the seed, and so neither do its first examples.
-    test = [np.random.default_rng(0).permutation(np.flatnonzero(is_test))]
+    of_test = np.random.default_rng(0)
+    tested = _with_copies(of_test.permutation(every[is_test]), whole, of_test)
+    held = [*train, *valid, tested]
     # The three federations share one order of all M examples, so that all splits have equal shapes.
-    rest = np.setdiff1d(np.arange(num_examples), np.concatenate([*parts, *test]))
-    order = first_row + np.concatenate([*train, *valid, *test, rest])
-    sizes = np.array([len(rows) for rows in (*train, *valid, *test)])
+    rest = np.setdiff1d(np.arange(len(dataset.y)), np.concatenate(held))
+    order = first_row + np.concatenate([*held, rest])
+    sizes = np.array([len(rows) for rows in held])
     ends = np.cumsum(sizes)
 
     def clients(first: int, last: int) -> Federation:
@@ -261,6 +367,22 @@ def split(
         np.array([-1 if held_out is None else dataset.domains.index(held_out)], np.int32),
         dataset.domains,
     )
+
+
+def _with_copies(rows: np.ndarray, whole: Originals, rng: np.random.Generator) -> np.ndarray:
+    """Return rows and all other copies of their originals, in random order if there are any."""
+    found = whole.copies(rows)
+    return found if len(found) == len(rows) else rng.permutation(found)
+
+
+def _check_together(dataset: Dataset, whole: Originals) -> None:
+    """Raise UsageError if copies of one original differ in domain, test split or user."""
+    for name in ("domain", "test", "user"):
+        field = getattr(dataset, name)
+        if field is not None and (field != field[whole.rows][whole.of]).any():
+            raise UsageError(
+                f"dataset.{name}", ..., "must be the same for all copies of one original"
+            )
 
 
 def _check_same_examples(dataset: Dataset, data: Examples, first_row: int) -> None:
@@ -365,8 +487,8 @@ def test_shards(split: Split, num_classes: int, seed: int) -> Federation:
 
 def pooled(federation: Federation) -> Federation:
     """Return a federation of one client that holds all examples, for centralised training."""
-    checks.federation(federation)
-    data, order, start, size = federation
+    _check_whole(federation)
+    data, order, start, size, _ = federation
     begin, count = np.asarray(start), np.asarray(size)
     if (begin[1:] == (begin + count)[:-1]).all():  # clients' rows follow each other already
         return Federation(data, order, start[:1], jnp.asarray([count.sum()], jnp.int32))
@@ -402,7 +524,7 @@ def stack(splits: Sequence[Split]) -> Split:
         )
 
     def stacked(federations: Sequence[Federation]) -> Federation:
-        arrays = zip(*(each[1:] for each in federations), strict=True)
+        arrays = zip(*(each[1:4] for each in federations), strict=True)
         stacks = (jax.device_put(np.stack(each)) for each in arrays)
         return Federation(federations[0].data, *stacks)
 

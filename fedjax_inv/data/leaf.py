@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
-_CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 _SIDE = 28
 _KEYS = ("users", "user_data")
 
@@ -52,7 +52,7 @@ def femnist(found: list[tuple[Path, bool]]) -> Dataset:
     x, y, test, users = [], [], [], []
     for file, is_test in found:
         for user, record in _read(file).items():
-            pixels, labels = _arrays(file, user, record)
+            pixels, labels = arrays(file, user, record)
             x.append(pixels)
             y.append(labels)
             test.append(np.full(len(labels), is_test))
@@ -63,7 +63,7 @@ def femnist(found: list[tuple[Path, bool]]) -> Dataset:
     return Dataset(
         np.concatenate(x),
         labels,
-        _CLASSES,
+        CLASSES,
         np.zeros(len(labels), np.int32),
         ("all",),
         np.concatenate(test),
@@ -89,8 +89,17 @@ def _read(file: Path) -> dict[str, Any]:
     return {user: data[user] for user in users}
 
 
-def _arrays(file: Path, user: str, record: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return images [n, 28, 28, 1] and labels [n] of a user."""
+def arrays(file: Path, user: str, record: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return images [n, 28, 28, 1] and labels [n] of a user.
+
+    Args:
+      file: the file of the record, for errors.
+      user: the user's name, for errors.
+      record: lists x and y.
+
+    Raises:
+      UsageError: for any other record.
+    """
     try:
         pixels, labels = np.asarray(record["x"], np.float32), np.asarray(record["y"])
     except (ValueError, TypeError, KeyError, OverflowError):
@@ -102,14 +111,14 @@ def _arrays(file: Path, user: str, record: Any) -> tuple[np.ndarray, np.ndarray]
         and (pixels >= 0).all()
         and (pixels <= 1).all()
         and (labels >= 0).all()
-        and (labels < len(_CLASSES)).all()
+        and (labels < len(CLASSES)).all()
     )
     if not fits:
         raise UsageError(
             "found",
             str(file),
             f"user {user!r} must have x, lists of {_SIDE**2} numbers between 0 and "
-            f"1, and as many y, integers in 0..{len(_CLASSES) - 1}, at least one",
+            f"1, and as many y, integers in 0..{len(CLASSES) - 1}, at least one",
         )
     levels = np.rint(pixels * 255).astype(np.uint8)
     return levels.reshape(-1, _SIDE, _SIDE, 1), labels.astype(np.int32)

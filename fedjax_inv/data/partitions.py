@@ -60,13 +60,85 @@ def by_domain(domain: np.ndarray, num_clients: int, rng: np.random.Generator) ->
         raise UsageError(
             "num_clients", num_clients, f"must be at least {len(present)}, the number of domains"
         )
-    clients = np.ones(len(present), int)
-    for _ in range(num_clients - len(present)):
-        clients[np.argmax(sizes / clients)] += 1
     parts: list[np.ndarray] = []
-    for value, num_slices in zip(present, clients, strict=True):
+    for value, num_slices in zip(present, _clients_of_domains(sizes, num_clients), strict=True):
         parts += np.array_split(rng.permutation(np.flatnonzero(domain == value)), num_slices)
     return parts
+
+
+def mixed(
+    domain: np.ndarray, num_clients: int, mixing: float, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Share every domain partly among the clients of that domain, and partly among all clients.
+
+    The heterogeneous partitioning of Bai et al. 2024 ("Benchmarking Algorithms for Federated
+    Domain Generalization", arXiv 2307.04942). C_d are the clients of domain d: with at least as
+    many clients as domains, those of `by_domain`; with fewer, one client, where the largest domain
+    comes first and each goes to the client with the fewest examples. Of the n_d examples of domain
+    d, each client gets mixing n_d / C, and each in C_d gets (1 - mixing) n_d / |C_d| besides, both
+    together rounded up or down. Clients that were due more so far are rounded up first, so that
+    sizes are as balanced as those of whole domains or better.
+
+    Args:
+      domain: [M] integers.
+      num_clients: C, fewer or more than domains.
+      mixing: lambda in the paper: 0 gives each client as few domains as possible, 1 gives all
+        clients the same proportions.
+      rng: the generator that shuffles the examples of each domain.
+
+    Returns:
+      C arrays of rows.
+
+    Raises:
+      UsageError: for domains that are not integers, for a mixing below 0 or above 1, and for more
+        clients than examples.
+    """
+    checks.record("rng", rng, np.random.Generator)
+    domain = checks.integers("domain", domain)
+    checks.probability("mixing", mixing)
+    present, sizes = np.unique(domain, return_counts=True)
+    _check_num_clients(num_clients, len(domain))
+    counts = _mixed_counts(sizes, num_clients, float(mixing))
+    slices = [
+        np.split(rng.permutation(np.flatnonzero(domain == value)), np.cumsum(count)[:-1])
+        for value, count in zip(present, counts, strict=True)
+    ]
+    return [np.concatenate(client) for client in zip(*slices, strict=True)]
+
+
+def _mixed_counts(sizes: np.ndarray, num_clients: int, mixing: float) -> np.ndarray:
+    """How many examples of each domain each client gets, [D, C]. sizes: of the domains, [D]."""
+    owners = np.zeros((len(sizes), num_clients))  # [D, C], 1 for the clients of a domain
+    if num_clients >= len(sizes):
+        owner = np.repeat(np.arange(len(sizes)), _clients_of_domains(sizes, num_clients))
+        owners[owner, np.arange(num_clients)] = 1
+    else:
+        held = np.zeros(num_clients)
+        for each in np.argsort(-sizes, kind="stable"):
+            client = held.argmin()
+            owners[each, client] = 1
+            held[client] += sizes[each]
+    shares = (1 - mixing) * owners / owners.sum(1, keepdims=True) + mixing / num_clients
+    exact = shares * sizes[:, None]
+    counts = np.floor(exact).astype(int)
+    lacking = np.zeros(num_clients)  # what each client was due so far and did not get
+    for count, due, size in zip(counts, exact, sizes, strict=True):
+        fraction = due - count
+        lacking += fraction
+        # A client that is due a whole number, such as 0, gets no more.
+        order = np.argsort(-np.where(fraction > 0, lacking, -np.inf), kind="stable")
+        more = order[: size - count.sum()]
+        count[more] += 1
+        lacking[more] -= 1
+    return counts
+
+
+def _clients_of_domains(sizes: np.ndarray, num_clients: int) -> np.ndarray:
+    """How many clients each domain gets, [D]: one, and more for those with the most per client."""
+    clients = np.ones(len(sizes), int)
+    for _ in range(num_clients - len(sizes)):
+        clients[np.argmax(sizes / clients)] += 1
+    return clients
 
 
 def by_user(user: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:

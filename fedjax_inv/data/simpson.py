@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments
-from fedjax_inv.data.dataset import Dataset, check_dataset
+from fedjax_inv.data.dataset import Dataset, check_dataset, originals
 from fedjax_inv.types import Array
 
 SHADINGS = ("paradox", "random")
@@ -61,6 +61,7 @@ def simpson(
     lighter: str = "7",
     colors: np.ndarray | None = None,
     shading: str = "paradox",
+    share: float = 1.0,
     test_fraction: float = 0.2,
     seed: int,
 ) -> Dataset:
@@ -81,6 +82,8 @@ def simpson(
       lighter: the name of the class that becomes label 1; all other classes are dropped.
       colors: [S, 3] uint8, each darker than the one before; by default `ramp(6)`, for five clients.
       shading: "paradox"; or "random": a random step everywhere, so that no colour misleads.
+      share: the probability that a client's image has the colour of the paradox; the others have a
+        random step. 0 is the shading "random". It has no effect with that shading.
       test_fraction: the part of the examples that is the test, drawn at random, if the data set
         has no test split.
       seed: the seed of all draws. With either shading it draws the same clients and the same test.
@@ -104,13 +107,15 @@ def simpson(
     colors = ramp(6) if colors is None else colors
     check_ramp(colors)
     checks.one_of("shading", shading, SHADINGS)
+    checks.probability("share", share)
     checks.fraction("test_fraction", test_fraction)
     checks.integer("seed", seed, 0)
     pair = environments.grouped(dataset, {name: (name,) for name in (darker, lighter)})
     num_clients, num_examples = len(colors) - 1, len(pair.y)
     rng = np.random.default_rng(seed)
     test = environments.test_rows(pair, test_fraction, rng)
-    train = rng.permutation(np.flatnonzero(~test))
+    every, original = originals(pair)
+    train = rng.permutation(np.flatnonzero(~test[every]))  # of the originals
     if not test.any() or len(train) < num_clients:
         raise UsageError(
             "dataset",
@@ -118,11 +123,13 @@ def simpson(
             f"must hold an example for the test and for each of {num_clients} clients, "
             f"but holds {test.sum()} and {len(train)}",
         )
-    domain = np.full(num_examples, num_clients, np.int32)
-    domain[train] = np.arange(len(train)) % num_clients
+    dealt = np.full(len(every), num_clients, np.int32)
+    dealt[train] = np.arange(len(train)) % num_clients
+    domain = dealt[original]
     step = rng.integers(0, len(colors), num_examples)
     if shading == "paradox":
-        step = np.where(test, step, domain + (pair.y == 0))
+        is_random = test | (rng.random(num_examples) >= share)
+        step = np.where(is_random, step, domain + (pair.y == 0))
     return pair._replace(
         x=Shaded(pair.x, step.astype(np.int32)),
         domain=domain,

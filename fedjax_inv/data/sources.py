@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import dsprites, leaf, tables, text
+from fedjax_inv.data import dsprites, leaf, on_disk, tables, text
 from fedjax_inv.data.dataset import Dataset, check_dataset
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # one takes longer than loading a cached data set.
 
 _LOG = logging.getLogger("fedjax_inv")
-NEEDS_NO_FILE = ("digits", "dsprites")
+NEEDS_NO_FILE = ("digits", "moved_digits", "dsprites")
 FILES = (".npz", ".json", *tables.SUFFIXES)  # suffixes of data sets that are one file
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
 _KEYS = ("x", "y", "domain", "test")  # the arrays of an .npz file that are read
@@ -55,6 +55,8 @@ def load(
     Args:
       name: one of
         - "digits": scikit-learn's 1,797 grey images of 8x8 pixels, which need no file;
+        - "moved_digits": nine copies of each, moved by a pixel up, down, left, right or both ways
+          on 10x10 pixels: 16,173 images, of which `original` tells the copies of one digit;
         - "dsprites": squares and ellipses, rendered by `dsprites.load`, which need no file;
         - an image-classification data set of TFDS, such as "mnist", "emnist/letters" or
           "mnist:3.0.1", with its train and test splits. Without a version, it is the highest
@@ -69,6 +71,7 @@ def load(
           starts with a whole number, or ends with Sentiment140's own names user and text;
         - the path of LEAF's FEMNIST, as `leaf.femnist` reads it, with users: a `.json` file, or a
           folder of them. Folders train and test in it are the splits;
+        - the path of a folder that `on_disk.write` has finished, whose clients are the users;
         - the path of Tiny-ImageNet: a folder of `train/class/images/file` and of `val/images` with
           `val/val_annotations.txt`, which is the test split;
         - the path of a folder of images `domain/class/file` (the layout of PACS and VLCS).
@@ -91,8 +94,7 @@ def load(
     """
     if not isinstance(name, str) or not name:
         raise UsageError("name", name, "must be the name or the path of a data set")
-    tfds_dir = Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
-    tfds_dir = tfds_dir.expanduser()
+    tfds_dir = _tfds_dir(data_dir)
     prepared = _prepared(name, tfds_dir)
     path = Path(name).expanduser()
     # Names go before paths: a folder "mnist" in the working directory must not hide the data set.
@@ -102,9 +104,10 @@ def load(
     is_file = is_path and os.path.isfile(path)
     is_text = is_file and path.suffix == ".csv" and _is_sentiment140(path)
     is_table = is_file and path.suffix in tables.SUFFIXES and not is_text
-    of_leaf = leaf.files(path) if is_path else []
+    is_on_disk = is_folder and on_disk.is_folder(path)
+    of_leaf = leaf.files(path) if is_path and not is_on_disk else []
     for setting, value, fits, needed in (
-        ("image_size", image_size, is_folder and not of_leaf, "a folder of images"),
+        ("image_size", image_size, is_folder and not (of_leaf or is_on_disk), "a folder of images"),
         ("num_images", num_images, name == "dsprites", "rendered"),
         ("vocabulary", vocabulary, is_text, "texts"),
         ("text_length", text_length, is_text, "texts"),
@@ -118,7 +121,10 @@ def load(
         raise UsageError("name", name, "must be a file, there is none")
     if name == "dsprites":
         return dsprites.load() if num_images is None else dsprites.load(num_images=num_images)
-    if of_leaf:
+    if is_on_disk:
+        with _of_load(name):
+            dataset = on_disk.load(path)
+    elif of_leaf:
         with _of_load(name):
             dataset = leaf.femnist(of_leaf)
     elif is_folder and _is_tiny_imagenet(path):
@@ -135,6 +141,8 @@ def load(
             dataset = text.sentiment140(path, size, length)
     elif name == "digits":
         dataset = _digits()
+    elif name == "moved_digits":
+        dataset = _moved(_digits())
     elif prepared is not None:
         dataset = _tfds(name, prepared)
     elif path.suffix == ".npz":
@@ -152,6 +160,7 @@ def load(
 _OF_LOAD = {
     "found": "name",
     "path": "name",
+    "folder": "name",
     "vocabulary_size": "vocabulary",
     "length": "text_length",
 }
@@ -195,6 +204,18 @@ def _digits() -> Dataset:
         images, labels = load_digits().images, load_digits().target
     x = np.rint(images * _DIGITS_TO_8_BITS).astype(np.uint8)[..., None]
     return _one_domain(x, labels, map(str, range(10)), np.zeros(len(x), bool))
+
+
+def _moved(dataset: Dataset) -> Dataset:
+    """Return nine copies of each image, moved by at most a pixel, with a frame one pixel wide."""
+    count, height, width, channels = dataset.x.shape
+    x = np.zeros((count, 9, height + 2, width + 2, channels), dataset.x.dtype)
+    for move in range(9):
+        down, right = divmod(move, 3)
+        x[:, move, down : down + height, right : right + width] = dataset.x
+    y, test = np.repeat(dataset.y, 9), np.repeat(dataset.test, 9)
+    moved = _one_domain(x.reshape(-1, *x.shape[2:]), y, dataset.classes, test)
+    return moved._replace(original=np.repeat(np.arange(count, dtype=np.int32), 9))
 
 
 def _one_domain(x: np.ndarray, y: np.ndarray, classes: Iterable[str], test: np.ndarray) -> Dataset:
@@ -278,6 +299,23 @@ def _tfds(name: str, folder: Path) -> Dataset:
 
 
 def _decode(name: str, folder: Path) -> Dataset:
+    builder, shape, classes = _builder(name, folder)
+    rows = [
+        _rows(name, folder, builder, split)
+        for split in ("train", "test")
+        if split in builder.info.splits
+    ]
+    sizes = [len(source) for source in rows]
+    _LOG.info("decoding %d images of %s, once", sum(sizes), name)
+    x = np.empty((sum(sizes), *shape), np.uint8)
+    y = np.empty(sum(sizes), np.int32)
+    for i, example in enumerate(example for source in rows for example in source):
+        x[i], y[i] = example["image"], example["label"]
+    return _one_domain(x, y, classes, np.arange(len(y)) >= sizes[0])
+
+
+def _builder(name: str, folder: Path) -> tuple[Any, tuple[int, ...], tuple[str, ...]]:
+    """Return TFDS's builder of a prepared data set of images, their shape, and the classes."""
     with _experiments_extra():
         import tensorflow_datasets as tfds
 
@@ -298,25 +336,68 @@ def _decode(name: str, folder: Path) -> Dataset:
             f"must have features image (uint8, of one size) and label (a class) and a "
             f"split train, it has {', '.join(sorted(features))} and {', '.join(splits)}",
         )
-    sources = []
-    for split in ("train", "test"):
-        if split in splits:
-            try:
-                sources.append(builder.as_data_source(split=split))
-            except NotImplementedError:
-                raise UsageError(
-                    "name",
-                    name,
-                    f"must be prepared in the array_record format: "
-                    f"delete {folder} and prepare it again",
-                ) from None
-    sizes = [len(source) for source in sources]
-    _LOG.info("decoding %d images of %s, once", sum(sizes), name)
-    x = np.empty((sum(sizes), *image.shape), np.uint8)
-    y = np.empty(sum(sizes), np.int32)
-    for i, example in enumerate(example for source in sources for example in source):
-        x[i], y[i] = example["image"], example["label"]
-    return _one_domain(x, y, label.names, np.arange(len(y)) >= sizes[0])
+    return builder, image.shape, tuple(map(str, label.names))
+
+
+def _rows(name: str, folder: Path, builder: Any, split: str, **options: Any) -> Sequence[Any]:
+    """Return the examples of a split, decoded where they are read."""
+    try:
+        return builder.as_data_source(split=split, **options)
+    except NotImplementedError:
+        raise UsageError(
+            "name",
+            name,
+            f"must be prepared in the array_record format: delete {folder} and prepare it again",
+        ) from None
+
+
+def tfds_rows(
+    name: str, user: str, data_dir: str | None, split: str
+) -> tuple[Sequence[Any], Sequence[Any], tuple[str, ...]]:
+    """Return the rows of a prepared data set of TFDS with users.
+
+    Args:
+      name: the data set.
+      user: the feature that names the user.
+      data_dir: the folder of TFDS, as in `load`.
+      split: the split to read.
+
+    Returns:
+      (the decoded examples, the same without their images, the classes).
+
+    Raises:
+      UsageError: if there is no such data set, feature or split.
+    """
+    folder = _prepared(name, _tfds_dir(data_dir))
+    if folder is None:
+        raise UsageError("name", name, _not_found(name, _tfds_dir(data_dir)))
+    builder, _, classes = _builder(name, folder)
+    if user not in builder.info.features:
+        known = ", ".join(sorted(builder.info.features))
+        raise UsageError("user", user, f"must be one of the features {known}")
+    if split not in builder.info.splits:
+        raise UsageError("split", split, f"must be one of {', '.join(builder.info.splits)}")
+    import tensorflow_datasets as tfds
+
+    skip = {"image": tfds.decode.SkipDecoding()}
+    without_images = _rows(name, folder, builder, split, decoders=skip)
+    return _rows(name, folder, builder, split), without_images, classes
+
+
+def tfds_splits(name: str, data_dir: str | None) -> tuple[str, ...]:
+    """Return the splits of a prepared data set of TFDS; () if there is none.
+
+    Args:
+      name: the data set.
+      data_dir: the folder of TFDS, as in `load`.
+    """
+    folder = _prepared(name, _tfds_dir(data_dir))
+    return () if folder is None else tuple(_builder(name, folder)[0].info.splits)
+
+
+def _tfds_dir(data_dir: str | None) -> Path:
+    folder = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    return Path(folder).expanduser()
 
 
 def _check_features(name: str, path: Path) -> None:
@@ -436,9 +517,9 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
     name = str(root)
     files = [
         (domain.name, label.name, file)
-        for domain in _visible(root)
-        for label in (_visible(domain) if domain.is_dir() else ())
-        for file in (_visible(label) if label.is_dir() else ())
+        for domain in visible(root)
+        for label in (visible(domain) if domain.is_dir() else ())
+        for file in (visible(label) if label.is_dir() else ())
     ]
     if not files:
         raise UsageError("name", name, "must hold images in folders domain/class/, there are none")
@@ -474,8 +555,8 @@ def _is_tiny_imagenet(root: Path) -> bool:
 def _tiny_imagenet(root: Path, image_size: int | None) -> Dataset:
     """Read Tiny-ImageNet. Classes are named by WordNet's numbers, as words occur twice."""
     name = str(root)
-    folders = [folder for folder in _visible(root / "train") if (folder / "images").is_dir()]
-    files = [(label.name, file) for label in folders for file in _visible(label / "images")]
+    folders = [folder for folder in visible(root / "train") if (folder / "images").is_dir()]
+    files = [(label.name, file) for label in folders for file in visible(label / "images")]
     if not files:
         raise UsageError(
             "name", name, "must hold images in folders train/class/images, there are none"
@@ -504,11 +585,11 @@ def _decoded(name: str, files: Sequence[Path], image_size: int | None) -> np.nda
     sizes: dict[tuple[int, int], Path] = {}
     modes: dict[str, Path] = {}
     for file in files:
-        with _image(file) as image:
-            sizes.setdefault(image.size, file)
-            modes.setdefault(image.mode, file)
-    for mode in _DEEP_MODES & modes.keys():
-        raise UsageError(str(modes[mode]), ..., f"must have 8 bits a channel, its mode is {mode}")
+        with image(file) as opened:
+            sizes.setdefault(opened.size, file)
+            modes.setdefault(opened.mode, file)
+    for mode, file in modes.items():
+        check_mode(file, mode)
     if image_size is None and len(sizes) > 1:
         (first, one), (second, other) = list(sizes.items())[:2]
         raise UsageError(
@@ -518,9 +599,6 @@ def _decoded(name: str, files: Sequence[Path], image_size: int | None) -> np.nda
             f"{one} is {first} and {other} {second}",
         )
     width, height = next(iter(sizes)) if image_size is None else (image_size, image_size)
-    with _experiments_extra():
-        from PIL.Image import Resampling
-
     mode = "L" if modes.keys() <= {"1", "L"} else "RGB"
     needed = len(files) * height * width * len(mode)
     if image_size is None:
@@ -529,13 +607,45 @@ def _decoded(name: str, files: Sequence[Path], image_size: int | None) -> np.nda
         checks.memory("image_size", image_size, needed)
     x = np.empty((len(files), height, width, len(mode)), np.uint8)
     for i, file in enumerate(files):
-        with _image(file) as image:
-            pixels = image.convert(mode).resize((width, height), Resampling.BILINEAR)
-            x[i] = np.asarray(pixels).reshape(x.shape[1:])
+        with image(file) as opened:
+            x[i] = resized(opened.convert(mode), (width, height)).reshape(x.shape[1:])
     return x
 
 
-def _visible(folder: Path) -> list[Path]:
+def image_of(file: Path, size: tuple[int, int], mode: str = "RGB") -> np.ndarray:
+    """Decode a file of an image.
+
+    Args:
+      file: its path.
+      size: (width, height) to which it is resized.
+      mode: "RGB" or "L".
+
+    Returns:
+      [height, width, 3 or 1] uint8.
+
+    Raises:
+      UsageError: if the file is no image that can be decoded.
+    """
+    with image(file) as opened:
+        return resized(opened.convert(mode), size).reshape(*size[::-1], len(mode))
+
+
+def check_mode(file: Path, mode: str) -> None:
+    """Raise UsageError if an image of this mode of Pillow has more than 8 bits a channel."""
+    if mode in _DEEP_MODES:
+        raise UsageError(str(file), ..., f"must have 8 bits a channel, its mode is {mode}")
+
+
+def resized(opened: "Image.Image", size: tuple[int, int]) -> np.ndarray:
+    """Return the pixels of an image, scaled to a width and height."""
+    with _experiments_extra():
+        from PIL.Image import Resampling
+
+    return np.asarray(opened.resize(size, Resampling.BILINEAR))
+
+
+def visible(folder: Path) -> list[Path]:
+    """Return what lies in a folder, in the order of names, without hidden files."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
@@ -543,7 +653,8 @@ def _visible(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _image(file: Path) -> "Iterator[Image.Image]":
+def image(file: Path) -> "Iterator[Image.Image]":
+    """Open an image; UsageError names a file that cannot be decoded."""
     with _experiments_extra():
         from PIL import Image
 
@@ -553,8 +664,10 @@ def _image(file: Path) -> "Iterator[Image.Image]":
         with warnings.catch_warnings():
             # Pillow warns of large images and refuses larger ones; the large ones are allowed here.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(file) as image:
-                yield image
+            with Image.open(file) as opened:
+                yield opened
+    except UsageError:  # of the block
+        raise
     except MemoryError:
         raise UsageError(str(file), ..., "must be an image that fits into memory") from None
     # Pillow's errors for damaged files and for absurd sizes.

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments
-from fedjax_inv.data.dataset import Dataset, check_dataset
+from fedjax_inv.data.dataset import Dataset, check_dataset, originals
 from fedjax_inv.types import Array
 
 STAINS = ("foreground", "background", "both")
@@ -102,17 +102,19 @@ def combinations(
     """
     _check(dataset, stain, colors)
     checks.integer("seed", seed, 0)
-    num_examples = len(dataset.y)
-    if num_examples < colors:
-        raise UsageError("colors", colors, f"must be at most {num_examples}, one for each example")
-    domain = np.empty(num_examples, np.int32)
-    domain[np.random.default_rng(seed).permutation(num_examples)] = np.arange(num_examples) % colors
+    every, original = originals(dataset)
+    count = len(every)
+    if count < colors:
+        raise UsageError("colors", colors, f"must be at most {count}, one for each example")
+    dealt = np.empty(count, np.int32)
+    dealt[np.random.default_rng(seed).permutation(count)] = np.arange(count) % colors
+    domain = dealt[original]
     stroke, ground = rule(dataset.y, colors, domain)
     return dataset._replace(
         x=_stained(dataset.x, stain, stroke, ground),
         domain=domain,
         domains=tuple(map(str, range(colors))),
-        test=np.zeros(num_examples, bool),
+        test=np.zeros(len(domain), bool),
         render=tint,
     )
 
@@ -201,6 +203,7 @@ def stained(
         domains=(*(f"{index} ({a:.3g})" for index, a in enumerate(agreements)), "test"),
         test=np.zeros(len(rows), bool),
         user=None if dataset.user is None else dataset.user[rows],
+        original=None if dataset.original is None else dataset.original[rows],
         render=tint,
     )
 
@@ -274,7 +277,8 @@ def _deal(
 ) -> np.ndarray:
     """Return each example's domain [M]: a training one, num_domains for the test, -1 for none."""
     test = environments.test_rows(dataset, test_fraction, rng)
-    train = rng.permutation(np.flatnonzero(~test))
+    every, original = originals(dataset)
+    train = rng.permutation(np.flatnonzero(~test[every]))  # of the originals
     if domain_size is not None:
         most = f", as {len(train)} examples are shared by {num_domains} training domains"
         checks.integer("domain_size", domain_size, 1, len(train) // num_domains, most)
@@ -286,8 +290,7 @@ def _deal(
             f"must hold an example for the test and for each of {num_domains} training "
             f"domains, but holds {test.sum()} and {len(train)}",
         )
-    domain = np.full(len(test), -1, np.int32)
-    domain[test] = num_domains
+    dealt = np.where(test[every], num_domains, -1).astype(np.int32)
     for index, rows in enumerate(np.array_split(train, num_domains)):
-        domain[rows] = index
-    return domain
+        dealt[rows] = index
+    return dealt[original]

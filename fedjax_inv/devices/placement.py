@@ -37,6 +37,15 @@ class ClientShards(NamedTuple):
     size: Array  # [R, C]
 
 
+class CompactShards(NamedTuple):
+    """The shards of some clients of each run: a compact `Federation` without its examples."""
+
+    order: Array  # [R, l]; on several devices [k_c, R, l]
+    start: Array  # [R, c]
+    size: Array  # [R, C]
+    who: Array  # [R, c]
+
+
 class SharedExamples(NamedTuple):
     """Shards that no training client owns, such as the test's; each device evaluates parts.
 
@@ -49,8 +58,8 @@ class SharedExamples(NamedTuple):
 
 
 def is_shards(node: Tree) -> bool:
-    """Return whether a node of a tree of inputs is `ClientShards` or `SharedExamples`."""
-    return isinstance(node, ClientShards | SharedExamples)
+    """Return whether a node of a tree of inputs is one of these records of shards."""
+    return isinstance(node, ClientShards | CompactShards | SharedExamples)
 
 
 def shape_of_mesh(
@@ -120,6 +129,7 @@ class Layout(NamedTuple):
     own: bool = False  # whether only the data and states of its own clients lie on a device
     lanes: int = 0  # L, as in `devices.chunked`
     num_runs: int = 1  # R, which matters if several devices share the runs
+    streams: bool = False  # whether examples come from the host, to each device those of its slots
 
     def _size(self, name: str) -> int:
         return 1 if self.mesh is None else self.mesh.shape.get(name, 1)
@@ -169,9 +179,15 @@ class Layout(NamedTuple):
         return CLIENTS if self.own and self.client_devices > 1 else None
 
     @property
-    def _order_spec(self) -> PartitionSpec:
-        """The placement of orders [k_c, R, l] that differ from device to device."""
-        return PartitionSpec(self._client_name, RUNS if self.run_devices > 1 else None)
+    def _is_apart(self) -> bool:
+        """Whether devices have different examples."""
+        return self.own or self.streams
+
+    @property
+    def by_device(self) -> PartitionSpec:
+        """The placement of arrays [k_c, R, ...] that differ from device to device."""
+        name = CLIENTS if self._is_apart and self.client_devices > 1 else None
+        return PartitionSpec(name, RUNS if self.run_devices > 1 else None)
 
     @property
     def _data_spec(self) -> PartitionSpec:
@@ -194,10 +210,10 @@ class Layout(NamedTuple):
             return fn
 
         def on_device(data: Examples, inputs: Tree, *rest: Tree) -> Tree:
-            return fn(*(local_view(data, inputs) if self.own else (data, inputs)), *rest)
+            return fn(*(local_view(data, inputs) if self._is_apart else (data, inputs)), *rest)
 
         def run(data: Examples, inputs: Tree, *rest: Tree) -> Tree:
-            of_data = self._data_spec if self.own else _WHOLE
+            of_data = self._data_spec if self._is_apart else _WHOLE
             in_specs = (of_data, self._specs(inputs), *others)
             return axes.over(mesh, on_device, in_specs, results)(data, inputs, *rest)
 
@@ -205,8 +221,9 @@ class Layout(NamedTuple):
 
     def _specs(self, inputs: Tree) -> Tree:
         def of(node: Tree) -> Tree:
-            if self.own and is_shards(node):
-                return type(node)(self._order_spec, self.run_spec, self.run_spec)
+            if self._is_apart and is_shards(node):
+                others = jax.tree.map(lambda _: self.run_spec, node[1:])
+                return type(node)(self.by_device, *others)
             return self.run_spec
 
         return jax.tree.map(of, inputs, is_leaf=is_shards)
@@ -256,12 +273,40 @@ class Layout(NamedTuple):
         def placed(node: Tree) -> Tree:
             if not is_shards(node):
                 return put(node, by_run)
-            order = put(node.order, self._sharding(self._order_spec))
+            order = put(node.order, self._sharding(self.by_device))
             return type(node)(order, *put((node.start, node.size), by_run))
 
         local = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], data)
         placed_data = put(local, self._sharding(self._data_spec))
         return placed_data, jax.tree.map(placed, inputs, is_leaf=is_shards)
+
+    def place_part(self, data: Examples, tree: T) -> tuple[Examples, T]:
+        """Place examples that differ from device to device, and other arrays.
+
+        Args:
+          data: [k_r k_c, m, ...], the examples of each device; on one device [m, ...].
+          tree: arrays [R, ...] of evenly shared runs, and `CompactShards`.
+
+        Returns:
+          (data, tree), their leaves placed.
+        """
+        if self.mesh is None:
+            return jax.device_put((data, tree))
+
+        def placed(node: Tree) -> Tree:
+            if not is_shards(node):
+                return _put(node, self._sharding(self.run_spec))
+            order = _put(node.order, self._sharding(self.by_device))
+            return type(node)(order, *_put(node[1:], self._sharding(self.run_spec)))
+
+        tree = jax.tree.map(placed, tree, is_leaf=is_shards)
+        return _put(data, self._sharding(self._data_spec)), tree
+
+    def place_by_device(self, tree: T) -> T:
+        """Place arrays [k_c, R, ...] of evenly shared runs; on one device [R, ...]."""
+        if self.mesh is None:
+            return jax.device_put(tree)
+        return _put(tree, self._sharding(self.by_device))
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         assert self.mesh is not None

@@ -1,6 +1,5 @@
 """The compiled program of R runs of an experiment, and where its arrays lie on devices."""
 
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,12 +9,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from fedjax_inv import checks, devices, platforms, rounds
+from fedjax_inv.communication import Traffic
 from fedjax_inv.devices import Layout, loops
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Training
 from fedjax_inv.types import Array, Cohort, Examples, Model, Tree
-
-_LEVEL = "xla_backend_optimization_level"
 
 
 class Program(NamedTuple):
@@ -32,13 +30,15 @@ class Program(NamedTuple):
     segment: jax.stages.Wrapped
     # jitted: (data, inputs, training) -> the outcome of no rounds (T = 0), without metrics
     evaluate: jax.stages.Wrapped
-    # (data, inputs) -> the bytes that a client downloads and uploads, summed, in each exchange
-    traffic: Callable[[Examples, Inputs], list[int]]
+    # (data, inputs) -> the bytes that a client downloads and uploads in each exchange
+    traffic: Callable[[Examples, Inputs], list[Traffic]]
     # (inputs, training) -> training with the states of all clients [R, C, ...], the same for every
     # layout and number of devices; works for shapes too
     stored: Callable[[Inputs, Training], Training]
     placed: Callable[[Training], Training]  # stored training -> training as the program expects it
     gathered: Callable[[Tree], Tree]  # arrays [R, ...] of all devices, on the host
+    # (data, inputs) -> the shapes of stored training
+    shapes: Callable[[Examples, Inputs], Training]
 
 
 def make(
@@ -71,8 +71,7 @@ def make(
     are_cut = layout.own and layout.mesh is not None
     run = OneRun(experiment, axis, layout.num_parts, are_cut)
 
-    def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
-        return _over_runs(fn, run_chunk, *arguments, is_fixed=bool(layout.lanes))
+    over_runs = over_runs_of(layout, run_chunk)
 
     def init(data: Examples, inputs: Inputs) -> Training:
         return over_runs(lambda one: run.start(data, one), inputs)
@@ -86,7 +85,7 @@ def make(
     def evaluate(data: Examples, inputs: Inputs, training: Training) -> Outcome:
         return over_runs(lambda *one: run.assess(data, *one), inputs, training)
 
-    def traffic(data: Examples, inputs: Inputs) -> list[int]:
+    def traffic(data: Examples, inputs: Inputs) -> list[Traffic]:
         """Return the bytes, computed for one device; more devices do not change them."""
 
         def first(data: Examples, inputs: Inputs) -> tuple[Examples, Inputs]:
@@ -95,8 +94,7 @@ def make(
             return data, jax.tree.map(lambda leaf: leaf[0], inputs)
 
         data, one = jax.eval_shape(first, data, inputs)
-        hyper = {name: layout.gather_runs(of)[0] for name, of in inputs.hyper.items()}
-        hyper = {name: np.asarray(value) for name, value in hyper.items()}
+        hyper = {name: np.asarray(layout.gather_runs(of))[0] for name, of in inputs.hyper.items()}
         alone = OneRun(experiment, devices.vmapped())
         return alone.traffic(data, one._replace(hyper=hyper))
 
@@ -113,15 +111,18 @@ def make(
     def gathered(tree: Tree) -> Tree:
         return jax.device_get(layout.gather_runs(tree))
 
+    def shapes(data: Examples, inputs: Inputs) -> Training:
+        return stored(inputs, jax.eval_shape(begin, data, inputs))
+
     whole: Any = PartitionSpec()
     runs: Any = layout.run_spec
     specs = Training(rounds.State(runs, layout.client_spec, runs, runs, runs), runs)
     options = loops.compiler_options() if layout.lanes else {}
-    # `init` runs once, and for less time than LLVM's slow passes take.
-    is_chosen = _LEVEL in os.environ.get("XLA_FLAGS", "")
-    quick = {_LEVEL: 1} if platforms.on_cpu() and not is_chosen else {}
+    # `init` runs once.
+    quick = options | platforms.quick_to_compile()
+    begin = jax.jit(layout.over(init, (), specs), compiler_options=quick)
     return Program(
-        jax.jit(layout.over(init, (), specs), compiler_options=options | quick),
+        begin,
         jax.jit(
             layout.over(segment, (specs, whole), (specs, runs)),
             donate_argnums=2,
@@ -132,6 +133,7 @@ def make(
         stored,
         placed,
         gathered,
+        shapes,
     )
 
 
@@ -142,7 +144,16 @@ def _check(experiment: Experiment) -> None:
         checks.function(name, getattr(experiment, name))
     for name in ("num_groups", "history"):
         checks.integer(name, getattr(experiment, name))
-    for name in ("stop_above", "end_at_stop", "drop_nonfinite", "watch_gradients", "pooled"):
+    if experiment.stop_within is not None:
+        checks.number("stop_within", experiment.stop_within, "of at least 0", lambda x: x >= 0)
+    for name in (
+        "stop_above",
+        "stop_centred",
+        "end_at_stop",
+        "drop_nonfinite",
+        "watch_gradients",
+        "pooled",
+    ):
         checks.boolean(name, getattr(experiment, name))
     if len(experiment.thresholds):
         checks.each("thresholds", experiment.thresholds, _check_threshold)
@@ -153,6 +164,15 @@ def _check(experiment: Experiment) -> None:
 
 def _check_threshold(name: str, threshold: float) -> None:
     checks.number(name, threshold, "that is finite", lambda number: True)
+
+
+def over_runs_of(layout: Layout, run_chunk: int) -> Callable[..., Tree]:
+    """Return (fn of one run, arrays [R, ...]) -> fn of each run, in the order of a layout."""
+
+    def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
+        return _over_runs(fn, run_chunk, *arguments, is_fixed=bool(layout.lanes))
+
+    return over_runs
 
 
 def _over_runs(

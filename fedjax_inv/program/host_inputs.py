@@ -16,7 +16,7 @@ from fedjax_inv import checks, devices
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.federation import Split
-from fedjax_inv.devices import ClientShards, SharedExamples
+from fedjax_inv.devices import ClientShards, CompactShards, SharedExamples
 from fedjax_inv.models import Scaling
 from fedjax_inv.types import Array, Cohort, Federation, Tree, Variables
 
@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
 
     hyper: dict[str, Array]  # each [R]
     seed: Array  # [R]
-    train: ClientShards
+    train: ClientShards | CompactShards
     valid: ClientShards
     test: SharedExamples
     group: Array  # [R, C] int32, the group of each validation client
@@ -156,11 +156,11 @@ def inputs(
     def shared(of_seeds: Sequence[Tree]) -> SharedExamples:
         return SharedExamples(*of_clients(of_seeds))
 
-    train = of_clients(stacked.train[1:])
+    train = of_clients(stacked.train[1:4])
     if pooled:
-        singles = [federations.pooled(splits[seed].train)[1:] for seed in seeds]
+        singles = [federations.pooled(splits[seed].train)[1:4] for seed in seeds]
         train = of_clients([np.stack(leaves) for leaves in zip(*singles, strict=True)])
-    test = shared(stacked.test[1:])
+    test = shared(stacked.test[1:4])
     watched = None
     if watch_examples:
         rounds_before = [warm_start(np.asarray(sizes)) for sizes in train.size]
@@ -194,7 +194,7 @@ def inputs(
         },
         seed=jax.device_put(np.array([run.seed for run in runs], np.int32)),
         train=train,
-        valid=of_clients(stacked.valid[1:]),
+        valid=of_clients(stacked.valid[1:4]),
         test=test,
         group=jax.device_put(groups(stacked.domain)[which]),
         watched=watched,
@@ -205,10 +205,13 @@ def inputs(
 
 
 def _stacked(of_seeds: Sequence[Federation]) -> list[np.ndarray]:
-    """Stack orders, starts and sizes of federations; zeros are appended to shorter orders."""
-    length = max(len(each.order) for each in of_seeds)
+    """Stack orders, starts and sizes of federations; zeros are appended to shorter orders.
+
+    The length is a power of two, so that draws of the data with other lengths share a program.
+    """
+    length = 1 << (max(len(each.order) for each in of_seeds) - 1).bit_length()
     orders = [np.pad(each.order, (0, length - len(each.order))) for each in of_seeds]
-    return [np.stack(leaves) for leaves in (orders, *zip(*(f[2:] for f in of_seeds), strict=True))]
+    return [np.stack(leaves) for leaves in (orders, *zip(*(f[2:4] for f in of_seeds), strict=True))]
 
 
 def _first(shards: T, count: int) -> T:

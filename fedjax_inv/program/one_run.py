@@ -22,7 +22,7 @@ from fedjax_inv import (
     stopping,
 )
 from fedjax_inv.checks import UsageError
-from fedjax_inv.devices import Axis, ClientShards, SharedExamples
+from fedjax_inv.devices import Axis, ClientShards, CompactShards, SharedExamples
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Loss, Model, Tree
 
@@ -39,6 +39,10 @@ class Experiment(NamedTuple):
     num_groups: int = 1  # G; scores of validation clients are pooled by group
     thresholds: tuple[float, ...] = ()  # K, of the stop rule (`stopping`), for the watched score
     stop_above: bool = False  # whether a score that reaches a threshold meets it, not one below
+    stop_within: float | None = None  # a score that differs more from a threshold does not meet it
+    # whether watched scores and those of stops are of outputs minus their mean over the watched
+    # training examples, so that no class is predicted much more often than another
+    stop_centred: bool = False
     end_at_stop: bool = False  # whether a run no longer changes once all thresholds are met
     drop_nonfinite: bool = False  # as in `rounds.step`
     history: int = 1  # H, how many broadcasts are kept: one more than the longest delay
@@ -154,6 +158,31 @@ class OneRun(NamedTuple):
         return Training(state, stopping.init(len(thresholds), shapes))
 
     @_at_precision
+    def play(
+        self, data: Examples, inputs: Inputs, state: rounds.State, cohorts: Cohort
+    ) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
+        """Play rounds without an evaluation; return (the state after them, reports [T, S])."""
+
+        def one(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Tree]:
+            return self.round(data, inputs, state, cohort)
+
+        with jax.named_scope("rounds"):
+            return jax.lax.scan(one, state, cohorts)
+
+    def round(
+        self, data: Examples, inputs: Inputs, state: rounds.State, cohort: Cohort
+    ) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
+        """Play a round, and return (the state after it, its reports)."""
+        return rounds.step(
+            self.algorithm(inputs, state.round),
+            state,
+            cohort,
+            Federation(data, *inputs.train),
+            axis=self.axis,
+            drop_nonfinite=self.experiment.drop_nonfinite,
+        )
+
+    @_at_precision
     def advance(
         self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
     ) -> tuple[Training, Outcome]:
@@ -173,38 +202,59 @@ class OneRun(NamedTuple):
             state, stops = training
             if self.experiment.end_at_stop:
                 cohort = cohort._replace(present=cohort.present & ~stopping.all_met(stops))
-            state, reports = rounds.step(
-                self.algorithm(inputs, state.round),
-                state,
-                cohort,
-                Federation(data, *inputs.train),
-                axis=self.axis,
-                drop_nonfinite=self.experiment.drop_nonfinite,
-            )
+            state, reports = self.round(data, inputs, state, cohort)
             training, watched = self.watch(data, inputs, Training(state, stops), cohort)
             return training, (reports, watched)
 
         with jax.named_scope("rounds"):
             training, (reports, watched) = jax.lax.scan(one, training, cohorts)
-        return training, self.assess(data, inputs, training)._replace(
+        outcome = self.assess(data, inputs, training)
+        return training, self.reported(outcome, reports, cohorts)._replace(watched=watched)
+
+    def reported(
+        self, outcome: Outcome, reports: tuple[rounds.Report, ...], cohorts: Cohort
+    ) -> Outcome:
+        """Return an outcome of no rounds with what the rounds report.
+
+        Args:
+          outcome: the outcome.
+          reports: the reports of the rounds, [T, S].
+          cohorts: their cohorts, [T, S].
+        """
+        return outcome._replace(
             metrics=self.axis.isolated(_mean_metrics, reports),
             attended=jnp.stack([report.present.sum(1) for report in reports], axis=-1),
             broken=jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
-            watched=watched,
+        )
+
+    def unplayed(
+        self,
+        inputs: Inputs,
+        held_out: tuple[evaluation.Scores, evaluation.Scores],
+        stops: stopping.Stops,
+    ) -> Outcome:
+        """Return the outcome of no rounds (T = 0). held_out: the scores of groups and of the test.
+
+        Args:
+          inputs: the inputs of the run.
+          held_out: the scores of the validation groups and of the test client.
+          stops: those so far.
+        """
+        exchanges = len(self.algorithm(inputs).exchanges)
+        return Outcome(
+            {},
+            jnp.zeros((0, exchanges), jnp.int32),
+            jnp.zeros(0, jnp.int32),
+            {} if inputs.watched is None else {kind: jnp.zeros(0) for kind in ("train", "test")},
+            *held_out,
+            stops,
         )
 
     @_at_precision
     def assess(self, data: Examples, inputs: Inputs, training: Training) -> Outcome:
         """Evaluate, and return the outcome of no rounds (T = 0)."""
-        exchanges = len(self.algorithm(inputs).exchanges)
-        outcome = Outcome(
-            {},
-            jnp.zeros((0, exchanges), jnp.int32),
-            jnp.zeros(0, jnp.int32),
-            {} if inputs.watched is None else {kind: jnp.zeros(0) for kind in ("train", "test")},
-            *self.held_out(data, inputs, training.state, True),
-            training.stops,
-        )
+        scores = self.held_out(data, inputs, training.state, True)
+        outcome = self.unplayed(inputs, scores, training.stops)
         if inputs.detailed is not None:
             outcome = outcome._replace(detailed=self.detailed(data, inputs, training.state))
         if self.experiment.watch_gradients:
@@ -264,8 +314,10 @@ class OneRun(NamedTuple):
         state, stops = training
         if inputs.watched is None:
             return training, {}
-        train = self.evaluate(data, inputs, state, inputs.watched.train, True)
-        test = self.joined(self.evaluate(data, inputs, state, inputs.watched.test, False))
+        shift = self.mean_outputs(data, inputs, state) if self.experiment.stop_centred else None
+        train = self.evaluate(data, inputs, state, inputs.watched.train, True, shift=shift)
+        test = self.evaluate(data, inputs, state, inputs.watched.test, False, shift=shift)
+        test = self.joined(test)
         score = {"train": self.pooled(train).score[0], "test": test.score[0]}
         if self.experiment.thresholds:
             # Neither a round without a present slot nor a score of no examples stops a run.
@@ -276,13 +328,50 @@ class OneRun(NamedTuple):
                 thresholds=jnp.array(self.experiment.thresholds, jnp.float32),
                 num_rounds=state.round,
                 warm_start=inputs.watched.warm_start,
-                measure=lambda needed: self.scores(data, inputs, state, needed),
+                measure=lambda needed: self.scores(data, inputs, state, needed, shift),
                 above=self.experiment.stop_above,
+                within=self.experiment.stop_within,
             )
         return Training(state, stops), score
 
+    def mean_outputs(self, data: Examples, inputs: Inputs, state: rounds.State) -> Array:
+        """Return the mean outputs [K] over the watched training examples.
+
+        Args:
+          data: the examples, which all runs share.
+          inputs: the inputs of the run.
+          state: the state of the run.
+        """
+        assert inputs.watched is not None
+        algorithm = self.algorithm(inputs)
+        own = jax.tree.map(lambda leaf: leaf[0], state.clients) if algorithm.personal else ()
+        first = jax.tree.map(lambda leaf: leaf[:1], data.x)
+        (*_, num_outputs) = jax.eval_shape(algorithm.predict, state.server, own, first).shape
+
+        def column(index: int) -> Loss:
+            return lambda outputs, y, mask: (
+                (outputs[:, index] * mask).sum() / jnp.maximum(mask.sum(), 1)
+            )
+
+        means: list[Array] = []
+        for index in range(0, num_outputs, 2):  # an evaluation measures two numbers
+            two = self.experiment._replace(
+                score=column(index), loss=column(min(index + 1, num_outputs - 1))
+            )
+            of_clients = self._replace(experiment=two).evaluate(
+                data, inputs, state, inputs.watched.train, True
+            )
+            pooled = self.pooled(of_clients)
+            means += [pooled.score[0], pooled.loss[0]]
+        return jnp.stack(means[:num_outputs])
+
     def scores(
-        self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
+        self,
+        data: Examples,
+        inputs: Inputs,
+        state: rounds.State,
+        needed: Array | bool,
+        shift: Array | None = None,
     ) -> Scores:
         """Return all scores of a state.
 
@@ -291,12 +380,18 @@ class OneRun(NamedTuple):
           inputs: the inputs of the run.
           state: the state of the run.
           needed: [] bool; if false, the scores are arbitrary.
+          shift: as in `evaluate`.
         """
-        train = self.evaluate(data, inputs, state, inputs.train, True, needed)
-        return Scores(self.pooled(train), *self.held_out(data, inputs, state, needed))
+        train = self.evaluate(data, inputs, state, inputs.train, True, needed, shift)
+        return Scores(self.pooled(train), *self.held_out(data, inputs, state, needed, shift))
 
     def held_out(
-        self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
+        self,
+        data: Examples,
+        inputs: Inputs,
+        state: rounds.State,
+        needed: Array | bool,
+        shift: Array | None = None,
     ) -> tuple[evaluation.Scores, evaluation.Scores]:
         """Return the scores of the validation groups [G] and of the test client [1].
 
@@ -305,10 +400,12 @@ class OneRun(NamedTuple):
           inputs: the inputs of the run.
           state: the state of the run.
           needed: as in `scores`.
+          shift: as in `evaluate`.
         """
         seen = not self.experiment.pooled
-        valid = self.evaluate(data, inputs, state, inputs.valid, seen, needed)
-        test = self.joined(self.evaluate(data, inputs, state, inputs.test, False, needed))
+        valid = self.evaluate(data, inputs, state, inputs.valid, seen, needed, shift)
+        test = self.evaluate(data, inputs, state, inputs.test, False, needed, shift)
+        test = self.joined(test)
         return self.by_group(valid, inputs.group, self.experiment.num_groups), test
 
     def joined(self, scores: evaluation.Scores) -> evaluation.Scores:
@@ -332,14 +429,16 @@ class OneRun(NamedTuple):
 
         return self.axis.isolated(of, scores, group)
 
+    @_at_precision
     def evaluate(
         self,
         data: Examples,
         inputs: Inputs,
         state: rounds.State,
-        shards: ClientShards | SharedExamples,
+        shards: ClientShards | CompactShards | SharedExamples,
         seen: bool,
         needed: Array | bool = True,
+        shift: Array | None = None,
     ) -> evaluation.Scores:
         """Return the scores of a state on shards, one for each shard.
 
@@ -350,8 +449,12 @@ class OneRun(NamedTuple):
           shards: the shards to evaluate.
           seen: whether they are those of the run's clients, as in `evaluation.evaluate`.
           needed: as in `scores`.
+          shift: [K], is subtracted from the outputs.
         """
         algorithm = self.algorithm(inputs)
+        if shift is not None:
+            outputs = algorithm.predict
+            algorithm = algorithm._replace(predict=lambda *of: outputs(*of) - shift)
         if isinstance(shards, SharedExamples) and not self.are_cut:
             shards = devices.cut(shards, self.num_parts)
         return evaluation.evaluate(
@@ -360,18 +463,55 @@ class OneRun(NamedTuple):
             Federation(data, *shards),
             axis=self.axis,
             seen=seen,
-            batch_size=_BATCH_OF_LANE if self.axis.lanes else _BATCH,
+            batch_size=self.batch_size,
             needed=needed,
             loss=self.experiment.loss,
             score=self.experiment.score,
         )
 
-    def traffic(self, data: Examples, inputs: Inputs) -> list[int]:
-        """Return the bytes that a client downloads and uploads, summed, in each exchange."""
+    @property
+    def batch_size(self) -> int:
+        """The examples of an evaluation's batch."""
+        return _BATCH_OF_LANE if self.axis.lanes else _BATCH
+
+    @_at_precision
+    def add_part(
+        self,
+        data: Examples,
+        inputs: Inputs,
+        sums: tuple[Array, Array],
+        server: Tree,
+        size: Array,
+        part: evaluation.Part,
+    ) -> tuple[Array, Array]:
+        """Add a part of an evaluation to the sums, as `evaluation.add_part`.
+
+        Args:
+          data: the examples of the part.
+          inputs: the inputs of the run.
+          sums: those of the parts before.
+          server: the server's state.
+          size: [N] int32, the examples of each shard.
+          part: the part.
+        """
+        return evaluation.add_part(
+            sums,
+            self.algorithm(inputs),
+            server,
+            data,
+            size,
+            part,
+            axis=self.axis,
+            batch_size=self.batch_size,
+            loss=self.experiment.loss,
+            score=self.experiment.score,
+        )
+
+    def traffic(self, data: Examples, inputs: Inputs) -> list[communication.Traffic]:
+        """Return the bytes that a client downloads and uploads in each exchange."""
         state = jax.eval_shape(self.state, data, inputs)
         federation = Federation(data, *inputs.train)
-        exchanges = communication.traffic(self.algorithm(inputs), state, federation)
-        return [each.down + each.up for each in exchanges]
+        return [*communication.traffic(self.algorithm(inputs), state, federation)]
 
 
 def _first_broken(report: rounds.Report, who: Array) -> Array:

@@ -137,6 +137,7 @@ class Case:
         self.options = {**devices.compiler_options(), **(options or {})}
         self._results: dict[str, Any] = {}
 
+        # Compact, so that a law can leave clients out: `segment` has the whole federation.
         def step(state: rounds.State, cohort: Cohort, federation: Federation) -> Result:
             return self.round(state, cohort, federation, ALONE)
 
@@ -378,7 +379,8 @@ class Case:
         """Return the results of the rounds from the round `first` on."""
         state, results = self.restored(start), []
         for t in range(first, len(self.schedule.who)):
-            state, reports = self.step(state, tree.take(self.schedule, t), self.federation)
+            cohort = tree.take(self.schedule, t)
+            state, reports = self.step(state, cohort, inputs.compact(self.federation))
             results.append(plain((state, reports)))
         return results
 
@@ -392,7 +394,44 @@ class Case:
         self, state: rounds.State, cohort: Cohort, federation: Federation | None = None
     ) -> Result:
         """Play one round from a state on the host."""
-        return plain(self.step(self.restored(state), plain(cohort), federation or self.federation))
+        parts = inputs.compact(federation or self.federation)
+        return plain(self.step(self.restored(state), plain(cohort), parts))
+
+    def one_step_of(
+        self,
+        state: rounds.State,
+        cohort: Cohort,
+        who: Sequence[int],
+        step: Callable[..., Result] | None = None,
+    ) -> Result:
+        """Play one round with the examples and states of some clients alone.
+
+        Args:
+          state: the state on the host, of all clients.
+          cohort: the slots of the round.
+          who: the clients that are on the device.
+          step: the round, as `Case.step`, which is the default.
+
+        Returns:
+          The same as `one_step`, with the states of the other clients as they were.
+        """
+        numbers: Any = np.asarray(who, int)
+
+        def taken(leaf: Any) -> Any:
+            # What fills the room is arbitrary.
+            return np.concatenate([leaf[numbers], leaf[: NUM_CLIENTS - len(numbers)][::-1]])
+
+        some = self.restored(state._replace(clients=jax.tree.map(taken, state.clients)))
+        part = inputs.compact(self.federation, who)
+        after, reports = plain((step or self.step)(some, plain(cohort), part))
+
+        def put(leaf: Any, new: Any) -> Any:
+            changed = np.array(leaf)
+            changed[numbers] = new[: len(numbers)]
+            return changed
+
+        clients = jax.tree.map(put, state.clients, after.clients)
+        return after._replace(clients=clients), reports
 
     def steps_on(
         self,

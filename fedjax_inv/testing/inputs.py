@@ -73,14 +73,6 @@ def relaid(federation: Federation) -> Federation:
     number = len(jax.tree.leaves(federation.data)[0])
     free = number - _FREE + np.arange(_FREE)
 
-    def spoilt(leaf: Array) -> Array:
-        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-        garbage = np.array([np.nan, np.inf, -np.inf, 1e30] if is_float else [0, 99, -7, 1])
-        spread = garbage.astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
-        changed = np.array(leaf)
-        changed[free] = spread
-        return jnp.asarray(changed)
-
     rng = np.random.default_rng(1)
     order = rng.choice(free, len(federation.order)).astype(np.int32)
     start = np.zeros(federation.num_clients, np.int32)
@@ -89,8 +81,36 @@ def relaid(federation: Federation) -> Federation:
         start[client] = at
         order[at : at + len(parts[client])] = parts[client]
         at += len(parts[client]) + 1
-    data = jax.tree.map(spoilt, federation.data)
+    data = jax.tree.map(lambda leaf: spoilt(leaf, free), federation.data)
     return Federation(data, jnp.asarray(order), jnp.asarray(start), federation.size)
+
+
+def compact(federation: Federation, who: Sequence[int] | None = None) -> Federation:
+    """Return the part of a federation for some clients, of the same shapes for any of them.
+
+    Args:
+      federation: the whole federation.
+      who: the clients; by default all, whose rows stay where they are.
+    """
+    if who is None:
+        return federation._replace(who=jnp.arange(federation.num_clients, dtype=jnp.int32))
+    number, clients = len(federation.order), federation.num_clients
+    part = federations.compact(federation, np.array(who), num_clients=clients, num_rows=number)
+    rows = sum(SIZES[client] for client in who)
+    length = len(jax.tree.leaves(federation.data)[0])
+    data = jax.tree.map(lambda leaf: spoilt(leaf, np.arange(rows, number))[:length], part.data)
+    return part._replace(data=data, order=jnp.minimum(part.order, length - 1))
+
+
+def spoilt(leaf: Array, rows: np.ndarray) -> Array:
+    """Return examples with NaN, infinities and labels that are no class in some rows."""
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    garbage = np.array([np.nan, np.inf, -np.inf, 1e30] if is_float else [0, 99, -7, 1])
+    changed = np.array(leaf)
+    changed[rows] = (
+        np.resize(garbage, len(rows)).astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+    )
+    return jnp.asarray(changed)
 
 
 def rows_of(federation: Federation, who: int) -> np.ndarray:

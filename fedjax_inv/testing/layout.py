@@ -2,6 +2,7 @@
 
 import jax
 
+from fedjax_inv import tree
 from fedjax_inv.testing import inputs
 from fedjax_inv.testing.case import SEGMENT, Case
 from fedjax_inv.testing.comparing import (
@@ -70,6 +71,20 @@ def devices_and_empty_slots_do_not_matter(case: Case) -> None:
     two = case.steps_on(2, case.schedule, case.federation)
     assert_same_bits((two[0], per_client(case.schedule, two[1])), expected)
     assert_same_bits((all_devices[0], per_client(schedule, all_devices[1])), expected)
+
+
+def clients_outside_of_the_cohorts_need_not_be_there(case: Case) -> None:
+    """A round needs the examples and states of the clients alone that its cohort names.
+
+    The others have no examples and no state on the device, and keep theirs on the host.
+    """
+    state = case.stops[0]
+    for t, (expected, reports) in enumerate(case.steps):
+        cohort = tree.take(case.schedule, t)
+        who = [c for c in sorted(cohort.who[cohort.present].tolist()) if inputs.SIZES[c]]
+        got, found = case.one_step_of(state, cohort, who)
+        assert_equal((got, found), (expected, reports))
+        state = got
 
 
 def the_order_of_slots_does_not_matter(case: Case) -> None:

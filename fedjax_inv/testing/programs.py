@@ -3,6 +3,7 @@
 import jax
 
 from fedjax_inv import tree
+from fedjax_inv.testing import inputs
 from fedjax_inv.testing.case import Case
 
 
@@ -51,6 +52,6 @@ def one_program_serves_all_rounds(case: Case) -> None:
 def a_state_can_be_donated(case: Case) -> None:
     """The program of a round may overwrite the state that it gets."""
     start = case.restored(case.stops[0])
-    case.step(start, tree.take(case.schedule, 0), case.federation)
+    case.step(start, tree.take(case.schedule, 0), inputs.compact(case.federation))
     leaves = jax.tree.leaves(start.server)
     assert any(leaf.is_deleted() for leaf in leaves), "no leaf of the server was overwritten"

@@ -43,6 +43,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
             layout.a_run_in_chunks_is_a_loop_of_rounds,
             participation.absent_clients_change_nothing,
             participation.what_fills_a_batch_does_not_matter,
+            layout.clients_outside_of_the_cohorts_need_not_be_there,
             layout.the_order_of_slots_does_not_matter,
             layout.delays_matter,
             layout.seeds_and_numbers_matter,

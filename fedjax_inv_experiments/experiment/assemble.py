@@ -1,5 +1,6 @@
 """From all flags to an experiment: its grid, network and data, and each cell ready to compile."""
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,12 +12,14 @@ import optax
 
 from fedjax_inv import checks, freezing, objectives, program, rounds
 from fedjax_inv.checks import UsageError
+from fedjax_inv.communication import Traffic
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
 from fedjax_inv.data.moments import Moments
 from fedjax_inv.devices import Layout
 from fedjax_inv.models import Scaling
+from fedjax_inv.schedules import Reports
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -80,7 +83,9 @@ class Assembled(NamedTuple):
     dataset: Dataset  # of the first seed, with its environments
     model: Model
     cells: list[Cell]
-    data: Examples  # of all draws in a row; on the host if there are several devices
+    # Of all draws in a row, then copies with wrong labels; on the host if there are several devices
+    data: Examples
+    source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
     splits: Mapping[str | None, Splits]  # by held-out domain
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
     num_bytes: int  # of a network
@@ -106,6 +111,20 @@ class Assembled(NamedTuple):
         sizes = training.sizes(config.clients, np.asarray(inputs.train.size))
         common = experiment(config, cell, self.model, self.task, len(groups), sizes)
         return Prepared(common, inputs, groups, sizes, self.data, self.layout(cell))
+
+    def as_seen(self, held_out: str | None, seed: int) -> tuple[Dataset, Split]:
+        """(the data set with the labels that clients have, the split as rows of it).
+
+        seed: one of the first draw.
+        """
+        dataset, split = self.dataset, self.splits[held_out][seed]
+        if not self.config.partition.wrong_labels:
+            return dataset, split
+        order, y = np.asarray(split.train.order), np.asarray(self.data.y)
+        labels = dataset.y.copy()
+        labels[self.source[order]] = y[order]
+        train, valid, test = (each._replace(order=self.source[order]) for each in split[:3])
+        return dataset._replace(y=labels), split._replace(train=train, valid=valid, test=test)
 
     def scaling(self, held_out: str | None) -> Mapping[int, Scaling] | None:
         """The shift and scale of the network's inputs, by seed; None if it has none."""
@@ -214,9 +233,11 @@ def experiment(
     return program.Experiment(
         model,
         lambda hyper: algorithm(config, cell, model, task, hyper, sizes),
-        num_groups,
+        _rounded_up(num_groups, config.watching.thresholds),
         thresholds=config.watching.thresholds,
         stop_above=bool(config.watching.stop_above),
+        stop_within=config.watching.stop_within or None,
+        stop_centred=config.watching.stop_centred,
         end_at_stop=config.watching.after_stop == "end",
         drop_nonfinite=config.run.nonfinite == "drop",
         history=config.participation.history,
@@ -234,8 +255,24 @@ def experiment(
 
 
 def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
-    """The cohorts [R, T, S] of T = num_rounds rounds; from round --rounds on they are empty."""
-    return participation.cohorts(config.participation, inputs, num_rounds, config.run.rounds)
+    """The cohorts [R, T, S] of T = num_rounds rounds; from round --rounds on they are empty.
+
+    Of simulated time they have the part of the clients' training alone.
+    """
+    return cohorts_and_costs(config, inputs, num_rounds, [])[0]
+
+
+def cohorts_and_costs(
+    config: Config, inputs: program.Inputs, num_rounds: int, traffic: Sequence[Traffic]
+) -> tuple[Cohort, Reports | None]:
+    """The cohorts of T = num_rounds rounds, and the cost [R, T] of the rounds.
+
+    traffic: of a client in each exchange. Without simulated time there is no cost.
+    """
+    megabytes = sum(each.down + each.up for each in traffic) / 1e6
+    return participation.cohorts(
+        config.participation, config.clients, inputs, num_rounds, config.run.rounds, megabytes
+    )
 
 
 def assemble(
@@ -252,13 +289,9 @@ def assemble(
     draw_of = {
         seed: environment.draw_seed(config.environment, seed) for seed in seeds or config.run.seeds
     }
-    _check_draws(config, loaded, len({*draw_of.values()}))
+    _check_draws(config, loaded, len({*draw_of.values()}), len(draw_of))
     draws = {
-        draw: environment.domains(
-            config.environment,
-            loaded,
-            Source(config.data.dataset, config.data.test_fraction, draw, config.partition.clients),
-        )
+        draw: _domains(config, loaded, draw)
         for draw in dict.fromkeys(draw_of.values())  # starting with that of the first seed
     }
     first = next(iter(draws.values()))
@@ -280,23 +313,76 @@ def assemble(
     before = config.environment.kind.draws_test and not loaded.test.any()
     at_split = any(cell.held_out is None for cell in cells) and not first.test.any()
     data_flags.check_test_fraction(config.data, is_drawn=before or at_split)
-    data = _examples(list(draws.values()))
+    data = _examples(config, list(draws.values()))
     if machine.most_devices(config.run) > 1:
-        data = jax.device_get(data)  # or the first device would hold all data besides its share
+        data = _on_host(data)  # or the first device would hold all data besides its share
     first_rows = {draw: index * len(first.y) for index, draw in enumerate(draws)}
-    splits = {
+    splits: Mapping[str | None, Splits] = {
         domain: {
             seed: _split(config, draws[draw], data, domain, seed, first_rows[draw])
             for seed, draw in draw_of.items()
         }
         for domain in dict.fromkeys(cell.held_out for cell in cells)
     }
+    source = np.tile(np.arange(len(first.y)), len(draws))
+    if config.partition.wrong_labels:
+        splits, copied = _with_wrong_labels(config, first, splits)
+        data, source = next(iter(splits[cells[0].held_out].values())).train.data, source[copied]
     of_network = num_bytes(shapes)
     assembled = Assembled(
-        config, first, model, cells, data, splits, variables, of_network, task, {}, {}
+        config, first, model, cells, data, source, splits, variables, of_network, task, {}, {}
     )
     _check_watching(assembled)
+    if any([_check_stream(assembled, cell) for cell in cells]):
+        assembled = assembled._replace(data=_on_host(data))
     return assembled
+
+
+_SMALL_DRAW = 2**23  # bytes
+
+
+def _domains(config: Config, loaded: Dataset, draw: int) -> Dataset:
+    """The data set with a draw of its environments."""
+    chosen, clients = config.data, config.partition.clients
+    source = Source(chosen.dataset, chosen.test_fraction, draw, clients)
+    if chosen.is_path or num_bytes(loaded.x) > _SMALL_DRAW:
+        return environment.domains(config.environment, loaded, source)
+    return _kept_domains(chosen, config.environment, source)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_domains(chosen: data_flags.Data, of: environment.Environment, source: Source) -> Dataset:
+    """The last draws of small data sets, which the next rows of a study use again."""
+    return environment.domains(of, data_flags.load(chosen), source)
+
+
+def _on_host(data: Examples) -> Examples:
+    """The examples as arrays of NumPy; mapped files stay mapped."""
+    return jax.tree.map(
+        lambda leaf: leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf), data
+    )
+
+
+def _check_stream(assembled: Assembled, cell: Cell) -> bool:
+    """Whether a cell's examples stay on the host.
+
+    Raises UsageError if its algorithm or an evaluation needs all of them in one round.
+    """
+    config, watched = assembled.config, assembled.config.watching
+    if config.run.hold not in ("stream", "auto") or not assembled.layout(cell).streams:
+        return False
+    why = (
+        "with --hold=stream"
+        if config.run.hold == "stream"
+        else ("as the data or states do not fit into memory and come from the host (--hold=stream)")
+    )
+    if facts(cell.algorithm).pooled:
+        text = f"must be another {why}: it trains on all examples at once"
+        raise flag_error("algorithm", cell.algorithm, text)
+    for name, off in (("watch_examples", 0), ("watch_gradients", False)):
+        if getattr(watched, name) != off:
+            raise flag_error(name, getattr(watched, name), f"must be left out {why}")
+    return True
 
 
 def _kept(assembled: Assembled, cell: Cell) -> Kept:
@@ -336,22 +422,78 @@ def num_bytes(shapes: Tree) -> int:
     )
 
 
-def _check_draws(config: Config, loaded: Dataset, count: int) -> None:
-    """Raises UsageError if so many draws of the data do not fit into memory."""
-    size = 2 * count * sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.x))  # and on the device
-    what = f" for {count} draws of the data, twice"
-    if count > 1:
+def _with_wrong_labels(
+    config: Config, dataset: Dataset, splits: Mapping[str | None, Splits]
+) -> tuple[Mapping[str | None, Splits], np.ndarray]:
+    """(the splits with wrong labels at some clients, the source of each row of their data)."""
+    places = [(domain, seed) for domain, of_seed in splits.items() for seed in of_seed]
+    made = partition.with_wrong_labels(
+        config.partition,
+        dataset,
+        [splits[domain][seed] for domain, seed in places],
+        [seed for _, seed in places],
+    )
+    found: dict[str | None, dict[int, Split]] = {domain: {} for domain in splits}
+    for (domain, seed), split in zip(places, made.splits, strict=True):
+        found[domain][seed] = split
+    return found, made.source
+
+
+def _rounded_up(num_groups: int, thresholds: Sequence[float]) -> int:
+    """A multiple of 8, so that data with other domains share a compiled program.
+
+    Checkpoints hold the scores at stops by group, so their number stays.
+    """
+    return num_groups if thresholds else 8 * -(-num_groups // 8)
+
+
+_SMALL = 2**26  # bytes
+
+
+def padded(data: Examples) -> Examples:
+    """The examples, with zeros after them if they take little memory.
+
+    Their number then has three significant bits, so that similar data share a compiled program.
+    """
+    count = len(data.y)
+    step = 1 << max(count.bit_length() - 3, 0)
+    more = -count % step
+    if more == 0 or num_bytes(data) > _SMALL:
+        return data
+
+    def pad(leaf: Array) -> Array:
+        zeros = np.zeros((more, *leaf.shape[1:]), leaf.dtype)
+        whole = np.concatenate([np.asarray(leaf), zeros])
+        return whole if isinstance(leaf, np.ndarray) else jax.device_put(whole)
+
+    return jax.tree.map(pad, data)
+
+
+def _check_draws(config: Config, loaded: Dataset, count: int, seeds: int) -> None:
+    """Raises UsageError if so many draws of the data do not fit into memory.
+
+    seeds: the number of seeds, of which each has its own copies with wrong labels.
+    """
+    wrong = config.partition.wrong_labels * seeds
+    bytes_of_draw = sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.x))
+    size = int(2 * (count + wrong) * bytes_of_draw)  # and on the device
+    what = f" for {count} draws of the data{' and copies with wrong labels' * bool(wrong)}, twice"
+    if count > 1 or wrong:
         try:
             checks.memory("seeds", config.run.seeds, size, machine.memory(), what)
         except UsageError as error:
             raise in_flags(error, "", {"seeds": "seeds"}) from None
 
 
-def _examples(draws: Sequence[Dataset]) -> Examples:
-    if len(draws) == 1:
-        return federation.examples(draws[0].x, draws[0].y)
-    x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(each.x for each in draws))
-    return federation.examples(x, np.concatenate([each.y for each in draws]))
+def _examples(config: Config, draws: Sequence[Dataset]) -> Examples:
+    x, y = draws[0].x, draws[0].y
+    if len(draws) > 1:
+        x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(each.x for each in draws))
+        y = np.concatenate([each.y for each in draws])
+    is_large = config.run.hold == "auto" and machine.too_large(num_bytes((x, y)))
+    if config.run.hold == "stream" or is_large:
+        return federation.examples_on_host(x, y)
+    return federation.examples(x, y)
 
 
 def _split(

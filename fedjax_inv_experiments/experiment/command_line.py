@@ -20,7 +20,7 @@ from fedjax_inv_experiments.flags.standins import asks_for_help
 from fedjax_inv_experiments.parts import environments, machine
 
 PRESETS = Path(__file__).parent / "presets"
-PAPERS = ("cafe", "fedcfa", "fedipg", "fl_games")  # files of papers/ with a table
+PAPERS = ("cafe", "fedcfa", "fedipg", "first_look", "fl_games")  # files of papers/ with a table
 
 # The flags that are set outside of presets, by their fields' names.
 Given = frozenset[str]
@@ -180,8 +180,19 @@ def _with_presets(words: Sequence[str]) -> Iterator[tuple[list[str], bool]]:
         plain = []
         for name in value.split(","):
             check_known("preset", name, presets())
-            yield [f"--flagfile={PRESETS / name}.flags"], True
+            yield [f"--flagfile={preset_file(name)}"], True
     yield plain, False
+
+
+def preset_file(name: str) -> Path:
+    """The flag file of a preset."""
+    return PRESETS / f"{name}.flags"
+
+
+def presets_in(words: Sequence[str]) -> list[str]:
+    """The names of the presets in the words of a command line."""
+    pairs = (word.lstrip("-").partition("=") for word in words if word.startswith("-"))
+    return [name for flag, _, value in pairs if flag == "preset" for name in value.split(",")]
 
 
 def answer(argv: Sequence[str], about: str, values: flags.FlagValues = flags.FLAGS) -> str | None:

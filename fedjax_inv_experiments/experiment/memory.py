@@ -67,6 +67,8 @@ def _check(name: str, value: object, needed: int, what: str) -> None:
 def _of_run(assembled: Assembled, cell: Cell) -> int:
     """The bytes of a run's state on a device."""
     kept = assembled.kept(cell)
+    if assembled.layout(cell).streams:
+        return kept.server
     split = next(iter(assembled.splits[cell.held_out].values()))
     number = 1 if facts(cell.algorithm).pooled else len(split.domain)
     return kept.server + kept.client * assembled.layout(cell).clients_per_device(number)

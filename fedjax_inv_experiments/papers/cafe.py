@@ -5,23 +5,25 @@ fedjax-inv paper cafe --study=groups --data=fashion_mnist
 Studies: methods (one column of Tables I to IV, and Fig. 5 and 6), frequency (Table II: how often
 half of the clients upload), imbalance (classes with long tails), groups (FedAvg and CAFE on clients
 that upload always or rarely, and on classes with many or few examples), ablation (Fig. 6: CAFE
-without its parts), drift (ways to turn a matrix into a direction). Any flag of `sweep` applies to
-all rows. Other columns of the tables are --alpha=0.5 --run_dir=ELSEWHERE (Table I),
---sampling_rate=0.3 (Table III) and --local_epochs=10 (Table IV). Other strengths of Feature
-Calibration are --study=drift --rows=CAFE --set=alpha=0.0,0.2,1.0. The server's momentum is
---server_momentum=0.9 --learning_rate=0.001; it needs this learning rate.
+without its parts), drift (ways to turn a matrix into a direction), planted (clients whose
+classifier drifts in a known direction). Any flag of `sweep` applies to all rows. Other columns of
+the tables are --alpha=0.5 --run_dir=ELSEWHERE (Table I), --sampling_rate=0.3 (Table III) and
+--local_epochs=10 (Table IV). Other strengths of Feature Calibration are --study=drift --rows=CAFE
+--set=alpha=0.0,0.2,1.0. The server's momentum is --server_momentum=0.9 --learning_rate=0.001; it
+needs this learning rate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import grid
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import command
-from fedjax_inv_experiments.papers import drawings, study
+from fedjax_inv_experiments.papers import drawings, drifting, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult, Study
 from fedjax_inv_experiments.parts import participation
 from fedjax_inv_experiments.reporting import report
@@ -139,6 +141,39 @@ def drift(data: str) -> list[Row]:
     ]
 
 
+_DRIFTS = ("0", "0.3", "1")  # per round
+
+
+def planted(data: str) -> list[Row]:
+    """FedAvg and CAFE whose clients' classifiers drift in a known direction."""
+    of_cafe, linear = ("cafe",), "--set=parameter_calibration=false"
+    all_of_it, nothing = "--set=alpha=1", "--set=feature_calibration=false"
+    settings = {
+        "FedAvg": ("fedavg",),
+        "CAFE": of_cafe,
+        "CAFE-alpha-1": (*of_cafe, all_of_it),
+        "CAFE-without-FC": (*of_cafe, nothing),
+        "CAFE-without-PC-alpha-1": (*of_cafe, linear, all_of_it),
+        "CAFE-without-PC+FC": (*of_cafe, linear, nothing),
+    }
+    flags = _named(methods(data), "CAFE").flags
+    return [
+        Row(
+            f"{name}-drift-{drift}",
+            (
+                *flags,
+                f"--algorithm={drifting.__name__}:{algorithm}",
+                *own,
+                f"--set=drift={drift}",
+            ),
+            name,
+            drift,
+        )
+        for name, (algorithm, *own) in settings.items()
+        for drift in _DRIFTS
+    ]
+
+
 def _named(rows: Sequence[Row], label: str) -> Row:
     return next(row for row in rows if row.label == label)
 
@@ -221,6 +256,38 @@ def _columns(result: RowResult) -> Cells:
     }
 
 
+def _planted_groups(result: RowResult) -> dict[str, list[float]]:
+    """Group of classes -> the selected accuracy of each seed, in percent."""
+    by_class = np.array([run["selected"]["score_by_class"] for run in result.only.runs], float)
+    half = by_class.shape[1] // 2  # as in `drifting.pushed`
+    parts = {"classes with drift": by_class[:, :half], "other classes": by_class[:, half:]}
+    return {name: [100 * float(np.nanmean(seed)) for seed in part] for name, part in parts.items()}
+
+
+def _planted_columns(result: RowResult) -> Cells:
+    """Accuracies at the selected evaluations, and what became of the drift."""
+    runs = result.only.runs
+    picked = [run["selected"] for run in runs]
+    choice = report.choose(result.row.label, result.only.result, result.config.watching.select)
+    (cell,) = grid.cells(result.config, [None])
+    found, share = (
+        [100 * line["train_metrics"][name] for line in picked if line["train_metrics"]]
+        for name in ("found", "planted")
+    )
+    is_on = cell.algorithm.endswith(":cafe") and cell.settings.get("feature_calibration", True)
+    default = (drifting.cafe.__kwdefaults__ or {})["alpha"]
+    alpha = runs[0]["hyper"].get("alpha", default) if is_on else 0.0
+    return {
+        "rate": f"{choice.hyper['learning_rate']:g}" if choice else "",
+        "test, %": study.percent(picked, "test_score"),
+        **{f"{name}, %": report.spread(of) for name, of in _planted_groups(result).items()},
+        "drift in the classifier, %": report.spread(share),
+        "drift in its direction, %": report.spread(found),
+        "drift removed, %": report.spread([alpha * each for each in found]),
+        "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
+    }
+
+
 def _scores(result: RowResult) -> study.ByHeading:
     """The accuracies by which methods are compared."""
     headings = {
@@ -274,7 +341,9 @@ def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
     return drawings.lines(path, data, panels, (5.0, 4.4))
 
 
-def draw_against(x_label: str) -> study.Draw:
+def draw_against(
+    x_label: str, groups_of: Callable[[RowResult], dict[str, list[float]]] = _groups_of
+) -> study.Draw:
     """A function that draws accuracies of test and groups against x, with a line per method."""
 
     def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
@@ -282,7 +351,7 @@ def draw_against(x_label: str) -> study.Draw:
         for result in results:
             if result.is_complete:
                 tests = [100 * run["selected"]["test_score"] for run in result.only.runs]
-                for name, values in ({"test": tests} | _groups_of(result)).items():
+                for name, values in ({"test": tests} | groups_of(result)).items():
                     series = points.setdefault(f"{name}, accuracy in percent", {})
                     series.setdefault(result.row.series, []).append((result.row.x, values))
         return drawings.against(path, data, x_label, points)
@@ -331,6 +400,12 @@ PAPER = study.Paper(
         "groups": Study(groups, _columns, numbers, {"": draw_groups}),
         "ablation": Study(ablation, _columns, numbers, _BY_ROUND, _scores),
         "drift": Study(drift, _columns, numbers, _BY_ROUND, _scores),
+        "planted": Study(
+            planted,
+            _planted_columns,
+            figures={"": draw_against("drift of a round", _planted_groups)},
+            draws_rows=False,
+        ),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own partition and its own "
@@ -341,7 +416,9 @@ PAPER = study.Paper(
         "examples in the proportions of each client's classes, the mean over clients; frequent and "
         "sparse: over those whose updates always and rarely arrive, or would. Majority and "
         "minority: the half of the classes with most examples, and the other. The paper's networks "
-        "are larger."
+        "are larger. Of planted drift: its share of the squared entries of the classifier, the "
+        "squared cosine of its direction and the classifier's leading one, and alpha times that, "
+        "which Feature Calibration removes; means over the rounds since the last evaluation."
     ),
     diverged=_diverged,
     check=check,

@@ -2,15 +2,16 @@
 
 fedjax-inv paper fedipg --study=colours --data=colored_mnist
 
-Studies: first_look (where invariance helps), colours (FedIPG where its penalty acts, beside FL
-Games), regimes (where the penalty acts: local work x penalty x part of the network x estimator),
-domains (Table II), penalties (Fig. 4: FedIPG by its penalty, 50 clients), combinations (Fig. 5: ten
-rules from digit to colour, each held out), stains (Table III, Fig. 7: coloured strokes, grounds or
-both), exit (Fig. 3: one of twenty clients is slow, lossy or rotated, and may leave). Any flag of
-`sweep` applies to all rows; every seed draws its environments anew.
+Studies: colours (FedIPG where its penalty acts, beside FL Games), ends (the round that a rule
+selects, for several rules and strengths of the colour), regimes (where the penalty acts:
+local work x penalty x part of the network x estimator), domains (Table II), penalties (Fig. 4:
+FedIPG by its penalty, 50 clients), combinations (Fig. 5: ten rules from digit to colour, each held
+out), stains (Table III, Fig. 7: coloured strokes, grounds or both), exit (Fig. 3: one of twenty
+clients is slow, lossy or rotated, and may leave). Any flag of `sweep` applies to all rows; every
+seed draws its environments anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,13 @@ from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.papers import drawings, study
 from fedjax_inv_experiments.papers.study import CellResult, Cells, Row, RowResult, Study
 from fedjax_inv_experiments.parts import selection
+from fedjax_inv_experiments.parts.selection import RULES, Pick
 from fedjax_inv_experiments.reporting import phases, report
-from fedjax_inv_experiments.running.records import Record
+from fedjax_inv_experiments.running.records import Domain, Line, Record
 
 DATA = (
     *("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs"),
-    *("mnist", "digits", "cifar10"),
+    *("mnist", "digits", "cifar10", "colored_moved_digits"),
 )
 _COLORED = {"colored_mnist": "colored_mnist_14", "colored_digits": "colored_digits_small"}
 
@@ -49,7 +51,7 @@ def _fedipg(data: str, work: str) -> tuple[str, ...]:
     flags = _adaptive(data, work, "fedipg_acts")
     if data.endswith("_digits"):  # too few validation examples for the domains to differ
         return (*flags, "--set=warmup_rounds=60", "--set=penalty=10000.0", "--select=last")
-    if work == "full_batch":  # the penalty that --select=agreement chooses with epochs
+    if work == "full_batch":  # the penalty that the rule chooses with epochs
         return (*flags, "--set=warmup_rounds=50", "--set=penalty=10000.0")
     return (*flags, "--set=warmup_rounds=20")
 
@@ -60,21 +62,6 @@ def _game(data: str, play: str) -> Row:
     # A small network begins to swing later; a higher learning rate makes it faster.
     small = ("--learning_rate=0.01", "--warm_start=20") if data == "colored_digits" else ()
     return Row(f"F-{play}", (preset, *small))
-
-
-def first_look(data: str) -> list[Row]:
-    """Data with a spurious cue, where invariance helps, and rotated digits, which have none."""
-    if data == "rotated_digits":
-        work = ("--preset=rotated_digits_small",)
-        return [
-            Row("FedAvg", work),
-            Row("FedIPG", (*work, "--algorithm=fedipg", "--set=penalty=0.001,0.01")),
-        ]
-    return [
-        Row("FedAvg", _adaptive(data, "full_batch")),
-        Row("FedIPG", _fedipg(data, "full_batch")),
-        _game(data, "parallel"),
-    ]
 
 
 def colours(data: str) -> list[Row]:
@@ -206,6 +193,34 @@ def stains(data: str) -> list[Row]:
             ),
         }
         rows += [Row(f"{stain} {name}", (*flags, *of_stain)) for name, flags in methods.items()]
+    return rows
+
+
+# The mean probability that the colour fits the label for the clients; 0.85 in Colored MNIST.
+_STRENGTHS = ("0.5", "0.6", "0.7", "0.8", "0.9", "0.95", "0.99")
+_MOVED = "colored_moved_digits"
+_MOVED_FLAGS = (
+    "--preset=first_look_colour,adaptive_full_batch,fedipg_acts",
+    *("--batch_size=1000", "--server_learning_rate=0.01", "--set=warmup_rounds=300"),
+    *("--rounds=700", "--eval_every=10", "--checkpoint_every=350"),
+)
+
+
+def ends(data: str) -> list[Row]:
+    """FedIPG with two clients, with ten, with all pixels, and with a weaker and stronger colour."""
+    study.check_data(data, ("colored_mnist", _MOVED))
+    flags = (
+        *(_MOVED_FLAGS if data == _MOVED else _fedipg(data, "epochs")),
+        *("--set=penalty=10000.0", "--select=last"),
+    )
+    rows = [Row("two-clients", flags), Row("ten-clients", (*flags, "--clients=10"))]
+    if data != _MOVED:
+        rows.append(Row("28x28", (*flags, "--stride=1")))
+    for strength in _STRENGTHS:
+        wrong = 1 - float(strength)
+        step = min(0.05, wrong)
+        flips = f"{wrong + step:.2f},{wrong - step:.2f}"
+        rows.append(Row(f"strength-{strength}", (*flags, f"--flips={flips}")))
     return rows
 
 
@@ -446,6 +461,96 @@ def _scores_by_domain(result: RowResult) -> study.ByHeading:
     }
 
 
+def _held(times: int) -> Pick:
+    """A rule: the evaluation at which the domains agree for so many evaluations in a row."""
+
+    def pick(lines: Sequence[Line]) -> Line | None:
+        return _in_a_row(selection.after_difference(lines), selection.agrees, times)
+
+    return pick
+
+
+def _in_a_row(lines: Sequence[Line], holds: Callable[[Line], bool], times: int = 1) -> Line | None:
+    """The first line that is the last of so many in a row for which something holds."""
+    count = 0
+    for line in lines:
+        count = count + 1 if holds(line) else 0
+        if count == times:
+            return line
+    return None
+
+
+def _validation(line: Line) -> list[Domain]:
+    return [each for each in line["domains"].values() if each["split"] == "validation"]
+
+
+def _risks_agree(line: Line) -> bool:
+    """Whether the losses of the domains differ no more than by chance, as the accuracies do.
+
+    The variance of a loss is that of a network whose every prediction is as sure as the whole is
+    right: a (1 - a) log(a / (1 - a))^2 at an accuracy of a.
+    """
+    domains = _validation(line)
+    losses = [each["loss"] for each in domains]
+    if None in losses:
+        return False
+    counts = np.array([each["examples"] for each in domains])
+    right = np.average([each["score"] for each in domains], weights=counts)
+    if not 0 < right < 1:
+        return False
+    variance = right * (1 - right) * np.log(right / (1 - right)) ** 2
+    mean = np.average(losses, weights=counts)
+    return float(np.sum(counts * (losses - mean) ** 2)) <= (len(domains) - 1) * variance
+
+
+def _both(lines: Sequence[Line]) -> Line | None:
+    """A rule: the first evaluation at which accuracies and risks agree."""
+    after = selection.after_difference(lines)
+    return _in_a_row(after, lambda line: selection.agrees(line) and _risks_agree(line))
+
+
+def _last_agreeing(lines: Sequence[Line]) -> Line | None:
+    """A rule: the last evaluation at which the domains agree."""
+    return _in_a_row(selection.after_difference(lines)[::-1], selection.agrees)
+
+
+def _level(lines: Sequence[Line]) -> Line | None:
+    """A rule: after agreement, the first evaluation at which validation no longer falls.
+
+    It and the two before it are in the mean at least as good as the three before those.
+    """
+    first, after = _held(1)(lines), selection.after_difference(lines)
+    if first is None:
+        return None
+    scores = [line["validation_score"] for line in after]
+    for at in range(max(after.index(first), 5), len(after)):
+        if np.mean(scores[at - 2 : at + 1]) >= np.mean(scores[at - 5 : at - 2]):
+            return after[at]
+    return after[-1]
+
+
+_ENDS: dict[str, Pick] = {
+    "agreement": RULES["agreement"].pick,
+    **{f"agreement {times} times": _held(times) for times in (2, 3, 5)},
+    "agreement of accuracies and risks": _both,
+    "level after agreement": _level,
+    "last agreement": _last_agreeing,
+    **{name: RULES[name].pick for name in ("last_if_agreed", "last", "validation", "oracle")},
+}
+
+
+def _by_end(result: RowResult) -> Cells:
+    """Test accuracy and mean round by rule; the last round of seeds for which a rule picks none."""
+    cells = {}
+    for name, pick in _ENDS.items():
+        found = [pick(selection.candidates(lines)) for lines in result.only.logs]
+        lines = [line or log[-1] for line, log in zip(found, result.only.logs, strict=True)]
+        none = f", none for {found.count(None)}" if None in found else ""
+        mean = np.mean([line["round"] for line in lines])
+        cells[f"{name}, %"] = f"{study.percent(lines, 'test_score')} (round {mean:.0f}{none})"
+    return cells
+
+
 def _with_penalty(cell: CellResult, penalty: float) -> list[Record]:
     return [run for run in cell.result["runs"] if run["hyper"]["penalty"] == penalty]
 
@@ -594,21 +699,20 @@ PAPER = study.Paper(
     "fedipg",
     DATA,
     {
-        "first_look": Study(
-            first_look, _accuracies, numbers, {"_by_round": draw_by_round}, _scores
-        ),
         "colours": Study(colours, _accuracies, numbers, {"_by_round": draw_by_round}, _scores),
         "regimes": Study(regimes, _by_penalty, numbers, {"": draw_regimes}),
         "domains": Study(domains, _accuracies, numbers, scores=_scores),
         "penalties": Study(penalties, _by_penalty, numbers, {"": draw_penalties}),
         "combinations": Study(combinations, _accuracies, numbers, scores=_scores),
         "stains": Study(stains, _accuracies, numbers, {"": draw_stains}),
+        "ends": Study(ends, _by_end),
         "exit": Study(leaving, _exit_columns, numbers, {"": draw_exit}),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own environments. Rules of "
         "selection: agreement, the first evaluation at which the training domains differ no more "
-        "than by chance; validation, the best one on the training domains; games, at the stop. "
+        "than by chance; last_if_agreed, the last one, if there is one of agreement; validation, "
+        "the best one on the training domains; games, at the stop. "
         "Exit: at the last round, regular clients by their validation examples."
     ),
     diverged=_diverged,

@@ -3,8 +3,9 @@
 fedjax-inv paper fl_games --study=methods --data=colored_mnist
 
 Studies: methods (Tables 1 and 4), mixes (the scales of SMOOTH), classes (Tables 2 and 3), clients
-(Figures 1b, 2a, 8 to 10), steps (Figures 17 to 20). Any flag of `sweep` applies to all rows
-(--seeds=0 --rounds=50 for a first look); every seed draws its environments anew.
+(Figures 1b, 2a, 8 to 10), steps (Figures 17 to 20), stops (the paper's rule and ours). Any flag of
+`sweep` applies to all rows (--seeds=0 --rounds=50 for a first look); every seed draws its
+environments anew.
 """
 
 from collections.abc import Sequence
@@ -105,6 +106,20 @@ def steps(data: str) -> list[Row]:
     return [*some, _variant(of, "all", "steps", "--local_steps=0", "--local_epochs=1")]
 
 
+def stop_rules(data: str) -> list[Row]:
+    """The paper's stop, and ours: a centred ensemble whose accuracy is near the threshold."""
+    rows = []
+    ending = ("--rounds=600", "--after_stop=end")
+    for play in _PLAYS:
+        of = game(data, "F", play)
+        rows.append(Row(of.label, (*of.flags, *ending, "--stop_below=0.6")))
+        near = ("--stop_below=0.62", "--stop_within=0.07")
+        rows.append(Row(f"{of.label}-near", (*of.flags, *ending, *near)))
+        flags = (*of.flags, *ending, *near, "--stop_centred")
+        rows.append(Row(f"{of.label}-near-centred", flags))
+    return rows
+
+
 def check(config: Config) -> None:
     """Raises UsageError if the flags leave some columns of a row empty."""
     study.check_one_cell(config)
@@ -141,6 +156,8 @@ def _columns(result: RowResult) -> Cells:
         stops = [run["stops"][0] for run in runs]
         train = [stop["train_score"] for stop in ends]
         when = f"{len(ends)}/{len(stops)} below {stops[0]['threshold']:g}"
+        within = result.config.watching.stop_within
+        when += f" by at most {within:g}" if within else ""
     else:
         train = [lines[-1]["train_by_round"][-1] for lines in logs]
         when = "at the end"
@@ -230,6 +247,7 @@ PAPER = study.Paper(
         "classes": Study(classes, _columns, numbers, _scaling("classes")),
         "clients": Study(clients, _columns, numbers, _scaling("training clients")),
         "steps": Study(steps, _columns, numbers, _BY_ROUND | _scaling("local steps a round")),
+        "stops": Study(stop_rules, _columns, numbers, _BY_ROUND, _scores),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own environments, unless "

@@ -34,11 +34,18 @@ from fedjax_inv_experiments.flags.flag import (
 )
 from fedjax_inv_experiments.papers import drawings
 from fedjax_inv_experiments.parts import machine
-from fedjax_inv_experiments.reporting import comparison, evaluations, report, run_report, tables
+from fedjax_inv_experiments.reporting import (
+    comparison,
+    evaluations,
+    origin,
+    report,
+    run_report,
+    tables,
+)
 from fedjax_inv_experiments.reporting.comparison import Column, Scores
-from fedjax_inv_experiments.running import divergence, files, launch, log, records
+from fedjax_inv_experiments.running import divergence, files, launch, log, records, sources
 from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
-from fedjax_inv_experiments.running.launch import Launch
+from fedjax_inv_experiments.running.launch import Launch, Shared
 from fedjax_inv_experiments.running.records import Line, Result, RunResult
 
 
@@ -117,26 +124,19 @@ def _no_scores(result: RowResult) -> ByHeading:
     return {}
 
 
+def _nothing(result: RowResult, data: str = "") -> Cells:
+    return {}
+
+
 class Study(NamedTuple):
     """A table of a paper, and its figures."""
 
     rows: Callable[[str], list[Row]]  # of a data set
-    columns: Callable[[RowResult], Cells]  # our results
-    numbers: Callable[[RowResult, str], Cells]  # the paper's, on a data set
+    columns: Callable[[RowResult], Cells] = _nothing  # our results
+    numbers: Callable[[RowResult, str], Cells] = _nothing  # the paper's, on a data set
     figures: Mapping[str, Draw] = {}  # by what follows the study in the picture's name
     scores: Callable[[RowResult], ByHeading] = _no_scores  # if the rows compare methods
-
-
-class Paper(NamedTuple):
-    """The studies of a paper."""
-
-    name: str
-    data: tuple[str, ...]  # names of data sets; the first is the default
-    studies: Mapping[str, Study]  # by name; the first is the default
-    caption: str
-    diverged: Callable[[RowResult], Cells]  # the columns of a row that is not complete
-    check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
-    optimum: Mapping[str, str] = {}  # the last row of the tables, "optimal"
+    draws_rows: bool = True  # whether each row draws its curves and its partition
 
 
 class Number(NamedTuple):
@@ -149,12 +149,6 @@ class Number(NamedTuple):
     value: str  # as printed
 
 
-def printed(paper: str) -> list[Number]:
-    """The numbers of a paper, from numbers/PAPER.csv."""
-    lines = (Path(__file__).parent / "numbers" / f"{paper}.csv").read_text().splitlines()
-    return [Number(**line) for line in csv.DictReader(x for x in lines if not x.startswith("#"))]
-
-
 class Options(NamedTuple):
     """The flags of a paper's binary."""
 
@@ -163,6 +157,55 @@ class Options(NamedTuple):
     data: tuple[str, ...]
     folder: Path
     overrides: tuple[str, ...]  # flags of `sweep`, for all rows
+    own: Any = None  # the record of the paper's own flags
+
+
+# (study, data set, options) -> the rows to run; raises UsageError for unknown --rows
+Select = Callable[[Study, str, Options], list[Row]]
+
+
+def by_label(study: Study, data: str, options: Options) -> list[Row]:
+    """The rows with the labels of --rows, or all if there are no labels.
+
+    Raises UsageError for an unknown label.
+    """
+    return labelled(study.rows(data), options.rows)
+
+
+def labelled(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
+    """The rows with these labels, or all if there are no labels.
+
+    Raises UsageError for an unknown label.
+    """
+    for label in labels:
+        check_known("rows", label, [row.label for row in rows])
+    return [row for row in rows if not labels or row.label in labels]
+
+
+class Paper(NamedTuple):
+    """The studies of a paper."""
+
+    name: str
+    data: tuple[str, ...]  # names of data sets; the first is the default
+    studies: Mapping[str, Study]  # by name; the first is the default
+    caption: str
+    diverged: Callable[[RowResult], Cells] = _nothing  # the columns of a row that is not complete
+    check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
+    optimum: Mapping[str, str] = {}  # the last row of the tables, "optimal"
+    select: Select = by_label
+    own: type[Any] | None = None  # the record of further flags
+    modules: tuple[str, ...] = ()  # of its studies if it is no file of this folder
+    about_rows: str = "Which rows of the study, by their labels; all if none."
+    # (folder and beginning of the files' names, study, data set, rows, options) -> the text to
+    # print; by default `write_tables`
+    write: Callable[[Path, Study, str, list[RowResult], Options], str] | None = None
+
+
+def printed(paper: str) -> list[Number]:
+    """The numbers of a paper, from numbers/PAPER.csv; [] for studies of no paper."""
+    path = Path(__file__).parent / "numbers" / f"{paper}.csv"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Number(**line) for line in csv.DictReader(x for x in lines if not x.startswith("#"))]
 
 
 def binary(paper: Paper, about: str | None) -> Binary:
@@ -174,16 +217,16 @@ def binary(paper: Paper, about: str | None) -> Binary:
     @dataclasses.dataclass(frozen=True)
     class Own:
         study: str = flag(next(iter(paper.studies)), "What to compare.", choices=paper.studies)
-        rows: tuple[str, ...] = flag(
-            (), "Which rows of the study, by their labels; all if none.", kind=str
-        )
+        rows: tuple[str, ...] = flag((), paper.about_rows, kind=str)
         data: tuple[str, ...] = flag(
             (paper.data[0],), "Data sets, each with a table.", choices=paper.data
         )
 
+    more = flags_of(paper.own) if paper.own else []
+
     def define(values: flags.FlagValues) -> None:
         command_line.define(values, nonfinite="mark")
-        command.define(flags_of(Own), values)
+        command.define([*flags_of(Own), *more], values)
 
     def read(argv: Sequence[str], values: flags.FlagValues) -> Options:
         command_line.parse(argv, values)
@@ -191,27 +234,21 @@ def binary(paper: Paper, about: str | None) -> Binary:
         check_different("data", own.data)
         check_different("rows", own.rows, may_be_empty=True)
         check(own)
+        of_paper = None
+        if paper.own is not None:
+            of_paper = paper.own(**{each.name: command.value_of(each, values) for each in more})
+            check(of_paper)
         of_sweep = flags.FlagValues()
         command_line.define(of_sweep)
         given = [values[name] for name in of_sweep if values[name].present and name != "run_dir"]
         overrides = tuple(line for each in given for line in each.serialize().splitlines())
         folder = Path(values.run_dir or f"runs/{paper.name}")
-        return Options(own.study, own.rows, own.data, folder, overrides)
+        return Options(own.study, own.rows, own.data, folder, overrides, of_paper)
 
     def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:
         return command_line.answer(argv, about or "", values)
 
     return Binary(partial(run_all, paper), define, read, answer)
-
-
-def select(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
-    """The rows with these labels, or all if there are no labels.
-
-    Raises UsageError for an unknown label.
-    """
-    for label in labels:
-        check_known("rows", label, [row.label for row in rows])
-    return [row for row in rows if not labels or row.label in labels]
 
 
 def configs(
@@ -316,9 +353,9 @@ def _check_reached(row: Row, folder: Path) -> None:
         )
 
 
-def prepare(chosen: Config, ahead: Ahead) -> Launch:
+def prepare(chosen: Config, ahead: Ahead, shared: Shared) -> Launch:
     """The launch of a row, whose first program begins to compile."""
-    ready = launch.prepared(chosen, Path(chosen.run.run_dir), in_folders=True)
+    ready = launch.prepared(chosen, Path(chosen.run.run_dir), in_folders=True, shared=shared)
     ready.compile_ahead(ahead)
     return ready
 
@@ -328,16 +365,19 @@ def run(
     chosen: Config,
     ahead: Ahead | None = None,
     write: launch.Report = run_report.write,
+    shared: Shared | None = None,
 ) -> RowResult:
     """Runs a row, or reads its results if it is finished.
 
     ahead: the threads in which the row may have been prepared.
+    shared: the programs of other rows.
     """
     if ahead is None:
         with Ahead() as own:
-            return run(row, chosen, own, write)
+            return run(row, chosen, own, write, shared)
+    shared = Shared() if shared is None else shared
     place = Path(chosen.run.run_dir)
-    ahead.take(chosen.run.run_dir, partial(prepare, chosen, ahead)).run(write, ahead)
+    ahead.take(chosen.run.run_dir, partial(prepare, chosen, ahead, shared)).run(write, ahead)
     results = records.read(place / "result.json", _Cells).cells
     cells = [result.cell.restored() for result in results]
     names = grid.folder_names(cells)
@@ -496,6 +536,30 @@ def megabytes(result: RowResult) -> str:
     return report.spread([run["last"]["bytes"] / 1e6 for run in result.only.runs])
 
 
+def _origin(
+    paper: Paper, options: Options, data: str, results: Sequence[RowResult]
+) -> records.Origin:
+    """The record of a table: the command without places, and the starts of its runs."""
+    command = [paper.name] if paper.modules else ["paper", paper.name]
+    words = [*command, f"--study={options.study}", f"--data={data}"]
+    words += [f"--rows={','.join(options.rows)}"] if options.rows else []
+    for field in flags_of(paper.own) if paper.own else []:
+        value = getattr(options.own, field.name)
+        text = ",".join(value) if isinstance(value, tuple) else value
+        words += [f"--{field.name}={text}"] if text else []
+    presets = {
+        command_line.preset_file(name)
+        for row in results
+        for name in command_line.presets_in([*row.row.flags, *options.overrides])
+    }
+    return origin.of(
+        [*words, *options.overrides],
+        [(cell.folder, cell.result) for row in results for cell in row.cells],
+        sources.of_modules(paper.modules or [f"{__package__}.{paper.name}"])
+        | sources.of_files(presets),
+    )
+
+
 def run_all(paper: Paper, options: Options) -> str:
     """Runs a study on each data set, writes its tables and figures, and returns the tables.
 
@@ -507,7 +571,7 @@ def run_all(paper: Paper, options: Options) -> str:
             zip(rows, configs(paper, rows, options.folder / data, options.overrides), strict=True)
         )
         for data in options.data
-        for rows in [select(study.rows(data), options.rows)]
+        for rows in [paper.select(study, data, options)]
     }
     machine.prepare(todo[options.data[0]][0][1].run)
     for data, pairs in todo.items():
@@ -516,8 +580,9 @@ def run_all(paper: Paper, options: Options) -> str:
             files.check_no_link(options.folder / data / row.folder, options.folder)
             _check_start(row, before, options.folder / data)
             check_row(row, chosen)
-    # The table of some rows must not overwrite that of all.
-    name = f"{options.study}_some" if options.rows else options.study
+    # The table of some rows or columns must not overwrite that of all.
+    is_part = bool(options.rows or getattr(options.own, "columns", ()))
+    name = f"{options.study}_some" if is_part else options.study
     every = [(row, chosen) for data in options.data for row, chosen in todo[data]]
     texts: list[Callable[[], str]] = []
     drawn: list[Callable[[], Any]] = []
@@ -529,10 +594,12 @@ def run_all(paper: Paper, options: Options) -> str:
             return partial(drawer.take, draw, draw)
 
         def write(*finished: Any) -> str:
-            drawn.append(draw_ahead(partial(run_report.draw, *finished)))
+            if study.draws_rows:
+                drawn.append(draw_ahead(partial(run_report.draw, *finished)))
             return run_report.write_table(*finished)
 
         done = 0
+        shared = Shared()
         for data in options.data:
             results = []
             for row, chosen in todo[data]:
@@ -540,11 +607,18 @@ def run_all(paper: Paper, options: Options) -> str:
                 for _, following in every[done : done + DEPTH]:
                     # A row that starts from another row's network must wait for it.
                     if not following.model.init_from:
-                        ahead.begin(following.run.run_dir, partial(prepare, following, ahead))
+                        ahead.begin(
+                            following.run.run_dir, partial(prepare, following, ahead, shared)
+                        )
                 _check_reached(row, options.folder / data)
-                results.append(run(row, chosen, ahead, write))
+                results.append(run(row, chosen, ahead, write, shared))
             folder = options.folder / data
-            texts.append(partial(str, write_tables(folder / name, paper, study, data, results)))
+            if paper.write is None:
+                text = write_tables(folder / name, paper, study, data, results)
+            else:
+                text = paper.write(folder / name, study, data, results, options)
+            texts.append(partial(str, text))
+            files.write_json(folder / f"{name}.json", _origin(paper, options, data, results))
             for ending, draw in study.figures.items():
                 path = folder / f"{name}{ending}.png"
                 texts.append(draw_ahead(partial(draw, path, data, results)))

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from fedjax_inv.checks import UsageError
@@ -39,9 +40,10 @@ class Data:
 
     dataset: str = flag(
         "digits",
-        "digits, dsprites, a TFDS name, or the path of an .npz, of a folder of images, of "
-        "Tiny-ImageNet, of LEAF's FEMNIST (.json), of Sentiment140 (.csv) or of a table (.csv or "
-        ".parquet).",
+        "digits, moved_digits (nine copies of each, moved by a pixel), dsprites, a TFDS name, or "
+        "the path of an .npz, of a folder of images, of Tiny-ImageNet, of LEAF's FEMNIST (.json), "
+        "of Sentiment140 (.csv), of a table (.csv or .parquet) or of a folder that "
+        "fedjax_inv.data.prepare has converted.",
     )
     target_column: tuple[str, ...] = flag(
         ("target",), "The column of a table's targets; several with commas."
@@ -86,6 +88,11 @@ class Data:
     )
     text_length: int = flag(
         0, "Number of words that a text is cut or padded to; 0: 30.", at_least(0)
+    )
+    max_examples: int = flag(
+        0,
+        "How many examples are drawn from larger data, the same ones in every run; 0: all.",
+        at_least(0),
     )
     held_out: str = flag(
         "",
@@ -161,7 +168,7 @@ def _roles(chosen: Data) -> tables.Roles | None:
 
 def like(before: Data, dataset: str, data_dir: str) -> Data:
     """The flags that read other data as a run's own are read."""
-    names = ["image_size", "stride"]
+    names = ["image_size", "stride"]  # not --max_examples: new data are used whole
     if is_table(before.dataset) and is_table(dataset):
         names += _ROLES.values()
     same = {name: getattr(before, name) for name in names}
@@ -204,7 +211,7 @@ def load(chosen: Data, like: Dataset | None = None) -> Dataset:
             names["name"] = "dataset"
         raise in_flags(error, f"--dataset={chosen.dataset}", names) from None
     _check_names(chosen.dataset, loaded)
-    return _strided(loaded, chosen.stride)
+    return _strided(_drawn(loaded, chosen.max_examples), chosen.stride)
 
 
 def _check_names(dataset: str, loaded: Dataset) -> None:
@@ -226,6 +233,15 @@ def _check_names(dataset: str, loaded: Dataset) -> None:
             f"has the domain {min(words)!r}, which means something else to --held_out; must have "
             "another name",
         )
+
+
+def _drawn(loaded: Dataset, count: int) -> Dataset:
+    """The data set with `count` of its examples, in their order; 0 for all."""
+    if not 0 < count < len(loaded.y):
+        return loaded
+    rows = np.sort(np.random.default_rng(0).choice(len(loaded.y), count, replace=False))
+    of_examples = {name: getattr(loaded, name) for name in ("x", "y", "domain", "test", "user")}
+    return loaded._replace(**jax.tree.map(lambda leaf: leaf[rows], of_examples))
 
 
 def _strided(loaded: Dataset, stride: int) -> Dataset:

@@ -7,6 +7,7 @@ of its own clients; otherwise every device holds all of them (--hold).
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from fedjax_inv import checks, platforms
 from fedjax_inv.devices import CLIENTS, RUNS, Layout, shape_of_mesh
 from fedjax_inv.platforms import cores
 from fedjax_inv_experiments.flags.flag import (
+    POSITIVE,
     SEED,
     at_least,
     check_different,
@@ -36,6 +38,7 @@ _CHUNK = number_or("auto", "measure")
 # The sums of lanes (`devices.chunked`): as many lanes as fit into this memory twice.
 _MOST_LANES, _FEWEST_LANES, _BYTES_OF_LANES = 64, 8, 2**28
 _PART_FOR_DATA = 0.5  # of a CPU's memory, for the examples of all its devices
+_PART_FOR_STREAM = 0.7  # of the memory; --hold=auto streams what needs more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +99,17 @@ class Running:
     )
     hold: str = flag(
         "auto",
-        "Whose examples and states each of several devices holds: those of its own clients, which "
-        "it alone trains; or of all, for less waiting if few attend; auto: own if all clients "
-        "attend each round.",
-        choices=("auto", "own", "all"),
+        "Whose examples and states each device holds: of several, those of its own clients, which "
+        "it alone trains; or of all, for less waiting if few attend; or, stream, only those that "
+        "the next rounds need, while the others stay on the host; auto: own if all clients attend "
+        "each round, and stream if all do not fit into memory.",
+        choices=("auto", "own", "all", "stream"),
+    )
+    stream_memory: float = flag(
+        1.0,
+        "With --hold=stream, GB for the examples and states of the next rounds, and as many for "
+        "those after them.",
+        POSITIVE,
     )
     precision: str = flag(
         "auto",
@@ -131,6 +141,9 @@ def check(chosen: Running, eval_every: int) -> None:
     if chosen.checkpoint_every % eval_every:
         text = f"must be a multiple of --eval_every={eval_every}"
         raise flag_error("checkpoint_every", chosen.checkpoint_every, text)
+    if chosen.hold == "stream" and (chosen.num_processes > 1 or chosen.distributed):
+        text = "must be own or all with several processes, which cannot stream"
+        raise flag_error("hold", chosen.hold, text)
     if chosen.process_id >= chosen.num_processes:
         text = f"must be below --num_processes={chosen.num_processes}"
         raise flag_error("process_id", chosen.process_id, text)
@@ -142,6 +155,8 @@ def check(chosen: Running, eval_every: int) -> None:
         if chunk == "measure" and (several or chosen.distributed):
             text = "must be a number or auto with several processes, which may disagree"
             raise flag_error(name, chunk, text)
+        if chunk == "measure" and chosen.hold == "stream":
+            raise flag_error(name, chunk, "must be a number or auto with --hold=stream")
     address = chosen.coordinator_address
     host, _, port = address.rpartition(":")
     if several and (not (host and is_whole(port, 1) and int(port) < 2**16) or " " in address):
@@ -151,9 +166,8 @@ def check(chosen: Running, eval_every: int) -> None:
 def without_effect(chosen: Running) -> dict[str, str]:
     """The flags of this group that have no effect, and why."""
     idle = {}
-    several = chosen.num_processes > 1 or chosen.distributed
-    if chosen.devices == "1" and not several:
-        idle["hold"] = "has no effect without --devices or --num_processes above 1"
+    if chosen.hold in ("own", "all"):
+        idle["stream_memory"] = f"has no effect with --hold={chosen.hold}"
     if chosen.num_processes == 1:
         idle["coordinator_address"] = "has no effect without --num_processes above 1"
     return idle
@@ -244,6 +258,10 @@ def layout(
     processes, most = jax.process_count(), most_devices(chosen)
     is_auto, is_cpu = chosen.devices == "auto", jax.default_backend() == "cpu"
     there = memory()
+    if streams(chosen, load, states):
+        shape = shape_of_mesh(load.num_runs, load.slots, most, most=lanes)
+        over = _mesh(*shape) if math.prod(shape) > 1 else None
+        return Layout(over, lanes=lanes, num_runs=load.num_runs, streams=True)
     while True:
         num_runs, num_clients = shape_of_mesh(
             load.num_runs, load.slots, most, most=lanes, multiple=processes
@@ -269,6 +287,24 @@ def layout(
             "fewer, or auto",
         )
     return found
+
+
+def streams(chosen: Running, load: Load, states: Callable[[], States]) -> bool:
+    """Whether examples and states stay on the host: by --hold, or as they do not fit into memory.
+
+    A single client, which may hold the pooled examples of all, needs them all at once.
+    """
+    if chosen.hold != "auto" or load.num_clients == 1 or jax.process_count() > 1:
+        return chosen.hold == "stream"
+    if too_large(load.data):
+        return True
+    of_run = states().server + states().client * load.num_clients
+    return too_large(load.data + load.num_runs * of_run)
+
+
+def too_large(size: int) -> bool:
+    """Whether so many bytes do not fit into memory beside what computes on them."""
+    return size > _PART_FOR_STREAM * memory()
 
 
 def most_devices(chosen: Running) -> int:
@@ -316,7 +352,8 @@ def holds_own(chosen: Running, num_clients: int, slots: int, num_devices: int) -
     """
     # If few clients attend, one device may have more of them than another, which then waits.
     all_attend = slots == num_clients > 1
-    return {"auto": all_attend and num_devices > 1, "own": True, "all": False}[chosen.hold]
+    own = {"auto": all_attend and num_devices > 1, "own": True, "all": False, "stream": False}
+    return own[chosen.hold]
 
 
 def memory() -> int:

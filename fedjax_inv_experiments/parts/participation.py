@@ -2,15 +2,18 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import missing, program, schedules
+from fedjax_inv import devices, missing, platforms, program, schedules
 from fedjax_inv.checks import UsageError
+from fedjax_inv.schedules import Reports
 from fedjax_inv.types import Algorithm, Array, Cohort
 from fedjax_inv_experiments.flags.flag import (
+    FINITE,
     FRACTION,
     PROBABILITY,
     Range,
@@ -24,6 +27,7 @@ from fedjax_inv_experiments.flags.flag import (
     pair,
 )
 from fedjax_inv_experiments.parts.optimizers import PART
+from fedjax_inv_experiments.parts.training import Clients, examples_in_a_round
 
 
 def _is_probability(text: str) -> bool:
@@ -33,6 +37,10 @@ def _is_probability(text: str) -> bool:
 def _is_delay(text: str) -> bool:
     kind, _, value = text.partition(":")
     return is_whole(text) or (kind == "geometric" and is_real(value, PART.holds))
+
+
+def _is_online(text: str) -> bool:
+    return text in ("always", "diurnal") or text.endswith(".npy")
 
 
 def _is_period(text: str) -> bool:
@@ -104,6 +112,46 @@ class Participation:
         choices=missing.RULES,
     )
     first_all: bool = flag(False, "Whether all clients take part once at the beginning.")
+    online: str = flag(
+        "always",
+        "Which clients can be drawn in a round: all (always), more at noon than at midnight "
+        "(diurnal), or those that a record says, an .npy file of true/false [rounds, devices], "
+        "which repeats itself.",
+        Range(_is_online, "always, diurnal or the path of an .npy file"),
+    )
+    day: int = flag(24, "Rounds of a day of --online=diurnal.", at_least(1))
+    online_least: float = flag(
+        0.1, "The part of the clients that is online at midnight, with --online=diurnal.", FRACTION
+    )
+    online_most: float = flag(0.4, "The part that is online at noon.", PART)
+    time_zones: float = flag(
+        0.0,
+        "Over which part of a day the clients' midnights are spread, in the order of their "
+        "numbers; 0: all at once.",
+        PROBABILITY,
+    )
+    extra: int = flag(
+        0,
+        "Clients that are asked in a round beyond those of --cohort; the first to report count, "
+        "and the updates of the others are dropped.",
+        at_least(0),
+    )
+    deadline: float = flag(
+        0.0, "Simulated seconds after which a round ends in any case; 0: none.", FINITE
+    )
+    seconds_per_example: float = flag(
+        0.0,
+        "Simulated seconds that the median client takes for an example of local training; 0 and "
+        "--seconds_per_megabyte=0: no time is simulated.",
+        FINITE,
+    )
+    seconds_per_megabyte: float = flag(
+        0.0, "Simulated seconds of the median client for a megabyte down or up.", FINITE
+    )
+    speed_spread: float = flag(
+        1.0, "Standard deviation between clients of the logarithm of both speeds.", FINITE
+    )
+    round_spread: float = flag(0.0, "The same between the rounds of a client.", FINITE)
 
     def slots(self, num_clients: int) -> int:
         """The number of clients drawn in a round.
@@ -117,6 +165,17 @@ class Participation:
         except UsageError as error:
             names = {"rate": "sampling_rate", "num_clients": "clients"}
             raise in_flags(error, "", names) from None
+
+    @property
+    def simulates_time(self) -> bool:
+        """Whether the clients' reports take simulated time."""
+        return self.seconds_per_example > 0 or self.seconds_per_megabyte > 0
+
+    @property
+    def record(self) -> Path | None:
+        """The file of --online, which says who is online; None if there is none."""
+        is_file = self.online not in ("always", "diurnal")
+        return Path(self.online).expanduser() if is_file else None
 
     @property
     def history(self) -> int:
@@ -153,10 +212,51 @@ def check(chosen: Participation, num_clients: int) -> None:
             raise flag_error("delay", delay, text)
         if chosen.upload_every:
             raise flag_error("upload_every", chosen.upload_every, text)
+    _check_reports(chosen)
     for name, entries in _per_client(chosen).items():
         clients = [int(entry.rpartition(":")[0] or -1) for entry in entries]  # -1: all
         if len(set(clients)) < len(clients):
             raise flag_error(name, entries, "must have one value for each client")
+
+
+def _check_reports(chosen: Participation) -> None:
+    """Raises UsageError for flags of online clients and of their reports that do not fit."""
+    if chosen.online_least > chosen.online_most:
+        text = f"must be at most --online_most={chosen.online_most:g}"
+        raise flag_error("online_least", chosen.online_least, text)
+    if chosen.first_all and chosen.online != "always":
+        raise flag_error("first_all", True, "must be left out with --online, which says who can")
+    for name in ("extra", "deadline"):
+        value = getattr(chosen, name)
+        if not value:
+            continue
+        if not chosen.simulates_time:
+            text = "needs --seconds_per_example or --seconds_per_megabyte, or nobody is late"
+            raise flag_error(name, value, text)
+        if chosen.late == "stale":
+            raise flag_error(name, value, "must be left out with --late=stale")
+        if chosen.first_all:
+            raise flag_error(name, value, "must be left out with --first_all")
+
+
+def online_record(chosen: Participation) -> np.ndarray | None:
+    """The record of --online, [P, N] bool; None if there is none.
+
+    Raises UsageError if the file is not one.
+    """
+    path = chosen.record
+    if path is None:
+        return None
+    try:
+        if not path.is_file():
+            raise flag_error("online", chosen.online, "must be a file, there is none")
+        recorded = np.load(path, allow_pickle=False)
+        schedules.trace(recorded)
+    except UsageError as error:
+        raise in_flags(error, f"--online={chosen.online}", {}) from None
+    except (OSError, ValueError, EOFError, SyntaxError):
+        raise flag_error("online", chosen.online, "must be an .npy file, whole") from None
+    return recorded
 
 
 def _per_client(chosen: Participation) -> dict[str, tuple[str, ...]]:
@@ -175,6 +275,10 @@ def check_clients(chosen: Participation, num_clients: int, num_rounds: int) -> N
     if chosen.frequency < 1 and num_clients > 1 and round(chosen.sparse * num_clients) == 0:
         text = f"selects none of the {num_clients} clients, must be above {0.5 / num_clients:.3g}"
         raise flag_error("sparse", chosen.sparse, text)
+    most = num_clients - chosen.slots(num_clients)
+    if chosen.extra > most and num_clients > 1:
+        text = f"must be at most {most}, the clients of {num_clients} that a round does not draw"
+        raise flag_error("extra", chosen.extra, text)
     needed = -(-num_clients // chosen.slots(num_clients))
     if chosen.first_all and needed > num_rounds:
         raise flag_error("first_all", True, f"needs {needed} rounds, --rounds={num_rounds}")
@@ -183,8 +287,9 @@ def check_clients(chosen: Participation, num_clients: int, num_rounds: int) -> N
 def _all_arrive(chosen: Participation, num_clients: int) -> bool:
     """Whether every client's update arrives in every round. num_clients: --clients."""
     is_whole_cohort = chosen.cohort in (0, num_clients) and chosen.sampling_rate == 1
-    fails = chosen.lossy or chosen.dropout or chosen.frequency < 1
-    return is_whole_cohort and not (fails or chosen.slow or chosen.upload_every)
+    fails = chosen.lossy or chosen.dropout or chosen.frequency < 1 or chosen.deadline
+    is_away = chosen.slow or chosen.upload_every or chosen.online != "always"
+    return is_whole_cohort and not (fails or is_away)
 
 
 def without_effect(
@@ -213,6 +318,12 @@ def without_effect(
     if chosen.late == "drop" and ":" not in chosen.delay:
         reason = "has no effect with --late=drop, unless with --delay=geometric:p"
         idle["longest_delay"] = reason
+    if chosen.online != "diurnal":
+        of_days = ("day", "online_least", "online_most", "time_zones")
+        idle |= dict.fromkeys(of_days, "has no effect without --online=diurnal")
+    if not chosen.simulates_time:
+        reason = "has no effect without --seconds_per_example or --seconds_per_megabyte"
+        idle |= dict.fromkeys(("speed_spread", "round_spread"), reason)
     return idle
 
 
@@ -225,21 +336,34 @@ def with_rule(chosen: Participation, algorithm: Algorithm) -> Algorithm:
 
 
 def cohorts(
-    chosen: Participation, inputs: program.Inputs, num_rounds: int, last_round: int
-) -> Cohort:
-    """The cohorts [R, T, S] of T = num_rounds rounds; from round `last_round` on they are empty."""
+    chosen: Participation,
+    clients: Clients,
+    inputs: program.Inputs,
+    num_rounds: int,
+    last_round: int,
+    megabytes: float = 0.0,
+) -> tuple[Cohort, Reports | None]:
+    """The cohorts [R, T, S] of T = num_rounds rounds, and the cost of the rounds [R, T].
+
+    From round `last_round` on the cohorts are empty. Without simulated time there is no cost.
+
+    clients: their local training. megabytes: what a client downloads and uploads in a round.
+    """
     num_clients = inputs.train.size.shape[1]
     slots = chosen.slots(num_clients)
     rounds_per_update = _of_clients(chosen.slow, num_clients, 1)
     several = num_clients > 1  # a single client may hold the pooled examples of all
+    extra, is_timed = chosen.extra * several, chosen.simulates_time and several
     drops = several and chosen.dropout > 0
     arrives = _of_clients(chosen.lossy, num_clients, 1.0) * (1 - chosen.dropout * drops)
     is_rare = several and chosen.frequency < 1
     upload_every = _upload_every(chosen.upload_every, num_clients) if several else np.ones(1, int)
+    recorded = online_record(chosen) if several else None
 
-    def schedule(key: Array) -> Cohort:
-        if slots < num_clients:
-            cohort = schedules.sampled(key, num_clients, slots, num_rounds)
+    def schedule(key: Array, size: Array, recorded: Array | None) -> tuple[Cohort, Reports | None]:
+        online = _online(chosen, key, num_clients, recorded) if several else None
+        if slots < num_clients or online is not None:
+            cohort = schedules.sampled(key, num_clients, slots + extra, num_rounds, online=online)
         else:
             cohort = schedules.everyone(num_clients, num_rounds)
         if chosen.slow:
@@ -248,6 +372,7 @@ def cohorts(
             cohort = schedules.every(cohort, jnp.asarray(upload_every))
         if several:
             cohort = _delayed(cohort, key, chosen)
+        asked = cohort
         fails = jnp.asarray(1 - arrives)
         if is_rare:
             rare = _upload_probabilities(key, num_clients, chosen.sparse, chosen.frequency)
@@ -260,11 +385,65 @@ def cohorts(
             else:
                 cohort = schedules.dropout(cohort, draw_key, fails)
         if chosen.first_all:
-            cohort = schedules.first_all(cohort, num_clients)
+            cohort = asked = schedules.first_all(cohort, num_clients)
+        reports = None
+        if is_timed:
+            # Nobody asks a client without examples.
+            asked = cohort._replace(present=asked.present & (size[cohort.who] > 0))
+            seconds = _seconds(chosen, clients, key, asked, size, megabytes)
+            seconds = jnp.where(cohort.present, seconds, jnp.inf)  # of a loss, no report comes
+            deadline = chosen.deadline or None
+            cohort, reports = schedules.first_reports(asked, seconds, slots, deadline=deadline)
         is_before_end = np.arange(num_rounds)[:, None] < last_round
-        return cohort._replace(present=cohort.present & is_before_end)
+        return cohort._replace(present=cohort.present & is_before_end), reports
 
-    return program.cohorts(schedule, inputs)
+    def of_run(seed: Array, size: Array, recorded: Array | None) -> tuple[Cohort, Reports | None]:
+        return schedule(program.schedule_key(seed), size, recorded)
+
+    of_runs = [devices.on_host(leaf) for leaf in (inputs.seed, inputs.train.size)]
+    options = platforms.quick_to_compile()
+    every = jax.jit(jax.vmap(of_run, (0, 0, None)), compiler_options=options)
+    return every(*of_runs, recorded)
+
+
+def _online(
+    chosen: Participation, key: Array, num_clients: int, recorded: Array | None
+) -> schedules.Online | None:
+    """Who is online; None if all are. key: the key of the schedule. recorded: of --online=FILE."""
+    if recorded is not None:
+        return schedules.trace(recorded)
+    if chosen.online == "always":
+        return None
+    return schedules.diurnal(
+        jax.random.fold_in(key, 4),
+        num_clients,
+        day=chosen.day,
+        least=chosen.online_least,
+        most=chosen.online_most,
+        time_zones=chosen.time_zones,
+    )
+
+
+def _seconds(
+    chosen: Participation,
+    clients: Clients,
+    key: Array,
+    asked: Cohort,
+    size: Array,
+    megabytes: float,
+) -> Array:
+    """After how many simulated seconds each client would report, [T, S].
+
+    key: the key of the schedule. size: [C], the clients' examples.
+    """
+    of_training = examples_in_a_round(clients, size) * chosen.seconds_per_example
+
+    def drawn(number: int, typical: float | Array) -> Array:
+        spreads = {"spread": chosen.speed_spread, "round_spread": chosen.round_spread}
+        draw_key = jax.random.fold_in(key, number)
+        return schedules.report_seconds(asked, draw_key, typical, **spreads)
+
+    return drawn(5, of_training) + drawn(6, megabytes * chosen.seconds_per_megabyte)
 
 
 def _upload_probabilities(key: Array, num_clients: int, sparse: float, frequency: float) -> Array:

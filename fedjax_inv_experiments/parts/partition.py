@@ -1,19 +1,23 @@
 """The partition of the training examples among clients."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import federation
+from fedjax_inv.data import federation, wrong_labels
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
+from fedjax_inv.data.wrong_labels import Mislabelled
 from fedjax_inv.types import Examples
 from fedjax_inv_experiments.flags.flag import (
     POSITIVE,
+    PROBABILITY,
     Range,
     at_least,
     flag,
+    flag_error,
     flag_names,
     in_flags,
     shown,
@@ -26,10 +30,10 @@ class Partition:
 
     partition: str = flag(
         "domain",
-        "How clients share the training examples; dirichlet: each class in random proportions; "
-        "quantity: random sizes; shards: pieces of the examples sorted by label; user: all "
-        "examples of a user (of a table: of a client) go to one client.",
-        choices=("domain", "iid", "dirichlet", "quantity", "shards", "user"),
+        "How clients share the training examples; mixed: domains, mixed by --mixing; dirichlet: "
+        "each class in random proportions; quantity: random sizes; shards: pieces of the examples "
+        "sorted by label; user: all examples of a user (of a table: of a client) go to one client.",
+        choices=("domain", "mixed", "iid", "dirichlet", "quantity", "shards", "user"),
     )
     alpha: float = flag(
         0.5, "Concentration of --partition=dirichlet and --partition=quantity.", POSITIVE
@@ -45,6 +49,12 @@ class Partition:
         "the end of one and the beginning of the next.",
         at_least(1),
     )
+    mixing: float = flag(
+        0.1,
+        "The part of each domain that --partition=mixed shares among all clients; the rest goes to "
+        "the clients of that domain. 0: as few domains in a client as possible; 1: all alike.",
+        PROBABILITY,
+    )
     clients: int = flag(
         0,
         "Training clients; 0: one per training domain, with --partition=user one per user.",
@@ -55,6 +65,19 @@ class Partition:
         "Ratio of the first class's number of training examples to the last one's; the others "
         "lie on a curve between, and surplus examples are left out. 1: the data's own.",
         Range(lambda value: 1 <= value < float("inf"), "at least 1"),
+    )
+
+    wrong_labels: float = flag(
+        0.0,
+        "The probability that a label of some clients is replaced by another class, drawn "
+        "uniformly: in training and, as nobody knows it, in validation. Labels of the test stay "
+        "right.",
+        PROBABILITY,
+    )
+    wrong_clients: float = flag(
+        0.5,
+        "The part of clients that --wrong_labels concerns, rounded; which ones is drawn.",
+        Range(lambda value: 0 < value <= 1, "above 0 and at most 1"),
     )
 
     def num_clients(self, dataset: Dataset, held_out: str | None) -> int:
@@ -76,7 +99,12 @@ def without_effect(chosen: Partition) -> dict[str, str]:
         idle += ["alpha", "min_size"]
     if chosen.partition != "shards":
         idle += ["classes_per_client"]
-    return dict.fromkeys(idle, f"has no effect with --partition={chosen.partition}")
+    if chosen.partition != "mixed":
+        idle += ["mixing"]
+    found = dict.fromkeys(idle, f"has no effect with --partition={chosen.partition}")
+    if chosen.wrong_labels == 0:
+        found["wrong_clients"] = "has no effect with --wrong_labels=0"
+    return found
 
 
 def split(
@@ -106,6 +134,7 @@ def split(
             alpha=chosen.alpha,
             min_size=None if chosen.min_size < 0 else chosen.min_size,
             shards_per_client=chosen.classes_per_client,
+            mixing=chosen.mixing,
         )
         found = federation.split(
             dataset,
@@ -132,6 +161,30 @@ def split(
         is_empty = np.asarray(found.train.size) == 0
         found = found._replace(domain=np.where(is_empty, found.domain[0], found.domain))
     return found
+
+
+def with_wrong_labels(
+    chosen: Partition, dataset: Dataset, splits: Sequence[Split], seeds: Sequence[int]
+) -> Mislabelled:
+    """The splits with wrong labels at some clients. seeds: of the splits.
+
+    Raises UsageError if the targets are no classes, or the flags mean no client.
+    """
+    if dataset.task != "classes":
+        text = f"needs data with classes, these have {dataset.task}"
+        raise flag_error("wrong_labels", chosen.wrong_labels, text)
+    try:
+        return wrong_labels.at_clients(
+            splits,
+            len(dataset.classes),
+            share=chosen.wrong_labels,
+            part=chosen.wrong_clients,
+            seeds=seeds,
+        )
+    except UsageError as error:
+        names = {"share": "wrong_labels", "part": "wrong_clients"}
+        where = f"--wrong_labels={shown(chosen.wrong_labels)}"
+        raise in_flags(error, where, names) from None
 
 
 def _of_users(dataset: Dataset, num_clients: int) -> federation.Partition:

@@ -12,15 +12,18 @@ from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 
 # An evaluation of a run: a `running.records.Line`.
 Line = Any
+# The evaluation that is picked from one or more of a run; None: none.
+Pick = Callable[[Sequence[Line]], Line | None]
 
 
 class Rule(NamedTuple):
     """A rule of selection."""
 
     text: str  # names the evaluation that it picks
-    pick: Callable[[Sequence[Line]], Line | None]  # from one or more `candidates` of a run
+    pick: Pick  # from one or more `candidates` of a run
     # its mean over seeds compares hyperparameters; higher is better
     score: Callable[[Line], float]
+    compares_domains: bool = False  # accuracies of classes, so it needs several training domains
 
 
 def trained(lines: Sequence[Line]) -> list[Line]:
@@ -53,19 +56,36 @@ def _best(score: Callable[[Line], float]) -> Callable[[Sequence[Line]], Line]:
     return lambda lines: max(reversed(lines), key=score)
 
 
+def agrees(line: Line) -> bool:
+    """Whether the training domains of an evaluation differ no more than by chance."""
+    return differ_by_chance(
+        [each for each in line["domains"].values() if each["split"] == "validation"]
+    )
+
+
+def after_difference(lines: Sequence[Line]) -> Sequence[Line]:
+    """The evaluations from the first on at which the training domains differ by more than chance.
+
+    Before, the network is untrained, and equally bad in all domains.
+    """
+    first = next((index for index, line in enumerate(lines) if not agrees(line)), len(lines))
+    return lines[first:]
+
+
 def _agreeing(lines: Sequence[Line]) -> Line | None:
     """The first evaluation at which the domains agree after a difference; None if there is none.
 
     It is the first and not the best, because luck or a cue may have raised the best accuracy.
     """
-    have_differed = False
-    for line in lines:
-        domains = [each for each in line["domains"].values() if each["split"] == "validation"]
-        if not differ_by_chance(domains):
-            have_differed = True
-        elif have_differed:  # before, the network is untrained, and equally bad in all domains
-            return line
-    return None
+    return next(filter(agrees, after_difference(lines)), None)
+
+
+def _last_if_agreed(lines: Sequence[Line]) -> Line | None:
+    """The last evaluation if the domains agree at any after a difference; None otherwise.
+
+    Agreement says that the method acts. Where it does, more rounds weaken a cue further.
+    """
+    return None if _agreeing(lines) is None else lines[-1]
 
 
 def rules(measure: Measure) -> dict[str, Rule]:
@@ -77,6 +97,9 @@ def rules(measure: Measure) -> dict[str, Rule]:
     def test(line: Line) -> float:
         return measure.rank(line["test_score"])
 
+    def accuracies(pick: Pick) -> Pick:
+        return pick if measure == ACCURACY else lambda lines: None
+
     return {
         "validation": Rule(
             "the best validation score on the training domains", _best(validation), validation
@@ -84,8 +107,15 @@ def rules(measure: Measure) -> dict[str, Rule]:
         "agreement": Rule(
             "the first evaluation at which the training domains, which had differed, differ no "
             "more than by chance",
-            _agreeing if measure == ACCURACY else lambda lines: None,
+            accuracies(_agreeing),
             validation,
+            compares_domains=True,
+        ),
+        "last_if_agreed": Rule(
+            "the last evaluation, if there is one that agreement picks",
+            accuracies(_last_if_agreed),
+            validation,
+            compares_domains=True,
         ),
         "last": Rule("the last evaluation", lambda lines: lines[-1], validation),
         "oracle": Rule("the best test score, for comparison only", _best(test), test),

@@ -88,18 +88,18 @@ def without_effect(chosen: Clients, *, any_cosine: bool) -> dict[str, str]:
 class Sizes(NamedTuple):
     """The sizes for which local training is compiled; data of the same sizes share a program."""
 
-    capacity: int = 1  # the most examples of a client, rounded up
+    capacity: int = 1  # the most examples of a client, rounded up; 1 if batches have another size
     num_batches: int | None = None  # batches in a pass, if all clients have the same number
 
 
 def sizes(chosen: Clients, num_examples: np.ndarray) -> Sizes:
     """The sizes for clients with these numbers of examples [R, C]."""
-    capacity = 8 * -(-int(num_examples.max()) // 8)
-    # On a CPU a loop of known length gains nothing.
-    if platforms.on_cpu() or not chosen.batch_size:
-        return Sizes(capacity)
+    if not chosen.batch_size:
+        return Sizes(8 * -(-int(num_examples.max()) // 8))
+    if platforms.on_cpu():  # there a loop of known length gains nothing
+        return Sizes()
     batches = np.unique(-(-num_examples[num_examples > 0] // chosen.batch_size))
-    return Sizes(capacity, int(batches[0]) if len(batches) == 1 else None)
+    return Sizes(num_batches=int(batches[0]) if len(batches) == 1 else None)
 
 
 def work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
@@ -123,6 +123,14 @@ def work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
         num_batches=sizes.num_batches,
         momentum=momentum,
     )
+
+
+def examples_in_a_round(chosen: Clients, num_examples: Array) -> Array:
+    """The examples that clients with these numbers of examples [C] train on in a round, repeats
+    included [C]."""
+    if chosen.batch_size and chosen.local_steps:
+        return (num_examples > 0) * (chosen.local_steps * chosen.batch_size)
+    return num_examples * (chosen.local_steps or chosen.local_epochs)
 
 
 def schedule(chosen: Clients, end: int) -> optax.Schedule | None:

@@ -9,6 +9,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.federation import Split
 from fedjax_inv_experiments.flags.flag import (
+    FINITE,
     Range,
     at_least,
     check_different,
@@ -33,6 +34,9 @@ class Watching:
         "Rounds between evaluations. Unless it is set by itself, it becomes as small as --rounds "
         "and --checkpoint_every need it: at most --rounds, and a divisor of --checkpoint_every.",
         at_least(1),
+    )
+    eval_start: bool = flag(
+        True, "Whether the untrained network is evaluated, too, as round 0 of the log."
     )
     watch_examples: int = flag(
         0,
@@ -63,6 +67,18 @@ class Watching:
         "an accuracy: between 0 and 1); instead of --stop_below, and without --warm_start.",
         _REAL,
         kind=float,
+    )
+    stop_within: float = flag(
+        0.0,
+        "How far beyond its threshold that score may lie at a stop; 0: at any distance. Ours, for "
+        "games, whose accuracy may fall by 40 points in one round.",
+        FINITE,
+    )
+    stop_centred: bool = flag(
+        False,
+        "Whether the watched scores and those of stops are of centred outputs: minus their mean "
+        "over the watched training examples, so that classes are predicted about equally often. "
+        "For classes of about equal frequency; the stored networks stay as they are.",
     )
     warm_start: str = flag(
         "clients",
@@ -124,7 +140,8 @@ def without_effect(chosen: Watching) -> dict[str, str]:
     if not chosen.stop_below:
         idle["warm_start"] = "has no effect without --stop_below"
     if not chosen.thresholds:
-        idle["after_stop"] = "has no effect without --stop_below or --stop_above"
+        reason = "has no effect without --stop_below or --stop_above"
+        idle |= dict.fromkeys(("stop_within", "stop_centred", "after_stop"), reason)
     return idle
 
 
@@ -133,7 +150,9 @@ def check_task(chosen: Watching, task: Task) -> None:
     metrics.check(chosen.metrics, task.kind)
     if chosen.watch_classes and task.kind != "classes":
         raise flag_error("watch_classes", True, f"needs data with classes, these have {task.kind}")
-    if chosen.select == "agreement" and task.measure != ACCURACY:
+    if chosen.stop_centred and task.kind != "classes":
+        raise flag_error("stop_centred", True, f"needs data with classes, these have {task.kind}")
+    if RULES[chosen.select].compares_domains and task.measure != ACCURACY:
         text = f"compares accuracies of classes, the score is the {task.score.name}"
         raise flag_error("select", chosen.select, text)
     if not task.score.is_share:
@@ -149,9 +168,9 @@ def check_rule(chosen: Watching, num_groups: int) -> None:
 
     num_groups: the number of validation groups.
     """
-    if chosen.select == "agreement" and num_groups < 2:
+    if RULES[chosen.select].compares_domains and num_groups < 2:
         raise UsageError(
-            "--select=agreement",
+            f"--select={chosen.select}",
             ...,
             "needs several training domains, each with clients of its own",
         )

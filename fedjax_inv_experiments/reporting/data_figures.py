@@ -20,10 +20,18 @@ if TYPE_CHECKING:
 _IMAGES = 6  # images of each domain, beside the counts
 
 
-def client_names(split: Split) -> list[str]:
-    """The names of the clients: number and domain."""
+def client_names(split: Split, is_wrong: np.ndarray | None = None) -> list[str]:
+    """The names of the clients: number and domain, and whether labels are wrong.
+
+    is_wrong: [M] bool, whether a row has a wrong label; None: all are right.
+    """
     domains = [split.domains[domain] if domain >= 0 else "mixed" for domain in split.domain]
-    return [f"{client}: {domain}" for client, domain in enumerate(domains)]
+    names = [f"{client}: {domain}" for client, domain in enumerate(domains)]
+    if is_wrong is None or not is_wrong.any():
+        return names
+    pairs = zip(*map(federation.parts_of, (split.train, split.valid)), strict=True)
+    wrong = [is_wrong[np.concatenate(pair)].any() for pair in pairs]
+    return [f"{name}, wrong labels" if w else name for name, w in zip(names, wrong, strict=True)]
 
 
 def rendered(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
@@ -49,8 +57,12 @@ def to_rgb(x: np.ndarray) -> np.ndarray:
     return (x @ hues).clip(0, 1)
 
 
-def draw_partition(path: Path, dataset: Dataset, split: Split) -> None:
+def draw_partition(
+    path: Path, dataset: Dataset, split: Split, is_wrong: np.ndarray | None = None
+) -> None:
     """Draws what each client trains on, and examples of every domain.
+
+    is_wrong: as in `client_names`.
 
     Files that are there and show the same are not drawn again.
     """
@@ -67,8 +79,9 @@ def draw_partition(path: Path, dataset: Dataset, split: Split) -> None:
         domains=tuple(dataset.domains[k] for k in full),
         test=dataset.test[few],
         user=None,
+        original=None,
     )
-    figures.draw(path, _partition, counts, names, some, client_names(split), dpi=110)
+    figures.draw(path, _partition, counts, names, some, client_names(split, is_wrong), dpi=110)
 
 
 def target_counts(

@@ -24,8 +24,9 @@ from fedjax_inv_experiments.flags.names import facts
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import machine, selection, training
 from fedjax_inv_experiments.parts import network as networks
-from fedjax_inv_experiments.running import checkpoints, log, provenance, selected
+from fedjax_inv_experiments.running import checkpoints, launch, log, provenance, selected
 from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running import states as states_file
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.records import Line, Result, Start
 from fedjax_inv_experiments.running.selected import Served
@@ -158,8 +159,40 @@ class Runs:
         where = f"{self.where}: --{attendance.history_flag}"
         what = " for the shapes of as many broadcasts"
         checks.memory(where, ..., _SHAPES * attendance.history, what=what)
+        whole = self._whole
+        if not (self.path / states_file.NAME).exists():
+            return whole
+        num_clients = jax.tree.leaves(whole.state.clients)[0].shape[1]
+        places = program.Places.shapes(len(self.cell.runs), num_clients)
+        return whole._replace(state=whole.state._replace(clients=places))
+
+    @functools.cached_property
+    def _whole(self) -> Training:
+        """The shapes of the states of all runs with those of all clients."""
         ready = self.data.prepare(self.cell)
         return jax.eval_shape(program.make(ready.experiment).init, self.data.data, ready.inputs)
+
+    def clients(self, served: Served, index: int) -> Tree:
+        """The states [C, ...] of a run's clients. served: that of all runs."""
+        if not isinstance(served.clients, program.Places):
+            return jax.tree.map(lambda leaf: leaf[index], served.clients)
+        first = jax.tree.map(lambda leaf: leaf[index], self._first_clients)
+        return states_file.read(self.path, served.clients, first, index)
+
+    @functools.cached_property
+    def _first_clients(self) -> Tree:
+        """The states [R, C, ...] of clients that have never attended, on the host.
+
+        Raises UsageError if the network of --init_from is gone.
+        """
+        assembled, chosen = self.data, self.config
+        if chosen.model.init_from:
+            held_out = config.changed(chosen, held_out=self.cell.held_out or "none")
+            assembled = assemble.assemble(held_out, start=launch.start_of(chosen))
+        ready = assembled.prepare(self.cell)
+        one = jax.tree.map(lambda leaf: leaf[:1], assembled.data)  # its shape is enough
+        begun = program.make(ready.experiment).init(one, ready.inputs)
+        return jax.device_get(begun.state.clients)
 
     def newest(self) -> tuple[int, Training]:
         """(rounds, the states of all runs after them), from the newest checkpoint.
@@ -302,7 +335,9 @@ class OneRun:
 
         Raises UsageError if the run has no such state, or if it cannot be read.
         """
-        mine = jax.tree.map(lambda leaf: leaf[self.index], self.runs.states(self.state))
+        found = self.runs.states(self.state)
+        rest = jax.tree.map(lambda leaf: leaf[self.index], found._replace(clients=()))
+        mine = rest._replace(clients=self.runs.clients(found, self.index))
         at = self.line().round
         if self.state == "best" and mine.round != at:
             raise UsageError(
@@ -378,7 +413,8 @@ def _alone(chosen: Config, data_dir: str, dataset: str) -> Config:
     Raises UsageError if data_dir is set and no data set is from TFDS.
     """
     data_flags.check_data_dir(data_dir, chosen.data.dataset, dataset)
-    one: dict[str, Any] = {"devices": "1", "hold": "auto", "num_processes": 1, "process_id": 0}
+    hold = "stream" if chosen.run.hold == "stream" else "auto"
+    one: dict[str, Any] = {"devices": "1", "hold": hold, "num_processes": 1, "process_id": 0}
     one["distributed"] = False
     one |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
     return config.changed(chosen, **one)

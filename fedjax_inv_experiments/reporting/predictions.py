@@ -88,12 +88,10 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
     names = program.group_names(split)
     group = program.groups(split.domain)
     data = jax.tree.map(np.asarray, assembled.data)
-    # The data of several draws of the environments stand in a row.
-    num_rows = len(assembled.dataset.y)
 
     def part(domain: str, kind: str, client: int, rows: np.ndarray) -> Part:
         x = jax.tree.map(lambda a: a[rows], data.x)
-        return Part(domain, kind, client, rows % num_rows, x, data.y[rows])
+        return Part(domain, kind, client, assembled.source[rows], x, data.y[rows])
 
     (test,) = parts_of(split.test)
     clients = enumerate(parts_of(split.valid))

@@ -32,8 +32,8 @@ def write(
 ) -> None:
     """Writes curves.png and, if the runs have the numbers for them, the other figures.
 
-    The others are domains.png, clients.png and gradients.png. Figures that are there and show the
-    same are not drawn again. If every cell diverged, it writes nothing.
+    The others are curves_by_time.png, domains.png, clients.png and gradients.png. Figures that are
+    there and show the same are not drawn again. If every cell diverged, it writes nothing.
 
     results: (label, cell's folder, result) of each cell. rule: the rule of selection.
     """
@@ -42,6 +42,8 @@ def write(
     if not drawn:
         return
     figures.draw(folder / "curves.png", _curves, drawn, title)
+    if all(one.last[0].seconds_simulated is not None for one, _ in drawn):
+        figures.draw(folder / "curves_by_time.png", _curves, drawn, title, "simulated hours")
     first = drawn[0][0].selected[0]
     splits = [domain.split for domain in first.domains.values()]
     if splits.count("validation") > 1:
@@ -72,12 +74,16 @@ def _panels(
     return figure, dict(zip(held_outs, axes, strict=True)), labels
 
 
-def _curves(drawn: Drawn, title: str) -> Figure:
-    """Draws the score by round: a panel per held-out domain, two lines per algorithm."""
-    figure, axes, labels = _panels(drawn, "round")
+def _curves(drawn: Drawn, title: str, by: str = "round") -> Figure:
+    """Draws the score by round: a panel per held-out domain, two lines per algorithm.
+
+    by: round or simulated hours, of which the axis has the mean over seeds.
+    """
+    figure, axes, labels = _panels(drawn, by)
     for one, lines in drawn:
         number = labels.index(one.label)
-        rounds = [line.round for line in lines if line.run == one.indices[0]]
+        x = [_places(lines, index, by) for index in one.indices]
+        rounds = np.mean(x, axis=0)
         style = figures.style(number) | {"markevery": figures.spaced(len(rounds), number)}
         for key, how in (("test", {"lw": 1.8}), ("validation", {"lw": 0.7, "mfc": "white"})):
             of_seeds = [
@@ -90,11 +96,20 @@ def _curves(drawn: Drawn, title: str) -> Figure:
             if key == "test":
                 shade = min(0.15, 0.5 / len(labels))
                 axis.fill_between(rounds, low, high, color=style["color"], alpha=shade, lw=0)
-        figures.whole_numbers(axis)
+        if by == "round":
+            figures.whole_numbers(axis)
     kinds = f"held out: {figures.over_seeds(len(drawn[0][0].runs))}; thin: validation"
     figures.entitle(figure, f"{title}\n{kinds}")
     _legend(figure, [figures.style(number) for number in range(len(labels))], labels)
     return figure
+
+
+def _places(lines: Sequence[Line], run: int, by: str) -> list[float]:
+    """Where a run's evaluations lie on the axis of `_curves`."""
+    mine = [line for line in lines if line.run == run]
+    if by == "round":
+        return [line.round for line in mine]
+    return [(line.seconds_simulated or 0.0) / 3600 for line in mine]
 
 
 def _legend(figure: Figure, styles: Iterable[dict[str, Any]], labels: Sequence[str]) -> None:

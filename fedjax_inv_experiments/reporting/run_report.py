@@ -32,8 +32,9 @@ def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) 
 def draw(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> None:
     """Writes the figures."""
     config = assembled.config
-    split = assembled.splits[assembled.cells[0].held_out][config.run.seeds[0]]
-    data_figures.draw_partition(folder / "partition.png", assembled.dataset, split)
+    dataset, split = assembled.as_seen(assembled.cells[0].held_out, config.run.seeds[0])
+    is_wrong = dataset.y != assembled.dataset.y
+    data_figures.draw_partition(folder / "partition.png", dataset, split, is_wrong)
     run_figures.write(folder, finished, title=_title(config), rule=config.watching.select)
 
 

@@ -91,6 +91,31 @@ def choose(
     return Chunks(*(-machines.agree(-number) for number in fitting))  # the smallest of processes
 
 
+def streamed(
+    config: Config,
+    inputs: program.Inputs,
+    layout: Layout,
+    compile: Callable[[Chunks], jax.stages.Compiled],
+) -> Chunks:
+    """The chunks of a run whose examples come from the host, by number or rule.
+
+    compile: chunks -> the compiled rounds.
+    """
+    is_cpu, num_runs = jax.default_backend() == "cpu", len(inputs.seed)
+    clients, runs = asked(config, num_runs, inputs)
+    most = Chunks(
+        clients or (1 if is_cpu else _num_slots(config, inputs)),
+        runs or (1 if is_cpu else layout.runs_per_device(num_runs)),
+    )
+    if is_cpu or (clients and runs):
+        return most
+
+    def fit(chosen: Chunks) -> bool:
+        return fits(lambda: compile(chosen), available_bytes())
+
+    return halved(most, fit, clients=clients is None, runs=runs is None)
+
+
 def halved(
     most: Chunks, fits: Callable[[Chunks], bool], *, clients: bool = True, runs: bool = True
 ) -> Chunks:

@@ -86,6 +86,7 @@ def scalars(line: Line, score: str = "accuracy") -> Iterator[tuple[str, float]]:
         f"{score}/test": line.test_score,
         f"{score}/worst_domain": line.worst_score,
         "megabytes_sent": line.bytes / 1e6,
+        "seconds_simulated": line.seconds_simulated,
     }
     for name, domain in line.domains.items():
         values[f"{score}_by_domain/{name}"] = domain.score

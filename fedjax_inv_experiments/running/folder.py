@@ -44,6 +44,7 @@ _HOW = {
     *(
         "devices",
         "hold",
+        "stream_memory",
         "deterministic",
         "distributed",
         "coordinator_address",
@@ -247,10 +248,17 @@ def starts(folder: Path) -> list[Start]:
     return begun(folder).starts if (folder / "config.json").exists() else []
 
 
-def check_data(folder: Path, fingerprint: str) -> None:
-    """Raises UsageError if the run in a folder began on data with another fingerprint."""
+def check_data(folder: Path, now: records.Start) -> None:
+    """Raises UsageError if the run in a folder began on other data, or with others online."""
     before = starts(folder)
-    if before and before[-1].data != fingerprint:
+    if before and before[-1].online != now.online:
+        raise UsageError(
+            "--run_dir",
+            folder,
+            "has begun with another record of --online; put that in its place, or choose another "
+            "--run_dir",
+        )
+    if before and before[-1].data != now.data:
         raise UsageError(
             "--run_dir",
             folder,

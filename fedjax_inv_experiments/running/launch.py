@@ -3,6 +3,7 @@
 While a cell runs, the programs of the next ones compile in threads (`ahead`).
 """
 
+import dataclasses
 import functools
 import sys
 import threading
@@ -15,15 +16,16 @@ from jax.sharding import Mesh
 
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data import stored
+from fedjax_inv.schedules import Reports
 from fedjax_inv.types import Examples, Variables
 from fedjax_inv_experiments.experiment import assemble, grid, memory
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
-from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.experiment.config import GROUPS, Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.flags.flag import check_place, flag_error
-from fedjax_inv_experiments.parts import machine
-from fedjax_inv_experiments.parts.training import Sizes
+from fedjax_inv_experiments.parts import machine, participation
 from fedjax_inv_experiments.running import (
     checkpoints,
     chunks,
@@ -35,6 +37,9 @@ from fedjax_inv_experiments.running import (
     loop,
     provenance,
     records,
+    sources,
+    states,
+    summary,
 )
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
@@ -69,8 +74,41 @@ def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> st
         return prepared(config, folder, in_folders=in_folders).run(report, ahead)
 
 
-def prepared(config: Config, folder: Path, *, in_folders: bool) -> "Launch":
-    """The launch of an experiment; arguments and errors as those of `run`."""
+# The most programs that are kept. Linux limits the memory maps of a process, of which a program has
+# several hundred.
+_MOST_SHARED = 28
+
+
+class Shared:
+    """Programs that several launches of this process use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._programs: dict[Hashable, program.Program] = {}  # the last used is last
+
+    def get(
+        self, key: Hashable, make: Callable[[], program.Program]
+    ) -> tuple[program.Program, bool]:
+        """The program of a key, and whether it was there before.
+
+        key: what the program depends on.
+        """
+        with self._lock:
+            is_old = key in self._programs
+            found = self._programs.pop(key) if is_old else make()
+            self._programs[key] = found
+            for oldest in [*self._programs][:-_MOST_SHARED]:
+                del self._programs[oldest]
+            return found, is_old
+
+
+def prepared(
+    config: Config, folder: Path, *, in_folders: bool, shared: Shared | None = None
+) -> "Launch":
+    """The launch of an experiment; arguments and errors as those of `run`.
+
+    shared: the programs of other launches of this process; this one uses and extends them.
+    """
     events.check(config.watching.tensorboard)
     check_place("run_dir", folder, is_folder=True)
     machine.connect(config.run)
@@ -81,7 +119,8 @@ def prepared(config: Config, folder: Path, *, in_folders: bool) -> "Launch":
         first = assemble.assemble(config, config.run.seeds[:1])
         places = _places(first, folder, in_folders)
         if None not in _finished(first, places).values():
-            return Launch(first, folder, places)
+            return Launch(first, folder, places, shared)
+    participation.online_record(config.participation)
     assembled = assemble.assemble(config, start=start)
     memory.check(assembled)
     places = _places(assembled, folder, in_folders)
@@ -95,15 +134,21 @@ def prepared(config: Config, folder: Path, *, in_folders: bool) -> "Launch":
     if warning and machine.leads():
         where = f"--dataset={config.data.dataset}"
         print(errors.printable(f"warning: {where}: {warning}"), file=sys.stderr)
-    return Launch(assembled, folder, places)
+    return Launch(assembled, folder, places, shared)
 
 
 class Launch:
     """An experiment that is ready to run, with the folder of each cell by the cell's name."""
 
-    def __init__(self, assembled: Assembled, folder: Path, places: Mapping[str, Path]) -> None:
+    def __init__(
+        self,
+        assembled: Assembled,
+        folder: Path,
+        places: Mapping[str, Path],
+        shared: Shared | None = None,
+    ) -> None:
         self._assembled, self._folder, self._places = assembled, folder, places
-        self._programs = _Programs(assembled.config, assembled.data)
+        self._programs = _Programs(assembled.config, assembled.data, shared)
 
     def run(self, report: Report, ahead: Ahead) -> str:
         """Runs the cells that are not finished, and returns the text of the report."""
@@ -113,7 +158,7 @@ class Launch:
             results = _finished(assembled, places)
             todo = [cell for cell in cells if results[cell.name] is None]
             for cell in todo:
-                folders.check_data(places[cell.name], self._programs.start.data)
+                folders.check_data(places[cell.name], self._programs.start)
             if machine.leads():
                 code = provenance.code(config.outside)
                 for place in places.values():
@@ -159,6 +204,8 @@ class Launch:
     def _compiled(self, cell: Cell) -> loop.Job:
         """The job of a cell whose program is compiled, here or for an earlier cell."""
         job = self._job(cell)
+        if job.stream is not None:
+            return job
         # A run that continues needs neither a start nor a first evaluation.
         if not (job.is_compiled or checkpoints.rounds(self._places[cell.name] / "checkpoints")):
             return loop.compile_ahead(job)
@@ -166,7 +213,7 @@ class Launch:
 
     def _job(self, cell: Cell) -> loop.Job:
         assembled, programs = self._assembled, self._programs
-        ready, compiled, is_old = programs.of(assembled, cell, self._places[cell.name])
+        ready, compiled, is_old, stream = programs.of(assembled, cell, self._places[cell.name])
         model, hyper = ready.experiment.model, cell.runs[0].hyper
         algorithm = assemble.algorithm(
             assembled.config, cell, model, assembled.task, hyper, ready.sizes
@@ -181,7 +228,14 @@ class Launch:
             algorithm.personal,
             assembled.task.measure,
             is_old,
+            None if stream is None else stream.cohorts,
+            stream,
+            None if stream is None else self._reports(ready, compiled),
         )
+
+    def _reports(self, ready: Prepared, streamed: program.Program) -> Reports | None:
+        """The cost of the rounds of a stream, with simulated time."""
+        return loop.drawn(self._assembled.config, streamed, ready.data, ready.inputs)[1]
 
     def _run(self, cell: Cell, ahead: Ahead, stop: Stop) -> records.Result:
         """Runs a cell and returns its result; ends the process if a signal stops it."""
@@ -210,6 +264,7 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     """
     events.check(config.watching.tensorboard)
     check_place("run_dir", folder, is_folder=True)
+    participation.online_record(config.participation)
     assembled = assemble.assemble(config, config.run.seeds[:1])
     memory.check(assembled)
     _finished(assembled, _places(assembled, folder, in_folders))
@@ -260,37 +315,82 @@ def _finished(assembled: Assembled, places: Mapping[str, Path]) -> dict[str, rec
     }
     for name, result in results.items():
         if result is not None:
-            log.read(places[name])
+            results[name] = summary.with_all_rules(result, log.read(places[name]))
     if assembled.variables is not None:
         for place in places.values():
             initial.check_same(assembled.config.model, place, assembled.variables)
     return results
 
 
-class _Programs:
-    """The programs of the cells. Cells that differ only in the held-out domain share one."""
+def depends_on(assembled: Assembled, cell: Cell, prepared: Prepared) -> tuple[Hashable, ...]:
+    """What a cell's program depends on, besides its chunks.
 
-    def __init__(self, config: Config, data: Examples) -> None:
+    Environments, partitions, the schedule of clients, seeds and the held-out domain change nothing
+    but its inputs.
+    """
+    config = assembled.config
+    inputs_alone = ("data", "environment", "partition", "participation", "run")
+    others = [getattr(config, name) for name in GROUPS if name not in inputs_alone]
+    attending = config.participation
+    num_clients = prepared.inputs.train.size.shape[1]
+    run = dataclasses.replace(config.run, run_dir="", seeds=())
+    # A network that paints its inputs depends on more than their shapes.
+    of_data = id(assembled.model) if assembled.dataset.render else config.data.dataset
+    leaves, structure = jax.tree.flatten((prepared.data, prepared.inputs))
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    names = tuple(assembled.dataset.classes), assembled.dataset.words
+    return (
+        cell.label,
+        *others,
+        run,
+        *(attending.history, attending.missing, attending.slots(num_clients)),
+        prepared.experiment.num_groups,
+        assembled.dataset.task,
+        of_data,
+        names,
+        prepared.sizes,
+        prepared.layout,
+        structure,
+        shapes,
+    )
+
+
+class _Programs:
+    """The programs of the cells. Cells that differ only in data of the same shapes share one."""
+
+    def __init__(self, config: Config, data: Examples, shared: Shared | None) -> None:
         self._config, self._data = config, data
         self._lock = threading.Lock()  # one thread at a time chooses and places
         self._chunks: dict[str, chunks.Chunks] = {}
         self._on_devices: dict[Mesh, Examples] = {}
-        self._programs: dict[tuple[str, Sizes, chunks.Chunks], program.Program] = {}
+        self._programs = Shared() if shared is None else shared
+
+    @functools.cached_property
+    def _padded(self) -> Examples:
+        return assemble.padded(self._data)
 
     @functools.cached_property
     def start(self) -> records.Start:
         """The record of this start."""
-        return provenance.record(self._data, self._config.outside)
+        online = participation.online_record(self._config.participation)
+        files = sources.of_run(self._config)
+        return provenance.record(self._data, self._config.outside, files, online)
 
     def of(
         self, assembled: Assembled, cell: Cell, folder: Path
-    ) -> tuple[Prepared, program.Program, bool]:
+    ) -> tuple[Prepared, program.Program, bool, program.Stream | None]:
         """A cell with its data and inputs on the devices, its program, and whether that is old.
 
-        A resumed run keeps the chunks with which it began.
+        With examples on the host the last is the stream whose program this is. A resumed run keeps
+        the chunks with which it began.
         """
         with self._lock:
             prepared = self._placed(assembled.prepare(cell))
+            if assembled.kept(cell).client and self._config.run.resume:
+                states.check_hold(folder, self._config, streams=prepared.layout.streams)
+            if prepared.layout.streams:
+                stream = self._stream(assembled, cell, prepared, folder)
+                return prepared, stream.program, True, stream
 
             def make(chosen: chunks.Chunks) -> program.Program:
                 return program.make(
@@ -308,11 +408,56 @@ class _Programs:
                         self._config, cell, prepared.experiment, prepared.inputs, machine
                     )
                 chosen = self._chunks[cell.label]
-            key = (cell.label, prepared.sizes, chosen)
-            is_old = key in self._programs
-            if not is_old:
-                self._programs[key] = make(chosen)
-            return prepared, self._programs[key], is_old
+            key = (chosen, *depends_on(assembled, cell, prepared))
+            found, is_old = self._programs.get(key, lambda: make(chosen))
+            return prepared, found, is_old, None
+
+    def _stream(
+        self, assembled: Assembled, cell: Cell, ready: Prepared, folder: Path
+    ) -> program.Stream:
+        """The program of a cell whose examples come from the host.
+
+        Raises UsageError if --stream_memory is too small for one round.
+        """
+        config = assembled.config
+        most = int(1e9 * config.run.stream_memory)
+        source = stored.of_arrays(*assembled.data)
+        alone = program.make(ready.experiment)
+        cohorts, _ = loop.drawn(config, alone, ready.data, ready.inputs)
+        plan = program.plan(
+            source,
+            ready.inputs,
+            cohorts,
+            ready.layout,
+            every=config.watching.eval_every,
+            most_bytes=most,
+            state_bytes=assembled.kept(cell).client,
+        )
+        if plan.bytes > most:
+            text = f"a round of {cell.label} needs {plan.bytes / 1e9:.3g}; must be as many"
+            raise flag_error("stream_memory", config.run.stream_memory, text)
+
+        def make(chosen: chunks.Chunks) -> program.Stream:
+            return program.Stream(
+                ready.experiment,
+                source,
+                ready.inputs,
+                cohorts,
+                plan,
+                client_chunk=chosen.clients,
+                run_chunk=chosen.runs,
+                layout=ready.layout,
+                most_bytes=most,
+            )
+
+        chosen = self._begun(cell, ready, folder)
+        if chosen is None:
+            if cell.label not in self._chunks:
+                self._chunks[cell.label] = chunks.streamed(
+                    config, ready.inputs, ready.layout, lambda chosen: make(chosen).compiled()
+                )
+            chosen = self._chunks[cell.label]
+        return make(chosen)
 
     def record(self, cell: Cell, folder: Path) -> None:
         """Writes the chunks of a cell into its folder, if they were chosen in this start."""
@@ -322,11 +467,13 @@ class _Programs:
     def _placed(self, prepared: Prepared) -> Prepared:
         """A cell with its data and inputs on the devices."""
         layout = prepared.layout
-        if layout.mesh is None:
+        if layout.streams:
             return prepared
+        if layout.mesh is None:
+            return prepared._replace(data=self._padded)
         # Cells whose data lie on the same devices use the same.
         there = None if layout.own else self._on_devices.get(layout.mesh)
-        data, inputs = layout.place(there or self._data, prepared.inputs)
+        data, inputs = layout.place(there or self._padded, prepared.inputs)
         if not layout.own:
             self._on_devices = {layout.mesh: data}
         return prepared._replace(data=data, inputs=inputs)

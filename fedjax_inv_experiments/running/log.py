@@ -1,6 +1,6 @@
 """metrics.jsonl: a line per evaluation and run, consistent with the checkpoints.
 
-The first evaluation is of round 0, before any training.
+The first evaluation is of round 0, before any training, unless --noeval_start leaves it out.
 
 Each line ends with the SHA-256 of the log up to and including this line. So an edited line is found
 as well as one that is missing or moved. This finds accidents and edits, but not the forgery of
@@ -43,12 +43,16 @@ def _read(folder: Path, done: int | None) -> list[tuple[Line, bytes]]:
     """The lines as in `read`, each with its text without a checksum."""
     path = folder / _NAME
     begun = folders.begun(folder)
-    defaults = {"rounds": Running.rounds, "eval_every": Watching.eval_every}
+    defaults = {
+        "rounds": Running.rounds,
+        "eval_every": Watching.eval_every,
+        "eval_start": Watching.eval_start,
+    }
     asked = {name: value for name, value in begun.flags.items() if name in defaults}
     flags = defaults | config.typed(asked)
     lines: list[tuple[Line, bytes]] = []
     texts = path.read_bytes().splitlines() if path.is_file() else []
-    expected = _evaluations(flags["rounds"], flags["eval_every"], len(begun.cell.runs))
+    expected = _evaluations(num_runs=len(begun.cell.runs), **flags)
     sums, has_sums = hashlib.sha256(), False
     for number, text in enumerate(texts, 1):
         at = next(expected, None)
@@ -100,9 +104,11 @@ def _edited(path: Path, number: int) -> UsageError:
     )
 
 
-def _evaluations(rounds: int, every: int, num_runs: int) -> Iterator[tuple[int, int]]:
+def _evaluations(
+    *, rounds: int, eval_every: int, eval_start: bool, num_runs: int
+) -> Iterator[tuple[int, int]]:
     """The (round, run) of each line."""
-    for done in range(0, rounds + every, every):
+    for done in range(0 if eval_start else eval_every, rounds + eval_every, eval_every):
         for run in range(num_runs):
             yield min(done, rounds), run
 
@@ -121,7 +127,8 @@ class Log:
     def append(self, lines: Sequence[Line]) -> list[Line]:
         """Adds the lines of one evaluation, and returns them with totals over all rounds.
 
-        lines: one per run; their `bytes`, `dropped` and `diverged` are of the last segment alone.
+        lines: one per run; their `bytes`, `bytes_lost`, `seconds_simulated`, `dropped` and
+            `diverged` are of the last segment alone.
         """
         before = {line.run: line for line in self.lines[-len(lines) :]}
         added = [_added(line, before.get(line.run)) for line in lines]
@@ -151,12 +158,12 @@ def _added(line: Line, last: Line | None) -> Line:
     """A line plus the totals of the same run's line before it."""
     if last is None:
         return line
-    dropped = None if line.dropped is None else line.dropped + (last.dropped or 0)
+    counts = ("dropped", "bytes_lost", "seconds_simulated")
+    sums = {name: line[name] + last.get(name, 0) for name in counts if name in line}
+    if "seconds_simulated" in sums:
+        sums["seconds_simulated"] = round(sums["seconds_simulated"], 3)
     return msgspec.structs.replace(
-        line,
-        bytes=last.bytes + line.bytes,
-        diverged=last.diverged or line.diverged,
-        dropped=dropped,
+        line, bytes=last.bytes + line.bytes, diverged=last.diverged or line.diverged, **sums
     )
 
 

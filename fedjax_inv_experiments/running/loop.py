@@ -8,7 +8,7 @@ import contextlib
 import functools
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import msgspec
@@ -17,7 +17,8 @@ from jax.sharding import Sharding
 
 from fedjax_inv import stopping
 from fedjax_inv.checks import UsageError
-from fedjax_inv.program import Inputs, Outcome, Program, Training
+from fedjax_inv.program import Inputs, Outcome, Program, Stream, Training
+from fedjax_inv.schedules import Reports
 from fedjax_inv.types import Cohort, Examples
 from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.experiment.config import Config
@@ -27,6 +28,7 @@ from fedjax_inv_experiments.parts import machine, selection
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.running import divergence, files, records, selected, summary
 from fedjax_inv_experiments.running import log as logs
+from fedjax_inv_experiments.running import states as states_file
 from fedjax_inv_experiments.running.ahead import Ahead
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.events import Events
@@ -50,6 +52,8 @@ class Job(NamedTuple):
     measure: Measure = ACCURACY  # how to read the scores
     is_compiled: bool = False  # whether the program has been compiled before
     cohorts: Cohort | None = None  # of all rounds, filled up to whole segments; None: not drawn
+    stream: Stream | None = None  # whose program this is, if examples come from the host
+    reports: Reports | None = None  # the cost of these rounds, with simulated time
 
 
 def compile_ahead(job: Job) -> Job:
@@ -65,23 +69,36 @@ def compile_ahead(job: Job) -> Job:
 
     states = jax.tree.map(placed, shapes, compiled.output_shardings)
     every = job.config.watching.eval_every
-    cohorts = _cohorts(job)
+    cohorts, reports = _cohorts(job)
     part = _rounds(cohorts, 0, every)
-    program.evaluate.lower(data, inputs, states).compile()
+    if job.config.watching.eval_start:
+        program.evaluate.lower(data, inputs, states).compile()
     program.segment.lower(data, inputs, states, part).compile()
-    return job._replace(is_compiled=True, cohorts=cohorts)
+    return job._replace(is_compiled=True, cohorts=cohorts, reports=reports)
 
 
-def _cohorts(job: Job) -> Cohort:
-    """The cohorts of all rounds, filled up to whole segments."""
+def _cohorts(job: Job) -> tuple[Cohort, Reports | None]:
+    """The cohorts of all rounds, filled up to whole segments, and the cost of these rounds."""
     if job.cohorts is not None:
-        return job.cohorts
-    rounds, every = job.config.run.rounds, job.config.watching.eval_every
+        return job.cohorts, job.reports
+    return drawn(job.config, job.program, job.data, job.inputs)
+
+
+def drawn(
+    config: Config, program: Program, data: Examples, inputs: Inputs
+) -> tuple[Cohort, Reports | None]:
+    """The cohorts of all rounds, filled up to whole segments, and the cost of these rounds."""
+    rounds, every = config.run.rounds, config.watching.eval_every
+    traffic = program.traffic(data, inputs) if config.participation.simulates_time else []
+    whole = -(-rounds // every) * every
     # On the host, where slicing the rounds of a segment compiles nothing.
-    return jax.device_get(assemble.cohorts(job.config, job.inputs, -(-rounds // every) * every))
+    return jax.device_get(assemble.cohorts_and_costs(config, inputs, whole, traffic))
 
 
-def _rounds(cohorts: Cohort, first: int, count: int) -> Cohort:
+T = TypeVar("T", Cohort, Reports | None)
+
+
+def _rounds(cohorts: T, first: int, count: int) -> T:
     return jax.tree.map(lambda leaf: leaf[:, first : first + count], cohorts)
 
 
@@ -102,8 +119,13 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
         log = Log(folder, done)
         events = Events(folder, cell, log.lines, config.watching.tensorboard, job.measure.name)
         opened.enter_context(contextlib.closing(events))
-        begun = jax.eval_shape(job.program.init, job.data, job.inputs)
-        like = job.program.stored(job.inputs, begun)
+        if job.stream is not None:
+            opened.enter_context(contextlib.closing(job.stream))
+            num_clients = job.inputs.train.size.shape[1]
+            job.stream.open_kept = lambda one: states_file.opened(
+                folder, config, cell, one, num_clients
+            )
+        like = job.program.shapes(job.data, job.inputs)
         shapes = selected.of(like, job.personal)
         begun_at, served = None, selected.none(shapes)
         if done:
@@ -166,7 +188,7 @@ def _advance(
     """
     config, cell, program = job.config, job.cell, job.program
     rounds, every = config.run.rounds, config.watching.eval_every
-    cohorts = _cohorts(job)
+    cohorts, reports = _cohorts(job)
     traffic = program.traffic(job.data, job.inputs)
     checkpoint_every = config.run.checkpoint_every or every
     start = time.monotonic() - log.seconds
@@ -184,21 +206,26 @@ def _advance(
             seconds=time.monotonic() - start,
             drops=config.run.nonfinite == "drop",
             measure=job.measure,
+            reports=_rounds(reports, done - length, every),
+            end_at_stop=config.watching.after_stop == "end",
         )
         lines = log.append(new)
         events.add(lines)  # after the log: a restart writes the events anew from it
         progress.evaluated(done, lines)
         return lines
 
+    first_work = "an evaluation" if config.watching.eval_start else "the first network"
     with contextlib.closing(Progress(title, rounds, done)) as progress, Ahead() as ahead:
         if states is None:
-            with progress.compiling("an evaluation", likely=not job.is_compiled):
+            with progress.compiling(first_work, likely=not job.is_compiled):
                 states = program.init(job.data, job.inputs)
                 first = (job.data, job.inputs, states, _rounds(cohorts, 0, every))
                 if not job.is_compiled:
                     ahead.begin("segment", lambda: program.segment.lower(*first).compile())
-                outcome = program.evaluate(job.data, job.inputs, states)
-            evaluated(program.gathered(outcome), 0, 0)
+                if config.watching.eval_start:
+                    outcome = program.evaluate(job.data, job.inputs, states)
+            if config.watching.eval_start:
+                evaluated(program.gathered(outcome), 0, 0)
         last = _is_over(config, done, program.gathered(states.stops))
         likely = not (job.is_compiled or last)
         while not last:
@@ -218,6 +245,8 @@ def _advance(
             if last or done % checkpoint_every == 0 or stop.signal:
                 log.flush()
                 checkpoints.save(done, stored(), best.served)
+                if job.stream is not None:
+                    job.stream.saved(stored(), best.served.clients)
             if stop.signal and not last:
                 raise Stopped(f"stopped after round {done} of {rounds}")
     return states

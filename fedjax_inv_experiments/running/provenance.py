@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import os
 import platform
 import subprocess
 import sys
@@ -22,13 +23,28 @@ _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def record(data: Tree, factories: Collection[str] = ()) -> Start:
+def record(
+    data: Tree,
+    factories: Collection[str] = (),
+    files: Mapping[str, str] | None = None,
+    online: Tree | None = None,
+) -> Start:
     """The record of a start at this moment.
 
-    data: all examples. factories: those outside of this project, by name.
+    data: all examples. factories: those outside of this project, by name. files: the digests of
+    this project's files on which the results depend. online: the record of --online.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return Start(date, commit(), versions(), fingerprint(data), code(factories))
+    return Start(
+        date,
+        commit(),
+        versions(),
+        fingerprint(data),
+        code(factories),
+        dict(files or {}),
+        processor(),
+        None if online is None else fingerprint(online),
+    )
 
 
 def code(factories: Collection[str]) -> dict[str, Module]:
@@ -63,6 +79,18 @@ def versions() -> dict[str, str]:
     """The versions of this package, of Python and of the packages that influence results."""
     own = {"fedjax_inv": fedjax_inv.__version__, "python": platform.python_version()}
     return own | {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def processor() -> str:
+    """The model and the number of cores of the processor, and the accelerators."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    entries = dict(line.partition(":")[::2] for line in lines)
+    models = {name.strip(): value.strip() for name, value in entries.items()}
+    model = models.get("model name", platform.processor() or platform.machine())
+    cores = f"{model}, {os.cpu_count()} cores"
+    devices = jax.devices()
+    return cores if devices[0].platform == "cpu" else f"{devices[0].device_kind}; {cores}"
 
 
 def commit(root: Path = _ROOT) -> str | None:

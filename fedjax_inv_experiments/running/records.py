@@ -55,7 +55,7 @@ class Gradients(Record, frozen=True):
 
 
 class Line(Record, frozen=True, kw_only=True):
-    """A line of metrics.jsonl: an evaluation of a run. Round 0 comes before any training."""
+    """A line of metrics.jsonl: an evaluation of a run. Round 0 is before any training."""
 
     round: int
     run: int  # its number in the cell
@@ -79,6 +79,9 @@ class Line(Record, frozen=True, kw_only=True):
     dropped: int | None = None  # the rounds so far in which a client was dropped
     seconds: float  # since the run began
     bytes: int  # downloads and uploads of all clients so far
+    # With simulated time: the downloads among them whose update did not count, and the time so far.
+    bytes_lost: int | None = None
+    seconds_simulated: float | None = None
 
 
 class Stop(Record, frozen=True):
@@ -135,6 +138,27 @@ class Start(Record, frozen=True):
     versions: dict[str, str]
     data: str  # the SHA-256 of all examples
     code: dict[str, Module] = {}  # by the name of the factory outside of this project
+    sources: dict[str, str] = {}  # the digests of this project's files, of `sources.of_run`
+    processor: str | None = None  # its model and number of cores
+    online: str | None = None  # the SHA-256 of the record of --online
+
+
+class Origin(Record, frozen=True, kw_only=True):
+    """The record beside a study's table: how its numbers came about.
+
+    `versions` and `code` say "several" for what was not the same in all starts of its runs.
+    """
+
+    command: str
+    seeds: list[int]
+    date: str | None = None  # of the last start
+    commit: str | None = None
+    versions: dict[str, str]
+    processor: str | None = None
+    seconds: float | None = None  # of training, the cells one after the other
+    code: dict[str, str] = {}  # the digests of the files on which the table depends
+    sha256: str | None = None  # of the table or picture, if it is published
+    note: str | None = None  # what else is known about a table whose runs left no record
 
 
 class Begun(Record, frozen=True):

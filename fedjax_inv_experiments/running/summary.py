@@ -1,44 +1,60 @@
 """Records of evaluations: the lines of the log, the stops and the results of runs."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import jax
+import msgspec
 import numpy as np
 
 from fedjax_inv import evaluation, stopping
+from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome
+from fedjax_inv.schedules import Reports
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
-from fedjax_inv_experiments.running.records import Domain, Gradients, Line, RunResult, Stop
+from fedjax_inv_experiments.running.records import (
+    Domain,
+    Gradients,
+    Line,
+    Result,
+    RunResult,
+    Stop,
+)
 
 
 def lines(
     cell: Cell,
     groups: list[str],
     outcome: Outcome,
-    traffic: list[int],
+    traffic: Sequence[Traffic],
     *,
     done: int,
     length: int,
     seconds: float,
     drops: bool,
     measure: Measure = ACCURACY,
+    reports: Reports | None = None,
+    end_at_stop: bool = False,
 ) -> list[Line]:
     """The lines of the log after a segment, or before the first: one per run.
 
-    Their `bytes`, `dropped` and `diverged` are of this segment; `Log.append` adds them up.
+    Their `bytes`, `bytes_lost`, `seconds_simulated`, `dropped` and `diverged` are of this segment;
+    `Log.append` adds them up.
 
     groups: the names of the validation groups.
-    traffic: the bytes that a client downloads and uploads in each exchange.
+    traffic: of a client in each exchange.
     done: the number of rounds since the beginning.
     length: the number of rounds in this segment. Before the first segment it is 0, and there is no
         train_loss.
     drops: whether a client that is not finite is dropped, so that its run does not diverge. A run
         whose evaluation is not finite diverges in any case.
     measure: how to read the scores.
+    reports: the cost of these rounds [R, T]; None without simulated time.
+    end_at_stop: whether a run ends once it has met all thresholds.
     """
     records = []
     for index, run in enumerate(cell.runs):
@@ -51,6 +67,11 @@ def lines(
         }
         valid, test = jax.tree.map(lambda a, i=index: a[i], (outcome.valid, outcome.test))
         broken = outcome.broken[index, :length] >= 0
+        attended, lost = np.asarray(outcome.attended)[index, :length], {}
+        if reports is not None:
+            stops = np.asarray(outcome.stops.round)[index] if end_at_stop else np.zeros(0)
+            ended = stops.max() if stops.size and stops.all() else np.inf
+            lost = _lost(reports, index, attended, traffic, done - length + 1, ended)
         finite = all((np.isfinite(of.loss) | (of.size == 0)).all() for of in (valid, test))
         records.append(
             Line(
@@ -67,10 +88,36 @@ def lines(
                 diverged=bool(not finite or (broken.any() and not drops)),
                 dropped=int(broken.sum()) if drops else None,
                 seconds=round(seconds, 3),
-                bytes=int(outcome.attended[index, :length].sum(0) @ np.array(traffic)),
+                bytes=int(attended.sum(0) @ np.array(traffic).sum(1)) + lost.get("bytes_lost", 0),
+                **lost,
             )
         )
     return records
+
+
+def _lost(
+    reports: Reports,
+    run: int,
+    attended: np.ndarray,
+    traffic: Sequence[Traffic],
+    first: int,
+    ended: float,
+) -> dict[str, Any]:
+    """The fields of simulated time.
+
+    A client whose update does not count has downloaded the first message of its round that reached
+    anybody, and uploaded nothing.
+
+    attended: [T, exchanges]. first: the number of the first of these rounds. ended: the last round
+        of the run.
+    """
+    length = len(attended)
+    is_played = first + np.arange(length) <= ended
+    down = np.array([each.down for each in traffic])[(attended > 0).argmax(1)]
+    return {
+        "bytes_lost": int((reports.lost[run, :length] * down * is_played).sum()),
+        "seconds_simulated": round(float(np.sum(reports.seconds[run, :length] * is_played)), 3),
+    }
 
 
 def _by_class_and_client(outcome: Outcome, run: int) -> dict[str, Any]:
@@ -140,7 +187,7 @@ class _Scores(TypedDict):
 def _by_domain(
     cell: Cell, measure: Measure, groups: list[str], valid: Scores, test: Scores
 ) -> _Scores:
-    """The scores of an evaluation. valid: arrays [groups]. test: arrays [1]."""
+    """The scores of an evaluation. valid: arrays [groups or more]. test: arrays [1]."""
     scores = [(name, "validation", valid, index) for index, name in enumerate(groups)]
     scores.append((test_name(cell, groups), "test", test, 0))
     domains = {
@@ -150,7 +197,7 @@ def _by_domain(
     worst = min(domains, key=lambda name: measure.rank(domains[name].score))
     return {
         "domains": domains,
-        "validation_score": float(np.mean(valid.score)),
+        "validation_score": float(np.mean(valid.score[: len(groups)])),
         "test_score": float(test.score[0]),
         "worst_domain": worst,
         "worst_score": domains[worst].score,
@@ -199,3 +246,19 @@ def summarise(cell: Cell, lines: list[Line], measure: Measure = ACCURACY) -> lis
             )
         )
     return results
+
+
+def with_all_rules(result: Result, lines: list[Line]) -> Result:
+    """A finished cell with what the rules pick that are newer than its result.
+
+    lines: those of its log.
+    """
+    names = selection.rules(result.score).keys()
+    if all(names <= run.by_rule.keys() for run in result.runs):
+        return result
+    now = summarise(result.cell.restored(), lines, result.score)
+    runs = [
+        msgspec.structs.replace(run, by_rule=new.by_rule | run.by_rule)
+        for run, new in zip(result.runs, now, strict=True)
+    ]
+    return msgspec.structs.replace(result, runs=runs)

@@ -297,6 +297,31 @@ def test_identities_of_the_calibrated_logits(
             np.testing.assert_allclose((q * d).sum(-1), 0, atol=1e-12)
 
 
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_drift_is_removed_once_it_leads_the_classifier(factor: float) -> None:
+    """A drift t a d^T of a classifier to which it is orthogonal on both sides.
+
+    Its singular value is t ||a||. The classifier's own ones stay.
+    """
+    with jax.enable_x64(True):
+        a, d = np.array([1.0, 1, 0, 0]), np.ones(D) / np.sqrt(D)
+        free = [np.eye(len(v)) - np.outer(v, v) / (v @ v) for v in (a, d)]
+        plain = free[0] @ np.random.default_rng(0).normal(size=(K, D)) @ free[1]
+        t = factor * np.linalg.svd(plain)[1][0] / np.linalg.norm(a)
+        drifted = plain + t * np.outer(a, d)
+        leading = cafe.leading_direction(jnp.asarray(drifted))
+        np.testing.assert_allclose(abs(leading @ d), factor > 1, atol=1e-9)
+        lengths = np.sqrt((plain**2).sum(1) + (t * a) ** 2)[:, None] + 0.1
+        for alpha in (0.2, 1.0):
+            left = 1 - alpha if factor > 1 else 1.0
+            got = cafe.calibrate(
+                jnp.asarray(drifted), leading, 0 * leading, alpha=alpha, beta=0.0, gamma=0.1
+            )
+            np.testing.assert_allclose(got @ d, left * t * a / lengths[:, 0], atol=1e-9)
+            if factor > 1:  # the rest stays, but the drift has made its rows shorter
+                np.testing.assert_allclose(got @ free[1], plain / lengths, atol=1e-9)
+
+
 def test_classwise_serving_never_changes_which_class_is_largest() -> None:
     one = drawn(3, classwise=True)
     own = cafe.unit(one.classifier)

@@ -426,13 +426,13 @@ def normed_start() -> Variables:
 
 
 @cache
-def program(detach: bool, **off: int) -> Callable[..., Step]:
+def program(detach: bool, statistics: str = "examples", **off: int) -> Callable[..., Step]:
     """off: weights that are 0 for good; the others may be traced."""
     start = normed_start()
 
     def step(weights: dict[str, Array], batch: Batch, pool: Averages) -> Step:
         def make(work: Work) -> Algorithm:
-            given = {"top_k": 1, "detach": detach, **weights, **off}
+            given = {"top_k": 1, "detach": detach, "statistics": statistics, **weights, **off}
             return fedcfa.fedcfa(federations.small_normed(), work, **given)
 
         return captured(make, start, batch, pool)
@@ -477,6 +477,31 @@ def test_what_detaches_trains_the_head_alone_and_leaves_statistics() -> None:
         assert optax.tree.norm(optax.tree.sub(got.grads.head, plain.grads.head)) > 0.1
         federations.assert_close(got.stats, plain.stats, rtol=1e-6, atol=1e-7)
     assert optax.tree.norm(optax.tree.sub(attached.grads.body, plain.grads.body)) > 0.1
+
+
+@pytest.mark.parametrize("num_real", [0, 1])
+def test_statistics_as_in_the_release_are_those_of_four_passes(num_real: int) -> None:
+    """Of one row of averages, and of all factors replaced, the passes are known."""
+    model, batch, pool = federations.small_normed(), batch_of(), pool_of(4, num_real)
+    start = normed_start()
+    weights = {"positive_weight": 2.0, "negative_weight": 3.0, "decorrelation_weight": 0.0}
+
+    @jax.jit
+    def passes() -> tuple[Halves, int]:
+        params, (body, head) = start
+        factors, body = model.encode(params.body, body, batch.x, batch.mask, True)
+        _, head = model.decode(params.head, head, factors, batch.mask, True)
+        if num_real:
+            x = jnp.repeat(pool.x[:1], NUM, 0)
+            factors, body = model.encode(params.body, body, x, batch.mask, True)
+            for _ in range(2):
+                _, head = model.decode(params.head, head, factors, batch.mask, True)
+        return Halves(body, head), factors.shape[-1]
+
+    expected, num_factors = passes()
+    got = program(True, "all", top_k=int(num_factors))(weights, batch, pool).stats
+    federations.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    assert optax.tree.norm(optax.tree.sub(got.head, start.stats.head)) > 0.01
 
 
 def test_the_gradient_is_the_sum_of_its_terms() -> None:
@@ -646,6 +671,7 @@ def test_averages_travel_beside_the_network_only_if_they_are_used() -> None:
         ({"negative_weight": np.nan}, "negative_weight=nan: must be a finite number"),
         ({"decorrelation_weight": "1"}, "decorrelation_weight='1': must be a finite number"),
         ({"combining": "mean"}, "combining='mean': must be one of pool, paper"),
+        ({"statistics": "none"}, "statistics='none': must be one of examples, all"),
         ({"rows": 0}, "rows=0: must be an integer of at least 1"),
         ({"chunk": 0}, "chunk=0: must be an integer of at least 1"),
         ({"weighting": "none"}, "weighting='none': must be one of size, uniform"),

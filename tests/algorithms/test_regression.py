@@ -135,8 +135,8 @@ def _facts(name: str) -> Facts:
 OTHERS = [name for name in algorithms.LISTED if not _facts(name).needs_classes]
 
 
-def test_three_algorithms_need_classes() -> None:
-    assert set(algorithms.LISTED) - set(OTHERS) == {"cafe", "fedcfa", "fedproto"}
+def test_four_algorithms_need_classes() -> None:
+    assert set(algorithms.LISTED) - set(OTHERS) == {"cafe", "fedcfa", "fedproto", "fedsr"}
 
 
 @pytest.mark.parametrize("task", ["values", "labels"])

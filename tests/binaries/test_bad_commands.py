@@ -32,6 +32,7 @@ from fedjax_inv_experiments import (
     sweep,
     train,
 )
+from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.experiment import assemble, config, grid
 from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.flags.command import Binary
@@ -58,6 +59,7 @@ BINARIES: dict[str, Binary] = {
     "fedcfa": fedcfa.BINARY,
     "fedipg": fedipg.BINARY,
     "fl_games": fl_games.BINARY,
+    "map": map_binary.BINARY,
 }
 
 
@@ -213,6 +215,12 @@ def _others(folder: Path) -> None:
         ("junk.safetensors", "junk"),
     ):
         (folder / name).write_text(content)
+    for name, array in (("numbers", np.ones((2, 3), int)), ("objects", np.array([{}]))):
+        np.save(folder / f"online_{name}.npy", array)
+    whole = (folder / "online_numbers.npy").read_bytes()
+    (folder / "online_cut.npy").write_bytes(whole[:-8])
+    (folder / "online_junk.npy").write_bytes(b"junk" * 99)
+    (folder / "online_folder.npy").mkdir()
     with (folder / "tweets.csv").open("w") as file:
         rows = [["04"[i % 2], i, "d", "q", f"u{i % 7}", f"word{i} hello"] for i in range(60)]
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
@@ -241,21 +249,27 @@ RANGES = {
     "rounds batch_size local_steps watch_examples stride devices num_processes": (
         *("99999999999", "2147483648", "-1"),
     ),
-    "clients cohort min_size checkpoint_every eval_every image_size num_images vocabulary": (
-        *("99999999999", "-5"),
-    ),
+    "clients cohort min_size checkpoint_every eval_every image_size num_images vocabulary"
+    " max_examples": (*("99999999999", "-5"),),
     "text_length local_epochs longest_delay process_id cut": ("99999999999", "-5"),
     "seeds widths": ("99999999999", "-1", "0,-1", "1,2147483648"),
     "learning_rate server_learning_rate": ("nan", "inf", "1e308", "1e-320", "0", "-1", "0.1,nan"),
     "weight_decay clip server_clip server_weight_decay": ("nan", "inf", "1e308", "-1"),
-    "focal_gamma": ("nan", "inf", "1e308", "-1"),
+    "focal_gamma stop_within": ("nan", "inf", "1e308", "-1"),
     "huber_delta": ("nan", "inf", "1e308", "1e-320", "0", "-1"),
     "label_smoothing": ("nan", "inf", "1e308", "-1", "1.5"),
+    "mixing wrong_labels wrong_clients": ("nan", "inf", "-1", "1.5", "much", "0.1,0.2"),
     "momentum server_momentum sampling_rate frequency": ("nan", "inf", "1e308", "-1", "1.5"),
     "alpha server_epsilon imbalance": ("nan", "inf", "-1"),
     "sparse test_fraction": ("nan", "1e308", "-1"),
     "stop_below stop_above": ("nan", "inf", "1e308"),
     "angles odd_angles": ("nan", "inf", "1e308", "-361", "0,400"),
+    "day extra": ("99999999999", "-5", "1.5"),
+    "online_least online_most time_zones": ("nan", "1e308", "-1", "1.5"),
+    "deadline seconds_per_example seconds_per_megabyte speed_spread round_spread": (
+        *("nan", "inf", "1e308", "-1"),
+    ),
+    "online": ("sometimes", "", "online.csv"),
     "data_seed client_chunk run_chunk": ("-1", "1.5", "99999999999", "٣", "many", "²", ""),
 }
 NO_NUMBERS = {
@@ -297,6 +311,7 @@ COMMANDS: list[tuple[str, str]] = [
             *(("stained", name, "red") for name in ("stain", "test_rule")),
             *(("combinations", "colors", value) for value in ("1", "11")),
             *(("simpson", "ramp", value) for value in ("", "zzz", "ffffff", "000000,ffffff")),
+            *(("simpson", "paradox", value) for value in ("nan", "1.5", "")),
             *(("simpson", "darker", value) for value in ("", "x")),
             *(("simpson", "clients", value) for value in ("2000000000", "-1")),
             *(("rotated", "angles", value) for value in ("", "0,0")),
@@ -586,7 +601,10 @@ COMMANDS: list[tuple[str, str]] = [
         "train --late=stale --frequency=0.5 --longest_delay=2000000000",
         "--longest_delay=2000000000: needs .* GB",
     ),
-    ("train --algorithm=scaffold --widths=20000 --clients=1000", "--clients=1000: needs .* GB"),
+    (
+        "train --algorithm=scaffold --widths=20000 --clients=1000 --devices=1 --hold=all",
+        "--clients=1000: needs .* GB",
+    ),
     (
         f"train --seeds={','.join(map(str, range(20_000)))}",
         "--seeds=0,1,.*: needs 4.6 GB for 20000 draws of the data",
@@ -625,7 +643,51 @@ COMMANDS: list[tuple[str, str]] = [
     ),
     ("train --slow=0:2,0:3", "--slow=0:2,0:3: must have one value for each client"),
     ("train --lossy=0:0.2,0:0.3", "--lossy=0:0.2,0:0.3: must have one value for each client"),
+    # Who is online, and whose report comes in time.
+    *(
+        (f"train --online={{data}}/{name}.npy", f"--online=.*/{name}.npy: {error}")
+        for name, error in (
+            ("nowhere", "must be a file, there is none"),
+            ("online_folder", "must be a file, there is none"),
+            ("online_junk", "must be an .npy file, whole"),
+            ("online_cut", "must be an .npy file, whole"),
+            ("online_objects", "must be an .npy file, whole"),
+            ("online_numbers", r"recorded: is int64 \(2, 3\), must be bool"),
+        )
+    ),
+    ("train --day=9", "--day=9: has no effect without --online=diurnal"),
+    ("train --time_zones=0.5", "--time_zones=0.5: has no effect without --online=diurnal"),
+    ("train --online=diurnal --online_least=0.5", "--online_least=0.5: must be at most --online_m"),
+    ("train --online=diurnal --first_all", "--first_all=true: must be left out with --online"),
+    ("train --cohort=3 --extra=1", "--extra=1: needs --seconds_per_example or"),
+    ("train --deadline=9", "--deadline=9: needs --seconds_per_example or"),
+    ("train --seconds_per_example=1 --extra=1", "--extra=1: must be at most 0, the clients of 5"),
+    (
+        "train --seconds_per_example=1 --cohort=3 --extra=3",
+        "--extra=3: must be at most 2, the clients of 5 that a round does not draw",
+    ),
+    (
+        "train --seconds_per_megabyte=1 --deadline=3 --late=stale --dropout=0.1",
+        "--deadline=3: must be left out with --late=stale",
+    ),
+    (
+        "train --seconds_per_megabyte=1 --deadline=3 --first_all",
+        "--deadline=3: must be left out with --first_all",
+    ),
+    ("train --speed_spread=2", "--speed_spread=2: has no effect without --seconds_per_example"),
+    ("train --algorithm=erm --online=diurnal", "--online=diurnal: has no effect with --algorithm"),
     ("train --first_all --cohort=1 --rounds=3 --eval_every=1", "--first_all=true: needs 5 rounds"),
+    (
+        "train --environment=simpson --shading=random --paradox=0.5",
+        "--paradox=0.5: has no effect with --shading=random",
+    ),
+    ("train --mixing=0.5", "--mixing=0.5: has no effect with --partition=domain"),
+    ("train --wrong_clients=0.3", "--wrong_clients=0.3: has no effect with --wrong_labels=0"),
+    ("train --wrong_labels=0.1 --wrong_clients=0", "--wrong_clients=0: must be above 0"),
+    (
+        "train --wrong_labels=0.1 --wrong_clients=0.05",
+        "--wrong_clients=0.05: is none of 5 clients, must be at least one",
+    ),
     ("train --partition=user", "--partition=user: needs data with users"),
     (
         "train --partition=dirichlet --min_size=1000",
@@ -642,17 +704,28 @@ COMMANDS: list[tuple[str, str]] = [
         for command, error in (
             ("--partition=dirichlet", "--partition=dirichlet: needs data with classes, .* values"),
             ("--partition=shards", "--partition=shards: needs data with classes"),
+            (
+                "--wrong_labels=0.1",
+                "--wrong_labels=0.1: needs data with classes, these have values",
+            ),
             ("--imbalance=9", "--partition=domain --imbalance=9: .* holds values, must hold"),
             ("--watch_classes", "--watch_classes=true: needs data with classes"),
+            (
+                "--stop_below=0.5 --watch_examples=9 --stop_centred",
+                "--stop_centred=true: needs data with classes",
+            ),
             ("--environment=colored", "--environment=colored: .* holds values, must hold classes"),
-            ("--select=agreement", "--select=agreement: compares accuracies of classes"),
+            *(
+                (f"--select={rule}", f"--select={rule}: compares accuracies of classes")
+                for rule in ("agreement", "last_if_agreed")
+            ),
             ("--loss=focal", "--loss=focal: is for classes and labels, .* squared_error, huber"),
             ("--label_smoothing=0.1", "--label_smoothing=0.1: is for classes, the data have"),
             ("--score=accuracy", "--score=accuracy: is for classes, the data have values"),
             ("--metrics=r2,auroc", "--metrics=auroc: is for .* must be of mae, rmse, r2"),
             *(
                 (f"--algorithm={name}", f"--algorithm={name}: needs data with classes")
-                for name in ("fedproto", "fedcfa", "cafe")
+                for name in ("fedproto", "fedcfa", "fedsr", "cafe")
             ),
         )
     ),
@@ -725,6 +798,19 @@ COMMANDS: list[tuple[str, str]] = [
         (f"train --num_processes=2 --coordinator_address={value}", "--coordinator_address=.*: must")
         for value in ("", "host", "host:", ":1", "host:port", "'a b:1'", "host:9999999")
     ),
+    (
+        "train --hold=stream --num_processes=2 --coordinator_address=localhost:80",
+        "--hold=stream: must be own or all with several processes",
+    ),
+    *(
+        (f"train --hold=stream {more}", f"{more}: must be")
+        for more in (
+            *("--client_chunk=measure", "--run_chunk=measure", "--watch_examples=9"),
+            *("--stream_memory=0", "--stream_memory=nan", "--algorithm=erm"),
+            "--watch_gradients=true",
+        )
+    ),
+    ("train --hold=all --stream_memory=2", "--stream_memory=2: has no effect with --hold=all"),
     ("train --run_dir={data}/notes.txt", "--run_dir=.*/notes.txt: is a file, must be a folder"),
     ("train --run_dir={data}/notes.txt/x", "--run_dir=.*/notes.txt/x: cannot be written"),
     ("sweep --run_dir={data}/notes.txt/x", "--run_dir=.*/notes.txt/x: cannot be written"),
@@ -811,9 +897,15 @@ COMMANDS: list[tuple[str, str]] = [
     ("contributions --runs={data}/damaged", "--runs=.*is damaged"),
     *(
         (f"{paper} --{name}=nowhere", f"--{name}=nowhere: unknown")
-        for paper in ("cafe", "fedcfa", "fedipg", "fl_games")
+        for paper in ("cafe", "fedcfa", "fedipg", "fl_games", "map")
         for name in ("study", "data", "rows")
     ),
+    ("map --columns=nowhere", "--columns=nowhere: unknown; "),
+    ("map --columns=unseen", "--columns=unseen: does not fit --data=digits"),
+    ("map --columns=noise,noise", "--columns=noise,noise: must be one or several different"),
+    ("map --columns=labels --beside=nowhere.csv", "--beside=nowhere.csv: must be the csv file"),
+    ("map --study=severity", "--study=severity: must come after --study=map, or with --rows"),
+    ("train --noeval_start=3", "--noeval_start=3 does not take an argument"),
     ("cafe --data=digits,digits", "--data=digits,digits: must be one or several different"),
     ("cafe --data=digits --rounds=0", "FedAvg: --rounds=0: must be at least 1"),
     ("cafe --data=digits --rounds=x", "--rounds=x: must be a whole number"),
@@ -822,8 +914,11 @@ COMMANDS: list[tuple[str, str]] = [
     ("cafe --data=digits --held_out=all", "FedAvg: the flags ask for several cells"),
     ("fedcfa --data=digits --study=partitions", "--data=digits: has too few examples"),
     ("fedcfa --data=digits --learning_rate=nan", "FedAvg: --learning_rate=nan: must be"),
-    ("fedipg --data=colored_digits --held_out=nowhere", "FedAvg: --held_out=nowhere: unknown"),
-    ("fedipg --data=colored_digits --seeds=x", "FedAvg: --seeds=x: must be whole numbers"),
+    (
+        "fedipg --data=colored_digits --held_out=nowhere",
+        "FedAvg-epochs: --held_out=nowhere: unknown",
+    ),
+    ("fedipg --data=colored_digits --seeds=x", "FedAvg-epochs: --seeds=x: must be whole numbers"),
     ("fl_games --data=colored_digits --watch_examples=0", "FedSGD: --watch_examples=0: must be"),
     (
         "fl_games --data=colored_dsprites --study=classes",
@@ -834,6 +929,17 @@ COMMANDS: list[tuple[str, str]] = [
     ("prepare mnist --fluffy=1", "--fluffy=1: unknown"),
     ("prepare --data_dir", "--data_dir: expected one argument"),
     ("prepare mnist --data_dir={data}/notes.txt", "--data_dir=.*/notes.txt: must be a folder"),
+    ("prepare mnist --user=id", "--user='id': has no effect without --to"),
+    ("prepare mnist --folders=user", "--folders: invalid choice"),
+    ("prepare mnist --channels=2", "--channels: invalid choice"),
+    ("prepare a b --to=c", r"names=\['a', 'b'\]: must be one source, with --to"),
+    ("prepare {data}/nowhere --to=c", "names='.*/nowhere': must be LEAF's json, a folder, a prep"),
+    ("prepare {data}/folders/empty --to=c", "names='.*/empty': must hold images in folders client"),
+    ("prepare {data}/folders/images --to={data}/folders", "--to=.*: must be empty, or new"),
+    ("prepare {data}/folders/images --to=c --user=x", "--user='x': is for data sets of TFDS, "),
+    ("prepare {data}/folders/images --to=c --image_size=0", "--image_size=0: must be an integer"),
+    ("prepare os:nothing --to=c", "names='os:nothing': cannot be imported"),
+    ("prepare os:nothing --to=c --folders=client", "--folders='client': is for folders of images"),
     *((f"prepare {name}", ".*must be a data set of TFDS") for name in ("digits", "../x", "a/b/c")),
 ]
 

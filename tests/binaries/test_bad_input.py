@@ -175,6 +175,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
         dict(after_stop="end"),
         "--after_stop=end: has no effect without --stop_below or --stop_above",
     ),
+    (
+        dict(stop_within=0.1),
+        "--stop_within=0.1: has no effect without --stop_below or --stop_above",
+    ),
+    (dict(stop_centred=True), "--stop_centred=true: has no effect without --stop_below"),
     (dict(init_from="/nowhere"), "--init_from=/nowhere: must be the folder of a run, or a check"),
     (dict(warm_start="-2"), "--warm_start=-2: must be clients, batches or a number"),
     (dict(algorithm=("fedbn",)), "--algorithm=fedbn: needs --norm=batch"),

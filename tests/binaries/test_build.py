@@ -1,5 +1,6 @@
 """From flags to parts: optimizers, participation, networks, pixels."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 import runs
 from fedjax_inv import models, platforms
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data import on_disk
 from fedjax_inv.data.federation import parts_of
+from fedjax_inv.data.on_disk import Piece
 from fedjax_inv.types import Cohort
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.flags import names
@@ -275,7 +278,10 @@ def test_what_stands_in_for_a_missing_update() -> None:
         (dict(weights="nowhere.npz", model="resnet18"), "^--weights=nowhere.npz: .*there is none"),
         (dict(model="alexnet", stride=2), "^--model=alexnet: .* at least 8 pixels a side"),
         (dict(augment=True), "^--augment=true: must be false, as the examples are "),
-        (dict(select="agreement", partition="iid"), "^--select=agreement: needs several training"),
+        *(
+            (dict(select=rule, partition="iid"), f"^--select={rule}: needs several training")
+            for rule in ("agreement", "last_if_agreed")
+        ),
     ],
 )
 def test_what_does_not_fit_is_told(changes: dict[str, Any], message: str | None) -> None:
@@ -369,7 +375,8 @@ def test_accelerators_are_told_how_many_batches_all_clients_have(
 ) -> None:
     with platforms.traced_for(platform):
         sizes = training.sizes(Clients(batch_size=batch_size), np.array(of_clients))
-    assert sizes == training.Sizes(capacity=8 * -(-np.max(of_clients) // 8), num_batches=known)
+    capacity = 1 if batch_size else 64  # rows of a full batch
+    assert sizes == training.Sizes(capacity, num_batches=known)
 
 
 @pytest.mark.slow
@@ -385,3 +392,23 @@ def test_sixteen_bits_cost_little_accuracy_on_colored_digits(tmp_path: Path) -> 
     for name in ("validation_score", "test_score"):
         assert abs(exact[name] - rounded[name]) < 0.04
     assert rounded["train_loss"] != exact["train_loss"]
+
+
+def test_clients_on_disk_are_the_users_of_a_data_set(tmp_path: Path) -> None:
+    sizes = (6, 9, 4)
+
+    def source(first: int) -> Iterator[Piece]:
+        for number in range(first, 3):
+            x = np.full((sizes[number], 5), number, np.float32)
+            yield Piece(x, np.arange(sizes[number]) % 2)
+
+    on_disk.write(tmp_path / "data", source, name="three")
+    chosen = config.of(dataset=str(tmp_path / "data"), partition="user")
+    assembled = assemble.assemble(chosen)
+    split = assembled.splits[None][0]
+    assert len(split.domain) == 3
+    users = []
+    for rows in map(np.concatenate, zip(parts_of(split.train), parts_of(split.valid), strict=True)):
+        (user,) = np.unique(assembled.dataset.x[rows])
+        users.append(user)
+    assert sorted(users) == [0, 1, 2]

@@ -32,12 +32,12 @@ from fedjax_inv_experiments.flags.errors import Diverged
 from fedjax_inv_experiments.parts import watching
 from fedjax_inv_experiments.parts.watching import Watching
 from fedjax_inv_experiments.reporting import report, run_figures
-from fedjax_inv_experiments.running import chunks, log, loop, provenance, records, selected
+from fedjax_inv_experiments.running import chunks, log, loop, records, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.records import Domain, Result, RunResult
 from fedjax_inv_experiments.running.signals import Stop
-from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
+from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, start_of, states
 from runs import line as line_of
 
 TINY = config.of(
@@ -197,6 +197,12 @@ def test_a_run_folder_is_complete(trained: Ran) -> None:
         assert (trained.folder / image).read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_without_round_0_is_the_same_otherwise(trained: Ran, tmp_path: Path) -> None:
+    chosen = config.changed(trained.job.config, eval_start=False)
+    folder = go_on(trained.job._replace(config=chosen), tmp_path / "run")
+    assert metrics(folder) == [line for line in metrics(trained.folder) if line["round"]]
+
+
 def test_bytes_are_parameters_times_clients_times_rounds(trained: Ran) -> None:
     parameters = 64 * 8 + 8 + 8 * 10 + 10
     for line in metrics(trained.folder):
@@ -323,7 +329,7 @@ def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
     before = Ran(folder, whole.job).runs
     assert {run["last"]["round"] for run in before} == {half}
     # Killed before it is over, it has the result that it had.
-    folders.begin(folder, chosen, whole.job.cell, provenance.record(whole.job.data))
+    folders.begin(folder, chosen, whole.job.cell, start_of(whole.job))
     assert Ran(folder, whole.job).runs == before
     assert folders.finished(chosen, whole.job.cell, folder) is None
     go_on(whole.job, folder)

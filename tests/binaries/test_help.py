@@ -1,5 +1,6 @@
 """The commands that --help, README and docs show are commands: they pass all checks, uncomputed."""
 
+import dataclasses
 import importlib
 import re
 import shlex
@@ -20,6 +21,7 @@ from fedjax_inv_experiments.experiment import command_line
 from fedjax_inv_experiments.flags import command, errors
 from fedjax_inv_experiments.papers import fl_games, study
 from fedjax_inv_experiments.running import launch
+from fedjax_inv_experiments.shift_map import table
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
@@ -42,7 +44,16 @@ def test_commands_are_found_where_they_stand() -> None:
 
 
 def test_every_binary_is_a_command() -> None:
-    others = {"sweep", "show_data", "evaluate", "export", "explain", "contributions", "factors"}
+    others = {
+        "sweep",
+        "show_data",
+        "evaluate",
+        "export",
+        "explain",
+        "contributions",
+        "factors",
+        "map",
+    }
     assert set(MODULES) == {"train", *others, *(f"papers.{name}" for name in papers.LISTED)}
     for name, each in COMMANDS.items():
         text = importlib.import_module(f"fedjax_inv_experiments.{each.module}").__doc__ or ""
@@ -145,12 +156,17 @@ def test_an_extra_that_is_missing_later_is_one_line(capsys: pytest.CaptureFixtur
 def check(name: str, arguments: Sequence[str], folder: Path) -> None:
     """Reads a command as its binary does; a study's with all of its rows."""
     module, values = importlib.import_module(f"fedjax_inv_experiments.{name}"), flags.FlagValues()
-    if name.startswith("papers."):
+    if name.startswith("papers.") or name == "map":
         module.BINARY.define(values)
         options = module.BINARY.read(["", *arguments], values)
+        paper = table.PAPER if name == "map" else module.PAPER
+        if name == "map":  # some of its commands need a finished map
+            own = dataclasses.replace(options.own, beside="")
+            rows = options.rows or (("fedprox",) if options.study == "severity" else ())
+            options = options._replace(own=own, rows=rows)
         for data in options.data:
-            rows = study.select(module.PAPER.studies[options.study].rows(data), options.rows)
-            assert study.configs(module.PAPER, rows, folder, options.overrides)
+            rows = paper.select(paper.studies[options.study], data, options)
+            assert study.configs(paper, rows, folder, options.overrides)
     elif name in ("train", "sweep"):
         command_line.of_arguments(arguments)
     else:

@@ -68,6 +68,7 @@ def test_auto_takes_as_many_devices_as_have_room_for_examples_and_states(
     """Four clients of one run are shared by four devices, or two, or none."""
     monkeypatch.setattr(machine, "cores", lambda: 4)
     flags: dict[str, object] = dict(algorithm=(algorithm,), clients=4, widths=(256,), seeds=(0,))
+    flags["hold"] = "own"  # or examples that do not fit would be streamed
     assembled = assemble.assemble(chosen(**flags, devices="auto"))
     (cell,) = assembled.cells
     kept = assembled.kept(cell)

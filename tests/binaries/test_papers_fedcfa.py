@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-from fedjax_inv import models
+from fedjax_inv import __version__, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv_experiments import factors
@@ -18,6 +18,7 @@ from fedjax_inv_experiments.experiment import command_line, config, grid
 from fedjax_inv_experiments.papers import fedcfa, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult
 from fedjax_inv_experiments.reporting import figures, finished
+from fedjax_inv_experiments.running import provenance, records
 from runs import no_figures, started
 
 
@@ -271,6 +272,32 @@ def test_a_study_has_its_columns(study_output: tuple[Path, str]) -> None:
         ]
         assert cells[f"{weight}, %"] == f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
     assert "0.1, %" not in cells  # a weight that was not run
+
+
+def test_a_study_records_how_its_table_came_about(study_output: tuple[Path, str]) -> None:
+    folder, _ = study_output
+    record = records.read(folder / "correlation_some.json", records.Origin)
+    text = (folder / "correlation_some.json").read_text()
+    assert record.command.startswith(
+        "fedjax-inv paper fedcfa --study=correlation --data=digits --rows=correlation-all --"
+    )
+    assert "run_dir" not in text
+    assert str(folder.parent) not in text
+    assert record.seeds == [0, 1]
+    (path,) = folder.glob("*/*/config.json")
+    (start,) = records.read(path, records.Begun).starts
+    assert record.date == start.date[:10]
+    assert record.versions["fedjax_inv"] == __version__
+    assert record.processor == provenance.processor()
+    assert record.seconds is not None
+    # The algorithm, what it imports, the environment, the study and its presets.
+    assert {
+        *("fedjax_inv/algorithms/fedcfa.py", "fedjax_inv/averages.py", "fedjax_inv/rounds.py"),
+        *("fedjax_inv_experiments/papers/fedcfa.py", "fedjax_inv/data/federation.py"),
+        "fedjax_inv_experiments/experiment/presets/fedcfa_paper.flags",
+    } <= set(record.code)
+    assert "fedjax_inv/algorithms/cafe.py" not in record.code
+    assert record.code["fedjax_inv/rounds.py"] == start.sources["fedjax_inv/rounds.py"]
 
 
 @pytest.mark.slow

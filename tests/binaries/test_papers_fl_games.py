@@ -121,7 +121,7 @@ def parsed(*arguments: str) -> study.Options:
 def finished(study_output: tuple[study.Options, str]) -> list[study.RowResult]:
     """The baseline and the game, which are not run again."""
     (data,), folder = study_output[0].data, study_output[0].folder
-    rows = study.select(fl_games.methods(data), study_output[0].rows)
+    rows = study.labelled(fl_games.methods(data), study_output[0].rows)
 
     def refuse(*arguments: Any) -> NoReturn:
         raise AssertionError("ran what was finished")
@@ -285,12 +285,12 @@ def test_all_rows_are_looked_at_before_the_first_is_run(
 
 def test_rows_are_chosen_by_their_labels() -> None:
     rows = fl_games.methods("colored_digits")
-    assert study.select(rows, []) == rows
+    assert study.labelled(rows, []) == rows
     # In the order of the study.
-    chosen = study.select(rows, ["V-parallel", "FedAvg"])
+    chosen = study.labelled(rows, ["V-parallel", "FedAvg"])
     assert [row.label for row in chosen] == ["FedAvg", "V-parallel"]
     with pytest.raises(ValueError, match=r"--rows=V-Parallel: .*V-parallel") as error:
-        study.select(rows, ["FedAvg", "V-Parallel"])
+        study.labelled(rows, ["FedAvg", "V-Parallel"])
     assert "\n" not in str(error.value)
 
 

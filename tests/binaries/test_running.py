@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from fedjax_inv.checks import UsageError
+from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome, Training
 from fedjax_inv.rounds import State
@@ -92,7 +93,8 @@ def test_round_0_is_never_selected() -> None:
     lines = [line(0, 0.9, domains=agreeing), line(3, 0.2), line(6, 0.1)]
     (run,) = summary.summarise(one, lines)
     picked = {rule: each and each.round for rule, each in run.by_rule.items()}
-    assert picked == {"validation": 3, "agreement": None, "last": 6, "oracle": 3}
+    none = {"agreement": None, "last_if_agreed": None}
+    assert picked == none | {"validation": 3, "last": 6, "oracle": 3}
     state: Any = State({"w": np.zeros((1, 2))}, (), (), np.zeros(1, np.int32), None)
     stops: Any = None
     for rule, rounds in (("validation", [0, 3, 3]), ("last", [0, 3, 6])):
@@ -104,6 +106,19 @@ def test_round_0_is_never_selected() -> None:
     (run,) = summary.summarise(one, [lines[0], line(3, 0.5, diverged=True)])
     assert run.diverged
     assert set(run.by_rule.values()) == {None}
+
+
+def test_a_rule_that_is_newer_than_a_result_is_applied_to_its_log() -> None:
+    one = Cell("fedavg", {}, "75", CELL.runs[:1])
+    lines = [line(0, 0.9), line(3, 0.2), line(6, 0.1)]
+    done = Result(records.Cell.of(one), summary.summarise(one, lines))
+    assert summary.with_all_rules(done, []) is done
+    (run,) = done.runs
+    older = {name: each for name, each in run.by_rule.items() if name != "last"}
+    older["oracle"] = lines[2]  # what the result has stays
+    before = msgspec.structs.replace(done, runs=[run | {"by_rule": older}])
+    (now,) = summary.with_all_rules(before, lines).runs
+    assert now == run | {"by_rule": {**run.by_rule, "oracle": lines[2]}}
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
@@ -326,7 +341,7 @@ def outcome(metrics: dict[str, list[float]], broken: list[int], loss: float) -> 
 def line_of(result_of: Outcome, length: int, drops: bool = False) -> Line:
     cell = Cell("fedavg", {}, "75", CELL.runs[:1])
     (one,) = summary.lines(
-        cell, ["0"], result_of, [7], done=3, length=length, seconds=0.0, drops=drops
+        cell, ["0"], result_of, [Traffic(4, 3)], done=3, length=length, seconds=0.0, drops=drops
     )
     return one
 

@@ -32,7 +32,8 @@ LINES = [
 
 
 @pytest.mark.parametrize(
-    ("rule", "round"), [("validation", 10), ("agreement", 15), ("last", 25), ("oracle", 20)]
+    ("rule", "round"),
+    [("validation", 10), ("agreement", 15), ("last_if_agreed", 25), ("last", 25), ("oracle", 20)],
 )
 def test_rules(rule: str, round: int) -> None:
     picked = RULES[rule].pick(LINES)
@@ -57,6 +58,32 @@ def test_only_the_oracle_looks_at_the_test() -> None:
             assert theirs is not None
             assert ours.round == theirs.round
             assert rule.score(ours) == rule.score(theirs)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        [(0.8, 0.9), (0.7, 0.8)],  # they never agree
+        [(0.5, 0.5), (0.6, 0.6)],  # they never differ
+        [(0.5, 0.5), (0.8, 0.9)],  # they agree only before they differ
+        [(0.8,), (0.7,)],  # a single domain
+        [(0.8, 0.9), (NAN, NAN), (NAN, 0.7)],
+    ],
+)
+def test_without_agreement_nothing_is_picked(log: list[tuple[float, ...]]) -> None:
+    lines = [line(5 * (index + 1), each, 0.5) for index, each in enumerate(log)]
+    assert RULES["agreement"].pick(lines) is None
+    assert RULES["last_if_agreed"].pick(lines) is None
+    assert RULES["last"].pick(lines) is lines[-1]
+
+
+def test_the_last_is_picked_though_it_differs_again() -> None:
+    lines = [*LINES, line(30, (0.6, 0.9), 0.5)]
+    assert RULES["last_if_agreed"].pick(lines) is lines[-1]
+    assert RULES["agreement"].pick(lines) is LINES[2]
 
 
 def accuracies(each: Line) -> tuple[float, ...]:
@@ -99,6 +126,7 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
     never = [line(5, (0.8, 0.95), 0.05)]
     both = run(0.1, LINES), run(0.2, never)
     expected = {"validation": (0.2, 5), "agreement": (0.1, 15), "oracle": (0.1, 20)}
+    expected["last_if_agreed"] = (0.1, 25)
     for rule, (rate, round) in expected.items():
         picked = chosen(rule, *both)
         assert picked is not None
@@ -112,7 +140,8 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
         if picked is not None:
             assert [each.round for each in picked.selected] == [15, 5]
     # Nothing agrees in any setting.
-    assert chosen("agreement", run(0.2, never)) is None
+    for rule in ("agreement", "last_if_agreed"):
+        assert chosen(rule, run(0.2, never)) is None
     # Why is told: a rule that found nothing is no divergence, nor the other way round.
     bad = run(0.2, never, diverged=True)
     for several, why in (

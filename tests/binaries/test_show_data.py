@@ -164,6 +164,30 @@ def test_any_environment(
         assert {row[0].split()[1] for row in cells(text)[1:-2]} == {"all"}
 
 
+def test_wrong_labels_are_counted_and_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = dict(clients=4, wrong_labels=0.5, wrong_clients=0.5, angles=(0.0, 45.0, 75.0))
+    text, figure = shown(monkeypatch, options(tmp_path, **values))
+    rows = {row[0]: row[1:] for row in cells(text)[1:]}
+    assert cells(text)[0][4:] == ["wrong labels"]
+    sizes = {name: int(row[0]) + int(row[1]) for name, row in rows.items() if name[0] in "0123"}
+    wrong = {name: int(rows[name][3]) for name in sizes if name.endswith(", wrong labels")}
+    assert len(wrong) == 2
+    assert all(rows[name][3] == "" for name in sizes.keys() - wrong.keys())
+    assert rows["held out: 75"][3] == ""
+    assert int(rows["in all"][3]) == sum(wrong.values())
+    for name, number in wrong.items():
+        assert abs(number / sizes[name] - 0.5) < 5 * np.sqrt(0.25 / sizes[name])
+    images, by_class = figure.axes
+    assert images.get_title() == "domains, with labels, wrong ones in red"
+    names = [tick.get_text() for tick in by_class.get_yticklabels()]
+    assert names == [name for name in rows if name != "in all"]
+    written = [t for t in images.texts if len(t.get_text()) == 1]
+    red = [t.get_color() == "firebrick" for t in written]
+    # The pictures of the test are in the last line.
+    assert any(red)
+    assert not any(red[-10:])
+
+
 @pytest.mark.parametrize("kind", ["values", "labels"])
 def test_images_without_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     number = np.arange(40)

@@ -72,6 +72,98 @@ def test_by_domain_needs_a_client_for_each_domain():
         partitions.by_domain(np.array([0, 0, 1, 1, 2, 2]), 2, rng())
 
 
+DOMAINS = st.lists(st.integers(1, 40), min_size=1, max_size=7)  # their sizes
+
+
+def mixed(sizes, num_clients, mixing, seed=0):
+    """How many examples of each domain [D] each client gets, [C, D]."""
+    domain = rng(seed).permutation(np.repeat(np.arange(len(sizes)) * 3 - 4, sizes))
+    parts = partitions.mixed(domain, num_clients, mixing, rng(seed))
+    assert_partition(parts, sum(sizes), num_clients)
+    names = np.unique(domain)
+    return np.array([[(domain[part] == name).sum() for name in names] for part in parts])
+
+
+def owners(sizes, num_clients):
+    """Which client belongs to which domain, [C, D], by loops."""
+    owned = np.zeros((num_clients, len(sizes)))
+    if num_clients >= len(sizes):
+        client = 0
+        for each, count in enumerate(greedy_clients(sizes, num_clients)):
+            owned[client : client + count, each] = 1
+            client += count
+        return owned
+    held = [0] * num_clients
+    for each in sorted(range(len(sizes)), key=lambda each: -sizes[each]):
+        client = held.index(min(held))
+        owned[client, each] = 1
+        held[client] += sizes[each]
+    return owned
+
+
+@given(sizes=DOMAINS, fraction=st.floats(0, 1), mixing=st.floats(0, 1), seed=st.integers(0, 99))
+def test_mixed_is_between_whole_domains_and_equal_shares(sizes, fraction, mixing, seed):
+    num_clients = 1 + round(fraction * (min(30, sum(sizes)) - 1))
+    counts = mixed(sizes, num_clients, mixing, seed)
+    owned = owners(sizes, num_clients)
+    whole, equal = owned / owned.sum(0) * sizes, np.ones(owned.shape) / num_clients * sizes
+    exact = (1 - mixing) * whole + mixing * equal
+    assert np.abs(counts - exact).max() < 1 + 1e-6
+    # A client is as large as it should be, up to rounding, and never empty.
+    assert np.abs(counts.sum(1) - exact.sum(1)).max() < 2
+    assert counts.sum(1).min() > 0
+
+
+@given(sizes=DOMAINS, fraction=st.floats(0, 1), seed=st.integers(0, 99))
+def test_mixed_by_0_with_enough_clients_is_by_domain(sizes, fraction, seed):
+    num_clients = len(sizes) + round(fraction * (sum(sizes) - len(sizes)))
+    domain = rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    found = partitions.mixed(domain, num_clients, 0, rng(seed))
+    expected = partitions.by_domain(domain, num_clients, rng(seed))
+    for part, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(part, other)
+
+
+def test_mixed_by_0_with_few_clients_spreads_whole_domains():
+    counts = mixed([11, 30, 7, 20, 12], 2, 0)
+    # 30 | 20, then 12 to the second, 11 to the first, and 7 to the second again.
+    np.testing.assert_array_equal(counts, [[11, 30, 0, 0, 0], [0, 0, 7, 20, 12]])
+
+
+@given(sizes=DOMAINS, num_clients=st.integers(1, 30))
+def test_mixed_by_1_gives_all_clients_the_same(sizes, num_clients):
+    num_clients = min(num_clients, sum(sizes))
+    counts = mixed(sizes, num_clients, 1.0)
+    assert np.ptp(counts, axis=0).max() <= 1
+    assert np.ptp(counts.sum(1)) <= 1
+
+
+@pytest.mark.parametrize("num_clients", [3, 5, 6, 11, 24])
+def test_the_more_mixed_the_more_alike(num_clients):
+    sizes = np.array([300, 301, 299, 150, 451, 300])
+    equal = np.tile(sizes / num_clients, (num_clients, 1))
+    apart = [
+        np.abs(mixed(sizes, num_clients, mixing) - equal).sum() for mixing in np.linspace(0, 1, 9)
+    ]
+    # It falls on a line, up to rounding of each number.
+    np.testing.assert_allclose(apart, np.linspace(apart[0], 0, 9), atol=num_clients * 6)
+    assert (np.diff(apart) < 0).all()
+
+
+def test_mixed_shuffles_and_follows_its_generator():
+    domain = np.repeat([0, 1], 50)
+    parts = [partitions.mixed(domain, 2, 0.5, rng(seed))[0] for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(parts[0], parts[1])
+    assert set(parts[0]) != set(parts[2])
+    assert set(parts[0][domain[parts[0]] == 0]) != set(range(38))
+
+
+@pytest.mark.parametrize("mixing", [-0.1, 1.1, float("nan"), "half", True])
+def test_mixed_needs_a_part(mixing):
+    with pytest.raises(UsageError, match=r"^mixing=.*: must be a number between 0 and 1$"):
+        partitions.mixed(np.zeros(9, int), 2, mixing, rng())
+
+
 @given(
     num_classes=st.integers(1, 6),
     num_clients=st.integers(1, 8),

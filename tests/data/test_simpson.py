@@ -253,3 +253,27 @@ def test_flags_that_do_not_fit(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
         drawn(**values)
     assert "\n" not in str(error.value)
+
+
+def test_a_share_of_the_images_has_the_colours_of_the_paradox() -> None:
+    data = grey(4000, 200)
+    whole, half, least, none, other = (
+        made(data, 4, share=share, shading=shading)
+        for share, shading in (
+            *((1.0, "paradox"), (0.5, "paradox"), (0.1, "paradox"), (0.0, "paradox")),
+            (1.0, "random"),
+        )
+    )
+    for each in (half, least, none):
+        np.testing.assert_array_equal(each.domain, whole.domain)
+        np.testing.assert_array_equal(rows_of(each), rows_of(whole))
+    np.testing.assert_array_equal(none.x.step, other.x.step)
+    is_client = whole.domain < 4
+    np.testing.assert_array_equal(half.x.step[~is_client], whole.x.step[~is_client])
+    by_rule = [each.x.step == whole.domain + (whole.y == 0) for each in (whole, half, least)]
+    assert by_rule[0][is_client].all()
+    # Of the others, one of five has that colour by chance.
+    for found, share in zip(by_rule[1:], (0.5, 0.1), strict=True):
+        expected = share + (1 - share) / 5
+        assert abs(found[is_client].mean() - expected) < 5 * np.sqrt(0.25 / is_client.sum())
+    assert not (by_rule[2] & ~by_rule[1])[is_client].any()  # a smaller share is part of a larger

@@ -346,6 +346,26 @@ def test_a_tfds_data_set_is_decoded(tiny):
     assert dataset.domains == ("all",)
 
 
+def test_a_tfds_data_set_with_users_is_converted(tiny, tmp_path, capsys):
+    to, flags = tmp_path / "to", [f"--data_dir={tiny}", "--user=coarse_label"]
+    prepare.main(["cifar100", f"--to={to}", *flags])
+    plain, dataset = sources.load("cifar100", data_dir=str(tiny)), sources.load(str(to))
+    assert dataset.classes == plain.classes
+    assert dataset.test.tolist() == [False] * 3 + [True] * 2
+    assert dataset.user.tolist() == [0, 1, 2, 3, 4]
+    # The users are the coarse labels 0, 1, ...; example i has the label 10 i.
+    assert dataset.y.tolist() == [0, 10, 20, 30, 40]
+    np.testing.assert_array_equal(dataset.x, plain.x[np.argsort(plain.y)])
+    capsys.readouterr()
+    for arguments, message in (
+        (flags[:1], "--user: must name the feature of cifar100"),
+        ([*flags[:1], "--user=writer"], "--user='writer': must be one of the features coarse_lab"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            prepare.main(["cifar100", f"--to={tmp_path / 'other'}", *arguments])
+        assert message in capsys.readouterr().err
+
+
 def test_the_second_load_reads_the_cache_without_tfds(tiny, monkeypatch):
     first = sources.load("cifar100", data_dir=str(tiny))
     for records in version_folder(tiny).glob("*.array_record*"):

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import federations
+from examples.fednova import fednova
 from federations import Config, assert_close, plain
 from fedjax_inv import (
     aggregators,
@@ -40,7 +41,6 @@ from fedjax_inv.types import (
     Tree,
     Variables,
     Visit,
-    Work,
 )
 
 SIZES = (4, 0, 2, 5)
@@ -121,7 +121,8 @@ def test_the_loss_is_an_argument() -> None:
         assert_close(state.server.variables.params.head, {"w": np.float32(w), "b": np.float32(b)})
 
 
-FOR_CLASSIFIERS = {"fedcfa", "fedmix", "cafe", "fedproto"}  # which mix labels, or look at classes
+# which mix labels, or look at classes
+FOR_CLASSIFIERS = {"fedcfa", "fedmix", "cafe", "fedproto", "fedsr"}
 
 
 @pytest.mark.parametrize("name", sorted({*algorithms.LISTED} - FOR_CLASSIFIERS))
@@ -263,8 +264,6 @@ def test_by_default_nothing_is_kept_and_all_is_shared() -> None:
 
 # Methods that scale the server's step, or clients by what the server knows.
 
-MOMENTUM = 0.9
-
 
 def copies() -> Federation:
     """Clients whose examples are all alike, so that the order of batches does not matter."""
@@ -274,43 +273,19 @@ def copies() -> Federation:
     return FEDERATION._replace(data=examples(x[rows], y[rows]))
 
 
-def fednova(work: Work) -> Algorithm:
-    """FedNova: w += (sum p_i a_i) (sum p_i D_i / a_i)."""
-    assert work.momentum is not None
-    rho, risk_gradient = work.momentum, averaging.gradient(MODEL, squared)
-
-    def steps(visit: Visit, trained: Trained) -> Array:
-        return (trained.num_steps - rho * (1 - rho**trained.num_steps) / (1 - rho)) / (1 - rho)
-
-    return averaging.averaging(
-        MODEL,
-        work,
-        lambda visit: risk_gradient,
-        server_optimizer=optax.sgd(1.0),
-        weighting="size",
-        scale_delta=lambda visit, trained: 1 / steps(visit, trained),
-        server_delta=lambda side, delta, mean_steps: optax.tree.scale(mean_steps, delta),
-        side=averaging.NOTHING._replace(upload=steps, aggregate=aggregators.mean()),
-    )
-
-
 def test_a_method_may_scale_uploads_and_the_step_of_the_server() -> None:
-    held = copies()
-    work = local.epochs(optax.sgd(RATE, MOMENTUM), batch_size=2, num_epochs=2, momentum=MOMENTUM)
+    """FedNova's w += (sum p_i a_i) (sum p_i D_i / a_i); a_i counts the client's steps."""
+    held, work = copies(), local.epochs(optax.sgd(RATE), batch_size=2, num_epochs=2)
     w, b = (np.float64(plain(first()).params.head[name]) for name in ("w", "b"))
-    for state, attend in zip(run(fednova(work), held), ATTEND, strict=True):
+    for state, attend in zip(run(fednova(MODEL, work, loss=squared), held), ATTEND, strict=True):
         moved, counts, sizes = [], [], []
         for client in attend:
-            num_steps = 2 * -(-SIZES[client] // 2)
-            now, velocity = np.append(w, b), np.zeros(4)
-            counted = np.zeros(num_steps)  # how often each gradient counts
-            for step in range(num_steps):
-                velocity = MOMENTUM * velocity + np.append(*slopes(now[:3], now[3], client, held))
-                now = now - RATE * velocity
-                counted[: step + 1] += MOMENTUM ** np.arange(step + 1)[::-1]
+            num_steps, now = 2 * -(-SIZES[client] // 2), np.append(w, b)
+            for _ in range(num_steps):
+                now = now - RATE * np.append(*slopes(now[:3], now[3], client, held))
             if num_steps:
-                moved.append((now - np.append(w, b)) / counted.sum())
-                counts.append(counted.sum())
+                moved.append((now - np.append(w, b)) / num_steps)
+                counts.append(num_steps)
                 sizes.append(SIZES[client])
         if sizes:
             both = np.average(counts, weights=sizes) * np.average(moved, 0, sizes)

@@ -54,7 +54,7 @@ rows_of = federation.parts_of(FEDERATION).__getitem__
 
 def shards(sizes: np.ndarray) -> Shard:
     """The clients of those sizes, stacked."""
-    data, order, start, size = FEDERATION
+    data, order, start, size = FEDERATION[:4]
     return Shard(data, order, start[sizes], size[sizes], jnp.asarray(sizes))
 
 

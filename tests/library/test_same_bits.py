@@ -1,10 +1,18 @@
-"""Devices change no bit, in every configuration of `federations.TABLE`, compiled as by users."""
+"""Devices and clients that are not there change no bit, compiled as by users.
 
+In every configuration of `federations.TABLE`.
+"""
+
+from functools import partial
+
+import jax
+import numpy as np
 import pytest
 
 import federations
 from federations import TABLE, assert_close
-from fedjax_inv import testing
+from fedjax_inv import testing, tree
+from fedjax_inv.testing.case import ALONE
 
 USERS = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}  # XLA's defaults
 # On several devices XLA turns a quotient of the counterfactual terms' gradient, weights / examples,
@@ -24,3 +32,20 @@ def test_devices_change_no_bit(which: tuple[str, int]) -> None:
     same = assert_close if which in INEXACT else testing.assert_same_bits
     for each in several:
         same(each, one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", CASES, ids=str)
+def test_clients_that_are_not_there_change_no_bit(which: tuple[str, int]) -> None:
+    name, index = which
+    case = federations.case(name, TABLE[name][index])
+    expected = case.steps_on(1, case.schedule, case.federation, USERS)
+    compact = case.once(partial(case.round, axis=ALONE), "a compact round", USERS, donate_argnums=0)
+    state, reports = case.stops[0], []
+    for t in range(len(case.schedule.who)):
+        cohort = tree.take(case.schedule, t)
+        who = [c for c in sorted(cohort.who[cohort.present].tolist()) if federations.SIZES[c]]
+        state, report = case.one_step_of(state, cohort, who, compact)
+        reports.append(report)
+    together = jax.tree.map(lambda *leaves: np.stack(leaves), *reports)
+    testing.assert_same_bits((state, together), expected)

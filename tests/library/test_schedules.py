@@ -174,6 +174,133 @@ def test_first_all_lets_each_attend_once_and_leaves_the_rest(
     assert_equal(tree.take(after, slice(needed, None)), tree.take(before, slice(needed, None)))
 
 
+def online_by_loop(
+    key: jax.Array, round_: int, *, num_clients: int, day: int, least: float, zones: float
+) -> set[int]:
+    """Return who is online in a round of a `diurnal` with most=0.7, client by client."""
+    found = set()
+    for client in range(num_clients):
+        now = 1 + round_ / day - zones * client / num_clients
+        share = least + (0.7 - least) * (1 - np.cos(2 * np.pi * now)) / 2
+        drawn = jax.random.fold_in(jax.random.fold_in(key, int(np.floor(now))), client)
+        if float(jax.random.uniform(drawn)) < share:
+            found.add(client)
+    return found
+
+
+def test_clients_online_follow_the_time_of_their_day() -> None:
+    clients, settings = 9, dict(num_clients=9, day=5, least=0.1)
+    online = schedules.diurnal(KEY, clients, day=5, least=0.1, most=0.7, time_zones=0.61)
+    rounds = jnp.arange(7)
+    drawn = compiled(lambda: jax.vmap(lambda t: online(t, jnp.arange(clients)))(rounds))
+    for t in range(7):
+        expected = online_by_loop(KEY, t, zones=0.61, **settings)
+        assert set(np.flatnonzero(drawn[t])) == expected
+    assert 0 < drawn.mean() < 1
+    # At midnight `least` of all are online, at noon `most`, and a client once in each day.
+    many = schedules.diurnal(KEY, 4000, day=10, least=0.1, most=0.7)
+    ten = compiled(lambda: jax.vmap(lambda t: many(t, jnp.arange(4000)))(jnp.arange(10)))
+    np.testing.assert_allclose([ten[0].mean(), ten[5].mean()], [0.1, 0.7], atol=0.04)
+    changes = np.diff(ten.astype(int), axis=0)
+    assert ((changes == 1).sum(0) <= 1).all()
+    assert ((changes == -1).sum(0) <= 1).all()
+
+
+@pytest.mark.parametrize("cohort", [3, 100, 300])
+def test_a_cohort_is_drawn_among_the_clients_online(cohort: int) -> None:
+    """Against a walk through the order in which `sampled` takes all clients."""
+    clients, recorded = 300, np.random.default_rng(0).random((4, 100)) < 0.3
+    recorded[2] = False
+
+    def drawn(cohort: int, length: int, recorded: np.ndarray | None) -> Cohort:
+        online = None if recorded is None else schedules.trace(recorded)
+        return schedules.sampled(KEY, clients, cohort, length, online=online)
+
+    schedule, longer, order, plain, always = compiled(
+        lambda: [
+            drawn(cohort, 6, recorded),
+            drawn(cohort, 8, recorded),
+            drawn(clients, 6, None),
+            drawn(cohort, 6, None),
+            drawn(cohort, 6, np.ones((1, 1), bool)),
+        ]
+    )
+    for t in range(6):
+        can_come = [who for who in order.who[t] if recorded[t % 4, who % 100]]
+        assert_equal(schedule.who[t][schedule.present[t]], np.array(can_come[:cohort], np.int32))
+    assert not schedule.present[2].any()
+    if cohort == 300:  # fewer are online than there are slots
+        assert (schedule.present.sum(1) < 150).all()
+    assert_equal(jax.tree.map(lambda leaf: leaf[:6], longer), schedule)
+    assert_equal(always, plain)
+
+
+def test_times_of_reports_are_log_normal_by_client_and_round() -> None:
+    schedule = schedules.sampled(jax.random.key(1), 1500, 3, 900)
+    typical = np.linspace(0, 5, 1500)
+    still, moving, scalar, behind = compiled(
+        lambda: [
+            schedules.report_seconds(schedule, KEY, typical, spread=0.8),
+            schedules.report_seconds(schedule, KEY, typical, spread=0.8, round_spread=0.3),
+            schedules.report_seconds(schedule, KEY, 2.0, spread=0.0, round_spread=0.3),
+            schedules.report_seconds(
+                schedule._replace(who=schedule.who[:, ::-1]), KEY, typical, spread=0.8
+            )[:, ::-1],
+        ]
+    )
+    who = np.asarray(schedule.who)
+    worked = typical[who] > 0
+    factor = np.log(still[worked] / typical[who][worked])
+    np.testing.assert_allclose([factor.mean(), factor.std()], [0, 0.8], atol=0.08)
+    assert (still[~worked] == 0).all()
+    # A client is as fast in every round, but for the spread between rounds.
+    for client in who[0]:
+        np.testing.assert_allclose(still[who == client], still[who == client][0], rtol=1e-5)
+    ratio = np.log(moving[worked] / still[worked])
+    np.testing.assert_allclose([ratio.mean(), ratio.std()], [0, 0.3], atol=0.03)
+    np.testing.assert_allclose(np.log(scalar / 2).std(), 0.3, atol=0.03)
+    np.testing.assert_allclose(behind, still, rtol=1e-6)
+
+
+@pytest.mark.parametrize("deadline", [None, 4.0, 2.0])
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_the_first_reports_count(count: int, deadline: float | None) -> None:
+    """Against a loop over the reports in the order of time; there are ties and losses."""
+    rng = np.random.default_rng(count)
+    who = rng.permuted(np.tile(np.arange(9), (60, 1)), axis=1)[:, :6].astype(np.int32)
+    present = rng.random((60, 6)) < 0.8
+    seconds = rng.integers(1, 6, (60, 6)).astype(np.float32)
+    seconds[rng.random((60, 6)) < 0.2] = np.inf
+    delay = rng.integers(0, 3, (60, 6)).astype(np.int32)
+    asked = jax.tree.map(jnp.asarray, Cohort(who, present, delay))
+    schedule, cost = compiled(
+        lambda: schedules.first_reports(asked, jnp.asarray(seconds), count, deadline=deadline)
+    )
+    assert schedule.who.shape == (60, count)
+    waited = 0
+    for t in range(60):
+        asks = [
+            (seconds[t, slot], who[t, slot], delay[t, slot]) for slot in np.flatnonzero(present[t])
+        ]
+        counted: list[tuple] = []
+        now = 0.0
+        for at, client, since in sorted(asks):
+            if len(counted) == count or at == np.inf or (deadline is not None and at > deadline):
+                break
+            counted.append((client, since))
+            now = at
+        waits = len(counted) < min(count, len(asks))
+        here = schedule.present[t]
+        mine = zip(schedule.who[t][here], schedule.delay[t][here], strict=True)
+        assert sorted(mine) == sorted(counted)
+        assert cost.lost[t] == len(asks) - len(counted)
+        assert cost.seconds[t] == (deadline if waits and deadline is not None else now)
+        waited += waits
+    assert waited or count == 1
+    if count == 6:  # nobody changes the slot
+        assert_equal(schedule.who, who)
+
+
 PER_CLIENT = [
     lambda schedule, values: schedules.dropout(schedule, KEY, values),
     schedules.delayed,
@@ -200,6 +327,44 @@ PER_CLIENT = [
         *(
             (lambda p=p: schedules.dropout(FULL, KEY, p), "must be between 0 and 1")
             for p in (-0.1, 1.1, np.array([0.5, 2.0, 0.1]), np.nan)
+        ),
+        (
+            lambda: schedules.diurnal(KEY, 3, day=9, least=0.5, most=0.4),
+            "least=0.5: must be at most most=0.4",
+        ),
+        (lambda: schedules.diurnal(KEY, 3, day=0, least=0, most=0.4), "day=0: must be an integer"),
+        (
+            lambda: schedules.diurnal(KEY, 3, day=9, least=0, most=1, time_zones=2),
+            "time_zones=2: must be a number between 0 and 1",
+        ),
+        *(
+            (lambda of=of: schedules.trace(of), r"recorded: is .*, must be bool \[rounds, devices]")
+            for of in (np.ones(3, bool), np.ones((2, 2), int), np.ones((0, 2), bool))
+        ),
+        (
+            lambda: schedules.report_seconds(FULL, KEY, -1.0, spread=1),
+            "typical=-1.0: must be at least 0",
+        ),
+        (
+            lambda: schedules.report_seconds(FULL, KEY, np.ones(2), spread=1),
+            "typical: has 2 values, must have one for client 2 too",
+        ),
+        (lambda: schedules.report_seconds(FULL, KEY, 1.0, spread=-1), "spread=-1: must be a finit"),
+        (
+            lambda: schedules.first_reports(FULL, np.ones((3, 2)), 2),
+            r"seconds: has shape \(3, 2\), must have the schedule's, \(400, 3\)",
+        ),
+        (
+            lambda: schedules.first_reports(FULL, np.full((400, 3), np.nan), 2),
+            r"seconds\[0, 0\]=nan: must be at least 0",
+        ),
+        (
+            lambda: schedules.first_reports(FULL, np.ones((400, 3)), 4),
+            "count=4: must be an integer in 1..3, the slots of the schedule",
+        ),
+        (
+            lambda: schedules.first_reports(FULL, np.ones((400, 3)), 2, deadline=0.0),
+            "deadline=0.0: must be a number above 0",
         ),
         (lambda: schedules.delayed(FULL, -1), "delay=-1: must be at least 0"),
         (

@@ -13,7 +13,7 @@ from fedjax_inv import stopping
 EIGHTHS = st.integers(0, 8).map(lambda n: n / 8)
 
 
-def played(accuracies, thresholds, warm_start, above=False):
+def played(accuracies, thresholds, warm_start, above=False, within=None):
     """Return the stops after a curve of accuracies; the score of a round is twice its accuracy."""
 
     def one(stops, at):
@@ -30,6 +30,7 @@ def played(accuracies, thresholds, warm_start, above=False):
             warm_start=warm_start,
             measure=measure,
             above=above,
+            within=within,
         )
         return stops, stopping.all_met(stops)
 
@@ -39,7 +40,7 @@ def played(accuracies, thresholds, warm_start, above=False):
     return jax.lax.scan(one, start, (rounds, jnp.array(accuracies, jnp.float32)))
 
 
-jitted = jax.jit(played, static_argnames="above")
+jitted = jax.jit(played, static_argnames=("above", "within"))
 
 
 @settings(max_examples=25, deadline=None)
@@ -48,13 +49,15 @@ jitted = jax.jit(played, static_argnames="above")
     thresholds=st.lists(EIGHTHS, min_size=3, max_size=3),
     warm_start=st.integers(0, 8),
     above=st.booleans(),
+    within=st.sampled_from([None, 0.25]),
 )
 def test_each_threshold_stops_in_the_first_round_below_it(
-    accuracies, thresholds, warm_start, above
+    accuracies, thresholds, warm_start, above, within
 ):
-    """Or, with `above`, in the first round that reaches it."""
+    """Or, with `above`, in the first round that reaches it; `within` bounds the distance."""
     stops, ended = jax.tree.map(
-        np.asarray, jitted(np.array(accuracies), np.array(thresholds), warm_start, above=above)
+        np.asarray,
+        jitted(np.array(accuracies), np.array(thresholds), warm_start, above=above, within=within),
     )
     rounds = []
     for index, threshold in enumerate(thresholds):
@@ -62,6 +65,7 @@ def test_each_threshold_stops_in_the_first_round_below_it(
             t
             for t, accuracy in enumerate(accuracies, 1)
             if (accuracy >= threshold) == above and t >= warm_start
+            if within is None or abs(accuracy - threshold) <= within
         ]
         rounds.append(met[0] if met else 0)
         assert stops.round[index] == rounds[-1]
@@ -77,6 +81,11 @@ def test_a_nan_accuracy_stops_nothing(above):
     stops, ended = played([jnp.nan, jnp.nan], [0.9], 0, above)
     assert not stops.round.any()
     assert not ended.any()
+
+
+def test_a_distance_below_0_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^within=-0\.1: must be a number of at least 0"):
+        played([0.5], [0.6], 0, within=-0.1)
 
 
 def test_without_thresholds_no_run_ends():

@@ -104,6 +104,7 @@ EXEMPT = {
             *("algorithms.qfedavg.scaled_update", "algorithms.scaffold.corrected_gradient"),
             *("algorithms.afl.ascend", "algorithms.feddg_ga.adjusted", "algorithms.fedgma.mask"),
             *("algorithms.feddyn.dynamic_gradient", "algorithms.fednova.effective_steps"),
+            *("algorithms.fedsr.divergence", "algorithms.fedsr.squared_norm"),
             *("algorithms.vrex.factor", "averaging.mean_loss"),
             *(f"data.augment.{name}" for name in ("resized_crop", "crop_window", "grey")),
             *(f"data.augment.{name}" for name in ("brightened", "contrasted", "saturated")),
@@ -127,6 +128,9 @@ EXEMPT = {
             *("devices.placement.cut", "devices.placement.on_host"),
             *(f"devices.loops.{name}" for name in ("turns", "mapped", "isolated", "room")),
             "devices.loops.written",
+            *("evaluation.add_part", "evaluation.finish", "data.federation.rows_of"),
+            *(f"program.parts.{name}" for name in ("on_host", "repeated", "room", "needed")),
+            *("program.parts.batches", "program.streams.plan", "program.compiled.over_runs_of"),
         ),
         _OF_RUN,
     ),
@@ -140,9 +144,24 @@ EXEMPT = {
     **dict.fromkeys((f"data.clients.{name}" for name in _FORMS), _OF_FIT),
     "data.federation.validation_size": "called by `split` and `fit`, which check its arguments",
     "platforms.cores": "takes a folder, which its own tests try",
+    "data.sources.image_of": "takes a path, which test_streams tries",
+    "data.stored.of_records": "takes any sequence, which test_streams tries",
     "data.prepare.main": "a command line, which its own tests try",
     "data.leaf.files": "called by `sources.load` alone, with a path",
     "data.leaf.femnist": "called by `sources.load` alone, with what `files` found",
+    "data.leaf.arrays": "called by the readers of LEAF, with a record of a file",
+    **{
+        name: "reads or writes files, which test_on_disk tries"
+        for name in FUNCTIONS
+        if name.startswith(("data.on_disk.", "data.convert."))
+    },
+    **dict.fromkeys(
+        (
+            *("data.sources.visible", "data.sources.image", "data.sources.check_mode"),
+            *("data.sources.resized", "data.sources.tfds_rows", "data.sources.tfds_splits"),
+        ),
+        "called by the readers of images and of TFDS",
+    ),
     **dict.fromkeys(("models.saved.named", "tree.on_device"), "takes any tree"),
 }
 
@@ -309,6 +328,7 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         {"x": jnp.zeros((1, 4, 4, 3)), "key": KEY} | _defaults("data.augment.augment")
     ),
     "data.dataset.check_dataset": lambda: {"dataset": GREY},
+    "data.dataset.originals": lambda: {"dataset": GREY},
     "data.dsprites.latent_classes": lambda: {"index": np.arange(3)},
     "data.dsprites.latent_index": lambda: {"classes": np.zeros((2, 6), int)},
     "data.dsprites.latent_values": lambda: {"index": np.arange(3)},
@@ -336,6 +356,9 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     },
     "data.environments.test_rows": lambda: {"dataset": GREY, "test_fraction": 0.2, "rng": RNG},
     "data.federation.examples": lambda: {"x": GREY.x, "y": GREY.y},
+    "data.federation.examples_on_host": lambda: {"x": GREY.x, "y": GREY.y},
+    "data.stored.of_arrays": lambda: {"x": GREY.x, "y": GREY.y},
+    "data.federation.compact": lambda: {"federation": FEDERATION, "who": np.array([1])},
     "data.federation.of_parts": lambda: {"data": EXAMPLES_OF, "parts": [np.arange(3)]},
     "data.federation.parts_of": lambda: {"federation": FEDERATION},
     "data.federation.partitioner": lambda: {"name": "iid", "dataset": GREY, "num_clients": 2},
@@ -356,6 +379,12 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "data.federation.stack": lambda: {"splits": [split()]},
     "data.partitions.iid": lambda: {"num_examples": 12, "num_clients": 2, "rng": RNG},
     "data.partitions.by_domain": lambda: {"domain": GREY.domain, "num_clients": 2, "rng": RNG},
+    "data.partitions.mixed": lambda: {
+        "domain": GREY.domain,
+        "num_clients": 2,
+        "mixing": 0.5,
+        "rng": RNG,
+    },
     "data.partitions.by_user": lambda: {"user": GREY.domain, "num_clients": 2, "rng": RNG},
     "data.partitions.dirichlet": lambda: {
         "labels": LABELS,
@@ -402,6 +431,7 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "lighter": "b",
         "colors": simpson.ramp(3),
         "shading": "paradox",
+        "share": 0.5,
         "test_fraction": 0.3,
         "seed": 0,
     },
@@ -439,6 +469,19 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "path": tweets(),
         "vocabulary_size": 5,
         "length": 2,
+    },
+    "data.wrong_labels.replaced": lambda: {
+        "labels": LABELS,
+        "num_classes": 3,
+        "share": 0.5,
+        "rng": RNG,
+    },
+    "data.wrong_labels.at_clients": lambda: {
+        "splits": [split()],
+        "num_classes": 3,
+        "share": 0.5,
+        "part": 0.5,
+        "seeds": [0],
     },
     "devices.axis.vmapped": lambda: {"lanes": 2},
     "devices.axis.chunked": lambda: {"size": 2, "lanes": 2},
@@ -685,6 +728,25 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "probability": 0.5,
         "num_clients": 3,
         "longest": 2,
+    },
+    "schedules.diurnal": lambda: {
+        "key": KEY,
+        "num_clients": 3,
+        "day": 4,
+        "least": 0.1,
+        "most": 0.5,
+    },
+    "schedules.trace": lambda: {"recorded": np.ones((2, 3), bool)},
+    "schedules.report_seconds": lambda: {
+        "schedule": SCHEDULE,
+        "key": KEY,
+        "typical": 2.0,
+        "spread": 1.0,
+    },
+    "schedules.first_reports": lambda: {
+        "schedule": SCHEDULE,
+        "seconds": np.ones((4, 3)),
+        "count": 2,
     },
     "schedules.delayed": lambda: {"schedule": SCHEDULE, "delay": 1},
     "schedules.randomly_delayed": lambda: {

@@ -12,7 +12,7 @@ from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import simpson
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv_experiments.flags.flag import Range, flag, flag_error
+from fedjax_inv_experiments.flags.flag import PROBABILITY, Range, flag, flag_error
 from fedjax_inv_experiments.parts.environments.kind import Kind, Source
 
 
@@ -46,9 +46,17 @@ class Shades:
         "(random).",
         choices=simpson.SHADINGS,
     )
+    paradox: float = flag(
+        1.0,
+        "The probability that a client's image has its colour by --shading=paradox; the others "
+        "have random ones.",
+        PROBABILITY,
+    )
 
 
 def _make(data: Dataset, source: Source, chosen: Shades) -> Dataset:
+    if chosen.shading == "random" and chosen.paradox != Shades.paradox:
+        raise flag_error("paradox", chosen.paradox, "has no effect with --shading=random")
     checks.integer(
         "clients", source.clients, 0, len(data.y) - 1, ", the number of examples but one"
     )
@@ -70,6 +78,7 @@ def _make(data: Dataset, source: Source, chosen: Shades) -> Dataset:
         lighter=chosen.lighter,
         colors=painted,
         shading=chosen.shading,
+        share=chosen.paradox,
         test_fraction=source.test_fraction,
         seed=source.seed,
     )

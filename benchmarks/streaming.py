@@ -1,0 +1,168 @@
+"""Rounds on a federation on disk, against rounds on one in memory with the same sampled clients.
+
+python -m benchmarks.streaming --folder=federation
+
+It makes a file of random images of 28x28, 20 for each client (15.7 GB for a million clients), and
+plays rounds of which each samples some clients. Memory is the largest resident memory of the
+process, without files in the system's cache. The run in memory comes second, on a federation of the
+clients that are sampled. The two run one after the other, so the machine must be idle.
+"""
+
+import dataclasses
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from benchmarks import frame
+from fedjax_inv import local, models, program, schedules
+from fedjax_inv.algorithms import fedavg, scaffold
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import stored
+from fedjax_inv.devices import ClientShards, Layout, SharedExamples
+from fedjax_inv.types import Cohort, Tree
+from fedjax_inv_experiments.flags import command
+from fedjax_inv_experiments.flags.flag import at_least, flag
+
+_SIZE = 20  # examples of a client
+_SHAPE = (28, 28, 1)
+_BLOCK = 10_000  # clients that are made at once
+_MODELS: dict[str, Any] = {"mlp": models.mlp, "cnn": models.cnn}
+_ALGORITHMS = {"fedavg": fedavg.fedavg, "scaffold": scaffold.scaffold}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags of this benchmark."""
+
+    folder: str = flag("", "The folder of the federation; it is made if it is not there.")
+    clients: int = flag(1_000_000, "Clients.", at_least(1))
+    cohort: int = flag(1000, "Clients of a round.", at_least(1))
+    model: str = flag("mlp", "The network.", choices=tuple(_MODELS))
+    algorithm: str = flag("fedavg", "The algorithm.", choices=tuple(_ALGORITHMS))
+    batch_size: int = flag(10, "Examples per step.", at_least(1))
+    every: int = flag(2, "Rounds of a segment.", at_least(1))
+    segments: int = flag(4, "Timed segments.", at_least(1))
+    json: str = flag("", "File for the figures.")
+
+
+def made(folder: Path, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """The images and labels in a folder, mapped into memory."""
+    needed = num_clients * _SIZE * (int(np.prod(_SHAPE)) + 4)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}-{num_clients}.npy" for name in "xy"]
+    if not paths[1].exists():
+        if needed > shutil.disk_usage(folder).free:
+            text = f"needs {needed / 1e9:.1f} GB of disk; must have them"
+            raise UsageError("--folder", folder, text)
+        rng, rows = np.random.default_rng(0), num_clients * _SIZE
+        for path, shape, dtype, high in (
+            (paths[0], _SHAPE, np.uint8, 256),
+            (paths[1], (), np.int32, 10),
+        ):
+            with open(path, "wb") as file:
+                header = {"descr": np.dtype(dtype).str, "fortran_order": False}
+                np.lib.format.write_array_header_1_0(file, {**header, "shape": (rows, *shape)})
+                for first in range(0, rows, _BLOCK * _SIZE):
+                    count = min(_BLOCK * _SIZE, rows - first)
+                    file.write(rng.integers(0, high, (count, *shape), dtype).tobytes())
+    x, y = (np.load(path, mmap_mode="r") for path in paths)
+    return x, y
+
+
+def experiment(options: Options) -> program.Experiment:
+    model = _MODELS[options.model](10)
+
+    def algorithm(hyper: Any) -> Any:
+        work = local.epochs(optax.sgd(0.1), batch_size=options.batch_size)
+        return _ALGORITHMS[options.algorithm](model, work)
+
+    return program.Experiment(model, algorithm)
+
+
+def inputs(num_clients: int) -> program.Inputs:
+    """The inputs of a run whose clients' rows follow each other; nothing is evaluated."""
+    order: Any = np.arange(num_clients * _SIZE, dtype=np.int32)[None]
+    start: Any = np.arange(num_clients, dtype=np.int32)[None] * _SIZE
+    size: Any = np.full_like(start, _SIZE)
+    none: Any = np.zeros_like(start)
+    valid = ClientShards(order, none, none)
+    test = SharedExamples(order, none[:, :1], none[:, :1])
+    seed: Any = np.zeros(1, np.int32)
+    return program.Inputs({}, seed, ClientShards(order, start, size), valid, test, none)
+
+
+def peak() -> float:
+    """The largest resident memory since `forget_peak` in GB, without mapped files."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) / 1e6
+
+
+def seconds(
+    options: Options, made: program.Program, data: Any, given: program.Inputs, cohorts: Cohort
+) -> list[float]:
+    """The time of each segment but the first, which compiles."""
+    training, times = made.init(data, given), []
+    for first in range(0, cohorts.who.shape[1], options.every):
+        part: Tree = jax.tree.map(lambda leaf, at=first: leaf[:, at : at + options.every], cohorts)
+        began = time.perf_counter()
+        training, outcome = made.segment(data, given, training, part)
+        jax.block_until_ready((training, outcome))
+        times.append(time.perf_counter() - began)
+    return times[1:]
+
+
+def tables(options: Options) -> Iterator[frame.Table]:
+    if not options.folder:
+        raise UsageError("--folder", "", "must be a folder with room for the federation")
+    folder = Path(options.folder)
+    x, y = made(folder, options.clients)
+    num_rounds = options.every * (1 + options.segments)
+    drawn = schedules.sampled(jax.random.key(0), options.clients, options.cohort, num_rounds)
+    cohorts: Cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], drawn)
+    given, source = inputs(options.clients), stored.of_arrays(x, y)
+    layout = Layout(streams=True)
+    plan = program.plan(
+        source, given, cohorts, layout, every=options.every, most_bytes=10**9, state_bytes=0
+    )
+    stream = program.Stream(experiment(options), source, given, cohorts, plan, layout=layout)
+    path = folder / f"states-{os.getpid()}"
+    with open(path, "w+b") as file:
+        stream.open_kept = lambda like: program.Kept(file, like, (1, options.clients), reuses=2)
+        times = seconds(options, stream.program, None, given, cohorts)
+        memory = peak()
+        stream.close()
+    path.unlink()
+    sampled, who = np.unique(cohorts.who, return_inverse=True)
+    rows = (sampled[:, None] * _SIZE + np.arange(_SIZE)).reshape(-1)
+    data = jax.device_put(source.take(rows))
+    few = inputs(len(sampled))
+    named: Any = who.reshape(cohorts.who.shape).astype(np.int32)
+    resident = program.make(experiment(options))
+    other = seconds(options, resident, data, few, cohorts._replace(who=named))
+    speeds = [options.every / frame.median(each) for each in (times, other)]
+    yield frame.Table(
+        f"{options.cohort} of {options.clients} clients a round, {_SIZE} images each",
+        [
+            {
+                "algorithm": options.algorithm,
+                "model": options.model,
+                "peak GB": memory,
+                "rounds per s": speeds[0],
+                "in memory": speeds[1],
+                "share": speeds[0] / speeds[1],
+            }
+        ],
+    )
+
+
+BINARY = frame.binary(tables, Options, __doc__)
+
+if __name__ == "__main__":
+    command.main(BINARY)

@@ -1,0 +1,235 @@
+"""The states of clients in a file on the host, for runs whose devices have room for some alone.
+
+A record holds the state of one client. A client's new state replaces its record, unless a
+checkpoint refers to that; then it goes into another record. So a checkpoint holds the places of
+the records alone, and no copy of them. Axis letters: R runs, n clients.
+"""
+
+import os
+import struct
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from typing import IO, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Tree
+
+_MAGIC = b"fedjax_inv states 1\n"
+ID_BYTES = 16  # by which a file is known
+_ENDING = struct.Struct("<III")  # of a record: CRC-32, run, client
+
+
+class Places(NamedTuple):
+    """Where the states of all clients lie in a file."""
+
+    record: Any  # [R, C] int32, from 1; 0 for a client that has never attended
+    file: Any  # [R, 16] uint8, the number by which the file is known, repeated
+
+    @classmethod
+    def shapes(cls, num_runs: int, num_clients: int) -> "Places":
+        """Return the shapes for R runs of C clients."""
+        return cls(
+            jax.ShapeDtypeStruct((num_runs, num_clients), np.int32),
+            jax.ShapeDtypeStruct((num_runs, ID_BYTES), np.uint8),
+        )
+
+
+class Kept:
+    """The states of the clients that have attended.
+
+    Attributes:
+      path: the file's path, for errors.
+    """
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        like: Tree,
+        shape: tuple[int, int],
+        *,
+        reuses: int = 0,
+        before: Sequence[Places] = (),
+    ) -> None:
+        """Open a file of states; an empty one is begun.
+
+        Args:
+          file: the file, opened for reading and writing ("r+b"), or for reading alone.
+          like: the shapes of one client's state.
+          shape: (R, C).
+          reuses: after how many further calls of `saved` the records of a call may be written
+            over; 0: never.
+          before: the places in the checkpoints that are there, which must stay.
+
+        Raises:
+          UsageError: if the file is no file of such states.
+        """
+        self.path = str(file.name)
+        self._file, self._like, self._shape = file, like, shape
+        leaves = jax.tree.leaves(like)
+        self._sizes = [int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves]
+        self._payload = sum(self._sizes)
+        self._length = self._payload + _ENDING.size
+        self._begins = len(_MAGIC) + ID_BYTES + 8
+        self._id = self._header()
+        self._where = np.zeros(shape, np.int32)
+        self._reuses = reuses
+        self._saves: deque[list[np.ndarray]] = deque(maxlen=reuses + 1)
+        self._recent: list[np.ndarray] = []
+        self._saves.append([np.asarray(places.record) for places in before])
+        self._served: list[np.ndarray] = []
+        self._free: list[int] = []
+        # A record that was written in part may be the last.
+        self._count = -(-max(0, self._size() - self._begins) // self._length)
+        self._pinned = np.zeros(self._count + 1, bool)
+        self._sort()
+
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def _header(self) -> bytes:
+        """Return the number of the file, from its first bytes, which are written if it is empty."""
+        length = struct.pack("<Q", self._length)
+        if self._size() < self._begins and self._file.writable():
+            self._pwrite(_MAGIC + os.urandom(ID_BYTES) + length, 0)
+        head = os.pread(self._file.fileno(), self._begins, 0)
+        if len(head) < self._begins or not head.startswith(_MAGIC) or not head.endswith(length):
+            raise UsageError(self.path, ..., "holds no states of this run's clients")
+        return head[len(_MAGIC) : -8]
+
+    def _pwrite(self, content: Any, at: int) -> None:
+        view = memoryview(content)
+        while view:
+            try:
+                count = os.pwrite(self._file.fileno(), view, at)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self.path) from None
+            view, at = view[count:], at + count
+
+    def known(self, run: int, who: np.ndarray) -> np.ndarray:
+        """Return which of the clients have a state, [n] bool."""
+        return self._where[run, who] > 0
+
+    def read(self, run: int, who: np.ndarray, into: Tree, at: np.ndarray) -> None:
+        """Read the states of clients that have one.
+
+        Args:
+          run: the number of the run.
+          who: [n] the clients.
+          into: arrays [m, ...] of NumPy that take the states.
+          at: [n] the places in them.
+
+        Raises:
+          UsageError: for a record that is not there, or that is damaged.
+        """
+        leaves, buffer = jax.tree.leaves(into), bytearray(self._length)
+        for client, place in zip(np.asarray(who).tolist(), np.asarray(at).tolist(), strict=True):
+            record = int(self._where[run, client])
+            offset = self._begins + (record - 1) * self._length
+            count = os.preadv(self._file.fileno(), [buffer], offset)
+            payload = memoryview(buffer)[: self._payload]
+            ending = _ENDING.unpack_from(buffer, self._payload)
+            if count < self._length or ending != (zlib.crc32(payload), run, client):
+                text = f"is damaged: the state of client {client} is not there"
+                raise UsageError(self.path, ..., f"{text}; put a copy in its place")
+            first = 0
+            for leaf, size in zip(leaves, self._sizes, strict=True):
+                if size:
+                    row = np.frombuffer(payload[first : first + size], leaf.dtype)
+                    leaf[place] = row.reshape(leaf.shape[1:])
+                first += size
+
+    def write(self, run: int, who: np.ndarray, states: Tree) -> None:
+        """Write the states of clients.
+
+        Args:
+          run: the number of the run.
+          who: [n] the clients.
+          states: arrays [m, ...] of NumPy whose first n entries are their states.
+
+        Raises:
+          OSError: if the disk is full.
+        """
+        leaves = jax.tree.leaves(states)
+        for index, client in enumerate(np.asarray(who).tolist()):
+            payload = b"".join(np.ascontiguousarray(leaf[index]).tobytes() for leaf in leaves)
+            record = int(self._where[run, client])
+            if record == 0 or self._pinned[record]:
+                record = self._new()
+            ending = _ENDING.pack(zlib.crc32(payload), run, client)
+            self._pwrite(payload + ending, self._begins + (record - 1) * self._length)
+            self._where[run, client] = record
+
+    def _new(self) -> int:
+        """Return a record that nothing refers to."""
+        if self._free:
+            return self._free.pop()
+        self._count += 1
+        if self._count >= len(self._pinned):
+            more = max(1024, len(self._pinned))
+            self._pinned = np.concatenate([self._pinned, np.zeros(more, bool)])
+        return self._count
+
+    def places(self) -> Places:
+        """Return the places of all states, which stay as they are until `saved` is called."""
+        record = self._where.copy()
+        self._recent.append(record)
+        self._pinned[record] = True
+        return Places(record, np.tile(np.frombuffer(self._id, np.uint8), (self._shape[0], 1)))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def flush(self) -> None:
+        """Wait until all states are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def saved(self, places: Places, served: Places | None = None) -> None:
+        """Note that a checkpoint refers to places.
+
+        Args:
+          places: those of all clients, from `places`.
+          served: those of a selected state, which the following checkpoints refer to as well.
+        """
+        self._served = [] if served is None else [np.asarray(served.record)]
+        if self._reuses:
+            self._saves.append([np.asarray(places.record), *self._served])
+            self._recent = []
+            self._sort()
+
+    def _sort(self) -> None:
+        """Find the records that must stay, and those that are free."""
+        self._pinned[:] = False
+        for record in [*self._recent, *self._served, *(each for s in self._saves for each in s)]:
+            self._pinned[record.reshape(-1)] = True
+        if not self._reuses:
+            self._pinned[: self._count + 1] = True
+        used = self._pinned[: self._count + 1].copy()
+        used[self._where.reshape(-1)] = True
+        self._free = (np.flatnonzero(~used[1:]) + 1).tolist()
+
+    def begin(self, places: Places) -> None:
+        """Go on from a checkpoint.
+
+        Args:
+          places: those in the checkpoint.
+
+        Raises:
+          UsageError: if they are of another file, or if records are not there any more.
+        """
+        record = np.array(places.record, np.int32)
+        checks.integers("places", record, 0, ndim=2)
+        if record.shape != self._shape or np.asarray(places.file)[0].tobytes() != self._id:
+            text = "is of another run than the checkpoint; put this one's in its place"
+            raise UsageError(self.path, ..., text)
+        end = self._begins + int(record.max(initial=0)) * self._length
+        if self._size() < end:
+            text = f"has {self._size()} bytes, must have {end} or more; put a copy in its place"
+            raise UsageError(self.path, ..., text)
+        self._where = record
+        self._sort()

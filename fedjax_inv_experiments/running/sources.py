@@ -1,0 +1,122 @@
+"""Digests of the code files on which results depend.
+
+A digest leaves out docstrings, empty lines and lines that are comments, as no result depends on
+them.
+"""
+
+import ast
+import contextlib
+import functools
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_inv.algorithms import LISTED
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.parts import environments
+
+ROOT = Path(__file__).parents[2]  # of both packages
+_PARSING = threading.Lock()
+_ROUNDS = ("fedjax_inv.rounds", "fedjax_inv.data.federation")
+
+
+def of_run(config: Config) -> dict[str, str]:
+    """The digests of the library's files that train and split the data, by their paths.
+
+    These are the algorithms, the rounds, the federation, the environment, and what they import.
+    """
+    modules = [
+        f"fedjax_inv.algorithms.{name}" if name in LISTED else name.partition(":")[0]
+        for name in config.method.algorithm
+    ]
+    # An algorithm from elsewhere is no file of this project.
+    algorithms = [name for name in modules if path_of(name).exists()]
+    records = environments.LISTED[config.environment.name].records
+    return of_modules([*algorithms, *_ROUNDS, *(record.__module__ for record in records)])
+
+
+def of_modules(names: Iterable[str]) -> dict[str, str]:
+    """The digests of modules and of what they import from the library, by their files' paths."""
+    found: set[str] = set()
+    todo = [*names]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += _read(path_of(name)).imported
+    return of_files(path_of(name) for name in found)
+
+
+def of_files(paths: Iterable[Path]) -> dict[str, str]:
+    """The digests of files of this project, by their paths below its root."""
+    return {path.relative_to(ROOT).as_posix(): digest(path) for path in sorted(paths)}
+
+
+def digest(path: Path) -> str:
+    """The first half of the SHA-256 of a file's lines that have an effect."""
+    return _read(path).digest
+
+
+class _Source(NamedTuple):
+    digest: str
+    imported: frozenset[str]  # the library's modules that it imports
+
+
+@functools.cache
+def _read(path: Path) -> _Source:
+    text = path.read_text(encoding="utf-8")
+    lines, found = text.splitlines(), set()
+    if path.suffix == ".py":
+        for node in _statements(_parsed(text)):
+            for first, last in _docstring(node):
+                lines[first:last] = [""] * (last - first)
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                whole = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {each if path_of(each).exists() else node.module for each in whole}
+    code = [line.rstrip() for line in lines if line.strip() and line.lstrip()[0] != "#"]
+    sha = hashlib.sha256("\n".join(code).encode()).hexdigest()
+    return _Source(sha[:32], frozenset(each for each in found if each.startswith("fedjax_inv.")))
+
+
+def _parsed(text: str) -> ast.Module:
+    """The code as a tree.
+
+    Python 3.11 raises SystemError at times if another thread parses, as NumPy does to read a file
+    of arrays (CPython gh-106905).
+    """
+    with _PARSING:
+        for _ in range(1000):
+            with contextlib.suppress(SystemError):
+                return ast.parse(text)
+        return ast.parse(text)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and the statements in it, at any depth."""
+    yield node
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(node, name, [])
+        for each in inner if isinstance(inner, list) else []:  # of a lambda it is an expression
+            yield from _statements(each)
+
+
+def _docstring(node: ast.AST) -> list[tuple[int, int]]:
+    """The lines of a node's docstring: the index of the first, and that behind the last."""
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return []
+    first = node.body[0] if node.body else None
+    if not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):
+        return []
+    if first.lineno <= getattr(node, "lineno", 0):  # code stands in its line, too
+        return []
+    return [(first.lineno - 1, first.end_lineno or first.lineno)]
+
+
+def path_of(name: str) -> Path:
+    """The file of a module of this project."""
+    place = ROOT.joinpath(*name.split("."))
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")

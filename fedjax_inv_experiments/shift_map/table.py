@@ -1,0 +1,322 @@
+"""The study behind `fedjax-inv map`: its rows, its table, and its comparison with a second map."""
+
+import csv
+import dataclasses
+import functools
+import io
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import command_line
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.flags.flag import check_different, check_known, flag, flag_error
+from fedjax_inv_experiments.papers import study
+from fedjax_inv_experiments.papers.study import Options, Row, RowResult, Study
+from fedjax_inv_experiments.reporting import evaluations, report, tables
+from fedjax_inv_experiments.running import files, records
+from fedjax_inv_experiments.running.records import Origin
+from fedjax_inv_experiments.shift_map import figures, methods, verdicts
+from fedjax_inv_experiments.shift_map.cells import Cell, cells_of, heading, place_of
+from fedjax_inv_experiments.shift_map.columns import LISTED as SHIFTS
+from fedjax_inv_experiments.shift_map.columns import Shift
+from fedjax_inv_experiments.shift_map.methods import FEDAVG
+
+
+class Data(NamedTuple):
+    """A data set of the map."""
+
+    preset: str
+    held_out: str = ""  # the unseen domain of data that have domains of their own
+
+
+DATA = {
+    "digits": Data("map_digits"),
+    "mnist": Data("map_mnist"),
+    "fashion_mnist": Data("map_fashion_mnist"),
+    "pacs": Data("map_pacs", "sketch"),
+}
+_BEST = 3  # methods beside FedAvg in the curves by severity
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """The flags of the map besides those of every study."""
+
+    columns: tuple[str, ...] = flag(
+        (), f"Kinds of shift; all if none: {', '.join(SHIFTS)}.", kind=str
+    )
+    beside: str = flag(
+        "",
+        "The map.csv of the same map with other --seeds; counts the cells that have the same word "
+        "in both.",
+    )
+
+
+def columns_of(data: str, names: Sequence[str] = ()) -> dict[str, Shift]:
+    """The kinds of shift that a data set can have, or those of --columns.
+
+    Raises UsageError for unknown names.
+    """
+    has_domains = bool(DATA[data].held_out)
+    known = {name: shift for name, shift in SHIFTS.items() if shift.fits(has_domains=has_domains)}
+    for name in names:
+        check_known("columns", name, SHIFTS)
+        if name not in known:
+            text = f"does not fit --data={data}; must be one of {', '.join(known)}"
+            raise flag_error("columns", name, text)
+    return {name: known[name] for name in names or known}
+
+
+def flags_of(data: str, shift: Shift, severity: float) -> tuple[str, ...]:
+    """The flags of a kind of shift in a data set."""
+    chosen = DATA[data]
+    unseen = ("--environment=none", f"--held_out={chosen.held_out}") if chosen.held_out else ()
+    own = unseen if shift.has_unseen_domain else ()
+    return (f"--preset={chosen.preset}", *shift.flags(severity), *own)
+
+
+def row(
+    data: str,
+    name: str,
+    method: methods.Method,
+    column: str,
+    severity: float,
+    overrides: Sequence[str] = (),
+) -> Row:
+    """A method under a kind of shift. overrides: the flags of `sweep` that concern all rows."""
+    own = method.flags(*_terms(DATA[data].preset, tuple(overrides)))
+    label = f"{name}-{column}-{severity:g}"
+    flags = flags_of(data, SHIFTS[column], severity)
+    return Row(label, (*flags, *own), name, f"{column}={severity:g}")
+
+
+@functools.cache
+def _terms(preset: str, overrides: tuple[str, ...]) -> tuple[int, int]:
+    """(the rounds, the examples that all clients together take in a step) of all rows."""
+    base = command_line.of_arguments(
+        overrides, (f"--preset={preset}",), may_be_idle=True, nonfinite="mark"
+    )
+    return base.run.rounds, base.clients.batch_size * base.partition.clients
+
+
+def _rows(
+    data: str,
+    severities: Callable[[Shift], Sequence[float]],
+    found: Mapping[str, methods.Method],
+    columns: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> list[Row]:
+    # Neighbours differ in the method: two that compile at once must not compile the same program.
+    return [
+        row(data, name, method, column, severity, overrides)
+        for column, shift in columns_of(data, columns).items()
+        for severity in severities(shift)
+        for name, method in found.items()
+    ]
+
+
+def _of_map(shift: Shift) -> Sequence[float]:
+    return (shift.at,)
+
+
+def _all(shift: Shift) -> Sequence[float]:
+    return shift.severities
+
+
+def select(chosen: Study, data: str, options: Options) -> list[Row]:
+    """The rows of --rows and --columns.
+
+    Raises UsageError for unknown ones.
+    """
+    columns, overrides = options.own.columns, options.overrides
+    check_different("columns", columns, may_be_empty=True)
+    if options.own.beside:  # before any compute
+        _check_beside(options.own.beside, data)
+    is_map = chosen is STUDIES["map"]
+    names = options.rows
+    if not (is_map or names):
+        names = best_of(options.folder / data / "map.csv")
+    found = methods.of_names(tuple(names))
+    if any(word.startswith("--batch_size") for word in overrides) and "erm" in found:
+        text = "must be left out: erm takes the batches of all clients together"
+        raise UsageError("--batch_size", ..., text)
+    return _rows(data, _of_map if is_map else _all, found, columns, overrides)
+
+
+def _check_beside(path: str, data: str) -> None:
+    try:
+        read_cells(Path(path))
+        record = _record_of(Path(path))
+    except UsageError as error:
+        raise flag_error("beside", path, error.allowed) from None
+    if record and f"--data={data}" not in shlex.split(record.command):
+        raise flag_error("beside", path, f"must be a map of the same data, {data}")
+
+
+def _record_of(path: Path) -> Origin | None:
+    """How the map of a csv file came about; None if no record lies there."""
+    record = path.with_suffix(".json")
+    return records.read(record, Origin) if record.exists() else None
+
+
+def write(path: Path, chosen: Study, data: str, rows: list[RowResult], options: Options) -> str:
+    """Writes the map as csv, Markdown and LaTeX, and returns the text to print."""
+    cells = cells_of(rows)
+    parts = [lambda form: table(cells, form)]
+    if options.own.beside:  # before the new file, which may replace it
+        parts.append(report.text_part(_agreement(cells, Path(options.own.beside))))
+    files.write(path.with_suffix(".csv"), _csv(cells))
+    report.write_forms(path, [*parts, report.text_part(CAPTION)])
+    every = [
+        evaluations.Cell(each.row.label, each.config.watching.select, cell.folder, cell.result)
+        for each in rows
+        for cell in each.cells
+    ]
+    evaluations.write(path.with_name(f"{path.name}_runs.csv"), every)
+    return report.printed(parts)
+
+
+def _csv(cells: Sequence[Cell]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(Cell._fields)
+    writer.writerows([_of_csv(value) for value in cell] for cell in cells)
+    return file.getvalue()
+
+
+def _of_csv(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return " ".join(f"{each:.6g}" for each in value)
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def table(cells: Sequence[Cell], form: str = "markdown") -> str:
+    """The test accuracies, a row per method and a column per kind of shift."""
+    by_method: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        by_method.setdefault(cell.method, {})[place_of(cell)] = cell
+    places = list(dict.fromkeys(map(place_of, cells)))
+    columns: dict[str, Any] = {"test accuracy, %": str}
+    for place in places:
+        columns[heading(place)] = lambda method, place=place: _text(by_method[method].get(place))
+    return tables.table(by_method, columns, form=form)
+
+
+def _text(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if np.isnan(cell.test):
+        return "diverged"
+    text = report.spread(cell.tests)
+    if cell.word in (verdicts.BETTER, verdicts.WORSE):
+        text += f", {cell.word}"
+    return text
+
+
+def read_cells(path: Path) -> list[dict[str, str]]:
+    """The lines of a map's csv file. Raises UsageError if it is not one."""
+    try:
+        lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        for line in lines:
+            float(line["difference"])
+    except (OSError, KeyError, TypeError, ValueError, csv.Error):
+        lines = []
+    if not lines or not {"method", "shift", "severity", "word"} <= lines[0].keys():
+        raise UsageError(str(path), ..., "must be the csv file of a map")
+    return lines
+
+
+def _agreement(cells: Sequence[Cell], path: Path) -> str:
+    """How many cells have the same word in another map."""
+    other = {(x["method"], x["shift"], x["severity"]): x["word"] for x in read_cells(path)}
+    pairs = [
+        (cell.word, other[key])
+        for cell in cells
+        if (key := (cell.method, cell.shift, f"{cell.severity:g}")) in other and cell.word
+    ]
+    same = sum(one == two for one, two in pairs)
+    with_word = [pair for pair in pairs if set(pair) - {verdicts.NONE}]
+    kept = sum(one == two for one, two in with_word)
+    contrary = sum({one, two} == {verdicts.BETTER, verdicts.WORSE} for one, two in pairs)
+    record = _record_of(path)
+    seeds = f" (seeds {', '.join(map(str, record.seeds))})" if record else ""
+    return (
+        f"Beside another map{seeds}: {same} of {len(pairs)} cells have the same word. Of the "
+        f"{len(with_word)} cells that are better or worse in one of them, {kept} are so in both, "
+        f"and {contrary} are better in one and worse in the other."
+    )
+
+
+def best_of(path: Path) -> tuple[str, ...]:
+    """FedAvg and the methods with the highest mean difference from it, by the map's csv file.
+
+    Raises UsageError if there is no map yet.
+    """
+    if not path.exists():
+        raise flag_error("study", "severity", "must come after --study=map, or with --rows")
+    by_method: dict[str, list[float]] = {}
+    for line in read_cells(path):
+        # Pooled training is no federated method, but the bound from outside.
+        if line["word"] and line["method"] != "erm":
+            by_method.setdefault(line["method"], []).append(float(line["difference"]))
+    means = {name: float(np.mean(of)) for name, of in by_method.items() if np.isfinite(of).all()}
+    best = sorted(means, key=lambda name: -means[name])[:_BEST]
+    return (FEDAVG, *best)
+
+
+def _draw_map(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    return figures.heat_map(path, data, cells_of(results))
+
+
+def _draw_severity(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    return figures.by_severity(path, data, cells_of(results))
+
+
+STUDIES: Mapping[str, Study] = {
+    "map": Study(
+        lambda data: _rows(data, _of_map, methods.LISTED), figures={"": _draw_map}, draws_rows=False
+    ),
+    "severity": Study(
+        lambda data: _rows(data, _all, methods.LISTED),
+        figures={"": _draw_severity},
+        draws_rows=False,
+    ),
+}
+
+
+def _check(config: Config) -> None:
+    """Raises UsageError for flags that give a row several cells or another rule of selection."""
+    study.check_one_cell(config)
+    if config.watching.select != "validation":
+        raise flag_error("select", config.watching.select, "must be validation, the same for all")
+    if not config.watching.watch_classes:
+        raise flag_error("watch_classes", False, "must be true")
+
+
+CAPTION = (
+    "Mean ± standard deviation of the test accuracy over seeds, each of which draws its own data. "
+    "Of each method, the validation examples of the clients select one of nine settings and a "
+    "round. Better, worse: than FedAvg, by a paired t test over seeds with Holm's correction for "
+    "all cells of the table (5%). Without a word, no difference is shown."
+)
+_MODULES = (
+    *("cells", "methods", "table", "verdicts", "columns", "columns.kind"),
+    *(f"columns.{name}" for name in SHIFTS),
+)
+PAPER = study.Paper(
+    "map",
+    tuple(DATA),
+    STUDIES,
+    caption=CAPTION,
+    check=_check,
+    about_rows="Methods by name, all, or package.module:factory, beside FedAvg; all if none.",
+    select=select,
+    own=Own,
+    write=write,
+    modules=tuple(f"{__package__}.{name}" for name in _MODULES),
+)

@@ -1,0 +1,80 @@
+"""Words for paired differences from a reference method: better, worse, or no difference shown."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from fedjax_inv_experiments.reporting import comparison
+from fedjax_inv_experiments.reporting.comparison import Scores
+
+K = TypeVar("K", bound=Hashable)  # a cell
+
+LEVEL = 0.05  # the chance of one wrong word, or more, in a whole map
+BETTER, WORSE, NONE = "better", "worse", "no difference shown"
+
+
+class Verdict(NamedTuple):
+    """A method against the reference, by the seeds in which both have a score."""
+
+    seeds: int
+    mean: float = np.nan  # of the differences; with fewer than two seeds all are NaN
+    low: float = np.nan  # this and the next: the 95% interval of the mean, by Student's t
+    high: float = np.nan
+    p: float = np.nan  # of the two-sided paired t test
+    word: str = NONE
+
+
+def p_value(differences: Sequence[float]) -> float:
+    """The p-value of the two-sided t test that the mean of two or more differences is 0.
+
+    Equal differences give 1 if they are 0. Otherwise they give NaN, no verdict: scores on few test
+    examples are often equal by chance.
+    """
+    from scipy.special import stdtr  # Student's distribution; scipy.stats takes a second to import
+
+    mean, deviation = float(np.mean(differences)), float(np.std(differences, ddof=1))
+    if deviation == 0:
+        return 1.0 if mean == 0 else np.nan
+    statistic = abs(mean) / deviation * np.sqrt(len(differences))
+    return float(2 * stdtr(len(differences) - 1, -statistic))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values of Holm (1979) corrected for their number; those that are NaN do not count."""
+    values = np.array(p_values, float)
+    order = [index for index in np.argsort(values) if not np.isnan(values[index])]
+    corrected, highest = [np.nan] * len(values), 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - rank) * values[index]))
+        corrected[index] = highest
+    return corrected
+
+
+def compared(scores: Mapping[K, Scores], reference: Mapping[K, Scores]) -> dict[K, Verdict]:
+    """The verdicts, with Holm's correction over all of them.
+
+    scores: the scores of each cell by seed; higher is better.
+    reference: those of the reference method in the same cell.
+    """
+    found = {cell: _against(of, reference.get(cell, {})) for cell, of in scores.items()}
+    corrected = holm([verdict.p for verdict in found.values()])
+    return {
+        cell: verdict._replace(p=p, word=_word(verdict.mean, p))
+        for (cell, verdict), p in zip(found.items(), corrected, strict=True)
+    }
+
+
+def _against(scores: Scores, reference: Scores) -> Verdict:
+    both = [scores[seed] - reference[seed] for seed in scores if seed in reference]
+    values = [value for value in both if np.isfinite(value)]
+    if len(values) < 2:
+        return Verdict(len(values))
+    mean, low, high = comparison.interval(values)
+    return Verdict(len(values), mean, low, high, p_value(values))
+
+
+def _word(mean: float, p: float) -> str:
+    if not p < LEVEL:
+        return NONE
+    return BETTER if mean > 0 else WORSE

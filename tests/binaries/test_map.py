@@ -1,0 +1,406 @@
+"""The map: words for differences, equal terms for methods, its files, and rows added later."""
+
+import csv
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import flags
+from matplotlib.figure import Figure
+from scipy import stats
+
+from fedjax_inv import algorithms
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation
+from fedjax_inv.types import Examples
+from fedjax_inv_experiments import map as map_binary
+from fedjax_inv_experiments.experiment import assemble, command_line, config, grid
+from fedjax_inv_experiments.papers import study
+from fedjax_inv_experiments.reporting import figures as drawing
+from fedjax_inv_experiments.running import launch
+from fedjax_inv_experiments.shift_map import cells, columns, figures, methods, table, verdicts
+from fedjax_inv_experiments.shift_map.cells import Cell
+
+RNG = np.random.default_rng(0)
+NAN = float("nan")
+MAP = table.PAPER.studies["map"]
+
+
+def options(folder: Path, *words: str) -> study.Options:
+    values = flags.FlagValues()
+    map_binary.BINARY.define(values)
+    return map_binary.BINARY.read(["map", f"--run_dir={folder}", *words], values)
+
+
+# words
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 10])
+def test_p_values_are_those_of_the_paired_t_test(count: int) -> None:
+    one, two = RNG.normal(size=(2, count))
+    assert verdicts.p_value(one - two) == pytest.approx(stats.ttest_rel(one, two).pvalue)
+
+
+def test_equal_differences_are_no_evidence() -> None:
+    assert verdicts.p_value([0.0, 0.0, 0.0]) == 1
+    assert np.isnan(verdicts.p_value([0.5, 0.5]))
+
+
+@pytest.mark.parametrize("level", [0.01, 0.05, 0.3])
+def test_corrected_p_values_reject_what_holms_procedure_rejects(level: float) -> None:
+    for _ in range(50):
+        values = RNG.uniform(size=7) ** 4
+        rejected = set()
+        for rank, index in enumerate(np.argsort(values)):  # the procedure, step by step
+            if values[index] > level / (len(values) - rank):
+                break
+            rejected.add(index)
+        corrected = verdicts.holm(values)
+        assert {i for i, p in enumerate(corrected) if p <= level} == rejected
+        assert all(p <= q <= 1 for p, q in zip(values, corrected, strict=True))
+
+
+def test_values_that_are_nan_do_not_count() -> None:
+    found = verdicts.holm([0.03, NAN, 0.01])
+    assert found[::2] == pytest.approx([0.03, 0.02])
+    assert np.isnan(found[1])
+
+
+def test_a_word_needs_a_clear_difference() -> None:
+    reference = dict(enumerate([0.5, 0.6, 0.7, 0.4]))
+    scores = {
+        "up": {seed: of + 0.1 + 0.001 * seed for seed, of in reference.items()},
+        "down": {seed: of - 0.1 - 0.0005 * seed for seed, of in reference.items()},
+        "noise": {0: 0.9, 1: 0.2, 2: 0.8, 3: 0.3},
+        "one": {0: 0.9},
+        "none": {},
+    }
+    found = verdicts.compared(scores, dict.fromkeys(scores, reference))
+    words = {name: verdict.word for name, verdict in found.items()}
+    none = verdicts.NONE
+    assert words == {"up": "better", "down": "worse", "noise": none, "one": none, "none": none}
+    up = found["up"]
+    expected = stats.ttest_1samp([0.1, 0.101, 0.102, 0.103], 0)
+    assert (up.seeds, up.mean) == (4, pytest.approx(0.1015))
+    assert (up.low, up.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    assert up.p == pytest.approx(2 * expected.pvalue)  # the second smallest of three
+    assert found["one"].seeds == 1
+    assert np.isnan(found["one"].mean)
+
+
+# equal terms
+
+
+def rows(data: str) -> dict[str, config.Config]:
+    return {
+        row.label: command_line.of_arguments([], row.flags, may_be_idle=True, nonfinite="mark")
+        for row in MAP.rows(data)
+    }
+
+
+@pytest.mark.parametrize("data", table.DATA)
+def test_all_methods_have_the_same_terms_and_as_many_settings(data: str) -> None:
+    terms: dict[str, dict[str, Any]] = {}
+    own = ("algorithm", "settings", "learning_rate", "momentum", "batch_size")
+    own += ("server_optimizer", "server_learning_rate")
+    for label, chosen in rows(data).items():
+        name, column, _ = label.rsplit("-", 2)
+        (cell,) = grid.cells(chosen, [None])
+        assert len(cell.runs) == 9 * len(chosen.run.seeds), label
+        assert len(chosen.run.seeds) >= 5
+        same = {k: v for k, v in config.flat(chosen).items() if k not in own}
+        assert terms.setdefault(column, same) == same, name
+        assert chosen.watching.select == "validation"
+        assert chosen.run.nonfinite == "mark"
+    assert len(terms) == len(table.columns_of(data))
+
+
+def test_rates_of_methods_with_a_hyperparameter_are_among_the_others() -> None:
+    assert set(methods.FEW_RATES) < set(methods.RATES)
+    assert len(methods.RATES) == 9 == 3 * len(methods.FEW_RATES)
+    for name, method in methods.LISTED.items():
+        assert len(method.values) == (3 if method.hyper else 0), name
+    flags_of = methods.LISTED["cafe"].flags(30, 320)
+    assert "--learning_rate=0.005,0.02,0.07" in flags_of  # with momentum a tenth
+    assert "--set=num_rounds=30" in methods.LISTED["feddg_ga"].flags(30, 320)
+
+
+def test_terms_follow_the_flags_of_all_rows(tmp_path: Path) -> None:
+    words = ("--rounds=60", "--clients=20", "--columns=labels", "--rows=erm,feddg_ga")
+    chosen = options(tmp_path, *words)
+    _, erm, adjusted = table.select(MAP, "digits", chosen)
+    assert "--batch_size=640" in erm.flags
+    assert "--set=num_rounds=60" in adjusted.flags
+    with pytest.raises(UsageError, match=r"^--batch_size: must be left out"):
+        table.select(MAP, "digits", options(tmp_path, *words, "--batch_size=16"))
+
+
+def test_all_listed_algorithms_that_fit_are_rows() -> None:
+    there = {method.algorithm for method in methods.LISTED.values()}
+    # FedBN needs layers that normalise. Ditto's global network is FedAvg's.
+    assert set(algorithms.LISTED) - there == {"fedbn", "ditto"}
+
+
+@pytest.mark.parametrize("name", columns.LISTED)
+def test_one_number_sets_the_severity(name: str, tmp_path: Path) -> None:
+    shift = columns.LISTED[name]
+    assert shift.at in shift.severities
+    assert list(shift.severities) == sorted(set(shift.severities))
+    data = "pacs" if shift.domains == "own" else "digits"
+    if data == "pacs":
+        assert "--held_out=sketch" in table.flags_of(data, shift, 1)
+        return
+    for severity in shift.severities:
+        row = table.row("digits", "fedavg", methods.LISTED["fedavg"], name, severity)
+        (chosen,) = study.configs(table.PAPER, [row], tmp_path, ["--seeds=0"])
+        study.check_row(row, chosen)
+        found = config.idle(chosen, config.flat(chosen))
+        assert found.keys() <= {"local_epochs"}, (severity, found)
+
+
+def test_kinds_of_shift_share_a_program(tmp_path: Path) -> None:
+    """So the map compiles a method's program once for most of them."""
+    known = []
+    for name in ("rotated", "mixed", "labels", "tail", "noise"):
+        row = table.row("digits", "fedavg", methods.LISTED["fedavg"], name, columns.LISTED[name].at)
+        (chosen,) = study.configs(table.PAPER, [row], tmp_path, [])
+        ready = assemble.assemble(chosen)
+        (cell,) = ready.cells
+        prepared = ready.prepare(cell)
+        prepared = prepared._replace(data=assemble.padded(prepared.data))
+        known.append(launch.depends_on(ready, cell, prepared))
+    assert all(each == known[0] for each in known)
+    # Another program: more groups of domains, or another flag of training.
+    groups = prepared.experiment._replace(num_groups=16)
+    assert launch.depends_on(ready, cell, prepared._replace(experiment=groups)) != known[0]
+    for changes in (
+        {"momentum": 0.5},
+        {"widths": (8,)},
+        {"missing": "reuse"},
+        {"nonfinite": "drop"},
+    ):
+        other = ready._replace(config=config.changed(chosen, **changes))
+        assert launch.depends_on(other, cell, prepared) != known[0], changes
+
+
+def test_few_examples_are_padded() -> None:
+    x, y = RNG.normal(size=(1797, 3)).astype(np.float32), np.arange(1797) % 10
+    padded = assemble.padded(federation.examples(x, y))
+    assert padded.x.shape == (2048, 3)
+    np.testing.assert_array_equal(padded.x[:1797], x)
+    np.testing.assert_array_equal(padded.y[:1797], y)
+    assert not np.asarray(padded.x[1797:]).any()
+    even = federation.examples(x[:1792], y[:1792])
+    assert assemble.padded(even) is even
+    large = jax.eval_shape(lambda: Examples(jnp.zeros((9991, 100, 100)), jnp.zeros(9991, int)))
+    assert assemble.padded(large) is large
+
+
+# files
+
+
+SMALL = (
+    *("--rounds=2", "--eval_every=1", "--checkpoint_every=2", "--seeds=0,1", "--widths=4"),
+    *("--local_steps=1", "--columns=labels"),
+)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("map")
+    text = study.run_all(table.PAPER, options(folder, *SMALL, "--rows=fedprox"))
+    return folder, text
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_a_small_map(small: tuple[Path, str]) -> None:
+    folder, text = small
+    first, second = lines(folder / "digits" / "map_some.csv")
+    assert [each["method"] for each in (first, second)] == ["fedavg", "fedprox"]
+    assert {first["shift"], second["shift"]} == {"labels"}
+    assert (first["word"], second["word"]) == ("", verdicts.NONE)
+    of_seeds = [np.array(each["tests"].split(), float) for each in (first, second)]
+    difference = of_seeds[1] - of_seeds[0]
+    assert float(second["difference"]) == pytest.approx(difference.mean(), abs=1e-3)
+    assert float(first["oracle"]) >= float(first["test"]) - 1e-6
+    assert float(first["steps"]) == 10 * float(first["at_round"])
+    assert 0 <= float(first["worst_tenth"]) <= 100
+    assert "| fedprox" in text
+    assert f"label skew ({columns.LISTED['labels'].at:g})" in text
+    for ending in (".md", ".tex", ".png", ".pdf", "_runs.csv"):
+        assert (folder / "digits" / f"map_some{ending}").stat().st_size > 100
+    logged = (folder / "digits" / "fedavg-labels-10").glob("*/metrics.jsonl")
+    assert '"round": 0' not in next(iter(logged)).read_text()
+
+
+def test_some_columns_do_not_replace_the_whole_map(small: tuple[Path, str]) -> None:
+    folder, _ = small
+    assert not (folder / "digits" / "map.csv").exists()
+    record = json.loads((folder / "digits" / "map_some.json").read_text())
+    assert "--rows=fedprox --columns=labels" in record["command"]
+
+
+def test_rows_added_later_run_alone(
+    small: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = small
+    begun = []
+    run = launch.Launch._run
+
+    def counted(self: launch.Launch, cell: grid.Cell, *more: Any) -> Any:
+        begun.append(cell.algorithm)
+        return run(self, cell, *more)
+
+    monkeypatch.setattr(launch.Launch, "_run", counted)
+    own = "fedjax_inv.algorithms.fedavg:fedavg"
+    words = (*SMALL, f"--rows=fedprox,{own}", f"--beside={folder / 'digits' / 'map_some.csv'}")
+    text = study.run_all(table.PAPER, options(folder, *words))
+    assert begun == [own]
+    one, _, other = lines(folder / "digits" / "map_some.csv")
+    assert (one["method"], other["method"]) == ("fedavg", own)
+    assert one["tests"] == other["tests"]
+    assert (float(other["difference"]), float(other["p"])) == (0, 1)
+    assert "Beside another map (seeds 0, 1): 1 of 1 cells have the same word" in text
+
+
+@pytest.mark.slow
+def test_rows_that_share_a_program_log_what_they_log_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixed domains take the program of an unseen angle."""
+    kept = []
+    get = launch.Shared.get
+
+    def counted(self: launch.Shared, *of: Any) -> Any:
+        found, is_old = get(self, *of)
+        kept.append(is_old)
+        return found, is_old
+
+    monkeypatch.setattr(launch.Shared, "get", counted)
+    words = (*SMALL[:-1], "--rows=fedavg")
+    for name, columns_of in {"both": "rotated,mixed", "alone": "mixed"}.items():
+        study.run_all(table.PAPER, options(tmp_path / name, *words, f"--columns={columns_of}"))
+    assert kept == [False, True, False]
+    both, alone = (
+        [
+            {**record, "seconds": 0, "sha256": ""}  # the digest contains the seconds
+            for record in map(json.loads, log.read_text().splitlines())
+        ]
+        for name in ("both", "alone")
+        for log in sorted((tmp_path / name / "digits").glob("fedavg-mixed-*/*/metrics.jsonl"))
+    )
+    assert both == alone
+    assert len(both) == 36  # nine settings of two seeds, two rounds
+
+
+def test_a_map_of_other_data_is_no_comparison(small: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = small
+    beside = f"--beside={folder / 'digits' / 'map_some.csv'}"
+    with pytest.raises(UsageError, match=r"^--beside=.*: must be a map of the same data, mnist"):
+        table.select(MAP, "mnist", options(tmp_path, beside, "--data=mnist"))
+
+
+def test_the_best_methods_of_a_finished_map(tmp_path: Path) -> None:
+    means = {"fedavg": "nan", "a": "1", "b": "-2", "c": "3", "d": "2", "e": "nan", "erm": "9"}
+    text = "method,shift,severity,word,difference\n" + "".join(
+        f"{name},labels,1,{'' if name == 'fedavg' else 'better'},{value}\n"
+        for name, value in means.items()
+    )
+    (tmp_path / "map.csv").write_text(text)
+    assert table.best_of(tmp_path / "map.csv") == ("fedavg", "c", "d", "a")
+    with pytest.raises(UsageError, match=r"^--study=severity: must come after --study=map"):
+        table.best_of(tmp_path / "none.csv")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UsageError, match=r"other.csv: must be the csv file of a map"):
+        table.best_of(tmp_path / "other.csv")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rows=fedpro"], r"^--rows=fedpro: unknown; did you mean fedpr"),
+        (["--columns=label"], r"^--columns=label: unknown; did you mean labels"),
+        (["--columns=labels,labels"], r"^--columns=labels,labels: must be one or several"),
+        (["--columns=unseen"], r"^--columns=unseen: does not fit --data=digits; must be one of"),
+        (["--select=oracle"], r"--select=oracle: must be validation"),
+        (["--study=severity"], r"^--study=severity: must come after --study=map, or with --rows"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        study.run_all(table.PAPER, options(tmp_path, *words))
+    assert not list(tmp_path.iterdir())
+
+
+# figures
+
+
+def cell(method: str, shift: str, severity: float, tests: tuple[float, ...], word: str) -> Cell:
+    of = {name: NAN for name in Cell._fields} | {"setting": "", "runs_diverged": ""}
+    of |= {"method": method, "shift": shift, "severity": severity, "seeds": 2, "word": word}
+    of |= {"tests": tests, "test": float(np.mean(tests)) if tests else NAN}
+    of["difference"] = of["test"] - 50
+    return Cell(**of)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    found: list[Figure] = []
+    monkeypatch.setattr(drawing, "save", lambda figure, *rest, **more: found.append(figure))
+    return found
+
+
+def test_the_heat_map_says_what_the_cells_say(drawn: list[Figure], tmp_path: Path) -> None:
+    shown = [
+        cell("fedavg", "labels", 10, (49, 51), ""),
+        cell("scaffold", "labels", 10, (60, 62), "better"),
+        cell("fedprox", "labels", 10, (30, 32), "worse"),
+        cell("fedavg", "noise", 0.8, (49, 51), ""),
+        cell("scaffold", "noise", 0.8, (), verdicts.NONE),
+    ]
+    figures.heat_map(tmp_path / "map.png", "digits", shown)
+    (axis, _) = drawn[0].axes
+    texts = {text.get_position(): text.get_text() for text in axis.texts}
+    assert texts == {
+        **{(0, 0): "50.0", (0, 1): "+11.0 ▲", (0, 2): "-19.0 ▼"},
+        **{(1, 0): "50.0", (1, 1): "diverged", (1, 2): "not run"},
+    }
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names == ["fedavg", "scaffold", "fedprox"]
+    values = axis.images[0].get_array()
+    assert values[1, 0] == 11
+    assert values.mask[0].all()  # FedAvg's row has no colour
+
+
+def test_curves_by_severity_have_a_panel_for_each_kind_of_shift(
+    drawn: list[Figure], tmp_path: Path
+) -> None:
+    shown = [
+        cell(method, shift, severity, (level - severity, level - severity + 2), "")
+        for (method, level), (shift, severity) in itertools.product(
+            {"fedavg": 50, "fedprox": 60}.items(), [("labels", 1), ("labels", 3), ("noise", 0.5)]
+        )
+    ]
+    figures.by_severity(tmp_path / "severity.png", "digits", shown)
+    panels = drawn[0].axes
+    assert [axis.get_title() for axis in panels] == ["label skew", "wrong labels"]
+    first, second = panels[0].lines
+    np.testing.assert_allclose(first.get_ydata(), [50, 48])
+    np.testing.assert_allclose(second.get_ydata(), [60, 58])
+
+
+def test_the_worst_tenth_of_the_clients() -> None:
+    scores = [0.5, None, 0.1, *np.linspace(0.6, 1, 18)]
+    assert cells.worst_tenth(scores) == pytest.approx((0.1 + 0.5) / 2)
+    assert cells.worst_tenth([0.3, 0.2]) == 0.2
+    assert np.isnan(cells.worst_tenth([None]))

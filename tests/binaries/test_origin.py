@@ -1,0 +1,110 @@
+"""The records of how tables came about, and the digests of code in them."""
+
+import ast
+import contextlib
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedjax_inv_experiments.reporting import origin
+from fedjax_inv_experiments.running import sources
+
+CODE = '"""About."""\nimport os\n\n\ndef f(x):\n    """Doubles."""\n    return 2 * x\n'
+
+
+def digest(folder: Path, text: str) -> str:
+    path = folder / f"{len(list(folder.iterdir()))}.py"  # a new name, as digests are cached
+    path.write_text(text)
+    return sources.digest(path)
+
+
+def test_a_digest_changes_with_the_code_and_not_with_its_comments(tmp_path: Path) -> None:
+    before = digest(tmp_path, CODE)
+    assert len(before) == 32
+    for text in (
+        CODE.replace("Doubles.", "Twice x.\n\n    A float.\n    "),
+        CODE.replace("About.", "Another text."),
+        CODE.replace("    return", "    # why\n\n    return"),
+    ):
+        assert digest(tmp_path, text) == before
+    for text in (
+        CODE.replace("2 * x", "3 * x"),
+        CODE.replace("    return", "    x = '# no comment'\n    return"),
+        CODE.replace("import os", "import sys"),
+        'class A: "About."; x = 1\n',
+    ):
+        assert digest(tmp_path, text) != before
+    one, two = (digest(tmp_path, f'class A: "About."; x = {x}\n') for x in (1, 2))
+    assert one != two
+
+
+def test_the_files_that_a_module_depends_on() -> None:
+    found = sources.of_modules(["fedjax_inv.algorithms.fedprox"])
+    assert {f"fedjax_inv/{name}.py" for name in ("averaging", "algorithms/fedprox", "local")} <= {
+        *found
+    }
+    assert "fedjax_inv/algorithms/fedipg.py" not in found
+    assert not [name for name in found if "experiments" in name]
+    alone = sources.of_modules(["fedjax_inv_experiments.papers.cafe"])
+    of_papers = [name for name in alone if "experiments" in name]
+    assert of_papers == ["fedjax_inv_experiments/papers/cafe.py"]  # not what all papers share
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("--seeds=0,1", "--seeds=0,1"),
+        ("--dataset=/data/mine/x.npz", "--dataset=x.npz"),
+        ("--dataset=~/x.csv", "--dataset=x.csv"),
+        ("--dataset=../x.csv", "--dataset=x.csv"),
+        ("--set=penalty=0.1", "--set=penalty=0.1"),
+        ("--nobinarise", "--nobinarise"),
+        ("--data_dir=/data", None),
+    ],
+)
+def test_a_command_names_no_place(word: str, shown: str | None) -> None:
+    expected = ["fedjax-inv paper cafe", *([shown] if shown else [])]
+    assert origin.command(["paper", "cafe", word]) == " ".join(expected)
+
+
+def test_starts_that_differ_are_several() -> None:
+    merged = origin._merged([{"a": "1", "b": "1"}, {"a": "2", "c": "3"}, {"a": "1"}])
+    assert merged == {"a": "several", "b": "1", "c": "3"}
+    assert [origin._same(values) for values in (["x", "x"], ["x", "y"], [])] == [
+        *("x", "several"),
+        None,
+    ]
+
+
+def test_threads_may_read_digests_at_the_same_time() -> None:
+    paths = sorted((sources.ROOT / "fedjax_inv" / "data").glob("*.py"))[:4]
+    failed, ended = [], threading.Event()
+
+    def parse() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(SystemError):
+                ast.literal_eval("{'shape': (3, 4)}")
+
+    def read() -> None:
+        try:
+            for path in paths:
+                sources._read.__wrapped__(path)  # without its cache
+        except SystemError as error:
+            failed.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        other = threading.Thread(target=parse)
+        threads = [threading.Thread(target=read) for _ in range(2)]
+        for thread in (other, *threads):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ended.set()
+        other.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not failed
