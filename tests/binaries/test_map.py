@@ -396,6 +396,8 @@ def test_curves_by_severity_have_a_panel_for_each_kind_of_shift(
     figures.by_severity(tmp_path / "severity.png", "digits", shown)
     panels = drawn[0].axes
     assert [axis.get_title() for axis in panels] == ["label skew", "wrong labels"]
+    names = [[label.get_text() for label in axis.get_xticklabels()] for axis in panels]
+    assert names == [["1", "3"], ["0.5"]]
     first, second = panels[0].lines
     np.testing.assert_allclose(first.get_ydata(), [50, 48])
     np.testing.assert_allclose(second.get_ydata(), [60, 58])
