@@ -68,8 +68,10 @@ def compared(scores: Mapping[K, Scores], reference: Mapping[K, Scores]) -> dict[
 def _against(scores: Scores, reference: Scores) -> Verdict:
     both = [scores[seed] - reference[seed] for seed in scores if seed in reference]
     values = [value for value in both if np.isfinite(value)]
-    if len(values) < 2:
-        return Verdict(len(values), *values)
+    if not values:
+        return Verdict(0)
+    if len(values) == 1:
+        return Verdict(1, values[0])
     mean, low, high = comparison.interval(values)
     return Verdict(len(values), mean, low, high, p_value(values))
 
