@@ -128,6 +128,14 @@ def opened(path: Path, mode: str) -> IO[Any]:
         raise
 
 
+def unnamed(folder: Path) -> IO[bytes]:
+    """A new file in a folder, without a name; it is gone when it is closed or its process dies."""
+    path = folder / f".{secrets.token_hex(8)}.tmp"
+    file = opened(path, "x+b")
+    path.unlink()
+    return file
+
+
 def _without_links(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
