@@ -1,5 +1,6 @@
 """Each device gets the examples and states of its own clients, and none is lost."""
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -166,12 +167,6 @@ def test_processes_all_take_part_in_a_mesh() -> None:
     assert devices.shape_of_mesh(1, 100, 16, most=8) == (1, 8)
 
 
-class Machine(NamedTuple):
-    """A device of some process."""
-
-    process_index: int
-
-
 class OfProcesses(NamedTuple):
     """What a layout needs of a mesh whose devices belong to several processes."""
 
@@ -188,7 +183,7 @@ def test_a_process_knows_its_devices_and_runs(
 ) -> None:
     """Two processes of three devices share three blocks of two runs, the second block in common."""
     of = np.empty((3, 2), object)
-    of.flat = [Machine(number // 3) for number in range(6)]
+    of.flat = [SimpleNamespace(process_index=number // 3) for number in range(6)]
     there: Any = OfProcesses(of, {devices.RUNS: 3, devices.CLIENTS: 2})
     monkeypatch.setattr(jax, "process_index", lambda: process)
     layout = Layout(there, streams=True)
