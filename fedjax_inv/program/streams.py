@@ -213,7 +213,9 @@ class Stream:
         runs_here = layout.runs_here(len(self._train.size))
         self._runs_here: list[int] = runs_here.tolist()
         # Those whose states this process writes.
-        self._written = range(num_runs) if self._leads else runs_here[runs_here < num_runs].tolist()
+        self._runs_written = (
+            range(num_runs) if self._leads else runs_here[runs_here < num_runs].tolist()
+        )
         self._first_server: Tree = None
         self._state_shape: Tree = ()
         self._done = 0  # rounds
@@ -433,7 +435,7 @@ class Stream:
           clients: their states, those of all runs that this process writes.
         """
         states = jax.device_get(clients)
-        for run in self._written:
+        for run in self._runs_written:
             count = part.num_clients[run]
             row = jax.tree.map(lambda leaf, run=run: leaf[run], states)
             assert self._kept is not None
