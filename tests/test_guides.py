@@ -118,10 +118,10 @@ def own_table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
         yield found
 
 
-def score(found: Played, run: str, name: str, of: str = "selected") -> float:
-    """A score of a run at the round that validation selects, or of="last"."""
+def score(found: Played, run: str, name: str, of: str = "validation") -> float:
+    """A score of a run at the round that a rule selects."""
     result = json.loads((found.folder / "runs" / run / "result.json").read_text())
-    return result["runs"][0][of][name]
+    return result["runs"][0]["by_rule"][of][name]
 
 
 @pytest.mark.slow

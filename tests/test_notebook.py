@@ -31,6 +31,7 @@ def test_the_notebook_runs_and_shows_what_it_says() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    pyplot.close("all")
     names: dict[str, Any] = {"__name__": "notebook"}
     for number, cell in enumerate(CODE):
         if not is_skipped(cell):

@@ -89,7 +89,7 @@ def _lines(
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     columns = min(columns, len(panels))
     height = -(-len(panels) // columns)
-    share_x = len({panel.x_label for panel in panels}) == 1
+    share_x = len({(panel.x_label, *panel.x_names) for panel in panels}) == 1
     share_y = len({panel.y_label for panel in panels}) == 1
     figure = figures.new(size[0] * columns + 0.6, size[1] * height)
     grid = figure.subplots(height, columns, squeeze=False, sharex=share_x, sharey=share_y)

@@ -184,10 +184,12 @@ class RunResult(Record, frozen=True):
     seed: int
     hyper: dict[str, float]
     diverged: bool
-    selected: Line | None  # by validation
     by_rule: dict[str, Line | None]  # by each rule of `parts.selection`
     last: Line
     stops: list[Stop] | None = None  # by threshold
+    # Reports fill it with what --select picks. Files of version 0.11 and before say what validation
+    # picks, whatever --select was.
+    selected: Line | None = None
 
 
 class Result(Record, frozen=True):

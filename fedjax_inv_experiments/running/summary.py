@@ -240,7 +240,6 @@ def summarise(cell: Cell, lines: list[Line], measure: Measure = ACCURACY) -> lis
                 seed=run.seed,
                 hyper=run.hyper,
                 diverged=any(line.diverged for line in mine),
-                selected=picked["validation"],
                 by_rule=picked,
                 last=mine[-1],
             )

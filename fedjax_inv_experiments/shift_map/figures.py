@@ -81,13 +81,13 @@ def _write(axis: Axes, i: int, j: int, cell: Cell | None) -> None:
     elif cell.method == FEDAVG:
         text = f"{cell.test:.1f}"
     elif np.isnan(cell.difference):
-        text = "none"
+        text = "no FedAvg"  # to subtract: it diverged, or was not run
     else:
         text = f"{cell.difference:+z.1f}"
         color = "white" if abs(cell.difference) > 0.7 * _STRONGEST else "black"
     mark = _MARKS.get(cell.word, "") if cell else ""
     weight = "bold" if mark else "normal"
-    size = 6.5 if cell is None or text.isalpha() else 9
+    size = 6.5 if text[0].isalpha() else 9
     axis.text(
         j,
         i,

@@ -18,9 +18,9 @@ class Verdict(NamedTuple):
     """A method against the reference, by the seeds in which both have a score."""
 
     seeds: int
-    mean: float = np.nan  # of the differences; with fewer than two seeds all are NaN
-    low: float = np.nan  # this and the next: the 95% interval of the mean, by Student's t
-    high: float = np.nan
+    mean: float = np.nan  # of the differences
+    low: float = np.nan  # this and the next two: NaN for fewer than two seeds
+    high: float = np.nan  # the 95% interval of the mean, by Student's t
     p: float = np.nan  # of the two-sided paired t test
     word: str = NONE
 
@@ -69,7 +69,7 @@ def _against(scores: Scores, reference: Scores) -> Verdict:
     both = [scores[seed] - reference[seed] for seed in scores if seed in reference]
     values = [value for value in both if np.isfinite(value)]
     if len(values) < 2:
-        return Verdict(len(values))
+        return Verdict(len(values), *values)
     mean, low, high = comparison.interval(values)
     return Verdict(len(values), mean, low, high, p_value(values))
 

@@ -237,7 +237,7 @@ def _runs(folder: Path) -> None:
     for name in ("finished", "unfinished", "sweep/cell"):
         folders.begin(folder / name, chosen, cell, start)
     last = line(5)
-    run = records.RunResult(0, cell.runs[0].hyper, False, last, {"validation": last}, last)
+    run = records.RunResult(0, cell.runs[0].hyper, False, {"validation": last}, last)
     result = records.Result(records.Cell.of(cell), [run])
     files.write_json(folder / "finished/result.json", result)
     (folder / "damaged").mkdir()

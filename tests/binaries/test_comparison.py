@@ -122,7 +122,7 @@ def finished(method: str, rates: Mapping[float, list[float]], held_out: str) -> 
             for name, rule in RULES.items()
             if name != "agreement"
         }
-        of = (last.seed, last.hyper, last.diverged, picked["validation"], picked, last)
+        of = (last.seed, last.hyper, last.diverged, picked, last)
         runs.append(RunResult(*of, stops=[Stop(0.6, None)]))
     settings = {"play": "parallel"} if method == "fedipg" else {}
     cell = Cell(method, settings, held_out, [Run(one.seed, one.hyper) for one in runs])

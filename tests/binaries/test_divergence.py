@@ -53,9 +53,7 @@ def lines(rates: dict[float, tuple[set[int], float]]) -> list[Line]:
 def result(rates: dict[float, tuple[set[int], float]], stops: list[Stop] | None = None) -> Result:
     """A cell with these runs, each with all its evaluations selected."""
     runs = [
-        RunResult(
-            one.seed, one.hyper, one.diverged, one, {"validation": one, "last": one}, one, stops
-        )
+        RunResult(one.seed, one.hyper, one.diverged, {"validation": one, "last": one}, one, stops)
         for one in lines(rates)
     ]
     return Result(Cell("fedavg", {}, "80", [Run(run.seed, run.hyper) for run in runs]), runs)

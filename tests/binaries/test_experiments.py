@@ -278,9 +278,9 @@ def test_the_table_holds_the_selected_evaluation(trained: Ran) -> None:
         mine = [each for each in log.read(trained.folder) if each.run == index]
         best = max(each.validation_score for each in mine)
         *_, latest = (each for each in mine if each.validation_score == best)
-        assert run["selected"] == msgspec.to_builtins(latest)
+        assert run["by_rule"]["validation"] == msgspec.to_builtins(latest)
         assert run["last"] == msgspec.to_builtins(mine[-1])
-    tests = [100 * run["selected"]["test_score"] for run in trained.runs]
+    tests = [100 * run["by_rule"]["validation"]["test_score"] for run in trained.runs]
     expected = f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
     assert expected in (trained.folder / "table.md").read_text()
 
@@ -482,7 +482,9 @@ def test_dropping_a_diverging_client_leaves_the_network_finite(
         assert line["dropped"] == line["round"]
     run = Ran(folder, sampled.job).runs[0]
     assert not run["diverged"]
-    assert run["selected"]["round"] == 6  # nothing changed, and of equals the last is selected
+    assert (
+        run["by_rule"]["validation"]["round"] == 6
+    )  # nothing changed, and of equals the last is selected
     chex.assert_tree_all_finite(states(folder, 6)["state"]["server"])
 
 
@@ -563,7 +565,7 @@ def test_selection_goes_by_validation_and_never_by_test() -> None:
     def run(rate: float, seed: int, validation: float, test: float) -> RunResult:
         picked = line_of(5, validation, test_score=test)
         hyper = {"learning_rate": rate}
-        return RunResult(seed, hyper, False, picked, {"validation": picked}, picked)
+        return RunResult(seed, hyper, False, {"validation": picked}, picked)
 
     runs = [run(0.1, 0, 0.8, 0.1), run(0.1, 1, 0.7, 0.2), run(0.2, 0, 0.9, 0.9)]
     runs.append(run(0.2, 1, 0.5, 0.9))
@@ -591,7 +593,7 @@ def test_leave_one_out_table_has_mean_and_worst_over_domains() -> None:
         runs = []
         for seed, accuracy in enumerate(accuracies):
             picked = line_of(int(10 * accuracy), accuracy)
-            runs.append(RunResult(seed, {}, False, picked, {}, line_of(20, accuracy / 2)))
+            runs.append(RunResult(seed, {}, False, {}, line_of(20, accuracy / 2), selected=picked))
         return report.Chosen("fedavg", domain, {}, runs, [0, 1], "0 of 2")
 
     table = report.table([cell("0", [0.1, 0.6]), cell("80", [0.3, 0.2])], {"fedavg": "94.3"})
@@ -611,7 +613,7 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
             for name in ("0", "80")
         }
         picked = line_of(2, 0.3, domains=domains)
-        run = RunResult(0, {}, diverged, picked, {"validation": picked}, picked)
+        run = RunResult(0, {}, diverged, {"validation": picked}, picked)
         return Result(cell_of(domain), [run])
 
     def rows(*cells: tuple[str, str, bool]) -> list[list[str]]:

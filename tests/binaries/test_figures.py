@@ -115,7 +115,7 @@ def cells(
         runs = []
         for seed in (0, 1):
             picked = lines[2 + seed]
-            of = RunResult(seed, {}, False, picked, {"validation": picked}, lines[4 + seed])
+            of = RunResult(seed, {}, False, {"validation": picked}, lines[4 + seed])
             runs.append(of)
         cell = Cell("fedavg", {}, held_out, [Run(seed, {}) for seed in (0, 1)])
         result.append((label, place, Result(cell, runs)))

@@ -89,8 +89,10 @@ def test_a_word_needs_a_clear_difference() -> None:
     assert (up.seeds, up.mean) == (4, pytest.approx(0.1015))
     assert (up.low, up.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
     assert up.p == pytest.approx(2 * expected.pvalue)  # the second smallest of three
-    assert found["one"].seeds == 1
-    assert np.isnan(found["one"].mean)
+    one = found["one"]
+    assert (one.seeds, one.mean) == (1, pytest.approx(0.4))
+    assert np.isnan([one.low, one.high, one.p]).all()
+    assert np.isnan(found["none"].mean)
 
 
 # equal terms
@@ -394,6 +396,8 @@ def test_curves_by_severity_have_a_panel_for_each_kind_of_shift(
     figures.by_severity(tmp_path / "severity.png", "digits", shown)
     panels = drawn[0].axes
     assert [axis.get_title() for axis in panels] == ["label skew", "wrong labels"]
+    names = [[label.get_text() for label in axis.get_xticklabels()] for axis in panels]
+    assert names == [["1", "3"], ["0.5"]]
     first, second = panels[0].lines
     np.testing.assert_allclose(first.get_ydata(), [50, 48])
     np.testing.assert_allclose(second.get_ydata(), [60, 58])

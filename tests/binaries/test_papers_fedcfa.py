@@ -266,7 +266,7 @@ def test_a_study_has_its_columns(study_output: tuple[Path, str]) -> None:
     cells = dict(zip(*([c.strip() for c in each.split("|")] for each in (head, line)), strict=True))
     for weight in ("0", "1"):
         tests = [
-            100 * run["selected"]["test_score"]
+            100 * run["by_rule"]["validation"]["test_score"]
             for run in runs
             if run["hyper"]["decorrelation_weight"] == float(weight)
         ]

@@ -459,9 +459,7 @@ def finished_run(folder: Path, chosen: Config = CHOSEN, done: int = 6) -> Path:
     begun(folder, chosen)
     (folder / "checkpoints" / str(done)).mkdir(parents=True)
     last = line(done)
-    runs = [
-        RunResult(run.seed, run.hyper, False, last, {"validation": last}, last) for run in CELL.runs
-    ]
+    runs = [RunResult(run.seed, run.hyper, False, {"validation": last}, last) for run in CELL.runs]
     files.write_json(folder / "result.json", Result(records.Cell.of(CELL), runs))
     return folder
 

@@ -118,7 +118,7 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
     def run(rate: float, lines: list[Line], seed: int = 0, diverged: bool = False) -> RunResult:
         picked = {name: rule.pick(lines) for name, rule in RULES.items()}
         hyper = {"rate": rate}
-        return RunResult(seed, hyper, diverged, picked["validation"], picked, lines[-1])
+        return RunResult(seed, hyper, diverged, picked, lines[-1])
 
     def chosen(rule: str, *several: RunResult) -> report.Chosen | None:
         return report.choose("fedipg", Result(cell, list(several)), rule)
@@ -160,7 +160,7 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
 def test_results_may_be_plain_dicts() -> None:
     """As the studies of papers have them."""
     picked = {name: rule.pick(LINES) for name, rule in RULES.items()}
-    one = RunResult(0, {"rate": 0.1}, False, picked["validation"], picked, LINES[-1])
+    one = RunResult(0, {"rate": 0.1}, False, picked, LINES[-1])
     result = Result(Cell("fedipg", {}, "0.9", [Run(0, {"rate": 0.1})]), [one])
     chosen = report.choose("fedipg", msgspec.to_builtins(result), "oracle")
     assert chosen is not None

@@ -140,7 +140,7 @@ def test_a_finished_run_holds_its_last_and_its_selected_state(
     run, seen = whole
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["6"]
     got = served(run, run.folder, 6)
-    picked = [told["selected"]["round"] for told in run.runs]
+    picked = [told["by_rule"]["validation"]["round"] for told in run.runs]
     assert picked != [6, 6]
     np.testing.assert_array_equal(got.round, picked)
     for index, round in enumerate(picked):
@@ -221,7 +221,7 @@ def test_the_newest_checkpoints_stay(
 def test_the_state_after_a_round_is_evaluated_and_exported(
     whole: tuple[Ran, dict[int, Served]], kept: finished.Runs, tmp_path: Path
 ) -> None:
-    picked = [told["selected"]["round"] for told in whole[0].runs]
+    picked = [told["by_rule"]["validation"]["round"] for told in whole[0].runs]
     done = next(round for round in range(1, 6) if round not in picked)
     with no_figures():
         evaluate.run(evaluate.Options(str(kept.path), str(done)))
@@ -264,7 +264,7 @@ def test_a_network_that_was_taken_along_does_as_it_did(
         (x, y), place = held_out_images[index], tmp_path / f"seed={seed}"
         assert str(place) in text
         about = json.loads((place / "model.json").read_text())
-        line = told["selected" if state == "best" else "last"]
+        line = told["by_rule"]["validation" if state == "best" else "last"]
         assert about["run"]["round"] == line["round"]
         assert about["scores"]["test"] == line["test_score"]
         assert about["holds"] == "network"
@@ -308,7 +308,7 @@ def test_an_evaluation_on_its_own_data_tells_what_training_told(
     assert out.read_bytes().startswith(b"\x89PNG")
     told = json.loads(out.with_suffix(".json").read_text())
     for got, expected in zip(told["runs"], run.runs, strict=True):
-        line = expected["selected" if state == "best" else "last"]
+        line = expected["by_rule"]["validation" if state == "best" else "last"]
         assert got["round"] == line["round"]
         assert set(got["domains"]) == set(line["domains"])
         for name, domain in got["domains"].items():
