@@ -5,7 +5,6 @@ several processes the leading one writes this file. Each of the others reads and
 its own, which is made anew at each start and has no name.
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,10 @@ def opened(folder: Path, config: Config, cell: Cell, like: Tree, num_clients: in
     if not there:
         files.write(path, "")  # of a run that died before its first checkpoint
     shape = len(cell.runs), num_clients
-    file = files.opened(path, "r+b") if machine.leads() else files.unnamed(folder)
-    if there and not machine.leads():
-        with files.opened(path, "rb") as of_all:
-            shutil.copyfileobj(of_all, file)
-        file.flush()
+    if machine.leads():
+        file = files.opened(path, "r+b")
+    else:
+        file = files.unnamed(folder, path if there else None)
     machine.agree(0)  # no state is written before all have copied
     if not machine.leads():
         return Kept(file, like, shape, reuses=1)  # no checkpoint refers to it
