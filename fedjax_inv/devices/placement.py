@@ -145,6 +145,32 @@ class Layout(NamedTuple):
         return self._size(CLIENTS)
 
     @property
+    def gathers_runs(self) -> bool:
+        """Whether processes train different runs, so that no process has the states of all."""
+        return self.run_devices > 1 and jax.process_count() > 1
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        """The placement of arrays that are whole on every device, of several."""
+        return self._sharding(_WHOLE)
+
+    def devices_here(self) -> np.ndarray:
+        """Return the numbers of this process's devices, of 0..k_r k_c - 1."""
+        if self.mesh is None:
+            return np.zeros(1, int)
+        process = jax.process_index()
+        return np.flatnonzero([each.process_index == process for each in self.mesh.devices.flat])
+
+    def runs_here(self, num_runs: int) -> np.ndarray:
+        """Return the numbers of the runs that this process's devices train.
+
+        Args:
+          num_runs: R, of evenly shared runs.
+        """
+        block = np.arange(num_runs) // self.runs_per_device(num_runs)
+        return np.flatnonzero(np.isin(block, self.devices_here() // self.client_devices))
+
+    @property
     def num_parts(self) -> int:
         """P, into how many parts shards of `SharedExamples` are cut."""
         return _PARTS if self.lanes else self.client_devices
@@ -264,7 +290,7 @@ class Layout(NamedTuple):
         if self.mesh is None:
             return data, inputs
         put = put or _put
-        whole, by_run = self._sharding(_WHOLE), self._sharding(self.run_spec)
+        whole, by_run = self.everywhere, self._sharding(self.run_spec)
         inputs = jax.tree.map(self._padded, inputs)
         if not self.own:
             return put(data, whole), put(inputs, by_run)
@@ -284,8 +310,9 @@ class Layout(NamedTuple):
         """Place examples that differ from device to device, and other arrays.
 
         Args:
-          data: [k_r k_c, m, ...], the examples of each device; on one device [m, ...].
-          tree: arrays [R, ...] of evenly shared runs, and `CompactShards`.
+          data: [k', m, ...], the examples of each of this process's devices, which `devices_here`
+            numbers; on one device [m, ...].
+          tree: arrays [R, ...] of evenly shared runs, and `CompactShards`, equal on each process.
 
         Returns:
           (data, tree), their leaves placed.
@@ -295,18 +322,34 @@ class Layout(NamedTuple):
 
         def placed(node: Tree) -> Tree:
             if not is_shards(node):
-                return _put(node, self._sharding(self.run_spec))
-            order = _put(node.order, self._sharding(self.by_device))
-            return type(node)(order, *_put(node[1:], self._sharding(self.run_spec)))
+                return self._put(node, self.run_spec)
+            order = self._put(node.order, self.by_device)
+            return type(node)(order, *self._put(node[1:], self.run_spec))
 
-        tree = jax.tree.map(placed, tree, is_leaf=is_shards)
-        return _put(data, self._sharding(self._data_spec)), tree
+        index_of = {device: index for index, device in enumerate(self.devices_here().tolist())}
+        number, where = self.mesh.size, self._sharding(self._data_spec)
+
+        def examples(mine: np.ndarray) -> Array:
+            def of_device(index: Any) -> np.ndarray:
+                at = index_of[index[0].start or 0]
+                return mine[at : at + 1]
+
+            return jax.make_array_from_callback((number, *mine.shape[1:]), where, of_device)
+
+        return jax.tree.map(examples, data), jax.tree.map(placed, tree, is_leaf=is_shards)
 
     def place_by_device(self, tree: T) -> T:
-        """Place arrays [k_c, R, ...] of evenly shared runs; on one device [R, ...]."""
+        """Place arrays [k_c, R, ...] of evenly shared runs; on one device [R, ...].
+
+        They are equal on each process.
+        """
         if self.mesh is None:
             return jax.device_put(tree)
-        return _put(tree, self._sharding(self.by_device))
+        return self._put(tree, self.by_device)
+
+    def _put(self, tree: T, spec: PartitionSpec) -> T:
+        """Place a tree of arrays, equal on each process."""
+        return _put(tree, self._sharding(spec), _each_alone if self.streams else jax.device_put)
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         assert self.mesh is not None
@@ -343,7 +386,7 @@ class Layout(NamedTuple):
         """Place a tree of arrays [R, ...], equal on each process, as the program expects them."""
         if self.mesh is None:
             return tree
-        return _put(jax.tree.map(self._padded, tree), self._sharding(self.run_spec))
+        return self._put(jax.tree.map(self._padded, tree), self.run_spec)
 
     def place_clients(self, states: Tree) -> Tree:
         """Place clients' states [R, C, ...], equal on each process, as the program expects them."""
@@ -357,7 +400,7 @@ class Layout(NamedTuple):
             return np.pad(np.asarray(leaf), [(0, 0), (0, more)] + [(0, 0)] * (leaf.ndim - 2))
 
         states = jax.tree.map(padded, states)
-        return states if self.mesh is None else _put(states, self._sharding(self.client_spec))
+        return states if self.mesh is None else self._put(states, self.client_spec)
 
     def gather_clients(self, states: Tree, num_clients: int) -> Tree:
         """Return clients' states [R, C, ...], the same for every layout and number of devices.
@@ -397,7 +440,7 @@ class Layout(NamedTuple):
             if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
                 keys = jax.random.wrap_key_data(leaf(jax.random.key_data(array)))
                 # Keys have no form on the host, and orbax saves no array of one process alone.
-                return _put(keys, self._sharding(_WHOLE))
+                return _put(keys, self.everywhere)
             return on_host(array)[: self.num_runs]
 
         return jax.tree.map(leaf, tree)
@@ -411,7 +454,19 @@ def on_host(array: Array) -> np.ndarray:
     return np.asarray(array)
 
 
-def _put(tree: T, where: NamedSharding) -> T:
+def _each_alone(array: np.ndarray, where: NamedSharding) -> Array:
+    """Place an array, equal on each process, without a comparison of the processes.
+
+    `jax.device_put` compares them. If a thread does so, its messages cross those of the rounds.
+    """
+    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+
+
+def _put(
+    tree: T,
+    where: NamedSharding,
+    put: Callable[[np.ndarray, NamedSharding], Array] = jax.device_put,
+) -> T:
     """Place a tree of arrays, equal on each process, under a sharding."""
 
     def leaf(array: Array) -> Array:
@@ -419,7 +474,7 @@ def _put(tree: T, where: NamedSharding) -> T:
             return array
         if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(leaf(jax.random.key_data(array)))
-        return jax.device_put(np.asarray(array), where)
+        return put(np.asarray(array), where)
 
     return jax.tree.map(leaf, tree)
 

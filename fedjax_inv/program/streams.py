@@ -6,6 +6,11 @@ for bit. While a part is computed, a thread reads the next one and places it on 
 examples of two parts are in memory. The states of clients that attend both parts go from one to the
 other on the devices; all states go into a file afterwards (`kept`). Evaluations read the examples
 of all clients, a part after the other.
+
+Of several processes each reads the examples and states for its own devices, and writes the states
+of its own runs into a file of its own. The first process writes those of all runs: checkpoints name
+the places in its file. The thread sends other processes nothing, because its messages would cross
+those of the rounds.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 
 from fedjax_inv import checks, devices, evaluation, rounds
@@ -71,7 +77,7 @@ def plan(
     """
     shards = parts.on_host(inputs.train, layout)
     whole = _repeated(cohorts, layout)
-    runs = layout.runs_per_device(len(shards.size))
+    runs = layout.runs_per_device(len(shards.size)) + layout.gathers_runs * len(shards.size)
     found = Plan(0, Room(1, 1, 1), 0)
     for length in (n for n in range(every, 0, -1) if every % n == 0):
         total = whole.who.shape[1]
@@ -130,7 +136,9 @@ class Stream:
         looked at. The stored training has the `kept.Places` of the clients' states.
       plan: how the rounds are cut into parts.
       cohorts: those of all rounds.
-      open_kept: opens the file of states; it must be set where clients keep any.
+      open_kept: opens the file of states; it must be set where clients keep any. Of several
+        processes the first opens the file that checkpoints name; each of the others opens a file of
+        its own, with what that one has now.
     """
 
     def __init__(
@@ -201,6 +209,13 @@ class Stream:
         self._before: _Before | None = None
         self._writing: Future[None] | None = None
         self._resident: dict[str, Any] = {}
+        self._leads = jax.process_index() == 0
+        runs_here = layout.runs_here(len(self._train.size))
+        self._runs_here: list[int] = runs_here.tolist()
+        # Those whose states this process writes.
+        self._runs_written = (
+            range(num_runs) if self._leads else runs_here[runs_here < num_runs].tolist()
+        )
         self._first_server: Tree = None
         self._state_shape: Tree = ()
         self._done = 0  # rounds
@@ -240,7 +255,7 @@ class Stream:
           training: as the program stored it.
           served: the places of a selected state that checkpoints hold as well, or ().
         """
-        if self._kept is not None:
+        if self._kept is not None and self._leads:
             self._kept.saved(training.state.clients, served or None)
 
     # What is compiled.
@@ -341,6 +356,8 @@ class Stream:
         self._known = jitted(known, (runs, runs), runs)
         self._score = {seen: jitted(score(seen), (state_specs,), runs) for seen in (True, False)}
         self._carry = jax.jit(carried, donate_argnums=0)
+        if layout.gathers_runs:
+            self._everywhere = jax.jit(lambda tree: tree, out_shardings=layout.everywhere)
         self._first = jax.jit(first)
 
     # Parts of rounds.
@@ -350,7 +367,9 @@ class Stream:
         return parts.needed(self._train, cohorts, self._layout, self.plan.room)
 
     def _read_rows(self, rows: np.ndarray, tree: Tree) -> Tree:
-        """Read rows and place them on the devices beside a tree."""
+        """Read the rows of this process's devices and place them there beside a tree."""
+        if self._layout.mesh is not None:
+            rows = rows[self._layout.devices_here()]
         data = self._source.take(rows.reshape(-1))
         data = jax.tree.map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), data)
         return self._layout.place_part(data, tree)
@@ -379,14 +398,17 @@ class Stream:
         return _Part(data, inputs, who, needed.num_clients, states, source)
 
     def _states(self, who: np.ndarray, counts: np.ndarray, is_known: np.ndarray) -> Tree:
-        """Return the states of clients [R, c, ...] on the host; arbitrary where they are known."""
+        """Return the states of clients [R, c, ...] on the host.
+
+        They are arbitrary where they are known, and of runs that this process does not train.
+        """
         kept = self._kept
         assert kept is not None
         states = jax.tree.map(
             lambda leaf: np.zeros((*who.shape, *leaf.shape), leaf.dtype), self._state_shape
         )
         never: list[tuple[int, np.ndarray]] = []
-        for run in range(len(who)):
+        for run in self._runs_here:
             there = np.flatnonzero(~is_known[run][: counts[run]])
             clients, of_run = who[run][there], min(run, self._num_runs - 1)
             known = kept.known(of_run, clients)
@@ -406,9 +428,14 @@ class Stream:
         return states
 
     def _write(self, part: _Before, clients: Tree) -> None:
-        """Write the states after a part."""
-        states = jax.device_get(self._layout.gather_runs(clients))
-        for run in range(self._num_runs):
+        """Write the states after a part.
+
+        Args:
+          part: its clients.
+          clients: their states, those of all runs that this process writes.
+        """
+        states = jax.device_get(clients)
+        for run in self._runs_written:
             count = part.num_clients[run]
             row = jax.tree.map(lambda leaf, run=run: leaf[run], states)
             assert self._kept is not None
@@ -542,9 +569,18 @@ class Stream:
         )
         places: Tree = ()
         if self._kept is not None:
-            self._kept.flush()
-            places = self._kept.places()
+            places = self._places(self._kept)
         return rest._replace(state=rest.state._replace(clients=places))
+
+    def _places(self, kept: Kept) -> Places:
+        """Return the places in the file of the first process, when all is on the disk."""
+        if self._leads:
+            kept.flush()
+            places = kept.places()
+        else:
+            shapes = Places.shapes(self._num_runs, self._train.size.shape[1])
+            places = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        return multihost_utils.broadcast_one_to_all(places)
 
     def _segment(
         self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
@@ -576,7 +612,10 @@ class Stream:
             self._next = following, self._thread.submit(self._read, following, self._before)
         if self._kept is not None:
             self._drained()
-            self._writing = self._thread.submit(self._write, self._before, state.clients)
+            clients = state.clients
+            if self._layout.gathers_runs:
+                clients = self._everywhere(clients)
+            self._writing = self._thread.submit(self._write, self._before, clients)
         return state, report
 
     def _evaluate(self, data: Examples, inputs: Inputs, training: Training) -> Outcome:
@@ -670,10 +709,11 @@ class Stream:
             now = state._replace(clients=states)
             found = self._score[not each.is_shared](data, inputs, now)
             who = np.asarray(needed.shards.who)
+            scores, losses = devices.on_host(found.score), devices.on_host(found.loss)
             for run, count in enumerate(needed.num_clients):
                 clients = who[run][:count]
-                score[run, clients] = devices.on_host(found.score)[run, :count]
-                loss[run, clients] = devices.on_host(found.loss)[run, :count]
+                score[run, clients] = scores[run, :count]
+                loss[run, clients] = losses[run, :count]
         return evaluation.Scores(score, loss, size)
 
 

@@ -102,7 +102,7 @@ class Running:
         "Whose examples and states each device holds: of several, those of its own clients, which "
         "it alone trains; or of all, for less waiting if few attend; or, stream, only those that "
         "the next rounds need, while the others stay on the host; auto: own if all clients attend "
-        "each round, and stream if all do not fit into memory.",
+        "each round, and stream if all do not fit into memory and there is one process.",
         choices=("auto", "own", "all", "stream"),
     )
     stream_memory: float = flag(
@@ -141,9 +141,6 @@ def check(chosen: Running, eval_every: int) -> None:
     if chosen.checkpoint_every % eval_every:
         text = f"must be a multiple of --eval_every={eval_every}"
         raise flag_error("checkpoint_every", chosen.checkpoint_every, text)
-    if chosen.hold == "stream" and (chosen.num_processes > 1 or chosen.distributed):
-        text = "must be own or all with several processes, which cannot stream"
-        raise flag_error("hold", chosen.hold, text)
     if chosen.process_id >= chosen.num_processes:
         text = f"must be below --num_processes={chosen.num_processes}"
         raise flag_error("process_id", chosen.process_id, text)
@@ -259,7 +256,7 @@ def layout(
     is_auto, is_cpu = chosen.devices == "auto", jax.default_backend() == "cpu"
     there = memory()
     if streams(chosen, load, states):
-        shape = shape_of_mesh(load.num_runs, load.slots, most, most=lanes)
+        shape = shape_of_mesh(load.num_runs, load.slots, most, most=lanes, multiple=processes)
         over = _mesh(*shape) if math.prod(shape) > 1 else None
         return Layout(over, lanes=lanes, num_runs=load.num_runs, streams=True)
     while True:
@@ -292,7 +289,8 @@ def layout(
 def streams(chosen: Running, load: Load, states: Callable[[], States]) -> bool:
     """Whether examples and states stay on the host: by --hold, or as they do not fit into memory.
 
-    A single client, which may hold the pooled examples of all, needs them all at once.
+    A single client, which may hold the pooled examples of all, needs them all at once. Several
+    processes, whose memories may differ, stream by --hold alone.
     """
     if chosen.hold != "auto" or load.num_clients == 1 or jax.process_count() > 1:
         return chosen.hold == "stream"

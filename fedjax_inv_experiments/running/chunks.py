@@ -88,7 +88,12 @@ def choose(
         clients=clients is None,
         runs=runs is None,
     )
-    return Chunks(*(-machines.agree(-number) for number in fitting))  # the smallest of processes
+    return _smallest(fitting)
+
+
+def _smallest(chosen: Chunks) -> Chunks:
+    """The smallest chunks of all processes, which may have different memory."""
+    return Chunks(*(-machines.agree(-number) for number in chosen))
 
 
 def streamed(
@@ -113,7 +118,7 @@ def streamed(
     def fit(chosen: Chunks) -> bool:
         return fits(lambda: compile(chosen), available_bytes())
 
-    return halved(most, fit, clients=clients is None, runs=runs is None)
+    return _smallest(halved(most, fit, clients=clients is None, runs=runs is None))
 
 
 def halved(

@@ -128,6 +128,21 @@ def opened(path: Path, mode: str) -> IO[Any]:
         raise
 
 
+def unnamed(folder: Path, like: Path | None) -> IO[bytes]:
+    """A new file in a folder, without a name; it is gone when it is closed or its process dies.
+
+    like: a file whose content it has; None: it is empty.
+    """
+    path = folder / f".{secrets.token_hex(8)}.tmp"
+    file = opened(path, "x+b")
+    path.unlink()
+    if like is not None:
+        with opened(like, "rb") as source:
+            shutil.copyfileobj(source, file)
+        file.flush()
+    return file
+
+
 def _without_links(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 

@@ -1,6 +1,8 @@
 """The file states of a run folder: the clients' states of a run with --hold=stream.
 
-A checkpoint of such a run holds the places of the states in it (`fedjax_inv.program.kept`).
+A checkpoint of such a run holds the places of the states in it (`fedjax_inv.program.kept`). Of
+several processes the leading one writes this file. Each of the others reads and writes a copy of
+its own, which is made anew at each start and has no name.
 """
 
 from pathlib import Path
@@ -15,6 +17,7 @@ from fedjax_inv.types import Tree
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.flag import flag_error
+from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import checkpoints, files
 
 NAME = "states"
@@ -45,6 +48,14 @@ def opened(folder: Path, config: Config, cell: Cell, like: Tree, num_clients: in
         raise UsageError(str(path), ..., text)
     if not there:
         files.write(path, "")  # of a run that died before its first checkpoint
+    shape = len(cell.runs), num_clients
+    if machine.leads():
+        file = files.opened(path, "r+b")
+    else:
+        file = files.unnamed(folder, path if there else None)
+    machine.agree(0)  # no state is written before all have copied
+    if not machine.leads():
+        return Kept(file, like, shape, reuses=1)  # no checkpoint refers to it
     kept = config.run.keep_checkpoints
     reuses = 0 if kept == "all" else max(2, int(kept)) + 1
     before = [
@@ -53,8 +64,7 @@ def opened(folder: Path, config: Config, cell: Cell, like: Tree, num_clients: in
         for item in checkpoints.ITEMS
         if (found := _places(checkpoints.plain(place, done, config, cell, item))) is not None
     ]
-    shape = len(cell.runs), num_clients
-    return Kept(files.opened(path, "r+b"), like, shape, reuses=reuses, before=before)
+    return Kept(file, like, shape, reuses=reuses, before=before)
 
 
 def _places(tree: dict[str, Any]) -> Places | None:

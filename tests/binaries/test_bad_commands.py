@@ -798,10 +798,6 @@ COMMANDS: list[tuple[str, str]] = [
         (f"train --num_processes=2 --coordinator_address={value}", "--coordinator_address=.*: must")
         for value in ("", "host", "host:", ":1", "host:port", "'a b:1'", "host:9999999")
     ),
-    (
-        "train --hold=stream --num_processes=2 --coordinator_address=localhost:80",
-        "--hold=stream: must be own or all with several processes",
-    ),
     *(
         (f"train --hold=stream {more}", f"{more}: must be")
         for more in (

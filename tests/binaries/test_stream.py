@@ -4,6 +4,11 @@ import errno
 import json
 import os
 import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +19,14 @@ from safetensors.numpy import load_file
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import loops
+from fedjax_inv.program import kept
 from fedjax_inv_experiments import evaluate, export, train
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import states as states_file
 from runs import Ran, go_on, halved, metrics, no_figures, parsed, ran, states
 
+ROOT = Path(__file__).parents[2]
 FLAGS: dict[str, Any] = dict(
     algorithm=("scaffold",),  # whose clients keep something
     angles=(0.0, 30.0),
@@ -167,3 +174,125 @@ def test_personal_networks_are_read_from_the_states(tmp_path: Path) -> None:
     assert arrays[0].keys() == arrays[1].keys()
     for name, array in arrays[0].items():
         np.testing.assert_array_equal(arrays[1][name], array)
+
+
+@pytest.mark.slow
+def test_a_streamed_run_has_the_simulated_time_of_one_on_the_device(tmp_path: Path) -> None:
+    late: dict[str, Any] = dict(extra=2, deadline=3.0, seconds_per_example=0.01)
+    late |= dict(seconds_per_megabyte=5.0, speed_spread=0.7, round_spread=0.4)
+    lines = [
+        metrics(ran(config.of(run_dir=str(tmp_path / hold), hold=hold, **FLAGS, **late)).folder)
+        for hold in ("auto", "stream")
+    ]
+    assert lines[0] == lines[1]
+    assert lines[0][-1]["seconds_simulated"] > 0
+    assert lines[0][-1]["bytes_lost"] > 0
+
+
+# A command that also writes how many rows of examples it has read to the file of its first word.
+_COUNTING = """
+import atexit, pathlib, runpy, sys
+from fedjax_inv.data import stored
+
+file, number, of_arrays = pathlib.Path(sys.argv.pop(1)), [0], stored.of_arrays
+
+def counted(*arrays):
+    source = of_arrays(*arrays)
+
+    def take(rows):
+        number[0] += len(rows)
+        return source.take(rows)
+
+    return source._replace(take=take)
+
+stored.of_arrays = counted
+atexit.register(lambda: file.write_text(str(number[0])))
+runpy.run_module("experiments.sweep", run_name="__main__", alter_sys=True)
+"""
+
+
+def begun(folder: Path, flags: list[str], number: int) -> list[subprocess.Popen[str]]:
+    """The processes of a sweep on two devices, which share them."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
+        "XLA_FLAGS": "",  # not those of the tests, which round in another way
+    }
+
+    def started(index: int) -> subprocess.Popen[str]:
+        several = [f"--coordinator_address={address}", f"--num_processes={number}"]
+        words = [*flags, f"--run_dir={folder}", f"--devices={2 // number}"]
+        words += [*several, f"--process_id={index}"] if number > 1 else []
+        return subprocess.Popen(
+            [sys.executable, "-c", _COUNTING, str(rows_of(folder, index)), *words],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return [started(index) for index in range(number)]
+
+
+def rows_of(folder: Path, process: int) -> Path:
+    return folder.with_name(f"{folder.name}-{process}")
+
+
+def finished(processes: list[subprocess.Popen[str]]) -> None:
+    errors = [process.communicate(timeout=600)[1] for process in processes]
+    assert not any(process.returncode for process in processes), errors
+
+
+def kept_states(folder: Path, record: np.ndarray) -> dict[tuple[int, int], bytes]:
+    """The records of the clients that have attended, by run and client. record: their places."""
+    content = (folder / states_file.NAME).read_bytes()
+    begins = len(kept._MAGIC) + kept.ID_BYTES + 8
+    (length,) = struct.unpack("<Q", content[begins - 8 : begins])
+    offset = begins + (record - 1) * length
+    return {
+        (int(run), int(client)): content[offset[run, client] :][:length]
+        for run, client in np.argwhere(record)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("names", "seeds", "is_killed"),
+    [
+        ("fedavg,scaffold", "0", True),  # the processes share the clients of a run
+        ("ditto", "0,1", False),  # each has a run; the states are also read in evaluations
+    ],
+)
+def test_two_processes_give_the_bits_of_one(
+    names: str, seeds: str, is_killed: bool, tmp_path: Path
+) -> None:
+    flags = [f"--algorithm={names}", f"--seeds={seeds}", "--environment=none", "--widths=8"]
+    flags += ["--clients=14", "--cohort=4", "--rounds=12", "--eval_every=2", "--batch_size=64"]
+    flags += ["--hold=stream"]
+    two, one, last = tmp_path / "two", tmp_path / "one", names.split(",")[-1]
+    processes = begun(two, flags, 2)
+    if is_killed:
+        while not (two / f"{last}-test/checkpoints/2").exists():
+            assert all(process.poll() is None for process in processes)
+            time.sleep(0.02)
+        for process in processes:
+            process.kill()
+            process.communicate()
+        assert not (two / f"{last}-test/result.json").exists()
+        processes = begun(two, [*flags, "--resume"], 2)
+    finished(processes)
+    finished(begun(one, flags, 1))
+    if not is_killed:
+        read = [int(rows_of(*each).read_text()) for each in ((one, 0), (two, 0), (two, 1))]
+        assert read[0] == 2 * read[1] == 2 * read[2]
+    for name in names.split(","):
+        first, second = one / f"{name}-test", two / f"{name}-test"
+        assert metrics(first) == metrics(second)
+        expected, found = (states(each, 12)["state"] for each in (first, second))
+        for path, leaf in _flat(expected["server"]).items():
+            np.testing.assert_array_equal(_flat(found["server"])[path], leaf)
+        if name != "fedavg":
+            places = [each["clients"]["record"] for each in (expected, found)]
+            assert kept_states(first, places[0]) == kept_states(second, places[1]) != {}
