@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from benchmarks import frame
-from fedjax_inv import local, models, program, schedules
+from fedjax_inv import communication, local, models, program, schedules
 from fedjax_inv.algorithms import fedavg, scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stored
@@ -45,6 +45,9 @@ class Options:
     clients: int = flag(1_000_000, "Clients.", at_least(1))
     cohort: int = flag(1000, "Clients of a round.", at_least(1))
     model: str = flag("mlp", "The network.", choices=tuple(_MODELS))
+    widths: tuple[int, ...] = flag(
+        (), "The layers' widths; none: the network's own.", at_least(1), kind=int
+    )
     algorithm: str = flag("fedavg", "The algorithm.", choices=tuple(_ALGORITHMS))
     batch_size: int = flag(10, "Examples per step.", at_least(1))
     every: int = flag(2, "Rounds of a segment.", at_least(1))
@@ -77,7 +80,8 @@ def made(folder: Path, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def experiment(options: Options) -> program.Experiment:
-    model = _MODELS[options.model](10)
+    widths = {"widths": options.widths} if options.widths else {}
+    model = _MODELS[options.model](10, **widths)
 
     def algorithm(hyper: Any) -> Any:
         work = local.epochs(optax.sgd(0.1), batch_size=options.batch_size)
@@ -127,9 +131,18 @@ def tables(options: Options) -> Iterator[frame.Table]:
     drawn = schedules.sampled(jax.random.key(0), options.clients, options.cohort, num_rounds)
     cohorts: Cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], drawn)
     given, source = inputs(options.clients), stored.of_arrays(x, y)
+    sampled, who = np.unique(cohorts.who, return_inverse=True)
+    few, resident = inputs(len(sampled)), program.make(experiment(options))
+    states = jax.eval_shape(resident.init, source.shapes, few).state.clients
     layout = Layout(streams=True)
     plan = program.plan(
-        source, given, cohorts, layout, every=options.every, most_bytes=10**9, state_bytes=0
+        source,
+        given,
+        cohorts,
+        layout,
+        every=options.every,
+        most_bytes=10**9,
+        state_bytes=communication.size(states) // len(sampled),
     )
     stream = program.Stream(experiment(options), source, given, cohorts, plan, layout=layout)
     path = folder / f"states-{os.getpid()}"
@@ -139,12 +152,9 @@ def tables(options: Options) -> Iterator[frame.Table]:
         memory = peak()
         stream.close()
     path.unlink()
-    sampled, who = np.unique(cohorts.who, return_inverse=True)
     rows = (sampled[:, None] * _SIZE + np.arange(_SIZE)).reshape(-1)
     data = jax.device_put(source.take(rows))
-    few = inputs(len(sampled))
     named: Any = who.reshape(cohorts.who.shape).astype(np.int32)
-    resident = program.make(experiment(options))
     other = seconds(options, resident, data, few, cohorts._replace(who=named))
     speeds = [options.every / frame.median(each) for each in (times, other)]
     yield frame.Table(
