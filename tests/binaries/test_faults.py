@@ -755,8 +755,8 @@ def test_a_folder_is_enough(made: Runs, compiled: None, tmp_path: Path) -> None:
     evaluated(place / "whole", "moved.png")
     told = json.loads((place / "moved.json").read_text())
     for got, run in zip(told["runs"], made.whole.runs, strict=True):
-        assert got["domains"].keys() == run["selected"]["domains"].keys()
-        assert got["round"] == run["selected"]["round"]
+        assert got["domains"].keys() == run["by_rule"]["validation"]["domains"].keys()
+        assert got["round"] == run["by_rule"]["validation"]["round"]
     explained(place / "whole")
     exported(place / "whole")
     assert (place / "export" / "seed=0" / "model.safetensors").is_file()

@@ -334,7 +334,7 @@ def test_a_study_from_its_flags_to_its_table(tmp_path: Path) -> None:
         text = cafe.BINARY.run(cafe.BINARY.read(["", *arguments], values))
     assert "Figure: " in text
     (path,) = tmp_path.glob("digits/FedAvg-IF-10/*/result.json")
-    picked = [run["selected"] for run in json.loads(path.read_text())["runs"]]
+    picked = [run["by_rule"]["validation"] for run in json.loads(path.read_text())["runs"]]
     head, _, line = (tmp_path / "digits" / "groups_some.md").read_text().splitlines()[:3]
     cells = dict(zip(*([c.strip() for c in each.split("|")] for each in (head, line)), strict=True))
     for name, key, half in (

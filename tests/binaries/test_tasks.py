@@ -77,7 +77,7 @@ def test_the_tables_show_the_score_of_the_task(ran: Ran) -> None:
     lines = [json.loads(text) for text in (ran.folder / "metrics.jsonl").read_text().splitlines()]
     best = max if ran.kind == "labels" else min
     picked = best(lines[1:], key=lambda line: line["validation_score"])
-    assert run["selected"]["validation_score"] == picked["validation_score"]
+    assert run["by_rule"]["validation"]["validation_score"] == picked["validation_score"]
     worst = min if ran.kind == "labels" else max
     for line in lines:
         assert line["worst_score"] == worst(d["score"] for d in line["domains"].values())
@@ -144,7 +144,7 @@ def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> 
     assert f"it.{ending}" in text
     told = json.loads(out.with_suffix(".json").read_text())
     (run,) = told["runs"]
-    line = json.loads((ran.folder / "result.json").read_text())["runs"][0]["selected"]
+    line = json.loads((ran.folder / "result.json").read_text())["runs"][0]["by_rule"]["validation"]
     for name, domain in line["domains"].items():
         for key in ("score", "loss"):
             assert run["domains"][name][key] == pytest.approx(domain[key], 1e-4)
