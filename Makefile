@@ -34,7 +34,7 @@ test-lowest test-newest: test-%: .venv-%/.installed
 
 # Warnings are errors, and so are links to nothing. The first page is build/docs/index.html.
 docs: $(VENV)/.installed-docs
-	$(BIN)/python -m sphinx -E -W --keep-going --quiet -c docs -d build/doctrees . build/docs
+	$(BIN)/python -m sphinx -E -W --keep-going --quiet --jobs=auto -c docs -d build/doctrees . build/docs
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
