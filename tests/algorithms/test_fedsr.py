@@ -160,9 +160,9 @@ def test_fedsr_is_its_formula() -> None:
                     slope = gradient(now, *batch)
                     now = {name: now[name] - RATE * slope[name] for name in now}
                 ends.append(now)
-                told = reports[t][0].metrics
+                reported = reports[t][0].metrics
                 place = linear.SLOTS.index(who)
-                metrics = [told[name][place] for name in ("loss", "squared_norm", "divergence")]
+                metrics = [reported[name][place] for name in ("loss", "squared_norm", "divergence")]
                 np.testing.assert_allclose(metrics, found, rtol=1e-8)
             sizes = [linear.SIZES[who] for who in clients]
             w = {n: np.average([end[n] for end in ends], axis=0, weights=sizes) for n in w}

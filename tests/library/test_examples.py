@@ -36,12 +36,12 @@ def test_the_snippets_of_the_readme_run_one_after_the_other(
     for snippet in snippets:
         exec(compile(snippet, "snippets", "exec"), namespace)
     np.testing.assert_allclose(namespace["s"], 12)  # 2 (w - 1) w, summed
-    first, *told = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
     of_fedavg, of_fedipg = (float(number) for number in re.findall(r"[\d.]+", first))
     assert of_fedavg < 0.15  # that of the cue in the third hospital
     assert of_fedipg > 0.7  # that of the sign
-    loss, *others = (float(re.findall(r"[\d.]+", line)[-1]) for line in told)
-    assert float(re.findall(r"accuracy ([\d.]+)", told[0])[0]) > 0.7
+    loss, *others = (float(re.findall(r"[\d.]+", line)[-1]) for line in lines)
+    assert float(re.findall(r"accuracy ([\d.]+)", lines[0])[0]) > 0.7
     assert loss < 0.7  # below that of guessing
     assert len(others) == 8
     assert np.mean(others) > 0.6
