@@ -575,7 +575,12 @@ def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
     runs = [_with_penalty(cell, penalty) for cell in result.cells]
     if any(run["diverged"] for of_cell in runs for run in of_cell):
         return None
-    return np.array([[run["selected"]["test_score"] for run in of_cell] for of_cell in runs])
+
+    def test(run: Record) -> float:
+        line = selection.picked(run, result.config.watching.select) or run["last"]
+        return float(line["test_score"])
+
+    return np.array([[test(run) for run in of_cell] for of_cell in runs])
 
 
 def draw_penalties(path: Path, data: str, results: Sequence[RowResult]) -> str:

@@ -1,4 +1,4 @@
-"""FedIPG's study of the rules that end it, on a log made by hand."""
+"""FedIPG's studies of the rules that end it and of its penalty, on logs made by hand."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import runs
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.papers import fedipg, study
 from fedjax_inv_experiments.papers.study import CellResult, Row, RowResult
-from fedjax_inv_experiments.running.records import Domain, Line
+from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, RunResult
 
 # Accuracies of two domains of 400 examples; a difference of 0.0306 is by chance.
 ACCURACIES = [
@@ -75,3 +75,24 @@ def test_the_table_has_the_last_round_where_a_rule_picks_none() -> None:
     assert found["agreement, %"] == "1.5 ± 0.7 (round 12, none for 1)"
     assert found["last, %"] == "5.5 ± 6.4 (round 32)"
     assert found["oracle, %"] == found["last, %"]
+
+
+def test_each_penalty_has_the_mean_over_domains_of_what_the_rule_picked() -> None:
+    """The results are as result.json holds them: no setting has been selected yet."""
+    gone = fedipg._SWEPT[-1]
+
+    def cell(held_out: str, at_last: float, picked: float) -> CellResult:
+        last, best = (runs.line(10, 0.5, test_score=score) for score in (at_last, picked))
+        results = [
+            RunResult(seed, {"penalty": penalty}, penalty == gone and seed == 1, rules, last)
+            for seed in (0, 1)
+            for penalty in fedipg._SWEPT
+            for rules in [{} if penalty == 0 else {"validation": best}]
+        ]
+        return CellResult(held_out, [], [], Result(Cell("fedipg", {}, held_out, []), results))
+
+    row = RowResult(Row("x", ()), config.of(), [cell("0", 0.3, 0.8), cell("15", 0.5, 0.9)])
+    found = fedipg._by_penalty(row)
+    assert found.pop("penalty 0, %") == "40.0 ± 0.0"  # no evaluation was picked
+    assert found.pop(f"penalty {gone:g}, %") == "diverged"
+    assert set(found.values()) == {"85.0 ± 0.0"}
