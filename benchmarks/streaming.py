@@ -2,10 +2,10 @@
 
 python -m benchmarks.streaming --folder=federation
 
-It makes a file of random images of 28x28, 20 for each client (15.7 GB for a million clients), and
-plays rounds of which each samples some clients. Memory is the largest resident memory of the
-process, without files in the system's cache. The run in memory comes second, on a federation of the
-clients that are sampled. The two run one after the other, so the machine must be idle.
+It makes a file of random images, 20 for each client (of 28x28 pixels, 15.7 GB for a million
+clients), and plays rounds of which each samples some clients. Memory is the largest resident memory
+of the process, without files in the system's cache. The run in memory comes second, on a federation
+of the clients that are sampled. The two run one after the other, so the machine must be idle.
 """
 
 import dataclasses
@@ -31,7 +31,6 @@ from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import at_least, flag
 
 _SIZE = 20  # examples of a client
-_SHAPE = (28, 28, 1)
 _BLOCK = 10_000  # clients that are made at once
 _MODELS: dict[str, Any] = {"mlp": models.mlp, "cnn": models.cnn}
 _ALGORITHMS = {"fedavg": fedavg.fedavg, "scaffold": scaffold.scaffold}
@@ -44,6 +43,7 @@ class Options:
     folder: str = flag("", "The folder of the federation; it is made if it is not there.")
     clients: int = flag(1_000_000, "Clients.", at_least(1))
     cohort: int = flag(1000, "Clients of a round.", at_least(1))
+    side: int = flag(28, "Pixels of an image's side.", at_least(1))
     model: str = flag("mlp", "The network.", choices=tuple(_MODELS))
     widths: tuple[int, ...] = flag(
         (), "The layers' widths; none: the network's own.", at_least(1), kind=int
@@ -55,18 +55,18 @@ class Options:
     json: str = flag("", "File for the figures.")
 
 
-def made(folder: Path, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+def made(folder: Path, num_clients: int, side: int) -> tuple[np.ndarray, np.ndarray]:
     """The images and labels in a folder, mapped into memory."""
-    needed = num_clients * _SIZE * (int(np.prod(_SHAPE)) + 4)
+    needed = num_clients * _SIZE * (side**2 + 4)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}-{num_clients}.npy" for name in "xy"]
+    paths = [folder / f"{name}-{num_clients}-{side}.npy" for name in "xy"]
     if not paths[1].exists():
         if needed > shutil.disk_usage(folder).free:
             text = f"needs {needed / 1e9:.1f} GB of disk; must have them"
             raise UsageError("--folder", folder, text)
         rng, rows = np.random.default_rng(0), num_clients * _SIZE
         for path, shape, dtype, high in (
-            (paths[0], _SHAPE, np.uint8, 256),
+            (paths[0], (side, side, 1), np.uint8, 256),
             (paths[1], (), np.int32, 10),
         ):
             with open(path, "wb") as file:
@@ -126,7 +126,7 @@ def tables(options: Options) -> Iterator[frame.Table]:
     if not options.folder:
         raise UsageError("--folder", "", "must be a folder with room for the federation")
     folder = Path(options.folder)
-    x, y = made(folder, options.clients)
+    x, y = made(folder, options.clients, options.side)
     num_rounds = options.every * (1 + options.segments)
     drawn = schedules.sampled(jax.random.key(0), options.clients, options.cohort, num_rounds)
     cohorts: Cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], drawn)
