@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import difflib
+import functools
 import importlib.util
 import json
 import logging
@@ -191,19 +192,23 @@ def _experiments_extra() -> Iterator[None]:
 
 
 def _digits() -> Dataset:
+    images, labels = _read_digits()
+    x = np.rint(images * _DIGITS_TO_8_BITS).astype(np.uint8)[..., None]
+    return _one_domain(x, labels, map(str, range(10)), np.zeros(len(x), bool))
+
+
+@functools.cache  # a study loads them for each row
+def _read_digits() -> tuple[np.ndarray, np.ndarray]:
     sklearn = importlib.util.find_spec("sklearn")
     wheel = Path(sklearn.origin).parent if sklearn and sklearn.origin else Path()
     path = wheel / "datasets" / "data" / "digits.csv.gz"
     if path.is_file():  # importing scikit-learn takes a second, reading its file does not
         table = np.loadtxt(path, delimiter=",")
-        images, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1]
-    else:
-        with _experiments_extra():
-            from sklearn.datasets import load_digits
+        return table[:, :-1].reshape(-1, 8, 8), table[:, -1]
+    with _experiments_extra():
+        from sklearn.datasets import load_digits
 
-        images, labels = load_digits().images, load_digits().target
-    x = np.rint(images * _DIGITS_TO_8_BITS).astype(np.uint8)[..., None]
-    return _one_domain(x, labels, map(str, range(10)), np.zeros(len(x), bool))
+    return load_digits().images, load_digits().target
 
 
 def _moved(dataset: Dataset) -> Dataset:

@@ -308,8 +308,8 @@ def assemble(
     variables = start(shapes, [*draw_of]) if start and config.model.init_from else None
     cells = grid.cells(config, data_flags.held_out(config.data, first.domains))
     for cell in cells:  # finds an impossible hyperparameter before any compute
-        for run in cell.runs:
-            algorithm(config, cell, model, task, run.hyper, Sizes())
+        for hyper in {tuple(run.hyper.items()): run.hyper for run in cell.runs}.values():
+            algorithm(config, cell, model, task, hyper, Sizes())
     before = config.environment.kind.draws_test and not loaded.test.any()
     at_split = any(cell.held_out is None for cell in cells) and not first.test.any()
     data_flags.check_test_fraction(config.data, is_drawn=before or at_split)

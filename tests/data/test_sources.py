@@ -150,6 +150,7 @@ def test_a_missing_package_is_answered_with_how_to_install_it(package, name, tmp
     parts = [name for name in sys.modules if name.startswith(f"{package}.")]
     for module in (package, *parts):
         monkeypatch.setitem(sys.modules, module, None)
+    sources._read_digits.cache_clear()
     with pytest.raises(ImportError, match=r"pip install 'fedjax_inv\[experiments\]'") as error:
         sources.load(name.format(folder=tmp_path), data_dir=str(tmp_path))
     assert package in str(error.value)
