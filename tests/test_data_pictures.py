@@ -31,6 +31,7 @@ def found(own: Path) -> dict[str, Picture]:
     return {name: data_pictures.picture(name, own) for name in EVERY}
 
 
+@pytest.mark.slow
 def test_the_page_and_the_pictures_are_what_the_tool_writes(found: dict[str, Picture]) -> None:
     assert data_pictures.written(TEXT, found) == TEXT
     assert data_pictures.names_in(TEXT) == [*EVERY]

@@ -114,6 +114,7 @@ def test_the_reference_has_every_public_module() -> None:
     assert ("py:data", "Tree", "Any") in pages["fedjax_inv.types"].names
 
 
+@pytest.mark.slow
 def test_pages_of_modules_that_are_gone_are_removed(tmp_path: Path) -> None:
     (tmp_path / "fedjax_inv.gone.rst").write_text("gone")
     reference.write(tmp_path)

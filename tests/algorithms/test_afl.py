@@ -66,6 +66,7 @@ def test_the_mixture_stays_on_the_simplex() -> None:
         np.testing.assert_allclose(found.sum(), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_a_step_it_is_uniform_fedavg() -> None:
     with jax.enable_x64(True):
         held = linear.held()

@@ -352,6 +352,7 @@ def after(rate: float, num_steps: int, seed: int = 0, **arguments: Any) -> Tree:
     return ended()
 
 
+@pytest.mark.slow
 def test_beta_has_no_effect_on_the_first_batch_of_a_round() -> None:
     def both(num_steps: int) -> Tree:
         """The variables with each beta."""
@@ -367,6 +368,7 @@ def test_beta_has_no_effect_on_the_first_batch_of_a_round() -> None:
     assert np.abs(without - with_beta).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_mean_of_batches_that_are_alike_is_the_batch() -> None:
     """The network frozen and no local direction: history changes nothing."""
     losses = [

@@ -85,6 +85,7 @@ def test_the_global_network_is_that_of_fedavg_bit_for_bit() -> None:
         assert_equal(trained(proximal).server, alone.server)
 
 
+@pytest.mark.slow
 def test_a_larger_proximal_term_keeps_own_networks_nearer() -> None:
     """To the network received, in one round; nearly at it with a rate of 1 / proximal."""
 

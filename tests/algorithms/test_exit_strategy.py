@@ -393,6 +393,7 @@ def planted_run() -> tuple[rounds.State, rounds.State, tuple[rounds.Report, ...]
     return run(wrapped_fedavg(smoothness=1.5), regression(planted=True), full(9))
 
 
+@pytest.mark.slow
 def test_a_planted_client_exits_and_the_rest_trains_as_if_alone() -> None:
     _, after, (training, gradient, products) = planted_run()
     exits = exit_strategy.outcome(after.server).exits
@@ -413,6 +414,7 @@ def test_a_planted_client_exits_and_the_rest_trains_as_if_alone() -> None:
     exit_strategy.check_someone_stays(after.server)
 
 
+@pytest.mark.slow
 def test_where_nobody_is_left_everything_stays_and_the_host_is_told() -> None:
     algorithm = wrapped_fedavg(smoothness=1.5, threshold=10.0)
     held = regression(planted=False)
@@ -457,6 +459,7 @@ def game() -> tuple[Model, Algorithm, dict[str, Any]]:
 Made = Callable[[], tuple[Model, Algorithm, dict[str, Any]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", slow.after(1, [averaged, scaffolded, game]))
 def test_where_nobody_leaves_the_network_is_the_algorithms_bit_for_bit(make: Made) -> None:
     """Its minibatches are drawn, so its random numbers are as well."""

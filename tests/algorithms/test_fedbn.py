@@ -170,6 +170,7 @@ def test_fedbn_is_a_loop_over_clients(weighting: str) -> None:
         assert all(np.abs(mean - other).max() > 1e-2 for other in means[:i])
 
 
+@pytest.mark.slow
 def test_with_everything_local_clients_train_alone() -> None:
     """k rounds of a client are k times the steps, whatever the server does and others are."""
     algorithm = fedbn.fedbn(
@@ -195,6 +196,7 @@ def test_with_everything_local_clients_train_alone() -> None:
         assert_close(tree.take(state.clients, client), alone)
 
 
+@pytest.mark.slow
 def test_a_clients_variables_change_only_when_it_takes_part() -> None:
     schedule = federations.plain(federations.schedule())
     kept = [federations.plain(state.clients) for state in states()]

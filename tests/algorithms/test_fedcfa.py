@@ -467,6 +467,7 @@ def test_weights_of_zero_leave_fedavgs_step() -> None:
     federations.assert_close(got.stats, expected.stats, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_what_detaches_trains_the_head_alone_and_leaves_statistics() -> None:
     weights = {"positive_weight": 2.0, "negative_weight": 3.0}
     plain, detached = fedavg_step(), normed_step(weights)
@@ -618,6 +619,7 @@ def flops(model: Model, shape: tuple[int, ...], make: Callable[[Work], Algorithm
     return compiled.cost_analysis()["flops"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "shape", "most"),
     slow.after(

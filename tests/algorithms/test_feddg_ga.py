@@ -46,6 +46,7 @@ def test_feddg_ga_is_the_papers() -> None:
         assert a.min() == 0
 
 
+@pytest.mark.slow
 def test_a_client_whose_update_is_dropped_has_no_gap() -> None:
     """Its training overflows, its loss at the averaged network does not."""
     with jax.enable_x64(True):
@@ -77,6 +78,7 @@ def test_weights_stay_on_the_simplex(gaps: list[float]) -> None:
         assert found[1] == 0
 
 
+@pytest.mark.slow
 def test_without_a_step_it_is_uniform_fedavg() -> None:
     with jax.enable_x64(True):
         held = linear.held()

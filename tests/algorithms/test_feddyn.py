@@ -47,6 +47,7 @@ def test_feddyn_is_the_papers() -> None:
         assert max(np.abs(part).max() for part in h) > 1e-2
 
 
+@pytest.mark.slow
 def test_the_first_single_step_is_that_of_uniform_fedavg_and_a_share() -> None:
     """In the first round g and h are 0: the mean, and a share of it, is added."""
     with jax.enable_x64(True):

@@ -38,6 +38,7 @@ def test_a_mask_is_one_from_the_agreement_on() -> None:
     np.testing.assert_allclose(found, [1, 1, 0.2, 0, 0.4, 1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_agreement_it_is_fedavg() -> None:
     with jax.enable_x64(True):
         held = linear.held()

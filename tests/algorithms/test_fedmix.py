@@ -173,6 +173,7 @@ def test_of_several_means_each_is_of_equally_many() -> None:
                 np.testing.assert_allclose(counts @ np.asarray(leaf)[client], total, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silent", slow.after(1, [False, True]), ids=["ratio", "silent"])
 def test_without_mixing_it_is_fedavg(silent: bool) -> None:
     """And where there are no means yet: the first round of those that cannot send theirs."""

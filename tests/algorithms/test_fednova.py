@@ -81,6 +81,7 @@ def test_the_number_of_steps_has_a_closed_form() -> None:
     np.testing.assert_allclose(found, with_proximal, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_where_all_take_as_many_steps_it_is_fedavg() -> None:
     """With statistics and a proximal term of 0; with other numbers of steps it is not."""
     model, federation = federations.small_normed(), federations.federation()

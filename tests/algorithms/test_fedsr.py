@@ -196,6 +196,7 @@ def test_without_deviation_and_terms_it_is_fedavg() -> None:
 # Networks.
 
 
+@pytest.mark.slow
 def test_the_gaussians_have_the_shape_of_the_features() -> None:
     model = models.cnn(4, widths=(8, 16), cut=1)
     federation = federations.federation()

@@ -235,6 +235,7 @@ def test_a_player_answers_the_others_along_its_own_gradient(
 UNFUSED = {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion"}
 
 
+@pytest.mark.slow
 def test_one_player_is_ordinary_training() -> None:
     """Identity 1, bit for bit; Adam's state lasts from round to round."""
     federation, work = federations.federation((7,)), full_batch(optax.adam(1e-2), num_steps=2)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 import federations
+import slow
 from federations import assert_close
 from fedjax_inv import devices, local, models, rounds
 from fedjax_inv.algorithms import moon
@@ -88,7 +89,7 @@ def reference(params: Tree, federation: Any, projection: int) -> Tree:
     return params
 
 
-@pytest.mark.parametrize("projection", [0, 5])
+@pytest.mark.parametrize("projection", slow.after(1, [5, 0]))
 def test_moon_is_its_formula(projection: int) -> None:
     federation = federations.in_floats(federations.federation())
     work = local.full_batch(optax.sgd(RATE), capacity=8, num_steps=NUM_STEPS)

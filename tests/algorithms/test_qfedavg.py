@@ -82,6 +82,7 @@ def test_qfedavg_is_the_papers() -> None:
         assert min(gaps) > 1e-3
 
 
+@pytest.mark.slow
 def test_without_fairness_it_is_uniform_fedavg() -> None:
     """Statistics of norms included, whatever the step size."""
     model, federation = federations.small_normed(), federations.federation()

@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import federations
+import slow
 from fedjax_inv import algorithms, devices, evaluation, local, models, objectives, rounds
 from fedjax_inv.algorithms import fedavg, fedipg, fedmix
 from fedjax_inv.data import federation as data
@@ -139,7 +140,7 @@ def test_four_algorithms_need_classes() -> None:
     assert set(algorithms.LISTED) - set(OTHERS) == {"cafe", "fedcfa", "fedproto", "fedsr"}
 
 
-@pytest.mark.parametrize("task", ["values", "labels"])
+@pytest.mark.parametrize("task", slow.after(1, ["values", "labels"]))
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_round_takes_such_targets(name: str, task: str) -> None:
     """By shapes alone: nothing is compiled."""

@@ -167,6 +167,7 @@ def test_a_variate_is_a_mean_of_gradients_whatever_the_local_optimizer() -> None
             np.testing.assert_allclose(written(state).own[client], expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_first_round_is_that_of_uniform_fedavg() -> None:
     with jax.enable_x64(True):
         held = federation(distinct=True)

@@ -59,6 +59,7 @@ def test_one_full_step_descends_mean_and_variance() -> None:
         linear.assert_weights(end, [a - linear.RATE * np.asarray(g) for a, g in pairs])
 
 
+@pytest.mark.slow
 def test_without_beta_it_is_uniform_fedavg() -> None:
     with jax.enable_x64(True):
         held = linear.held()

@@ -171,6 +171,7 @@ def before_passes(algorithm: str, platform: str) -> hlo.Program:
     return hlo.Program(lowered.as_text("hlo", debug_info=True))
 
 
+@pytest.mark.slow
 def test_presets_are_prepared_for_the_platform_that_they_are_compiled_for() -> None:
     """Their clients have as many batches each, which a program for a CPU need not know."""
     for platform, known in (("cpu", False), ("gpu", True)):
@@ -179,6 +180,7 @@ def test_presets_are_prepared_for_the_platform_that_they_are_compiled_for() -> N
         assert (steps.turns is not None) == known
 
 
+@pytest.mark.slow
 def test_the_products_of_local_steps_have_the_precision_that_the_algorithm_needs() -> None:
     for algorithm, is_highest in (("fedavg", False), ("fedipg", True)):
         steps = before_passes(algorithm, "gpu").named("local_steps")

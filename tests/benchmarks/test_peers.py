@@ -36,6 +36,7 @@ def runner(*arguments: str) -> list[str]:
     return [sys.executable, "-c", RUNNER, *arguments]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow.after(1, sorted(workloads.WORKLOADS, key="b".__ne__)))
 def test_a_round_takes_the_steps_that_the_setting_names(name: str) -> None:
     workload = TINY[name]

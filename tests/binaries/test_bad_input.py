@@ -496,6 +496,7 @@ def test_sweep_and_train_share_their_checks(tmp_path: Path, refusal: Refusal) ->
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_ends_with_one_line_and_status_2(tmp_path: Path) -> None:
     flags = ["--preset=rotated_digits", "--cohort=9", f"--run_dir={tmp_path / 'run'}"]
     command = [sys.executable, "-m", "experiments.sweep", *flags]

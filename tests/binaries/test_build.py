@@ -111,6 +111,7 @@ def test_classes_with_a_long_tail() -> None:
     assert np.bincount(assembled.dataset.y[test]).min() > 20
 
 
+@pytest.mark.slow
 def test_clients_that_upload_rarely() -> None:
     flags = dict(frequency=0.3, sparse=0.5, partition="iid", clients=6)
     dropped = cohort(200, **flags)
@@ -131,6 +132,7 @@ def test_clients_that_upload_rarely() -> None:
     assert cohort(3, sampling_rate=0.5, partition="iid", clients=6).who.shape == (3, 3)
 
 
+@pytest.mark.slow
 def test_updates_that_drop_out() -> None:
     flags = dict(partition="iid", clients=6)
     drawn = cohort(300, dropout=0.3, **flags)
@@ -317,6 +319,7 @@ def test_every_other_pixel() -> None:
     np.testing.assert_array_equal(half.x, whole.x[:, ::2, ::2])
 
 
+@pytest.mark.slow
 def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (12, 8, 8, 3), np.uint8)

@@ -20,6 +20,8 @@ from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import provenance
 from runs import Ran, halved, jobs, no_figures, parsed, ran, states
 
+pytestmark = pytest.mark.slow  # all compare runs
+
 TINY = config.of(
     environment="rotated",
     angles=(0.0, 30.0),
@@ -93,7 +95,6 @@ def test_a_run_that_goes_on_is_told_as_far_as_it_is(run: Ran, tmp_path: Path) ->
     np.testing.assert_array_equal(known[:, :2], np.isfinite(whole.outcome.contributions)[:, :2])
 
 
-@pytest.mark.slow
 def test_each_setting_of_a_sweep_has_its_phase(tmp_path: Path) -> None:
     chosen = config.changed(
         TINY,
@@ -220,7 +221,6 @@ def test_a_folder_that_is_no_such_run_is_told_in_one_line(run: Ran, tmp_path: Pa
     assert {path.name for path in bare.iterdir()} == {"config.json"}
 
 
-@pytest.mark.slow
 def test_the_binary_ends_with_one_line_and_status_2() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "experiments.contributions", "--runs=nowhere"],

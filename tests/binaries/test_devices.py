@@ -84,12 +84,14 @@ def test_four_devices_give_what_one_gives(on_one: Ran, on_four: Ran) -> None:
             assert met[key] == pytest.approx(same[key], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_on_four_devices_resumes_bit_for_bit(on_four: Ran, tmp_path: Path) -> None:
     folder = go_on(on_four.job, halved(on_four.job, tmp_path / "run"))
     assert metrics(folder) == metrics(on_four.folder)
     chex.assert_trees_all_equal(states(folder, 4), states(on_four.folder, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [("on_one", "on_four"), ("on_four", "on_one")])
 def test_a_run_resumes_on_another_number_of_devices(
     request: pytest.FixtureRequest, tmp_path: Path, first: str, then: str
@@ -99,6 +101,7 @@ def test_a_run_resumes_on_another_number_of_devices(
     assert_same_run(folder, before.folder)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_is_refused_loses_nothing(tmp_path: Path, on_one: Ran) -> None:
     folder = halved(on_one.job, tmp_path / "run")
 
@@ -122,6 +125,7 @@ def test_a_resumed_run_that_is_refused_loses_nothing(tmp_path: Path, on_one: Ran
         assert files() == before
 
 
+@pytest.mark.slow
 def test_devices_that_hold_all_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
     """As they do by default where some clients are absent."""
     four = ran(config.of(run_dir=str(tmp_path / "run"), devices="4", **FLAGS))
@@ -246,6 +250,7 @@ def compiled_round(num_devices: int) -> jax.stages.Compiled:
     return jax.jit(run).lower(state, schedule, federation).compile()
 
 
+@pytest.mark.slow
 def test_devices_share_the_work_and_gather_nothing() -> None:
     one, four = compiled_round(1), compiled_round(4)
     text = four.as_text() or ""

@@ -209,6 +209,7 @@ def test_bytes_are_parameters_times_clients_times_rounds(trained: Ran) -> None:
         assert line["bytes"] == 2 * 4 * parameters * 2 * line["round"]
 
 
+@pytest.mark.slow
 def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
     made = assemble.assemble(trained.job.config)
     server = states(trained.folder, 6)["state"]["server"]["variables"]
@@ -342,6 +343,7 @@ def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
     assert folders.finished(chosen, whole.job.cell, folder) is not None
 
 
+@pytest.mark.slow
 def test_a_restart_goes_on_with_the_chunks_that_it_began_with(
     trained: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

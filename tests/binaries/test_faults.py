@@ -783,6 +783,7 @@ def child(
         yield place / "whole", place / "half", chosen
 
 
+@pytest.mark.slow
 def test_a_run_whose_start_is_gone_goes_on(
     child: tuple[Path, Path, Config], refused: Refused, tmp_path: Path
 ) -> None:

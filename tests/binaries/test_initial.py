@@ -24,6 +24,8 @@ from fedjax_inv_experiments.reporting import run_report
 from fedjax_inv_experiments.running import checkpoints, launch
 from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
 
+pytestmark = pytest.mark.slow  # all compare runs
+
 SIMPSON = config.of(
     environment="simpson",
     clients=3,
@@ -140,7 +142,6 @@ def test_a_checkpoint_of_a_run_may_be_named(before: Ran, tmp_path: Path) -> None
         chex.assert_trees_all_equal(as_dicts(experiment.variables[seed]), expected)
 
 
-@pytest.mark.slow
 def test_what_started_from_a_run_resumes_bit_for_bit(after: Ran, tmp_path: Path) -> None:
     record = json.loads((after.folder / "config.json").read_text())
     assert record["flags"]["init_from"] == after.job.config.model.init_from
@@ -177,7 +178,6 @@ def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
     assert len(seen) == 1
 
 
-@pytest.mark.slow
 def test_the_three_algorithms_of_the_paradox(before: Ran, tmp_path: Path) -> None:
     chosen = following(
         before,

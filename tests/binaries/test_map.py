@@ -250,6 +250,7 @@ def test_some_columns_do_not_replace_the_whole_map(small: tuple[Path, str]) -> N
     assert "--rows=fedprox --columns=labels" in record["command"]
 
 
+@pytest.mark.slow
 def test_rows_added_later_run_alone(
     small: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import slow
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import papers
 from fedjax_inv_experiments.experiment import config, grid
@@ -32,7 +33,7 @@ def test_every_file_is_listed() -> None:
     assert {path.stem for path in files if "\nBINARY = " in path.read_text()} == set(papers.LISTED)
 
 
-@pytest.mark.parametrize("name", papers.LISTED)
+@pytest.mark.parametrize("name", slow.after(2, papers.LISTED))
 def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
     chosen = paper(name)
     assert chosen.name == name

@@ -72,6 +72,7 @@ def test_parts_of_cafe_are_switched_off() -> None:
 NUM_CLASSES, WIDTH, DRIFT, NUM_ROUNDS = 3, 4, 30.0, 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "cafe"])
 def test_a_planted_drift_adds_up_and_is_removed_where_it_leads(name: str) -> None:
     """Clients that train with a rate of 0 upload the drift alone.

@@ -256,6 +256,7 @@ def study_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         return folder / "digits", study.run_all(fedcfa.PAPER, options)
 
 
+@pytest.mark.slow
 def test_a_study_has_its_columns(study_output: tuple[Path, str]) -> None:
     folder, text = study_output
     (path,) = (folder / "correlation-all").glob("*/result.json")
@@ -274,6 +275,7 @@ def test_a_study_has_its_columns(study_output: tuple[Path, str]) -> None:
     assert "0.1, %" not in cells  # a weight that was not run
 
 
+@pytest.mark.slow
 def test_a_study_records_how_its_table_came_about(study_output: tuple[Path, str]) -> None:
     folder, _ = study_output
     record = records.read(folder / "correlation_some.json", records.Origin)

@@ -17,6 +17,8 @@ from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.reporting import fine_tuned, finished
 from runs import Ran, no_figures, ran
 
+pytestmark = pytest.mark.slow  # all compare runs
+
 
 def trained(folder: Path, **flags: Any) -> Ran:
     angles = (0.0, 40.0, 80.0)

@@ -26,6 +26,8 @@ from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import states as states_file
 from runs import Ran, go_on, halved, metrics, no_figures, parsed, ran, states
 
+pytestmark = pytest.mark.slow  # all compare runs
+
 ROOT = Path(__file__).parents[2]
 FLAGS: dict[str, Any] = dict(
     algorithm=("scaffold",),  # whose clients keep something
@@ -156,7 +158,6 @@ def test_a_round_must_fit_into_the_memory_for_it(tmp_path: Path) -> None:
         train.train(config.of(run_dir=str(tmp_path / "run"), **flags))
 
 
-@pytest.mark.slow
 def test_personal_networks_are_read_from_the_states(tmp_path: Path) -> None:
     scores, arrays = [], []
     for hold in ("auto", "stream"):
@@ -176,7 +177,6 @@ def test_personal_networks_are_read_from_the_states(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays[1][name], array)
 
 
-@pytest.mark.slow
 def test_a_streamed_run_has_the_simulated_time_of_one_on_the_device(tmp_path: Path) -> None:
     late: dict[str, Any] = dict(extra=2, deadline=3.0, seconds_per_example=0.01)
     late |= dict(seconds_per_megabyte=5.0, speed_spread=0.7, round_spread=0.4)
@@ -257,7 +257,6 @@ def kept_states(folder: Path, record: np.ndarray) -> dict[tuple[int, int], bytes
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "seeds", "is_killed"),
     [

@@ -17,6 +17,7 @@ import pytest
 from pyarrow import parquet
 
 import runs
+import slow
 from fedjax_inv import models, objectives
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
@@ -49,7 +50,7 @@ class Ran(NamedTuple):
     printed: str
 
 
-@pytest.fixture(scope="module", params=["values", "labels"])
+@pytest.fixture(scope="module", params=slow.after(1, ["values", "labels"]))
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     kind = request.param
     folder = tmp_path_factory.mktemp(kind)

@@ -152,6 +152,7 @@ def test_a_finished_run_holds_its_last_and_its_selected_state(
     assert len(leaves) == len(jax.tree.leaves(seen[6]._replace(round=())))
 
 
+@pytest.mark.slow
 def test_it_is_the_same_however_often_the_run_is_stopped(
     whole: tuple[Ran, dict[int, Served]], tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def kept(
     return finished.open("run", go_on(job, folder))
 
 
+@pytest.mark.slow
 def test_all_checkpoints_stay_and_change_nothing(
     whole: tuple[Ran, dict[int, Served]], kept: finished.Runs
 ) -> None:
@@ -206,6 +208,7 @@ def test_all_checkpoints_stay_and_change_nothing(
             kept.run(0, "4").line()
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoints_stay(
     whole: tuple[Ran, dict[int, Served]], kept: finished.Runs, tmp_path: Path
 ) -> None:

@@ -494,6 +494,7 @@ def test_only_training_examples_decide_shift_and_scale(regression: Path, tmp_pat
     assert plain[0].scale.tolist() == [1, 1, 1, 1, 0, 0, 1]
 
 
+@pytest.mark.slow
 def test_the_run_keeps_and_applies_shift_and_scale(trained: Path, regression: Path) -> None:
     """NumPy computes the predictions from the exported files and the new table."""
     new = [
@@ -530,6 +531,7 @@ def test_the_run_keeps_and_applies_shift_and_scale(trained: Path, regression: Pa
     assert predicted[1] == predicted[2]
 
 
+@pytest.mark.slow
 def test_other_tables_than_those_of_the_run_are_told(
     trained: Path, regression: Path, tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("data") / "sent140.csv", tweets())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     slow.after(1, [("fedavg", ()), ("fedmix", ()), ("fedcfa", ("top_k=2", "rows=2"))]),

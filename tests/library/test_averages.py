@@ -317,6 +317,7 @@ MIXING: dict[str, Callable[..., Algorithm]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow.after(1, MIXING))
 def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
     """All is as if they had been rendered beforehand, after rounds of which clients miss some."""

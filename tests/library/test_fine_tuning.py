@@ -50,6 +50,7 @@ def test_each_client_trains_the_global_network_on_its_own_examples(state: rounds
     assert (scores.loss[trains] < shared.loss[trains]).all()
 
 
+@pytest.mark.slow
 def test_chunks_and_runs_change_nothing(state: rounds.State) -> None:
     """In a `vmap` over runs, each with a key, and with minibatches and dropped-out draws."""
     keys, minibatches = jax.random.split(KEY, 2), federations.epochs(0.2)

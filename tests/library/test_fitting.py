@@ -121,6 +121,7 @@ def test_runs_are_bit_for_bit_those_of_the_layers_below() -> None:
     np.testing.assert_allclose(fitted.history["valid_loss"][run, -1], expected[1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_group_is_what_it_is_alone() -> None:
     """Several values give what separate calls give."""
     fitted, _ = trained()

@@ -81,6 +81,7 @@ def test_what_is_frozen_keeps_its_bits(name: str) -> None:
     assert any((a != b).any() for a, b in zip(before, after, strict=False))
 
 
+@pytest.mark.slow
 def test_a_trained_head_is_a_network_on_the_features_of_the_body() -> None:
     model = federations.mlp()
     variables = initial(model)

@@ -143,6 +143,7 @@ def test_where_all_arrive_reuse_is_skip(optimizer: optax.GradientTransformation)
     assert_close(reports, expected_reports)
 
 
+@pytest.mark.slow
 def test_chunks_slots_and_resuming_change_nothing() -> None:
     made, schedule = algorithm(), plain(tiny.schedule())
     before, run = start(made), program(made)
@@ -207,6 +208,7 @@ def taking_turns() -> Algorithm:
     return made._replace(init_server=init_server, exchanges=turns)
 
 
+@pytest.mark.slow
 def test_only_those_stand_in_who_would_attend_in_exchanges_that_allow_it() -> None:
     alone = taking_turns()
     made = missing.reuse(alone)

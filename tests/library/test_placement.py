@@ -109,6 +109,7 @@ def test_states_come_back_from_devices_as_they_were(num_clients: int) -> None:
     assert shapes["own"].shape == states["own"].shape
 
 
+@pytest.mark.slow
 def test_devices_exchange_the_upload_once_and_no_clients_state() -> None:
     """Each client of SCAFFOLD has a network as its state; 8 of 8 attend."""
     federation = federations.federation((8,) * 8)

@@ -136,6 +136,7 @@ def federation_of(shards: devices.ClientShards, run: int) -> Federation:
     return Federation(world()[0], *(leaf[run] for leaf in shards))
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_an_outcome_of_no_rounds() -> None:
     """It reports the same of a state as the segment that ended with it, and does not change it."""
     data = world()[0]
@@ -155,6 +156,7 @@ def test_an_evaluation_is_an_outcome_of_no_rounds() -> None:
     assert_equal(plain(training), before)
 
 
+@pytest.mark.slow
 def test_devices_that_share_runs_send_nothing_and_change_no_bit() -> None:
     """Four devices have two, one, one and one of the five runs, and then the last one again."""
     mesh = jax.make_mesh((4, 1), (devices.RUNS, devices.CLIENTS), axis_types=(AxisType.Auto,) * 2)
@@ -269,6 +271,7 @@ def test_runs_differ_by_their_seed_and_their_numbers() -> None:
             assert not np.allclose(ends[one], ends[other], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_one_run_at_a_time_and_all_clients_at_once() -> None:
     """Runs do not depend on chunks, nor on what is watched."""
     experiment, changed = EXPERIMENT._replace(thresholds=()), inputs()._replace(watched=None)
@@ -288,6 +291,7 @@ def halving(round: Array) -> Array:
     return 0.5 ** round.astype(jnp.float32)
 
 
+@pytest.mark.slow
 def test_a_scheduled_rate_is_that_of_its_round() -> None:
     """The same as rounds run one by one, each with its rate as an input."""
     data, changed = world()[0], inputs()._replace(watched=None, detailed=None)
@@ -307,6 +311,7 @@ def test_a_scheduled_rate_is_that_of_its_round() -> None:
     assert not np.allclose(moved, constant, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_schedule_of_clients_of_one_step_is_one_of_the_server() -> None:
     """An update of FedAvg with sgd is the product of both rates and of the gradient."""
 
@@ -348,6 +353,7 @@ def test_metrics_of_several_exchanges_have_their_index_except_for_the_last() -> 
         assert_equal(means, dict.fromkeys(names, expected))
 
 
+@pytest.mark.slow
 def test_in_chunks_and_ended_at_the_stop() -> None:
     """Two runs at a time, two clients at a time; a run stays as it was at its stop."""
     experiment = EXPERIMENT._replace(thresholds=(2.0,), end_at_stop=True)

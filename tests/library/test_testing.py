@@ -252,6 +252,7 @@ BUGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factory", "laws"), [(has_four_bugs, [0, 2, 3, 4]), *slow.after(0, BUGS)])
 def test_a_bug_is_named_by_the_law_of_runs(
     factory: Callable[..., Algorithm], laws: list[int]

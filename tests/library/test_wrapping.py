@@ -47,6 +47,7 @@ def run(algorithm: Algorithm, config: Config = CONFIG) -> rounds.State:
     return whole()
 
 
+@pytest.mark.slow
 def test_a_wrapped_algorithm_is_what_it_was_and_the_rest_is_the_wrappers() -> None:
     alone = federations.build("fedavg", CONFIG)
     both = counting(counting(alone))

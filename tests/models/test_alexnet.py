@@ -65,6 +65,7 @@ def formula(layers: list[Tree], x: np.ndarray) -> np.ndarray:
     return hidden
 
 
+@pytest.mark.slow
 def test_is_its_formula_at_every_cut() -> None:
     x, mask = images(3, 9, 17, 2), np.array([True, False, True])
     whole = tiny()

@@ -140,6 +140,7 @@ def test_dropout_keeps_its_share_and_both_halves_draw_apart() -> None:
         assert abs(kept - 0.25) < 5 * (0.25 * 0.75 / x.size) ** 0.5
 
 
+@pytest.mark.slow
 def test_two_rounds_of_fedavg_are_those_of_its_twin(variables: Variables) -> None:
     cohorts = jax.tree.map(lambda a: a[:2], federations.schedule())
 

@@ -87,6 +87,7 @@ def by_module(tree: Halves) -> Tree:
     return {k: v for half in tree for block in half.values() for k, v in block.items()}
 
 
+@pytest.mark.slow
 def test_the_cut_moves_nothing_but_the_halves() -> None:
     x, mask = noise(0, 3, 9, 8, 1), np.array([True, False, True])
     cuts = [tiny(cut=cut) for cut in range(7)]
@@ -121,6 +122,7 @@ def test_the_cut_moves_nothing_but_the_halves() -> None:
         assert_close(by_module(moved), by_module(changed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", slow.after(1, ["batch", "group", "frozen"]))
 def test_padding_examples_never_act(norm: str) -> None:
     """Not on logits, statistics nor gradients: garbage in their place changes nothing."""
@@ -197,6 +199,7 @@ def test_a_group_norm_is_its_formula(groups: int) -> None:
     assert_close(got, expected * params["scale"] + params["bias"])
 
 
+@pytest.mark.slow
 def test_a_penalised_step_of_more_clients_is_no_longer_a_program() -> None:
     """Compilers take seconds for each convolution: clients must share them, as layers do not."""
     model, x = tiny(norm="frozen"), np.zeros((2, 8, 8, 3), np.float32)

@@ -161,6 +161,7 @@ def shapes() -> Variables:
     return shapes_of(tiny())
 
 
+@pytest.mark.slow
 def test_a_loaded_resnet50_is_the_formula_of_torchvision(tmp_path: Path) -> None:
     arrays = torchvision(depths=BOTTLENECK, channels=2)
     assert len(arrays) == 320  # as torchvision's, and timm's
@@ -255,6 +256,7 @@ def drawn() -> Variables:
     return plain(jax.jit(model.init)(KEY, np.zeros((1, 8, 8, 1), np.float32)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", slow.after(1, [5, None]))
 def test_a_classifier_that_does_not_fit_stays_as_drawn(
     tmp_path: Path, drawn: Variables, classes: int | None, caplog: pytest.LogCaptureFixture
@@ -281,6 +283,7 @@ def test_a_classifier_that_does_not_fit_stays_as_drawn(
     )
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_starts_from_the_file(tmp_path: Path, drawn: Variables) -> None:
     """Also under jit and vmap, and after the file is gone."""
     path = write(tmp_path / "mine.safetensors", torchvision(classes=5))
