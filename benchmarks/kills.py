@@ -2,13 +2,14 @@
 
 python -m benchmarks.kills --kills=40 --seed=0
 
-The commands are train with every algorithm, on two devices and in two processes, two sweeps and two
-studies of papers, all tiny. Each first runs without a kill. Then it starts anew in an empty folder,
-is killed and resumed as often as its share of --kills, and runs to its end. Most kills are by
-SIGKILL; every sixth is by SIGTERM and every sixth by SIGINT, after which a run stops by itself. Of
-two processes one is killed, and the other a moment later. Results, logs, records and checkpoints of
-both runs must be the same bit for bit, except for seconds, and the checksums of the logs must be
-right. If files differ, the table names them and the exit status is 1.
+The commands are train with every algorithm, on two devices, in two processes and with the clients'
+states in a file, two sweeps and two studies of papers, all tiny. Each first runs without a kill.
+Then it starts anew in an empty folder, is killed and resumed as often as its share of --kills, and
+runs to its end. Most kills are by SIGKILL; every sixth is by SIGTERM and every sixth by SIGINT,
+after which a run stops by itself. Of two processes one is killed, and the other a moment later.
+Results, logs, records, checkpoints and the states in a file must be the same bit for bit in both
+runs, except for seconds, and the checksums of the logs must be right. If files differ, the table
+names them and the exit status is 1.
 
 All processes are forked from one that has imported everything. JAX_COMPILATION_CACHE_DIR names a
 folder of compiled programs that outlives this benchmark.
@@ -42,7 +43,8 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import SEED, at_least, flag
-from fedjax_inv_experiments.running import checkpoints, log
+from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.running import checkpoints, log, states
 from fedjax_inv_experiments.running import folder as folders
 
 # Modules that take long to import and that every command imports sooner or later.
@@ -112,6 +114,10 @@ def commands() -> list[Command]:
         *("--rounds=4", "--eval_every=1", "--seeds=0", "--widths=4"),
     )
     several = ("experiments.train", *_TRAIN, "--client_chunk=1", "--run_chunk=1")
+    streamed = (
+        *(*several, "--algorithm=fedbn", "--norm=batch"),
+        *("--hold=stream", "--clients=6", "--cohort=2"),
+    )
     return [
         *train,
         Command("sweep", ("experiments.sweep", *grid, "--algorithm=fedavg,scaffold")),
@@ -124,6 +130,8 @@ def commands() -> list[Command]:
             (*several, "--algorithm=fedbn", "--norm=batch", "--devices=2", "--hold=all"),
         ),
         Command("two processes", (*several, "--algorithm=scaffold"), 2),
+        Command("streamed", streamed),
+        Command("streamed by two processes", streamed, 2),
     ]
 
 
@@ -224,6 +232,8 @@ def contents(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
             yield name, partial(_lines, path)
         elif path.name == "config.json":
             yield name, partial(_config, path.parent)
+        elif path.name == states.NAME:
+            yield name, partial(_states, path.parent)
         elif path.parent.name == "checkpoints":
             yield name, partial(_bits, path)
 
@@ -259,9 +269,24 @@ def _bits(place: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
         item: checkpoints.plain(place.parent, int(place.name), config, cell, item)
         for item in checkpoints.ITEMS
     }
+    if (place.parent.parent / states.NAME).exists():
+        # The checkpoint has their places in the file, which depend on the kills.
+        for tree in trees.values():
+            tree.get("state", tree).pop("clients")
+    return _by_name(trees)
+
+
+def _states(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """The last states of all clients of each run, by name."""
+    runs = finished.open("run_dir", folder)
+    return _by_name([runs.clients(runs.last, index) for index in range(len(runs.cell.runs))])
+
+
+def _by_name(tree: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Type, shape and bits of each array of a tree, by its path in the tree."""
     return {
         jax.tree_util.keystr(path): (str(leaf.dtype), np.shape(leaf), np.asarray(leaf).tobytes())
-        for path, leaf in jax.tree_util.tree_leaves_with_path(trees)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 
 
