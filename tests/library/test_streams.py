@@ -171,13 +171,13 @@ def assert_same_run(
     same(found.clients, expected.clients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "most_bytes"),
     [
+        ("scaffold", 1),  # a round in a part, a batch in a part of an evaluation
+        ("fedbn", 1),
         ("fedavg", 2**20),
-        # a round in a part, a batch in a part of an evaluation
-        pytest.param("scaffold", 1, marks=pytest.mark.slow),
-        pytest.param("fedbn", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_streamed_run_has_the_bits_of_one_on_the_device(
