@@ -575,12 +575,9 @@ def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
     runs = [_with_penalty(cell, penalty) for cell in result.cells]
     if any(run["diverged"] for of_cell in runs for run in of_cell):
         return None
-
-    def test(run: Record) -> float:
-        line = selection.picked(run, result.config.watching.select) or run["last"]
-        return float(line["test_score"])
-
-    return np.array([[test(run) for run in of_cell] for of_cell in runs])
+    rule = result.config.watching.select
+    lines = [[selection.picked_or_last(run, rule) for run in of_cell] for of_cell in runs]
+    return np.array([[line["test_score"] for line in of_cell] for of_cell in lines])
 
 
 def draw_penalties(path: Path, data: str, results: Sequence[RowResult]) -> str:

@@ -128,3 +128,9 @@ RULES = rules(ACCURACY)
 def picked(run: Any, rule: str) -> Line | None:
     """The evaluation in the result of a run that a rule picked; None if it picked none."""
     return run["by_rule"].get(rule)
+
+
+def picked_or_last(run: Any, rule: str) -> Line:
+    """The evaluation in the result of a run that a rule picked, or else the last one."""
+    line = picked(run, rule)
+    return run["last"] if line is None else line

@@ -106,13 +106,9 @@ def _best_setting(
         every = {index: result["runs"][index] for index in setting.indices}
         left_out = tuple(run["seed"] for run in every.values() if run["diverged"])
         of = {index: run for index, run in every.items() if not run["diverged"]}
-        picked = [selection.picked(run, rule) for run in of.values()]
-        if all(line is None for line in picked):
+        if all(selection.picked(run, rule) is None for run in of.values()):
             continue
-        runs = [
-            run | {"selected": run["last"] if line is None else line}
-            for run, line in zip(of.values(), picked, strict=True)
-        ]
+        runs = [run | {"selected": selection.picked_or_last(run, rule)} for run in of.values()]
         held_out = held_out_of(result)
         one = Chosen(label, held_out, setting.hyper, runs, [*of], diverged, rule, left_out, measure)
         if best is None or one.rank > best.rank:

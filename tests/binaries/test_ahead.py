@@ -3,6 +3,7 @@
 import functools
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,9 +91,9 @@ def test_programs_compile_ahead_and_give_the_same(
     ahead: list[str] = []
     run_cell, compile_ahead = loop.run_cell, loop.compile_ahead
 
-    def listening(job: loop.Job, *others: object) -> object:
+    def listening(job: loop.Job, *others: Any) -> object:
         with progress.compilations(here=True) as ends:
-            result = run_cell(job, *others)  # type: ignore[arg-type]
+            result = run_cell(job, *others)
         compiled[job.cell.algorithm] = ends
         return result
 

@@ -20,7 +20,7 @@ from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import provenance
 from runs import Ran, halved, jobs, no_figures, parsed, ran, states
 
-pytestmark = pytest.mark.slow  # all compare runs
+pytestmark = pytest.mark.slow  # most need trained runs
 
 TINY = config.of(
     environment="rotated",

@@ -24,7 +24,7 @@ from fedjax_inv_experiments.reporting import run_report
 from fedjax_inv_experiments.running import checkpoints, launch
 from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
 
-pytestmark = pytest.mark.slow  # all compare runs
+pytestmark = pytest.mark.slow  # most need trained runs
 
 SIMPSON = config.of(
     environment="simpson",

@@ -68,7 +68,7 @@ def test_risks_agree_within_the_deviation_of_a_network_that_is_as_sure_as_right(
 
 def test_the_table_has_the_last_round_where_a_rule_picks_none() -> None:
     never = LINES[:2]
-    cell = CellResult("0.9", [], [LINES, never], {})  # type: ignore[arg-type]
+    cell = CellResult("0.9", [], [LINES, never], Result(Cell("fedipg", {}, "0.9", []), []))
     found = study.Study(fedipg.ends, fedipg._by_end).columns(
         RowResult(Row("x", ()), config.of(), [cell])
     )

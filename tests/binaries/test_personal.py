@@ -17,7 +17,7 @@ from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.reporting import fine_tuned, finished
 from runs import Ran, no_figures, ran
 
-pytestmark = pytest.mark.slow  # all compare runs
+pytestmark = pytest.mark.slow  # most need trained runs
 
 
 def trained(folder: Path, **flags: Any) -> Ran:

@@ -21,7 +21,7 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.running import launch, summary
 from runs import Ran, go_on, halved, jobs, metrics, states
 
-pytestmark = pytest.mark.slow  # all compare runs
+pytestmark = pytest.mark.slow  # most need trained runs
 
 ONLINE = np.random.default_rng(0).random((4, 9)) < 0.7
 CLIENTS: dict[str, Any] = dict(partition="iid", clients=9, environment="none")

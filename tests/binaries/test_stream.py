@@ -26,7 +26,7 @@ from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import states as states_file
 from runs import Ran, go_on, halved, metrics, no_figures, parsed, ran, states
 
-pytestmark = pytest.mark.slow  # all compare runs
+pytestmark = pytest.mark.slow  # most need trained runs
 
 ROOT = Path(__file__).parents[2]
 FLAGS: dict[str, Any] = dict(
