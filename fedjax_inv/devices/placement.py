@@ -400,7 +400,9 @@ class Layout(NamedTuple):
             return np.pad(np.asarray(leaf), [(0, 0), (0, more)] + [(0, 0)] * (leaf.ndim - 2))
 
         states = jax.tree.map(padded, states)
-        return states if self.mesh is None else self._put(states, self.client_spec)
+        if self.mesh is None:
+            return jax.device_put(states)
+        return self._put(states, self.client_spec)
 
     def gather_clients(self, states: Tree, num_clients: int) -> Tree:
         """Return clients' states [R, C, ...], the same for every layout and number of devices.

@@ -5,11 +5,13 @@ checkpoint refers to that; then it goes into another record. So a checkpoint hol
 the records alone, and no copy of them. Axis letters: R runs, n clients.
 """
 
+import functools
+import math
 import os
 import struct
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any, NamedTuple
 
 import jax
@@ -21,6 +23,7 @@ from fedjax_inv.types import Tree
 
 _MAGIC = b"fedjax_inv states 1\n"
 ID_BYTES = 16  # by which a file is known
+_MOST_PARTS = 1000  # that one call of the system reads or writes; it takes 1024
 _ENDING = struct.Struct("<III")  # of a record: CRC-32, run, client
 
 
@@ -70,10 +73,8 @@ class Kept:
         """
         self.path = str(file.name)
         self._file, self._like, self._shape = file, like, shape
-        leaves = jax.tree.leaves(like)
-        self._sizes = [int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves]
-        self._payload = sum(self._sizes)
-        self._length = self._payload + _ENDING.size
+        sizes = (math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+        self._length = sum(sizes) + _ENDING.size
         self._begins = len(_MAGIC) + ID_BYTES + 8
         self._id = self._header()
         self._where = np.zeros(shape, np.int32)
@@ -95,20 +96,17 @@ class Kept:
         """Return the number of the file, from its first bytes, which are written if it is empty."""
         length = struct.pack("<Q", self._length)
         if self._size() < self._begins and self._file.writable():
-            self._pwrite(_MAGIC + os.urandom(ID_BYTES) + length, 0)
+            self._pwrite([memoryview(_MAGIC + os.urandom(ID_BYTES) + length)], 0)
         head = os.pread(self._file.fileno(), self._begins, 0)
         if len(head) < self._begins or not head.startswith(_MAGIC) or not head.endswith(length):
             raise UsageError(self.path, ..., "holds no states of this run's clients")
         return head[len(_MAGIC) : -8]
 
-    def _pwrite(self, content: Any, at: int) -> None:
-        view = memoryview(content)
-        while view:
-            try:
-                count = os.pwrite(self._file.fileno(), view, at)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, self.path) from None
-            view, at = view[count:], at + count
+    def _pwrite(self, parts: list[memoryview], at: int) -> None:
+        try:
+            _moved(functools.partial(os.pwritev, self._file.fileno()), parts, at)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from None
 
     def known(self, run: int, who: np.ndarray) -> np.ndarray:
         """Return which of the clients have a state, [n] bool."""
@@ -126,22 +124,14 @@ class Kept:
         Raises:
           UsageError: for a record that is not there, or that is damaged.
         """
-        leaves, buffer = jax.tree.leaves(into), bytearray(self._length)
         for client, place in zip(np.asarray(who).tolist(), np.asarray(at).tolist(), strict=True):
-            record = int(self._where[run, client])
-            offset = self._begins + (record - 1) * self._length
-            count = os.preadv(self._file.fileno(), [buffer], offset)
-            payload = memoryview(buffer)[: self._payload]
-            ending = _ENDING.unpack_from(buffer, self._payload)
-            if count < self._length or ending != (zlib.crc32(payload), run, client):
+            parts, ending = self._parts(into, place), bytearray(_ENDING.size)
+            offset = self._begins + (int(self._where[run, client]) - 1) * self._length
+            read = functools.partial(os.preadv, self._file.fileno())
+            is_whole = _moved(read, [*parts, memoryview(ending)], offset)
+            if not is_whole or bytes(ending) != _ending(parts, run, client):
                 text = f"is damaged: the state of client {client} is not there"
                 raise UsageError(self.path, ..., f"{text}; put a copy in its place")
-            first = 0
-            for leaf, size in zip(leaves, self._sizes, strict=True):
-                if size:
-                    row = np.frombuffer(payload[first : first + size], leaf.dtype)
-                    leaf[place] = row.reshape(leaf.shape[1:])
-                first += size
 
     def write(self, run: int, who: np.ndarray, states: Tree) -> None:
         """Write the states of clients.
@@ -154,15 +144,20 @@ class Kept:
         Raises:
           OSError: if the disk is full.
         """
-        leaves = jax.tree.leaves(states)
         for index, client in enumerate(np.asarray(who).tolist()):
-            payload = b"".join(np.ascontiguousarray(leaf[index]).tobytes() for leaf in leaves)
+            parts = self._parts(states, index)
             record = int(self._where[run, client])
             if record == 0 or self._pinned[record]:
                 record = self._new()
-            ending = _ENDING.pack(zlib.crc32(payload), run, client)
-            self._pwrite(payload + ending, self._begins + (record - 1) * self._length)
+            at = self._begins + (record - 1) * self._length
+            self._pwrite([*parts, memoryview(_ending(parts, run, client))], at)
             self._where[run, client] = record
+
+    @staticmethod
+    def _parts(states: Tree, index: int) -> list[memoryview]:
+        """Return the bytes of a state, leaf by leaf, that lie in arrays [m, ...] at an index."""
+        rows = (leaf[index : index + 1] for leaf in jax.tree.leaves(states))
+        return [memoryview(row.reshape(-1).view(np.uint8)) for row in rows if row.size]
 
     def _new(self) -> int:
         """Return a record that nothing refers to."""
@@ -233,3 +228,26 @@ class Kept:
             raise UsageError(self.path, ..., text)
         self._where = record
         self._sort()
+
+
+def _moved(move: Callable[[list[memoryview], int], int], parts: list[memoryview], at: int) -> bool:
+    """Read or write parts that follow each other from an offset on; return whether all moved."""
+    while parts:
+        count = move(parts[:_MOST_PARTS], at)
+        if count == 0:
+            return False
+        at += count
+        while parts and count >= len(parts[0]):
+            count -= len(parts[0])
+            parts = parts[1:]
+        if count:
+            parts = [parts[0][count:], *parts[1:]]
+    return True
+
+
+def _ending(parts: Sequence[memoryview], run: int, client: int) -> bytes:
+    """Return the end of a record with these bytes."""
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return _ENDING.pack(checksum, run, client)

@@ -13,6 +13,7 @@ the places in its file. The thread sends other processes nothing, because its me
 those of the rounds.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from fedjax_inv.program.one_run import DetailedScores, Experiment, OneRun, Outco
 from fedjax_inv.program.parts import Needed, Room, Shards
 from fedjax_inv.types import Array, Cohort, Examples, Tree
 
+_ALIGNMENT = 64  # bytes; XLA shares host memory that begins at a multiple
 _AT_ONCE = 16  # clients whose first states are computed at once
 _MOST_CLIENTS = 256  # clients of a personal algorithm that are evaluated at once
 
@@ -393,19 +395,19 @@ class Stream:
                     place = np.searchsorted(old[:count], who[run])
                     place = np.minimum(place, max(count - 1, 0))
                     at[run] = np.where(old[place] == who[run], place, -1) if count else -1
-            states = self._layout.place_clients(self._states(who, needed.num_clients, at >= 0))
+            states = self._states(who, needed.num_clients, at >= 0)
             source = self._layout.place_runs(jnp.asarray(at))
         return _Part(data, inputs, who, needed.num_clients, states, source)
 
     def _states(self, who: np.ndarray, counts: np.ndarray, is_known: np.ndarray) -> Tree:
-        """Return the states of clients [R, c, ...] on the host.
+        """Read the states of clients [R, c, ...] and place them on the devices.
 
         They are arbitrary where they are known, and of runs that this process does not train.
         """
         kept = self._kept
         assert kept is not None
         states = jax.tree.map(
-            lambda leaf: np.zeros((*who.shape, *leaf.shape), leaf.dtype), self._state_shape
+            lambda leaf: _aligned((*who.shape, *leaf.shape), leaf.dtype), self._state_shape
         )
         never: list[tuple[int, np.ndarray]] = []
         for run in self._runs_here:
@@ -425,7 +427,7 @@ class Stream:
             for run, places in chunk:
                 for leaf, values in zip(*map(jax.tree.leaves, (states, new)), strict=True):
                     leaf[run, places] = values[run, : len(places)]
-        return states
+        return self._layout.place_clients(states)
 
     def _write(self, part: _Before, clients: Tree) -> None:
         """Write the states after a part.
@@ -557,8 +559,7 @@ class Stream:
             assert self._next is not None
             part = self._next[1].result()
             nowhere = np.zeros(part.who.shape, bool)
-            states = self._states(part.who, part.num_clients, nowhere)
-            clients = self._layout.place_clients(states)
+            clients = self._states(part.who, part.num_clients, nowhere)
         rest = self._layout.place_runs(training._replace(state=training.state._replace(clients=())))
         return rest._replace(state=rest.state._replace(clients=clients))
 
@@ -600,10 +601,11 @@ class Stream:
 
     def _play_part(self, first: int, state: rounds.State) -> tuple[rounds.State, Tree]:
         """Play a part, begin to read the next one, and begin to write its states."""
-        part = self._part(first)
+        part, before = self._part(first), state.clients
         if part.source is not None:
-            clients = self._carry(part.states, state.clients, part.source)
-            state = state._replace(clients=clients)
+            # What was read is let go of before the rounds begin.
+            clients = jax.block_until_ready(self._carry(part.states, before, part.source))
+            state, part = state._replace(clients=clients), part._replace(states=())
         cohorts = _rounds(self.cohorts, first, self.plan.num_rounds)
         state, report = self._play(part.data, part.inputs, state, cohorts)
         self._before = _Before(part.who, part.num_clients)
@@ -612,6 +614,8 @@ class Stream:
             self._next = following, self._thread.submit(self._read, following, self._before)
         if self._kept is not None:
             self._drained()
+            # The caller still holds the states before this part, which are written by now.
+            jax.tree.map(lambda leaf: leaf.delete(), before)
             clients = state.clients
             if self._layout.gathers_runs:
                 clients = self._everywhere(clients)
@@ -700,8 +704,7 @@ class Stream:
 
         def states_of(needed: Needed) -> Tree:
             who = np.asarray(needed.shards.who)
-            found = self._states(who, needed.num_clients, np.zeros(who.shape, bool))
-            return self._layout.place_clients(found)
+            return self._states(who, needed.num_clients, np.zeros(who.shape, bool))
 
         keeps = self._kept is not None and not each.is_shared
         for data, inputs, needed in self._in_turn(name, len(each.chunks), read):
@@ -722,6 +725,14 @@ def _cohort_of(shards: Shards, chunk: tuple[int, int]) -> Cohort:
     who: Any = np.tile(np.arange(*chunk, dtype=np.int32), (len(shards.size), 1, 1))
     present: Any = np.ones(who.shape, bool)
     return Cohort(who, present, np.zeros_like(who))
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return zeros that a CPU device shares with the host; others it would copy."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    room = np.zeros(size + _ALIGNMENT, np.uint8)
+    first = -room.ctypes.data % _ALIGNMENT
+    return room[first : first + size].view(dtype).reshape(shape)
 
 
 def _as_compiled(fn: Any) -> Any:

@@ -95,14 +95,14 @@ def test_a_full_disk_loses_nothing(
     streamed: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = halved(streamed.job, tmp_path / "run")
-    pwrite, path = os.pwrite, folder / states_file.NAME
+    pwritev, path = os.pwritev, folder / states_file.NAME
 
     def full(file: int, content: Any, at: int) -> int:
         if os.fstat(file).st_ino == path.stat().st_ino:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return pwrite(file, content, at)
+        return pwritev(file, content, at)
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwritev", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
         go_on(streamed.job, folder)
     assert caught.value.filename == str(path)

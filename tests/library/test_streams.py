@@ -1,6 +1,7 @@
 """Runs whose examples and states lie on the host give the bits of runs on the devices."""
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,9 +126,7 @@ def stream(name: str, folder: Path, layout: Layout, most_bytes: int = 1) -> stre
     )
 
     def opened(like: Tree) -> Kept:
-        path = folder / "states"
-        path.touch()
-        return Kept(open(path, "r+b"), like, (len(RUNS), C), reuses=2)
+        return empty(folder / "states", like, (len(RUNS), C), reuses=2)
 
     made = streams.Stream(
         experiment(name),
@@ -311,10 +310,14 @@ def test_images_of_a_folder_are_records(tmp_path: Path) -> None:
         stored.of_records(pairs[1:], inputs=lambda p: sources.image_of(p[0], (3, 4)), targets=len)
 
 
-def states_in(path: Path, **options: Any) -> Kept:
+def empty(path: Path, like: Tree, shape: tuple[int, int], **options: Any) -> Kept:
     path.touch()
+    return Kept(open(path, "r+b"), like, shape, **options)
+
+
+def states_in(path: Path, **options: Any) -> Kept:
     like = {"a": jax.ShapeDtypeStruct((3,), np.float32), "b": jax.ShapeDtypeStruct((), np.int32)}
-    return Kept(open(path, "r+b"), like, (2, 5), **options)
+    return empty(path, like, (2, 5), **options)
 
 
 def tree_of(*values: int) -> Tree:
@@ -351,6 +354,33 @@ def test_states_that_a_checkpoint_names_are_not_written_over(tmp_path: Path) -> 
         kept.write(0, np.array([1]), tree_of(value))
     assert path.stat().st_size <= size + 2 * (16 + 12)
     assert read(kept, 0, 1) == [4]
+    kept.close()
+
+
+def test_states_of_many_leaves_that_the_system_moves_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    shapes = [(2, 3), (), (0, 4), (5,)] * 300  # more than one call takes
+    states = [rng.normal(size=(3, *shape)).astype(np.float32) for shape in shapes]
+    states[1] = rng.integers(0, 2, 3).astype(bool)
+    like = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in states]
+    kept = empty(tmp_path / "states", like, (1, 9))
+    for name in ("preadv", "pwritev"):
+        whole = getattr(os, name)
+
+        def at_most(file: int, parts: list[Any], at: int, whole: Any = whole) -> int:
+            assert len(parts) <= 1024  # as many as Linux takes
+            few = [memoryview(part)[:7] for part in parts[:3]]  # ends within a number
+            lengths = [len(part) for part in parts]
+            until = next((i + 1 for i, n in enumerate(lengths) if n > 7), len(parts))
+            return int(whole(file, few[:until], at))
+
+        monkeypatch.setattr(os, name, at_most)
+    kept.write(0, np.array([4, 8, 2]), states)
+    found = [np.zeros_like(leaf) for leaf in states]
+    kept.read(0, np.array([2, 4, 8]), found, np.array([2, 0, 1]))
+    assert_same_bits(found, states)
     kept.close()
 
 
