@@ -117,8 +117,8 @@ def make(
     whole: Any = PartitionSpec()
     runs: Any = layout.run_spec
     specs = Training(rounds.State(runs, layout.client_spec, runs, runs, runs), runs)
-    options = loops.compiler_options() if layout.lanes else {}
-    # `init` runs once.
+    options = compiler_options(experiment, layout)
+    # It runs once.
     quick = options | platforms.quick_to_compile()
     begin = jax.jit(layout.over(init, (), specs), compiler_options=quick)
     return Program(
@@ -153,6 +153,7 @@ def _check(experiment: Experiment) -> None:
         "drop_nonfinite",
         "watch_gradients",
         "pooled",
+        "quick_to_compile",
     ):
         checks.boolean(name, getattr(experiment, name))
     if len(experiment.thresholds):
@@ -164,6 +165,12 @@ def _check(experiment: Experiment) -> None:
 
 def _check_threshold(name: str, threshold: float) -> None:
     checks.number(name, threshold, "that is finite", lambda number: True)
+
+
+def compiler_options(experiment: Experiment, layout: Layout) -> dict[str, Any]:
+    """Return the `compiler_options` of `jax.jit` for what is compiled of an experiment."""
+    quick = platforms.quick_to_compile() if experiment.quick_to_compile else {}
+    return quick | (loops.compiler_options() if layout.lanes else {})
 
 
 def over_runs_of(layout: Layout, run_chunk: int) -> Callable[..., Tree]:

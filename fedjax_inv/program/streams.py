@@ -28,7 +28,7 @@ from fedjax_inv import checks, devices, evaluation, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.communication import Traffic
 from fedjax_inv.data.stored import Stored
-from fedjax_inv.devices import ClientShards, CompactShards, Layout, SharedExamples, loops
+from fedjax_inv.devices import ClientShards, CompactShards, Layout, SharedExamples
 from fedjax_inv.program import compiled, parts
 from fedjax_inv.program.compiled import Program
 from fedjax_inv.program.host_inputs import Inputs
@@ -269,7 +269,7 @@ class Stream:
         states: Any = layout.client_spec
         by_device: Any = layout.by_device
         state_specs = rounds.State(runs, states, runs, runs, runs)
-        options = loops.compiler_options() if layout.lanes else {}
+        options = compiled.compiler_options(experiment, layout)
 
         def jitted(fn: Callable[..., Tree], others: Any, results: Any, **more: Any) -> Any:
             return jax.jit(layout.over(fn, others, results), compiler_options=options, **more)

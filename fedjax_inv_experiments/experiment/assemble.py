@@ -251,6 +251,7 @@ def experiment(
         loss=task.loss,
         score=task.score.function,
         precision=machine.precision(config.run, facts(cell.algorithm).precision),
+        quick_to_compile=config.run.compile == "quick",
     )
 
 

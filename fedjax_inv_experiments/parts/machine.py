@@ -118,6 +118,12 @@ class Running:
         "six products); auto: what the algorithm needs. CPUs always compute float32.",
         choices=("auto", *platforms.PRECISIONS),
     )
+    compile: str = flag(
+        "full",
+        "How programs are compiled for a CPU: full; quick, in less time, to code that runs longer, "
+        "which is faster in all if a run takes seconds.",
+        choices=("full", "quick"),
+    )
     deterministic: bool = flag(
         False,
         "On GPUs, use only operations that give the same bits each time (XLA's "
