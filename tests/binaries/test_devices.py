@@ -116,6 +116,7 @@ def test_a_resumed_run_that_is_refused_loses_nothing(tmp_path: Path, on_one: Ran
     refused: list[tuple[dict[str, Any], str]] = [
         ({"devices": "5"}, "--devices=5: must be at most 4, the devices of this machine"),
         ({"sum_order": "fast"}, ".*sum_order is .auto. and not .fast."),
+        ({"compile": "quick"}, ".*compile is .full. and not .quick."),
     ]
     for changes, line in refused:
         with pytest.raises(UsageError) as caught:

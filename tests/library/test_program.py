@@ -27,7 +27,9 @@ from fedjax_inv.algorithms.erm import erm
 from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.devices import Layout
 from fedjax_inv.program import one_run
+from fedjax_inv.program.compiled import compiler_options
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Tree
 
 C, K, T = 4, 3, 2  # clients, classes, rounds of a segment
@@ -284,6 +286,18 @@ def test_one_run_at_a_time_and_all_clients_at_once() -> None:
         assert outcome.stops.round.shape == (R, 0)
         unwatched = expected._replace(watched={}, stops=outcome.stops)
         assert_close(outcome, unwatched)
+
+
+@pytest.mark.slow
+def test_rounds_that_compile_quickly_are_close_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # which names a level for all tests
+    level = {"xla_backend_optimization_level": 1}
+    quick, fixed = EXPERIMENT._replace(quick_to_compile=True), Layout(lanes=4)
+    assert compiler_options(EXPERIMENT, Layout()) == {}
+    assert compiler_options(quick, Layout()) == level
+    assert compiler_options(quick, fixed) == level | compiler_options(EXPERIMENT, fixed)
+    for found, expected in zip(trained(program.make(quick), inputs()), result(), strict=True):
+        assert_close(found, expected)
 
 
 def halving(round: Array) -> Array:
@@ -565,6 +579,7 @@ def test_chunks_must_not_be_negative(chunk: str) -> None:
         ("stop_within", -0.5, "^stop_within=-0.5: must be a number of at least 0$"),
         ("stop_centred", 1, "^stop_centred=1: must be True or False$"),
         ("stop_above", 1, "^stop_above=1: must be True or False$"),
+        ("quick_to_compile", "yes", "^quick_to_compile='yes': must be True or False$"),
         ("loss", None, "^loss=None: must be a function$"),
     ],
 )
