@@ -118,7 +118,7 @@ def make(
     runs: Any = layout.run_spec
     specs = Training(rounds.State(runs, layout.client_spec, runs, runs, runs), runs)
     options = compiler_options(experiment, layout)
-    # It runs once.
+    # `init` runs once.
     quick = options | platforms.quick_to_compile()
     begin = jax.jit(layout.over(init, (), specs), compiler_options=quick)
     return Program(
