@@ -19,8 +19,10 @@ For binaries that also take the flags of an experiment, see `experiment.command_
 
 import difflib
 import os
+import re
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field
 from typing import Any, NamedTuple
@@ -32,6 +34,9 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.flags.flag import check, flag_error, flags_of, name_of, shown, value_in
 from fedjax_inv_experiments.flags.standins import asks_for_help
+
+_LOST = re.compile("Gloo|NCCL|heartbeat")  # in JAX's errors when another process has gone
+_SECONDS = 15  # for the other processes to end as well
 
 
 class Binary(NamedTuple):
@@ -82,9 +87,11 @@ def main(binary: Binary) -> None:
         logging.set_verbosity(logging.FATAL)
         try:
             with errors.in_one_line():
-                print(errors.printable(binary.run(options[0])))
+                print(errors.printable(_run(binary, options[0])))
         except SystemExit as ended:
-            if isinstance(ended.code, int) and not jax.distributed.is_initialized():
+            if isinstance(ended.code, int):
+                if jax.distributed.is_initialized() and ended.code != errors.LOST:
+                    _await_others()
                 # Orbax's threads wait for minutes for a file that they cannot write, and others
                 # for a program that nobody needs any more.
                 sys.stdout.flush()
@@ -101,6 +108,24 @@ def main(binary: Binary) -> None:
         return argv
 
     app.run(run, flags_parser=read)
+
+
+def _run(binary: Binary, options: Any) -> str:
+    """The text of a binary. Raises `errors.Lost` if another process has ended meanwhile."""
+    try:
+        return binary.run(options)
+    except jax.errors.JaxRuntimeError as error:
+        if jax.distributed.is_initialized() and _LOST.search(str(error)):
+            text = "another process has ended, and says why; --resume continues the run"
+            raise errors.Lost(text) from None
+        raise
+
+
+def _await_others() -> None:
+    """Waits until the other processes end as well, for seconds: one that runs on would never."""
+    ending = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+    ending.start()
+    ending.join(_SECONDS)
 
 
 def define(fields: Iterable[Field[Any]], values: flags.FlagValues, **defaults: Any) -> None:

@@ -16,13 +16,22 @@ from fedjax_inv_experiments.flags import extras
 _LONGEST = 2000  # characters of a line
 
 
+LOST = 4  # the status of a process whose run has lost another process
+
+
 class Diverged(Exception):
     """A client's loss or update became NaN or infinite."""
 
 
+class Lost(Exception):
+    """Another process of the run has ended."""
+
+
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Ends the process with a line on stderr: bad input with status 2, a diverged run with 3.
+    """Ends the process with a line on stderr.
+
+    The status is 2 for bad input, 3 for a diverged run, and LOST for one that has lost a process.
 
     A request that the operating system refuses, such as one that fills the disk, and a missing
     package of an extra count as bad input. Any other error is a defect, which needs its traceback.
@@ -47,6 +56,8 @@ def in_one_line() -> Iterator[None]:
         _fail(line, 2)
     except Diverged as error:
         _fail(str(error), 3)
+    except Lost as error:
+        _fail(str(error), LOST)
 
 
 @contextlib.contextmanager
@@ -66,7 +77,7 @@ def _held_tracebacks() -> Iterator[None]:
     threading.excepthook = sys.unraisablehook = hold  # the second is for threads of C++
     try:
         yield
-    except (UsageError, OSError, Diverged):
+    except (UsageError, OSError, Diverged, Lost):
         held.clear()
         raise
     finally:

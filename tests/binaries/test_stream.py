@@ -22,6 +22,7 @@ from fedjax_inv.devices import loops
 from fedjax_inv.program import kept
 from fedjax_inv_experiments import evaluate, export, train
 from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import states as states_file
 from runs import Ran, go_on, halved, metrics, no_figures, parsed, ran, states
@@ -211,8 +212,10 @@ runpy.run_module("experiments.sweep", run_name="__main__", alter_sys=True)
 """
 
 
-def begun(folder: Path, flags: list[str], number: int) -> list[subprocess.Popen[str]]:
-    """The processes of a sweep on two devices, which share them."""
+def begun(
+    folder: Path, flags: list[str], number: int, fault: str = ""
+) -> list[subprocess.Popen[str]]:
+    """The processes of a sweep on two devices, which share them. fault: code to run before."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
@@ -226,7 +229,13 @@ def begun(folder: Path, flags: list[str], number: int) -> list[subprocess.Popen[
         words = [*flags, f"--run_dir={folder}", f"--devices={2 // number}"]
         words += [*several, f"--process_id={index}"] if number > 1 else []
         return subprocess.Popen(
-            [sys.executable, "-c", _COUNTING, str(rows_of(folder, index)), *words],
+            [
+                sys.executable,
+                "-c",
+                f"import sys\n{fault}{_COUNTING}",
+                str(rows_of(folder, index)),
+                *words,
+            ],
             cwd=ROOT,
             env=environment,
             stderr=subprocess.PIPE,
@@ -255,6 +264,39 @@ def kept_states(folder: Path, record: np.ndarray) -> dict[tuple[int, int], bytes
         (int(run), int(client)): content[offset[run, client] :][:length]
         for run, client in np.argwhere(record)
     }
+
+
+# Adds a fault to the command: process 1 cannot read after its first parts.
+_FAILING = """
+import errno
+from fedjax_inv.data import stored
+
+def failing(*arrays, of_arrays=stored.of_arrays, calls=[0]):
+    source = of_arrays(*arrays)
+
+    def take(rows):
+        calls[0] += 1
+        if calls[0] > 9:
+            raise OSError(errno.EIO, "Input/output error", "x.npy")
+        return source.take(rows)
+
+    return source._replace(take=take)
+
+if "--process_id=1" in sys.argv:
+    stored.of_arrays = failing
+"""
+
+
+def test_a_process_whose_reader_fails_ends_the_others(tmp_path: Path) -> None:
+    flags = ["--algorithm=scaffold", "--environment=none", "--widths=8", "--clients=14"]
+    flags += ["--cohort=4", "--rounds=2000", "--batch_size=64", "--hold=stream"]
+    processes = begun(tmp_path / "run", flags, 2, _FAILING)
+    (_, first), (_, second) = (process.communicate(timeout=300) for process in processes)
+    lines = "error: x.npy: Input/output error; mend that and start again", "error: another process"
+    for text, line in zip((second, first), lines, strict=True):
+        assert line in text, text
+        assert "Traceback" not in text
+    assert [process.returncode for process in processes] == [errors.LOST, 2]
 
 
 @pytest.mark.parametrize(
