@@ -131,6 +131,7 @@ EXEMPT = {
             *("evaluation.add_part", "evaluation.finish", "data.federation.rows_of"),
             *(f"program.parts.{name}" for name in ("on_host", "repeated", "room", "needed")),
             *("program.parts.batches", "program.streams.plan", "program.compiled.over_runs_of"),
+            "program.compiled.compiler_options",
         ),
         _OF_RUN,
     ),
