@@ -229,7 +229,7 @@ def of_presets(name: str, precision: str = "auto") -> Work:
         )
         upload = sum(each.up for each in exchanges)
         arguments = data, inputs, training, cohort
-        return Traced(compiled.segment, arguments, _steps(config, ready.inputs, cohort), upload)
+        return Traced(compiled.rounds, arguments, _steps(config, ready.inputs, cohort), upload)
 
     num_clients = assembled.prepare(cell).inputs.train.size.shape[1]
     return Work(trace, config.participation.slots(num_clients))

@@ -19,7 +19,6 @@ from fedjax_inv_experiments.experiment import assemble, command_line
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import at_least, flag
 from fedjax_inv_experiments.papers import fl_games, study
-from fedjax_inv_experiments.running import chunks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,24 +45,22 @@ class Row:
         assembled = assemble.assemble(config)
         (cell,) = assembled.cells
         self._data, ready = assembled.data, assembled.prepare(cell)
-        self._inputs = chunks.without_evaluation(ready.inputs)
-        if watched:
-            self._inputs = self._inputs._replace(watched=ready.inputs.watched)
+        self._inputs = ready.inputs if watched else ready.inputs._replace(watched=None)
         compiled = program.make(
             ready.experiment,
             client_chunk=int(config.run.client_chunk),
             run_chunk=int(config.run.run_chunk),
         )
-        self._segment = compiled.segment
+        self._rounds = compiled.rounds
         self._cohorts = assemble.cohorts(config, ready.inputs, config.watching.eval_every)
         self._states = compiled.init(self._data, ready.inputs)
 
-    def segment(self) -> float:
-        """Runs a segment; returns the seconds of a round."""
+    def play(self) -> float:
+        """Plays the rounds of a segment; returns the seconds of a round."""
 
         def run() -> None:
             self._states, _ = jax.block_until_ready(
-                self._segment(self._data, self._inputs, self._states, self._cohorts)
+                self._rounds(self._data, self._inputs, self._states, self._cohorts)
             )
 
         return frame.timed(run).wall / self.config.watching.eval_every
@@ -81,7 +78,7 @@ def tables(options: Options) -> Iterator[frame.Table]:
         for row in rows
         for watched in (False, True)
     }
-    calls = {key: program.segment for key, program in programs.items()}
+    calls = {key: program.play for key, program in programs.items()}
     seconds = frame.in_turns(calls, options.segments)
     table: list[dict[str, Any]] = []
     for row in rows:

@@ -50,7 +50,7 @@ def segment(target: str) -> str:
         compiled = program.make(ready.experiment, client_chunk=1, run_chunk=0, layout=layout)
         training = jax.eval_shape(compiled.init, data, inputs)
         cohorts = assemble.cohorts(flags, ready.inputs, flags.watching.eval_every)
-        traced = compiled.segment.trace(data, inputs, training, cohorts)
+        traced = compiled.rounds.trace(data, inputs, training, cohorts)
         platform = "cpu" if is_here else "tpu"
         return traced.lower(lowering_platforms=(platform,)).compile().as_text() or ""
 

@@ -53,7 +53,8 @@ def train(
 
     training = compiled.init(examples, inputs)
     # Compiled before the loop, in which Ctrl-C waits for the end of a segment.
-    compiled.segment.lower(examples, inputs, training, segment(0)).compile()
+    compiled.rounds.lower(examples, inputs, training, segment(0)).compile()
+    compiled.evaluate.lower(examples, inputs, training).compile()
     best, since = np.full(len(runs), -np.inf), np.zeros(len(runs), int)
     lines: list[dict[str, np.ndarray]] = []
     fitted, done, is_warned = None, 0, False

@@ -12,7 +12,7 @@ from fedjax_inv import checks, devices, platforms, rounds
 from fedjax_inv.communication import Traffic
 from fedjax_inv.devices import Layout, loops
 from fedjax_inv.program.host_inputs import Inputs
-from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Training
+from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Played, Training
 from fedjax_inv.types import Array, Cohort, Examples, Model, Tree
 
 
@@ -25,9 +25,9 @@ class Program(NamedTuple):
 
     # jitted: (data, inputs) -> the training before the first round
     init: jax.stages.Wrapped
-    # jitted: (data, inputs, training, cohorts [R, T, S]) -> (training, outcome); plays T rounds and
-    # evaluates; donates the training that is passed
-    segment: jax.stages.Wrapped
+    # jitted: (data, inputs, training, cohorts [R, T, S]) -> (training, `Played`); plays T rounds;
+    # donates the training that is passed
+    rounds: jax.stages.Wrapped
     # jitted: (data, inputs, training) -> the outcome of no rounds (T = 0), without metrics
     evaluate: jax.stages.Wrapped
     # (data, inputs) -> the bytes that a client downloads and uploads in each exchange
@@ -39,6 +39,26 @@ class Program(NamedTuple):
     gathered: Callable[[Tree], Tree]  # arrays [R, ...] of all devices, on the host
     # (data, inputs) -> the shapes of stored training
     shapes: Callable[[Examples, Inputs], Training]
+
+    def segment(
+        self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
+    ) -> tuple[Training, Outcome]:
+        """Play rounds, then evaluate. The training that is passed is donated.
+
+        Args:
+          data: the examples.
+          inputs: the inputs of the runs.
+          training: the training before the rounds.
+          cohorts: those of the rounds, [R, T, S].
+
+        Returns:
+          (the training after the rounds, the outcome).
+        """
+        # Two programs: the one that evaluates serves before the first round too, and algorithms
+        # that predict alike share it.
+        training, played = self.rounds(data, inputs, training, cohorts)
+        outcome = self.evaluate(data, inputs, training)
+        return training, outcome._replace(**played._asdict())
 
 
 def make(
@@ -76,9 +96,9 @@ def make(
     def init(data: Examples, inputs: Inputs) -> Training:
         return over_runs(lambda one: run.start(data, one), inputs)
 
-    def segment(
+    def play(
         data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
-    ) -> tuple[Training, Outcome]:
+    ) -> tuple[Training, Played]:
         mine = layout.my_runs(cohorts, len(inputs.seed))
         return over_runs(lambda *one: run.advance(data, *one), inputs, training, mine)
 
@@ -124,7 +144,7 @@ def make(
     return Program(
         begin,
         jax.jit(
-            layout.over(segment, (specs, whole), (specs, runs)),
+            layout.over(play, (specs, whole), (specs, runs)),
             donate_argnums=2,
             compiler_options=options,
         ),

@@ -79,16 +79,25 @@ class Training(NamedTuple):
     stops: stopping.Stops  # the stop of each threshold, with its `Scores`
 
 
+class Played(NamedTuple):
+    """The report on T rounds of a run."""
+
+    metrics: dict[str, Array]  # each [T]: the mean over the clients, weighted by size
+    attended: Array  # [T, exchanges] int32, clients that took part
+    broken: Array  # [T] int32, the first client that produced a NaN or infinity, -1 if none did
+    watched: dict[str, Array]  # train and test: score after every round [T]; or empty
+
+
 class Outcome(NamedTuple):
     """The report on a segment of T rounds, and on the state after it.
 
     The shapes are those of one run; the outcome of a program has a leading R.
     """
 
-    metrics: dict[str, Array]  # each [T]: the mean over the clients, weighted by size
-    attended: Array  # [T, exchanges] int32, clients that took part
-    broken: Array  # [T] int32, the first client that produced a NaN or infinity, -1 if none did
-    watched: dict[str, Array]  # train and test: score after every round [T]; or empty
+    metrics: dict[str, Array]  # these four as in `Played`
+    attended: Array
+    broken: Array
+    watched: dict[str, Array]
     valid: evaluation.Scores  # each [G]
     test: evaluation.Scores  # each [1]
     stops: stopping.Stops
@@ -187,17 +196,17 @@ class OneRun(NamedTuple):
     @_at_precision
     def advance(
         self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
-    ) -> tuple[Training, Outcome]:
-        """Play a segment of rounds, then evaluate.
+    ) -> tuple[Training, Played]:
+        """Play rounds, with what is watched after each.
 
         Args:
           data: the examples, which all runs share.
           inputs: the inputs of the run.
-          training: the training before the segment.
+          training: the training before the rounds.
           cohorts: the cohorts of the rounds, [T, S].
 
         Returns:
-          (the training after the segment, its outcome).
+          (the training after the rounds, the report on them).
         """
 
         def one(training: Training, cohort: Cohort) -> tuple[Training, Tree]:
@@ -210,23 +219,20 @@ class OneRun(NamedTuple):
 
         with jax.named_scope("rounds"):
             training, (reports, watched) = jax.lax.scan(one, training, cohorts)
-        outcome = self.assess(data, inputs, training)
-        return training, self.reported(outcome, reports, cohorts)._replace(watched=watched)
+        return training, self.played(reports, cohorts)._replace(watched=watched)
 
-    def reported(
-        self, outcome: Outcome, reports: tuple[rounds.Report, ...], cohorts: Cohort
-    ) -> Outcome:
-        """Return an outcome of no rounds with what the rounds report.
+    def played(self, reports: tuple[rounds.Report, ...], cohorts: Cohort) -> Played:
+        """Return the report on rounds of which nothing is watched.
 
         Args:
-          outcome: the outcome.
           reports: the reports of the rounds, [T, S].
           cohorts: their cohorts, [T, S].
         """
-        return outcome._replace(
+        return Played(
             metrics=self.axis.isolated(_mean_metrics, reports),
             attended=jnp.stack([report.present.sum(1) for report in reports], axis=-1),
             broken=jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
+            watched={},
         )
 
     def unplayed(

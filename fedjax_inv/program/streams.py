@@ -33,7 +33,14 @@ from fedjax_inv.program import compiled, parts
 from fedjax_inv.program.compiled import Program
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.program.kept import Kept, Places
-from fedjax_inv.program.one_run import DetailedScores, Experiment, OneRun, Outcome, Training
+from fedjax_inv.program.one_run import (
+    DetailedScores,
+    Experiment,
+    OneRun,
+    Outcome,
+    Played,
+    Training,
+)
 from fedjax_inv.program.parts import Needed, Room, Shards
 from fedjax_inv.types import Array, Cohort, Examples, Tree
 
@@ -223,10 +230,10 @@ class Stream:
         self._done = 0  # rounds
         make = compiled.over_runs_of(layout, run_chunk)
         self._compile(make)
-        begin, segment, evaluate = map(_as_compiled, (self._begin, self._segment, self._evaluate))
+        begin, play, evaluate = map(_as_compiled, (self._begin, self._played, self._evaluate))
         self.program = Program(
             begin,
-            segment,
+            play,
             evaluate,
             self._traffic,
             self._stored,
@@ -281,10 +288,9 @@ class Stream:
             mine = layout.my_runs(cohorts, len(inputs.seed))
             return over_runs(lambda *one: run.play(data, *one), inputs, state, mine)
 
-        def reported(data: Examples, inputs: Inputs, outcome: Outcome, reports: Tree) -> Outcome:
-            reports, cohorts = reports
+        def played(data: Examples, inputs: Inputs, reports: Tree, cohorts: Cohort) -> Played:
             mine = layout.my_runs(cohorts, len(inputs.seed))
-            return over_runs(run.reported, outcome, reports, mine)
+            return over_runs(run.played, reports, mine)
 
         def local(tree: Tree) -> Tree:
             """Return what this device has of arrays [k_c, R, ...]."""
@@ -352,7 +358,7 @@ class Stream:
 
         self._init = jitted(init, (), Training(state_specs, runs))
         self._play = jitted(play, (state_specs, whole), (state_specs, runs), donate_argnums=2)
-        self._report = jitted(reported, (runs, (runs, whole)), runs)
+        self._report = jitted(played, (runs, whole), runs)
         self._add = jitted(add, (by_device, runs, runs, by_device), by_device, donate_argnums=2)
         self._finish = jitted(finish, (by_device, runs, runs), runs)
         self._known = jitted(known, (runs, runs), runs)
@@ -583,9 +589,9 @@ class Stream:
             places = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         return multihost_utils.broadcast_one_to_all(places)
 
-    def _segment(
+    def _played(
         self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
-    ) -> tuple[Training, Outcome]:
+    ) -> tuple[Training, Played]:
         state, reports, length = training.state, [], self.plan.num_rounds
         end = self._done + cohorts.who.shape[1]
         for first in range(self._done, end, length):
@@ -595,9 +601,8 @@ class Stream:
         together = jax.tree.map(
             lambda *leaves: np.concatenate([devices.on_host(leaf) for leaf in leaves], 1), *reports
         )
-        training = training._replace(state=state)
-        outcome = self._evaluate(data, inputs, training)
-        return training, self._report((), self._inputs, outcome, (together, cohorts))
+        played = self._report((), self._inputs, together, cohorts)
+        return training._replace(state=state), played
 
     def _play_part(self, first: int, state: rounds.State) -> tuple[rounds.State, Tree]:
         """Play a part, begin to read the next one, and begin to write its states."""

@@ -8,7 +8,7 @@ sums.
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import program
-from fedjax_inv.devices import Layout, is_shards
+from fedjax_inv.devices import Layout
 from fedjax_inv.types import Examples, Tree, always
 from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.experiment.config import Config
@@ -80,7 +80,7 @@ def choose(
     if "measure" in flags:
         few = assemble.cohorts(config, inputs, _num_rounds(experiment, inputs))
         return _measured(config, cell, inputs, few, machine)
-    # The segment of the run itself, so that it need not be compiled again.
+    # The programs of the run itself, so that they need not be compiled again.
     cohort = assemble.cohorts(config, inputs, config.watching.eval_every)
     fitting = halved(
         most,
@@ -211,7 +211,8 @@ class Machine:
         """layout: of the data and inputs; by default on one device."""
         self._make, self._data = make, data
         self.runs_per_device = (layout or Layout()).runs_per_device
-        self._compiled: dict[tuple[Chunks, int], jax.stages.Compiled] = {}
+        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._evaluations: dict[Chunks, jax.stages.Compiled] = {}
         self._init: dict[int, Callable[..., Tree]] = {}  # by the number of runs alone
 
     @property
@@ -220,22 +221,33 @@ class Machine:
         return jax.default_backend() == "cpu"
 
     def fits(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> bool:
-        """Whether a segment fits into memory."""
-        return fits(lambda: self._of(chunks, inputs, cohort), available_bytes())
+        """Whether a segment fits into memory: its rounds, and the evaluation after them."""
+        rounds, evaluation = self._of, self._evaluation
+        return fits(lambda: rounds(chunks, inputs, cohort), available_bytes()) and fits(
+            lambda: evaluation(chunks, inputs), available_bytes()
+        )
 
     def seconds(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> float:
-        """The time of a segment."""
+        """The time of a segment's rounds."""
         compiled = self._of(chunks, inputs, cohort)
         states = self._init[chunks.runs](self._data, inputs)
         return _seconds(lambda states: compiled(self._data, inputs, states, cohort)[0], states)
 
     def _of(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> jax.stages.Compiled:
-        key = (chunks, cohort.who.shape[-1])
+        key = chunks, cohort.who.shape[-1], inputs.watched is None
         if key not in self._compiled:
             program = self._make(chunks)
             self._init.setdefault(chunks.runs, program.init)
             self._compiled[key] = compiled(program, self._data, inputs, cohort)
         return self._compiled[key]
+
+    def _evaluation(self, chunks: Chunks, inputs: program.Inputs) -> jax.stages.Compiled:
+        if chunks not in self._evaluations:
+            program = self._make(chunks)
+            states = jax.eval_shape(program.init, self._data, inputs)
+            lowered = program.evaluate.lower(self._data, inputs, states)
+            self._evaluations[chunks] = lowered.compile()
+        return self._evaluations[chunks]
 
 
 def available_bytes() -> int:
@@ -245,14 +257,14 @@ def available_bytes() -> int:
 
 
 def compiled(program: program.Program, *arguments: Tree) -> jax.stages.Compiled:
-    """The compiled segment of a program for (data, inputs, cohort)."""
+    """The compiled rounds of a program for (data, inputs, cohort)."""
     data, inputs, cohort = arguments
     states = jax.eval_shape(program.init, data, inputs)
-    return program.segment.lower(data, inputs, states, cohort).compile()
+    return program.rounds.lower(data, inputs, states, cohort).compile()
 
 
 def fits(compile: Callable[[], jax.stages.Compiled], available: int) -> bool:
-    """Whether a segment fits into memory. compile: a function that returns the segment."""
+    """Whether a program fits into memory. compile: a function that returns the program."""
     try:
         return needed_bytes(compile()) <= available
     except jax.errors.JaxRuntimeError as error:
@@ -261,9 +273,9 @@ def fits(compile: Callable[[], jax.stages.Compiled], available: int) -> bool:
         return False  # a TPU's compiler refuses what its device cannot hold
 
 
-def needed_bytes(segment: jax.stages.Compiled) -> int:
-    """The memory that a compiled segment needs, with its arguments and results."""
-    memory = segment.memory_analysis()
+def needed_bytes(program: jax.stages.Compiled) -> int:
+    """The memory that a compiled program needs, with its arguments and results."""
+    memory = program.memory_analysis()
     if memory is None:
         return 0  # the backend does not say, so assume that it fits
     of_results = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -273,11 +285,11 @@ def needed_bytes(segment: jax.stages.Compiled) -> int:
 def _light(
     inputs: program.Inputs, config: Config, cohort: Tree, num_slots: int
 ) -> tuple[program.Inputs, Tree]:
-    """Inputs with a few examples per client and nothing to evaluate, and a smaller cohort.
+    """Inputs with a few examples per client and nothing to watch, and a smaller cohort.
 
     All examples stay if the program has a fixed number of batches, since fewer would save no time.
     """
-    light = without_evaluation(inputs)
+    light = inputs._replace(watched=None)
     if _known_batches(config, inputs) is None:
         most = _STEPS * (config.clients.batch_size or int(inputs.train.size.max()))
         few = inputs.train._replace(size=jnp.minimum(inputs.train.size, most))
@@ -295,16 +307,6 @@ def _num_steps(config: Config, inputs: program.Inputs) -> int:
     if clients.local_steps or not clients.batch_size:
         return clients.local_steps or clients.local_epochs
     return clients.local_epochs * (_known_batches(config, inputs) or _STEPS)
-
-
-def without_evaluation(inputs: program.Inputs) -> program.Inputs:
-    """The same inputs with nothing to evaluate, so that a segment only trains."""
-
-    def nothing(leaf: Tree) -> Tree:
-        return leaf._replace(size=jnp.zeros_like(leaf.size)) if is_shards(leaf) else leaf
-
-    emptied = jax.tree.map(nothing, inputs, is_leaf=is_shards)
-    return emptied._replace(train=inputs.train)
 
 
 def _seconds(advance: Callable[[Tree], Tree], states: Tree) -> float:

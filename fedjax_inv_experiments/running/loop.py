@@ -71,9 +71,8 @@ def compile_ahead(job: Job) -> Job:
     every = job.config.watching.eval_every
     cohorts, reports = _cohorts(job)
     part = _rounds(cohorts, 0, every)
-    if job.config.watching.eval_start:
-        program.evaluate.lower(data, inputs, states).compile()
-    program.segment.lower(data, inputs, states, part).compile()
+    program.evaluate.lower(data, inputs, states).compile()
+    program.rounds.lower(data, inputs, states, part).compile()
     return job._replace(is_compiled=True, cohorts=cohorts, reports=reports)
 
 
@@ -215,23 +214,28 @@ def _advance(
         return lines
 
     first_work = "an evaluation" if config.watching.eval_start else "the first network"
+    evaluates_first = states is None and config.watching.eval_start
     with contextlib.closing(Progress(title, rounds, done)) as progress, Ahead() as ahead:
         if states is None:
             with progress.compiling(first_work, likely=not job.is_compiled):
                 states = program.init(job.data, job.inputs)
                 first = (job.data, job.inputs, states, _rounds(cohorts, 0, every))
                 if not job.is_compiled:
-                    ahead.begin("segment", lambda: program.segment.lower(*first).compile())
-                if config.watching.eval_start:
+                    ahead.begin("rounds", lambda: program.rounds.lower(*first).compile())
+                if evaluates_first:
                     outcome = program.evaluate(job.data, job.inputs, states)
-            if config.watching.eval_start:
+            if evaluates_first:
                 evaluated(program.gathered(outcome), 0, 0)
         last = _is_over(config, done, program.gathered(states.stops))
         likely = not (job.is_compiled or last)
+        if likely and not evaluates_first:
+            now = (job.data, job.inputs, states)
+            ahead.begin("evaluation", lambda: program.evaluate.lower(*now).compile())
         while not last:
             part = _rounds(cohorts, done, every)
             with progress.compiling(f"{every} rounds", likely):
-                ahead.take("segment", lambda: None)
+                for name in ("rounds", "evaluation"):
+                    ahead.take(name, lambda: None)
                 states, outcome = program.segment(job.data, job.inputs, states, part)
             progress.start()
             outcome, likely = program.gathered(outcome), False

@@ -230,13 +230,10 @@ def test_a_history_becomes_a_data_frame_if_pandas_is_there(monkeypatch: Any) -> 
 
 
 class Segment:
-    """Stands in for a compiled segment; plays `steps`, functions or scores [R] of a segment."""
+    """Stands in for `Program.segment`; plays `steps`, functions or scores [R] of a segment."""
 
     def __init__(self, steps: list[Any]) -> None:
         self.steps, self.lengths = steps, []
-
-    def lower(self, *arguments: Any) -> Any:
-        return SimpleNamespace(compile=lambda: None)
 
     def __call__(self, examples: Any, inputs: Any, training: int, cohorts: Cohort) -> Any:
         self.lengths.append(cohorts.present.sum((0, 2)).tolist())
@@ -255,8 +252,13 @@ class Segment:
 
 def played(steps: list[Any], num_rounds: int, **settings: Any) -> tuple[fitting.Fitted, Segment]:
     segment = Segment(steps)
+    compilable = SimpleNamespace(lower=lambda *_: SimpleNamespace(compile=lambda: None))
     compiled: Any = SimpleNamespace(
-        init=lambda *_: 0, segment=segment, gathered=lambda outcome: outcome
+        init=lambda *_: 0,
+        rounds=compilable,
+        evaluate=compilable,
+        segment=segment,
+        gathered=lambda outcome: outcome,
     )
     serving: Any = SimpleNamespace(program=compiled, inputs=None)
     cohort = Cohort(*(np.ones((2, num_rounds, 3), kind) for kind in (int, bool, int)))

@@ -170,7 +170,7 @@ def test_devices_that_share_runs_send_nothing_and_change_no_bit() -> None:
             data, placed = layout.place(data, placed)
         training = compiled.init(data, placed)
         arguments = data, placed, training, program.cohorts(schedule, placed)
-        read = hlo.Program(compiled.segment.lower(*arguments).compile().as_text() or "")
+        read = hlo.Program(compiled.rounds.lower(*arguments).compile().as_text() or "")
         assert hlo.collectives(read) == []
         training, outcome = compiled.segment(*arguments)
         results.append((plain(compiled.stored(placed, training)), compiled.gathered(outcome)))
