@@ -1,6 +1,6 @@
 """Scores and losses of each client, also of clients never seen; their mean and the lowest score."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -81,20 +81,95 @@ def evaluate(
     checks.record("axis", axis, devices.Axis)
     if algorithm.personal and seen:
         rounds.check_num_clients(state, federation, axis)
-    state, federation = tree.on_device((state, federation))
+    (scores,) = evaluate_each(
+        algorithm,
+        state,
+        [(federation, seen)],
+        axis=axis,
+        batch_size=batch_size,
+        needed=needed,
+        loss=loss,
+        score=score,
+    )
+    return scores
+
+
+def evaluate_each(
+    algorithm: Algorithm,
+    state: State,
+    federations: Sequence[tuple[Federation, bool]],
+    *,
+    axis: devices.Axis,
+    batch_size: int,
+    needed: Array | bool,
+    loss: Loss,
+    score: Loss,
+) -> list[Scores]:
+    """Return the scores of several federations, as `evaluate` does of one, bit for bit.
+
+    If all clients share a model, one loop goes over the batches of all federations, which compiles
+    in the time of one.
+
+    Args:
+      algorithm: the algorithm of the run.
+      state: the state to evaluate.
+      federations: each with whether its clients are those of the run; all of the same examples.
+      axis: as in `evaluate`, and so are the others.
+      batch_size: B.
+      needed: [] bool.
+      loss: the mean loss of a batch.
+      score: the mean score of a batch.
+    """
+    state, federations = tree.on_device((state, [*federations]))
+    if algorithm.personal:
+        return [
+            _personal(algorithm, state, each, seen, axis, batch_size, needed, loss, score)
+            for each, seen in federations
+        ]
+    shards = [_numbered(federation)[1] for federation, _ in federations]
+    sizes = [each.size for each in shards]
+    plan = _together([_plan(jnp.where(needed, size, 0), axis, batch_size) for size in sizes])
+    order = jnp.concatenate([each.order for each in shards])
+    offsets = np.cumsum([0, *(len(each.order) for each in shards)])
+    start = jnp.concatenate([each.start + at for each, at in zip(shards, offsets, strict=False)])
+
+    def rows(who: Array, number: Array) -> Array:
+        return order[start[who] + number - plan.first[who]]
+
+    each = _of_examples(algorithm, state.server, score, loss)
+    zeros = jnp.zeros(len(start)), jnp.zeros(len(start))
+    everything = 0, plan.batch_end[-1]
+    sums = _add(zeros, shards[0].data, rows, each, plan, everything)
+    sums = axis.selected(sums, plan.is_mine)
+    ends = np.cumsum([len(size) for size in sizes])[:-1]
+    apart = zip(*(jnp.split(total, ends) for total in sums), strict=True)
+    return [_means(axis, of_one, size) for of_one, size in zip(apart, sizes, strict=True)]
+
+
+def _personal(
+    algorithm: Algorithm,
+    state: State,
+    federation: Federation,
+    seen: bool,
+    axis: devices.Axis,
+    batch_size: int,
+    needed: Array | bool,
+    loss: Loss,
+    score: Loss,
+) -> Scores:
+    """Return the scores of clients of which each has its own model."""
     numbers, federation = _numbered(federation)
     size = federation.size
-    federation = federation._replace(size=jnp.where(needed, size, 0))
+    data, order, start, size_needed, _ = federation._replace(size=jnp.where(needed, size, 0))
 
-    def unseen(who: Array) -> Tree:
-        return algorithm.init_client(state.server, who)
-
-    def personal(at: Array, local_index: Array) -> tuple[Array, Array]:
+    def client(at: Array, local_index: Array) -> tuple[Array, Array]:
         """Return the sums of a client's scores and losses; its state lies at `local_index`."""
         who = at if numbers is None else numbers[at]
-        own = tree.take(state.clients, local_index) if seen else unseen(who)
-        data, order, start, size, _ = federation
-        shard = Shard(data, order, start[at], size[at], who)
+        if seen:
+            own = tree.take(state.clients, local_index)
+        else:
+            own = algorithm.init_client(state.server, who)
+        shard = Shard(data, order, start[at], size_needed[at], who)
 
         def sums(batch: Batch) -> tuple[Array, Array]:
             outputs = algorithm.predict(state.server, own, batch.x)
@@ -103,20 +178,7 @@ def evaluate(
 
         return local.fold(shard, sums, batch_size=min(batch_size, _PERSONAL_BATCH))
 
-    if algorithm.personal:
-        sums = _by_client(federation, personal, axis)
-    else:
-        each = _of_examples(algorithm, state.server, score, loss)
-        data, order, start, size_needed, _ = federation
-        plan = _plan(size_needed, axis, batch_size)
-
-        def rows(who: Array, number: Array) -> Array:
-            return order[start[who] + number - plan.first[who]]
-
-        everything = 0, plan.batch_end[-1]
-        zeros = jnp.zeros(len(size)), jnp.zeros(len(size))
-        sums = axis.selected(_add(zeros, data, rows, each, plan, everything), plan.is_mine)
-    return _means(axis, sums, size)
+    return _means(axis, _by_client(federation, client, axis), size)
 
 
 class Part(NamedTuple):
@@ -268,6 +330,27 @@ def _plan(size: Array, axis: devices.Axis, batch_size: int) -> _Plan:
     return _Plan(is_mine, first, end, lane_first, lane_end, num_batches, batch_end, batch_size)
 
 
+def _together(plans: Sequence[_Plan]) -> _Plan:
+    """Return the plan of the batches of all plans, one plan after the other."""
+    after: Array = jnp.zeros((), jnp.int32)  # the examples of the plans before
+    moved: list[_Plan] = []
+    for plan in plans:
+        moved.append(
+            plan._replace(
+                first=plan.first + after,
+                end=plan.end + after,
+                lane_first=plan.lane_first + after,
+                lane_end=plan.lane_end + after,
+            )
+        )
+        after = moved[-1].end[-1]
+    is_mine, first, end, lane_first, lane_end, num_batches = (
+        jnp.concatenate(of_plans) for of_plans in zip(*(plan[:6] for plan in moved), strict=True)
+    )
+    batch_end, batch_size = jnp.cumsum(num_batches), plans[0].batch_size
+    return _Plan(is_mine, first, end, lane_first, lane_end, num_batches, batch_end, batch_size)
+
+
 def _add(
     sums: tuple[Array, Array],
     data: Examples,
@@ -299,9 +382,8 @@ def _add(
 
 def _scattered(totals: Array, who: Array, values: Array) -> Array:
     """Add values [B] to the entries `who` [B] of `totals` [C]."""
-    if len(totals) == 1:  # not a scatter: XLA's CPU compiler gets some scatters wrong under vmap
-        return totals + values.sum()
-    return totals.at[who].add(values)
+    # One entry more: XLA's CPU compiler gets some scatters to a single entry wrong under vmap.
+    return jnp.pad(totals, (0, 1)).at[who].add(values)[:-1]
 
 
 def mean(scores: Scores) -> tuple[Array, Array]:

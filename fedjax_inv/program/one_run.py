@@ -105,6 +105,8 @@ class Outcome(NamedTuple):
     detailed: DetailedScores | None = None
 
 
+Shards = ClientShards | CompactShards | SharedExamples
+Sets = list[tuple[Shards, bool]]  # each with whether its shards are those of the run's clients
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -261,23 +263,20 @@ class OneRun(NamedTuple):
     @_at_precision
     def assess(self, data: Examples, inputs: Inputs, training: Training) -> Outcome:
         """Evaluate, and return the outcome of no rounds (T = 0)."""
-        scores = self.held_out(data, inputs, training.state, True)
-        outcome = self.unplayed(inputs, scores, training.stops)
+        sets = self.held_out(inputs)
         if inputs.detailed is not None:
-            outcome = outcome._replace(detailed=self.detailed(data, inputs, training.state))
+            # A personal algorithm serves each client with the client's own state.
+            by_class, shards = inputs.detailed
+            sets += [(by_class, False), (shards, not self.experiment.pooled)]
+        valid, test, *detailed = self.evaluate_each(data, inputs, training.state, sets)
+        outcome = self.unplayed(inputs, self.grouped(inputs, valid, test), training.stops)
+        if detailed:
+            outcome = outcome._replace(
+                detailed=DetailedScores(self.joined(detailed[0]), detailed[1])
+            )
         if self.experiment.watch_gradients:
             outcome = outcome._replace(gradients=self.gradients(data, inputs, training.state))
         return outcome
-
-    def detailed(self, data: Examples, inputs: Inputs, state: rounds.State) -> DetailedScores:
-        """Return the scores on the test examples, split as in `Detailed`."""
-        assert inputs.detailed is not None
-        by_class, shards = inputs.detailed
-        return DetailedScores(
-            self.joined(self.evaluate(data, inputs, state, by_class, False)),
-            # A personal algorithm serves each client with the client's own state.
-            self.evaluate(data, inputs, state, shards, not self.experiment.pooled),
-        )
 
     def gradients(
         self, data: Examples, inputs: Inputs, state: rounds.State
@@ -323,8 +322,9 @@ class OneRun(NamedTuple):
         if inputs.watched is None:
             return training, {}
         shift = self.mean_outputs(data, inputs, state) if self.experiment.stop_centred else None
-        train = self.evaluate(data, inputs, state, inputs.watched.train, True, shift=shift)
-        test = self.evaluate(data, inputs, state, inputs.watched.test, False, shift=shift)
+        watched = inputs.watched
+        sets: Sets = [(watched.train, True), (watched.test, False)]
+        train, test = self.evaluate_each(data, inputs, state, sets, shift=shift)
         test = self.joined(test)
         score = {"train": self.pooled(train).score[0], "test": test.score[0]}
         if self.experiment.thresholds:
@@ -388,33 +388,28 @@ class OneRun(NamedTuple):
           inputs: the inputs of the run.
           state: the state of the run.
           needed: [] bool; if false, the scores are arbitrary.
-          shift: as in `evaluate`.
+          shift: as in `evaluate_each`.
         """
-        train = self.evaluate(data, inputs, state, inputs.train, True, needed, shift)
-        return Scores(self.pooled(train), *self.held_out(data, inputs, state, needed, shift))
+        sets: Sets = [(inputs.train, True), *self.held_out(inputs)]
+        train, *held_out = self.evaluate_each(data, inputs, state, sets, needed, shift)
+        return Scores(self.pooled(train), *self.grouped(inputs, *held_out))
 
-    def held_out(
-        self,
-        data: Examples,
-        inputs: Inputs,
-        state: rounds.State,
-        needed: Array | bool,
-        shift: Array | None = None,
+    def held_out(self, inputs: Inputs) -> Sets:
+        """Return the validation clients and the test client, as `evaluate_each` takes them."""
+        return [(inputs.valid, not self.experiment.pooled), (inputs.test, False)]
+
+    def grouped(
+        self, inputs: Inputs, valid: evaluation.Scores, test: evaluation.Scores
     ) -> tuple[evaluation.Scores, evaluation.Scores]:
         """Return the scores of the validation groups [G] and of the test client [1].
 
         Args:
-          data: the examples, which all runs share.
           inputs: the inputs of the run.
-          state: the state of the run.
-          needed: as in `scores`.
-          shift: as in `evaluate`.
+          valid: the scores of the validation clients.
+          test: those of the test client's parts.
         """
-        seen = not self.experiment.pooled
-        valid = self.evaluate(data, inputs, state, inputs.valid, seen, needed, shift)
-        test = self.evaluate(data, inputs, state, inputs.test, False, needed, shift)
-        test = self.joined(test)
-        return self.by_group(valid, inputs.group, self.experiment.num_groups), test
+        groups = self.by_group(valid, inputs.group, self.experiment.num_groups)
+        return groups, self.joined(test)
 
     def joined(self, scores: evaluation.Scores) -> evaluation.Scores:
         """Return the scores of `SharedExamples` from those of their parts."""
@@ -437,25 +432,30 @@ class OneRun(NamedTuple):
 
         return self.axis.isolated(of, scores, group)
 
-    @_at_precision
     def evaluate(
+        self, data: Examples, inputs: Inputs, state: rounds.State, shards: Shards, seen: bool
+    ) -> evaluation.Scores:
+        """Return the scores of a state on shards, as `evaluate_each` does on several."""
+        (scores,) = self.evaluate_each(data, inputs, state, [(shards, seen)])
+        return scores
+
+    @_at_precision
+    def evaluate_each(
         self,
         data: Examples,
         inputs: Inputs,
         state: rounds.State,
-        shards: ClientShards | CompactShards | SharedExamples,
-        seen: bool,
+        sets: Sets,
         needed: Array | bool = True,
         shift: Array | None = None,
-    ) -> evaluation.Scores:
-        """Return the scores of a state on shards, one for each shard.
+    ) -> list[evaluation.Scores]:
+        """Return the scores of a state on sets of shards, one for each shard of each set.
 
         Args:
           data: the examples, which all runs share.
           inputs: the inputs of the run.
           state: the state of the run.
-          shards: the shards to evaluate.
-          seen: whether they are those of the run's clients, as in `evaluation.evaluate`.
+          sets: the shards, and whether they are `seen` (`evaluation.evaluate`).
           needed: as in `scores`.
           shift: [K], is subtracted from the outputs.
         """
@@ -463,14 +463,16 @@ class OneRun(NamedTuple):
         if shift is not None:
             outputs = algorithm.predict
             algorithm = algorithm._replace(predict=lambda *of: outputs(*of) - shift)
-        if isinstance(shards, SharedExamples) and not self.are_cut:
-            shards = devices.cut(shards, self.num_parts)
-        return evaluation.evaluate(
+        federations = []
+        for shards, seen in sets:
+            if isinstance(shards, SharedExamples) and not self.are_cut:
+                shards = devices.cut(shards, self.num_parts)
+            federations.append((Federation(data, *shards), seen))
+        return evaluation.evaluate_each(
             algorithm,
             state,
-            Federation(data, *shards),
+            federations,
             axis=self.axis,
-            seen=seen,
             batch_size=self.batch_size,
             needed=needed,
             loss=self.experiment.loss,

@@ -318,8 +318,8 @@ class Stream:
 
         def outcome(inputs: Inputs, scores: dict[str, Any], stops: Tree) -> Outcome:
             def one(inputs: Inputs, scores: dict[str, Any], stops: Tree) -> Outcome:
-                groups = run.by_group(scores["valid"], inputs.group, experiment.num_groups)
-                found = run.unplayed(inputs, (groups, run.joined(scores["test"])), stops)
+                held_out = run.grouped(inputs, scores["valid"], scores["test"])
+                found = run.unplayed(inputs, held_out, stops)
                 if "by_class" not in scores:
                     return found
                 detailed = DetailedScores(run.joined(scores["by_class"]), scores["shards"])
