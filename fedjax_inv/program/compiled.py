@@ -1,7 +1,8 @@
 """The compiled program of R runs of an experiment, and where its arrays lie on devices."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ from fedjax_inv.devices import Layout, loops
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Played, Training
 from fedjax_inv.types import Array, Cohort, Examples, Model, Tree
+
+T = TypeVar("T")
 
 
 class Program(NamedTuple):
@@ -105,6 +108,7 @@ def make(
     def evaluate(data: Examples, inputs: Inputs, training: Training) -> Outcome:
         return over_runs(lambda *one: run.assess(data, *one), inputs, training)
 
+    @_by_shapes
     def traffic(data: Examples, inputs: Inputs) -> list[Traffic]:
         """Return the bytes, computed for one device; more devices do not change them."""
 
@@ -131,6 +135,7 @@ def make(
     def gathered(tree: Tree) -> Tree:
         return jax.device_get(layout.gather_runs(tree))
 
+    @_by_shapes
     def shapes(data: Examples, inputs: Inputs) -> Training:
         return stored(inputs, jax.eval_shape(begin, data, inputs))
 
@@ -155,6 +160,21 @@ def make(
         gathered,
         shapes,
     )
+
+
+def _by_shapes(fn: Callable[[Examples, Inputs], T]) -> Callable[[Examples, Inputs], T]:
+    """Return `fn`, which is computed once for all arguments of the same shapes."""
+    known: dict[Hashable, T] = {}
+
+    @functools.wraps(fn)
+    def of(data: Examples, inputs: Inputs) -> T:
+        shapes, structure = jax.tree.flatten(jax.eval_shape(lambda *both: both, data, inputs))
+        key = *shapes, structure
+        if key not in known:
+            known[key] = fn(data, inputs)
+        return known[key]
+
+    return of
 
 
 def _check(experiment: Experiment) -> None:

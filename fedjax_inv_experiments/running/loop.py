@@ -68,6 +68,7 @@ def compile_ahead(job: Job) -> Job:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
     states = jax.tree.map(placed, shapes, compiled.output_shardings)
+    program.traffic(data, inputs)  # which it keeps
     every = job.config.watching.eval_every
     cohorts, reports = _cohorts(job)
     part = _rounds(cohorts, 0, every)

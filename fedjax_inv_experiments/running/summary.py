@@ -57,6 +57,7 @@ def lines(
     end_at_stop: whether a run ends once it has met all thresholds.
     """
     records = []
+    detailed = _by_class_and_client(outcome)
     for index, run in enumerate(cell.runs):
         metrics = {k: np.asarray(v)[index, :length] for k, v in outcome.metrics.items()}
         loss = metrics.pop("loss", np.zeros(0))
@@ -83,7 +84,7 @@ def lines(
                 train_metrics=means or None,
                 **watched,
                 **_by_domain(cell, measure, groups, valid, test),
-                **_by_class_and_client(outcome, index),
+                **detailed[index],
                 gradients=_gradients(outcome, index),
                 diverged=bool(not finite or (broken.any() and not drops)),
                 dropped=int(broken.sum()) if drops else None,
@@ -120,23 +121,24 @@ def _lost(
     }
 
 
-def _by_class_and_client(outcome: Outcome, run: int) -> dict[str, Any]:
-    """The fields of --watch_classes.
+def _by_class_and_client(outcome: Outcome) -> list[dict[str, Any]]:
+    """The fields of --watch_classes of each run.
 
     They are the score on each class and on each client's test examples, None where there are no
     examples, and the means of both over the others.
     """
+    fields: list[dict[str, Any]] = [{} for _ in outcome.valid.score]
     if outcome.detailed is None:
-        return {}
-    fields: dict[str, Any] = {}
+        return fields
     names = (("balanced", "class"), ("client", "client"))
     for (mean, of), scores in zip(names, outcome.detailed, strict=True):
-        mine = jax.tree.map(lambda leaf: np.asarray(leaf)[run], scores)
-        fields[f"{mean}_score"] = float(evaluation.balanced(mine))
-        fields[f"score_by_{of}"] = [
-            round(float(score), 5) if size else None
-            for score, size in zip(mine.score, mine.size, strict=True)
-        ]
+        means = np.asarray(evaluation.balanced(scores))
+        for run, value in enumerate(means):
+            both = zip(scores.score[run], scores.size[run], strict=True)
+            fields[run][f"{mean}_score"] = float(value)
+            fields[run][f"score_by_{of}"] = [
+                round(float(score), 5) if size else None for score, size in both
+            ]
     return fields
 
 
