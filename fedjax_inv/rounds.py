@@ -111,9 +111,17 @@ def init(
         broadcast_history = tuple(
             jax.tree.map(lambda leaf: jnp.stack([leaf] * history), message) for message in messages
         )
-    # Copies, so that a state can be donated although several leaves started as one array.
-    server, own, broadcast_history = jax.tree.map(jnp.array, (server, own, broadcast_history))
+    server, own, broadcast_history = jax.tree.map(_stored, (server, own, broadcast_history))
     return State(server, own, broadcast_history, jnp.int32(0), jax.random.fold_in(key, 1))
+
+
+def _stored(leaf: Array) -> Array:
+    """Return a leaf as rounds return it.
+
+    It is a copy, so that a state can be donated although several leaves started as one array. Its
+    type is not weak, as that of `jnp.full(3, 0.5)` is, or the second segment would compile again.
+    """
+    return jnp.array(leaf, dtype=jnp.asarray(leaf).dtype)
 
 
 def _clients(federation: Federation, axis: Axis) -> Array:

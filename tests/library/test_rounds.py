@@ -490,6 +490,21 @@ def test_a_state_can_be_donated_although_its_leaves_started_as_one_array() -> No
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(variables))
 
 
+def test_the_first_state_has_the_types_of_later_ones() -> None:
+    """A weak type, as that of jnp.full(3, 0.5), would let the second segment compile again."""
+
+    def weak(number: float) -> Array:
+        return jnp.full(3, number)
+
+    algorithm = one()._replace(
+        init_server=lambda setup: (jnp.float32(0), weak(0.5)),
+        init_client=lambda server, who: weak(0.5),
+    )
+    state = rounds.init(algorithm, empty(C), FEDERATION, jax.random.key(0))
+    assert weak(0.5).weak_type
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves((state.server, state.clients)))
+
+
 def late(schedule: Cohort, delay: int) -> Cohort:
     return schedule._replace(delay=jnp.full_like(schedule.delay, delay))
 
