@@ -1,7 +1,8 @@
 """python tests/compiled_sweep.py cpu|v5e-8: what a sweep of 64 runs compiles to for eight devices.
 
-It prints the number of loops in the segment, whether one of them is the rounds', and the names of
-its collectives. The devices need not be there.
+It prints the number of loops in the program of the rounds, whether one of them is the rounds', and
+the names of the collectives of this program and of the one that evaluates. The devices need not be
+there.
 """
 
 import sys
@@ -19,8 +20,8 @@ from fedjax_inv_experiments.experiment import assemble, config
 _DEVICES = 8
 
 
-def segment(target: str) -> str:
-    """The compiled text of a segment of two rounds."""
+def texts(target: str) -> list[str]:
+    """The compiled texts of two rounds and of their evaluation."""
     is_here = target == "cpu"
     count = _DEVICES if is_here else 1
     jax.config.update("jax_num_cpu_devices", count)
@@ -50,16 +51,21 @@ def segment(target: str) -> str:
         compiled = program.make(ready.experiment, client_chunk=1, run_chunk=0, layout=layout)
         training = jax.eval_shape(compiled.init, data, inputs)
         cohorts = assemble.cohorts(flags, ready.inputs, flags.watching.eval_every)
-        traced = compiled.rounds.trace(data, inputs, training, cohorts)
-        platform = "cpu" if is_here else "tpu"
-        return traced.lower(lowering_platforms=(platform,)).compile().as_text() or ""
+        on = ("cpu",) if is_here else ("tpu",)
+        return [
+            traced.lower(lowering_platforms=on).compile().as_text() or ""
+            for traced in (
+                compiled.rounds.trace(data, inputs, training, cohorts),
+                compiled.evaluate.trace(data, inputs, training),
+            )
+        ]
 
 
 def main() -> None:
-    """Prints what the text says."""
-    read = hlo.Program(segment(sys.argv[1]))
-    print(len(read.loops()), read.named("rounds") is not None)
-    print(*(one.name for one in hlo.collectives(read)))
+    """Prints what the texts say."""
+    rounds, evaluation = map(hlo.Program, texts(sys.argv[1]))
+    print(len(rounds.loops()), rounds.named("rounds") is not None)
+    print(*(one.name for read in (rounds, evaluation) for one in hlo.collectives(read)))
 
 
 if __name__ == "__main__":

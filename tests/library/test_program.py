@@ -170,8 +170,9 @@ def test_devices_that_share_runs_send_nothing_and_change_no_bit() -> None:
             data, placed = layout.place(data, placed)
         training = compiled.init(data, placed)
         arguments = data, placed, training, program.cohorts(schedule, placed)
-        read = hlo.Program(compiled.rounds.lower(*arguments).compile().as_text() or "")
-        assert hlo.collectives(read) == []
+        programs = compiled.rounds.lower(*arguments), compiled.evaluate.lower(*arguments[:3])
+        for lowered in programs:
+            assert hlo.collectives(hlo.Program(lowered.compile().as_text() or "")) == []
         training, outcome = compiled.segment(*arguments)
         results.append((plain(compiled.stored(placed, training)), compiled.gathered(outcome)))
     assert_same_bits(*results)
