@@ -105,22 +105,22 @@ def evaluate_each(
     loss: Loss,
     score: Loss,
 ) -> list[Scores]:
-    """Return the scores of several federations, as `evaluate` does of one, bit for bit.
+    """Return the scores of several federations of the same examples, each as `evaluate` does.
 
-    If all clients share a model, one loop goes over the batches of all federations, which compiles
-    in the time of one.
+    If all clients share a model, one loop goes over the batches of all federations, so that they
+    compile in the time of one.
 
     Args:
       algorithm: the algorithm of the run.
       state: the state to evaluate.
-      federations: each with whether its clients are those of the run; all of the same examples.
-      axis: as in `evaluate`, and so are the others.
-      batch_size: B.
-      needed: [] bool.
-      loss: the mean loss of a batch.
-      score: the mean score of a batch.
+      federations: each with whether its clients are those of the run (`seen` of `evaluate`).
+      axis: how the work is laid over memory and devices.
+      batch_size: B, as in `evaluate`.
+      needed: [] bool, as in `evaluate`.
+      loss: the mean loss of a batch of outputs.
+      score: the mean score of a batch of outputs.
     """
-    state, federations = tree.on_device((state, [*federations]))
+    state, federations = tree.on_device((state, federations))
     if algorithm.personal:
         return [
             _personal(algorithm, state, each, seen, axis, batch_size, needed, loss, score)
@@ -130,8 +130,9 @@ def evaluate_each(
     sizes = [each.size for each in shards]
     plan = _together([_plan(jnp.where(needed, size, 0), axis, batch_size) for size in sizes])
     order = jnp.concatenate([each.order for each in shards])
-    offsets = np.cumsum([0, *(len(each.order) for each in shards)])
-    start = jnp.concatenate([each.start + at for each, at in zip(shards, offsets, strict=False)])
+    ends = np.cumsum([len(each.order) for each in shards])
+    begins = [0, *ends[:-1].tolist()]
+    start = jnp.concatenate([each.start + at for each, at in zip(shards, begins, strict=True)])
 
     def rows(who: Array, number: Array) -> Array:
         return order[start[who] + number - plan.first[who]]
@@ -141,8 +142,8 @@ def evaluate_each(
     everything = 0, plan.batch_end[-1]
     sums = _add(zeros, shards[0].data, rows, each, plan, everything)
     sums = axis.selected(sums, plan.is_mine)
-    ends = np.cumsum([len(size) for size in sizes])[:-1]
-    apart = zip(*(jnp.split(total, ends) for total in sums), strict=True)
+    last = np.cumsum([len(size) for size in sizes])[:-1]
+    apart = zip(*(jnp.split(total, last) for total in sums), strict=True)
     return [_means(axis, of_one, size) for of_one, size in zip(apart, sizes, strict=True)]
 
 

@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import devices, evaluation, rounds
+from fedjax_inv import devices, evaluation, objectives, rounds
 from fedjax_inv.data import federation as built
 from fedjax_inv.types import Algorithm, Array, Federation, Tree
 
@@ -115,6 +115,34 @@ def test_evaluate_follows_numpy_under_every_axis(personal: bool, axis: str) -> N
     empty = FEDERATION._replace(size=jnp.zeros_like(FEDERATION.size))
     nothing = evaluation.Scores(*(np.zeros(len(SIZES), leaf.dtype) for leaf in want))
     assert_equal(evaluate(state(), empty, True), nothing)
+
+
+@pytest.mark.parametrize("axis", ["default", "sharded"])
+@pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
+def test_several_federations_are_evaluated_as_each_alone(personal: bool, axis: str) -> None:
+    everything, nobody = np.arange(sum(SIZES)), np.arange(0)
+    parts = [[everything], [everything[40:], nobody, everything[:7]], [nobody]]
+    sets = [(FEDERATION, True), *((built.of_parts(FEDERATION.data, part), False) for part in parts)]
+
+    def evaluate(state: rounds.State, federations: list[Federation]) -> list[evaluation.Scores]:
+        return evaluation.evaluate_each(
+            algorithm(personal),
+            state,
+            [(each, seen) for each, (_, seen) in zip(federations, sets, strict=True)],
+            axis=AXES[axis]() or devices.chunked(1),
+            batch_size=BATCH,
+            needed=True,
+            loss=objectives.cross_entropy,
+            score=objectives.accuracy,
+        )
+
+    if axis == "sharded":
+        mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
+        evaluate = devices.over(mesh, evaluate)
+    found = jax.jit(evaluate)(state(), [federation for federation, _ in sets])
+    for (federation, seen), scores in zip(sets, found, strict=True):
+        own = own_of(personal, seen)[: federation.num_clients]
+        assert_close(scores, expected(federation, own))
 
 
 # As many runs as clients, and one client: XLA's CPU compiler gets some vmapped scatters wrong.
