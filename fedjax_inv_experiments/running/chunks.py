@@ -222,10 +222,11 @@ class Machine:
 
     def fits(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> bool:
         """Whether a segment fits into memory: its rounds, and the evaluation after them."""
-        rounds, evaluation = self._of, self._evaluation
-        return fits(lambda: rounds(chunks, inputs, cohort), available_bytes()) and fits(
-            lambda: evaluation(chunks, inputs), available_bytes()
+        programs = (
+            lambda: self._of(chunks, inputs, cohort),
+            lambda: self._evaluation(chunks, inputs),
         )
+        return all(fits(compile, available_bytes()) for compile in programs)
 
     def seconds(self, chunks: Chunks, inputs: program.Inputs, cohort: Tree) -> float:
         """The time of a segment's rounds."""

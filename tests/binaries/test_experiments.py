@@ -729,6 +729,23 @@ def test_what_a_compiler_refuses_for_want_of_memory_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rounds", "evaluation", "expected"), [(250, 250, True), (900, 250, False), (250, 900, False)]
+)
+def test_rounds_and_their_evaluation_must_both_fit(
+    monkeypatch: pytest.MonkeyPatch, rounds: int, evaluation: int, expected: bool
+) -> None:
+    def of_size(number: int) -> jax.stages.Compiled:
+        return jax.jit(lambda x: 2 * x, donate_argnums=0).lower(jnp.zeros(number)).compile()
+
+    nothing: Any = None
+    machine = chunks.Machine(nothing, nothing)
+    monkeypatch.setattr(machine, "_of", lambda *arguments: of_size(rounds))
+    monkeypatch.setattr(machine, "_evaluation", lambda *arguments: of_size(evaluation))
+    monkeypatch.setattr(chunks, "available_bytes", lambda: 2000)
+    assert machine.fits(chunks.Chunks(1, 1), nothing, nothing) == expected
+
+
+@pytest.mark.parametrize(
     ("num_bytes", "is_gpu", "run_chunk", "expected"),
     [
         (10**6, False, "auto", (1, 1)),
