@@ -1,5 +1,6 @@
 """Settings of the whole test run; they must come before JAX starts its backend."""
 
+import gc
 import os
 
 import xla_flags
@@ -11,6 +12,7 @@ if "XLA_FLAGS" not in os.environ:
         "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"
     )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+gc.set_threshold(50_000)  # as in `command.main`
 
 from collections.abc import Iterator
 
