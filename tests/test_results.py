@@ -138,29 +138,38 @@ def test_a_fault_of_a_file_is_found(root: Path) -> None:
 
 
 def test_a_table_is_older_than_changed_code() -> None:
-    assert results.age(RECORD) == ""
-    (name,) = RECORD.code
-    for code in ({name: "0" * 32}, {**RECORD.code, "fedjax_inv/gone.py": "0" * 32}):
-        (changed,) = {*code} - {name} or {name}
-        record = msgspec.structs.replace(RECORD, code=code)
-        assert results.age(record) == f"changed since: {changed}"
+    assert results.age(RECORD)[1] == ""
+    (beneath,), gone = RECORD.code, "0" * 32
+    for code, age in (
+        ({beneath: gone}, (2, f"changed since: {beneath}")),
+        ({**RECORD.code, "fedjax_inv/gone.py": gone}, (2, "changed since: fedjax_inv/gone.py")),
+        (
+            {beneath: gone, "fedjax_inv/algorithms/gone.py": gone},
+            (1, "changed since: fedjax_inv/algorithms/gone.py"),
+        ),
+    ):
+        assert results.age(msgspec.structs.replace(RECORD, code=code)) == age
     typed = msgspec.structs.replace(RECORD, code={}, note="Typed by hand")
-    assert results.age(typed) == "Typed by hand"
+    assert results.age(typed) == (0, "Typed by hand")
     assert results.caption(typed).startswith("Typed by hand; commit 0123456; ")
 
 
 def test_old_tables_are_listed_by_command(root: Path) -> None:
-    assert results.report_old(root) == "0 of 1 tables and figures are older than the code."
+    assert results.report_old(root) == "No table or figure is older than the code."
     path = root / f"{FILE}.json"
     record = json.loads(path.read_text())
-    record["code"] = {"fedjax_inv/gone.py": "0" * 32}
-    path.write_text(json.dumps(record))
-    lines = results.report_old(root).splitlines()
-    assert lines[0] == "1 of 1 tables and figures are older than the code."
-    assert lines[2:] == [
-        "fedipg_digits_colours.md: changed since: fedjax_inv/gone.py",
-        f"    {RECORD.command}",
-    ]
+    for gone, sentence in (
+        ("fedjax_inv/gone.py", "older than other parts of the library, such as rounds, networks"),
+        ("fedjax_inv/algorithms/gone.py", "older than their algorithms, data or study:"),
+    ):
+        record["code"] = {gone: "0" * 32}
+        path.write_text(json.dumps(record))
+        lines = results.report_old(root).splitlines()
+        assert lines[0].startswith(f"1 of 1 are {sentence}")
+        assert lines[2:] == [
+            f"fedipg_digits_colours.md: changed since: {gone}",
+            f"    {RECORD.command}",
+        ]
 
 
 def test_what_can_be_published(root: Path) -> None:

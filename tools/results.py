@@ -259,23 +259,44 @@ def changed(record: Origin, root: Path = ROOT) -> list[str]:
     return [name for name, digest in record.code.items() if now.get(name) != digest]
 
 
-def age(record: Origin) -> str:
-    """Why a table is older than the code; "" if it is not."""
+_OWN = ("fedjax_inv/algorithms/", "fedjax_inv/data/", "fedjax_inv_experiments/")
+_AGES = (
+    "{} of {} tables and figures are of runs without a record of their code:",
+    "{} of {} are older than their algorithms, data or study:",
+    "{} of {} are older than other parts of the library, such as rounds, networks and devices:",
+)
+
+
+def age(record: Origin) -> tuple[int, str]:
+    """Which sentence of the report lists a table, and why it is older than the code.
+
+    The reason is "" for a table that is not older.
+    """
     if not record.code:
-        return record.note or "no record of its code"
+        return 0, record.note or "no record of its code"
     files = changed(record)
-    return f"changed since: {', '.join(files)}" if files else ""
+    # The rest of the library changes more often than results do: most of its changes keep all bits.
+    own = [name for name in files if name.startswith(_OWN)]
+    return (1 if own else 2), f"changed since: {', '.join(own or files)}" if files else ""
 
 
 def report_old(root: Path = ROOT) -> str:
     """The files that are older than the code on which they depend, by their commands."""
     each = {path.name: record_of(path) for path in published(root)}
-    old = {name: age(record) for name, record in each.items() if age(record)}
-    lines = [f"{len(old)} of {len(each)} tables and figures are older than the code."]
-    for text in dict.fromkeys(each[name].command for name in old):
-        names = [name for name in old if each[name].command == text]
-        lines += ["", *(f"{name}: {old[name]}" for name in names), textwrap.indent(text, "    ")]
-    return "\n".join(lines)
+    ages = {name: age(record) for name, record in each.items()}
+    texts = []
+    for index, sentence in enumerate(_AGES):
+        old = {name: why for name, (kind, why) in ages.items() if why and kind == index}
+        lines = [sentence.format(len(old), len(each))]
+        for text in dict.fromkeys(each[name].command for name in old):
+            names = [name for name in old if each[name].command == text]
+            lines += [
+                "",
+                *(f"{name}: {old[name]}" for name in names),
+                textwrap.indent(text, "    "),
+            ]
+        texts += ["\n".join(lines)] if old else []
+    return "\n\n".join(texts) or "No table or figure is older than the code."
 
 
 def publish(path: Path, name: str, root: Path = ROOT) -> Path:
