@@ -1,5 +1,6 @@
 """The command line of binaries that take all flags of an experiment, with presets and help."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -159,6 +160,7 @@ def of_arguments(
     return read(values, given, may_be_idle=may_be_idle)
 
 
+@functools.cache  # a study reads the flags of hundreds of rows
 def presets() -> dict[str, str]:
     """The first line of each preset, its description, by name."""
     files = sorted(PRESETS.glob("*.flags"))
