@@ -56,6 +56,7 @@ def test_every_algorithm_has_a_section_with_each_part() -> None:
     assert sorted(names) == sorted(algorithms.LISTED)
     parts = re.split(r"^### ", TEXT, flags=re.MULTILINE)[1:]
     assert len(parts) == len(names)
+    published = {line["method"] for line in MAP}
     for name, part in zip(names, parts, strict=True):
         text, _, block = part.partition("<!-- gallery: ")
         _, paper, idea, *_ = text.split("\n\n")
@@ -63,7 +64,8 @@ def test_every_algorithm_has_a_section_with_each_part() -> None:
         assert len(re.findall(r"[.:](?=\s|$)", idea)) >= 2, name
         assert f"```text\n{gallery.formula(name)[8:20]}" in block
         rows = [row for row, method in methods.LISTED.items() if method.algorithm == name]
-        assert len(re.findall(r"^!\[.{40,}\]\(pictures/\S+\.svg\)$", block, re.M)) == len(rows)
+        drawn = [row for row in rows if row in published]
+        assert len(re.findall(r"^!\[.{40,}\]\(pictures/\S+\.svg\)$", block, re.M)) == len(drawn)
         assert len(re.findall(r"^\*\*Map\*\*", block, re.M)) == max(1, len(rows))
         assert bool(rows) != ("left out, as" in block)
 

@@ -128,14 +128,14 @@ def objective(algorithm: Factory, y: Tree, loss: Any, score: Any) -> Objective:
     usual_loss, usual_score = DEFAULTS[task]
     if task != "classes" and facts(algorithm).needs_classes:
         raise UsageError("y", y, f"must be classes, integers, for {_name(algorithm)}")
+    parameters = inspect.signature(algorithm).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    is_needed = loss is not None or task != "classes"
     settings = {}
-    if loss is not None or task != "classes":
-        parameters = inspect.signature(algorithm).parameters
-        if "loss" not in parameters and not any(
-            each.kind is each.VAR_KEYWORD for each in parameters.values()
-        ):
-            raise UsageError("loss", ..., f"must be left out, as {_name(algorithm)} takes none")
+    if "loss" in parameters or (takes_any and is_needed):
         settings = {"loss": loss or usual_loss}
+    elif is_needed:
+        raise UsageError("loss", ..., f"must be left out, as {_name(algorithm)} takes none")
     if score is not None and not isinstance(score, Score):
         score = Score("score", score)
     return Objective(

@@ -561,8 +561,10 @@ def test_targets_choose_the_loss_and_the_score() -> None:
     labels = arguments.objective(fedavg.fedavg, X > 0, None, None)
     assert labels.loss is objectives.binary_cross_entropy
     classes = arguments.objective(fedavg.fedavg, Y, None, loss)
-    assert classes.settings == {}
+    assert classes.settings == {"loss": objectives.cross_entropy}
     assert classes.score.function is loss
+    # Other arguments may be passed on to an algorithm that takes no loss.
+    assert arguments.objective(lambda model, work, **settings: None, Y, None, None).settings == {}
 
 
 def test_facts_of_an_algorithm_hold_behind_a_partial() -> None:
