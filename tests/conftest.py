@@ -12,7 +12,6 @@ if "XLA_FLAGS" not in os.environ:
         "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"
     )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-gc.set_threshold(50_000)  # as in `command.main`
 
 from collections.abc import Iterator
 
@@ -20,6 +19,7 @@ import jax
 import pytest
 from hypothesis import settings
 
+gc.set_threshold(50_000)  # as in `command.main`
 # Four devices on any machine, for the tests that share runs and clients.
 jax.config.update("jax_num_cpu_devices", 4)
 # A test must compile what it tests, not load what an earlier version left behind.

@@ -79,8 +79,8 @@ def main(binary: Binary) -> None:
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "~/.cache/fedjax_inv")
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    # Tracing makes many objects that stay. With Python's default of 700, a first look spends 3 of 70
-    # seconds of processor time looking through them for cycles.
+    # Tracing makes many objects that stay. With Python's default of 700, a first look spends 3 of
+    # its 70 seconds of processor time looking through them for cycles.
     gc.set_threshold(50_000)
     binary.define(flags.FLAGS)
     options: list[Any] = []
