@@ -122,9 +122,10 @@ def evaluate_each(
     """
     state, federations = tree.on_device((state, federations))
     if algorithm.personal:
+        sums_of = _of_client(algorithm, state.server, batch_size, score, loss)
         return [
-            _personal(algorithm, state, each, seen, axis, batch_size, needed, loss, score)
-            for each, seen in federations
+            _personal(algorithm, state, federation, seen, sums_of, axis, needed)
+            for federation, seen in federations
         ]
     shards = [_numbered(federation)[1] for federation, _ in federations]
     sizes = [each.size for each in shards]
@@ -152,13 +153,14 @@ def _personal(
     state: State,
     federation: Federation,
     seen: bool,
+    sums_of: Callable[[Shard, Tree], tuple[Array, Array]],
     axis: devices.Axis,
-    batch_size: int,
     needed: Array | bool,
-    loss: Loss,
-    score: Loss,
 ) -> Scores:
-    """Return the scores of clients of which each has its own model."""
+    """Return the scores of clients of which each has its own model.
+
+    sums_of: as `_of_client` returns it. The other arguments: as in `evaluate`.
+    """
     numbers, federation = _numbered(federation)
     size = federation.size
     data, order, start, size_needed, _ = federation._replace(size=jnp.where(needed, size, 0))
@@ -170,14 +172,7 @@ def _personal(
             own = tree.take(state.clients, local_index)
         else:
             own = algorithm.init_client(state.server, who)
-        shard = Shard(data, order, start[at], size_needed[at], who)
-
-        def sums(batch: Batch) -> tuple[Array, Array]:
-            outputs = algorithm.predict(state.server, own, batch.x)
-            arguments, count = (outputs, batch.y, batch.mask), batch.mask.sum()
-            return score(*arguments) * count, loss(*arguments) * count
-
-        return local.fold(shard, sums, batch_size=min(batch_size, _PERSONAL_BATCH))
+        return sums_of(Shard(data, order, start[at], size_needed[at], who), own)
 
     return _means(axis, _by_client(federation, client, axis), size)
 
@@ -271,6 +266,22 @@ def _of_examples(
         return jax.vmap(alone)((outputs, batch.y, batch.mask))
 
     return each
+
+
+def _of_client(
+    algorithm: Algorithm, server: Tree, batch_size: int, score: Loss, loss: Loss
+) -> Callable[[Shard, Tree], tuple[Array, Array]]:
+    """Return (a client's shard and state -> the sums of its scores and losses)."""
+
+    def sums_of(shard: Shard, own: Tree) -> tuple[Array, Array]:
+        def sums(batch: Batch) -> tuple[Array, Array]:
+            outputs = algorithm.predict(server, own, batch.x)
+            arguments, count = (outputs, batch.y, batch.mask), batch.mask.sum()
+            return score(*arguments) * count, loss(*arguments) * count
+
+        return local.fold(shard, sums, batch_size=min(batch_size, _PERSONAL_BATCH))
+
+    return sums_of
 
 
 def _by_client(
