@@ -130,12 +130,13 @@ def objective(algorithm: Factory, y: Tree, loss: Any, score: Any) -> Objective:
         raise UsageError("y", y, f"must be classes, integers, for {_name(algorithm)}")
     parameters = inspect.signature(algorithm).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    is_needed = loss is not None or task != "classes"
     settings = {}
-    if "loss" in parameters or (takes_any and is_needed):
+    if loss is not None or task != "classes":
+        if "loss" not in parameters and not takes_any:
+            raise UsageError("loss", ..., f"must be left out, as {_name(algorithm)} takes none")
         settings = {"loss": loss or usual_loss}
-    elif is_needed:
-        raise UsageError("loss", ..., f"must be left out, as {_name(algorithm)} takes none")
+    elif "loss" in parameters and parameters["loss"].default is inspect.Parameter.empty:
+        settings = {"loss": usual_loss}  # a default would be the algorithm's own loss of classes
     if score is not None and not isinstance(score, Score):
         score = Score("score", score)
     return Objective(

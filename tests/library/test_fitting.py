@@ -561,8 +561,10 @@ def test_targets_choose_the_loss_and_the_score() -> None:
     labels = arguments.objective(fedavg.fedavg, X > 0, None, None)
     assert labels.loss is objectives.binary_cross_entropy
     classes = arguments.objective(fedavg.fedavg, Y, None, loss)
-    assert classes.settings == {"loss": objectives.cross_entropy}
+    assert classes.settings == {}
     assert classes.score.function is loss
+    needed = arguments.objective(lambda model, work, *, loss: None, Y, None, None)
+    assert needed.settings == {"loss": objectives.cross_entropy}
     # Other arguments may be passed on to an algorithm that takes no loss.
     assert arguments.objective(lambda model, work, **settings: None, Y, None, None).settings == {}
 
