@@ -51,20 +51,12 @@ def table(phase: Phase) -> str:
         ("client", lambda client: client),
         ("domain", lambda client: phase.domains[client]),
         ("aberrant", lambda client: phase.aberrant[client]),
-        ("measured", lambda client: f"{_range(measured[:, client])} of {length}"),
+        ("measured", lambda client: f"{phases.in_range(measured[:, client])} of {length}"),
         *((f"C_i, seed {seed}", mean_of(run)) for run, seed in enumerate(phase.seeds)),
-        ("0 at L", lambda client: _range(phase.critical[:, client])),
+        ("0 at L", lambda client: phases.in_range(phase.critical[:, client])),
         ("stays", lambda client: f"{outcome.stays[:, client].sum()}/{len(phase.seeds)}"),
     ]
     return written(range(outcome.mean.shape[-1]), columns)
-
-
-def _range(values: np.ndarray) -> str:
-    known = values[np.isfinite(values)]
-    if not known.size:
-        return ""
-    low, high = (f"{value:.3g}" for value in (known.min(), known.max()))
-    return low if low == high else f"{low} to {high}"
 
 
 def smoothness(phase: Phase) -> str:

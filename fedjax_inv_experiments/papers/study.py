@@ -138,6 +138,13 @@ class Study(NamedTuple):
     scores: Callable[[RowResult], ByHeading] = _no_scores  # if the rows compare methods
     draws_rows: bool = True  # whether each row draws its curves and its partition
 
+    @property
+    def modules(self) -> set[str]:
+        """The modules on which its tables and figures depend, without this one."""
+        functions = (self.rows, self.columns, self.numbers, self.scores, *self.figures.values())
+        plain = [each.func if isinstance(each, partial) else each for each in functions]
+        return {each.__module__ for each in plain} - {__name__}
+
 
 class Number(NamedTuple):
     """A number that a paper prints."""
@@ -194,7 +201,7 @@ class Paper(NamedTuple):
     optimum: Mapping[str, str] = {}  # the last row of the tables, "optimal"
     select: Select = by_label
     own: type[Any] | None = None  # the record of further flags
-    modules: tuple[str, ...] = ()  # of its studies if it is no file of this folder
+    modules: tuple[str, ...] = ()  # of its studies if it is no paper of this folder
     about_rows: str = "Which rows of the study, by their labels; all if none."
     # (folder and beginning of the files' names, study, data set, rows, options) -> the text to
     # print; by default `write_tables`
@@ -555,7 +562,7 @@ def _origin(
     return origin.of(
         [*words, *options.overrides],
         [(cell.folder, cell.result) for row in results for cell in row.cells],
-        sources.of_modules(paper.modules or [f"{__package__}.{paper.name}"])
+        sources.of_modules(paper.modules or paper.studies[options.study].modules)
         | sources.of_files(presets),
     )
 

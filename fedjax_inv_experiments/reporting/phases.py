@@ -68,6 +68,15 @@ def critical(server: exit_strategy.Server) -> np.ndarray:
     return np.divide(linear, quadratic, out=np.full_like(linear, np.nan), where=quadratic > 0)
 
 
+def in_range(values: np.ndarray) -> str:
+    """The least and the greatest of some values, as text; NaNs are left out."""
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return ""
+    low, high = (f"{value:.3g}" for value in (known.min(), known.max()))
+    return low if low == high else f"{low} to {high}"
+
+
 def aberrant(chosen: Config, num_clients: int) -> tuple[str, ...]:
     """How the flags make each client aberrant, "" for regular clients."""
     texts: list[list[str]] = [[] for _ in range(num_clients)]

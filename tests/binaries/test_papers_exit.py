@@ -1,4 +1,4 @@
-"""The study of the exit strategy: rows, table, and the positions of points in figures."""
+"""The studies of the exit strategy: rows, table, and the positions of points in figures."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from absl import flags
 
+from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments.experiment import command_line
-from fedjax_inv_experiments.papers import drawings, fedipg, study
+from fedjax_inv_experiments.experiment import command_line, config
+from fedjax_inv_experiments.papers import drawings, exit_strategy, fedipg, fl_games, study
 from fedjax_inv_experiments.papers.study import RowResult
+from fedjax_inv_experiments.reporting.phases import Phase
 
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--checkpoint_every=4", "--seeds=0,1", "--widths=8"),
@@ -29,8 +31,8 @@ def parsed(*arguments: str) -> study.Options:
 
 @pytest.mark.parametrize("data", ["digits", "mnist", "cifar10"])
 def test_one_client_is_aberrant_in_every_row(data: str) -> None:
-    rows = fedipg.leaving(data)
-    kinds = {kind for row in rows for kind in fedipg._kinds(row)}
+    rows = exit_strategy.leaving(data)
+    kinds = {kind for row in rows for kind in exit_strategy._kinds(row)}
     assert kinds == {"slow", "lossy"} | ({"rotated"} if data != "cifar10" else set())
     for row in rows:
         chosen = command_line.of_arguments(row.flags)
@@ -42,7 +44,7 @@ def test_one_client_is_aberrant_in_every_row(data: str) -> None:
             assert not participation.first_all  # or it would come once
             assert len(angles) == (row.label == "without-rotated")
             continue
-        (kind,) = fedipg._kinds(row)
+        (kind,) = exit_strategy._kinds(row)
         assert participation.slow == ((f"0:{row.x}",) if kind == "slow" else ())
         assert participation.lossy == ((f"0:{row.x}",) if kind == "lossy" else ())
         assert angles == ((float(row.x),) if kind == "rotated" else ())
@@ -53,7 +55,51 @@ def test_one_client_is_aberrant_in_every_row(data: str) -> None:
             rate, settings = chosen.clients.learning_rate[0], chosen.method.settings
             assert f"step_size={rate * chosen.clients.local_steps:g}" in settings
     with pytest.raises(UsageError, match=r"^--data=pacs: must be one of mnist"):
-        fedipg.leaving("pacs")
+        exit_strategy.leaving("pacs")
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist", "cifar10"])
+def test_a_planted_client_is_measured_for_a_whole_phase(data: str) -> None:
+    rows = {row.label: command_line.of_arguments(row.flags) for row in exit_strategy.planted(data)}
+    kinds = ["slow-20", *(f"lossy-0.1{rule}" for rule in ("", "-share", "-stale"))]
+    assert list(rows) == (["rotated-135"] if data != "cifar10" else []) + kinds
+    for label, chosen in rows.items():
+        settings, flat = chosen.method.settings, config.flat(chosen)
+        assert f"pretraining_rounds={flat['rounds']}" in settings
+        assert flat["seeds"] == tuple(range(10))
+        assert ("share=0.33" in settings) == label.endswith("share")
+        assert flat["late"] == ("stale" if label.endswith("stale") else "drop")
+
+
+def test_the_table_of_planted_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = np.array([[[1.0, 2.0, 1.0], [np.nan, 2.0, 1.0]], [[1.0, 2.0, 1.0]] * 2])
+    outcome = Outcome(
+        contributions=measured,
+        mean=np.nanmean(measured, 1),
+        exits=np.array([[True, False, False], [True, False, True]]),
+        stays=np.array([[False, True, True], [False, True, False]]),
+        smoothness=np.array([2.5, 2.25]),
+    )
+    critical = np.array([[1.0, 3.0, 4.0], [2.0, np.nan, 5.0]])
+    phase = Phase("", (0, 1), ("all",) * 3, ("slow", "", ""), outcome, critical)
+    monkeypatch.setattr(exit_strategy, "_phase", lambda result: phase)
+    chosen = command_line.of_arguments(exit_strategy.planted("digits")[0].flags)
+    assert exit_strategy.planted_columns(RowResult(study.Row("", ()), chosen, [])) == {
+        "client 0 left": "2 of 2 seeds",
+        "others that left": "0.5 of 2",
+        "rounds that heard of client 0": "1 to 2",
+        "L": "2.25 to 2.5",
+        "0 at L: client 0": "1 to 2",
+        "0 at L: others": "3 to 5",
+    }
+
+
+def test_a_table_depends_on_the_file_of_its_study() -> None:
+    studies = fedipg.PAPER.studies
+    folder = "fedjax_inv_experiments.papers"
+    assert studies["exit"].modules == studies["planted"].modules == {f"{folder}.exit_strategy"}
+    assert studies["domains"].modules == {f"{folder}.fedipg"}
+    assert fl_games.PAPER.studies["classes"].modules == {f"{folder}.fl_games"}  # with a partial
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +154,8 @@ def test_the_table_shows_the_regular_clients_and_which_clients_left(
 
 def test_the_loss_is_low_from_its_first_evaluation_on() -> None:
     lines = [{"round": 2, "loss": 0.9}, {"round": 4, "loss": 0.4}, {"round": 6, "loss": 0.6}]
-    assert fedipg._rounds_to(lines, 0.5) == 4
-    assert np.isnan(fedipg._rounds_to(lines, 0.4))
+    assert exit_strategy._rounds_to(lines, 0.5) == 4
+    assert np.isnan(exit_strategy._rounds_to(lines, 0.4))
 
 
 def test_the_benchmark_goes_through_all_degrees(
@@ -129,12 +175,12 @@ def test_the_benchmark_goes_through_all_degrees(
         },
     }
     chosen = command_line.of_arguments(["--odd_angles=150"])
-    rows = fedipg.leaving("digits")
+    rows = exit_strategy.leaving("digits")
     cells = [study.CellResult("test", [{}], [[evaluation]], {})]
     done = [RowResult(row, chosen, cells) for row in rows]
-    fedipg.draw_exit(tmp_path / "exit.png", "digits", done)
+    exit_strategy.draw_exit(tmp_path / "exit.png", "digits", done)
     assert set(drawn) == {"exit_slow", "exit_lossy", "exit_rotated"}
-    for kind, (degrees, _) in fedipg._ABERRANT.items():
+    for kind, (degrees, _) in exit_strategy._ABERRANT.items():
         accuracy, rounds = drawn[f"exit_{kind}"].values()
         assert set(accuracy) == {"without it", "FedAvg", "FedAvg-exit", "FedIPG-exit"}
         for quantity, expected in ((accuracy, 60), (rounds, 5)):

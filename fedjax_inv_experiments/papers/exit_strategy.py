@@ -1,0 +1,223 @@
+"""Studies of the exit strategy of FedIPG (Hao et al. 2025, arXiv 2503.06158, Section III-C).
+
+fedjax-inv paper fedipg --study=exit --data=mnist
+
+One of twenty clients, client 0, is slow, lossy or rotated. Studies: exit (Fig. 3: in several
+degrees; it trains like the others, may leave, or is absent), planted (in how many of ten seeds the
+rule finds it, and between which smoothnesses L of the loss it does).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.papers import drawings, study
+from fedjax_inv_experiments.papers.study import Cells, Row, RowResult
+from fedjax_inv_experiments.parts import selection
+from fedjax_inv_experiments.reporting import phases, report
+from fedjax_inv_experiments.reporting.phases import Phase
+from fedjax_inv_experiments.running.records import Record
+
+# Fig. 3: the way in which client 0 is aberrant -> degrees, the weakest first, and their name.
+_ABERRANT = {
+    "slow": (("2", "5", "10", "20", "40"), "rounds per update"),
+    "lossy": (("0.8", "0.4", "0.2", "0.1", "0.05"), "probability of success"),
+    "rotated": (("90", "105", "120", "150", "180"), "degrees, the others have 0 to 75"),
+}
+# Learning rates of the slow and lossy sweeps, and of the rotated one, whose clients differ more.
+_RATES = {"mnist": (0.3, 0.2), "digits": (0.1, 0.1), "cifar10": (0.02, 0.02)}
+_LOCAL_STEPS = {"mnist": 1, "digits": 1, "cifar10": 5}
+# Rounds of pre-training in the same order: enough for several updates of a slow client. With more
+# rounds, the outermost regular angles drift further from the mean.
+_PRETRAINING = {"mnist": (100, 40), "digits": (100, 60), "cifar10": (100, 100)}
+_LOW_LOSS = {"mnist": 1.0, "digits": 1.2, "cifar10": 1.6}
+
+
+def leaving(data: str) -> list[Row]:
+    """Fig. 3: one client is aberrant in several degrees; it trains, may leave, or is absent."""
+    study.check_data(data, _RATES)
+    # Its uploads never arrive; the other clients have the same examples as in all rows.
+    absent = "--lossy=0:0"
+    rows = [Row("without", (*_at(data, "slow"), absent), "slow+lossy: without it")]
+    kinds = ["slow", "lossy"]
+    if data != "cifar10":
+        kinds.append("rotated")
+        flags = (*_at(data, "rotated", "180"), absent)
+        rows.append(Row("without-rotated", flags, "rotated: without it"))
+    for kind in kinds:
+        exits = _exits(data, kind)
+        methods = {
+            "FedAvg": ("--algorithm=fedavg",),
+            "FedAvg-exit": (*exits, "--set=wrapped=fedavg"),
+            "FedIPG-exit": (*exits, "--set=wrapped=fedipg", "--set=penalty=0.01"),
+        }
+        for degree in _ABERRANT[kind][0]:
+            flags = _at(data, kind, degree)
+            rows += [
+                Row(f"{kind}-{degree}-{name}", (*flags, *method), f"{kind}: {name}", degree)
+                for name, method in methods.items()
+            ]
+    return rows
+
+
+# The degree of each kind in which it is planted.
+_PLANTED = {"rotated": "135", "slow": "20", "lossy": "0.1"}
+
+
+def planted(data: str) -> list[Row]:
+    """Client 0 is aberrant in one degree of each kind; runs end with the phase of measuring.
+
+    The paper's rule; for a lossy client also ours (`share`), and clients with stale networks.
+    """
+    study.check_data(data, _RATES)
+    rows = []
+    for kind, degree in _PLANTED.items():
+        if kind == "rotated" and data == "cifar10":
+            continue
+        rounds = _pretraining(data, kind)
+        flags = (
+            *_at(data, kind, degree),
+            *_exits(data, kind),
+            *(f"--{name}={rounds}" for name in ("rounds", "eval_every", "checkpoint_every")),
+            f"--seeds={','.join(map(str, range(10)))}",
+        )
+        rows.append(Row(f"{kind}-{degree}", flags))
+        if kind == "lossy":
+            rows.append(Row(f"{kind}-{degree}-share", (*flags, "--set=share=0.33")))
+            rows.append(Row(f"{kind}-{degree}-stale", (*flags, "--late=stale")))
+    return rows
+
+
+def _exits(data: str, kind: str) -> tuple[str, ...]:
+    """Flags of the exit strategy for a kind of aberrant client."""
+    return (
+        "--algorithm=exit_strategy",
+        f"--set=step_size={_rate(data, kind) * _LOCAL_STEPS[data]:g}",
+        f"--set=pretraining_rounds={_pretraining(data, kind)}",
+    )
+
+
+def _pretraining(data: str, kind: str) -> int:
+    return _PRETRAINING[data][kind == "rotated"]
+
+
+def _rate(data: str, kind: str) -> float:
+    return _RATES[data][kind == "rotated"]
+
+
+def _at(data: str, kind: str, degree: str = "") -> tuple[str, ...]:
+    """Flags of a point of a sweep; without a degree, no client is aberrant."""
+    flags = (f"--preset=exit_{data}", f"--learning_rate={_rate(data, kind)}")
+    if kind == "rotated":
+        return (*flags, "--environment=rotated", "--partition=domain", f"--odd_angles={degree}")
+    return (*flags, f"--{kind}=0:{degree}", "--first_all") if degree else flags
+
+
+def _kinds(row: Row) -> set[str]:
+    """The sweeps that a row is in."""
+    return set(row.series.partition(": ")[0].split("+"))
+
+
+def _regular(result: RowResult) -> list[list[dict[str, float]]]:
+    """Round, mean accuracy and mean loss over the regular domains, by seed and evaluation.
+
+    These are the validation domains whose angle is not among --odd_angles.
+    """
+    odd = _odd_angles(result)
+
+    def means(line: Record) -> dict[str, float]:
+        regular = [
+            domain
+            for name, domain in line["domains"].items()
+            if domain["split"] == "validation" and name not in odd
+        ]
+        mean = {k: float(np.mean([domain[k] for domain in regular])) for k in ("score", "loss")}
+        return {"round": line["round"]} | mean
+
+    return [[means(line) for line in selection.trained(lines)] for lines in result.only.logs]
+
+
+def _odd_angles(result: RowResult) -> list[str]:
+    return [f"{angle:g}" for angle in config.flat(result.config)["odd_angles"]]
+
+
+def _rounds_to(lines: Sequence[dict[str, float]], low: float) -> float:
+    """The round of the first evaluation with a loss below `low`, NaN if there is none."""
+    return next((line["round"] for line in lines if line["loss"] < low), np.nan)
+
+
+def exit_columns(result: RowResult) -> Cells:
+    """The regular clients' accuracy and speed, and which clients left."""
+    low = _LOW_LOSS[result.config.data.stem]
+    by_seed = _regular(result)
+    reached = [_rounds_to(lines, low) for lines in by_seed]
+    last = [lines[-1] for lines in result.only.logs]
+    odd = [line["domains"][angle] for line in last for angle in _odd_angles(result)[:1]]
+    speed = "not reached" if np.isnan(reached).any() else report.spread(reached)
+    return {
+        "regular clients, %": study.percent([lines[-1] for lines in by_seed], "score"),
+        "all training examples, %": report.percent([line["train_by_round"][-1] for line in last]),
+        "client 0's angle, %": study.percent(odd, "score"),
+        f"rounds to loss {low}": speed,
+        "client 0 left": "",
+        "others that left": "",
+        **_left(result),
+    }
+
+
+def _left(result: RowResult) -> Cells:
+    """Which clients left, by the newest checkpoint."""
+    if result.config.method.algorithm != ("exit_strategy",):
+        return {}
+    exits = _phase(result).outcome.exits
+    return {
+        "client 0 left": f"{exits[:, 0].sum()} of {len(exits)} seeds",
+        "others that left": f"{exits[:, 1:].sum() / len(exits):g} of {exits.shape[1] - 1}",
+    }
+
+
+def _phase(result: RowResult) -> Phase:
+    """The phase of measuring of a row's runs, as their newest checkpoint has it."""
+    (folder,) = (path.parent for path in Path(result.config.run.run_dir).glob("*/config.json"))
+    (phase,) = phases.find(folder)
+    return phase
+
+
+def planted_columns(result: RowResult) -> Cells:
+    """Which clients left, the server's L, and the L above which a client would leave."""
+    phase = _phase(result)
+    heard = np.isfinite(phase.outcome.contributions[..., 0]).sum(1)
+    return {
+        **_left(result),
+        "rounds that heard of client 0": phases.in_range(heard),
+        "L": phases.in_range(phase.outcome.smoothness),
+        "0 at L: client 0": phases.in_range(phase.critical[:, 0]),
+        "0 at L: others": phases.in_range(phase.critical[:, 1:]),
+    }
+
+
+def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Fig. 3: a picture for each kind of aberrant client."""
+    low = _LOW_LOSS[data]
+    places = []
+    for kind, (degrees, x_label) in _ABERRANT.items():
+        accuracy: dict[str, list[tuple[str, list[float]]]] = {}
+        speed: dict[str, list[tuple[str, list[float]]]] = {}
+        for result in results:
+            if kind not in _kinds(result.row) or not result.is_complete:
+                continue
+            by_seed = _regular(result)
+            name = result.row.series.partition(": ")[2]
+            at_end = [100 * lines[-1]["score"] for lines in by_seed]
+            rounds = [_rounds_to(lines, low) for lines in by_seed]
+            # A row without the aberrant client is drawn at all degrees.
+            for degree in [result.row.x] if result.row.x else degrees:
+                accuracy.setdefault(name, []).append((degree, at_end))
+                speed.setdefault(name, []).append((degree, rounds))
+        if accuracy:
+            places.append(path.with_name(f"{path.stem}_{kind}.png"))
+            points = {"accuracy of regular clients, %": accuracy, f"rounds to loss {low}": speed}
+            drawings.against(places[-1], f"{data}: client 0 is {kind}", x_label, points)
+    return f"Figures: {', '.join(map(str, places))}."
