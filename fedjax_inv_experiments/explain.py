@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from lime.lime_image import LimeImageExplainer
 from matplotlib.axes import Axes
@@ -34,12 +35,14 @@ from fedjax_inv_experiments.flags.flag import (
     check_different,
     check_picture,
     flag,
+    flags_of,
     in_flags,
 )
-from fedjax_inv_experiments.reporting import figures, finished
+from fedjax_inv_experiments.reporting import figures, finished, origin
 from fedjax_inv_experiments.reporting.finished import OneRun
 from fedjax_inv_experiments.reporting.tables import table
-from fedjax_inv_experiments.running import files
+from fedjax_inv_experiments.running import files, sources
+from fedjax_inv_experiments.running.records import Origin
 
 _CHANNELS = (1, 2, 3)  # grey; red and green; red, green and blue
 _BATCH = 100  # perturbed images per call of the network
@@ -67,7 +70,10 @@ class Options:
     segment: int = flag(
         0, "Side in pixels of the squares that LIME hides; 0: so that some 14 make a side."
     )
-    out: str = flag("masks.png", "The picture; the weights go beside it, as .weights.npz.")
+    out: str = flag(
+        "masks.png",
+        "The picture; beside it are the weights, .weights.npz, and a record, .png.json.",
+    )
     data_dir: str = finished.data_dir_flag()
     state: str = finished.state_flag("last")
     trust_code: tuple[str, ...] = outside.trust_flag()
@@ -363,10 +369,24 @@ def run(options: Options) -> str:
     files.make_folder(out.parent)
     labels = [one.label for one in runs]
     draw(out, images, masks, title=_title(runs[0]), labels=labels, indices=options.images)
+    files.write_json(out.with_name(f"{out.name}.json"), _origin(options, runs))
     arrays = out.with_suffix(".weights.npz")  # .npz alone may be the name of a data set
     with files.replacing(arrays) as file:
         np.savez(file, **masks._asdict(), images=options.images, runs=options.runs)
     return f"\n{shares(images, masks, labels)}\n\n{NOTE}\nMasks: {out}. Weights: {arrays}."
+
+
+def _origin(options: Options, runs: Sequence[OneRun]) -> Origin:
+    """The record of the picture: the command without places, and the starts of its runs."""
+    words = ["explain"]
+    for field in flags_of(options):
+        value = getattr(options, field.name)
+        if field.name not in ("out", "data_dir", "trust_code") and value != field.default:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            words.append(f"--{field.name}={text}")
+    cells = [(one.runs.path, one.runs.result) for one in runs]
+    record = origin.of(words, cells, sources.of_files([Path(__file__)]))
+    return msgspec.structs.replace(record, seeds=[options.seed])
 
 
 def _check_memory(samples: int, num_squares: int) -> None:

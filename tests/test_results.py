@@ -193,6 +193,18 @@ def test_what_can_be_published(root: Path) -> None:
             results.publish(path, "", root)
 
 
+def test_a_picture_with_a_record_of_its_own_needs_a_name(root: Path) -> None:
+    picture = root / "runs/digits/colours_masks.png"
+    picture.write_bytes(b"picture")
+    record = msgspec.structs.replace(RECORD, command="fedjax-inv explain --runs=a")
+    picture.with_name("colours_masks.png.json").write_bytes(msgspec.json.encode(record))
+    with pytest.raises(UsageError, match=r"^--name=: must be given for a picture of no study"):
+        results.publish(picture, "", root)
+    there = results.publish(picture, "masks_of_a", root)
+    assert there.relative_to(root) == results.TABLES / "masks_of_a.png"
+    assert results.record_of(there).command == record.command
+
+
 def test_a_long_command_is_folded() -> None:
     words = ["    fedjax-inv", "train", *(f"--flag_number={n:030}" for n in range(5))]
     lines = results.folded(words).split(" \\\n        ")

@@ -18,8 +18,8 @@ the code on which they depend, by digests of that code, and every number and tab
 is in no file.
 
 --publish copies tables (.md, .csv) and pictures (.png) of a study's run folder to
-docs/results/tables/ as PAPER_DATA_STUDY, each with a record: FILE.json. A page shows them after its
-comments are written.
+docs/results/tables/ as PAPER_DATA_STUDY, each with a record: FILE.json. Pictures of `explain` need
+a --name. A page shows them after its comments are written.
 `tools/gallery.py` fills the pages' comments `<!-- gallery: FILE ... -->` from .csv files.
 """
 
@@ -304,27 +304,39 @@ def publish(path: Path, name: str, root: Path = ROOT) -> Path:
 
     name: the study's name among the published files; "" for PAPER_DATA_STUDY.
 
-    Raises UsageError for a file without a study's record beside it.
+    Raises UsageError for a file without its record or its study's beside it, and for a picture of
+    no study without a name.
     """
     if path.suffix not in (".md", ".png", ".csv") or not path.is_file():
         raise flag_error(
             "publish", path, "must be a table (.md, .csv) or a picture (.png) of a study"
         )
-    beside = [each for each in path.parent.glob("*.json") if path.stem.startswith(each.stem)]
-    beside = [each for each in beside if each.stem != "result"]
-    if not beside:
-        raise flag_error("publish", path, "must lie beside the record of its study, STUDY.json")
-    of_study = max(beside, key=lambda each: len(each.stem))
-    record = records.read(of_study, Origin, "run the study again")
-    words = shlex.split(record.command)
-    (data,) = (word.partition("=")[2] for word in words if word.startswith("--data="))
-    name = name or f"{words[2]}_{data}_{of_study.stem}"
-    target = root / TABLES / f"{name}{path.stem.removeprefix(of_study.stem)}{path.suffix}"
+    own = path.with_name(f"{path.name}.json")
+    if own.exists():
+        record, stem = records.read(own, Origin, "draw the picture again"), path.stem
+        if not name:
+            raise flag_error("name", name, "must be given for a picture of no study")
+    else:
+        record, stem = _of_study(path)
+        words = shlex.split(record.command)
+        (data,) = (word.partition("=")[2] for word in words if word.startswith("--data="))
+        name = name or f"{words[2]}_{data}_{stem}"
+    target = root / TABLES / f"{name}{path.stem.removeprefix(stem)}{path.suffix}"
     with files.replacing(target) as file:
         file.write(path.read_bytes())
     record = msgspec.structs.replace(record, sha256=_digest(target))
     files.write_json(target.with_name(f"{target.name}.json"), record)
     return target
+
+
+def _of_study(path: Path) -> tuple[Origin, str]:
+    """The record of the study that wrote a file, and the study's name."""
+    beside = [each for each in path.parent.glob("*.json") if path.stem.startswith(each.stem)]
+    beside = [each for each in beside if each.stem != "result"]
+    if not beside:
+        raise flag_error("publish", path, "must lie beside the record of its study, STUDY.json")
+    of_study = max(beside, key=lambda each: len(each.stem))
+    return records.read(of_study, Origin, "run the study again"), of_study.stem
 
 
 def run(options: Options) -> str:

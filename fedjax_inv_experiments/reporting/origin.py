@@ -40,9 +40,12 @@ def command(words: Sequence[str]) -> str:
     for word in words:
         name, equals, value = word.partition("=")
         if name.lstrip("-") not in _PLACES:
-            is_place = value.startswith(("/", "~", "."))
-            shown.append(f"{name}={Path(value).name}" if is_place else name + equals + value)
+            shown.append(name + equals + ",".join(map(_without_place, value.split(","))))
     return shlex.join(shown)
+
+
+def _without_place(path: str) -> str:
+    return Path(path).name if path.startswith(("/", "~", ".")) else path
 
 
 def _same(values: Collection[str]) -> str | None:

@@ -144,7 +144,7 @@ class Start(Record, frozen=True):
 
 
 class Origin(Record, frozen=True, kw_only=True):
-    """The record beside a study's table: how its numbers came about.
+    """The record beside a study's table, or masks of `explain`: how they came about.
 
     `versions` and `code` say "several" for what was not the same in all starts of its runs.
     """

@@ -20,7 +20,7 @@ from fedjax_inv.types import Algorithm, Array, Tree
 from fedjax_inv_experiments import explain, sweep
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.reporting import finished
-from fedjax_inv_experiments.running import provenance
+from fedjax_inv_experiments.running import provenance, records
 from runs import no_figures, parsed, ran, started
 
 ROOT = Path(__file__).parents[2]
@@ -256,6 +256,16 @@ def test_masks_of_two_runs(fedavg: Path, games: Path, tmp_path: Path) -> None:
         assert list(arrays["runs"]) == [str(fedavg), str(games)]
         assert arrays["predicted"].shape == arrays["probability"].shape == (2, 2)
         assert (arrays["probability"] >= 0.5).all()
+    record = records.read(out.with_name("masks.png.json"), records.Origin)
+    assert record.command == (
+        f"fedjax-inv explain --runs={fedavg.name},{games.name} --images=5,0 --seed=1 --samples=60 "
+        "--segment=3"
+    )
+    assert record.seeds == [1]
+    assert {
+        *("fedjax_inv/algorithms/fedavg.py", "fedjax_inv/algorithms/fl_games.py"),
+        "fedjax_inv_experiments/explain.py",
+    } <= set(record.code)
     assert np.isfinite(weights).all()
     assert (np.ptp(weights, axis=(2, 3)) > 0).all()
     np.testing.assert_array_equal(
