@@ -231,7 +231,7 @@ def groups(domain: np.ndarray) -> np.ndarray:
       domain: [..., C] integers, -1 for a client with examples of several domains.
 
     Returns:
-      [..., C] int32; all 0 if any client has several domains.
+      [..., C] int32; all 0 if any client of any axis has several domains.
 
     Raises:
       UsageError: for domains that are not integers of at least -1.
@@ -242,12 +242,20 @@ def groups(domain: np.ndarray) -> np.ndarray:
     return np.searchsorted(np.unique(domain), domain).astype(np.int32)
 
 
-def group_names(split: Split) -> list[str]:
-    """Return the names of the validation groups of a split."""
-    checks.record("split", split, Split)
-    if (split.domain < 0).any():
+def group_names(splits: Sequence[Split]) -> list[str]:
+    """Return the names of the validation groups of one or more splits of a data set.
+
+    They are the names of the numbers that `groups` gives to the splits together.
+    """
+    checks.record("splits", splits, Sequence)
+    for split in splits:
+        checks.record("splits", split, Split)
+    if not splits:
+        raise UsageError("splits", [], "must hold at least one split")
+    domain = np.stack([split.domain for split in splits])
+    if (domain < 0).any():
         return ["clients"]
-    return [split.domains[index] for index in np.unique(split.domain)]
+    return [splits[0].domains[index] for index in np.unique(domain)]
 
 
 def schedule_key(seed: int | Array) -> Array:

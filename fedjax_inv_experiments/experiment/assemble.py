@@ -107,7 +107,7 @@ class Assembled(NamedTuple):
             scaling=self.scaling(cell.held_out),
             num_classes=len(self.dataset.classes) if watched.watch_classes else 0,
         )
-        groups = program.group_names(splits[cell.runs[0].seed])
+        groups = program.group_names([splits[run.seed] for run in cell.runs])
         sizes = training.sizes(config.clients, np.asarray(inputs.train.size))
         common = experiment(config, cell, self.model, self.task, len(groups), sizes)
         return Prepared(common, inputs, groups, sizes, self.data, self.layout(cell))
@@ -522,8 +522,8 @@ def _split(
 def _check_watching(assembled: Assembled) -> None:
     """Raises UsageError if the flags ask for an evaluation or selection that is impossible."""
     watched, cells = assembled.config.watching, assembled.cells
-    split = next(iter(assembled.splits[cells[0].held_out].values()))
-    watching.check_rule(watched, len(program.group_names(split)))
+    of_first = [*assembled.splits[cells[0].held_out].values()]
+    watching.check_rule(watched, len(program.group_names(of_first)))
     watching.check_task(watched, assembled.task)
     if watched.watch_classes:
         splits = [split for of_seed in assembled.splits.values() for split in of_seed.values()]

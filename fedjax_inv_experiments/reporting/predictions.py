@@ -84,9 +84,10 @@ class ClientScores(msgspec.Struct, frozen=True, omit_defaults=True):
 def own_parts(runs: Runs, seed: int) -> list[Part]:
     """The validation examples of each client, and the test examples, as in training."""
     assembled = runs.data
-    split = assembled.splits[runs.cell.held_out][seed]
-    names = program.group_names(split)
-    group = program.groups(split.domain)
+    splits = assembled.splits[runs.cell.held_out]
+    split, names = splits[seed], program.group_names([*splits.values()])
+    of_seeds = program.groups(np.stack([each.domain for each in splits.values()]))
+    group = of_seeds[[*splits].index(seed)]
     data = jax.tree.map(np.asarray, assembled.data)
 
     def part(domain: str, kind: str, client: int, rows: np.ndarray) -> Part:

@@ -1,5 +1,7 @@
 """Tables of finished cells."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -269,7 +271,7 @@ def _marked(column: Column) -> tuple[str, _Text]:
     best = comparison.best(column)
 
     def text(label: str) -> str:
-        if label not in column.scores:
+        if not column.scores.get(label):
             return ""
         return best.mark(label, text_of(column.measure)([*column.scores[label].values()]))
 
@@ -295,13 +297,16 @@ def domains_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> 
     ones = [one for one in cells if isinstance(one, Chosen)]
 
     def column(heading: str, value: Callable[[Line], float], why: bool = True) -> Any:
-        by_label = {one.label: one.by_seed(lambda run: value(run["selected"])) for one in ones}
+        by_label = {}
+        for one in ones:
+            scores = one.by_seed(lambda run: value(run["selected"]))
+            by_label[one.label] = {seed: of for seed, of in scores.items() if not math.isnan(of)}
         _, text = _marked(Column(heading, by_label, measure))
         return heading, lambda one: text(one.label) or (one.why if why else "")
 
     def of(name: str) -> Any:
         heading = f"{name} (held out)" if name == held_out else name
-        return column(heading, lambda line: line["domains"][name]["score"])
+        return column(heading, lambda line: score_on(line["domains"][name]))
 
     columns = [
         (f"{measure.name} by domain{measure.percent}", lambda one: one.label),
@@ -309,6 +314,11 @@ def domains_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> 
         column("worst domain", lambda line: line["worst_score"], why=False),
     ]
     return written(cells, columns, form=form)
+
+
+def score_on(domain: Any) -> float:
+    """The score on a domain, a `records.Domain` or a plain dict; NaN without examples."""
+    return domain["score"] if domain["examples"] else math.nan
 
 
 class _Stopped(NamedTuple):
@@ -334,8 +344,9 @@ def stops_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> st
 
     def domains(row: _Stopped) -> str:
         names = row.stops[0].domains if row.stops else ()
-        of = {name: [stop.domains[name].score for stop in row.stops] for name in names}
-        return ", ".join(f"{name} {shown(values)}" for name, values in of.items())
+        of = {name: [score_on(stop.domains[name]) for stop in row.stops] for name in names}
+        known = {name: [*itertools.filterfalse(math.isnan, each)] for name, each in of.items()}
+        return ", ".join(f"{name} {shown(values)}" for name, values in known.items() if values)
 
     def over(
         value: Callable[[Any], float], text: Callable[[Sequence[float]], str]

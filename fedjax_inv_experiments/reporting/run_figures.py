@@ -119,8 +119,8 @@ def _legend(figure: Figure, styles: Iterable[dict[str, Any]], labels: Sequence[s
 
 
 def by_domain(line: Line) -> Parts:
-    """The score on each domain."""
-    return {name: domain.score for name, domain in line.domains.items()}
+    """The score on each domain; NaN without examples."""
+    return {name: report.score_on(domain) for name, domain in line.domains.items()}
 
 
 def by_client(line: Line) -> Parts:

@@ -196,10 +196,15 @@ def _by_domain(
         name: Domain(float(of.score[index]), _number(of.loss[index]), int(of.size[index]), split)
         for name, split, of, index in scores
     }
-    worst = min(domains, key=lambda name: measure.rank(domains[name].score))
+    # A domain without examples has no score. Without any validation example all count as 0.
+    known = [name for name in groups if domains[name].examples] or groups
+    worst = min(
+        (name for name in domains if name in known or name not in groups),
+        key=lambda name: measure.rank(domains[name].score),
+    )
     return {
         "domains": domains,
-        "validation_score": float(np.mean(valid.score[: len(groups)])),
+        "validation_score": float(np.mean([domains[name].score for name in known])),
         "test_score": float(test.score[0]),
         "worst_domain": worst,
         "worst_score": domains[worst].score,

@@ -10,6 +10,7 @@ from fedjax_inv_experiments.reporting.comparison import Scores
 
 K = TypeVar("K", bound=Hashable)  # a cell
 
+_EQUAL = 1e-3  # a smaller share of the mean is rounding: scores are shares of the test examples
 LEVEL = 0.05  # the chance of one wrong word, or more, in a whole map
 BETTER, WORSE, NONE = "better", "worse", "no difference shown"
 
@@ -29,12 +30,12 @@ def p_value(differences: Sequence[float]) -> float:
     """The p-value of the two-sided t test that the mean of two or more differences is 0.
 
     Equal differences give 1 if they are 0. Otherwise they give NaN, no verdict: scores on few test
-    examples are often equal by chance.
+    examples are often equal by chance. Differences are equal if they differ by rounding alone.
     """
     from scipy.special import stdtr  # Student's distribution; scipy.stats takes a second to import
 
     mean, deviation = float(np.mean(differences)), float(np.std(differences, ddof=1))
-    if deviation == 0:
+    if deviation <= _EQUAL * abs(mean):
         return 1.0 if mean == 0 else np.nan
     statistic = abs(mean) / deviation * np.sqrt(len(differences))
     return float(2 * stdtr(len(differences) - 1, -statistic))

@@ -49,6 +49,11 @@ def test_p_values_are_those_of_the_paired_t_test(count: int) -> None:
 def test_equal_differences_are_no_evidence() -> None:
     assert verdicts.p_value([0.0, 0.0, 0.0]) == 1
     assert np.isnan(verdicts.p_value([0.5, 0.5]))
+    # One of 360 images in each of three seeds, as float32 has the shares.
+    right = np.array([[217, 222, 233], [216, 221, 232]])
+    one, two = (right / 360).astype(np.float32).astype(float)
+    assert len({*(one - two)}) > 1
+    assert np.isnan(verdicts.p_value(one - two))
 
 
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.3])

@@ -25,8 +25,9 @@ from fedjax_inv.rounds import State
 from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.parts.selection import RULES
-from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.reporting import finished, report
 from fedjax_inv_experiments.running import (
     checkpoints,
     files,
@@ -344,6 +345,22 @@ def line_of(result_of: Outcome, length: int, drops: bool = False) -> Line:
         cell, ["0"], result_of, [Traffic(4, 3)], done=3, length=length, seconds=0.0, drops=drops
     )
     return one
+
+
+@pytest.mark.parametrize("measure", [ACCURACY, Measure("loss", False, False)])
+def test_a_domain_without_examples_has_no_score(measure: Measure) -> None:
+    cell = Cell("fedavg", {}, "75", CELL.runs[:1])
+    valid = Scores(np.array([0.9, 0.0, 0.7]), np.array([0.1, 0.0, 0.3]), np.array([9, 0, 9]))
+    test = Scores(np.array([0.8]), np.array([0.2]), np.array([9]))
+    found = summary._by_domain(cell, measure, ["0", "15", "30"], valid, test)
+    assert found["validation_score"] == pytest.approx(0.8)
+    assert (found["worst_domain"], found["worst_score"]) == (
+        ("30", 0.7) if measure.higher_is_better else ("0", 0.9)
+    )
+    shown = [report.score_on(domain) for domain in found["domains"].values()]
+    np.testing.assert_array_equal(shown, [0.9, np.nan, 0.7, 0.8])
+    none = valid._replace(score=np.zeros(3), size=np.zeros(3, int))
+    assert summary._by_domain(cell, measure, ["0", "15", "30"], none, test)["validation_score"] == 0
 
 
 def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None:

@@ -598,7 +598,7 @@ def test_users_without_training_examples_are_clients_without_examples() -> None:
             present = set().union(*users)
             assert sum(map(len, users)) == len(present) < len(users) == number
             assert max(map(len, users)) == 1
-            assert group_names(split) == ["d"]
+            assert group_names([split]) == ["d"]
 
 
 def test_columns_of_clients_are_users(regression: Path) -> None:

@@ -25,6 +25,7 @@ from fedjax_inv import (
 )
 from fedjax_inv.algorithms.erm import erm
 from fedjax_inv.algorithms.fedavg import fedavg
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.devices import Layout
@@ -530,10 +531,18 @@ def test_pooled_training_of_a_regression_on_a_split_of_ones_own() -> None:
 def test_groups_are_domains_or_everybody() -> None:
     _, splits = world()
     split = splits[SEEDS[0]]
-    assert program.group_names(split) == ["north", "east"]
+    assert program.group_names([split]) == ["north", "east"]
+    # Of several splits, the groups of all together.
+    few = split._replace(domain=np.array([2, 2]), domains=("a", "b", "north", "c", "east"))
+    more = few._replace(domain=np.array([4, 2]))
+    assert program.group_names([few]) == ["north"]
+    assert program.group_names([few, more]) == ["north", "east"]
+    assert program.group_names([few, few._replace(domain=np.array([-1, 2]))]) == ["clients"]
     np.testing.assert_array_equal(program.groups(np.array([[4, 2], [2, 4]])), [[1, 0], [0, 1]])
     np.testing.assert_array_equal(program.groups(np.array([[4, 2], [-1, 4]])), np.zeros((2, 2)))
-    assert program.group_names(split._replace(domain=np.array([0, -1]))) == ["clients"]
+    assert program.group_names([split._replace(domain=np.array([0, -1]))]) == ["clients"]
+    with pytest.raises(UsageError, match=r"^splits=\[\]: must hold at least one split"):
+        program.group_names([])
 
 
 @pytest.mark.parametrize(

@@ -683,7 +683,7 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "num_classes": 3,
     },
     "program.host_inputs.groups": lambda: {"domain": np.array([0, 1])},
-    "program.host_inputs.group_names": lambda: {"split": split()},
+    "program.host_inputs.group_names": lambda: {"splits": [split()]},
     "program.host_inputs.schedule_key": lambda: {"seed": 0},
     "program.host_inputs.cohorts": lambda: {
         "schedule": lambda key: SCHEDULE,
