@@ -259,7 +259,10 @@ def changed(record: Origin, root: Path = ROOT) -> list[str]:
     return [name for name, digest in record.code.items() if now.get(name) != digest]
 
 
-_OWN = ("fedjax_inv/algorithms/", "fedjax_inv/data/", "fedjax_inv_experiments/")
+_OWN = (
+    *("fedjax_inv/algorithms/", "fedjax_inv/data/"),
+    *("explain.py", "papers/", "shift_map/", "experiment/presets/", "parts/environments/"),
+)
 _AGES = (
     "{} of {} tables and figures are of runs without a record of their code:",
     "{} of {} are older than their algorithms, data or study:",
@@ -276,7 +279,7 @@ def age(record: Origin) -> tuple[int, str]:
         return 0, record.note or "no record of its code"
     files = changed(record)
     # The rest of the library changes more often than results do: most of its changes keep all bits.
-    own = [name for name in files if name.startswith(_OWN)]
+    own = [n for n in files if n.removeprefix("fedjax_inv_experiments/").startswith(_OWN)]
     return (1 if own else 2), f"changed since: {', '.join(own or files)}" if files else ""
 
 

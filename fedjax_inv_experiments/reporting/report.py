@@ -63,9 +63,9 @@ class Chosen(NamedTuple):
     @property
     def rank(self) -> tuple[int, float]:
         """What the rule compares settings by: seeds with an evaluation, and their mean score."""
-        count = sum(selection.picked(run, self.rule) is not None for run in self.runs)
         rule = selection.rules(self.measure)[self.rule]
-        return count, float(np.mean(self.over_seeds(rule.score)))
+        picked = [line for run in self.runs if (line := selection.picked(run, self.rule))]
+        return len(picked), float(np.mean([rule.score(line) for line in picked]))
 
     def over_seeds(self, value: Callable[[Any], float]) -> list[float]:
         """A value of each seed's selected evaluation."""

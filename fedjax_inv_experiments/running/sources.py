@@ -19,13 +19,22 @@ from fedjax_inv_experiments.parts import environments
 
 ROOT = Path(__file__).parents[2]  # of both packages
 _PARSING = threading.Lock()
-_ROUNDS = ("fedjax_inv.rounds", "fedjax_inv.data.federation")
+# What trains, draws and evaluates in every run, with what these import.
+_SHARED = (
+    *(f"fedjax_inv.program.{name}" for name in ("compiled", "host_inputs", "one_run")),
+    *("fedjax_inv.missing", "fedjax_inv.schedules", "fedjax_inv.data.wrong_labels"),
+    *(
+        f"fedjax_inv_experiments.parts.{name}"
+        for name in ("optimizers", "participation", "partition", "selection", "server", "training")
+    ),
+)
 
 
 def of_run(config: Config) -> dict[str, str]:
     """The digests of the library's files that train and split the data, by their paths.
 
-    These are the algorithms, the rounds, the federation, the environment, and what they import.
+    These are the algorithms, the environment, what all runs share, and what these import. Readers
+    of data sets are left out, because a start records the digest of all examples.
     """
     modules = [
         f"fedjax_inv.algorithms.{name}" if name in LISTED else name.partition(":")[0]
@@ -34,7 +43,7 @@ def of_run(config: Config) -> dict[str, str]:
     # An algorithm from elsewhere is no file of this project.
     algorithms = [name for name in modules if path_of(name).exists()]
     records = environments.LISTED[config.environment.name].records
-    return of_modules([*algorithms, *_ROUNDS, *(record.__module__ for record in records)])
+    return of_modules([*algorithms, *_SHARED, *(record.__module__ for record in records)])
 
 
 def of_modules(names: Iterable[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.reporting import origin
 from fedjax_inv_experiments.running import sources
 
@@ -50,6 +51,19 @@ def test_the_files_that_a_module_depends_on() -> None:
     alone = sources.of_modules(["fedjax_inv_experiments.papers.cafe"])
     of_papers = [name for name in alone if "experiments" in name]
     assert of_papers == ["fedjax_inv_experiments/papers/cafe.py"]  # not what all papers share
+
+
+def test_the_files_that_a_run_depends_on() -> None:
+    found = sources.of_run(config.of(environment="rotated"))
+    assert {
+        *("fedjax_inv/algorithms/fedavg.py", "fedjax_inv/evaluation.py", "fedjax_inv/local.py"),
+        *("fedjax_inv/program/one_run.py", "fedjax_inv/rounds.py", "fedjax_inv/schedules.py"),
+        *("fedjax_inv/missing.py", "fedjax_inv/data/partitions.py"),
+        "fedjax_inv/data/wrong_labels.py",
+        *(f"fedjax_inv_experiments/parts/{n}.py" for n in ("participation", "selection")),
+        "fedjax_inv_experiments/parts/environments/rotated.py",
+    } <= {*found}
+    assert not {"fedjax_inv/algorithms/fedipg.py", "fedjax_inv/data/leaf.py"} & {*found}
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,23 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
         assert (picked is not None) == agree
         if picked is not None:
             assert [each.round for each in picked.selected] == [15, 5]
+    # Settings that agree for as many seeds are compared there, not by the ends of the others.
+    low, high = (
+        RULES["agreement"].pick([*LINES[:2], one])
+        for one in (line(15, (0.6, 0.6), 0), line(15, (0.7, 0.7), 0))
+    )
+    assert low is not None
+    assert high is not None
+    ends = {0.1: (low, 0.95), 0.2: (high, 0.1)}
+    several = []
+    for rate, (one, end) in ends.items():
+        several += [
+            run(rate, LINES) | {"by_rule": {"agreement": one}},
+            run(rate, [line(5, (end, end - 0.3), 0.05)], seed=1) | {"by_rule": {"agreement": None}},
+        ]
+    picked = chosen("agreement", *several)
+    assert picked is not None
+    assert picked.hyper == {"rate": 0.2}
     # Nothing agrees in any setting.
     for rule in ("agreement", "last_if_agreed"):
         assert chosen(rule, run(0.2, never)) is None
