@@ -33,7 +33,7 @@ class Options:
     """The flags of this binary."""
 
     runs: tuple[str, ...] = finished.runs_flag("Folders of runs of --algorithm=exit_strategy.")
-    out: str = flag("contributions.png", "The picture, a .png file.")
+    out: str = flag("contributions.png", "The picture, a .png file; a .pdf goes beside it.")
     data_dir: str = finished.data_dir_flag()
     trust_code: tuple[str, ...] = outside.trust_flag()
 

@@ -67,7 +67,7 @@ class Options:
     dataset: str = flag(
         "", "Other data, as --dataset of train; default: the run's own, divided as in training."
     )
-    out: str = flag("", "The picture, a .png file; the numbers go beside it, as .json.")
+    out: str = flag("", "The picture, a .png file; a .pdf and the numbers, .json, go beside it.")
     data_dir: str = finished.data_dir_flag()
     trust_code: tuple[str, ...] = outside.trust_flag()
     metrics: tuple[str, ...] = metrics.metrics_flag("the predictions")

@@ -58,7 +58,7 @@ class Options:
     examples: int = flag(150, "Examples of each of them, and of all, at most.", at_least(3))
     seed: int = flag(0, "Which seed's run; it also draws examples and seeds t-SNE.")
     run: int = flag(0, "Which run of that seed, where hyperparameters vary.")
-    out: str = flag("factors.png", "The picture, a .png file.")
+    out: str = flag("factors.png", "The picture, a .png file; a .pdf goes beside it.")
     data_dir: str = finished.data_dir_flag()
     trust_code: tuple[str, ...] = outside.trust_flag()
 
@@ -205,7 +205,7 @@ def panel(one: OneRun, options: Options) -> Panel:
     def images(rows: np.ndarray) -> Array:
         return unit_range(assembled.data.x[rows])
 
-    average = jnp.stack([images(part[:_CHUNK]).mean(0) for part in parts])
+    average = jnp.stack([images(part[:_CHUNK]).mean(0) for part in parts if len(part)])
     plain = np.asarray(averaging.embedding(encoded(model, variables, images(rows))))
     if plain.shape[1] < _FEWEST_FACTORS:
         text = f"gives {plain.shape[1]} factor of --runs={one.runs.path}, must give two or more"

@@ -48,7 +48,7 @@ class Options:
         "Images of each domain, their labels in turn.",
         Range(lambda value: 1 <= value <= _MOST_IMAGES, f"in 1..{_MOST_IMAGES}"),
     )
-    out: str = flag("data.png", "The picture, a .png file.")
+    out: str = flag("data.png", "The picture, a .png file; a .pdf goes beside it.")
 
 
 class ClientShards(NamedTuple):

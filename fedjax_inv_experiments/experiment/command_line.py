@@ -173,11 +173,13 @@ def _with_presets(words: Sequence[str]) -> Iterator[tuple[list[str], bool]]:
     A flag --preset=NAME,NAME becomes a part for each name, with its flag file; later ones win.
     """
     plain: list[str] = []
-    for word in words:
-        flag, _, value = word.lstrip("-").partition("=")
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.lstrip("-").partition("=")
         if not (word.startswith("-") and flag == "preset"):
             plain.append(word)
             continue
+        value = value if equals else next(rest, "")
         yield plain, False
         plain = []
         for name in value.split(","):

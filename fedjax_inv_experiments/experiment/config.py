@@ -256,7 +256,7 @@ def idle(config: Config, values: Mapping[str, Any], given: Collection[str] = ())
 
 
 def _is_on(value: Any) -> bool:
-    return value not in (0, "", "0", "none", ()) or value is False
+    return value not in (0, "", "0", "none", ())
 
 
 def without_effect(config: Config) -> dict[str, str]:

@@ -238,10 +238,20 @@ def check_place(name: str, path: Path, *, is_folder: bool = False) -> None:
         raise flag_error(name, path, text) from None
 
 
+_OF_RUNS = ("chunks", "config", "metrics", "result", "start")  # their .json files
+
+
 def check_picture(name: str, text: str) -> Path:
-    """The path of a picture; raises UsageError if it is not a .png, or cannot be written."""
+    """The path of a picture, beside which a .pdf and perhaps a .json are written.
+
+    Raises UsageError if it is not a .png, if it would replace a file of a run, or if it cannot be
+    written.
+    """
     path = Path(text)
     if path.suffix != ".png":
         raise flag_error(name, text, "must end in .png")
+    if path.stem in _OF_RUNS:
+        raise flag_error(name, text, f"must not be named as a run's file: {', '.join(_OF_RUNS)}")
     check_place(name, path)
+    check_place(name, path.with_suffix(".pdf"))
     return path

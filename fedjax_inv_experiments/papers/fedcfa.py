@@ -378,13 +378,13 @@ def _compared(result: RowResult) -> Cells:
 
 
 def _grid(result: RowResult) -> Cells:
-    """The best cell of the grid, its middle and two corners; the figure shows all cells."""
+    """The cell with the best test accuracy, the middle and two corners; the figure shows all."""
     selected = _evaluations(result)
     means = {name: float(np.mean(_percents(lines))) for name, lines in selected.items() if lines}
     best = max(means, key=means.__getitem__)
     return {
         "positive/negative": best,
-        "the best of the grid, %": f"{means[best]:.1f}",
+        "the best test of the grid, %": f"{means[best]:.1f}",
         **{f"{name}, %": f"{means.get(name, np.nan):.1f}" for name in ("5/5", "0.1/0.1", "10/10")},
         "diverged": f"{len(selected) - len(means)} of {len(selected)}",
     }

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import grid
+from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.papers import drawings, exit_strategy, study
 from fedjax_inv_experiments.papers.study import CellResult, Cells, Row, RowResult, Study
@@ -259,7 +262,9 @@ def _selected(result: RowResult, cell: CellResult) -> list[tuple[Record, Record]
 
 
 def _megabytes(run: Record, at: Record) -> float:
-    """Megabytes sent before an evaluation; every round sends equally many."""
+    """Megabytes sent before an evaluation, or before a stop: a game's rounds send equally many."""
+    if "bytes" in at:
+        return at["bytes"] / 1e6
     return run["last"]["bytes"] / run["last"]["round"] * at["round"] / 1e6
 
 
@@ -421,6 +426,21 @@ def _by_penalty(result: RowResult) -> Cells:
     }
 
 
+def _check_penalties(chosen: Config) -> None:
+    """Raises UsageError if runs of a row differ in more than their seeds and penalties."""
+    (cell, *_) = grid.cells(chosen, [None])
+    for name in cell.runs[0].hyper:
+        values = sorted({run.hyper[name] for run in cell.runs})
+        if name != "penalty" and len(values) > 1:
+            text = ", ".join(f"{value:g}" for value in values)
+            raise UsageError(name, text, "must be one value in this study of penalties")
+
+
+def _check_regimes(chosen: Config) -> None:
+    study.check_one_cell(chosen)
+    _check_penalties(chosen)
+
+
 def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
     """Test accuracies [held-out domains, seeds] at one penalty; None if a run diverged."""
     runs = [_with_penalty(cell, penalty) for cell in result.cells]
@@ -553,18 +573,25 @@ PAPER = study.Paper(
     DATA,
     {
         "colours": Study(colours, _accuracies, numbers, {"_by_round": draw_by_round}, _scores),
-        "regimes": Study(regimes, _by_penalty, numbers, {"": draw_regimes}),
+        "regimes": Study(regimes, _by_penalty, numbers, {"": draw_regimes}, check=_check_regimes),
         "domains": Study(domains, _accuracies, numbers, scores=_scores),
-        "penalties": Study(penalties, _by_penalty, numbers, {"": draw_penalties}),
+        "penalties": Study(
+            penalties, _by_penalty, numbers, {"": draw_penalties}, check=_check_penalties
+        ),
         "combinations": Study(combinations, _accuracies, numbers, scores=_scores),
-        "stains": Study(stains, _accuracies, numbers, {"": draw_stains}),
-        "ends": Study(ends, _by_end),
+        "stains": Study(
+            stains, _accuracies, numbers, {"": draw_stains}, check=study.check_one_cell
+        ),
+        "ends": Study(ends, _by_end, check=study.check_one_cell),
         "exit": Study(
             exit_strategy.leaving,
             exit_strategy.exit_columns,
             figures={"": exit_strategy.draw_exit},
+            check=study.check_one_cell,
         ),
-        "planted": Study(exit_strategy.planted, exit_strategy.planted_columns),
+        "planted": Study(
+            exit_strategy.planted, exit_strategy.planted_columns, check=study.check_one_cell
+        ),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own environments. Rules of "

@@ -83,7 +83,7 @@ def rows(data: str) -> list[Row]:
 
 
 def served(result: RowResult) -> list[Record]:
-    """The evaluation of what each seed serves: that of the stop, else that of the last round."""
+    """The evaluation of what each seed serves: that of the stop, else that of its rule."""
     return [
         run["stops"][0] if run["stops"] and run["stops"][0]["round"] else run["selected"]
         for run in result.only.runs
@@ -92,7 +92,8 @@ def served(result: RowResult) -> list[Record]:
 
 def _columns(result: RowResult) -> Cells:
     lines = served(result)
-    rule = "last round"
+    rule = result.config.watching.select
+    rule = "last round" if rule == "last" else rule
     if result.config.watching.stop_below:
         stopped = sum(run["stops"][0]["round"] is not None for run in result.only.runs)
         rule = f"stop, {stopped} of {len(lines)}"

@@ -163,6 +163,8 @@ def _columns(result: RowResult) -> Cells:
         when = "at the end"
     rounds = [each["round"] for each in ends]
     last = study.percent([run["last"] for run in runs], "test_score")
+    rule = result.config.watching.select
+    rule = "the best validation" if rule == "validation" else f"the round of {rule}"
     return {
         "stopped": when,
         "rounds": report.spread(rounds) if ends else f"> {result.config.run.rounds}",
@@ -171,9 +173,7 @@ def _columns(result: RowResult) -> Cells:
         "worst domain, %": study.percent(ends, "worst_score"),
         # A run that ends at its stop has no later round.
         "test at the last, %": last if _continues(result) or not ends else "",
-        "test at the best validation, %": study.percent(
-            [run["selected"] for run in runs], "test_score"
-        ),
+        f"test at {rule}, %": study.percent([run["selected"] for run in runs], "test_score"),
     }
 
 

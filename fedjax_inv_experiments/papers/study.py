@@ -137,6 +137,7 @@ class Study(NamedTuple):
     figures: Mapping[str, Draw] = {}  # by what follows the study in the picture's name
     scores: Callable[[RowResult], ByHeading] = _no_scores  # if the rows compare methods
     draws_rows: bool = True  # whether each row draws its curves and its partition
+    check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
 
     @property
     def modules(self) -> set[str]:
@@ -263,9 +264,10 @@ def configs(
 ) -> list[Config]:
     """The flags of each row.
 
-    Raises UsageError if overrides do not fit a row, or if one has no effect in any row.
+    Raises UsageError if overrides do not fit a row, if one has no effect in any row, or if they
+    change what a row stands for: its kind of environment, or all in which it differs from another.
     """
-    result = []
+    result: list[Config] = []
     without_effect: list[dict[str, str]] = []
     names = _names(overrides)
     for row in rows:
@@ -282,6 +284,8 @@ def configs(
                 raise UsageError("--num_processes", chosen.run.num_processes, "must be 1")
             if chosen.objective.score not in ("auto", "accuracy"):
                 raise flag_error("score", chosen.objective.score, "must be accuracy")
+            if "environment" in names:
+                _check_environment(row, chosen)
             paper.check(chosen)
         except UsageError as error:
             raise _of_row(row, error) from None
@@ -292,7 +296,29 @@ def configs(
         if all(name in idle for idle in without_effect):
             flag = name_of(config.FLAGS[name])
             raise UsageError(f"--{flag}", ..., f"{without_effect[0][name]}, in all rows")
+    if overrides:
+        _check_rows_differ(rows, result)
     return result
+
+
+def _check_environment(row: Row, chosen: Config) -> None:
+    """Raises UsageError if a row has another kind of environment than without overrides."""
+    mine = command_line.of_arguments(row.flags, may_be_idle=True).environment.name
+    if chosen.environment.name != mine:
+        raise flag_error("environment", chosen.environment.name, f"must be {mine} in this row")
+
+
+def _check_rows_differ(rows: Sequence[Row], chosen: Sequence[Config]) -> None:
+    """Raises UsageError if rows of several flags are the same with the overrides."""
+    first: dict[str, Row] = {}
+    for row, config_of in zip(rows, chosen, strict=True):
+        values = {
+            k: v for k, v in config.flat(config_of).items() if k not in ("run_dir", "init_from")
+        }
+        other = first.setdefault(repr((values, row.start)), row)
+        if other.flags != row.flags:
+            text = f"the flags make it the same as {other.label}"
+            raise UsageError(row.label, ..., f"{text}; leave out those in which rows differ")
 
 
 def _names(overrides: Sequence[str]) -> Given:
@@ -586,6 +612,10 @@ def run_all(paper: Paper, options: Options) -> str:
             before = [earlier.folder for earlier, _ in pairs[:index]]
             files.check_no_link(options.folder / data / row.folder, options.folder)
             _check_start(row, before, options.folder / data)
+            try:
+                study.check(chosen)
+            except UsageError as error:
+                raise _of_row(row, error) from None
             check_row(row, chosen)
     # The table of some rows or columns must not overwrite that of all.
     is_part = bool(options.rows or getattr(options.own, "columns", ()))

@@ -148,8 +148,8 @@ def differences_table(
 
 
 DIFFERENCES = (
-    "Differences from the first method, of shares in percentage points, seed by seed: the mean "
-    "over n seeds and its 95% interval by Student's t, not corrected for the number of "
+    "Differences from the method in the heading, of shares in percentage points, seed by seed: "
+    "the mean over n seeds and its 95% interval by Student's t, not corrected for the number of "
     "comparisons. A seed in which a method has no number, such as a diverged run, is left out."
 )
 

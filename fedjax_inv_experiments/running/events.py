@@ -21,7 +21,9 @@ _NAME = "tensorboard"
 def check(asked: bool) -> None:
     """Raises UsageError if events are asked for and their package is not installed."""
     if asked and importlib.util.find_spec("tensorboardX") is None:
-        raise UsageError("--tensorboard=true", ..., "needs a package: pip install tensorboardX")
+        raise UsageError(
+            "--tensorboard=true", ..., "needs a package: pip install 'fedjax_inv[tensorboard]'"
+        )
 
 
 class Events:

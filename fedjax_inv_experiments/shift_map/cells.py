@@ -89,12 +89,14 @@ def worst_tenth(scores: Sequence[float | None]) -> float:
 def _steps(config: Config) -> float:
     """The expected local steps of a round in all, of clients whose updates arrive.
 
-    It is NaN for passes over the data.
+    It is NaN for passes over the data, and where the data say how many clients there are.
     """
     steps = config.clients.local_steps or np.nan
     if config.method.is_pooled:
         return steps
     chosen, clients = config.participation, config.partition.clients
+    if not clients:
+        return np.nan
     rare = round(chosen.sparse * clients) / clients * (1 - chosen.frequency)
     return chosen.slots(clients) * (1 - rare) * steps
 

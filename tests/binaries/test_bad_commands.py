@@ -834,6 +834,7 @@ COMMANDS: list[tuple[str, str]] = [
         )
         for out, error in (
             ("picture.jpg", "must end in .png"),
+            ("result.png", "must not be named as a run's file: chunks, config"),
             ("/dev/null/picture.png", "cannot be written"),
         )
     ),

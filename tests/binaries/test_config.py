@@ -26,6 +26,9 @@ def test_flags_as_a_list_are_those_of_a_command_line() -> None:
     assert set(chosen.method.settings) == {
         *("learned=true", "body_learning_rate=0.000025", "memory=5", "play=sequential"),
     }
+    assert command_line.of_arguments(["--preset", "games_smooth"]) == command_line.of_arguments(
+        ["--preset=games_smooth"]
+    )
     assert command_line.of_arguments([], nonfinite="mark").run.nonfinite == "mark"
     for arguments, words in (
         ("--rounds=x", "rounds"),
@@ -33,6 +36,13 @@ def test_flags_as_a_list_are_those_of_a_command_line() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             command_line.of_arguments([arguments])
+
+
+def test_what_a_preset_switches_on_can_be_switched_off() -> None:
+    lossy = ["--preset=exit_digits,exit_lossy"]
+    with pytest.raises(UsageError, match=r"^--first_all=true: has no effect"):
+        command_line.of_arguments([*lossy, "--lossy="])
+    assert not command_line.of_arguments([*lossy, "--lossy=", "--nofirst_all"]).participation.lossy
 
 
 def test_the_groups_hold_every_flag_once_and_flat_is_the_inverse_of_of() -> None:

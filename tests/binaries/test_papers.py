@@ -3,14 +3,16 @@
 import importlib
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from absl import flags
 
 import slow
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import papers
 from fedjax_inv_experiments.experiment import config, grid
-from fedjax_inv_experiments.papers import study
+from fedjax_inv_experiments.papers import cafe, fedcfa, fedipg, first_look, study
 
 
 def paper(name: str) -> study.Paper:
@@ -58,3 +60,40 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
                 assert one.environment.data_seed == "each"
                 assert one.run.nonfinite == "mark"  # a run that diverges stops no other
     assert counted >= len(chosen.data)
+
+
+@pytest.mark.parametrize(
+    ("paper", "arguments", "message"),
+    [
+        (
+            fedcfa,
+            "--study=hooks --cut=1",
+            "^hook-2-top_k-25: the flags make it the same as hook-1-top_k-25; leave out those in",
+        ),
+        (cafe, "--study=frequency --frequency=0.5", "the flags make it the same as FedAvg;"),
+        (
+            first_look,
+            "--environment=none",
+            "^colour-FedAvg: --environment=none: must be colored in this row$",
+        ),
+        (
+            fedipg,
+            "--study=ends --set=penalty_on=all,classifier",
+            "^two-clients: the flags ask for several cells",
+        ),
+        (
+            fedipg,
+            "--study=penalties --data=rotated_digits --learning_rate=0.1,0.2",
+            "^penalty on all: learning_rate=.*0.1, 0.2.*: must be one value in this study of pen",
+        ),
+    ],
+)
+def test_rows_stay_what_they_stand_for(
+    paper: ModuleType, arguments: str, message: str, tmp_path: Path
+) -> None:
+    values = flags.FlagValues()
+    paper.BINARY.define(values)
+    words = ["", *arguments.split(), f"--run_dir={tmp_path / 'runs'}"]
+    with pytest.raises(UsageError, match=message):
+        paper.BINARY.run(paper.BINARY.read(words, values))
+    assert not (tmp_path / "runs").exists()

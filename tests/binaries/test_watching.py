@@ -103,7 +103,7 @@ def test_without_the_package_nothing_begins(
         importlib.util, "find_spec", lambda name: None if name == "tensorboardX" else find(name)
     )
     chosen = config.of(tensorboard=True, run_dir=str(tmp_path / "run"))
-    words = r"^--tensorboard=true: .*pip install tensorboardX$"
+    words = r"^--tensorboard=true: .*pip install 'fedjax_inv\[tensorboard\]'$"
     with pytest.raises(UsageError, match=words):
         launch.check(chosen, tmp_path / "run", in_folders=False)
     with pytest.raises(UsageError, match=words):
