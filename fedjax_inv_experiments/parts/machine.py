@@ -54,7 +54,7 @@ class Running:
     run_dir: str = flag(
         "",
         "The folder of the results; default: runs/, the run's name, and the flags that differ from "
-        "the defaults.",
+        "the defaults; of a study or map: runs/ and its name.",
     )
     resume: bool = flag(False, "Continue the run in --run_dir, bit for bit.")
     trust_code: tuple[str, ...] = trust_flag()

@@ -576,7 +576,9 @@ def write(
         if not all(run.diverged for _, result in results for run in result.runs):
             text = "a seed of every setting diverged"
         if "none" in missing.values():
-            text = f"nothing to select by {rule}: no seed of any setting has such an evaluation"
+            text = (
+                f"nothing to select by {rule}: no seed that did not diverge has such an evaluation"
+            )
         write_differences(folder / "differences.csv", [])
         by_setting = [partial(settings_table, with_rule)] if diverged else []
         parts: list[Part] = [text_part(text), *about_diverged, *by_setting]

@@ -1,7 +1,5 @@
 """Tables as text, from rows and a function for each column."""
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -10,14 +8,13 @@ import tabulate as tabulated
 
 Row = TypeVar("Row")
 _STYLES = {"markdown": "github", "latex": "latex_booktabs"}  # tabulate's names
-FORMS = (*_STYLES, "csv")
+FORMS = (*_STYLES,)
 
 # Characters that no text has stand around a bold or italic text until the table is written.
 _BOLD, _ITALIC = ("\ue000", "\ue001"), ("\ue002", "\ue003")
 _MARKS = {
     "markdown": {_BOLD: ("**", "**"), _ITALIC: ("*", "*")},
     "latex": {_BOLD: (r"\textbf{", "}"), _ITALIC: (r"\textit{", "}")},
-    "csv": {_BOLD: ("", ""), _ITALIC: ("", "")},
 }
 
 Columns = Mapping[str, Callable[[Row], object]] | Sequence[tuple[str, Callable[[Row], object]]]
@@ -35,7 +32,7 @@ def table(
 
     columns: heading -> a function from a row to its cell, None for an empty cell. Pairs instead of
         a mapping allow equal headings.
-    align: left, right or decimal, for all columns but the first; CSV ignores it.
+    align: left, right or decimal, for all columns but the first.
     omit_empty: whether to leave out columns whose cells are all empty.
     """
     rows = list(rows)
@@ -44,10 +41,6 @@ def table(
     filled = [(heading, cells) for heading, cells in filled if any(cells) or not omit_empty]
     headings = [heading for heading, _ in filled]
     lines = [list(line) for line in zip(*(cells for _, cells in filled), strict=True)]
-    if form == "csv":
-        file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows([headings, *lines])
-        return _marked(file.getvalue().rstrip("\n"), form)
     if form == "markdown":  # an unescaped bar would end the cell
         lines = [[_marked(text, form).replace("|", "\\|") for text in line] for line in lines]
         headings = [heading.replace("|", "\\|") for heading in headings]
