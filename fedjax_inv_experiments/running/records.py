@@ -3,6 +3,7 @@
 A field that has its default is absent from the file.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
@@ -219,13 +220,25 @@ _ACCURACY = re.compile(rb'"(?:(\w+)_)?accuracy(_by_\w+)?"(?=\s*:)')
 
 
 def decoded(text: bytes, kind: type[T]) -> T | None:
-    """The record in a json text; None if the text is not such a record."""
+    """The record in a json text; None if the text is not such a record.
+
+    Scores of a run that diverged may be NaN, which Python writes and msgspec does not read.
+    """
     for each in (text, _ACCURACY.sub(_renamed, text)):
-        try:
-            return msgspec.json.decode(each, type=kind)
-        except (ValueError, RecursionError):
-            continue
+        for read_as in (_strictly, _with_nan):
+            try:
+                return read_as(each, kind)
+            except (ValueError, RecursionError):
+                continue
     return None
+
+
+def _strictly(text: bytes, kind: type[T]) -> T:
+    return msgspec.json.decode(text, type=kind)
+
+
+def _with_nan(text: bytes, kind: type[T]) -> T:
+    return msgspec.convert(json.loads(text), type=kind)
 
 
 def _renamed(match: re.Match[bytes]) -> bytes:

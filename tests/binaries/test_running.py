@@ -87,6 +87,17 @@ def test_a_log_begins_with_round_0(tmp_path: Path) -> None:
             log.read(written(tmp_path, damaged), 7)
 
 
+def test_a_log_of_a_run_that_diverged_has_scores_that_are_no_numbers(tmp_path: Path) -> None:
+    """Errors of a regression are NaN then, which Python writes and strict JSON does not have."""
+    nowhere = {"test": Domain(float("nan"), None, 4, "test")}
+    text = text_of(line(3, float("nan"), run=0, diverged=True, domains=nowhere))
+    assert "NaN" in text
+    read = log.read(written(tmp_path, [*LINES[:2], text, LINES[3], ""]), 3)[2]
+    assert text_of(read) == text
+    for wrong in (text.replace('"diverged": true', '"diverged": NaN'), text + "}"):
+        assert records.decoded(wrong.encode(), Line) is None
+
+
 def test_round_0_is_never_selected() -> None:
     """Even where it is best by every rule, nor is its state kept."""
     one = Cell("fedavg", {}, "75", CELL.runs[:1])
