@@ -96,7 +96,10 @@ def tables(options: Options) -> Iterator[frame.Table]:
     network, whole = registry.MODELS[options.model](10), registry.MODELS[options.model](10, cut=0)
     # With the momentum that CAFE needs.
     work = local.steps(
-        optax.sgd(0.01, 0.9), batch_size=options.batch_size, num_steps=options.num_steps
+        optax.sgd(0.01, 0.9),
+        batch_size=options.batch_size,
+        num_steps=options.num_steps,
+        momentum=0.9,
     )
     variants: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in LISTED}
     variants["fl_games, memory 5"] = ("fl_games", {"memory": 5})

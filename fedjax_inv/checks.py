@@ -511,3 +511,38 @@ def same_shapes(**trees: Tree) -> None:
             raise UsageError(
                 name, ..., f"has shapes {shapes}, must have those of {first}, {expected}"
             )
+
+
+def same_leaves(name: str, found: Tree, expected: Tree, source: str) -> None:
+    """Check that a tree has the structure of another, and leaves of the same shapes and dtypes.
+
+    Args:
+      name: the function that returned the tree.
+      found: the tree, of arrays or of their shapes.
+      expected: the other tree.
+      source: what returned the other tree.
+
+    Raises:
+      UsageError: for the first leaf that differs.
+    """
+    leaves, others = (
+        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(t)}
+        for t in (found, expected)
+    )
+    for at in dict.fromkeys([*others, *leaves]):
+        now, before = (_typed(tree[at]) if at in tree else "nothing" for tree in (leaves, others))
+        if now != before:
+            place = at and f" at {at}"
+            text = f"returns {now}{place}, must return {before}, as {source} does"
+            raise UsageError(name, ..., text)
+    structure, wanted = jax.tree.structure(found), jax.tree.structure(expected)
+    if structure != wanted:
+        text = f"returns {structure}, must return {wanted}, as {source} does"
+        raise UsageError(name, ..., text)
+
+
+def _typed(leaf: Any) -> str:
+    """A leaf's dtype and shape as JAX writes them, such as float32[3,4]."""
+    shape = ",".join(map(str, jnp.shape(leaf)))
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+    return f"{dtype}[{shape}]"

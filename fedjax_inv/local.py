@@ -234,7 +234,7 @@ def epochs(
     batch_size: int,
     num_epochs: int = 1,
     num_batches: int | None = None,
-    momentum: float | Array | None = 0.0,
+    momentum: float | Array | None = None,
 ) -> Work:
     """Return local training in passes over the client's examples, each in a new random order.
 
@@ -244,8 +244,8 @@ def epochs(
       num_epochs: passes.
       num_batches: batches in a pass, if the number is the same for all clients with examples; None
         if it may differ. A client with another number gets NaN results, which every run reports.
-      momentum: the optimizer's momentum, for methods that need it (`Work.momentum`); it is
-        recorded and changes nothing. None: unknown.
+      momentum: the optimizer's momentum, if that is SGD (0: without), for methods that need it
+        (`Work.momentum`); it is recorded and changes nothing. None: unknown.
 
     Raises:
       UsageError: for counts below 1.
@@ -302,7 +302,7 @@ def steps(
     *,
     batch_size: int,
     num_steps: int,
-    momentum: float | Array | None = 0.0,
+    momentum: float | Array | None = None,
 ) -> Work:
     """Return local training with the same number of steps for every client.
 
@@ -340,7 +340,7 @@ def full_batch(
     *,
     capacity: int,
     num_steps: int = 1,
-    momentum: float | Array | None = 0.0,
+    momentum: float | Array | None = None,
 ) -> Work:
     """Return local training whose steps take all of the client's examples at once.
 

@@ -87,8 +87,8 @@ def init(
       The state, a copy: no leaf shares its memory with another or with `variables`.
 
     Raises:
-      UsageError: if history is below 1, if so many broadcasts do not fit into memory, or if a
-        client's rows are not rows of the examples.
+      UsageError: if history is below 1, if so many broadcasts do not fit into memory, if a client's
+        rows are not rows of the examples, or if a parameter is in half precision.
     """
     checks.record("algorithm", algorithm, Algorithm)
     checks.key("key", key)
@@ -96,6 +96,7 @@ def init(
     checks.federation(federation)
     axis = devices.vmapped() if axis is None else axis
     checks.record("axis", axis, Axis)
+    _check_precision(variables)
     # Zeros, as only the shape may matter: devices that own their clients have different examples.
     sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), federation.data.x)
     server = algorithm.init_server(
@@ -113,6 +114,17 @@ def init(
         )
     server, own, broadcast_history = jax.tree.map(_stored, (server, own, broadcast_history))
     return State(server, own, broadcast_history, jnp.int32(0), jax.random.fold_in(key, 1))
+
+
+def _check_precision(variables: Variables) -> None:
+    """Raise UsageError for half precision, in which numbers of examples and sums overflow."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
+            text = f"has {leaf.dtype} at {jax.tree_util.keystr(path)}, must have float32 or float64"
+            advice = (
+                "`models.computed_in` keeps parameters in float32 and computes in half precision"
+            )
+            raise UsageError("variables", ..., f"{text}; {advice}")
 
 
 def _stored(leaf: Array) -> Array:
@@ -201,12 +213,19 @@ def _exchange(
     # Traced once for its shapes and for the fold; inlined, the program is the same.
     client = jax.jit(client, inline=True)
     shapes = jax.eval_shape(client, tree.take(turns, 0))
+    kept = jax.eval_shape(lambda clients: tree.take(clients, 0), state.clients)
+    checks.same_leaves(f"exchanges[{index}].client", shapes[1].own, kept, "init_client")
+    for name, metric in shapes[1].metrics.items():
+        if metric.shape:
+            text = f"returns the metric {name!r} of shape {metric.shape}, must be a scalar"
+            raise UsageError(f"exchanges[{index}].client", ..., text)
     start = aggregator.init(shapes[0][0], slots.who.shape[0])
     sums, result = axis.fold(client, add, start, mine, turns, shapes)
     metrics, present, finite = mine.gather((result.metrics, result.present, result.finite))
 
     def updated(server: Tree, sums: Sums, cohort: Cohort) -> Tree:
         new = exchange.update(server, aggregator.finish(sums), cohort)
+        checks.same_leaves(f"exchanges[{index}].update", new, server, "init_server")
         return optax.tree.where(cohort.present.any(), new, server)
 
     server = axis.isolated(updated, state.server, sums, Cohort(cohort.who, present, delay))
@@ -283,7 +302,8 @@ def step(
       (the state after the round, a report for each exchange, each leaf [S]).
 
     Raises:
-      UsageError: if the cohort or the state does not fit the federation.
+      UsageError: if the cohort or the state does not fit the federation, or if an exchange returns
+        a server or own state of other shapes, or a metric that is no scalar.
     """
     _check_types(algorithm, state, federation, axis, drop_nonfinite)
     checks.cohort("cohort", cohort)
@@ -321,7 +341,8 @@ def run(
       (the state after the last round, a report for each exchange, each leaf [T, S]).
 
     Raises:
-      UsageError: if the schedule or the state does not fit the federation.
+      UsageError: if the schedule or the state does not fit the federation, or if an exchange
+        returns a server or own state of other shapes, or a metric that is no scalar.
     """
     _check_types(algorithm, state, federation, axis, drop_nonfinite)
     checks.federation(federation)

@@ -82,15 +82,17 @@ def initial(model: Model, key: Array) -> Tree:
 
 
 def momentum_epochs(learning_rate: float | Array) -> Work:
-    return local.epochs(optax.sgd(learning_rate, momentum=0.9), batch_size=4)
+    return local.epochs(optax.sgd(learning_rate, momentum=0.9), batch_size=4, momentum=0.9)
 
 
 def steps(learning_rate: float | Array) -> Work:
-    return local.steps(optax.sgd(learning_rate), batch_size=3, num_steps=2)
+    return local.steps(optax.sgd(learning_rate), batch_size=3, num_steps=2, momentum=0.0)
 
 
 def full_batch(learning_rate: float | Array) -> Work:
-    return local.full_batch(optax.sgd(learning_rate), capacity=max(SIZES) + 1, num_steps=2)
+    return local.full_batch(
+        optax.sgd(learning_rate), capacity=max(SIZES) + 1, num_steps=2, momentum=0.0
+    )
 
 
 # A large epsilon: rounding must not be magnified where a gradient is nearly zero.

@@ -95,7 +95,8 @@ def fednova(
 
     Args:
       model: the network.
-      work: local training by SGD, with or without momentum.
+      work: local training by SGD that records its momentum: `local.epochs(..., momentum=0.9)`; 0
+        for plain SGD.
       proximal: weight of FedProx's proximal term, the paper's mu.
       step_size: the clients' learning rate, on which a_i depends if there is a proximal term; a
         grid of learning rates must then set both.
@@ -104,14 +105,15 @@ def fednova(
       weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.
 
     Raises:
-      UsageError: for values out of range, and for local training by another optimizer than SGD.
+      UsageError: for values out of range, and for local training whose momentum is unknown.
     """
     checks.record("work", work, Work)
     checks.real("proximal", proximal)
     checks.real("step_size", step_size)
     momentum = work.momentum
     if momentum is None:
-        raise UsageError("optimizer", ..., "must be sgd, whose steps the server can count")
+        text = "must be sgd, whose steps the server can count; in Python `work` must record its"
+        raise UsageError("optimizer", ..., f"{text} `momentum`, which is 0 for plain sgd")
     weight = aggregators.weight_of(weighting)
     risk_gradient = averaging.gradient(model, loss)
 

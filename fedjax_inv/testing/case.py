@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedjax_inv import checks, devices, rounds, tree
 from fedjax_inv.testing import inputs
-from fedjax_inv.testing.comparing import assert_same_shapes, largest_difference, plain
+from fedjax_inv.testing.comparing import largest_difference, plain
 from fedjax_inv.testing.inputs import HISTORY, NUM_CLIENTS
 from fedjax_inv.types import (
     Algorithm,
@@ -295,24 +295,6 @@ class Case:
 
         return self.kept("traced with numbers", trace)
 
-    def check_sound(self) -> None:
-        """Raise the error of a law without which there can be no run."""
-
-        def check() -> None:
-            trace = self.traced
-            for name in ("server", "clients"):
-                before, after = (getattr(state, name) for state in (trace.before, trace.after))
-                assert_same_shapes(name, before, after)
-            for index, (visit, reply) in enumerate(trace.turns):
-                place = f"the reply of exchange {index}"
-                assert_same_shapes(f"{place}: own", visit.own, reply.own)
-                for name, metric in reply.metrics.items():
-                    assert metric.shape == (), (
-                        f"{place}: the metric {name!r} has shape {metric.shape}, must be a scalar"
-                    )
-
-        self.kept("sound", check)
-
     # Runs.
 
     def round(
@@ -341,7 +323,7 @@ class Case:
         """The networks and the states of two seeds before the first round, on the device."""
 
         def draw() -> tuple[Variables, rounds.State]:
-            self.check_sound()
+            assert self.traced  # or its error: without a round there is no run
 
             def start(seed: Array) -> tuple[Variables, rounds.State]:
                 variables = self.variables(jax.random.key(seed))

@@ -26,7 +26,6 @@ LAWS: Mapping[str, Law] = MappingProxyType(
         for law in (
             programs.the_factory_returns_an_algorithm,
             programs.a_round_can_be_traced,
-            programs.a_round_keeps_shapes_and_types,
             programs.no_argument_is_changed_in_place,
             programs.numbers_may_be_traced,
             programs.tracing_again_gives_the_same_program,

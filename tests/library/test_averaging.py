@@ -47,7 +47,7 @@ SIZES = (4, 0, 2, 5)
 NUM_CLIENTS = len(SIZES)
 RATE, NUM_STEPS = 0.1, 2
 ATTEND = ((0, 1, 3), (2,), (1,), (2, 3, 0))
-WORK = local.full_batch(optax.sgd(RATE), capacity=max(SIZES), num_steps=NUM_STEPS)
+WORK = local.full_batch(optax.sgd(RATE), capacity=max(SIZES), num_steps=NUM_STEPS, momentum=0.0)
 
 
 def init(key: Array, x: Array) -> Tree:
@@ -131,10 +131,10 @@ def test_every_other_algorithm_takes_a_loss(name: str) -> None:
 
     def step(config: Config, loss: Loss) -> Any:
         config = config._replace(model=lambda: MODEL, work=lambda rate: WORK)
-        algorithm = federations.build(name, config, loss=loss)
+        algorithm, variables = federations.build(name, config, loss=loss), first()
 
         def trace() -> Any:
-            state = rounds.init(algorithm, first(), FEDERATION, jax.random.key(0))
+            state = rounds.init(algorithm, variables, FEDERATION, jax.random.key(0))
             cohort = federations.cohort(list(range(NUM_CLIENTS)))
             return rounds.step(algorithm, state, cohort, FEDERATION, axis=devices.chunked(1))
 

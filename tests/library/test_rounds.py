@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import federations
 from federations import assert_equal
 from fedjax_inv import aggregators, devices, local, rounds, tree
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -558,3 +559,72 @@ def test_init_refuses_no_history_and_rows_out_of_range() -> None:
     beyond = FEDERATION._replace(size=FEDERATION.size.at[0].set(99))
     with pytest.raises(ValueError, match=r"start\[0\]=0: must lie, with size\[0\]=99, in the"):
         rounds.init(one(), empty(C), beyond, jax.random.key(0))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_parameters_in_half_precision_are_refused(dtype: Any) -> None:
+    """The sum of numbers of examples, by which the server divides, may be infinite in float16."""
+    variables = {"scale": jnp.zeros(2), "w": jnp.zeros(3, dtype), "flag": jnp.bool_(True)}
+    words = rf"^variables: has {jnp.dtype(dtype)} at \['w'\], must have float32 .*computed_in"
+    with pytest.raises(UsageError, match=words):
+        rounds.init(one(), variables, FEDERATION, jax.random.key(0))
+
+
+def spoiled(**replaced: Any) -> Algorithm:
+    """Return an algorithm whose server has an array and whose clients have a pair."""
+    algorithm = toy(Exchange(lambda server: server, idle, aggregators.total(), unchanged))
+    changed = algorithm.exchanges[0]._replace(**replaced)
+    return algorithm._replace(
+        init_server=lambda setup: {"w": jnp.zeros(3), "more": (jnp.int32(0),)},
+        init_client=lambda server, who: (jnp.zeros(2), None),
+        exchanges=(changed,),
+    )
+
+
+def idle(visit: Visit) -> Reply:
+    return Reply(visit.own, (), {})
+
+
+def unchanged(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
+    return server
+
+
+MISSHAPEN = [
+    # A shape that could be broadcast, one that could not, another dtype.
+    (lambda server: {**server, "w": jnp.zeros(1)}, r"float32\[1\] at \['w'\], .* float32\[3\]"),
+    (lambda server: {**server, "w": jnp.zeros(4)}, r"float32\[4\] at \['w'\], .* float32\[3\]"),
+    (lambda server: {**server, "more": (0.5,)}, r"float32\[\] at \['more'\]\[0\], .* int32\[\]"),
+    (lambda server: {"w": server["w"]}, r"nothing at \['more'\]\[0\], must return int32\[\]"),
+    (lambda server: {**server, "x": 1}, r"int32\[\] at \['x'\], must return nothing"),
+    (lambda server: {**server, "more": [0]}, r"PyTreeDef.*\[\*\].*, must return PyTreeDef"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), MISSHAPEN)
+def test_a_server_with_other_leaves_is_one_line(change: Callable[[Tree], Tree], words: str) -> None:
+    algorithm = spoiled(update=lambda server, aggregated, cohort: change(server))
+    words = rf"^exchanges\[0\]\.update: returns {words}.*, as init_server does$"
+    refused(algorithm, words)
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (lambda own: (own[0][:1], None), r"float32\[1\] at \[0\], must return float32\[2\]"),
+        (lambda own: (own[0].astype(jnp.bfloat16), None), r"bfloat16\[2\] at \[0\], .* float32"),
+        (lambda own: (own[0], own[0]), r"float32\[2\] at \[1\], must return nothing"),
+    ],
+)
+def test_an_own_state_with_other_leaves_is_one_line(
+    own: Callable[[Tree], Tree], words: str
+) -> None:
+    algorithm = spoiled(client=lambda visit: Reply(own(visit.own), (), {}))
+    refused(algorithm, rf"^exchanges\[0\]\.client: returns {words}.*, as init_client does$")
+
+
+def refused(algorithm: Algorithm, words: str) -> None:
+    """Assert that a round is refused in one line."""
+    state = rounds.init(algorithm, (), FEDERATION, jax.random.key(0))
+    cohort = federations.cohort([0, 1])
+    with pytest.raises(UsageError, match=words):
+        rounds.step(algorithm, state, cohort, FEDERATION, axis=devices.vmapped())
