@@ -378,18 +378,22 @@ def integers(
     return array.astype(np.int64, copy=False)
 
 
-def federation(federation: Federation) -> None:
+def federation(federation: Federation, *, whole: bool = False) -> None:
     """Check that every client's rows are rows of the examples.
 
     The values of tracers are not checked.
 
     Args:
       federation: the federation: M examples, order [L], start [C] and size [C].
+      whole: whether a compact federation, which has some of the clients, is refused.
 
     Raises:
-      UsageError: if a client's row does not exist, or if arrays have other shapes.
+      UsageError: if a client's row does not exist, if arrays have other shapes, or if clients lack
+        that must be there.
     """
     record("federation", federation, Federation)
+    if whole and federation.who is not None:
+        raise UsageError("federation", ..., "is compact, must have all its clients")
     data, order, start, size, who = federation
     named = {"order": order, "start": start, "size": size}
     for name, leaf in (named if who is None else named | {"who": who}).items():
@@ -535,7 +539,7 @@ def same_leaves(name: str, found: Tree, expected: Tree, source: str) -> None:
             place = at and f" at {at}"
             text = f"returns {now}{place}, must return {before}, as {source} does"
             raise UsageError(name, ..., text)
-    structure, wanted = jax.tree.structure(found), jax.tree.structure(expected)
+    structure, wanted = (str(jax.tree.structure(each)) for each in (found, expected))
     if structure != wanted:
         text = f"returns {structure}, must return {wanted}, as {source} does"
         raise UsageError(name, ..., text)

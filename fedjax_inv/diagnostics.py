@@ -38,7 +38,7 @@ def agreement(
     Args:
       model: the model of the network.
       variables: the network; w are its parameters.
-      federation: the clients and their examples.
+      federation: the clients and their examples; not a compact one.
       loss: the mean loss of a batch of outputs.
       axis: how clients are laid over memory and devices, as in `rounds.step`; by default one client
         after the other. Memory is needed for one gradient of each client that is computed at the
@@ -57,7 +57,7 @@ def agreement(
     axis = devices.chunked(1) if axis is None else axis
     checks.record("axis", axis, devices.Axis)
     checks.integer("batch_size", batch_size)
-    checks.federation(federation)
+    checks.federation(federation, whole=True)
     data, order, start, size, _ = tree.on_device(federation)
 
     def total_loss(params: Halves, batch: Batch) -> Array:

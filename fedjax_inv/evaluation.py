@@ -416,12 +416,6 @@ def balanced(scores: Scores) -> Array:
     return jnp.where(counts, scores.score, 0).sum(-1) / jnp.maximum(counts.sum(-1), 1)
 
 
-def worst(scores: Scores) -> Array:
-    """Return the lowest score [] of a client that has examples; infinity if none has."""
-    _check_scores(scores)
-    return jnp.where(scores.size > 0, scores.score, jnp.inf).min()
-
-
 def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
     """Return the scores of groups of clients (domains), clients weighted by size.
 

@@ -34,7 +34,7 @@ def fine_tuned(
     Args:
       algorithm: the algorithm of the run, with a `network`, which it serves by `models.predict`.
       state: the state after training.
-      federation: the training examples of the clients.
+      federation: the training examples of the clients; not a compact one.
       model: the network.
       work: the fine-tuning, such as `local.epochs(optimizer, batch_size=32, num_epochs=5)`.
       key: the random key of the fine-tuning; each client gets a key of its own.
@@ -52,7 +52,7 @@ def fine_tuned(
     """
     checks.record("algorithm", algorithm, Algorithm)
     checks.record("state", state, State)
-    checks.federation(federation)
+    checks.federation(federation, whole=True)
     checks.record("model", model, Model)
     checks.record("work", work, Work)
     checks.key("key", key)

@@ -129,7 +129,7 @@ def _filled(trained: Tree, frozen: Tree) -> Tree:
         return frozen if trained is None else trained
     if isinstance(trained, Mapping) and isinstance(frozen, Mapping):
         return {name: _filled(trained[name], frozen.get(name)) for name in trained}
-    if trained == ():  # of a method that shares no network
+    if isinstance(trained, tuple) and not trained:  # of a method that shares no network
         return ()
     return jax.tree.map(
         lambda ours, theirs: theirs if ours is None else ours,
@@ -139,8 +139,8 @@ def _filled(trained: Tree, frozen: Tree) -> Tree:
     )
 
 
-def _completed(model: Model, frozen: Variables) -> Model:
-    """Return the model whose variables are the trained part alone."""
+def _completed(model: Model, frozen: Variables, patterns: Sequence[str]) -> Model:
+    """Return the model whose variables are the trained part alone, also those that it draws."""
 
     def half(run: Apply, fixed: Tree, fixed_stats: Tree) -> Apply:
         is_constant = _is_constant(fixed)
@@ -162,7 +162,12 @@ def _completed(model: Model, frozen: Variables) -> Model:
         return apply
 
     params, stats = frozen
+
+    def init(key: Array, x: Tree) -> Variables:
+        return _parted(model.init(key, x), patterns)[0]
+
     return model._replace(
+        init=init,
         encode=half(model.encode, params.body, stats.body),
         decode=half(model.decode, params.head, stats.head),
     )
@@ -204,7 +209,7 @@ def train_only(
     network = plain.network
 
     def inner(frozen: Variables) -> Algorithm:
-        return make(_completed(model, frozen))
+        return make(_completed(model, frozen, patterns))
 
     def init_server(setup: Setup) -> Server:
         check(setup.variables.params, patterns)

@@ -119,8 +119,9 @@ def init(
 def _check_precision(variables: Variables) -> None:
     """Raise UsageError for half precision, in which numbers of examples and sums overflow."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
-            text = f"has {leaf.dtype} at {jax.tree_util.keystr(path)}, must have float32 or float64"
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
+            text = f"has {dtype} at {jax.tree_util.keystr(path)}, must have float32 or float64"
             advice = (
                 "`models.computed_in` keeps parameters in float32 and computes in half precision"
             )

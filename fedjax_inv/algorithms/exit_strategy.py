@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import aggregators, checks, local, objectives, tree, wrapping
+from fedjax_inv import aggregators, checks, freezing, local, missing, objectives, tree, wrapping
 from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
@@ -315,7 +315,9 @@ def wrap(
       batch_size: examples at a time in the pass for a gradient, which is over all examples.
 
     Raises:
-      UsageError: for values out of range, and without `parameters` if there is no network.
+      UsageError: for values out of range, and without `parameters` if there is no network. Before
+        the first round: for an algorithm of `missing.reuse` or `freezing.train_only`, which go
+        around this one.
     """
     checks.record("algorithm", algorithm, Algorithm)
     checks.function("loss", loss)
@@ -368,6 +370,15 @@ def _network_parameters(algorithm: Algorithm) -> Callable[[Any], Tree]:
 
 def _init_server(phase: _Phase, setup: Setup) -> Server:
     wrapped = phase.algorithm.init_server(setup)
+    for layer in wrapping.layers(wrapped):
+        if isinstance(layer, missing.Server):
+            text = "stores uploads, also of clients that leave"
+            order = "missing.reuse(exit_strategy.wrap(..))"
+            raise UsageError("algorithm", ..., f"{text}; must be wrapped first: {order}")
+        if isinstance(layer, freezing.Server):
+            text = "has parameters that are not trained, which would count"
+            order = "freezing.train_only(lambda model: exit_strategy.wrap(..), ..)"
+            raise UsageError("algorithm", ..., f"{text}; must be wrapped first: {order}")
     try:
         params = phase.parameters(wrapped)
     except AttributeError as error:

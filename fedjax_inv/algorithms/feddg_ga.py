@@ -9,9 +9,9 @@ examples in evaluation mode. A round has two exchanges: clients train and are av
 they measure their gaps at the averaged network, which the next round sends again.
 
 Zhang et al. 2023, "Federated Domain Generalization with Generalization Adjustment" (CVPR). The
-paper has all clients in each round. We chose: only clients that attend change their weight,
-a cohort is averaged by
-its own weights, divided by their sum, and gaps that differ by rounding alone are equal.
+paper has all clients in each round. We chose: only clients that attend change their weight, a late
+client measures its gap at the newest average, a cohort is averaged by its own weights, divided by
+their sum, and gaps that differ by rounding alone are equal.
 """
 
 from typing import NamedTuple
@@ -146,7 +146,7 @@ def feddg_ga(
 
     def measure(visit: Visit) -> Reply:
         # An update that was dropped, for example because it held NaN, left an older state.
-        gap = risk(visit.message, visit) - visit.own.risk
+        gap = risk(visit.undelayed_message, visit) - visit.own.risk
         return Reply(visit.own, Gap(gap, visit.own.round == visit.round), {})
 
     def adjust(server: servers.Server, found: aggregators.Stack, cohort: Cohort) -> servers.Server:
@@ -164,7 +164,13 @@ def feddg_ga(
         Upload(aggregators.total(), aggregators.total()),
         average,
     )
-    measuring = Exchange(lambda server: server.variables, measure, aggregators.stacked(), adjust)
+    measuring = Exchange(
+        lambda server: (),
+        measure,
+        aggregators.stacked(),
+        adjust,
+        broadcast_undelayed=lambda server: server.variables,
+    )
     return averaging.serving_the_server(
         model,
         server_optimizer,

@@ -11,7 +11,8 @@ identity (F: a model whose body is empty) or learned (V).
 The paper leaves open, and we chose: the scale of Eq. 2, by `memory_mix`; an empty memory is left
 out; a predictor enters the memory right after its update, so a current predictor counts twice; each
 player keeps its optimizer's state; phi's server optimizer is Adam; FAST takes the mean over a
-client's examples, not over its batches, as the last batch may be smaller.
+client's examples, not over its batches, as the last batch may be smaller; each player draws its own
+head, also where the network is given; a late player goes on from its head in the late broadcast.
 """
 
 from collections.abc import Callable

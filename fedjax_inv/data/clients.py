@@ -60,17 +60,18 @@ def _without_lists(pair: Sequence[Any]) -> tuple[Any, ...]:
 
 def kind_of_inputs(leaf: Any) -> str:
     """Return the kind of an array's numbers; uint8 is one of its own, as such inputs are scaled."""
-    return "uint8" if leaf.dtype == np.uint8 else _kind(leaf)
+    return "uint8" if leaf.dtype == np.uint8 else kind(leaf)
 
 
-def _kind(leaf: Any) -> str:
+def kind(leaf: Any) -> str:
+    """Return the kind of an array's numbers, such as "integers"."""
     kinds = {"truth values": np.bool_, "integers": jnp.integer, "floating point": jnp.floating}
     return next((k for k, of in kinds.items() if jnp.issubdtype(leaf.dtype, of)), str(leaf.dtype))
 
 
 def _kinds(x: Tree, y: Tree) -> tuple[Tree, Tree]:
     """Return the kinds of inputs and targets."""
-    return jax.tree.map(kind_of_inputs, x), jax.tree.map(_kind, y)
+    return jax.tree.map(kind_of_inputs, x), jax.tree.map(kind, y)
 
 
 def _rows_of(client: np.ndarray) -> list[np.ndarray]:

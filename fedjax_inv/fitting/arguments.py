@@ -144,13 +144,16 @@ def objective(algorithm: Factory, y: Tree, loss: Any, score: Any) -> Objective:
     )
 
 
-def network(model: Model, examples: Examples, objective: Objective) -> Variables:
-    """Return the shapes of the network.
+def network(model: Model, examples: Examples, objective: Objective) -> tuple[Variables, int]:
+    """Return the shapes of the network, and its number of classes.
 
     Args:
       model: the network.
       examples: the examples of all clients.
       objective: the loss.
+
+    Returns:
+      (shapes, K); K is 0 if the loss takes targets that are no classes.
 
     Raises:
       UsageError: for outputs that do not fit the targets.
@@ -158,14 +161,14 @@ def network(model: Model, examples: Examples, objective: Objective) -> Variables
     x = jax.tree.map(lambda leaf: leaf[:1], examples.x)
     variables = jax.eval_shape(model.init, jax.random.key(0), x)
     if objective.task != "classes":
-        return variables
+        return variables, 0
     outputs = jax.eval_shape(lambda at, x: models.predict(model, at, x), variables, x)
     labels = np.asarray(examples.y)
     if len(outputs.shape) != 2 or labels.ndim != 1:
         found = f"has outputs {outputs.shape} for targets {labels.shape}"
         raise UsageError("model", ..., f"{found}, must have [B, K] for classes [B]")
     checks.integers("y", labels, 0, outputs.shape[1] - 1)
-    return variables
+    return variables, outputs.shape[1]
 
 
 def check_values(

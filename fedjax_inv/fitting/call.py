@@ -168,7 +168,7 @@ def fit(
     facts = arguments.facts(algorithm)
     objective = arguments.objective(algorithm, examples.y, loss, score)
     plain = plain | objective.settings
-    network = arguments.network(model, examples, objective)
+    network, num_classes = arguments.network(model, examples, objective)
     if variables is not None:
         checks.record("variables", variables, Variables)
         checks.same_shapes(model=network, variables=variables)
@@ -215,7 +215,7 @@ def fit(
         precision=facts.precision,
     )
     layout = machine.layout(devices, len(runs), cohorts.who.shape[2], sizes.shape[1], network)
-    x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), examples.x)
+    sample = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), examples)
     if layout.mesh is not None:
         examples, inputs = layout.place(jax.device_get(examples), inputs)
     at_once = 1 if platforms.on_cpu() else 0
@@ -225,9 +225,7 @@ def fit(
         run_chunk=at_once if run_chunk is None else run_chunk,
         layout=layout,
     )
-    serving = Serving(
-        build, compiled, inputs, x, objective.loss, objective.score.function, facts.precision
-    )
+    serving = Serving(build, compiled, inputs, sample, num_classes, objective, facts.precision)
     with contextlib.closing(segments.Progress(rounds, is_on=progress)) as shown:
         return segments.train(
             serving,

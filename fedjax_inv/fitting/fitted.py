@@ -15,8 +15,9 @@ import numpy as np
 from fedjax_inv import checks, evaluation, platforms, rounds, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, federation
+from fedjax_inv.fitting.arguments import Objective
 from fedjax_inv.program import Inputs, Program, Run, Training
-from fedjax_inv.types import Algorithm, Array, Federation, Loss, Tree, Variables
+from fedjax_inv.types import Algorithm, Array, Examples, Federation, Tree, Variables
 
 _BATCH = 512  # the examples that are predicted at once
 
@@ -71,12 +72,13 @@ class Serving:
         build: Callable[[Mapping[str, Any]], Algorithm],
         program: Program,
         inputs: Inputs,
-        sample: Tree,  # the shapes of the training inputs [M, ...]
-        loss: Loss,
-        score: Loss,
+        sample: Examples,  # the shapes of the training examples [M, ...]
+        num_classes: int,  # 0 if the loss takes targets that are no classes
+        objective: Objective,
         precision: str,  # of products, as in `platforms.products_at`
     ) -> None:
-        self.build, self.program, self.inputs, self.sample = build, program, inputs, sample
+        self.build, self.program, self.inputs = build, program, inputs
+        self.sample, self.num_classes = sample, num_classes
 
         def predict(hyper: Mapping[str, Array], server: Tree, own: Tree, x: Tree) -> Array:
             with platforms.products_at(precision):
@@ -87,7 +89,12 @@ class Serving:
         ) -> evaluation.Scores:
             with platforms.products_at(precision):
                 return evaluation.evaluate(
-                    build(hyper), state, clients, seen=seen, loss=loss, score=score
+                    build(hyper),
+                    state,
+                    clients,
+                    seen=seen,
+                    loss=objective.loss,
+                    score=objective.score.function,
                 )
 
         self.predict = jax.jit(predict)
@@ -95,17 +102,29 @@ class Serving:
 
     def check_inputs(self, x: Tree) -> None:
         """Raise UsageError unless x has the structure, shapes and kinds of training."""
+        # Of kinds: unscaled bytes, for example, would be another image.
+        _check_like("x", x, self.sample.x, clients.kind_of_inputs)
 
-        def shapes(tree: Tree) -> Tree:
-            return jax.tree.map(lambda leaf: np.shape(leaf)[1:], tree)
+    def check_targets(self, y: Tree) -> None:
+        """Raise UsageError unless y has the structure, shapes, kinds and classes of training."""
+        _check_like("y", y, self.sample.y, clients.kind)
+        if self.num_classes:
+            checks.integers("y", y, 0, self.num_classes - 1, may_be_empty=True)
 
-        needed = shapes(self.sample)
-        if not all(np.shape(leaf) for leaf in jax.tree.leaves(x)) or shapes(x) != needed:
-            raise UsageError("x", x, f"must hold examples of shape {needed}, as in training")
-        arrays = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else np.asarray(leaf), x)
-        found, trained = (jax.tree.map(clients.kind_of_inputs, e) for e in (arrays, self.sample))
-        if found != trained:  # unscaled bytes, for example, would be another image
-            raise UsageError("x", ..., f"holds {found}, must hold {trained}, as in training")
+
+def _check_like(name: str, given: Tree, sample: Tree, kind: Callable[[Any], str]) -> None:
+    """Raise UsageError unless arrays [B, ...] have the shapes and kinds of others [M, ...]."""
+
+    def shapes(tree: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: np.shape(leaf)[1:], tree)
+
+    needed = shapes(sample)
+    if not all(np.shape(leaf) for leaf in jax.tree.leaves(given)) or shapes(given) != needed:
+        raise UsageError(name, given, f"must hold examples of shape {needed}, as in training")
+    arrays = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else np.asarray(leaf), given)
+    found, trained = (jax.tree.map(kind, each) for each in (arrays, sample))
+    if found != trained:
+        raise UsageError(name, ..., f"holds {found}, must hold {trained}, as in training")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,10 +220,11 @@ class Fitted:
           The mean score [R], the mean loss [R] and the number of examples [R], as NumPy arrays.
 
         Raises:
-          UsageError: for other inputs than in training, for targets of another length, and if there
-            is no such client.
+          UsageError: for other inputs or targets than in training, for targets of another length,
+            and if there is no such client.
         """
         self._serving.check_inputs(x)
+        self._serving.check_targets(y)
         self._check_client(client)
         data = federation.examples(x, y)
         rows = np.arange(len(jax.tree.leaves(x)[0]))

@@ -84,8 +84,9 @@ class Kept:
         self._saves.append([np.asarray(places.record) for places in before])
         self._served: list[np.ndarray] = []
         self._free: list[int] = []
-        # A record that was written in part may be the last.
-        self._count = -(-max(0, self._size() - self._begins) // self._length)
+        # A record that was written in part may be the last; of a file that was cut, `begin` tells.
+        there = -(-max(0, self._size() - self._begins) // self._length)
+        self._count = max([there, *(int(each.max(initial=0)) for each in self._saves[0])])
         self._pinned = np.zeros(self._count + 1, bool)
         self._sort()
 

@@ -15,7 +15,7 @@ import pytest
 import federations as tiny
 import slow
 from federations import assert_equal, plain
-from fedjax_inv import devices, local, missing, models, objectives, rounds, tree
+from fedjax_inv import devices, freezing, local, missing, models, objectives, rounds, tree
 from fedjax_inv.algorithms import exit_strategy, fedavg, fedbn, fl_games, scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
@@ -608,6 +608,16 @@ def test_wrong_arguments_are_one_line(arguments: dict[str, Any], words: str) -> 
 def started(model: Model, algorithm: Algorithm) -> rounds.State:
     variables = tiny.initial(model, jax.random.key(0))
     return rounds.init(algorithm, variables, tiny.federation(), jax.random.key(0))
+
+
+def test_what_goes_around_the_exit_strategy_is_refused_inside() -> None:
+    """A memory would go on averaging who has left; frozen parameters would count."""
+    model, train = tiny.mlp(), tiny.steps(0.1)
+    reusing = missing.reuse(fedavg.fedavg(model, train))
+    partly = freezing.train_only(lambda m: fedavg.fedavg(m, train), model, ("head",))
+    for inner, words in ((reusing, r"missing\.reuse\("), (partly, r"train_only\(lambda model")):
+        with pytest.raises(UsageError, match=rf"^algorithm: .* must be wrapped first.*{words}"):
+            jax.eval_shape(partial(started, model, exit_strategy.wrap(inner)))
 
 
 def test_parameters_that_do_not_fit_are_told() -> None:

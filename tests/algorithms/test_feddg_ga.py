@@ -14,7 +14,9 @@ from fedjax_inv.data import federation as federations_of
 STEP, NUM_ROUNDS = 0.9, 4
 
 
-def test_feddg_ga_is_the_papers() -> None:
+@pytest.mark.parametrize("delay", [0, 1])
+def test_feddg_ga_is_the_papers(delay: int) -> None:
+    """Who is late has an older network and an older weight, and measures at the newest."""
     with jax.enable_x64(True):
         held = linear.held()
         algorithm = feddg_ga.feddg_ga(
@@ -24,17 +26,22 @@ def test_feddg_ga_is_the_papers() -> None:
             num_rounds=NUM_ROUNDS,
             loss_batch_size=3,
         )
-        states = linear.run(algorithm, held)
+        delays = [turn % 2 * delay for turn in range(len(linear.ATTEND))]
+        states = linear.run(algorithm, held, delays=delays)
         w, examples = linear.weights_of(states[0]), linear.examples_of(held)
         a = np.full(len(linear.SIZES), 1 / len(linear.SIZES))
+        before = w, a.copy()
         for turn, cohort in enumerate(linear.ATTEND):
             clients = linear.present(cohort)
-            moved = [linear.trained(w, examples[i]) for i in clients]
+            received, weights = before if delays[turn] else (w, a)
+            before = w, a.copy()
+            moved = [linear.trained(received, examples[i]) for i in clients]
             own = [
-                linear.risk([b + d for b, d in zip(w, delta, strict=True)], examples[i])
+                linear.risk([b + d for b, d in zip(received, delta, strict=True)], examples[i])
                 for i, delta in zip(clients, moved, strict=True)
             ]
-            w = [b + d for b, d in zip(w, linear.mean(moved, a[clients]), strict=True)]
+            mean = linear.mean(moved, weights[clients])
+            w = [b + d for b, d in zip(w, mean, strict=True)]
             gaps = np.array([linear.risk(w, examples[i]) for i in clients]) - own
             apart = gaps - gaps.mean()
             a[clients] += STEP * (1 - turn / NUM_ROUNDS) * apart / np.abs(apart).max()

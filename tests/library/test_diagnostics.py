@@ -12,6 +12,7 @@ import pytest
 import federations
 from fedjax_inv import devices, diagnostics, models
 from fedjax_inv.algorithms import fedipg
+from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import Array, Federation, Halves, Tree, Variables
 from test_fedipg import point, real_examples, widened
 
@@ -120,3 +121,6 @@ def test_a_wrong_argument_is_refused_in_one_line() -> None:
     beyond = federation._replace(order=federation.order + 99)
     with pytest.raises(ValueError, match=r"^order: holds .*, must be rows in"):
         diagnostics.agreement(MODEL, variables, beyond)
+    few = federations_of.compact(federation, np.array([0, 2]))
+    with pytest.raises(ValueError, match=r"^federation: is compact, must have all its clients$"):
+        diagnostics.agreement(MODEL, variables, few)

@@ -293,12 +293,10 @@ SCORES = evaluation.Scores(
 )
 
 
-def test_mean_and_worst() -> None:
+def test_the_mean_is_over_examples() -> None:
     score, loss = evaluation.mean(SCORES)
     np.testing.assert_allclose(score, (4 * 0.5 + 1 + 8 * 0.25) / 13, rtol=1e-6)
     np.testing.assert_allclose(loss, (4 + 0.2 + 16) / 13, rtol=1e-6)
-    # Not the 0 of the client without examples.
-    assert evaluation.worst(SCORES) == 0.25
     nobody = SCORES._replace(size=np.zeros(4, np.int32))
     assert_equal(evaluation.mean(nobody), (np.float32(0), np.float32(0)))
 

@@ -11,6 +11,7 @@ import federations
 from federations import assert_close, assert_equal
 from fedjax_inv import evaluation, fine_tuning, rounds
 from fedjax_inv.algorithms import ditto, fedavg, fl_games
+from fedjax_inv.data import federation as federations_of
 from test_fedavg import FEDERATION, MODEL, examples, risk_gradient, start, weights, work
 
 KEY = jax.random.key(5)
@@ -84,3 +85,10 @@ def test_what_cannot_be_fine_tuned_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         tuned(state, algorithm)
+
+
+def test_a_compact_federation_is_refused(state: rounds.State) -> None:
+    """Its clients' numbers are no indices into it."""
+    few = federations_of.compact(FEDERATION, np.array([0, 2]))
+    with pytest.raises(ValueError, match=r"^federation: is compact, must have all its clients$"):
+        fine_tuning.fine_tuned(ALGORITHM, state, few, model=MODEL, work=work(3, 0.4), key=KEY)

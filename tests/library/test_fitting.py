@@ -184,8 +184,10 @@ def _test_client() -> Federation:
 def test_predictions_have_the_precision_of_the_algorithm() -> None:
     fitted, _ = trained()
     old = fitted._serving
-    settings = old.build, old.program, old.inputs, old.sample
-    serving = Serving(*settings, objectives.cross_entropy, objectives.accuracy, "highest")
+    objective = arguments.objective(fedavg.fedavg, Y, None, None)
+    serving = Serving(old.build, old.program, old.inputs, old.sample, 2, objective, "highest")
+    with pytest.raises(UsageError, match=r"^y\[0\]=.*: must be in 0..1"):  # a loss of classes
+        serving.check_targets(Y + 9)
     hyper, state = fitted.runs[0].hyper, fitted.state()
     clients_ = _test_client()
     with platforms.traced_for("gpu"):
@@ -203,6 +205,8 @@ def test_predictions_have_the_precision_of_the_algorithm() -> None:
         (lambda fitted: fitted.predict(X, 4), "run=4: must be an integer in 0..3"),
         (lambda fitted: fitted.predict(X, client=4), "client=4: must be an integer in 0..3"),
         (lambda fitted: fitted.evaluate(X, Y[:3]), "y: must be as long as x"),
+        (lambda fitted: fitted.evaluate(X, Y * 1.0), "y: holds floating point, must hold integers"),
+        (lambda fitted: fitted.evaluate(X, np.eye(2)[Y % 2]), "y=float64 (48, 2): must hold"),
         (lambda fitted: fitted.network(-1), "run=-1: must be an integer in 0..3"),
     ],
 )

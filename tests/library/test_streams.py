@@ -400,6 +400,11 @@ def test_a_damaged_file_of_states_and_one_of_another_run_are_refused(tmp_path: P
         file.truncate(len(content) - 1)
     with pytest.raises(UsageError, match="bytes, must have"):
         kept.begin(places)
+    with open(tmp_path / "one", "r+b") as file:
+        file.truncate(len(content) - len(tree_of(5)["a"].tobytes()) - 16)  # without the record
+    cut = states_in(tmp_path / "one", before=[places])
+    with pytest.raises(UsageError, match="bytes, must have"):
+        cut.begin(places)
     (tmp_path / "no").write_bytes(b"nothing of this kind " * 9)
     with pytest.raises(UsageError, match="holds no states of this run"):
         states_in(tmp_path / "no")

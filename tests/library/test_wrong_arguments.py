@@ -77,7 +77,7 @@ _OF_RUN = "called by the engine alone, with records of its own"
 _NOTHING = "takes no argument"
 _NO_ARGUMENT = ("aggregators.count", "aggregators.total", "aggregators.stacked")
 _OF_FIT = "a part of `fit`, whose arguments test_fitting tries"
-_FORMS = ("of_arrays", "kind_of_inputs", "splits_of_arrays", "splits_of_dataset")
+_FORMS = ("of_arrays", "kind", "kind_of_inputs", "splits_of_arrays", "splits_of_dataset")
 
 EXEMPT = {
     **dict.fromkeys(
@@ -539,7 +539,6 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     },
     "evaluation.mean": lambda: {"scores": SCORES},
     "evaluation.balanced": lambda: {"scores": SCORES},
-    "evaluation.worst": lambda: {"scores": SCORES},
     "evaluation.by_group": lambda: {
         "scores": SCORES,
         "group": np.array([0, 1]),
@@ -877,7 +876,7 @@ def _odd_records() -> Iterator[tuple[str, str, Any, str]]:
     negative = SCORES._replace(size=np.array([3, -1]))
     yield "evaluation.mean", "scores", negative, "scores.size=.*: must be at least 0"
     nobody = evaluation.Scores(*np.zeros((2, 0)), np.zeros(0, int))
-    yield "evaluation.worst", "scores", nobody, "scores: are of no client"
+    yield "evaluation.mean", "scores", nobody, "scores: are of no client"
     yield "rounds.step", "cohort", federations.cohort([]), "schedule: has no slots"
     unordered = GREY._replace(classes={*GREY.classes})
     yield "data.dataset.check_dataset", "dataset", unordered, "dataset.classes=.*different names"
