@@ -15,6 +15,7 @@ import csv
 import dataclasses
 import importlib.util
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -67,7 +68,11 @@ class Options:
     dataset: str = flag(
         "", "Other data, as --dataset of train; default: the run's own, divided as in training."
     )
-    out: str = flag("", "The picture, a .png file; a .pdf and the numbers, .json, go beside it.")
+    out: str = flag(
+        "",
+        "The picture, a .png file; a .pdf and the numbers, .json, go beside it. Default: a file of "
+        "the run's folder that is named after --state, --dataset, --fine_tune and --metrics.",
+    )
     data_dir: str = finished.data_dir_flag()
     trust_code: tuple[str, ...] = outside.trust_flag()
     metrics: tuple[str, ...] = metrics.metrics_flag("the predictions")
@@ -479,6 +484,15 @@ def _draw_confusion(figure: Figure, axis: Axes, of: Evaluated) -> None:
             axis.text(as_, is_, str(counts[is_, as_]), ha="center", va="center", size=8, c=color)
 
 
+def _name(options: Options) -> str:
+    """The name of the files by default: another one for each choice of what they hold."""
+    parts = ["evaluation", options.state]
+    parts += [Path(options.dataset).stem] if options.dataset else []
+    parts += [f"fine_tune={options.fine_tune}"] if options.fine_tune else []
+    parts += [re.sub(r"[^\w.]", "_", metric) for metric in options.metrics]
+    return "-".join(parts)
+
+
 def run(options: Options) -> str:
     """Writes the picture and the json, and returns the tables and the paths.
 
@@ -494,9 +508,7 @@ def run(options: Options) -> str:
         data_dir=options.data_dir,
         dataset=options.dataset,
     )
-    name = f"evaluation-{options.state}"
-    name += f"-{Path(options.dataset).stem}.png" if options.dataset else ".png"
-    out = check_picture("out", options.out or str(runs.path / name))
+    out = check_picture("out", options.out or str(runs.path / f"{_name(options)}.png"))
     table_path = _check_predictions(options.predictions) if options.predictions else None
     scored, found = evaluate(runs, options)
     rounds = ", ".join(str(each.round) for each in scored.runs)

@@ -62,12 +62,13 @@ def test_only_the_head_moves_and_is_uploaded(whole: Ran, one: finished.OneRun) -
     assert traffic.down > 4 * traffic.up
 
 
-def test_each_client_is_scored_with_its_fine_tuned_network(every: Ran, tmp_path: Path) -> None:
+def test_each_client_is_scored_with_its_fine_tuned_network(every: Ran) -> None:
+    """The file's name tells it, so that it does not take the place of another evaluation."""
     one = finished.open("run", every.folder).run(0, "last")
-    out = tmp_path / "scores.png"
     with no_figures():
-        text = evaluate.run(evaluate.Options(str(every.folder), "last", out=str(out), fine_tune=2))
-    found = json.loads(out.with_suffix(".json").read_text())["runs"][0]
+        text = evaluate.run(evaluate.Options(str(every.folder), "last", fine_tune=2))
+    scored = every.folder / "evaluation-last-fine_tune=2.json"
+    found = json.loads(scored.read_text())["runs"][0]
     personal, networks = fine_tuned.networks(one, one.algorithm(), 2)
     split = one.runs.data.splits[one.runs.cell.held_out][0]
     valid = split.valid._replace(data=one.runs.data.data)
