@@ -25,7 +25,7 @@ NORMED = federations.small_normed()
 def decaying() -> Any:
     """Local training whose decay and momentum would move any parameter."""
     optimizer = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1, momentum=0.9))
-    return local.steps(optimizer, batch_size=3, num_steps=2)
+    return local.steps(optimizer, batch_size=3, num_steps=2, momentum=0.9)
 
 
 def initial(model: Model) -> Variables:
