@@ -583,7 +583,8 @@ def on_quadratics(penalty: float, num_rounds: int) -> np.ndarray:
             return (curvature * (params.head - center) ** 2).sum() / 2
 
         fn = fedipg.penalised_value_and_grad(risk, penalty)
-        return Step(fn(variables.params)[1], variables.stats, {"w": variables.params.head})
+        head = variables.params.head
+        return Step(fn(variables.params)[1], variables.stats, {"w0": head[0], "w1": head[1]})
 
     algorithm = averaging.averaging(
         federations.softmax_regression(),
@@ -603,7 +604,7 @@ def on_quadratics(penalty: float, num_rounds: int) -> np.ndarray:
             axis=devices.vmapped(),
         )
     )()
-    return np.asarray(report.metrics["w"][:, 0])
+    return np.stack([report.metrics[name][:, 0] for name in ("w0", "w1")], 1)
 
 
 @pytest.mark.slow
