@@ -447,21 +447,25 @@ def randomly_delayed(
     Args:
       schedule: [T, S].
       key: a random key.
-      probability: p, above 0 and at most 1; the mean of d is 1 / p - 1.
+      probability: p, a scalar or one per client [C], above 0 and at most 1; the mean of d is
+        1 / p - 1.
       longest: the longest delay in rounds, at least 1.
 
     Raises:
-      UsageError: if probability or longest is out of its bounds.
+      UsageError: if probability or longest is out of its bounds, or if a client of the schedule
+        has no probability.
     """
     _check_schedule(schedule)
     checks.key("key", key)
     checks.integer("longest", longest)
-    if checks.is_concrete(probability):
-        checks.number("probability", probability, "above 0 and at most 1", lambda p: 0 < p <= 1)
+    probability = _numbers("probability", probability)
+    _check("probability", probability, "must be above 0 and at most 1", lambda p: (p > 0) & (p <= 1))
+    _check_per_client("probability", probability, schedule)
 
     def draw(round_index: Array, who: Array) -> Array:
         of_client = jax.random.fold_in(jax.random.fold_in(key, round_index), who)
-        trials = jax.random.geometric(of_client, probability, dtype=jnp.int32)
+        success = probability[who] if probability.ndim else probability
+        trials = jax.random.geometric(of_client, success, dtype=jnp.int32)
         return jnp.minimum(trials - 1, longest)
 
     rounds = jnp.arange(schedule.who.shape[0])

@@ -504,11 +504,15 @@ def test_random_delays_are_geometric_and_keyed_by_round_and_client() -> None:
     p, longest, num_rounds = 0.4, 3, 4000
     few = schedules.sampled(jax.random.key(1), 3, 2, 50)
 
-    def delayed(schedule: Cohort, probability: float) -> Cohort:
+    def delayed(schedule: Cohort, probability: float | jax.Array) -> Cohort:
         return schedules.randomly_delayed(schedule, jax.random.key(0), probability, longest=longest)
 
-    whole, drawn, never = compiled(
-        lambda: [delayed(schedules.everyone(3, num_rounds), p), delayed(few, p), delayed(few, 1.0)]
+    everyone, one_prompt = schedules.everyone(3, num_rounds), jnp.array([p, 1.0, p])
+    whole, drawn, never, of_each = compiled(
+        lambda: [
+            *(delayed(everyone, p), delayed(few, p), delayed(few, 1.0)),
+            delayed(everyone, one_prompt),
+        ]
     )
     delay = np.asarray(whole.delay)
     assert whole.delay.dtype == jnp.int32
@@ -520,19 +524,23 @@ def test_random_delays_are_geometric_and_keyed_by_round_and_client() -> None:
         drawn.delay, np.take_along_axis(delay[:50], np.asarray(few.who), axis=1)
     )
     assert not never.delay.any()
+    np.testing.assert_array_equal(of_each.delay, delay * np.array([1, 0, 1]))
 
 
 @pytest.mark.parametrize(
     ("probability", "longest", "words"),
     [
-        (0.0, 3, "probability=0.0: must be a number above 0 and at most 1"),
+        (0.0, 3, "probability=0.0: must be above 0 and at most 1"),
         (1.5, 3, "probability=1.5: must be"),
+        ([0.5, 0.0], 3, r"probability\[1\]=0.0: must be"),
+        ([0.5], 3, "probability: has 1 values, must have one for client 1 too"),
         (0.5, 0, "longest=0: must be"),
     ],
 )
 def test_impossible_random_delays_are_one_line(
-    probability: float, longest: int, words: str
+    probability: float | list[float], longest: int, words: str
 ) -> None:
+    probability = np.array(probability) if isinstance(probability, list) else probability
     with pytest.raises(ValueError, match=words):
         schedules.randomly_delayed(
             schedules.everyone(2, 3), jax.random.key(0), probability, longest=longest
