@@ -459,7 +459,8 @@ def randomly_delayed(
     checks.key("key", key)
     checks.integer("longest", longest)
     probability = _numbers("probability", probability)
-    _check("probability", probability, "must be above 0 and at most 1", lambda p: (p > 0) & (p <= 1))
+    bounds = "must be above 0 and at most 1"
+    _check("probability", probability, bounds, lambda p: (p > 0) & (p <= 1))
     _check_per_client("probability", probability, schedule)
 
     def draw(round_index: Array, who: Array) -> Array:
