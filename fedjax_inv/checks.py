@@ -522,13 +522,15 @@ def same_leaves(name: str, found: Tree, expected: Tree, source: str) -> None:
 
     Args:
       name: the function that returned the tree.
-      found: the tree, of arrays or of their shapes.
+      found: the tree, of arrays or of what `jax.eval_shape` returns for them.
       expected: the other tree.
       source: what returned the other tree.
 
     Raises:
       UsageError: for the first leaf that differs.
     """
+    # JAX's own types: a NumPy leaf of float64 is float32 in a program, unless x64 is on.
+    found, expected = jax.eval_shape(lambda: (found, expected))
     leaves, others = (
         {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(t)}
         for t in (found, expected)
@@ -545,8 +547,6 @@ def same_leaves(name: str, found: Tree, expected: Tree, source: str) -> None:
         raise UsageError(name, ..., text)
 
 
-def _typed(leaf: Any) -> str:
+def _typed(leaf: jax.ShapeDtypeStruct) -> str:
     """A leaf's dtype and shape as JAX writes them, such as float32[3,4]."""
-    shape = ",".join(map(str, jnp.shape(leaf)))
-    dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
-    return f"{dtype}[{shape}]"
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"

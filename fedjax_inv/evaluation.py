@@ -1,4 +1,4 @@
-"""Scores and losses of each client, also of clients never seen; their mean and the lowest score."""
+"""Scores and losses of each client, also of clients never seen, and their means by group."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

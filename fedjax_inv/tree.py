@@ -75,6 +75,7 @@ def all_finite(tree: Tree) -> Array:
     of_shape: dict[tuple[int, ...], Array] = {}
     for leaf in jax.tree.leaves(tree):
         # One reduction for all leaves of a shape, such as a network's and its optimizer's.
-        of_shape[leaf.shape] = of_shape.get(leaf.shape, jnp.bool_(True)) & jnp.isfinite(leaf)
+        shape = jnp.shape(leaf)
+        of_shape[shape] = of_shape.get(shape, jnp.bool_(True)) & jnp.isfinite(leaf)
     checks = [jnp.all(leaf) for leaf in of_shape.values()]
     return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)

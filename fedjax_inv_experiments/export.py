@@ -79,7 +79,9 @@ def description(one: OneRun) -> dict[str, Any]:
             "higher_is_better": runs.result.score.higher_is_better,
             "validation": line.validation_score,
             "test": line.test_score,
-            "by_domain": {name: domain.score for name, domain in line.domains.items()},
+            "by_domain": {
+                name: domain.score for name, domain in line.domains.items() if domain.examples
+            },
         },
         "network": {
             "model": runs.config.model.model,

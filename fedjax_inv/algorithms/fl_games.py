@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, checks, local, objectives, tree
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -171,7 +172,8 @@ def fl_games(
       The algorithm. It has no `network`: its players are served together.
 
     Raises:
-      UsageError: for values out of range.
+      UsageError: for values out of range; from `init_server`, for a network whose head has no
+        trained parameter, which is a player's action.
     """
     checks.record("model", model, Model)
     checks.record("work", work, Work)
@@ -187,6 +189,8 @@ def fl_games(
     optimizer = body_optimizer(body_learning_rate)
 
     def init_server(setup: Setup) -> Game:
+        if not jax.tree.leaves(setup.variables.params.head):
+            raise UsageError("model", ..., "must have a head with a trained parameter")
         keys = jax.random.split(setup.key, setup.num_clients)
         drawn = jax.vmap(lambda key: model.init(key, setup.sample))(keys)
         players = Predictor(drawn.params.head, drawn.stats.head)

@@ -85,7 +85,8 @@ def fit(
       batch_size: examples in a batch; None: all of the client's.
       epochs: passes over the client's examples in a round.
       loss: the objective of training, and of evaluations; by default that of
-        `objectives.DEFAULTS` for the targets.
+        `objectives.DEFAULTS` for the targets. For classes an algorithm whose argument `loss` has a
+        default of its own trains by that.
       score: what evaluations measure beside the loss, by default that of `objectives.DEFAULTS`. Of
         a function, a higher value is better; `objectives.SCORES` say which is better themselves.
       variables: the network to start from; by default each seed draws one.

@@ -427,8 +427,9 @@ def _by_penalty(result: RowResult) -> Cells:
 
 
 def _check_penalties(chosen: Config) -> None:
-    """Raises UsageError if runs of a row differ in more than their seeds and penalties."""
-    (cell, *_) = grid.cells(chosen, [None])
+    """Raises UsageError if runs of a domain differ in more than their seeds and penalties."""
+    study.check_one_method(chosen)
+    (cell,) = grid.cells(chosen, [None])
     for name in cell.runs[0].hyper:
         values = sorted({run.hyper[name] for run in cell.runs})
         if name != "penalty" and len(values) > 1:
@@ -574,11 +575,15 @@ PAPER = study.Paper(
     {
         "colours": Study(colours, _accuracies, numbers, {"_by_round": draw_by_round}, _scores),
         "regimes": Study(regimes, _by_penalty, numbers, {"": draw_regimes}, check=_check_regimes),
-        "domains": Study(domains, _accuracies, numbers, scores=_scores),
+        "domains": Study(
+            domains, _accuracies, numbers, scores=_scores, check=study.check_one_method
+        ),
         "penalties": Study(
             penalties, _by_penalty, numbers, {"": draw_penalties}, check=_check_penalties
         ),
-        "combinations": Study(combinations, _accuracies, numbers, scores=_scores),
+        "combinations": Study(
+            combinations, _accuracies, numbers, scores=_scores, check=study.check_one_method
+        ),
         "stains": Study(
             stains, _accuracies, numbers, {"": draw_stains}, check=study.check_one_cell
         ),

@@ -48,6 +48,8 @@ from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
 from fedjax_inv_experiments.running.launch import Launch, Shared
 from fedjax_inv_experiments.running.records import Line, Result, RunResult
 
+_SEVERAL_CELLS = "the flags ask for several cells, by {}; for those there is sweep"
+
 
 class _Stop(msgspec.Struct):
     round: int | None
@@ -349,12 +351,15 @@ def check_data(data: str, allowed: Collection[str]) -> None:
 
 def check_one_cell(config: Config) -> None:
     """Raises UsageError if the flags give a row several cells."""
-    several = config.data.held_out == "all" or "," in config.data.held_out
-    if several or len(grid.cells(config, [None])) > 1:
-        raise UsageError(
-            "the flags ask for several cells, of --held_out, --algorithm or --set; for those there "
-            "is sweep"
-        )
+    if config.data.held_out == "all" or "," in config.data.held_out:
+        raise UsageError(_SEVERAL_CELLS.format("--held_out"))
+    check_one_method(config)
+
+
+def check_one_method(config: Config) -> None:
+    """Raises UsageError if the flags give a row several cells for a held-out domain."""
+    if len(grid.cells(config, [None])) > 1:
+        raise UsageError(_SEVERAL_CELLS.format("--algorithm or --set"))
 
 
 def _check_start(row: Row, before: Sequence[str], folder: Path) -> None:
@@ -583,7 +588,7 @@ def _origin(
     presets = {
         command_line.preset_file(name)
         for row in results
-        for name in command_line.presets_in([*row.row.flags, *options.overrides])
+        for name in command_line.presets_in(row.row.flags)
     }
     return origin.of(
         [*words, *options.overrides],

@@ -5,6 +5,7 @@ even if it began without --tensorboard.
 """
 
 import importlib.util
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,12 @@ def scalars(line: Line, score: str = "accuracy") -> Iterator[tuple[str, float]]:
         "seconds_simulated": line.seconds_simulated,
     }
     for name, domain in line.domains.items():
+        if not domain.examples:  # it has no score
+            continue
         values[f"{score}_by_domain/{name}"] = domain.score
         values[f"loss_by_domain/{name}"] = domain.loss
-    yield from ((name, value) for name, value in values.items() if value is not None)
+    yield from (
+        (name, value)
+        for name, value in values.items()
+        if value is not None and math.isfinite(value)
+    )

@@ -23,9 +23,13 @@ _PARSING = threading.Lock()
 _SHARED = (
     *(f"fedjax_inv.program.{name}" for name in ("compiled", "host_inputs", "one_run")),
     *("fedjax_inv.missing", "fedjax_inv.schedules", "fedjax_inv.data.wrong_labels"),
+    *(f"fedjax_inv_experiments.experiment.{name}" for name in ("assemble", "scaling")),
     *(
         f"fedjax_inv_experiments.parts.{name}"
-        for name in ("optimizers", "participation", "partition", "selection", "server", "training")
+        for name in (
+            *("method", "network", "objective", "optimizers", "participation", "partition"),
+            *("selection", "server", "training", "watching"),
+        )
     ),
 )
 

@@ -200,7 +200,8 @@ def _by_domain(
     known = [name for name in groups if domains[name].examples] or groups
     worst = min(
         (name for name in domains if name in known or name not in groups),
-        key=lambda name: measure.rank(domains[name].score),
+        # A score of NaN is the worst, in any order of the domains.
+        key=lambda name: (not np.isnan(domains[name].score), measure.rank(domains[name].score)),
     )
     return {
         "domains": domains,

@@ -10,7 +10,7 @@ from fedjax_inv_experiments.reporting.comparison import Scores
 
 K = TypeVar("K", bound=Hashable)  # a cell
 
-_EQUAL = 1e-3  # a smaller share of the mean is rounding: scores are shares of the test examples
+_EQUAL = 1e-6  # a smaller deviation is rounding: an example of a million is a larger difference
 LEVEL = 0.05  # the chance of one wrong word, or more, in a whole map
 BETTER, WORSE, NONE = "better", "worse", "no difference shown"
 
@@ -35,8 +35,8 @@ def p_value(differences: Sequence[float]) -> float:
     from scipy.special import stdtr  # Student's distribution; scipy.stats takes a second to import
 
     mean, deviation = float(np.mean(differences)), float(np.std(differences, ddof=1))
-    if deviation <= _EQUAL * abs(mean):
-        return 1.0 if mean == 0 else np.nan
+    if deviation <= _EQUAL:
+        return 1.0 if abs(mean) <= _EQUAL else np.nan
     statistic = abs(mean) / deviation * np.sqrt(len(differences))
     return float(2 * stdtr(len(differences) - 1, -statistic))
 

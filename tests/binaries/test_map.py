@@ -56,6 +56,10 @@ def test_equal_differences_are_no_evidence() -> None:
     assert np.isnan(verdicts.p_value(one - two))
 
 
+def test_a_difference_of_single_images_between_seeds_is_no_rounding() -> None:
+    assert verdicts.p_value([0.5, 0.5001, 0.4999]) < 1e-6
+
+
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.3])
 def test_corrected_p_values_reject_what_holms_procedure_rejects(level: float) -> None:
     for _ in range(50):

@@ -60,7 +60,8 @@ def test_the_files_that_a_run_depends_on() -> None:
         *("fedjax_inv/program/one_run.py", "fedjax_inv/rounds.py", "fedjax_inv/schedules.py"),
         *("fedjax_inv/missing.py", "fedjax_inv/data/partitions.py"),
         "fedjax_inv/data/wrong_labels.py",
-        *(f"fedjax_inv_experiments/parts/{n}.py" for n in ("participation", "selection")),
+        *(f"fedjax_inv_experiments/parts/{n}.py" for n in ("network", "objective", "selection")),
+        "fedjax_inv_experiments/experiment/assemble.py",
         "fedjax_inv_experiments/parts/environments/rotated.py",
     } <= {*found}
     assert not {"fedjax_inv/algorithms/fedipg.py", "fedjax_inv/data/leaf.py"} & {*found}

@@ -374,6 +374,16 @@ def test_a_domain_without_examples_has_no_score(measure: Measure) -> None:
     assert summary._by_domain(cell, measure, ["0", "15", "30"], none, test)["validation_score"] == 0
 
 
+@pytest.mark.parametrize("measure", [ACCURACY, Measure("loss", False, False)])
+def test_a_score_of_nan_is_the_worst_in_any_order(measure: Measure) -> None:
+    cell = Cell("fedavg", {}, "75", CELL.runs[:1])
+    test = Scores(np.array([0.8]), np.array([0.2]), np.array([9]))
+    for order in (["0", "15"], ["15", "0"]):
+        score = np.array([np.nan if name == "15" else 0.9 for name in order])
+        valid = Scores(score, np.array([0.1, 0.3]), np.array([9, 9]))
+        assert summary._by_domain(cell, measure, order, valid, test)["worst_domain"] == "15"
+
+
 def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None:
     nan = float("nan")
     metrics = {"loss": [3.0, 2.0, nan], "body": [nan, 4.0, nan], "s": [1.0, 3.0, 8.0]}

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedjax_inv.checks import UsageError
@@ -19,7 +20,7 @@ from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.running import events, launch, log
 from fedjax_inv_experiments.running.progress import Progress
-from fedjax_inv_experiments.running.records import Line
+from fedjax_inv_experiments.running.records import Domain, Line
 from runs import go_on, halved, line, no_figures, ran
 
 Scalars = list[tuple[str, int, float]]  # name, step, value
@@ -93,6 +94,12 @@ def test_runs_are_called_by_what_differs() -> None:
     cell = Cell("fedavg", {}, None, tuple(grid((0, 1), rate=(0.1, 0.3), penalty=(2.0,))))
     expected = [f"seed={seed} rate={rate}" for rate in (0.1, 0.3) for seed in (0, 1)]
     assert events.run_names(cell) == expected
+
+
+def test_events_leave_out_what_is_no_number() -> None:
+    domains = {"empty": Domain(0.0, None, 0, "validation"), "diverged": Domain(np.nan, 2.0, 4, "")}
+    line_of = line(1, np.nan, domains=domains, train_loss=np.inf)
+    assert dict(events.scalars(line_of)) == {"loss_by_domain/diverged": 2.0, "megabytes_sent": 0.0}
 
 
 def test_without_the_package_nothing_begins(

@@ -15,6 +15,7 @@ import slow
 from federations import assert_close, assert_same_bits
 from fedjax_inv import communication, devices, freezing, local, models, rounds
 from fedjax_inv.algorithms import LISTED, fedavg, fl_games
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Federation, Halves, Model, Variables
 
 KEY = jax.random.key(0)
@@ -115,6 +116,15 @@ def test_players_of_a_game_have_the_trained_part_of_their_heads() -> None:
         jax.tree.leaves(server.frozen.params.head),
         [leaf for leaf in jax.tree.leaves(variables.params.head) if leaf.ndim == 2],
     )
+
+
+def test_a_game_whose_players_cannot_move_is_one_line() -> None:
+    model = federations.mlp()
+    algorithm = freezing.train_only(
+        lambda m: fl_games.fl_games(m, decaying(), learned=True), model, ("body",)
+    )
+    with pytest.raises(UsageError, match=r"^model: must have a head"):
+        trained(algorithm, initial(model))
 
 
 PATTERNS = ("*/bias", "head/blocks_0/Dense_0")

@@ -607,6 +607,21 @@ def test_a_server_with_other_leaves_is_one_line(change: Callable[[Tree], Tree], 
     refused(algorithm, words)
 
 
+def test_numpy_and_python_numbers_have_jaxs_types() -> None:
+    """float64 of NumPy is float32 in a program."""
+    algorithm = spoiled(
+        update=lambda server, aggregated, cohort: {"w": np.full(3, 0.5), "n": np.int64(1)},
+        client=lambda visit: Reply((np.ones(2), None), (), {"one": 1}),
+    )
+    algorithm = algorithm._replace(init_server=lambda setup: {"w": np.zeros(3), "n": np.int64(0)})
+    state = rounds.init(algorithm, (), FEDERATION, jax.random.key(0))
+    state, (report,) = rounds.step(
+        algorithm, state, federations.cohort([0, 1]), FEDERATION, axis=devices.vmapped()
+    )
+    np.testing.assert_array_equal(state.server["w"], [0.5] * 3)
+    np.testing.assert_array_equal(report.metrics["one"], [1, 1])
+
+
 @pytest.mark.parametrize(
     ("own", "words"),
     [
