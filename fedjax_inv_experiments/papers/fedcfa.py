@@ -40,14 +40,14 @@ class Setting(NamedTuple):
 
 SETTINGS = {
     "fashion_mnist": Setting("fashion_mnist_dir60", 200, 1, (1, 2)),
-    "fashion_mnist_cnn": Setting("fashion_mnist_dir60_cnn", 32, 2, (1, 2, 3)),
+    "fashion_mnist_cnn": Setting("fashion_mnist_dir60_cnn", 16, 2, (1, 2, 3)),
     "mnist": Setting("mnist_dir60", 200, 1, (1, 2)),
-    "cifar10": Setting("cifar10_dir60", 32, 2, (1, 2, 3)),
+    "cifar10": Setting("cifar10_dir60", 16, 2, (1, 2, 3)),
     "cifar10_resnet": Setting("cifar10_dir60_resnet", 64, 2, (1, 2, 4)),
     "digits": Setting("digits_dir10", 64, 1, (1, 2), (0.01, 0.03, 0.1, 0.3)),
     "femnist": Setting("femnist_users", 64, 2, (1, 2)),
     # An average of texts has the weights of all words at each place, so clients send few.
-    "sent140": Setting("sent140_users", 256, 1, (1,), rows=4),
+    "sent140": Setting("sent140_users", 50, 1, (1,), rows=4),
 }
 
 

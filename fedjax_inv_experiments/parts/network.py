@@ -42,7 +42,8 @@ class Network:
     activation: str = flag("relu", "Activation of the mlp.", choices=ACTIVATIONS)
     norm: str = flag(
         "none",
-        "Normalisation layers; none: the network's own (mlp: none, resnet18 and resnet50: batch).",
+        "Normalisation layers; none: the network's own (mlp and lenet: none, resnet18 and "
+        "resnet50: batch).",
         choices=dict.fromkeys((*NORMS, *resnet.NORMS)),
     )
     cut: int = flag(

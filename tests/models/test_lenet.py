@@ -55,6 +55,36 @@ def test_is_its_formula(cut: int | None) -> None:
     np.testing.assert_allclose(got, reference(params, x / 255), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("train", slow.after(1, [True, False]))
+def test_with_batch_norm_is_its_formula(train: bool) -> None:
+    """Each hidden layer without a bias, the norm over the real examples, ReLU, then pooling."""
+    model = models.lenet(3, widths=WIDTHS, norm="batch")
+    x = np.random.default_rng(0).random((4, 9, 6, 2), np.float32)
+    mask = np.array([True, False, True, True])
+    variables = jax.jit(model.init)(jax.random.key(0), x)
+    shifted = jax.tree.map(lambda leaf: leaf + 0.1, variables)
+    got, _ = jax.jit(lambda v: models.apply(model, v, x, mask, train))(shifted)
+
+    params, stats = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), shifted)
+    hidden = x.astype(np.float64)
+    for i in range(4):
+        layer, running = params.body[f"blocks_{i}"], stats.body[f"blocks_{i}"]["BatchNorm_0"]
+        if i < 2:
+            hidden = convolved(hidden, layer["Conv_0"]["kernel"], np.zeros(()))
+        else:
+            hidden = hidden.reshape(4, -1) @ layer["Dense_0"]["kernel"]
+        axes = tuple(range(hidden.ndim - 1))
+        mean = hidden[mask].mean(axes) if train else running["mean"]
+        var = hidden[mask].var(axes) if train else running["var"]
+        norm = layer["BatchNorm_0"]
+        hidden = (hidden - mean) / np.sqrt(var + 1e-5) * norm["scale"] + norm["bias"]
+        hidden = np.maximum(hidden, 0)
+        hidden = pooled(hidden) if i < 2 else hidden
+    last = params.head["blocks_0"]["Dense_0"]
+    expected = hidden @ last["kernel"] + last["bias"]
+    np.testing.assert_allclose(got[mask], expected[mask], rtol=1e-4, atol=1e-4)
+
+
 def test_has_the_parameters_of_its_layers() -> None:
     model = models.lenet(10)
     variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
