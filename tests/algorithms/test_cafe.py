@@ -146,13 +146,15 @@ def reference(w: Weights, held: Federation, c: Chosen) -> list[Written]:
 @pytest.mark.parametrize(
     "chosen",
     [
-        Chosen(),
         Chosen("row_mean", history_gradient="straight_through"),
         Chosen("classwise", orthogonal_directions=False),
         Chosen("feature_ema"),
         Chosen(feature_calibration=False),
-        Chosen(parameter_calibration=False),
         Chosen("classwise", history_average=False),
+        *(
+            pytest.param(chosen, marks=pytest.mark.slow)
+            for chosen in (Chosen(), Chosen(parameter_calibration=False))
+        ),
     ],
     ids=lambda chosen: ",".join(map(str, chosen)),
 )

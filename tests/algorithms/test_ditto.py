@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import federations
+import slow
 from federations import assert_close, assert_equal
 from fedjax_inv import evaluation, models, rounds, schedules
 from fedjax_inv.algorithms.ditto import ditto
@@ -69,7 +70,7 @@ def personal(client: int, proximal: float) -> Weights:
     return own
 
 
-@pytest.mark.parametrize("proximal", [0.0, 0.8])
+@pytest.mark.parametrize("proximal", slow.after(1, [0.8, 0.0]))
 def test_own_networks_are_a_loop_over_clients(proximal: float) -> None:
     """With 0 they are local training alone, as the global network is in no term of the loop."""
     state = trained(proximal)

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import linear_networks as linear
+import slow
 from fedjax_inv.algorithms import fedavg, feddg_ga
 from fedjax_inv.data import federation as federations_of
 
 STEP, NUM_ROUNDS = 0.9, 4
 
 
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("delay", slow.after(1, [1, 0]))
 def test_feddg_ga_is_the_papers(delay: int) -> None:
     """Who is late has an older network and an older weight, and measures at the newest."""
     with jax.enable_x64(True):

@@ -288,7 +288,7 @@ def kept_by(penalty_on: str, params: Halves) -> Array:
     return ravel_pytree(kept)[0]
 
 
-@pytest.mark.parametrize("penalty_on", ["all", "classifier"])
+@pytest.mark.parametrize("penalty_on", slow.after(1, ["classifier", "all"]))
 def test_a_client_follows_the_formula_whatever_lies_beside_its_rows(penalty_on: str) -> None:
     """grad R + 2 penalty s (P grad R + H P w), s = <P grad R, w>, over the real examples."""
     with jax.enable_x64(True):

@@ -9,6 +9,7 @@ import pytest
 
 import federations
 import linear_networks as linear
+import slow
 from federations import assert_close
 from fedjax_inv import devices, local, rounds
 from fedjax_inv.algorithms import fedavg, fednova
@@ -30,7 +31,7 @@ def counts(num_steps: int, *, proximal: float) -> float:
     return total
 
 
-@pytest.mark.parametrize("proximal", [0.0, PROXIMAL])
+@pytest.mark.parametrize("proximal", slow.after(1, [PROXIMAL, 0.0]))
 def test_fednova_is_the_papers(proximal: float) -> None:
     """Clients take one step for each batch of three examples, here all of the same example."""
     with jax.enable_x64(True):

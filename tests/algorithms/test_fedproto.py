@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 import federations
+import slow
 from federations import assert_close
 from fedjax_inv import devices, local, rounds
 from fedjax_inv.algorithms import fedproto
@@ -90,7 +91,7 @@ def reference(params: Tree, federation: Any, share: bool) -> tuple[Tree, list[Tr
     return params, own, mean, known
 
 
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("share", slow.after(1, [False, True]))
 def test_fedproto_is_its_formula(share: bool) -> None:
     federation = federations.in_floats(federations.federation())
     # Batches as large as the largest client, in passes: each step is one on all examples.

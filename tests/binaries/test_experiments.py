@@ -318,7 +318,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
     assert [run.get("stops") for run in again] == [run.get("stops") for run in whole.runs]
 
 
-@pytest.mark.parametrize("name", slow.after(2, ["trained", "sampled", "pooled", "in_turns"]))
+@pytest.mark.parametrize("name", slow.after(1, ["sampled", "trained", "pooled", "in_turns"]))
 def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
     request: pytest.FixtureRequest, tmp_path: Path, name: str
 ) -> None:

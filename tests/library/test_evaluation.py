@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType
 
 import federations
+import slow
 from federations import assert_close, assert_equal
 from fedjax_inv import devices, evaluation, objectives, rounds
 from fedjax_inv.data import federation as built
@@ -249,7 +250,7 @@ def test_the_loss_and_the_score_may_be_those_of_a_regression(personal: bool) -> 
     assert_equal((scores.score[1], scores.loss[1]), (np.float32(0), np.float32(0)))
 
 
-@pytest.mark.parametrize("num_clients", [1, 3, 6])
+@pytest.mark.parametrize("num_clients", slow.after(1, [3, 1, 6]))
 def test_a_personal_state_of_other_clients_is_refused_if_they_are_seen(num_clients: int) -> None:
     assert num_clients != len(SIZES)
     federation = federations.federation((2,) * num_clients)

@@ -88,6 +88,7 @@ def _parts(told: object) -> tuple:
     return told if isinstance(told, tuple) else (told,)
 
 
+@pytest.mark.slow
 def test_the_core_does_without_what_the_extra_brings() -> None:
     """A kernel's snippet and a federation, in a process that can import none of it."""
     snippets = re.findall(r"```python\n(.*?)```", LIBRARY, re.DOTALL)

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import federations
+import slow
 from benchmarks import hlo
 from fedjax_inv import communication, devices, local, models, rounds, schedules
 from fedjax_inv.algorithms import scaffold
@@ -39,7 +40,7 @@ def rows(of: Any, run: int, client: int) -> np.ndarray:
     return order[start[client] : start[client] + size[client]]
 
 
-@pytest.mark.parametrize(("num_devices", "lanes"), [(2, 0), (3, 0), (4, 64), (3, 2)])
+@pytest.mark.parametrize(("num_devices", "lanes"), slow.after(2, [(3, 2), (4, 64), (2, 0), (3, 0)]))
 def test_each_device_gets_the_examples_of_its_own_clients(num_devices: int, lanes: int) -> None:
     num_examples = 60
     x = {"image": np.arange(num_examples * 2.0).reshape(-1, 2), "id": np.arange(num_examples)}

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import slow
 from federations import assert_equal
 from fedjax_inv import schedules, tree
 from fedjax_inv.types import Cohort, Tree
@@ -206,7 +207,7 @@ def test_clients_online_follow_the_time_of_their_day() -> None:
     assert ((changes == -1).sum(0) <= 1).all()
 
 
-@pytest.mark.parametrize("cohort", [3, 100, 300])
+@pytest.mark.parametrize("cohort", slow.after(1, [3, 100, 300]))
 def test_a_cohort_is_drawn_among_the_clients_online(cohort: int) -> None:
     """Against a walk through the order in which `sampled` takes all clients."""
     clients, recorded = 300, np.random.default_rng(0).random((4, 100)) < 0.3

@@ -340,7 +340,8 @@ def test_unknown_lowering(make, conv):
 
 
 @pytest.mark.parametrize(
-    ("size", "stride", "padding"), [(2, None, 0), (3, None, 0), (3, 2, 1), (2, 1, 1), (3, 4, 0)]
+    ("size", "stride", "padding"),
+    slow.after(2, [(2, None, 0), (3, 2, 1), (3, None, 0), (2, 1, 1), (3, 4, 0)]),
 )
 def test_max_pool_is_a_loop_over_windows_with_its_gradient(size, stride, padding):
     x, step = noise(0, 2, 7, 8, 3), stride or size  # nowhere a tie
