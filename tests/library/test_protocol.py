@@ -21,7 +21,8 @@ from fedjax_inv.types import Array, Cohort, Model, Shard, Tree
 NUM_CLIENTS = federations.NUM_CLIENTS
 # Without optimisation XLA may round the same operations in two ways.
 QUICK = {"xla_backend_optimization_level": 1}
-# Their first configurations are compared bit by bit, too; those of cafe and erm in a slow test.
+# Algorithms whose first configuration must also have the same bits on every number of devices;
+# cafe and erm must, too, in a slow test.
 EXACT = ("exit_strategy", "fedavg", "fl_games")
 CASES = [
     pytest.param(
