@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import xla_flags
+from fedjax_inv import platforms
 from fedjax_inv.models import lowerings
 from fedjax_inv_experiments.parts import machine, optimizers
 from fedjax_inv_experiments.running import progress
@@ -30,6 +31,14 @@ def test_xlas_flag_for_deterministic_gpus() -> None:
     """XLA may rename it, and would abort every process with --deterministic: `machine.prepare`."""
     flag = f"{machine._DETERMINISTIC}=true"
     assert xla_flags.known(flag) == flag
+
+
+def test_xlas_options_that_compile_quickest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA may drop one, and would then compile nothing with --compile=quick."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # which names a level for all tests
+    options = platforms.quickest_to_compile()
+    assert options["xla_backend_optimization_level"] == 0
+    assert jax.jit(lambda x: x + 1, compiler_options=options)(1) == 2
 
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 6, 3)), jnp.float32)

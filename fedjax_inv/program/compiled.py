@@ -143,9 +143,11 @@ def make(
     runs: Any = layout.run_spec
     specs = Training(rounds.State(runs, layout.client_spec, runs, runs, runs), runs)
     options = compiler_options(experiment, layout)
-    # `init` runs once.
-    quick = options | platforms.quick_to_compile()
-    begin = jax.jit(layout.over(init, (), specs), compiler_options=quick)
+    # `init` runs once, and in a short run `evaluate` seldom.
+    once, seldom = options | platforms.quick_to_compile(), options
+    if experiment.quick_to_compile:
+        once = seldom = options | platforms.quickest_to_compile()
+    begin = jax.jit(layout.over(init, (), specs), compiler_options=once)
     return Program(
         begin,
         jax.jit(
@@ -153,7 +155,7 @@ def make(
             donate_argnums=2,
             compiler_options=options,
         ),
-        jax.jit(layout.over(evaluate, (specs,), runs), compiler_options=options),
+        jax.jit(layout.over(evaluate, (specs,), runs), compiler_options=seldom),
         traffic,
         stored,
         placed,

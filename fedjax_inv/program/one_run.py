@@ -53,7 +53,7 @@ class Experiment(NamedTuple):
     loss: Loss = objectives.cross_entropy  # of evaluations
     score: Loss = objectives.accuracy
     precision: str = "default"  # of products on GPUs and TPUs, as in `platforms.products_at`
-    # whether rounds on CPUs compile in less time, to code that runs longer
+    # whether programs for CPUs compile in less time, to code that runs longer
     quick_to_compile: bool = False
 
 

@@ -18,6 +18,7 @@ from fedjax_inv import (
     evaluation,
     local,
     models,
+    platforms,
     program,
     rounds,
     schedules,
@@ -298,6 +299,7 @@ def test_rounds_that_compile_quickly_are_close_to_others(monkeypatch: pytest.Mon
     assert compiler_options(EXPERIMENT, Layout()) == {}
     assert compiler_options(quick, Layout()) == level
     assert compiler_options(quick, fixed) == level | compiler_options(EXPERIMENT, fixed)
+    assert platforms.quickest_to_compile().items() > {"xla_backend_optimization_level": 0}.items()
     for found, expected in zip(trained(program.make(quick), inputs()), result(), strict=True):
         assert_close(found, expected)
 

@@ -138,7 +138,7 @@ EXEMPT = {
     ),
     **dict.fromkeys((*_NO_ARGUMENT, "platforms.on_cpu"), _NOTHING),
     **dict.fromkeys(("platforms.on_tpu", "devices.loops.compiler_options"), _NOTHING),
-    "platforms.quick_to_compile": _NOTHING,
+    **dict.fromkeys(("platforms.quick_to_compile", "platforms.quickest_to_compile"), _NOTHING),
     "fitting.call.fit": "test_fitting tries its arguments",
     **dict.fromkeys(
         (name for name in FUNCTIONS if name.startswith("fitting.") and name != "fitting.call.fit"),
