@@ -353,14 +353,28 @@ def difference(
             flag = name_of(config.FLAGS[name])
             what = f"{flag} is {_short(old[name])} and not {_short(new[name])}"
             return Difference(what, f", or --{flag}={shown(old[name])}")
-    theirs = there.restored().record()
-    for name, value in cell.record().items():
-        if theirs[name] != value:
-            return Difference(f"{name} is {_short(theirs[name])} and not {_short(value)}")
+    theirs, ours = _parts(there.restored()), _parts(cell)
+    for name in {**ours, **theirs}:
+        one, other = theirs.get(name), ours.get(name)
+        if one != other:
+            return Difference(f"{name} is {_short(one)} and not {_short(other)}")
     # A run with "stop" has dropped and marked nothing so far, so it may continue with another rule.
     if before.run.nonfinite not in ("stop", chosen.run.nonfinite):
         return Difference(f"nonfinite is {before.run.nonfinite} and not {chosen.run.nonfinite}")
     return None
+
+
+def _parts(cell: Cell) -> dict[str, Any]:
+    """A cell by the names that users set, each with its values in the cell's runs."""
+    record = cell.record()
+    runs = record["runs"]
+    values = {"seeds": [run["seed"] for run in runs]}
+    for name in dict.fromkeys(name for run in runs for name in run["hyper"]):
+        values[name] = [run["hyper"].get(name) for run in runs]
+    different = {name: list(dict.fromkeys(of_runs)) for name, of_runs in values.items()}
+    alone = {name: each[0] if len(each) == 1 else each for name, each in different.items()}
+    # The runs come last, for those that differ in nothing else but their order.
+    return {name: record[name] for name in record if name != "runs"} | alone | {"runs": runs}
 
 
 def _short(value: Any) -> str:

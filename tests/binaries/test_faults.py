@@ -322,7 +322,7 @@ BROKEN: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "bits of the states": ("", lambda place: flipped(place / "default")),
     "checksum": ("checksum", relabelled(deep("sha256", "default", to="0" * 64))),
     "owner": ("about/metadata is damaged", lambda place: spoil(place / "about/metadata", "cut")),
-    "seed": ("whose runs is", relabelled(deep("cell", "runs", 1, "seed", to=7))),
+    "seed": ("whose seeds is", relabelled(deep("cell", "runs", 1, "seed", to=7))),
     "flag": ("whose batch_size is 9", relabelled(deep("flags", "batch_size", to=9))),
     "round": ("is of round 1", relabelled(changed(round=1))),
     "nothing in it": ("", emptied),
