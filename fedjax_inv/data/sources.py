@@ -107,6 +107,10 @@ def load(
     is_table = is_file and path.suffix in tables.SUFFIXES and not is_text
     is_on_disk = is_folder and on_disk.is_folder(path)
     of_leaf = leaf.files(path) if is_path and not is_on_disk else []
+    if is_path and not (is_folder or is_file):
+        is_of_file = path.suffix in FILES
+        missing = "must be a file, there is none" if is_of_file else _not_found(name, tfds_dir)
+        raise UsageError("name", name, missing)
     for setting, value, fits, needed in (
         ("image_size", image_size, is_folder and not (of_leaf or is_on_disk), "a folder of images"),
         ("num_images", num_images, name == "dsprites", "rendered"),
@@ -118,8 +122,6 @@ def load(
         if value is not None and not fits:
             shown = value if isinstance(value, int) else ...
             raise UsageError(setting, shown, f"must be left out for data that are not {needed}")
-    if is_path and path.suffix in FILES and not (is_folder or is_file):
-        raise UsageError("name", name, "must be a file, there is none")
     if name == "dsprites":
         return dsprites.load() if num_images is None else dsprites.load(num_images=num_images)
     if is_on_disk:

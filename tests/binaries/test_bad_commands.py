@@ -471,6 +471,7 @@ COMMANDS: list[tuple[str, str]] = [
             ("pixels.json", "user 'u' must have x"),
         )
     ),
+    ("train --dataset=no.csv --target_column=y", "--dataset=no.csv: must be a file, there is none"),
     ("train --dataset=", "--dataset=: must be the name or the path"),
     ("train --dataset=/dev/null", "--dataset=/dev/null: must be a data set"),
     ("train --dataset=/dev/zero", "--dataset=/dev/zero: must be a data set"),

@@ -21,7 +21,7 @@ from tensorflow_datasets.core import registered
 import fedjax_inv.data
 import real_data
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import dsprites, prepare, sources
+from fedjax_inv.data import dsprites, prepare, sources, tables
 from fedjax_inv.data.dataset import Dataset, check_dataset
 
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -820,6 +820,8 @@ def test_tiny_imagenet_with_a_fault(tmp_path):
         (dict(name="mnsit"), "name"),
         (dict(name="mnist", data_dir="nowhere"), "name"),
         (dict(name="nowhere.npz"), "name"),
+        (dict(name="nowhere.csv", roles=tables.Roles(target=("y",))), "name"),
+        (dict(name="nowhere/images", image_size=3), "name"),
         (dict(name="{tmp}"), "name"),
         (dict(name="{tmp}/bad.npz"), "name"),
         (dict(name="{tmp}/bad.csv"), "name"),
