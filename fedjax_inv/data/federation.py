@@ -255,7 +255,8 @@ def partitioner(
         by_name["user"] = lambda rows, rng: partitions.by_user(user[rows], num_clients, rng)
     checks.record("name", name, str)
     if user is None and name == "user":
-        raise UsageError("name", name, "needs data with users, which these do not have")
+        text = "needs data with users, which these do not have: a table or an .npz names them as client"
+        raise UsageError("name", name, text)
     checks.one_of("name", name, by_name)
     if name in BY_CLASS and not has_classes:
         raise UsageError("name", name, f"needs data with classes, these have {dataset.task}")

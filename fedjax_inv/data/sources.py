@@ -33,7 +33,7 @@ _LOG = logging.getLogger("fedjax_inv")
 NEEDS_NO_FILE = ("digits", "moved_digits", "dsprites")
 FILES = (".npz", ".json", *tables.SUFFIXES)  # suffixes of data sets that are one file
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
-_KEYS = ("x", "y", "domain", "test")  # the arrays of an .npz file that are read
+_KEYS = ("x", "y", "domain", "client", "test")  # the arrays of an .npz file that are read
 # Errors that reading a damaged .npz file raises.
 _DAMAGES = (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 # Pillow's modes of more than 8 bits, which a conversion would clip.
@@ -62,10 +62,11 @@ def load(
         - an image-classification data set of TFDS, such as "mnist", "emnist/letters" or
           "mnist:3.0.1", with its train and test splits. Without a version, it is the highest
           prepared one. It is decoded once, then cached in that version's folder;
-        - the path of an `.npz` file with x [M, ...], y and optionally domain [M] integers or
-          strings and test [M] bool. Other arrays are not read. y are classes, [M] integers, which
-          become 0..K-1 in increasing order; labels, [M, K] bool; or values, [M] or [M, K]
-          floating. uint8 x [M, height, width] gets a channel axis, other numbers become float32;
+        - the path of an `.npz` file with x [M, ...], y and optionally domain and client, [M]
+          integers or strings, and test [M] bool. Clients are the users. Other arrays are not read.
+          y are classes, [M] integers, which become 0..K-1 in increasing order; labels, [M, K]
+          bool; or values, [M] or [M, K] floating. uint8 x [M, height, width] gets a channel axis,
+          other numbers become float32;
         - the path of a table, a `.csv` or `.parquet` file, as `tables.table` reads it;
         - the path of a `.csv` file of Sentiment140, as `text.sentiment140` reads it, with users. It
           is known by its first line, which has six fields, and is no table's line of names: it
@@ -473,10 +474,12 @@ def _npz(path: Path) -> Dataset:
     if y.size == 0:
         raise UsageError("name", name, "must hold at least one example")
     domain = arrays.get("domain", np.full(len(y), "all"))
+    client = arrays.get("client", domain)
     test = arrays.get("test", np.zeros(len(y), bool))
     for key, array, ndim, kinds, needed in (
         ("x", x, max(x.ndim, 2), "biuf", f"numbers [{len(y)}, ...]"),
         ("domain", domain, 1, "iuU", f"integers or strings [{len(y)}]"),
+        ("client", client, 1, "iuU", f"integers or strings [{len(y)}]"),
         ("test", test, 1, "b", f"bool [{len(y)}]"),
     ):
         if array.ndim != ndim or len(array) != len(y) or array.dtype.kind not in kinds:
@@ -489,6 +492,9 @@ def _npz(path: Path) -> Dataset:
         x = x[..., None]
     y, classes = _targets(name, y)
     domains, domain = np.unique(domain, return_inverse=True)
+    user = None
+    if "client" in arrays:
+        user = np.unique(client, return_inverse=True)[1].astype(np.int32)
     return Dataset(
         x,
         y,
@@ -496,6 +502,7 @@ def _npz(path: Path) -> Dataset:
         domain.astype(np.int32),
         tuple(map(str, domains)),
         test,
+        user=user,
     )
 
 

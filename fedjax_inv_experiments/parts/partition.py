@@ -32,7 +32,8 @@ class Partition:
         "domain",
         "How clients share the training examples; mixed: domains, mixed by --mixing; dirichlet: "
         "each class in random proportions; quantity: random sizes; shards: pieces of the examples "
-        "sorted by label; user: all examples of a user (of a table: of a client) go to one client.",
+        "sorted by label; user: all examples of a user (in a table or an .npz: client) go to one "
+        "client.",
         choices=("domain", "mixed", "iid", "dirichlet", "quantity", "shards", "user"),
     )
     alpha: float = flag(

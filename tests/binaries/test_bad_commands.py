@@ -121,6 +121,7 @@ def _arrays(folder: Path) -> None:
         "int_test": dict(x=x, y=y, test=y),
         "domains": dict(x=x, y=y, domains=domain),
         "upper_case": dict(x=x, y=y, Domain=domain),
+        "clients": dict(x=x, y=y, clients=domain),
         "long_name": dict(x=x, y=y, domain=np.array(["a" * 101, "b", "c"])[names]),
         "all_test": dict(x=x, y=y, test=np.ones(60, bool)),
         "objects": dict(x=np.array([{}, {}], object), y=np.arange(2)),
@@ -424,6 +425,7 @@ COMMANDS: list[tuple[str, str]] = [
             ("two_lines", r"has the domain 'a\\nb', must have names that can be printed"),
             ("domains", "has an array 'domains', must be 'domain' to be read"),
             ("upper_case", "has an array 'Domain', must be 'domain' to be read"),
+            ("clients", "has an array 'clients', must be 'client' to be read"),
             ("long_name", "has the domain 'a+'..., must have names of at most 100 bytes"),
         )
     ),
@@ -689,7 +691,7 @@ COMMANDS: list[tuple[str, str]] = [
         "train --wrong_labels=0.1 --wrong_clients=0.05",
         "--wrong_clients=0.05: is none of 5 clients, must be at least one",
     ),
-    ("train --partition=user", "--partition=user: needs data with users"),
+    ("train --partition=user", "--partition=user: needs data with users, .* as client"),
     (
         "train --partition=dirichlet --min_size=1000",
         "--min_size=1000: must be an integer in 0..299",

@@ -574,6 +574,7 @@ def test_npz_round_trip(tmp_path):
         x=x,
         y=np.array([7, 3, 7, 40]),
         domain=np.array(["b", "a", "b", "c"]),
+        client=np.array([30, 4, 30, 5]),
         test=np.array([True, False, False, True]),
     )
     dataset = sources.load(str(path))
@@ -586,13 +587,16 @@ def test_npz_round_trip(tmp_path):
     assert dataset.domain.dtype == np.int32
     assert dataset.domains == ("a", "b", "c")
     assert dataset.test.tolist() == [True, False, False, True]
+    assert dataset.user.tolist() == [2, 0, 2, 1]
+    assert dataset.user.dtype == np.int32
 
 
-def test_npz_without_domains_and_test(tmp_path):
+def test_npz_without_domains_clients_and_test(tmp_path):
     dataset = sources.load(str(save(tmp_path, x=np.ones((3, 2)), y=np.arange(3))))
     assert dataset.domains == ("all",)
     assert dataset.domain.tolist() == [0, 0, 0]
     assert dataset.test.tolist() == [False] * 3
+    assert dataset.user is None
 
 
 def test_npz_integer_domains_are_in_numeric_order(tmp_path):
@@ -656,6 +660,8 @@ GOOD = {"x": np.ones((3, 2)), "y": np.arange(3)}
         ({"x": np.ones((0, 2)), "y": np.arange(0)}, "must hold at least one example"),
         (GOOD | {"domain": np.arange(2)}, "domain must be integers or strings [3]"),
         (GOOD | {"domain": np.ones(3)}, "domain must be integers or strings [3]"),
+        (GOOD | {"client": np.arange(2)}, "client must be integers or strings [3]"),
+        (GOOD | {"client": np.ones(3)}, "client must be integers or strings [3]"),
         (GOOD | {"test": np.ones(2, bool)}, "test must be bool [3]"),
         (GOOD | {"test": np.ones(3)}, "test must be bool [3]"),
         (GOOD | {"x": np.array([None] * 3)}, "must be an .npz file of plain arrays"),
