@@ -143,10 +143,16 @@ def _is_function(hint: Any) -> bool:
     return typing.get_origin(hint) is Callable or getattr(hint, "_is_protocol", False)
 
 
-def function(name: str, value: Any) -> None:
-    """Check that a value can be called, else raise UsageError."""
+def function(name: str, value: Any, form: str = "") -> None:
+    """Check that a value can be called, else raise UsageError.
+
+    Args:
+      name: the argument's name.
+      value: the value to check.
+      form: text appended to the message, such as " params -> a scalar".
+    """
     if not callable(value):
-        raise _wrong_type(name, value, "must be a function")
+        raise _wrong_type(name, value, f"must be a function{form}")
 
 
 def boolean(name: str, value: Any) -> None:
@@ -167,6 +173,17 @@ def array(name: str, value: Any) -> None:
         raise _wrong_type(name, value, "must be an array")
     if isinstance(value.dtype, np.dtype) and value.dtype.kind in "cOSUMm":
         raise UsageError(name, value, "must be an array of real numbers")
+
+
+def for_texts(name: str, value: Any) -> str:
+    """Return the end of a message that refuses an array: how texts become integers, else ""."""
+    try:
+        holds_texts = np.asarray(value).dtype.kind in "OSU"
+    except (TypeError, ValueError):  # a tracer, lists of different lengths
+        holds_texts = False
+    if not holds_texts:
+        return ""
+    return f"; for texts: np.unique({name}, return_inverse=True)[1]"
 
 
 def whole(name: str, value: Any) -> None:

@@ -36,6 +36,8 @@ def of_arrays(
     if y is not None:
         if client is None:
             raise UsageError("client", None, "must be the client of each example, beside y")
+        if texts := checks.for_texts("client", client):
+            raise UsageError("client", client, f"must be integers{texts}")
         x, client = data, checks.integers("client", client, 0)
         parts = _rows_of(client)
     elif client is not None:
@@ -121,7 +123,7 @@ def _check(x: Tree, y: Tree, client: Any = None) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path({"x": x, "y": y}):
         name = path[0].key + jax.tree_util.keystr(path[1:])
         if leaf.dtype.kind not in "biuf":
-            raise UsageError(name, leaf, "must hold numbers")
+            raise UsageError(name, leaf, f"must hold numbers{checks.for_texts(name, leaf)}")
         if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
             raise UsageError(name, leaf, "must be finite, holds NaN or infinity")
 

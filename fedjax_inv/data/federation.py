@@ -255,7 +255,7 @@ def partitioner(
         by_name["user"] = lambda rows, rng: partitions.by_user(user[rows], num_clients, rng)
     checks.record("name", name, str)
     if user is None and name == "user":
-        text = "needs data with users, which these do not have: a table or an .npz names them as client"
+        text = "needs data with users, these have none; a table or an .npz has them in client"
         raise UsageError("name", name, text)
     checks.one_of("name", name, by_name)
     if name in BY_CLASS and not has_classes:

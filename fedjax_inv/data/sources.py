@@ -446,14 +446,22 @@ def _check_keys(name: str, read: Collection[str], others: Collection[str]) -> No
 
 def _npz(path: Path) -> Dataset:
     name = str(path)
+    arrays: dict[str, np.ndarray] = {}
+    key = ""
     try:
         with np.load(path) as archive:
-            arrays = {key: archive[key] for key in _KEYS if key in archive}
             others = [key for key in archive if key not in _KEYS]
+            for key in filter(archive.__contains__, _KEYS):
+                arrays[key] = archive[key]
     except MemoryError as error:
         raise UsageError("name", name, f"must fit into memory: {error}") from None
     except _DAMAGES as error:
         reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+        if "Object arrays" in str(error):  # numpy's ValueError
+            saved = (
+                "np.unique(y, return_inverse=True)[1]" if key == "y" else f"np.array({key}, str)"
+            )
+            reason = f", {key} is of Python objects; save texts as {saved}"
         raise UsageError("name", name, f"must be an .npz file of plain arrays{reason}") from None
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise UsageError("name", name, "must be an .npz file of plain arrays")
@@ -469,10 +477,13 @@ def _npz(path: Path) -> Dataset:
             "name",
             name,
             "y must be integers [M] (classes), bool [M, K] (labels), or floating [M] or [M, K] "
-            f"(values), it is {y.dtype} {y.shape}",
+            f"(values), it is {y.dtype} {y.shape}{checks.for_texts('y', y)}",
         )
     if y.size == 0:
         raise UsageError("name", name, "must hold at least one example")
+    if x.ndim and len(x) != len(y):
+        text = f"x and y must be of one length, they have {len(x)} and {len(y)}"
+        raise UsageError("name", name, text)
     domain = arrays.get("domain", np.full(len(y), "all"))
     client = arrays.get("client", domain)
     test = arrays.get("test", np.zeros(len(y), bool))

@@ -82,6 +82,9 @@ def several(given: Mapping[str, Any]) -> tuple[dict[str, list[float]], dict[str,
 
 def checked_seeds(seeds: Any) -> list[int]:
     """Return the seeds as a list; raise UsageError unless they are different integers."""
+    is_list = isinstance(seeds, Sequence) and not isinstance(seeds, str)
+    if not is_list and getattr(seeds, "ndim", 0) == 0:
+        raise UsageError("seeds", seeds, "must be a list of integers, such as range(3)")
     values = checks.integers("seeds", seeds, 0, 2**31 - 1).tolist()
     if len(set(values)) < len(values):
         raise UsageError("seeds", values, "must be different")
@@ -164,6 +167,8 @@ def network(model: Model, examples: Examples, objective: Objective) -> tuple[Var
         return variables, 0
     outputs = jax.eval_shape(lambda at, x: models.predict(model, at, x), variables, x)
     labels = np.asarray(examples.y)
+    if labels.shape[1:] == (1,):
+        raise UsageError("y", labels, "classes must be [M]; pass y[:, 0]")
     if len(outputs.shape) != 2 or labels.ndim != 1:
         found = f"has outputs {outputs.shape} for targets {labels.shape}"
         raise UsageError("model", ..., f"{found}, must have [B, K] for classes [B]")

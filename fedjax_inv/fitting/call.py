@@ -127,8 +127,8 @@ def fit(
         found = f"is of type {type(model).__name__}"
         raise UsageError("model", ..., f"{found}, must be a Model, as models.from_flax(module) is")
     checks.record("model", model, Model)
-    for name, function in (("algorithm", algorithm), ("optimizer", optimizer)):
-        checks.function(name, function)
+    checks.function("algorithm", algorithm)
+    checks.function("optimizer", optimizer, " learning_rate -> optimizer, such as optax.adam")
     for name, count in (("rounds", rounds), ("epochs", epochs)):
         checks.integer(name, count)
     may_be_none = {"batch_size": batch_size, "patience": patience, "devices": devices}

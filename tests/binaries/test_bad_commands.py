@@ -406,7 +406,7 @@ COMMANDS: list[tuple[str, str]] = [
             ("complex", "x must be numbers"),
             ("scalars", "y must be integers"),
             ("no_y", ".*it has no y"),
-            ("short_y", "x must be numbers"),
+            ("short_y", "x and y must be of one length, they have 60 and 30"),
             ("short_domain", "domain must be"),
             ("float_domain", "domain must be"),
             ("int_test", "test must be bool"),
@@ -691,7 +691,7 @@ COMMANDS: list[tuple[str, str]] = [
         "train --wrong_labels=0.1 --wrong_clients=0.05",
         "--wrong_clients=0.05: is none of 5 clients, must be at least one",
     ),
-    ("train --partition=user", "--partition=user: needs data with users, .* as client"),
+    ("train --partition=user", "--partition=user: needs data with users, .* in client"),
     (
         "train --partition=dirichlet --min_size=1000",
         "--min_size=1000: must be an integer in 0..299",

@@ -644,7 +644,7 @@ GOOD = {"x": np.ones((3, 2)), "y": np.arange(3)}
         (GOOD | {"x": np.array([[1, 2], [3, np.nan], [5, 6]])}, "x must be finite"),
         (GOOD | {"x": np.array([[1, 2], [3, np.inf], [5, 6]])}, "x must be finite"),
         (GOOD | {"x": np.full((3, 2), 1e300)}, "x must be finite"),
-        (GOOD | {"x": np.ones((4, 2))}, "x must be numbers [3, ...]"),
+        (GOOD | {"x": np.ones((4, 2))}, "x and y must be of one length, they have 4 and 3"),
         (GOOD | {"x": np.ones(3)}, "x must be numbers [3, ...]"),
         (GOOD | {"x": np.ones(())}, "x must be numbers [3, ...]"),
         (GOOD | {"x": np.full((3, 2), "a")}, "x must be numbers [3, ...]"),
@@ -653,6 +653,7 @@ GOOD = {"x": np.ones((3, 2)), "y": np.arange(3)}
         (GOOD | {"y": np.zeros((3, 2, 1))}, "floating [M] or [M, K] (values), it is float64 (3, 2"),
         (GOOD | {"y": np.zeros(3, bool)}, "bool [M, K] (labels), or floating"),
         (GOOD | {"y": np.array(["a", "b", "c"])}, "y must be integers [M]"),
+        (GOOD | {"y": np.array(["a", "b", "c"])}, "(3,); for texts: np.unique(y, return_inverse=T"),
         (GOOD | {"y": np.array([[0, 1, 2]])}, "y must be integers [M]"),
         (GOOD | {"y": np.array(3)}, "y must be integers [M]"),
         (GOOD | {"y": np.array([0, -1, 2])}, "y must be at least 0, its smallest is -1"),
@@ -664,7 +665,9 @@ GOOD = {"x": np.ones((3, 2)), "y": np.arange(3)}
         (GOOD | {"client": np.ones(3)}, "client must be integers or strings [3]"),
         (GOOD | {"test": np.ones(2, bool)}, "test must be bool [3]"),
         (GOOD | {"test": np.ones(3)}, "test must be bool [3]"),
-        (GOOD | {"x": np.array([None] * 3)}, "must be an .npz file of plain arrays"),
+        (GOOD | {"x": np.array([None] * 3)}, "plain arrays, x is of Python objects; save texts"),
+        (GOOD | {"y": np.array([None] * 3)}, "objects; save texts as np.unique(y, return_inve"),
+        (GOOD | {"domain": np.array([None] * 3)}, "objects; save texts as np.array(domain, str)"),
     ],
 )
 def test_npz_errors(tmp_path, arrays, words):
