@@ -4,7 +4,10 @@ Categories become features of 0 and 1, one for each category of the file. Which 
 training depends on the split, so `models.scaling` sets the others to 0 inside the network.
 """
 
+import csv
 import difflib
+import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,15 +93,15 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
     domains: tuple[str, ...] = ("all",)
     domain = np.zeros(len(y), np.int32)
     if roles.domain in names:
-        domain, domains = reader.groups(roles.domain)
+        domain, domains = reader.groups(roles.domain, "domain")
     return Dataset(
         reader.joined(blocks, columns),
         y,
         classes,
         domain,
         domains,
-        reader.truth(roles.test) if roles.test in names else np.zeros(len(y), bool),
-        user=reader.groups(roles.client)[0] if roles.client in names else None,
+        reader.truth(roles.test, "test") if roles.test in names else np.zeros(len(y), bool),
+        user=reader.groups(roles.client, "client")[0] if roles.client in names else None,
         columns=tuple(columns),
     )
 
@@ -179,10 +182,22 @@ def _read(path: Path, roles: Roles, like: Dataset | None) -> Any:
             raise UsageError("path", str(path), "must be in UTF-8, it has bytes of 0") from None
         if "cannot infer number of columns" in reason:
             reason = "it has a single line"
-        kind = ".csv file with as many fields in each line as there are names in the first"
-        if path.suffix != ".csv":
-            kind = ".parquet file"
+        kind = ".parquet file"
+        if path.suffix == ".csv":
+            kind = ".csv file with as many fields in each line as there are names in the first"
+            reason = re.sub(r"Row #(\d+)", lambda at: f"line {_line(path, int(at[1]))}", reason)
         raise UsageError("path", str(path), f"must be a {kind}: {reason}") from None
+
+
+def _line(path: Path, record: int) -> int:
+    """Return the line of a .csv file in which a record ends; the names are record 1."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        reader = csv.reader(file)
+        ends = (reader.line_num for fields in reader if fields)  # not of empty lines
+        try:
+            return next(itertools.islice(ends, record - 1, None), record)
+        except csv.Error:  # a field that is longer than its limit
+            return record
 
 
 def _texts(roles: Roles, like: Dataset | None) -> list[str]:
@@ -207,6 +222,25 @@ class _Reader:
 
     def error(self, text: str) -> UsageError:
         return UsageError("path", self._path, text)
+
+    def _unfit(self, name: str, content: str, role: str, task: str = "") -> UsageError:
+        """Return the error for a column without the content that its role, or the task, needs."""
+        if task:
+            return UsageError(
+                f"roles.{role}",
+                name,
+                f"must hold {content} for {{task}}",
+                task=("roles.task", task),
+            )
+        if role:
+            return UsageError(f"roles.{role}", name, f"must hold {content}")
+        return self.error(f"column {name!r} must hold {content}")
+
+    def _place(self, index: int) -> str:
+        """Return where an example stands in the file, for errors."""
+        path = Path(self._path)
+        # The names of a .csv are its first record.
+        return f"line {_line(path, index + 2)}" if path.suffix == ".csv" else f"row {index + 1}"
 
     def check_names(self, roles: Roles, *, is_csv: bool) -> list[str]:
         """Return the names of the columns; raise UsageError unless they fit the roles."""
@@ -285,12 +319,13 @@ class _Reader:
                 raise UsageError("roles.target", roles.target, "must be one column for classes")
             if like is not None:
                 return self._known_classes(one, like.classes), tuple(like.classes)
-            return self.groups(one, may_be_float=True)
+            return self.groups(one, "target", task)
         if task == "labels":
-            return np.stack([self.truth(name) for name in roles.target], 1), roles.target
+            labels = [self.truth(name, "target", task) for name in roles.target]
+            return np.stack(labels, 1), roles.target
         for name, kind in zip(roles.target, kinds, strict=True):
             if kind != "number":
-                raise self.error(f"column {name!r} must hold numbers to be a target of values")
+                raise self._unfit(name, "numbers", "target", task)
         y = np.stack([self._float32(name) for name in roles.target], 1)
         return (y if len(roles.target) > 1 else y[:, 0]), roles.target
 
@@ -299,7 +334,7 @@ class _Reader:
         if set(known) <= _TRUTH and self._kind(name) == "number":
             number, found = self._truth_groups(name)
         else:
-            number, found = self.groups(name, may_be_float=True)
+            number, found = self.groups(name, "target", "classes")
         of = {each: index for index, each in enumerate(known)}
         # Whole numbers are read as texts here, and may be written as 1.0.
         index = np.array([of.get(each, of.get(each.removesuffix(".0"), -1)) for each in found])
@@ -310,27 +345,30 @@ class _Reader:
         return y
 
     def groups(
-        self, name: str, *, may_be_float: bool = False
+        self, name: str, role: str = "", task: str = ""
     ) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Return the numbers [M] int32 of a column's different values, and the values as texts."""
+        """Return the numbers [M] int32 of a column's different values, and the values as texts.
+
+        With a task, whole numbers may be in floating point.
+        """
         if self._kind(name) != "number":
             return self._categories(name)
         numbers = self._numbers(name)
         if not self._is_whole(name):
-            if not may_be_float or (numbers != np.rint(numbers)).any():
-                raise self.error(f"column {name!r} must hold texts, true/false or whole numbers")
+            if not task or (numbers != np.rint(numbers)).any():
+                raise self._unfit(name, "texts, true/false or whole numbers", role, task)
             numbers = numbers.astype(np.int64)
         values, number = np.unique(numbers, return_inverse=True)
         return number.astype(np.int32), tuple(map(str, values.tolist()))
 
-    def truth(self, name: str) -> np.ndarray:
+    def truth(self, name: str, role: str = "", task: str = "") -> np.ndarray:
         """Return a column of true/false or of 0/1 as bool [M]."""
         kind = self._kind(name)
         if kind == "truth":
             return self._complete(name).to_numpy(zero_copy_only=False).astype(bool)
         numbers = self._numbers(name) if kind == "number" else np.array([2])
         if not np.isin(numbers, (0, 1)).all():
-            raise self.error(f"column {name!r} must hold true/false or 0/1")
+            raise self._unfit(name, "true/false or 0/1", role, task)
         return numbers.astype(bool)
 
     def _truth_groups(self, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -363,7 +401,7 @@ class _Reader:
         are_numbers = np.array([_is_number(category) for category in categories])
         if are_numbers.sum() > max(_NUMBERS_AMONG_TEXTS, len(categories) / 2):
             row = int(np.argmin(are_numbers[number]))
-            text = f"holds numbers, but {categories[number[row]]!r} in row {row + 1}"
+            text = f"holds numbers, but {categories[number[row]]!r} in {self._place(row)}"
             raise self.error(f"column {name!r} {text}; must hold numbers alone")
         if len(categories) > MOST_CATEGORIES:
             text = f"{len(categories)} different texts, must hold at most {MOST_CATEGORIES}"
@@ -425,8 +463,8 @@ class _Reader:
         return column
 
     def _missing(self, name: str, missing: np.ndarray) -> UsageError:
-        row = int(np.argmax(missing)) + 1
-        return self.error(f"column {name!r} has no value in row {row}, must have one in each row")
+        place = self._place(int(np.argmax(missing)))
+        return self.error(f"column {name!r} has no value in {place}, must have one in each row")
 
     def _numbers(self, name: str) -> np.ndarray:
         """Return a column of numbers [M]."""
@@ -446,8 +484,8 @@ class _Reader:
         with np.errstate(over="ignore"):  # too large numbers become infinite
             numbers = self._numbers(name).astype(np.float32)
         if not np.isfinite(numbers).all():
-            row = int(np.argmin(np.isfinite(numbers))) + 1
-            raise self.error(f"column {name!r} must be finite in float32, row {row} is not")
+            place = self._place(int(np.argmin(np.isfinite(numbers))))
+            raise self.error(f"column {name!r} must be finite in float32, {place} is not")
         return numbers
 
     def _categories(self, name: str) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -505,7 +505,14 @@ COMMANDS: list[tuple[str, str]] = [
             ("task", "both", "unknown; .*must be one of auto, classes"),
         )
     ),
-    (f"train {D}/table.csv --task=labels", "--dataset=.*: column 'target' must hold true/false"),
+    (
+        f"train {D}/table.csv --task=labels",
+        "--target_column=target: must hold true/false or 0/1 for --task=labels, with --dataset=",
+    ),
+    (
+        f"train {D}/table.csv --target_column=x --client_column=target",
+        "--client_column=target: must hold texts, true/false or whole numbers, with --dataset=",
+    ),
     (
         f"train {D}/table.csv --client_column=city --partition=user --clients=3",
         "--clients=3: must be an integer in 1..2, the number of users",
