@@ -226,12 +226,8 @@ class _Reader:
     def _unfit(self, name: str, content: str, role: str, task: str = "") -> UsageError:
         """Return the error for a column without the content that its role, or the task, needs."""
         if task:
-            return UsageError(
-                f"roles.{role}",
-                name,
-                f"must hold {content} for {{task}}",
-                task=("roles.task", task),
-            )
+            allowed = f"must hold {content} for {{task}}"
+            return UsageError(f"roles.{role}", name, allowed, task=("roles.task", task))
         if role:
             return UsageError(f"roles.{role}", name, f"must hold {content}")
         return self.error(f"column {name!r} must hold {content}")

@@ -22,7 +22,7 @@ from fedjax_inv_experiments.flags.flag import (
     is_lost,
     value_in,
 )
-from fedjax_inv_experiments.flags.outside import imported, is_outside
+from fedjax_inv_experiments.flags.outside import imported, is_factory, is_outside
 
 T = TypeVar("T")
 
@@ -56,6 +56,9 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
     """Raises UsageError unless `name` is listed, or names a function "package.module:function"."""
     if not is_outside(name):
+        module, _, function = name.rpartition(".")
+        if is_factory(f"{module}:{function}") and function != "py":
+            raise flag_error(flag, name, f"unknown; did you mean {module}:{function}?")
         check_known(flag, name, [*listed, "package.module:function"])
         return
     function = imported(flag, name)

@@ -49,7 +49,8 @@ def is_outside(name: str) -> bool:
     return ":" in name
 
 
-def _is_factory(name: str) -> bool:
+def is_factory(name: str) -> bool:
+    """Whether the name has the form package.module:function."""
     path, _, attribute = name.partition(":")
     return all(part.isidentifier() for part in (*path.split("."), attribute))
 
@@ -61,7 +62,7 @@ def trust_flag() -> Any:
         "Factories package.module:function outside of this project that may be imported where a "
         "run folder names them. An import runs the module. Those of --algorithm, --model, --loss "
         "and --score need no mention; a module inside of a run folder is never imported.",
-        Range(_is_factory, "package.module:function"),
+        Range(is_factory, "package.module:function"),
         kind=str,
     )
 
@@ -99,7 +100,10 @@ def imported(flag_name: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError) as error:
-        raise flag_error(flag_name, name, f"cannot be imported ({error})") from None
+        text = f"cannot be imported ({error})"
+        if path.endswith(".py"):
+            text += f"; did you mean {path.removesuffix('.py')}:{attribute}?"
+        raise flag_error(flag_name, name, text) from None
 
 
 def digest(name: str) -> str | None:
@@ -119,7 +123,7 @@ def digest(name: str) -> str | None:
 
 def _check_place(flag_name: str, name: str) -> None:
     """Raises UsageError for a name that is no factory's, or whose module lies in a run folder."""
-    if not _is_factory(name):
+    if not is_factory(name):
         raise flag_error(flag_name, name, "must be package.module:function")
     for spec in _specs(name.partition(":")[0]):
         if spec.origin and spec.has_location:

@@ -101,6 +101,12 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     (dict(algorithm=("nowhere:mine",)), "--algorithm=nowhere:mine: .*No module named 'nowhere'"),
     (dict(algorithm=("math:mine",)), "--algorithm=math:mine: .*no attribute 'mine'"),
+    (dict(algorithm=("math.pi",)), "--algorithm=math.pi: unknown; did you mean math:pi[?]"),
+    (dict(algorithm=("fedavg.py",)), "--algorithm=fedavg.py: unknown; did you mean fedavg or"),
+    (
+        dict(algorithm=("math.py:pi",)),
+        "--algorithm=math.py:pi: cannot be imported .*; did you mean math:pi[?]",
+    ),
     (dict(algorithm=("math:pi",)), "--algorithm=math:pi: must be a function"),
     (dict(algorithm=(".tree:take",)), "--algorithm=.tree:take: must be package.module:function"),
     (dict(algorithm=("math:",)), "--algorithm=math:: must be package.module:function"),
@@ -428,7 +434,7 @@ def test_bad_npz_files(tmp_path: Path, refusal: Refusal) -> None:
         "x": {"y": y},
         "y": {"x": x},
         "NaN": {"x": x * np.nan, "y": y},
-        "[5, ...]": {"x": x, "y": y[:5]},
+        "6 and 5": {"x": x, "y": y[:5]},
     }
     for name, arrays in cases.items():
         path = tmp_path / "mine.npz"
