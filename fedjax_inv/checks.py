@@ -258,9 +258,21 @@ def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) ->
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = np.nan
-    is_finite = abs(number) <= float(np.finfo(np.float32).max)  # programs compute in float32
-    if isinstance(value, bool | str) or not (is_finite and lowest <= number <= highest):
+    if isinstance(value, bool | str) or not (is_finite(number) and lowest <= number <= highest):
         raise UsageError(name, value, f"must be a finite number{allowed}")
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a number is finite in float32, in which programs compute.
+
+    Args:
+      value: a number, or an array [] of one; tracers and whatever is no number count as finite.
+    """
+    is_array = hasattr(value, "dtype") and getattr(value, "shape", None) == ()
+    of_floats = is_array and jax.dtypes.issubdtype(value.dtype, np.floating)
+    if not (isinstance(value, float) or of_floats) or not is_concrete(value):
+        return True
+    return abs(float(value)) <= float(np.finfo(np.float32).max)
 
 
 def number(name: str, value: Any, allowed: str, is_allowed: Callable[[Any], bool]) -> None:

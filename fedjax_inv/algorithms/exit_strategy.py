@@ -61,6 +61,7 @@ FACTS = Facts(
     precision="highest",
     # A client whose sum is below 0 has a mean below 0.
     idle=(Idle("share", "threshold", lambda share, least: share == 0 and least >= 0),),
+    infinite=("threshold",),  # -inf
 )
 
 

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -59,14 +59,17 @@ def _inner(algorithm: Factory) -> Factory:
     return algorithm
 
 
-def several(given: Mapping[str, Any]) -> tuple[dict[str, list[float]], dict[str, Any]]:
+def several(
+    given: Mapping[str, Any], infinite: Collection[str] = ()
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Return (the arguments that have several values, the arguments that have one).
 
     Args:
       given: all arguments, among them learning_rate and momentum.
+      infinite: the arguments that may be NaN or infinite, which the algorithm checks.
 
     Raises:
-      UsageError: for a rate or a momentum out of range.
+      UsageError: for a rate or a momentum out of range, and for a number that is not finite.
     """
     many: dict[str, list[float]] = {}
     for name, value in given.items():
@@ -77,6 +80,10 @@ def several(given: Mapping[str, Any]) -> tuple[dict[str, list[float]], dict[str,
     for name, highest in (("learning_rate", np.inf), ("momentum", 1.0)):
         for value in many.get(name, [given[name]]):
             checks.real(name, value, 0, highest)
+    for name in given.keys() - {*infinite}:
+        for value in many.get(name, [given[name]]):
+            if not checks.is_finite(value):
+                raise UsageError(name, value, "must be a finite number")
     return many, {name: value for name, value in given.items() if name not in many}
 
 

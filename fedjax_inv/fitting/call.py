@@ -147,8 +147,9 @@ def fit(
     if patience is not None and validation == 0:
         raise UsageError("validation", validation, "must be above 0, as patience watches its score")
     arguments.check_settings(algorithm, settings)
+    facts = arguments.facts(algorithm)
     hyper, plain = arguments.several(
-        {"learning_rate": learning_rate, "momentum": momentum, **settings}
+        {"learning_rate": learning_rate, "momentum": momentum, **settings}, facts.infinite
     )
     seeds = arguments.checked_seeds(seeds)
     runs = tuple(program.grid(seeds, **hyper))
@@ -166,7 +167,6 @@ def fit(
         examples, splits = clients.splits_of_arrays(
             *arrays, test=test, validation=validation, seeds=seeds
         )
-    facts = arguments.facts(algorithm)
     objective = arguments.objective(algorithm, examples.y, loss, score)
     plain = plain | objective.settings
     network, num_classes = arguments.network(model, examples, objective)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_inv import checks
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Idle, Model, Work
@@ -126,6 +127,9 @@ def settings(chosen: Method) -> dict[str, dict[str, tuple[Any, ...]]]:
                 values = tuple(
                     names.parsed("set", entry, value, kinds) for value in text.split(",")
                 )
+                may_be_infinite = name in names.facts(algorithm).infinite
+                if not may_be_infinite and not all(map(checks.is_finite, values)):
+                    raise flag_error("set", entry, "must be a finite number")
                 if len(set(values)) < len(values):
                     raise flag_error("set", entry, "must be one or several different values")
                 result[algorithm][name] = values

@@ -18,6 +18,7 @@ from fedjax_inv import algorithms, models
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments, federation, sources
+from fedjax_inv.types import Algorithm, Model, Work
 from fedjax_inv_experiments import sweep, train
 from fedjax_inv_experiments.experiment import assemble, command_line, config, grid
 from fedjax_inv_experiments.flags import errors
@@ -55,6 +56,12 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
     return of
 
 
+def unchecked(model: Model, work: Work, *, decay: float = 0.0) -> Algorithm:
+    """An algorithm that does not check its setting."""
+    del decay
+    return fedavg.fedavg(model, work)
+
+
 IPG: dict[str, Any] = dict(algorithm=("fedipg",))
 GAMES: dict[str, Any] = dict(algorithm=("fl_games",))
 CASES: list[tuple[dict[str, Any], str]] = [
@@ -76,7 +83,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
         IPG | dict(settings=("penalty=-1",)),
         "--set=penalty=-1: .*at least 0, with --algorithm=fedipg",
     ),
-    (IPG | dict(settings=("penalty=nan",)), "--set=penalty=nan: .*finite"),
+    *(
+        (IPG | dict(settings=(f"penalty={value}",)), f"--set=penalty={value}: must be a finite nu")
+        for value in ("nan", "inf", "0.1,-inf", "1e300")
+    ),
+    (
+        dict(algorithm=(f"{__name__}:unchecked",), settings=("decay=nan",)),
+        "--set=decay=nan: must be a finite number$",
+    ),
     (
         IPG | dict(settings=("derivative=forward",)),
         "--set=derivative=forward: must be one of forward_over_reverse",

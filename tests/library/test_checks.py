@@ -62,6 +62,19 @@ def test_what_is_no_real_number_is_refused(value: Any) -> None:
             checks.real("rate", value)
 
 
+@pytest.mark.parametrize(
+    "value", [NAN, INF, 1e300, np.float32(NAN), np.array(INF), jnp.array(-INF)]
+)
+def test_numbers_that_are_not_finite(value: Any) -> None:
+    assert not checks.is_finite(value)
+    jax.eval_shape(lambda x: {True: x}[checks.is_finite(x)], value)  # whatever is traced
+
+
+@pytest.mark.parametrize("value", [0, 10**400, 1e38, True, "nan", None, print, [INF]])
+def test_what_is_finite_or_no_number(value: Any) -> None:
+    assert checks.is_finite(value)
+
+
 def test_one_of() -> None:
     checks.one_of("name", "b", ["a", "b"])
     checks.one_of("name", "b", {"a": 1, "b": 2})

@@ -539,11 +539,21 @@ def test_a_wrong_argument_is_one_line_before_any_compute(
     assert "\n" not in str(error.value)
 
 
+def unchecked(model: Any, work: Any, *, decay: Any = 0.0) -> Any:
+    """An algorithm that does not check its setting."""
+    del decay
+    return fedavg.fedavg(model, work)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "settings", "message"),
     [
         (fedipg.fedipg, {"warmup_rounds": [1, 2]}, "warmup_rounds=[1, 2]: must be one value"),
         (fedipg.fedipg, {"penalty": [0.1, -1.0]}, "penalty=-1.0: must be"),
+        (unchecked, {"decay": np.nan}, "decay=nan: must be a finite number"),
+        (unchecked, {"decay": jnp.float32(np.inf)}, "decay=inf: must be a finite number"),
+        (unchecked, {"decay": 1e300}, "decay=1e+300: must be a finite number"),
+        (unchecked, {"decay": [0.5, -np.inf]}, "decay=-inf: must be a finite number"),
         (
             fedavg.fedavg,
             {"model": 3},
