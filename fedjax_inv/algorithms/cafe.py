@@ -61,10 +61,27 @@ FACTS = Facts(
 )
 
 
+def _check_floats(name: str, value: Array, *, is_matrix: bool) -> None:
+    """Raise UsageError unless an array is [K, D], or else [..., D], in floating point."""
+    checks.array(name, value)
+    fits = value.ndim == 2 if is_matrix else value.ndim > 0
+    if not fits or not jnp.issubdtype(value.dtype, jnp.floating):
+        needed = "[K, D]" if is_matrix else "[..., D]"
+        raise UsageError(name, value, f"must be {needed} in floating point")
+
+
 def unit(vectors: Array) -> Array:
-    """Return vectors [..., D] scaled to length 1, however short; zero vectors stay."""
+    """Return vectors [..., D] scaled to length 1, however short; zeros stay, NaN gives NaN.
+
+    Args:
+      vectors: [..., D], floating point.
+
+    Raises:
+      UsageError: for anything else.
+    """
+    _check_floats("vectors", vectors, is_matrix=False)
     largest = jnp.abs(vectors).max(-1, keepdims=True)
-    is_some = largest > jnp.finfo(vectors.dtype).tiny
+    is_some = ~(largest <= jnp.finfo(vectors.dtype).tiny)  # also NaN
     # Scaled first, so that no square underflows.
     scaled = jnp.where(is_some, vectors, 0) / jnp.where(is_some, largest, 1)
     square = (scaled**2).sum(-1, keepdims=True)
@@ -78,11 +95,15 @@ def leading_direction(matrix: Array) -> Array:
     start, which decides among equal singular values.
 
     Args:
-      matrix: [K, D]; a matrix of zeros gives zeros.
+      matrix: [K, D], floating point; zeros give zeros, and a NaN anywhere gives NaN.
+
+    Raises:
+      UsageError: for anything else.
     """
+    _check_floats("matrix", matrix, is_matrix=True)
     size = matrix.shape[0]
     largest = jnp.abs(matrix).max()
-    is_some = largest > jnp.finfo(matrix.dtype).tiny
+    is_some = ~(largest <= jnp.finfo(matrix.dtype).tiny)  # also NaN
     matrix = jnp.where(is_some, matrix, 0) / jnp.where(is_some, largest, 1)
 
     def product(a: Array, b: Array) -> Array:
@@ -111,11 +132,11 @@ def orthogonal(direction: Array, to: Array) -> Array:
 
     Args:
       direction: unit vectors [..., D].
-      to: unit vectors of a shape that broadcasts; a parallel pair gives zeros.
+      to: unit vectors of a shape that broadcasts; a parallel pair gives zeros, and NaN gives NaN.
     """
     rest = direction - (direction * to).sum(-1, keepdims=True) * to
     square = (rest**2).sum(-1, keepdims=True)
-    differs = square >= _PARALLEL**2
+    differs = ~(square < _PARALLEL**2)  # also NaN
     return jnp.where(differs, rest, 0) / jnp.sqrt(jnp.where(differs, square, 1))
 
 
@@ -172,7 +193,17 @@ def calibrate(
       alpha: the share of the global direction to remove.
       beta: the share of the local direction to remove.
       gamma: the constant added to the classifier's norms.
+
+    Raises:
+      UsageError: for other shapes.
     """
+    _check_floats("classifier", classifier, is_matrix=True)
+    named = {"global_direction": global_direction, "local_direction": local_direction}
+    for name, direction in named.items():
+        checks.array(name, direction)
+        if direction.shape not in (classifier.shape, classifier.shape[1:]):
+            rows, width = classifier.shape
+            raise UsageError(name, direction, f"must be [{width}] or [{rows}, {width}]")
     rows = rows_over_norms(classifier, gamma)
     return without(rows, global_direction, local_direction, alpha=alpha, beta=beta)
 

@@ -82,8 +82,10 @@ def invariance(risk: Callable[[Tree], Array], params: Tree) -> Array:
       params: w.
 
     Raises:
-      UsageError: for a risk that returns something else.
+      UsageError: for a risk that returns something else, and for parameters in no floating point.
     """
+    checks.function("risk", risk, " params -> a scalar")
+    _check_floats(params)
     _check_scalar(risk, params, has_aux=False)
     return jax.jvp(risk, (params,), (params,))[1]
 
@@ -110,11 +112,12 @@ def penalised_value_and_grad(
       UsageError: for another derivative or risk, and a negative penalty.
     """
     checks.real("penalty", penalty)
-    checks.function("risk", risk)
+    checks.function("risk", risk, " params -> a scalar")
     checks.one_of("derivative", derivative, _ROUTES)
     checks.boolean("has_aux", has_aux)
 
     def value_and_grad(params: Tree) -> tuple[Any, Tree]:
+        _check_floats(params)
         _check_scalar(risk, params, has_aux)
 
         def risks(params: Tree) -> tuple[_Risks, Tree]:
@@ -126,6 +129,15 @@ def penalised_value_and_grad(
         return ((value, parts.aux) if has_aux else value), grads
 
     return value_and_grad
+
+
+def _check_floats(params: Tree) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        kind = jnp.result_type(leaf)
+        if not jnp.issubdtype(kind, jnp.floating):
+            place = jax.tree_util.keystr(path)
+            text = f"holds {kind}{place and f' at {place}'}, must hold floating point"
+            raise UsageError("params", ..., text)
 
 
 def _check_scalar(risk: Callable[[Tree], Any], params: Tree, has_aux: bool) -> None:

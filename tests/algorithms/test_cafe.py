@@ -16,6 +16,7 @@ import slow
 from federations import plain
 from fedjax_inv import devices, local, models, rounds, tree
 from fedjax_inv.algorithms import cafe
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import Array, Federation, Halves, Model, Tree, Variables
 
@@ -243,6 +244,45 @@ def test_nothing_has_no_direction_and_no_bad_gradient() -> None:
     assert not cafe.orthogonal(unit, -unit).any()
     turned = cafe.unit(unit + 1e-3 * jnp.array([1.0, 0, 0]))
     assert abs(cafe.orthogonal(turned, unit) @ unit) < 1e-3
+
+
+def test_nan_stays_nan() -> None:
+    matrix = np.array([[3, np.nan], [1, 2]])
+    assert np.isnan(cafe.leading_direction(matrix)).all()
+    np.testing.assert_allclose(cafe.unit(matrix), [[np.nan] * 2, matrix[1] / 5**0.5], rtol=1e-6)
+    unit = np.array([1.0, 0])
+    assert np.isnan(cafe.orthogonal(unit * np.nan, unit)).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cafe.unit(jnp.float32(3)), "vectors=3.0: must be [..., D] in floating point"),
+        (lambda: cafe.unit(np.ones(3, int)), "vectors=int64 (3,): must be [..., D] in floating"),
+        (lambda: cafe.unit([1.0]), "vectors: is of type list, must be an array"),
+        (lambda: cafe.leading_direction(jnp.ones(3)), "matrix=float32 (3,): must be [K, D] in fl"),
+        (
+            lambda: of_shapes(jnp.ones(3), jnp.ones(3), jnp.ones(3)),
+            "classifier=float32 (3,): must be [K, D] in floating point",
+        ),
+        (
+            lambda: of_shapes(jnp.ones((3, 5)), jnp.ones(3), jnp.ones(5)),
+            "global_direction=float32 (3,): must be [5] or [3, 5]",
+        ),
+        (
+            lambda: of_shapes(jnp.ones((3, 5)), jnp.ones(5), jnp.ones((5, 5))),
+            "local_direction=float32 (5, 5): must be [5] or [3, 5]",
+        ),
+    ],
+)
+def test_arrays_of_other_shapes_are_one_line(call: Any, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        call()
+    assert str(error.value).startswith(message)
+
+
+def of_shapes(*arrays: Array) -> Array:
+    return cafe.calibrate(*arrays, alpha=0.5, beta=0.5, gamma=0.1)
 
 
 class Drawn(NamedTuple):

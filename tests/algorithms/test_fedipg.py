@@ -749,6 +749,29 @@ def test_the_kernel_refuses_wrong_arguments(penalty: Any) -> None:
         fedipg.penalised_value_and_grad(lambda w: w, 1.0, derivative="x")
     with pytest.raises(ValueError, match=f"^penalty={penalty!r}: must be a finite number"):
         fedipg.penalised_value_and_grad(lambda w: w, penalty)
+    with pytest.raises(ValueError, match=r"^risk=3: must be a function params -> a scalar$"):
+        fedipg.penalised_value_and_grad(3, 1.0)
+    with pytest.raises(ValueError, match=r"^risk=3: must be a function params -> a scalar$"):
+        fedipg.invariance(3, jnp.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("params", "found"),
+    [
+        ({"w": jnp.arange(2)}, r"int32 at \['w'\]"),
+        (3, "int32"),
+        ((1.0, np.zeros(2, bool)), r"bool at \[1\]"),
+    ],
+)
+def test_the_kernels_refuse_parameters_that_are_no_floats(params: Any, found: str) -> None:
+    def risk(w: Any) -> Array:
+        return jnp.float32(0)
+
+    message = f"^params: holds {found}, must hold floating point$"
+    with pytest.raises(ValueError, match=message):
+        fedipg.invariance(risk, params)
+    with pytest.raises(ValueError, match=message):
+        fedipg.penalised_value_and_grad(risk, 1.0)(params)
 
 
 @derivatives
