@@ -466,6 +466,6 @@ class Facts(NamedTuple):
     needs_classes: bool = False  # is for targets that are classes alone
     means_of_targets: bool = False  # its loss takes means of targets [B, K], of one-hot classes too
     idle: tuple[Idle, ...] = ()  # settings without an effect
-    infinite: tuple[str, ...] = ()  # settings for which infinity has a meaning
     # of float32 products on GPUs and TPUs, one of `platforms.PRECISIONS`
     precision: str = "default"
+    infinite: tuple[str, ...] = ()  # settings for which infinity has a meaning

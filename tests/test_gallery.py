@@ -1,5 +1,6 @@
 """The gallery of algorithms is what the code and the map have, and has every algorithm."""
 
+import importlib
 import re
 from xml.etree import ElementTree
 
@@ -63,6 +64,11 @@ def test_every_algorithm_has_a_section_with_each_part() -> None:
         _, paper, idea, *_ = text.split("\n\n")
         assert re.search(r'"[A-Z].{20,}"|^Training on', paper, re.DOTALL), name
         assert len(re.findall(r"[.:](?=\s|$)", idea)) >= 2, name
+        _, _, functions = text.partition("- **Functions**:")
+        module = importlib.import_module(f"fedjax_inv.algorithms.{name}")
+        found = re.findall(r"`(\w+)\.(\w+)`", functions)
+        assert all(owner == name and hasattr(module, function) for owner, function in found)
+        assert bool(found) != (name in ("fedavg", "erm", "fedpvr", "ditto"))
         assert f"```text\n{gallery.formula(name)[8:20]}" in block
         rows = [row for row, method in methods.LISTED.items() if method.algorithm == name]
         drawn = [row for row in rows if row in published]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -66,6 +67,8 @@ def test_the_snippets_on_networks_run_one_after_the_other() -> None:
     outputs, _ = model.decode(variables.params.head, variables.stats.head, features, mask, False)
     np.testing.assert_allclose(outputs, np.repeat(features.sum(1)[:, None], 2, 1), rtol=1e-5)
     assert len(namespace["algorithm"].exchanges) == 1
+    drawn = namespace["with_head"].init(jax.random.key(0), x).params
+    assert [leaf.shape for leaf in jax.tree.leaves(drawn.head)] == [(2,), (16, 2)]
 
 
 def test_every_example_is_short_and_tested() -> None:
