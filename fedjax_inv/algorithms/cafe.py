@@ -202,8 +202,8 @@ def calibrate(
     for name, direction in named.items():
         checks.array(name, direction)
         if direction.shape not in (classifier.shape, classifier.shape[1:]):
-            rows, width = classifier.shape
-            raise UsageError(name, direction, f"must be [{width}] or [{rows}, {width}]")
+            num_classes, width = classifier.shape
+            raise UsageError(name, direction, f"must be [{width}] or [{num_classes}, {width}]")
     rows = rows_over_norms(classifier, gamma)
     return without(rows, global_direction, local_direction, alpha=alpha, beta=beta)
 
