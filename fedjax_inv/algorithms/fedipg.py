@@ -82,7 +82,7 @@ def invariance(risk: Callable[[Tree], Array], params: Tree) -> Array:
       params: w.
 
     Raises:
-      UsageError: for a risk that returns something else, and for parameters in no floating point.
+      UsageError: for a risk that returns something else, and for parameters that are not floats.
     """
     checks.function("risk", risk, " params -> a scalar")
     _check_floats(params)
@@ -109,7 +109,8 @@ def penalised_value_and_grad(
         `jax.value_and_grad`.
 
     Raises:
-      UsageError: for another derivative or risk, and a negative penalty.
+      UsageError: for another derivative or risk, and a negative penalty. The function raises it for
+        a risk that returns something else, and for parameters that are not floats.
     """
     checks.real("penalty", penalty)
     checks.function("risk", risk, " params -> a scalar")
@@ -132,6 +133,7 @@ def penalised_value_and_grad(
 
 
 def _check_floats(params: Tree) -> None:
+    """Raise UsageError for parameters that are not floating point."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         kind = jnp.result_type(leaf)
         if not jnp.issubdtype(kind, jnp.floating):

@@ -123,7 +123,8 @@ def _check(x: Tree, y: Tree, client: Any = None) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path({"x": x, "y": y}):
         name = path[0].key + jax.tree_util.keystr(path[1:])
         if leaf.dtype.kind not in "biuf":
-            raise UsageError(name, leaf, f"must hold numbers{checks.for_texts(name, leaf)}")
+            remedy = checks.for_texts(name, leaf) if name == "y" else ""
+            raise UsageError(name, leaf, f"must hold numbers{remedy}")
         if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
             raise UsageError(name, leaf, "must be finite, holds NaN or infinity")
 

@@ -80,9 +80,9 @@ def several(
     for name, highest in (("learning_rate", np.inf), ("momentum", 1.0)):
         for value in many.get(name, [given[name]]):
             checks.real(name, value, 0, highest)
-    for name in given.keys() - {*infinite}:
+    for name in given:
         for value in many.get(name, [given[name]]):
-            if not checks.is_finite(value):
+            if name not in infinite and not checks.is_finite(value):
                 raise UsageError(name, value, "must be a finite number")
     return many, {name: value for name, value in given.items() if name not in many}
 

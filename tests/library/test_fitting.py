@@ -504,6 +504,7 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         ((X[:40], Y[:40]), {}, "client=None: must be the client of each example"),
         ((X[:40], Y[:40], CLIENT[:9]), {}, "data: x and y and client must be of one length"),
         ((X[:40], Y[:40] + 1, CLIENT), {}, "y["),
+        ((X[:40].astype(str), Y[:40], CLIENT), {}, "x=<U32 (40, 3): must hold numbers"),
         ((X[:40], Y[:40, None], CLIENT), {}, "y=int32 (40, 1): classes must be [M]; pass y[:, 0]"),
         (
             (X[:40], Y[:40].astype(str), CLIENT),
