@@ -781,7 +781,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --preset=rotated_digits,,", "--preset=: unknown"),
     ("train --flagfile=/nowhere", "--flagfile: cannot be read: .*/nowhere"),
     ("train --set=penalty", "--set=penalty: must be name=value"),
-    ("train --algorithm=fedipg --set=penalty=1e308", r"--set=penalty=1e\+308: must be a finite"),
+    ("train --algorithm=fedipg --set=penalty=1e308", r"--set=penalty=1e308: must be a finite"),
     (
         "train --algorithm=moon --set=temperature=0",
         "--set=temperature=0(.0)?: .*moon",
