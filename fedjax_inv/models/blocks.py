@@ -3,6 +3,7 @@
 Every such model scales 8-bit images to [0, 1] first.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -166,8 +167,9 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
       The model.
 
     Raises:
-      UsageError: for an argument that is not allowed. At initialisation: for "batch_stats" without
-        a mask, and for collections other than it and "params".
+      UsageError: for an argument that is not allowed, and if the module needs other arguments than
+        `takes`, or does not take those. At initialisation: for "batch_stats" without a mask, and
+        for collections other than it and "params".
     """
     if isinstance(module, nnx.Module):
         kind = type(module).__name__  # its text would be the whole module
@@ -185,6 +187,7 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
     if not isinstance(module, nn.Sequential):
         if cut != 0:
             raise UsageError("cut", cut, "must be 0, as module is no nn.Sequential")
+        _check_call(module, takes)
         return _of_halves(_Identity(), module, takes)
     if takes:
         raise UsageError(
@@ -195,6 +198,26 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
         return _of_halves(_Identity(), module, takes)
     halves = nn.Sequential(module.layers[:cut]), nn.Sequential(module.layers[cut:])
     return _of_halves(*halves, takes)
+
+
+def _check_call(module: nn.Module, takes: Sequence[str]) -> None:
+    """Raise UsageError unless a module can be called as module(x, **arguments of `takes`)."""
+    name = f"{type(module).__name__}.__call__"
+    if not callable(module):
+        raise UsageError("module", ..., f"must have a method {name}")
+    _, *others = inspect.signature(module.__call__).parameters.values()
+    for other in others:
+        is_open = other.kind in (other.VAR_POSITIONAL, other.VAR_KEYWORD)
+        if is_open or other.default is not other.empty or other.name in takes:
+            continue
+        if other.name in ARGUMENTS:
+            raise UsageError("takes", takes, f"must hold {other.name!r}, which {name} needs")
+        allowed = f"must need its inputs and some of {', '.join(ARGUMENTS)} alone"
+        raise UsageError("module", ..., f"{name} needs {other.name!r}, {allowed}")
+    if not any(other.kind is other.VAR_KEYWORD for other in others):
+        for unknown in set(takes) - {other.name for other in others}:
+            text = f"must not hold {unknown!r}, which {name} does not take"
+            raise UsageError("takes", takes, text)
 
 
 def from_function(

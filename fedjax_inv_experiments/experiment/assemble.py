@@ -35,6 +35,7 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.flag import flag_error, in_flags
 from fedjax_inv_experiments.flags.names import facts
+from fedjax_inv_experiments.flags.outside import is_outside
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import (
     environment,
@@ -303,9 +304,14 @@ def assemble(
     method.check_task(config.method, config.objective.loss, task)
     model = network.make(config.model, first)
     shapes = network.shapes(config.model, model, first)
-    if not task.is_default or task.score is not objectives.SCORES["accuracy"]:
+    is_usual = task.is_default and task.score is objectives.SCORES["accuracy"]
+    if is_outside(config.model.model) or not is_usual:
         outputs, y = network.outputs(config.model, model, shapes, first)
-        objective.check_shapes(config.objective, task, outputs, y)
+        # A loss or an algorithm of one's own may need other outputs.
+        if not (is_outside(config.objective.loss) or all(map(is_outside, config.method.algorithm))):
+            network.check_outputs(config.model, outputs, first, config.data.dataset)
+        if not is_usual:
+            objective.check_shapes(config.objective, task, outputs, y)
     variables = start(shapes, [*draw_of]) if start and config.model.init_from else None
     cells = grid.cells(config, data_flags.held_out(config.data, first.domains))
     for cell in cells:  # finds an impossible hyperparameter before any compute

@@ -1,14 +1,16 @@
 """The network."""
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_inv import freezing, models
+from fedjax_inv import checks, freezing, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import augment
 from fedjax_inv.data.dataset import Dataset
@@ -19,12 +21,14 @@ from fedjax_inv_experiments.flags import names
 from fedjax_inv_experiments.flags.flag import (
     Range,
     at_least,
+    first_line,
     flag,
     flag_error,
     flag_names,
     flags_of,
     in_flags,
 )
+from fedjax_inv_experiments.flags.outside import is_outside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,10 +227,39 @@ def outputs(chosen: Network, model: Model, variables: Variables, data: Dataset) 
     variables: their shapes, from `shapes`. Raises UsageError as `shapes` does.
     """
     x, y = sample(data.x), sample(np.asarray(data.y))
-    try:
+    with _calls(chosen, x):
         return jax.eval_shape(partial(models.predict, model), variables, x), y
+
+
+def check_outputs(chosen: Network, outputs: Any, data: Dataset, source: str) -> None:
+    """Raises UsageError unless a network has an output for each of the data's targets.
+
+    outputs: their shapes, from `outputs`. source: the value of --dataset.
+    """
+    count, shape = len(data.classes), getattr(outputs, "shape", None)
+    if shape == (1, count) or (shape == (1,) and count == 1 and data.task != "classes"):
+        return
+    found = type(outputs).__name__
+    if shape is not None:
+        found = f"outputs [{', '.join(['B', *map(str, shape[1:])])}]"
+    each = {"classes": "class", "labels": "label", "values": "value"}[data.task]
+    text = f"must return [B, {count}], one for each {each} of --dataset={source}"
+    raise flag_error("model", chosen.model, f"returns {found}, {text}")
+
+
+@contextlib.contextmanager
+def _calls(chosen: Network, x: Tree) -> Iterator[None]:
+    """Makes errors of a network that is called on x, which is shapes, errors of its flags."""
+    try:
+        yield
     except UsageError as error:
-        raise in_flags(error, f"--model={chosen.model}", {}) from None
+        raise in_flags(error, f"--model={chosen.model}", {"path": "weights"}) from None
+    except Exception as error:
+        if not is_outside(chosen.model):
+            raise
+        shapes = ", ".join(map(checks.shown, jax.tree.leaves(x)))
+        text = f"fails on inputs {shapes}: {first_line(error)}"
+        raise flag_error("model", chosen.model, text) from None
 
 
 def shapes(chosen: Network, model: Model, data: Dataset) -> Variables:
@@ -235,15 +268,13 @@ def shapes(chosen: Network, model: Model, data: Dataset) -> Variables:
     Raises UsageError if the network does not fit the data, the weights do not fit the network, or
     --train_only chooses nothing of it or everything.
     """
-    try:
-        x, key = sample(data.x), jax.eval_shape(lambda: jax.random.key(0))
+    x, key = sample(data.x), jax.eval_shape(lambda: jax.random.key(0))
+    mask = jax.ShapeDtypeStruct((1,), bool)
+    with _calls(chosen, x):
         variables = jax.eval_shape(model.init, key, x)
-        mask = jax.ShapeDtypeStruct((1,), bool)
         jax.eval_shape(
             lambda v, x, m, k: models.apply(model, v, x, m, True, k), variables, x, mask, key
         )
-    except UsageError as error:
-        raise in_flags(error, f"--model={chosen.model}", {"path": "weights"}) from None
     if chosen.train_only:
         try:
             freezing.check(variables.params, chosen.train_only)

@@ -17,6 +17,7 @@ from fedjax_inv_experiments.flags.flag import (
     FINITE,
     POSITIVE,
     PROBABILITY,
+    first_line,
     flag,
     flag_error,
     in_flags,
@@ -215,8 +216,7 @@ def _check_call(
     try:
         result = jax.eval_shape(function, *arguments)
     except refusal as error:
-        line = str(error).strip().partition("\n")[0]
-        raise in_flags(UsageError(line), where, {}) from None
+        raise in_flags(UsageError(first_line(error)), where, {}) from None
     shape = getattr(result, "shape", None)
     if shape != () or not jnp.issubdtype(result.dtype, jnp.floating):
         found = type(result).__name__ if shape is None else f"{result.dtype} {list(shape)}"

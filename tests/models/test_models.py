@@ -313,6 +313,21 @@ def test_any_flax_module_is_a_network() -> None:
     assert_close(applied(silent, variables, x, mask, True)[0], predicted(model, variables, x))
 
 
+class Strict(nn.Module):
+    """Must be told whether it trains."""
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+class Needy(nn.Module):
+    """Needs what no model passes on."""
+
+    def __call__(self, x: Array, hidden: Array, *, train: bool) -> Array:
+        return x + hidden
+
+
 class Told(nn.Module):
     """Returns what it is told."""
 
@@ -472,6 +487,26 @@ LINEAR, SEQUENTIAL = federations.Linear(3), nn.Sequential([nn.Dense(3), nn.Dense
         (
             lambda: models.from_flax(LINEAR, takes="train"),
             "takes='train': must be a sequence of some of mask, train, training, deterministic",
+        ),
+        (
+            lambda: models.from_flax(Strict()),
+            "takes=(): must hold 'train', which Strict.__call__ needs",
+        ),
+        (
+            lambda: models.from_flax(Strict(), takes=("training", "mask")),
+            "takes=('training', 'mask'): must hold 'train', which Strict.__call__ needs",
+        ),
+        (
+            lambda: models.from_flax(nn.Dense(3), takes=("train",)),
+            "takes=('train',): must not hold 'train', which Dense.__call__ does not take",
+        ),
+        (
+            lambda: models.from_flax(Needy(), takes=("train",)),
+            "module: Needy.__call__ needs 'hidden', must need its inputs and some of mask, train",
+        ),
+        (
+            lambda: models.from_flax(nn.Module()),
+            "module: must have a method Module.__call__",
         ),
         (
             lambda: models.from_flax(LINEAR, cut=1),

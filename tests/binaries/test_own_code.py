@@ -1,0 +1,137 @@
+"""Mistakes in networks and algorithms of one's own get one line, before any compute or folder."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments import train
+from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.running import loop
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 4)).astype(np.float32)
+TARGETS = {
+    "classes": (X[:, 0] > 0).astype(np.int32),
+    "labels": X[:, :2] > 0,
+    "values": X[:, :2],
+    "value": X[:, 0],
+}
+
+NETWORKS = """
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fedjax_inv import models, objectives
+
+
+class Net(nn.Module):
+    outputs: int
+    axis: int | None = None
+
+    @nn.compact
+    def __call__(self, x, train):
+        y = nn.Dense(self.outputs)(x)
+        return y if self.axis is None else y[:, self.axis]
+
+
+def net(outputs, axis=None):
+    return models.from_flax(Net(outputs, axis), takes=("train",))
+
+def right(num_classes):
+    return net(num_classes)
+
+def few(num_classes):
+    return net(num_classes - 1)
+
+def many(num_classes):
+    return net(num_classes + 1)
+
+def flat(num_classes):
+    return net(num_classes, 0)
+
+def pair(num_classes):
+    init = lambda key, x: jnp.zeros((4, num_classes))
+    return models.from_function(init, lambda params, x: (x @ params, x))
+
+def untold(num_classes):
+    return models.from_flax(Net(num_classes))
+
+def reshaped(num_classes):
+    init = lambda key, x: jnp.zeros((4, num_classes))
+    return models.from_function(init, lambda params, x: x.reshape(-1, 784) @ params)
+
+def silent(num_classes):
+    def init(key, x):
+        assert x.shape == (1, 784)
+    return models.from_function(init, lambda params, x: x)
+
+
+def loss(outputs, y, mask):
+    return objectives.masked_mean(((outputs - y[..., None]) ** 2).mean(-1), mask)
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules of one's own, and no run."""
+
+    def refuse(*arguments: Any) -> NoReturn:
+        raise AssertionError("computed before the input was checked")
+
+    monkeypatch.setattr(loop, "run_cell", refuse)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_networks.py").write_text(NETWORKS)
+    for task, y in TARGETS.items():
+        np.savez(tmp_path / f"{task}.npz", x=X, y=y, domain=np.arange(60) % 3)
+    yield
+    sys.modules.pop("own_networks", None)
+
+
+def chosen(folder: Path, task: str, **changes: Any) -> config.Config:
+    given = dict(dataset=str(folder / f"{task}.npz"), run_dir=str(folder / "run"), rounds=2)
+    return config.of(**given, eval_every=1, **changes)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "line"),
+    [
+        ("classes", "few", r"returns outputs \[B, 1\], must return \[B, 2\], one for each class"),
+        ("classes", "many", r"returns outputs \[B, 3\], must return \[B, 2\], one for each class"),
+        ("classes", "flat", r"returns outputs \[B\], must return \[B, 2\], one for each class"),
+        ("classes", "pair", r"returns tuple, must return \[B, 2\], one for each class"),
+        ("labels", "many", r"returns outputs \[B, 3\], must return \[B, 2\], one for each label"),
+        ("values", "flat", r"returns outputs \[B\], must return \[B, 2\], one for each value"),
+        ("classes", "untold", r"takes=\(\): must hold 'train', which Net.__call__ needs$"),
+        ("classes", "reshaped", r"fails on inputs float32 \(1, 4\): cannot reshape array of shape"),
+        ("classes", "silent", r"fails on inputs float32 \(1, 4\): AssertionError$"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused(
+    tmp_path: Path, task: str, name: str, line: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^--model=own_networks:{name}: {line}") as error:
+        train.train(chosen(tmp_path, task, model=f"own_networks:{name}"))
+    if "must return" in line:
+        assert str(error.value).endswith(f" of --dataset={tmp_path / task}.npz")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        ("classes", {"model": "own_networks:right"}),
+        ("labels", {"model": "own_networks:right"}),
+        ("value", {"model": "own_networks:flat"}),
+        # A loss of one's own says itself which outputs it takes.
+        ("classes", {"model": "own_networks:many", "loss": "own_networks:loss"}),
+    ],
+)
+def test_a_network_that_fits_is_not_refused(
+    tmp_path: Path, task: str, changes: dict[str, Any]
+) -> None:
+    assert assemble.assemble(chosen(tmp_path, task, **changes)).cells
