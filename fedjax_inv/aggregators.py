@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_inv import checks, tree
+from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Sums
 from fedjax_inv.types import Aggregator, Array, Slots, Tree
 
@@ -133,6 +134,29 @@ def stacked() -> Aggregator:
     return Aggregator(init, add, lambda stack: stack, exact=True)
 
 
+def _flat(aggregators: Tree) -> tuple[list[Aggregator], Any]:
+    """Return (the aggregators, the structure of their tree)."""
+    return jax.tree.flatten(aggregators, is_leaf=lambda node: isinstance(node, Aggregator))
+
+
+def check_prefix(name: str, aggregators: Tree, upload: Tree) -> None:
+    """Check that there is an aggregator for each part of an upload.
+
+    Args:
+      name: the argument that holds the aggregators.
+      aggregators: a tree of aggregators.
+      upload: the upload.
+
+    Raises:
+      UsageError: unless the tree is a prefix of the upload's tree.
+    """
+    try:
+        _flat(aggregators)[1].flatten_up_to(upload)
+    except ValueError:
+        text = "must be an aggregator, or a tree of them that is a prefix of the upload"
+        raise UsageError(name, ..., f"{text}, {jax.tree.structure(upload)}") from None
+
+
 def combine(aggregators: Tree) -> Aggregator:
     """Return one aggregator for uploads with several parts; it folds them into `Sums`.
 
@@ -140,17 +164,13 @@ def combine(aggregators: Tree) -> Aggregator:
       aggregators: a tree of aggregators that is a prefix of the upload's tree.
 
     Raises:
-      UsageError: if a leaf of the tree is no aggregator.
+      UsageError: if a leaf of the tree is no aggregator. Its `init`: for an upload of which the
+        tree is no prefix.
     """
 
-    def is_leaf(node: Tree) -> bool:
-        return isinstance(node, Aggregator)
-
-    for leaf in jax.tree.leaves(aggregators, is_leaf=is_leaf):
+    listed, structure = _flat(aggregators)
+    for leaf in listed:
         checks.record("aggregators", leaf, Aggregator)
-
-    structure: Any
-    listed, structure = jax.tree.flatten(aggregators, is_leaf=is_leaf)
 
     def sums(accumulators: Sequence[Tree]) -> Sums:
         pairs = [*zip(listed, accumulators, strict=True)]
@@ -162,6 +182,7 @@ def combine(aggregators: Tree) -> Aggregator:
         return [exact if each.exact else ordered for each, ordered, exact in triples]
 
     def init(upload: Tree, num_slots: int) -> Sums:
+        check_prefix("aggregate", aggregators, upload)
         parts = structure.flatten_up_to(upload)
         return sums([a.init(part, num_slots) for a, part in zip(listed, parts, strict=True)])
 

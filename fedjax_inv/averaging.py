@@ -233,11 +233,14 @@ def averaging(
       variables.
 
     Raises:
-      UsageError: for an unknown weighting, and for arguments of other types.
+      UsageError: for an unknown weighting, and for arguments of other types or functions that take
+        other arguments.
     """
     checks.record("model", model, Model)
     checks.record("work", work, Work)
-    checks.function("gradient_from", gradient_from)
+    checks.function("gradient_from", gradient_from, "visit")
+    if start is not None:
+        checks.function("start", start, "visit")
     begin = start or (lambda visit: work.init(visit.message.variables))
     return averaging_of(
         model,
@@ -287,17 +290,27 @@ def averaging_of(
       The algorithm, as in `averaging`.
 
     Raises:
-      UsageError: for an unknown weighting, and for arguments of other types.
+      UsageError: for an unknown weighting, and for arguments of other types or functions that take
+        other arguments.
     """
     checks.record("model", model, Model)
     checks.optimizer("server_optimizer", server_optimizer)
     checks.record("side", side, SideState)
-    for name, function in (
-        *(("train", train), ("init_client", init_client), ("remember", remember)),
-        *(("shared", shared), ("serve", serve or shared)),
-        *(("scale_delta", scale_delta or shared), ("server_delta", server_delta or shared)),
-    ):
-        checks.function(name, function)
+    both = ("visit", "trained")
+    checks.function("train", train, "visit")
+    checks.function("init_client", init_client, "server", "who")
+    checks.function("remember", remember, *both)
+    checks.function("shared", shared, "variables")
+    checks.function("side.init", side.init, "setup")
+    checks.function("side.send", side.send, "state")
+    checks.function("side.upload", side.upload, *both)
+    checks.function("side.update", side.update, "state", "aggregated", "delta")
+    if serve is not None:
+        checks.function("serve", serve, "server", "own")
+    if scale_delta is not None:
+        checks.function("scale_delta", scale_delta, *both)
+    if server_delta is not None:
+        checks.function("server_delta", server_delta, "side", "delta", "aggregated")
     weight = aggregators.weight_of(weighting)
 
     def init_server(setup: Setup) -> servers.Server:
@@ -312,16 +325,19 @@ def averaging_of(
         if scale_delta:
             delta = optax.tree.scale(scale_delta(visit, trained), delta)
         upload = Upload(delta, side.upload(visit, trained))
+        aggregators.check_prefix("side.aggregate", side.aggregate, upload.side)
         return Reply(remember(visit, trained), upload, trained.metrics)
 
     def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
         del cohort
         state = side.update(server.side, mean.side, mean.delta)
         delta = server_delta(state, mean.delta, mean.side) if server_delta else mean.delta
+        checks.record("the result of server_delta", delta, Variables)
         return servers.update(server_optimizer, server, delta)._replace(side=state)
 
     def predict(server: servers.Server, own: Tree, x: Tree) -> Array:
         variables = serve(server, own) if serve else server.variables
+        checks.record("the result of serve", variables, Variables)
         return models.predict(model, variables, x)
 
     def blank(server: servers.Server) -> Upload:

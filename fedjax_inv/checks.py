@@ -4,6 +4,7 @@ Values inside a compiled program are tracers and cannot be checked, so `jit` com
 """
 
 import functools
+import inspect
 import math
 import numbers
 import os
@@ -143,16 +144,30 @@ def _is_function(hint: Any) -> bool:
     return typing.get_origin(hint) is Callable or getattr(hint, "_is_protocol", False)
 
 
-def function(name: str, value: Any, form: str = "") -> None:
-    """Check that a value can be called, else raise UsageError.
+def function(name: str, value: Any, *takes: str, form: str = "") -> None:
+    """Check that a value can be called.
 
     Args:
       name: the argument's name.
       value: the value to check.
+      *takes: the names of the arguments that it gets, by position; without names any will do.
       form: text appended to the message, such as " params -> a scalar".
+
+    Raises:
+      UsageError: for a value that is no function, or takes other arguments.
     """
     if not callable(value):
         raise _wrong_type(name, value, f"must be a function{form}")
+    if not takes:
+        return
+    try:
+        signature = inspect.signature(value)
+    except ValueError:  # as of some functions of C
+        return
+    try:
+        signature.bind(*takes)
+    except TypeError as error:
+        raise UsageError(name, ..., f"must take {' and '.join(takes)} ({error})") from None
 
 
 def boolean(name: str, value: Any) -> None:
@@ -553,7 +568,7 @@ def same_leaves(name: str, found: Tree, expected: Tree, source: str) -> None:
       name: the function that returned the tree.
       found: the tree, of arrays or of what `jax.eval_shape` returns for them.
       expected: the other tree.
-      source: what returned the other tree.
+      source: where the other tree is from, such as "as init_server does".
 
     Raises:
       UsageError: for the first leaf that differs.
@@ -568,11 +583,11 @@ def same_leaves(name: str, found: Tree, expected: Tree, source: str) -> None:
         now, before = (_typed(tree[at]) if at in tree else "nothing" for tree in (leaves, others))
         if now != before:
             place = at and f" at {at}"
-            text = f"returns {now}{place}, must return {before}, as {source} does"
+            text = f"returns {now}{place}, must return {before}, {source}"
             raise UsageError(name, ..., text)
     structure, wanted = (str(jax.tree.structure(each)) for each in (found, expected))
     if structure != wanted:
-        text = f"returns {structure}, must return {wanted}, as {source} does"
+        text = f"returns {structure}, must return {wanted}, {source}"
         raise UsageError(name, ..., text)
 
 

@@ -21,6 +21,7 @@ from fedjax_inv.types import (
     Batch,
     ChangeOptimizer,
     GradFn,
+    Halves,
     Local,
     LocalGradFn,
     Shard,
@@ -159,6 +160,7 @@ def _work(
             step_key = jax.random.fold_in(steps_key, index)
             step = grad_fn(local, batch_at(index), step_key)
             params, stats = local.variables
+            _check_step(step, params)
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
             # Zero the update instead of selecting the old parameters: XLA then fuses the add into
             # the matmul.
@@ -184,6 +186,17 @@ def _work(
         return Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
 
     return _with_loop(init, run, lambda change: _work(change(optimizer), plan), momentum)
+
+
+def _check_step(step: Step, params: Halves) -> None:
+    """Raise UsageError unless a gradient function has returned a step from parameters."""
+    if not isinstance(step, Step):  # whose fields may be trees of any kind here
+        found = type(step).__name__
+        raise UsageError("the result of the gradient", ..., f"is of type {found}, must be a Step")
+    checks.record("the metrics of a Step", step.metrics, dict)
+    grads, like = (jax.tree.flatten(jax.tree.map(jnp.shape, each)) for each in (step.grads, params))
+    if grads != like:
+        checks.same_leaves("the gradient", step.grads, params, "as the parameters are")
 
 
 def _with_loop(

@@ -26,6 +26,7 @@ from fedjax_inv.types import (
     Exchange,
     Federation,
     Metrics,
+    Reply,
     Setup,
     Shard,
     Slots,
@@ -201,6 +202,8 @@ def _exchange(
         reply = exchange.client(
             Visit(received, own, shard, state.round, slot.delay, client_key, undelayed)
         )
+        checks.record(f"the result of exchanges[{index}].client", reply, Reply)
+        checks.record(f"the metrics of exchanges[{index}].client", reply.metrics, dict)
         finite = tree.all_finite(reply)
         present = slot.present & (finite | (not drop_nonfinite))
         upload = optax.tree.where(present, reply.upload, optax.tree.zeros_like(reply.upload))
@@ -215,7 +218,7 @@ def _exchange(
     client = jax.jit(client, inline=True)
     shapes = jax.eval_shape(client, tree.take(turns, 0))
     kept = jax.eval_shape(lambda clients: tree.take(clients, 0), state.clients)
-    checks.same_leaves(f"exchanges[{index}].client", shapes[1].own, kept, "init_client")
+    checks.same_leaves(f"exchanges[{index}].client", shapes[1].own, kept, "as init_client does")
     for name, metric in shapes[1].metrics.items():
         if metric.shape:
             text = f"returns the metric {name!r} of shape {metric.shape}, must be a scalar"
@@ -226,7 +229,7 @@ def _exchange(
 
     def updated(server: Tree, sums: Sums, cohort: Cohort) -> Tree:
         new = exchange.update(server, aggregator.finish(sums), cohort)
-        checks.same_leaves(f"exchanges[{index}].update", new, server, "init_server")
+        checks.same_leaves(f"exchanges[{index}].update", new, server, "as init_server does")
         return optax.tree.where(cohort.present.any(), new, server)
 
     server = axis.isolated(updated, state.server, sums, Cohort(cohort.who, present, delay))
@@ -303,8 +306,9 @@ def step(
       (the state after the round, a report for each exchange, each leaf [S]).
 
     Raises:
-      UsageError: if the cohort or the state does not fit the federation, or if an exchange returns
-        a server or own state of other shapes, or a metric that is no scalar.
+      UsageError: if the cohort or the state does not fit the federation, if a client returns no
+        Reply, or if an exchange returns a server or own state of other shapes, or a metric that is
+        no scalar.
     """
     _check_types(algorithm, state, federation, axis, drop_nonfinite)
     checks.cohort("cohort", cohort)
@@ -342,8 +346,9 @@ def run(
       (the state after the last round, a report for each exchange, each leaf [T, S]).
 
     Raises:
-      UsageError: if the schedule or the state does not fit the federation, or if an exchange
-        returns a server or own state of other shapes, or a metric that is no scalar.
+      UsageError: if the schedule or the state does not fit the federation, if a client returns no
+        Reply, or if an exchange returns a server or own state of other shapes, or a metric that is
+        no scalar.
     """
     _check_types(algorithm, state, federation, axis, drop_nonfinite)
     checks.federation(federation)

@@ -84,7 +84,7 @@ def invariance(risk: Callable[[Tree], Array], params: Tree) -> Array:
     Raises:
       UsageError: for a risk that returns something else, and for parameters that are not floats.
     """
-    checks.function("risk", risk, " params -> a scalar")
+    checks.function("risk", risk, form=" params -> a scalar")
     _check_floats(params)
     _check_scalar(risk, params, has_aux=False)
     return jax.jvp(risk, (params,), (params,))[1]
@@ -113,7 +113,7 @@ def penalised_value_and_grad(
         a risk that returns something else, and for parameters that are not floats.
     """
     checks.real("penalty", penalty)
-    checks.function("risk", risk, " params -> a scalar")
+    checks.function("risk", risk, form=" params -> a scalar")
     checks.one_of("derivative", derivative, _ROUTES)
     checks.boolean("has_aux", has_aux)
 

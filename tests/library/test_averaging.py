@@ -26,6 +26,7 @@ from fedjax_inv import (
     tree,
 )
 from fedjax_inv.algorithms import fedavg
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import examples, of_parts
 from fedjax_inv.types import (
     Algorithm,
@@ -415,3 +416,93 @@ def test_clients_may_be_weighted_by_what_the_server_keeps() -> None:
         assert_close(state.server.variables.params.head, {"w": np.float32(w), "b": np.float32(b)})
         assert_close(state.server.side, np.float32(mixture))
     assert mixture.std() > 0.1
+
+
+# Mistakes in what a method says.
+
+SQUARED = averaging.gradient(MODEL, squared)
+
+
+def spoiled(**said: Any) -> Algorithm:
+    """FedAvg with something else said."""
+    usual: dict[str, Any] = dict(server_optimizer=optax.sgd(1.0), weighting="size")
+    gradient_from = said.pop("gradient_from", lambda visit: SQUARED)
+    return averaging.averaging(MODEL, WORK, gradient_from, **(usual | said))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "line"),
+    [
+        ("gradient_from", SQUARED, "must take visit (missing a required argument: 'batch')"),
+        ("start", lambda: None, "must take visit (too many positional arguments)"),
+        ("init_client", lambda who: (), "must take server and who (too many positional arguments)"),
+        ("remember", lambda visit: (), "must take visit and trained (too many"),
+        ("shared", lambda: (), "must take variables (too many"),
+        ("serve", lambda server: server, "must take server and own (too many"),
+        ("scale_delta", lambda visit: 1.0, "must take visit and trained (too many"),
+        ("server_delta", lambda side, delta: delta, "must take side and delta and aggregated (too"),
+        ("side.init", lambda: (), "must take setup (too many"),
+        ("side.send", lambda: (), "must take state (too many"),
+        ("side.upload", lambda visit: (), "must take visit and trained (too many"),
+        ("side.update", lambda side, up: side, "must take state and aggregated and delta (too"),
+    ],
+)
+def test_functions_that_take_other_arguments_are_refused(name: str, wrong: Any, line: str) -> None:
+    side, _, field = name.partition(".")
+    with pytest.raises(UsageError) as error:
+        spoiled(**{side: averaging.NOTHING._replace(**{field: wrong}) if field else wrong})
+    assert str(error.value).startswith(f"{name}: {line}")
+
+
+def stepping(change: Any) -> Any:
+    """gradient_from whose steps are changed."""
+    return lambda visit: lambda *at: change(SQUARED(*at))
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (
+            {"gradient_from": stepping(lambda step: step.grads)},
+            "the result of the gradient: is of type Halves, must be a Step",
+        ),
+        (
+            {"gradient_from": stepping(lambda step: step._replace(grads={"w": jnp.zeros(3)}))},
+            "the gradient: returns nothing at .head['b'], must return float32[], as the parameters",
+        ),
+        (
+            {
+                "gradient_from": stepping(
+                    lambda step: step._replace(grads=jax.tree.map(jnp.atleast_2d, step.grads))
+                )
+            },
+            "the gradient: returns float32[1,1] at .head['b'], must return float32[], as the param",
+        ),
+        (
+            {"gradient_from": stepping(lambda step: step._replace(metrics=step.metrics["loss"]))},
+            "the metrics of a Step: is of type ",
+        ),
+        (
+            {"side": averaging.NOTHING._replace(upload=lambda visit, trained: jnp.ones(()))},
+            "side.aggregate: must be an aggregator, or a tree of them that is a prefix of the up",
+        ),
+        (
+            {"server_delta": lambda side, delta, aggregated: delta.params},
+            "the result of server_delta: is of type Halves, must be a Variables",
+        ),
+    ],
+)
+def test_results_of_other_kinds_are_refused(said: dict[str, Any], line: str) -> None:
+    algorithm = spoiled(**said)
+    state = rounds.init(algorithm, first(), FEDERATION, jax.random.key(0))
+    with pytest.raises(UsageError) as error:
+        rounds.step(algorithm, state, federations.cohort([0]), FEDERATION, axis=devices.vmapped())
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+def test_a_network_that_serves_must_be_variables() -> None:
+    algorithm = spoiled(serve=lambda server, own: server.variables.params)
+    state = rounds.init(algorithm, first(), FEDERATION, jax.random.key(0))
+    with pytest.raises(UsageError, match=r"^the result of serve: is of type Halves, must be a Var"):
+        algorithm.predict(state.server, (), FEDERATION.data.x)

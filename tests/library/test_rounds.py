@@ -637,6 +637,19 @@ def test_an_own_state_with_other_leaves_is_one_line(
     refused(algorithm, rf"^exchanges\[0\]\.client: returns {words}.*, as init_client does$")
 
 
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (lambda own: (own, (), {}), "the result of .*: is of type tuple, must be a Reply"),
+        (lambda own: Reply(own, (), 0.5), "the metrics of .*=0.5: must be a dict"),
+        (lambda own: Reply(own, [1.0], {}), "aggregate: must be an aggregator, or a tree of them"),
+    ],
+)
+def test_a_reply_of_another_kind_is_one_line(reply: Callable[[Tree], Any], words: str) -> None:
+    algorithm = spoiled(client=lambda visit: reply(visit.own), aggregate=(aggregators.total(),))
+    refused(algorithm, f"^{words}")
+
+
 def refused(algorithm: Algorithm, words: str) -> None:
     """Assert that a round is refused in one line."""
     state = rounds.init(algorithm, (), FEDERATION, jax.random.key(0))
