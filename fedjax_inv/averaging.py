@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, checks, local, models, objectives, servers
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -323,7 +324,11 @@ def averaging_of(
         trained = train(visit)
         delta = optax.tree.sub(shared(trained.local.variables), visit.message.variables)
         if scale_delta:
-            delta = optax.tree.scale(scale_delta(visit, trained), delta)
+            scale = scale_delta(visit, trained)
+            if jnp.shape(scale):
+                text = f"has shape {jnp.shape(scale)}, must be a scalar"
+                raise UsageError("the result of scale_delta", ..., text)
+            delta = optax.tree.scale(scale, delta)
         upload = Upload(delta, side.upload(visit, trained))
         aggregators.check_prefix("side.aggregate", side.aggregate, upload.side)
         return Reply(remember(visit, trained), upload, trained.metrics)

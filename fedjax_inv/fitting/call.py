@@ -128,7 +128,7 @@ def fit(
         raise UsageError("model", ..., f"{found}, must be a Model, as models.from_flax(module) is")
     checks.record("model", model, Model)
     checks.function("algorithm", algorithm)
-    checks.function("optimizer", optimizer, " learning_rate -> optimizer, such as optax.adam")
+    checks.function("optimizer", optimizer, form=" learning_rate -> optimizer, such as optax.adam")
     for name, count in (("rounds", rounds), ("epochs", epochs)):
         checks.integer(name, count)
     may_be_none = {"batch_size": batch_size, "patience": patience, "devices": devices}

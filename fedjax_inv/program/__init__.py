@@ -28,6 +28,7 @@ from fedjax_inv.program.kept import Kept as Kept
 from fedjax_inv.program.kept import Places as Places
 from fedjax_inv.program.one_run import DetailedScores as DetailedScores
 from fedjax_inv.program.one_run import Experiment as Experiment
+from fedjax_inv.program.one_run import OneRun as OneRun
 from fedjax_inv.program.one_run import Outcome as Outcome
 from fedjax_inv.program.one_run import Scores as Scores
 from fedjax_inv.program.one_run import Training as Training

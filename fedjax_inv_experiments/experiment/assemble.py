@@ -35,7 +35,7 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.flag import flag_error, in_flags
 from fedjax_inv_experiments.flags.names import facts
-from fedjax_inv_experiments.flags.outside import is_outside
+from fedjax_inv_experiments.flags.outside import in_module, is_outside
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import (
     environment,
@@ -309,7 +309,8 @@ def assemble(
         outputs, y = network.outputs(config.model, model, shapes, first)
         # A loss or an algorithm of one's own may need other outputs.
         if not (is_outside(config.objective.loss) or all(map(is_outside, config.method.algorithm))):
-            network.check_outputs(config.model, outputs, first, config.data.dataset)
+            source = config.data.dataset
+            network.check_outputs("model", config.model.model, outputs, first, source)
         if not is_usual:
             objective.check_shapes(config.objective, task, outputs, y)
     variables = start(shapes, [*draw_of]) if start and config.model.init_from else None
@@ -407,7 +408,8 @@ def _kept(assembled: Assembled, cell: Cell) -> Kept:
         return rounds.init(built, variables, clients, key)
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # these sizes cause an error below
+        # These sizes cause an error below.
+        with warnings.catch_warnings(action="ignore"), in_module("algorithm", cell.algorithm):
             state = jax.eval_shape(init, variables, sizes, key)
             sent = [jax.eval_shape(each.broadcast, state.server) for each in built.exchanges]
     except UsageError as error:

@@ -4,10 +4,12 @@ An import runs the module. So a factory that a run folder names is refused unles
 it, too, and a module whose file lies in a run folder is never imported.
 """
 
+import contextlib
 import hashlib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments.flags.flag import Range, flag, flag_error
+from fedjax_inv_experiments.flags.flag import Range, first_line, flag, flag_error
 
 
 class _Run(msgspec.Struct):
@@ -104,6 +106,28 @@ def imported(flag_name: str, name: str) -> Any:
         if path.endswith(".py"):
             text += f"; did you mean {path.removesuffix('.py')}:{attribute}?"
         raise flag_error(flag_name, name, text) from None
+
+
+@contextlib.contextmanager
+def in_module(flag_name: str, name: str) -> Iterator[None]:
+    """Makes an error in the module that a flag names a UsageError with the place and the message.
+
+    Others stay as they are: they are defects of this project, which need their tracebacks.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        module = name.partition(":")[0]
+        places = [
+            f"{Path(frame.f_code.co_filename).name}:{line}"
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if is_outside(name) and frame.f_globals.get("__name__") == module
+        ]
+        if not places:
+            raise
+        raise flag_error(flag_name, name, f"{places[-1]}: {first_line(error)}") from None
 
 
 def digest(name: str) -> str | None:

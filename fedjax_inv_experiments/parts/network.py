@@ -231,10 +231,11 @@ def outputs(chosen: Network, model: Model, variables: Variables, data: Dataset) 
         return jax.eval_shape(partial(models.predict, model), variables, x), y
 
 
-def check_outputs(chosen: Network, outputs: Any, data: Dataset, source: str) -> None:
-    """Raises UsageError unless a network has an output for each of the data's targets.
+def check_outputs(flag_name: str, name: str, outputs: Any, data: Dataset, source: str) -> None:
+    """Raises UsageError unless there is an output for each of the data's targets.
 
-    outputs: their shapes, from `outputs`. source: the value of --dataset.
+    flag_name, name: the flag that names what returns them, without dashes, and its value.
+    outputs: their shapes for one example. source: the value of --dataset.
     """
     count, shape = len(data.classes), getattr(outputs, "shape", None)
     if shape == (1, count) or (shape == (1,) and count == 1 and data.task != "classes"):
@@ -244,7 +245,7 @@ def check_outputs(chosen: Network, outputs: Any, data: Dataset, source: str) -> 
         found = f"outputs [{', '.join(['B', *map(str, shape[1:])])}]"
     each = {"classes": "class", "labels": "label", "values": "value"}[data.task]
     text = f"must return [B, {count}], one for each {each} of --dataset={source}"
-    raise flag_error("model", chosen.model, f"returns {found}, {text}")
+    raise flag_error(flag_name, name, f"returns {found}, {text}")
 
 
 @contextlib.contextmanager

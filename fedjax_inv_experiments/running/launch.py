@@ -19,7 +19,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stored
 from fedjax_inv.schedules import Reports
 from fedjax_inv.types import Examples, Variables
-from fedjax_inv_experiments.experiment import assemble, grid, memory
+from fedjax_inv_experiments.experiment import assemble, grid, memory, tracing
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
 from fedjax_inv_experiments.experiment.config import GROUPS, Config
 from fedjax_inv_experiments.experiment.grid import Cell
@@ -129,6 +129,8 @@ def prepared(
     # Before the lock, whose file must not lie in another run's folder.
     results = _finished(assembled, places)
     todo = [cell for cell in assembled.cells if results[cell.name] is None]
+    if shared is None:  # of several launches `check` comes first
+        tracing.check(assembled, todo)
     disk.check(assembled, folder, places, todo)
     warning = assembled.scale_warning()
     if warning and machine.leads():
@@ -267,7 +269,8 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     participation.online_record(config.participation)
     assembled = assemble.assemble(config, config.run.seeds[:1])
     memory.check(assembled)
-    _finished(assembled, _places(assembled, folder, in_folders))
+    results = _finished(assembled, _places(assembled, folder, in_folders))
+    tracing.check(assembled, [cell for cell in assembled.cells if results[cell.name] is None])
 
 
 def start_of(config: Config) -> assemble.Start:

@@ -487,6 +487,10 @@ def stepping(change: Any) -> Any:
             "side.aggregate: must be an aggregator, or a tree of them that is a prefix of the up",
         ),
         (
+            {"scale_delta": lambda visit, trained: jnp.ones(3)},
+            "the result of scale_delta: has shape (3,), must be a scalar",
+        ),
+        (
             {"server_delta": lambda side, delta, aggregated: delta.params},
             "the result of server_delta: is of type Halves, must be a Variables",
         ),

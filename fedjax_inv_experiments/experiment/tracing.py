@@ -1,0 +1,68 @@
+"""A trace of one round of the algorithms from outside, before anything is compiled or written.
+
+It finds the mistakes in code of others. It takes half a second, so the algorithms of this project,
+whose tests trace them, go without.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_inv import devices, program, tree
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Array, Cohort, Examples
+from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
+from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags.flag import flag_error, in_flags, shown
+from fedjax_inv_experiments.flags.outside import in_module, is_outside
+from fedjax_inv_experiments.parts import method, network
+
+
+def check(assembled: Assembled, cells: Sequence[Cell]) -> None:
+    """Raises UsageError if an algorithm from outside plays no round or serves no network."""
+    for cell in {cell.label: cell for cell in cells}.values():  # held-out domains do not matter
+        if is_outside(cell.algorithm):
+            _check_round(assembled, cell)
+
+
+def _check_round(assembled: Assembled, cell: Cell) -> None:
+    config, name = assembled.config, cell.algorithm
+    ready = assembled.prepare(cell)
+    run = program.OneRun(ready.experiment, devices.vmapped())
+    slots = (config.participation.slots(ready.inputs.train.size.shape[1]),)
+    number = jax.ShapeDtypeStruct(slots, jnp.int32)
+    cohort = Cohort(number, jax.ShapeDtypeStruct(slots, bool), number)
+
+    def outputs(data: Examples, inputs: program.Inputs, cohort: Cohort) -> Array:
+        """The outputs for one example after a round of the first run."""
+        first = jax.tree.map(lambda leaf: leaf[0], inputs)
+        state, _ = run.round(data, first, run.state(data, first), cohort)
+        serving = run.algorithm(first)
+        own = tree.take(state.clients, 0) if serving.personal else ()
+        return serving.predict(state.server, own, jax.tree.map(lambda leaf: leaf[:1], data.x))
+
+    for setting in ready.inputs.hyper.keys() & method.setting_flags(name).keys():
+        _check_number(ready, cell, setting)
+    try:
+        with in_module("algorithm", name):
+            found = jax.eval_shape(outputs, ready.data, ready.inputs, cohort)
+    except UsageError as error:
+        raise in_flags(error, f"--algorithm={name}", method.setting_flags(name)) from None
+    if not is_outside(config.objective.loss):  # which may need other outputs
+        dataset, source = assembled.dataset, config.data.dataset
+        network.check_outputs("algorithm", name, found, dataset, source)
+
+
+def _check_number(ready: Prepared, cell: Cell, setting: str) -> None:
+    """Raises UsageError if the algorithm's factory does not take a setting as a traced array."""
+
+    def build(value: Array) -> None:
+        ready.experiment.algorithm({**cell.runs[0].hyper, setting: value})
+
+    try:
+        jax.eval_shape(build, jax.ShapeDtypeStruct((), jnp.float32))
+    except UsageError as error:
+        values = shown(tuple(dict.fromkeys(run.hyper[setting] for run in cell.runs)))
+        text = f"must work as a traced array, as one program trains all values ({error})"
+        raise flag_error("set", f"{setting}={values}", text) from None
