@@ -1,5 +1,6 @@
 """An algorithm in one configuration, its programs, and the results that the laws share."""
 
+import inspect
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +82,7 @@ class Case:
       federation: the clients and their examples.
       schedule: six rounds on the host.
       numbers: the learning rate and the factory's numbers, by name.
+      defaults: the numbers that the factory has by default, and that are not given.
       options: the compiler options of the programs of a round.
       is_exact: whether bits must be the same on every number of devices.
       num_devices: how many devices share the clients.
@@ -130,6 +132,11 @@ class Case:
         self.numbers = {
             "learning_rate": float(learning_rate),
             **{key: value for key, value in self.hyperparameters.items() if type(value) is float},
+        }
+        self.defaults = {
+            name: each.default
+            for name, each in inspect.signature(factory).parameters.items()
+            if type(each.default) is float and name not in self.hyperparameters
         }
         here = len(jax.devices("cpu"))
         self.num_devices = max(number for number in (1, 2, 4) if number <= here)
@@ -287,11 +294,11 @@ class Case:
 
     @property
     def traced_with_numbers(self) -> Trace:
-        """A trace of a round whose numbers are traced."""
+        """A trace of a round whose numbers are traced, those by default, too."""
 
         def trace() -> Trace:
             assert self.traced  # or its error, which comes first
-            return self.trace(self.numbers)
+            return self.trace({**self.defaults, **self.numbers})
 
         return self.kept("traced with numbers", trace)
 

@@ -37,7 +37,10 @@ def no_argument_is_changed_in_place(case: Case) -> None:
 
 
 def numbers_may_be_traced(case: Case) -> None:
-    """The learning rate and all float arguments may be tracers, so that runs share a program."""
+    """The learning rate and all float arguments may be tracers, so that runs share a program.
+
+    So may those that are floats by default and are not given.
+    """
     assert case.traced_with_numbers
 
 

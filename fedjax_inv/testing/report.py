@@ -122,7 +122,8 @@ def check(
 
     Args:
       factory: the algorithm's.
-      hyperparameters: further arguments of the factory; floats among them are also traced.
+      hyperparameters: further arguments of the factory; floats among them are also traced and
+        halved. Those that are floats by default are also traced.
       model: the network; by default a small one with batch normalisation for images [6, 6, 1] of
         three classes.
       work: learning rate -> local training; by default two epochs of SGD in batches of three.

@@ -309,8 +309,8 @@ def assemble(
         outputs, y = network.outputs(config.model, model, shapes, first)
         # A loss or an algorithm of one's own may need other outputs.
         if not (is_outside(config.objective.loss) or all(map(is_outside, config.method.algorithm))):
-            source = config.data.dataset
-            network.check_outputs("model", config.model.model, outputs, first, source)
+            chosen = config.model.model
+            network.check_outputs("model", chosen, outputs, first, config.data.dataset)
         if not is_usual:
             objective.check_shapes(config.objective, task, outputs, y)
     variables = start(shapes, [*draw_of]) if start and config.model.init_from else None

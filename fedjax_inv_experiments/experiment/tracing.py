@@ -5,6 +5,7 @@ whose tests trace them, go without.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,9 @@ def _check_round(assembled: Assembled, cell: Cell) -> None:
     ready = assembled.prepare(cell)
     run = program.OneRun(ready.experiment, devices.vmapped())
     slots = (config.participation.slots(ready.inputs.train.size.shape[1]),)
-    number = jax.ShapeDtypeStruct(slots, jnp.int32)
-    cohort = Cohort(number, jax.ShapeDtypeStruct(slots, bool), number)
+    number: Any = jax.ShapeDtypeStruct(slots, jnp.int32)
+    present: Any = jax.ShapeDtypeStruct(slots, bool)
+    cohort = Cohort(number, present, number)
 
     def outputs(data: Examples, inputs: program.Inputs, cohort: Cohort) -> Array:
         """The outputs for one example after a round of the first run."""
@@ -58,7 +60,8 @@ def _check_number(ready: Prepared, cell: Cell, setting: str) -> None:
     """Raises UsageError if the algorithm's factory does not take a setting as a traced array."""
 
     def build(value: Array) -> None:
-        ready.experiment.algorithm({**cell.runs[0].hyper, setting: value})
+        hyper: dict[str, Any] = cell.runs[0].hyper
+        ready.experiment.algorithm({**hyper, setting: value})
 
     try:
         jax.eval_shape(build, jax.ShapeDtypeStruct((), jnp.float32))

@@ -156,6 +156,10 @@ def compares_its_number(model: Model, work: Work, *, penalty: float) -> Algorith
     return built(model, work) if penalty > 0 else fedavg.fedavg(model, work)
 
 
+def compares_its_default(model: Model, work: Work, *, penalty: float = 0.5) -> Algorithm:
+    return compares_its_number(model, work, penalty=penalty)
+
+
 def changes_the_message(model: Model, work: Work) -> Algorithm:
     def init(setup: Any) -> Tree:
         setup.variables.params.head["more"] = jnp.zeros(())
@@ -203,6 +207,12 @@ def predicts_by_the_batch(
         (
             compares_its_number,
             {"penalty": 0.5},
+            "numbers_may_be_traced",
+            r"^TracerBoolConversionError: .* \(test_testing.py:\d+\)$",
+        ),
+        (
+            compares_its_default,
+            {},
             "numbers_may_be_traced",
             r"^TracerBoolConversionError: .* \(test_testing.py:\d+\)$",
         ),
