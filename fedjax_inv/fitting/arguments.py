@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import checks, local, models, platforms, program, schedules
+from fedjax_inv import checks, local, models, platforms, program, rounds, schedules, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.objectives import DEFAULTS, Score
 from fedjax_inv.types import (
@@ -20,6 +20,7 @@ from fedjax_inv.types import (
     Cohort,
     Examples,
     Facts,
+    Federation,
     Loss,
     Model,
     Tree,
@@ -166,21 +167,91 @@ def network(model: Model, examples: Examples, objective: Objective) -> tuple[Var
       (shapes, K); K is 0 if the loss takes targets that are no classes.
 
     Raises:
-      UsageError: for outputs that do not fit the targets.
+      UsageError: for a network that fails on the examples, and for outputs that do not fit classes.
+        There may be more outputs than classes, as a class may have no example yet.
     """
     x = jax.tree.map(lambda leaf: leaf[:1], examples.x)
-    variables = jax.eval_shape(model.init, jax.random.key(0), x)
+    try:
+        variables = jax.eval_shape(model.init, jax.random.key(0), x)
+        outputs = jax.eval_shape(lambda at, x: models.predict(model, at, x), variables, x)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError("model", ..., f"fails on inputs {_told(x)}: {_line(error)}") from error
     if objective.task != "classes":
         return variables, 0
-    outputs = jax.eval_shape(lambda at, x: models.predict(model, at, x), variables, x)
-    labels = np.asarray(examples.y)
+    labels, shape = np.asarray(examples.y), getattr(outputs, "shape", ())
     if labels.shape[1:] == (1,):
         raise UsageError("y", labels, "classes must be [M]; pass y[:, 0]")
-    if len(outputs.shape) != 2 or labels.ndim != 1:
-        found = f"has outputs {outputs.shape} for targets {labels.shape}"
+    if len(shape) != 2 or labels.ndim != 1:
+        found = f"has outputs {shape} for targets {labels.shape}"
         raise UsageError("model", ..., f"{found}, must have [B, K] for classes [B]")
     checks.integers("y", labels, 0, outputs.shape[1] - 1)
     return variables, outputs.shape[1]
+
+
+def _told(arrays: Tree) -> str:
+    return ", ".join(map(checks.shown, jax.tree.leaves(arrays)))
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def check_objective(
+    algorithm: Algorithm, network: Variables, examples: Examples, objective: Objective
+) -> None:
+    """Check that the loss and the score take the outputs of an algorithm and the targets.
+
+    Args:
+      algorithm: the algorithm.
+      network: the shapes of the network.
+      examples: the examples of all clients.
+      objective: the loss and the score.
+
+    Raises:
+      UsageError: for outputs that do not fit the targets, and for a loss or a score that does not
+        take both or returns no scalar.
+    """
+
+    def served(variables: Variables, data: Examples, key: Array) -> Array:
+        size = jnp.ones(1, jnp.int32)
+        state = rounds.init(algorithm, variables, Federation(data, size, size, size), key)
+        own = tree.take(state.clients, 0) if algorithm.personal else ()
+        return algorithm.predict(state.server, own, data.x)
+
+    two = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), examples
+    )
+    outputs = jax.eval_shape(served, network, two, jax.eval_shape(lambda: jax.random.key(0)))
+    if objective.task in ("labels", "values"):
+        _check_columns(outputs, examples.y, objective.task)
+    mask = jax.ShapeDtypeStruct((2,), bool)
+    for name, function in (("loss", objective.loss), ("score", objective.score.function)):
+        try:
+            found = jax.eval_shape(function, outputs, two.y, mask)
+        except Exception as error:
+            given = f"outputs {_told(outputs)}, targets {_told(two.y)} and a mask"
+            raise UsageError(name, ..., f"fails on {given}: {_line(error)}") from error
+        if getattr(found, "shape", None) != ():
+            text = f"returns {_told(found) or found}, must return a scalar"
+            raise UsageError(name, ..., text)
+
+
+def _check_columns(outputs: Any, y: Array, task: str) -> None:
+    """Raise UsageError unless there is an output for each label or value of the targets."""
+    shapes = [getattr(each, "shape", ()) for each in (outputs, y)]
+    counts = [(*shape, 1)[1] for shape in shapes if len(shape) in (1, 2)]
+    if len(counts) == 2 and counts[0] == counts[1]:
+        return
+    kind = {"labels": "is bool", "values": "is floating"}[task]
+    text = f"{kind}, so it holds {task}, and the network has outputs {_told(outputs)}"
+    if len(counts) == 2:
+        text = f"{kind}, so it holds {task}, and the network has {counts[0]} outputs"
+    remedy = "there must be one for each column of y"
+    if task == "values" and y.ndim == 1 and not np.any(np.asarray(y) % 1):
+        remedy = "for classes pass y.astype(int)"
+    raise UsageError("y", y, f"{text}; {remedy}")
 
 
 def check_values(

@@ -64,7 +64,7 @@ def fit(
 
     Args:
       algorithm: a factory such as `fedavg.fedavg`, called as algorithm(model, work, **settings).
-      model: the network.
+      model: the network. For classes it may have more outputs than `y` has classes.
       data: the clients' examples: a list of (x, y) for each client, each [n, ...]; or x [M, ...],
         with y and client; or a `Federation`; or a `Dataset`, which brings its own test examples.
       y: targets [M, ...], if data are x: integers are classes, booleans are labels, and numbers in
@@ -191,6 +191,7 @@ def fit(
         return made
 
     arguments.check_values(build, runs, hyper)
+    arguments.check_objective(build(runs[0].hyper), network, examples, objective)
     if facts.pooled:  # its single client has the examples of all
         num_clients = splits[seeds[0]].train.num_clients
         arguments.schedule(num_clients, rounds, cohort, dropout, slow)  # checks them

@@ -528,6 +528,33 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         ),
         ((DATASET._replace(domain=None),), {}, "dataset.domain=None: must be"),
         ((DATASET, Y), {}, "y: must be left out beside a Dataset"),
+        (
+            (X[:40], Y[:40].astype(float), CLIENT),
+            {},
+            "y=float32 (40,): is floating, so it holds values, and the network has 2 outputs; for "
+            "classes pass y.astype(int)",
+        ),
+        (
+            (X[:40], X[:40, :3], CLIENT),
+            {},
+            "y=float32 (40, 3): is floating, so it holds values, and the network has 2 outputs; ",
+        ),
+        (
+            (X[:40], X[:40, 0] > 0, CLIENT),
+            {},
+            "y=bool (40,): is bool, so it holds labels, and the network has 2 outputs; there must",
+        ),
+        (
+            (),
+            {"loss": lambda outputs, y, mask: outputs},
+            "loss: returns float32 (2, 2), must return a scalar",
+        ),
+        (
+            (),
+            {"loss": lambda outputs, y: 0.0},
+            "loss: fails on outputs float32 (2, 2), targets int32 (2,) and a mask: <lambda>()",
+        ),
+        ((), {"score": lambda outputs, y, mask: None}, "score: returns None, must return a scal"),
     ],
 )
 def test_a_wrong_argument_is_one_line_before_any_compute(
@@ -544,6 +571,17 @@ def unchecked(model: Any, work: Any, *, decay: Any = 0.0) -> Any:
     """An algorithm that does not check its setting."""
     del decay
     return fedavg.fedavg(model, work)
+
+
+def test_a_network_that_fails_on_the_examples_is_one_line(monkeypatch: Any) -> None:
+    """More outputs than classes are no mistake: a class may have no example yet."""
+    monkeypatch.delattr(program, "make")
+    fails = models.from_function(lambda key, x: (), lambda params, x: x.reshape(-1, 7))
+    line = r"^model: fails on inputs float32 \(1, 3\): cannot reshape array of shape \(1, 3\)"
+    with pytest.raises(UsageError, match=line):
+        fit(fedavg.fedavg, fails, *ARRAYS, **FLAT)
+    with pytest.raises(AttributeError, match="make"):  # which would compile
+        fit(fedavg.fedavg, models.mlp(5, widths=()), *ARRAYS, **FLAT)
 
 
 @pytest.mark.parametrize(
