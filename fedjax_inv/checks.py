@@ -85,6 +85,11 @@ def shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) else " ".join(str(value).split())
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the error's type if it has no message."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def _wrong_type(name: str, value: Any, allowed: str) -> UsageError:
     """Return the error for a wrong type, which shows plain values, and the types of others."""
     if value is None or isinstance(value, bool | str | numbers.Number):

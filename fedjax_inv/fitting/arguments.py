@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from fedjax_inv import checks, local, models, platforms, program, rounds, schedules, tree
-from fedjax_inv.checks import UsageError
+from fedjax_inv.checks import UsageError, first_line
 from fedjax_inv.objectives import DEFAULTS, Score
 from fedjax_inv.types import (
     Algorithm,
@@ -177,7 +177,9 @@ def network(model: Model, examples: Examples, objective: Objective) -> tuple[Var
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError("model", ..., f"fails on inputs {_told(x)}: {_line(error)}") from error
+        raise UsageError(
+            "model", ..., f"fails on inputs {_told(x)}: {first_line(error)}"
+        ) from error
     if objective.task != "classes":
         return variables, 0
     labels, shape = np.asarray(examples.y), getattr(outputs, "shape", ())
@@ -194,12 +196,12 @@ def _told(arrays: Tree) -> str:
     return ", ".join(map(checks.shown, jax.tree.leaves(arrays)))
 
 
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
 def check_objective(
-    algorithm: Algorithm, network: Variables, examples: Examples, objective: Objective
+    algorithm: Algorithm,
+    network: Variables,
+    examples: Examples,
+    num_clients: int,
+    objective: Objective,
 ) -> None:
     """Check that the loss and the score take the outputs of an algorithm and the targets.
 
@@ -207,6 +209,7 @@ def check_objective(
       algorithm: the algorithm.
       network: the shapes of the network.
       examples: the examples of all clients.
+      num_clients: C.
       objective: the loss and the score.
 
     Raises:
@@ -214,16 +217,18 @@ def check_objective(
         take both or returns no scalar.
     """
 
-    def served(variables: Variables, data: Examples, key: Array) -> Array:
-        size = jnp.ones(1, jnp.int32)
-        state = rounds.init(algorithm, variables, Federation(data, size, size, size), key)
+    def served(variables: Variables, data: Examples, size: Array, key: Array) -> Array:
+        clients = Federation(data, jnp.zeros(1, jnp.int32), size, size)
+        state = rounds.init(algorithm, variables, clients, key)
         own = tree.take(state.clients, 0) if algorithm.personal else ()
         return algorithm.predict(state.server, own, data.x)
 
     two = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), examples
     )
-    outputs = jax.eval_shape(served, network, two, jax.eval_shape(lambda: jax.random.key(0)))
+    size = jax.ShapeDtypeStruct((num_clients,), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    outputs = jax.eval_shape(served, network, two, size, key)
     if objective.task in ("labels", "values"):
         _check_columns(outputs, examples.y, objective.task)
     mask = jax.ShapeDtypeStruct((2,), bool)
@@ -232,7 +237,7 @@ def check_objective(
             found = jax.eval_shape(function, outputs, two.y, mask)
         except Exception as error:
             given = f"outputs {_told(outputs)}, targets {_told(two.y)} and a mask"
-            raise UsageError(name, ..., f"fails on {given}: {_line(error)}") from error
+            raise UsageError(name, ..., f"fails on {given}: {first_line(error)}") from error
         if getattr(found, "shape", None) != ():
             text = f"returns {_told(found) or found}, must return a scalar"
             raise UsageError(name, ..., text)

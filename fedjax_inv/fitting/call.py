@@ -191,7 +191,7 @@ def fit(
         return made
 
     arguments.check_values(build, runs, hyper)
-    arguments.check_objective(build(runs[0].hyper), network, examples, objective)
+    arguments.check_objective(build(runs[0].hyper), network, examples, sizes.shape[1], objective)
     if facts.pooled:  # its single client has the examples of all
         num_clients = splits[seeds[0]].train.num_clients
         arguments.schedule(num_clients, rounds, cohort, dropout, slow)  # checks them

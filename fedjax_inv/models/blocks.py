@@ -215,8 +215,9 @@ def _check_call(module: nn.Module, takes: Sequence[str]) -> None:
         allowed = f"must need its inputs and some of {', '.join(ARGUMENTS)} alone"
         raise UsageError("module", ..., f"{name} needs {other.name!r}, {allowed}")
     if not any(other.kind is other.VAR_KEYWORD for other in others):
-        for unknown in set(takes) - {other.name for other in others}:
-            text = f"must not hold {unknown!r}, which {name} does not take"
+        unknown = [each for each in takes if each not in [other.name for other in others]]
+        if unknown:
+            text = f"must not hold {unknown[0]!r}, which {name} does not take"
             raise UsageError("takes", takes, text)
 
 

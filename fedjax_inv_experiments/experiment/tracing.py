@@ -44,8 +44,9 @@ def _check_round(assembled: Assembled, cell: Cell) -> None:
         own = tree.take(state.clients, 0) if serving.personal else ()
         return serving.predict(state.server, own, jax.tree.map(lambda leaf: leaf[:1], data.x))
 
-    for setting in ready.inputs.hyper.keys() & method.setting_flags(name).keys():
-        _check_number(ready, cell, setting)
+    for setting in ready.inputs.hyper:
+        if setting in method.setting_flags(name):
+            _check_number(ready, cell, setting)
     try:
         with in_module("algorithm", name):
             found = jax.eval_shape(outputs, ready.data, ready.inputs, cohort)

@@ -217,11 +217,6 @@ def in_flags(error: Exception, where: str, names: Mapping[str, str]) -> UsageErr
     return UsageError(line if where in line else f"{line}, with {where}")
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or the error's type if it has no message."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
 def check_place(name: str, path: Path, *, is_folder: bool = False) -> None:
     """Raises UsageError if a path cannot be written. Writes nothing.
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments.flags.flag import Range, first_line, flag, flag_error
+from fedjax_inv.checks import UsageError, first_line
+from fedjax_inv_experiments.flags.flag import Range, flag, flag_error
 
 
 class _Run(msgspec.Struct):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fedjax_inv import checks, freezing, models
-from fedjax_inv.checks import UsageError
+from fedjax_inv.checks import UsageError, first_line
 from fedjax_inv.data import augment
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.models import lowerings, resnet
@@ -21,7 +21,6 @@ from fedjax_inv_experiments.flags import names
 from fedjax_inv_experiments.flags.flag import (
     Range,
     at_least,
-    first_line,
     flag,
     flag_error,
     flag_names,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import msgspec
 
 from fedjax_inv import objectives
-from fedjax_inv.checks import UsageError
+from fedjax_inv.checks import UsageError, first_line
 from fedjax_inv.objectives import Score
 from fedjax_inv.types import Loss
 from fedjax_inv_experiments.flags import names
@@ -17,7 +17,6 @@ from fedjax_inv_experiments.flags.flag import (
     FINITE,
     POSITIVE,
     PROBABILITY,
-    first_line,
     flag,
     flag_error,
     in_flags,

@@ -120,7 +120,8 @@ EXEMPT = {
     },
     **dict.fromkeys(
         (
-            *("averaging.risk", "devices.placement.local_view", "rounds.check_num_clients"),
+            *("averaging.risk", "aggregators.check_prefix", "rounds.check_num_clients"),
+            "devices.placement.local_view",
             *("algorithms.exit_strategy.server_in", "algorithms.exit_strategy.outcome"),
             *("algorithms.exit_strategy.check_someone_stays", "devices.placement.is_shards"),
             *("types.as_stored", "types.always", "types.nothing", "wrapping.layers"),
