@@ -11,6 +11,7 @@ from absl import flags
 from tabulate import tabulate
 
 from fedjax_inv.algorithms import LISTED
+from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.experiment.config import FLAGS, GROUPS, Config
 from fedjax_inv_experiments.flags import command, names
@@ -79,8 +80,10 @@ def parse(
     argv: the program, and then flags.
     base: flags that come before those of argv; argv may replace them like a preset's.
 
-    Raises UsageError for a bad flag, and for a setting that occurs twice outside of presets.
+    Raises UsageError for a bad flag, for a flag before a preset that sets it, too, and for a
+    setting that occurs twice outside of presets.
     """
+    _check_order(argv[1:])
     # A binary may lack some of these flags.
     merged: dict[str, dict[str, _Setting]] = {flag: {} for flag in _SETTINGS if flag in values}
     parts = [(words, True) for words, _ in _with_presets(base)] + [*_with_presets(argv[1:])]
@@ -92,10 +95,31 @@ def parse(
                 _merge(flag, merged[flag], _Setting(entry, is_preset))
     for flag, settings in merged.items():
         values[flag].value = [setting.entry for setting in settings.values()]
-    words = [word for word in argv[1:] if word.startswith("-")]
-    given = (word.lstrip("-").partition("=")[0] for word in words)
-    given = (name.removeprefix("no") if name not in _FIELDS else name for name in given)
-    return frozenset(_FIELDS[name] for name in given if name in _FIELDS)
+    return frozenset(_FIELDS[name] for name in _flags_in(argv[1:]) if name in _FIELDS)
+
+
+def _flags_in(words: Sequence[str]) -> dict[str, str]:
+    """The words of a command line that are flags, by the flags' names."""
+    found = {}
+    for word in words:
+        if word.startswith("-"):
+            name = word.lstrip("-").partition("=")[0]
+            found[name if name in _FIELDS else name.removeprefix("no")] = word
+    return found
+
+
+def _check_order(words: Sequence[str]) -> None:
+    """Raises UsageError for a flag before a preset that would take its effect away."""
+    typed: dict[str, str] = {}
+    for part, is_preset in _with_presets(words):
+        if not is_preset:
+            typed |= _flags_in(part)
+            continue
+        file = Path(part[0].partition("=")[2])
+        for name in _flags_in(file.read_text().splitlines()):
+            if name in typed and name not in _SETTINGS:  # which are merged by their names
+                text = f"must follow --preset={file.stem}, which sets it, too"
+                raise UsageError(typed[name], ..., text)
 
 
 def _entries(values: flags.FlagValues, flag: str) -> list[str]:
