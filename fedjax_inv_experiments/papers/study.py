@@ -267,11 +267,15 @@ def configs(
     """The flags of each row.
 
     Raises UsageError if overrides do not fit a row, if one has no effect in any row, or if they
-    change what a row stands for: its kind of environment, or all in which it differs from another.
+    change what a row stands for: its algorithm, its kind of environment, or all in which it differs
+    from another.
     """
     result: list[Config] = []
     without_effect: list[dict[str, str]] = []
     names = _names(overrides)
+    if "algorithm" in names:
+        text = "must be left out, as each row has its own; --rows selects rows"
+        raise UsageError("--algorithm", ..., text)
     for row in rows:
         places = {"run_dir": folder / row.folder}
         places |= {"init_from": folder / row.start} if row.start else {}
