@@ -56,7 +56,9 @@ class Running:
         "The folder of the results; default: runs/, the run's name, and the flags that differ from "
         "the defaults; of a study or map: runs/ and its name.",
     )
-    resume: bool = flag(False, "Continue the run in --run_dir, bit for bit.")
+    resume: bool = flag(
+        False, "Continue the run in --run_dir, bit for bit; if there is none, a new one starts."
+    )
     trust_code: tuple[str, ...] = trust_flag()
     checkpoint_every: int = flag(
         0, "Rounds between checkpoints, a multiple of eval_every; 0: eval_every.", at_least(0)

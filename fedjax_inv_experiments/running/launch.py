@@ -21,10 +21,10 @@ from fedjax_inv.schedules import Reports
 from fedjax_inv.types import Examples, Variables
 from fedjax_inv_experiments.experiment import assemble, grid, memory, tracing
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
-from fedjax_inv_experiments.experiment.config import GROUPS, Config
+from fedjax_inv_experiments.experiment.config import FLAGS, GROUPS, Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import errors
-from fedjax_inv_experiments.flags.flag import check_place, flag_error
+from fedjax_inv_experiments.flags.flag import check_place, flag_error, shown
 from fedjax_inv_experiments.parts import machine, participation
 from fedjax_inv_experiments.running import (
     checkpoints,
@@ -129,8 +129,10 @@ def prepared(
     # Before the lock, whose file must not lie in another run's folder.
     results = _finished(assembled, places)
     todo = [cell for cell in assembled.cells if results[cell.name] is None]
-    if shared is None:  # of several launches `check` comes first
+    if shared is None:  # of several launches, those of a study, `check` comes first
         tracing.check(assembled, todo)
+        if config.run.resume and machine.leads() and not any(map(Path.exists, places.values())):
+            print(f"--resume: {folder} holds no run; a new one starts", file=sys.stderr)
     disk.check(assembled, folder, places, todo)
     warning = assembled.scale_warning()
     if warning and machine.leads():
@@ -151,6 +153,8 @@ class Launch:
     ) -> None:
         self._assembled, self._folder, self._places = assembled, folder, places
         self._programs = _Programs(assembled.config, assembled.data, shared)
+        # The rows of a study are resumed without the flag.
+        self._how = "add --resume to continue" if shared is None else "the same command continues"
 
     def run(self, report: Report, ahead: Ahead) -> str:
         """Runs the cells that are not finished, and returns the text of the report."""
@@ -254,7 +258,7 @@ class Launch:
         try:
             return loop.run_cell(job, place, stop)
         except Stopped as stopped:
-            print(f"{place}: {stopped}; add --resume to continue", file=sys.stderr)
+            print(f"{place}: {stopped}; {self._how}", file=sys.stderr)
             sys.exit(128 + stop.signal)
 
 
@@ -271,6 +275,21 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     memory.check(assembled)
     results = _finished(assembled, _places(assembled, folder, in_folders))
     tracing.check(assembled, [cell for cell in assembled.cells if results[cell.name] is None])
+
+
+def _with_several(cells: Sequence[Cell]) -> str:
+    """The first flag with several values in cells of more than one run, with its values."""
+    found: dict[str, list[str]] = {"algorithm": [], "held_out": []}
+    for cell in cells:
+        found["algorithm"].append(cell.algorithm)
+        found["held_out"].append(str(cell.held_out))
+        settings = [cell.settings, *(run.hyper for run in cell.runs)]
+        for name, value in (pair for each in settings for pair in each.items()):
+            flag = name if name in FLAGS else f"set={name}"
+            found.setdefault(flag, []).append(shown(value))
+    values = {flag: [*dict.fromkeys(texts)] for flag, texts in found.items()}
+    flag = next(flag for flag, texts in values.items() if len(texts) > 1)
+    return f"--{flag}={','.join(values[flag])}"
 
 
 def start_of(config: Config) -> assemble.Start:
@@ -301,8 +320,10 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
         return places
     if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
         raise UsageError(
-            "train runs one algorithm, held-out domain and value of each hyperparameter; "
-            "for several: fedjax-inv sweep, with the same flags"
+            _with_several(cells),
+            ...,
+            "train runs one algorithm, held-out domain and value of each hyperparameter; for "
+            "several: fedjax-inv sweep, with the same flags",
         )
     return {cells[0].name: folder}
 

@@ -778,6 +778,13 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --environment=colored --angles=5", "--angles=5: has no effect with --environment=col"),
     ("train --environment=nowhere", "--environment=nowhere: unknown"),
     ("train --preset=nowhere", "--preset=nowhere: unknown"),
+    (
+        "train --clients=7 --preset=cafe_paper,digits_cafe",
+        "--clients=7: must follow --preset=cafe_paper, which sets it, too",
+    ),
+    ("train --held_out=75,60", "--held_out=75,60: train runs one .*: fedjax-inv sweep"),
+    ("train --algorithm=fedprox --set=proximal=1,2", "--set=proximal=1,2: train runs one"),
+    ("cafe --data=digits --algorithm=fedprox", "--algorithm: must be left out, .* --rows"),
     ("train --preset=rotated_digits,,", "--preset=: unknown"),
     ("train --flagfile=/nowhere", "--flagfile: cannot be read: .*/nowhere"),
     ("train --set=penalty", "--set=penalty: must be name=value"),

@@ -25,7 +25,7 @@ from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.flags import names as registry
 from fedjax_inv_experiments.parts import method
 from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import log, loop
+from fedjax_inv_experiments.running import launch, log, loop
 from fedjax_inv_experiments.running.records import Start
 
 ROOT = Path(__file__).parents[2]
@@ -477,6 +477,16 @@ def test_a_folder_that_is_not_this_run(tmp_path: Path, refusal: Refusal) -> None
         line = refusal(train.train, config.changed(chosen, **changes))
         assert line.startswith(f"--run_dir={tmp_path}: ")
         assert message in line
+
+
+def test_resuming_where_no_run_is_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder's name may have been mistyped."""
+    for resume in (True, False):
+        launch.prepared(config.of(resume=resume), tmp_path / "tpyo", in_folders=False)
+        line = f"--resume: {tmp_path / 'tpyo'} holds no run; a new one starts\n"
+        assert capsys.readouterr().err == line * resume
 
 
 def test_a_sweep_does_not_replace_a_run(tmp_path: Path, refusal: Refusal) -> None:
