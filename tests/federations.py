@@ -54,7 +54,7 @@ def mlp() -> Model:
 
 
 def cnn() -> Model:
-    return models.cnn(NUM_CLASSES, widths=(8,))
+    return models.cnn(NUM_CLASSES, widths=(16,))
 
 
 def normed() -> Model:

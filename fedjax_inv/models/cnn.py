@@ -53,7 +53,8 @@ def cnn(
 
     Args:
       num_classes: K.
-      widths: channels of the convolutions, multiples of 8.
+      widths: channels of the convolutions, multiples of 8. The last is at least 16: with 8 each
+        group of GroupNorm is a channel, whose mean over positions is the same for every image.
       cut: how many convolutions are the body; by default all.
       conv: one of `lowerings.LOWERINGS`.
 
@@ -67,6 +68,9 @@ def cnn(
     checks.integers("widths", widths, 1)
     if any(width % _GROUPS for width in widths):
         raise UsageError("widths", tuple(widths), f"must be multiples of {_GROUPS}")
+    if widths[-1] == _GROUPS:
+        text = "must end in at least 16: with 8 the mean over positions is the same for every image"
+        raise UsageError("widths", tuple(widths), text)
     chosen = lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         _Conv(width, 2 if i == 1 else 1, chosen) for i, width in enumerate(widths)

@@ -295,7 +295,7 @@ def test_only_shared_variables_come_down() -> None:
     ("model", "names"),
     [
         (models.mlp(3, widths=(4, 4), cut=1, norm="batch"), {"scale", "bias", "mean", "var"}),
-        (models.cnn(3, widths=(8, 8), cut=1), {"scale", "bias"}),
+        (models.cnn(3, widths=(8, 16), cut=1), {"scale", "bias"}),
         (models.mlp(3, widths=(4, 4)), set()),
     ],
     ids=["BatchNorm", "GroupNorm", "none"],

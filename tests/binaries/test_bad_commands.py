@@ -354,6 +354,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --norm=group", "--norm=group: must be one of none, batch, with --model=mlp"),
     ("train --activation=tanh", "--activation=tanh: unknown; must be one of relu"),
     ("train --model=cnn --widths=12", "--widths=12: must be multiples of 8, with --model=cnn"),
+    ("train --model=cnn --widths=8", "--widths=8: must end in at least 16"),
     ("train --model=lenet --widths=8,8", "--widths=8,8: must be 2 channels, then units"),
     ("train --model=alexnet --widths=8", "--widths=8: must be 5 channels and 2 units"),
     ("train --model=resnet18 --widths=8", "--widths=8: must be 4, one of each stage"),

@@ -588,7 +588,7 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
         "key": KEY,
     },
     "models.blocks.predict": lambda: {"model": MODEL, "variables": variables(), "x": IMAGES},
-    "models.cnn.cnn": lambda: {**_IMAGE_MODEL, "widths": (8, 8)},
+    "models.cnn.cnn": lambda: {**_IMAGE_MODEL, "widths": (8, 16)},
     "models.cnn.leaf_cnn": lambda: {**_IMAGE_MODEL, "widths": (2, 2, 2)},
     "models.lenet.lenet": lambda: {**_IMAGE_MODEL, "widths": (2,) * 5},
     "models.lowerings.lowering": lambda: {"conv": "lax"},

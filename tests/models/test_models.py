@@ -454,6 +454,10 @@ LINEAR, SEQUENTIAL = federations.Linear(3), nn.Sequential([nn.Dense(3), nn.Dense
             "widths=(8, 12): must be multiples of 8",
         ),
         (
+            lambda: models.cnn(3, widths=(16, 8)),
+            "widths=(16, 8): must end in at least 16",
+        ),
+        (
             lambda: models.cnn(3, widths=(0,)),
             "widths[0]=0: must be at least 1",
         ),
@@ -466,7 +470,7 @@ LINEAR, SEQUENTIAL = federations.Linear(3), nn.Sequential([nn.Dense(3), nn.Dense
             "cut=3: must be an integer in 0..2",
         ),
         (
-            lambda: models.cnn(3, widths=(8,), cut=-1),
+            lambda: models.cnn(3, widths=(16,), cut=-1),
             "cut=-1: must be an integer in 0..1",
         ),
         (lambda: models.from_blocks([LINEAR], True), "cut=True: must be an integer in 0..0"),
