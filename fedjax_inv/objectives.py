@@ -84,7 +84,7 @@ def smoothed_cross_entropy(label_smoothing: float | Array) -> Loss:
     the K classes.
 
     Args:
-      label_smoothing: the part of the target that all classes share, in [0, 1].
+      label_smoothing: the part of the target that all classes share, at least 0 and below 1.
 
     Returns:
       (logits [B, K], labels [B] integers, mask [B]) -> the mean loss [] in nats. Labels may also be
@@ -94,6 +94,9 @@ def smoothed_cross_entropy(label_smoothing: float | Array) -> Loss:
       UsageError: for a label_smoothing out of range; the loss raises those of `cross_entropy`.
     """
     checks.real("label_smoothing", label_smoothing, 0, 1)
+    if checks.is_concrete(label_smoothing) and float(label_smoothing) == 1:
+        text = "must be below 1: with 1 all classes have the same target"
+        raise UsageError("label_smoothing", label_smoothing, text)
 
     def loss(logits: Array, labels: Array, mask: Array) -> Array:
         if getattr(labels, "ndim", 1) == 2:

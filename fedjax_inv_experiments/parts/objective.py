@@ -15,8 +15,9 @@ from fedjax_inv.types import Loss
 from fedjax_inv_experiments.flags import names
 from fedjax_inv_experiments.flags.flag import (
     FINITE,
+    FRACTION,
     POSITIVE,
-    PROBABILITY,
+    first_line,
     flag,
     flag_error,
     in_flags,
@@ -44,7 +45,7 @@ class Objective:
         "huber for values; or package.module:function. auto: the first of these.",
     )
     label_smoothing: float = flag(
-        0.0, "The part of a target that --loss=cross_entropy shares among all classes.", PROBABILITY
+        0.0, "The part of a target that --loss=cross_entropy shares among all classes.", FRACTION
     )
     focal_gamma: float = flag(
         2.0, "The exponent of --loss=focal: times (1 - p)^gamma, p of the target.", FINITE

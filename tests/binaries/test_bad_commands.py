@@ -258,7 +258,7 @@ RANGES = {
     "weight_decay clip server_clip server_weight_decay": ("nan", "inf", "1e308", "-1"),
     "focal_gamma stop_within": ("nan", "inf", "1e308", "-1"),
     "huber_delta": ("nan", "inf", "1e308", "1e-320", "0", "-1"),
-    "label_smoothing": ("nan", "inf", "1e308", "-1", "1.5"),
+    "label_smoothing": ("nan", "inf", "1e308", "-1", "1", "1.5"),
     "mixing wrong_labels wrong_clients": ("nan", "inf", "-1", "1.5", "much", "0.1,0.2"),
     "momentum server_momentum sampling_rate frequency": ("nan", "inf", "1e308", "-1", "1.5"),
     "alpha server_epsilon imbalance": ("nan", "inf", "-1"),
@@ -334,7 +334,7 @@ COMMANDS: list[tuple[str, str]] = [
     (f"train {D}/good.npz --environment=stained", "--colors=10: must be an integer in 2..3"),
     (f"train {D}/good.npz --environment=colored", "--num_classes=2: must divide 3"),
     (f"train {D}/good.npz --environment=simpson", "--lighter=7: must be one of 0, 1, 2"),
-    (f"train {D}/two_examples.npz --environment=patched", "--environment=patched: patch_size=5"),
+    ("train --environment=patched", "--environment=patched: must be for images .* have 8x8"),
     (f"train {D}/two_examples.npz --environment=rotated", "--clients=5: must be an integer in 1.."),
     (f"train {D}/tweets.csv --model=lstm --environment=rotated", "--environment=rotated: .*images"),
     # Networks.

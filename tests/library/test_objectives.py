@@ -259,6 +259,12 @@ def test_one_value_may_have_an_axis_or_not() -> None:
     assert len({float(value) for value in each}) == 1
 
 
+@pytest.mark.parametrize("value", [1, 1.0, jnp.ones(())])
+def test_a_smoothing_with_which_nothing_is_learned_is_refused(value) -> None:
+    with pytest.raises(ValueError, match=r"^label_smoothing=1.*: must be below 1"):
+        objectives.smoothed_cross_entropy(value)
+
+
 @pytest.mark.parametrize(
     ("outputs", "y", "mask", "words"),
     [

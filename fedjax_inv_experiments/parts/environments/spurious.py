@@ -5,8 +5,10 @@ from typing import Any
 
 from fedjax_inv.data import environments
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv_experiments.flags.flag import PROBABILITY, at_least, flag
+from fedjax_inv_experiments.flags.flag import PROBABILITY, at_least, flag, flag_error
 from fedjax_inv_experiments.parts.environments.kind import Kind, Source
+
+_PATCH = 5  # the side of a patch in pixels, as in FL Games; those of the two corners do not overlap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +43,12 @@ def _colored(data: Dataset, source: Source, flips: Flips, colours: Colours) -> D
 
 
 def _patched(data: Dataset, source: Source, flips: Flips) -> Dataset:
-    return environments.patched(_classes(data, source, flips), **_drawn(source, flips))
+    classes = _classes(data, source, flips)
+    if data.x.ndim == 4 and (data.x.shape[1] < _PATCH or data.x.shape[2] < 2 * _PATCH):
+        text = f"must be for images of at least {_PATCH} pixels in height and {2 * _PATCH} in width"
+        height, width = data.x.shape[1:3]
+        raise flag_error("environment", "patched", f"{text}, the data have {height}x{width}")
+    return environments.patched(classes, patch_size=_PATCH, **_drawn(source, flips))
 
 
 def _classes(data: Dataset, source: Source, flips: Flips) -> Dataset:
