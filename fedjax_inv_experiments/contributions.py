@@ -27,6 +27,8 @@ NOTE = (
     "the sum over those rounds."
 )
 
+_COLORS = 10  # of lines that differ; with more clients only those that leave have a colour
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -78,7 +80,9 @@ def _draw(axis: Axes, phase: Phase) -> None:
     outcome, number = phase.outcome, len(phase.seeds)
     rounds = 1 + np.arange(outcome.contributions.shape[-2])
     leaving = np.flatnonzero(outcome.exits.any(0))
-    color = {int(client): f"C{index % 10}" for index, client in enumerate(leaving)}
+    is_few = outcome.mean.shape[-1] <= _COLORS
+    named = np.arange(outcome.mean.shape[-1]) if is_few else leaving
+    color = {int(client): f"C{index % _COLORS}" for index, client in enumerate(named)}
     for run, client in np.ndindex(outcome.mean.shape):
         values = outcome.contributions[run, :, client]
         at = np.isfinite(values)
@@ -91,19 +95,24 @@ def _draw(axis: Axes, phase: Phase) -> None:
         style: dict[str, Any] = {"lw": 0.7, "color": "0.6", "alpha": 0.6, "zorder": 1}
         if exits:
             style = {"lw": 1, "color": color[client], "zorder": 2}
+        elif is_few:
+            style |= {"color": color[client]}
         axis.plot(rounds[at], values[at], marker=marker, **style)
         if exits:
             axis.plot(rounds[at][-1], values[at][-1], "x", ms=7, color=color[client], zorder=3)
-    for client in leaving[:10]:
+    for client in named[:_COLORS]:
         text = ", ".join(filter(None, [phase.domains[client], phase.aberrant[client]]))
         count = outcome.exits[:, client].sum()
-        label = f"client {client} ({text}) leaves in {count} of {number} seeds"
+        does = f"leaves in {count} of {number} seeds" if count else "stays"
+        label = f"client {client} ({text}) {does}"
         axis.plot([], [], color=color[client], label=figures.literal(label))
-    if len(leaving) > 10:
-        axis.plot([], [], " ", label=f"and {len(leaving) - 10} others")
-    axis.plot([], [], color="0.6", lw=0.7, label="a client that stays")
+    if len(named) > _COLORS:
+        axis.plot([], [], " ", label=f"and {len(named) - _COLORS} others")
+    if not is_few:
+        axis.plot([], [], color="0.6", lw=0.7, label="a client that stays")
     axis.axhline(0, color="black", lw=0.6, ls=":")
     axis.set(title=figures.wrapped(phase.title, 6), xlabel="round", ylabel="contribution C_i")
+    figures.whole_numbers(axis)
     axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.18))
 
 

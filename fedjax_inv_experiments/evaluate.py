@@ -454,6 +454,7 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
         _draw_values(figure.add_subplot(grid[:, 0]), found[0], of.classes[0])
     if len(of.runs) > 1:
         title += f"\nmeans over {len(of.runs)} seeds, with a dot or a band for how they differ"
+        title += "; matrix: all seeds together" if of.task == "classes" else ""
     figures.entitle(figure, title)
     figures.save(figure, path)
 

@@ -98,7 +98,8 @@ def _draw_strip(axis: Axes, panel: Panel) -> None:
 def _draw_bars(axis: Axes, panel: Panel, methods: Sequence[str], *, has_names: bool) -> None:
     for place, name in enumerate(methods):
         values = panel.bars.get(name, ())
-        if not len(values):
+        if not len(values):  # an empty bar would look like 0%
+            axis.text(2, place, "no value", va="center", fontsize=_SIZE - 2, color="0.4")
             continue
         mean, std = float(np.mean(values)), float(np.std(values, ddof=len(values) > 1))
         color = _METHODS[place % len(_METHODS)]

@@ -107,7 +107,9 @@ def _lines(
             axis.set_ylabel(panel.y_label)
         if percent:
             axis.set_ylim(0, 100)
-    figures.entitle(figure, f"{title}\n{spread}".strip())
+    one_seed = all(len(line.y) == 1 for panel in panels for line in panel.lines.values())
+    caption = figures.over_seeds(1) if spread and one_seed else spread
+    figures.entitle(figure, f"{title}\n{caption}".strip())
     figures.legend_of(figure, axes)
     return figure
 

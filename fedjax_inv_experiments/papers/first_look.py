@@ -126,7 +126,8 @@ def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
         }
         strip = data_strips.strip(of_shift[0].config)
         panels.append(data_strips.Panel(shift.title, strip, bars, shift.chance))
-    return data_strips.draw(path, panels, list(_PLAIN))
+    was_run = {result.row.x for result in results}
+    return data_strips.draw(path, panels, [name for name in _PLAIN if name in was_run])
 
 
 PAPER = study.Paper(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_MOST_NAMED = 10  # the most clients whose gradients have a colour each, and a legend
 MOST_DOTS = 120  # the most domains or clients, over all algorithms, that get a dot each
 
 Drawn = Sequence[tuple[Chosen, Sequence[Line]]]  # cells, with the lines of their logs
@@ -219,8 +220,14 @@ def _gradients(drawn: Drawn, title: str) -> Figure:
         x = [line.round for line in lines]
         for axis, key in zip(column, ("invariance", "norm", "cosine"), strict=True):
             values = np.array([getattr(line.gradients, key) for line in lines], float)
-            axis.plot(x, values, lw=1)
+            if key != "cosine" and values.shape[1] <= _MOST_NAMED:
+                for client, of_client in enumerate(values.T):
+                    name, color = f"client {client}", f"C{client}"
+                    axis.plot(x, of_client, lw=1, color=color, label=name)
+            else:
+                axis.plot(x, values, lw=1, color="black" if key == "cosine" else None)
             axis.axhline(0, color="0.6", lw=0.8, ls=":")
+            figures.whole_numbers(axis)
         text = figures.wrapped(f"{one.label}, held out: {one.held_out}", width - 0.2, 9)
         column[0].set_title(text, fontsize=9)
         column[-1].set_xlabel("round")
@@ -228,4 +235,5 @@ def _gradients(drawn: Drawn, title: str) -> Figure:
     for axis, name in zip(axes[:, 0], names, strict=True):
         axis.set_ylabel(name, fontsize=9)
     figures.entitle(figure, f"{title}; seed {drawn[0][0].runs[0].seed}")
+    figures.legend_of(figure, list(axes.flat))
     return figure

@@ -62,12 +62,14 @@ def _heat_map(data: str, cells: Sequence[Cell]) -> Figure:
     bar = figure.colorbar(picture, ax=axis, fraction=0.03, pad=0.01, extend="both")
     bar.set_label("points above or below FedAvg", fontsize=9)
     seeds = max(cell.seeds for cell in cells)
-    drawing.entitle(
-        figure,
-        f"{data}: test accuracy in points above or below FedAvg, whose row shows percent\n"
-        f"▲ better, ▼ worse than FedAvg; no mark: no difference shown (paired t test over {seeds} "
-        "seeds, Holm's correction for all cells)",
-    )
+    caption = drawing.over_seeds(1)
+    if seeds > 1:
+        caption = (
+            "▲ better, ▼ worse than FedAvg; no mark: no difference shown (paired t test over "
+            f"{seeds} seeds, Holm's correction for all cells)"
+        )
+    shown = "test accuracy in points above or below FedAvg, whose row shows percent"
+    drawing.entitle(figure, f"{data}: {shown}\n{caption}")
     return figure
 
 

@@ -157,7 +157,7 @@ def test_the_picture_marks_who_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert legend == [
         "client 0 (135) leaves in 1 of 2 seeds",
         "client 1 (0, 3 rounds an update) leaves in 2 of 2 seeds",
-        "a client that stays",
+        "client 2 (0) stays",
     ]
     points = {
         (x, y)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,15 @@ from fedjax_inv.types import Examples, Federation
 from fedjax_inv_experiments import evaluate
 from fedjax_inv_experiments.papers import drawings
 from fedjax_inv_experiments.reporting import data_figures, figures, run_figures
-from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult
+from fedjax_inv_experiments.running.records import (
+    Cell,
+    Domain,
+    Gradients,
+    Line,
+    Result,
+    Run,
+    RunResult,
+)
 from runs import line
 
 Cells = list[tuple[str, Path, Result]]
@@ -245,10 +254,27 @@ def test_an_evaluation(saved: dict[str, Figure], num_classes: int, clients: int)
     figure = saved["e.png"]
     check(figure)
     assert len(figure.axes) == 5
+    assert figure.get_suptitle().endswith("matrix: all seeds together")
     if clients > 1:
         curve = figure.axes[2].lines[0].get_xydata()
         assert curve[0, 0] == 0
         np.testing.assert_allclose(curve[[0, -1], 1], [0.5, 49.5])
+
+
+@pytest.mark.parametrize(("clients", "names"), [(10, 10), (11, 0)])
+def test_few_clients_have_names_in_the_picture_of_gradients(clients: int, names: int) -> None:
+    values = [0.5] * clients
+    lines: Any = [
+        SimpleNamespace(run=0, round=number, gradients=Gradients(0.5, values, values))
+        for number in (0, 1)
+    ]
+    chosen: Any = SimpleNamespace(
+        label="fedavg", held_out="d", indices=(0,), runs=[SimpleNamespace(seed=3)]
+    )
+    figure = run_figures._gradients([(chosen, lines)], "a title")
+    told = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert told == [f"client {client}" for client in range(names)]
+    assert all(tick == int(tick) for tick in figure.axes[-1].get_xticks())
 
 
 def test_series(saved: dict[str, Figure]) -> None:

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -392,6 +393,19 @@ def test_the_heat_map_says_what_the_cells_say(drawn: list[Figure], tmp_path: Pat
     values = axis.images[0].get_array()
     assert values[1, 0] == 11
     assert values.mask[0].all()  # FedAvg's row has no colour
+    assert "paired t test over 2 seeds" in drawn[0].get_suptitle().replace("\n", " ")
+
+
+@pytest.mark.parametrize("draw", [figures.heat_map, figures.by_severity])
+def test_the_title_of_one_seed_promises_no_test_and_no_band(
+    draw: Callable[..., str], drawn: list[Figure], tmp_path: Path
+) -> None:
+    shown = [
+        cell(method, "labels", at, (50 + at,), "")._replace(seeds=1)
+        for method, at in itertools.product(["fedavg", "fedprox"], [1, 3])
+    ]
+    draw(tmp_path / "one.png", "digits", shown)
+    assert drawn[0].get_suptitle().endswith("one seed")
 
 
 def test_curves_by_severity_have_a_panel_for_each_kind_of_shift(

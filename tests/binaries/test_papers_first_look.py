@@ -101,6 +101,7 @@ def test_the_figure_has_bars_with_their_seeds_and_is_not_drawn_without_any(tmp_p
     above, below = figure.axes[0], figure.axes[2]
     assert len(above.images) == 16
     assert [bar.get_width() for bar in below.patches] == [20, 52]
+    assert [text.get_text() for text in below.texts] == ["20", "no value", "52", "chance"]
     dots = [line.get_xdata() for line in below.lines if line.get_marker() == "o"]
     np.testing.assert_array_equal(dots, [*bars.values()])
     assert [text.get_text() for text in below.get_yticklabels()] == ["FedAvg", "diverged", "CAFE"]
