@@ -22,9 +22,9 @@ from fedjax_inv_experiments.reporting.tables import table as written
 from fedjax_inv_experiments.running import files
 
 NOTE = (
-    "C_i: mean over the rounds of the phase that heard of the client. 0 at L: the smoothness above "
-    "which this mean is negative, its range over seeds. With a `share` who stays also depends on "
-    "the sum over those rounds."
+    "C_i: mean over the rounds of the phase that heard of the client. C_i is 0 at L: the "
+    "smoothness above which this mean is negative, its range over seeds. With a `share` who stays "
+    "also depends on the sum over those rounds."
 )
 
 _COLORS = 10  # of lines that differ; with more clients only those that leave have a colour
@@ -55,7 +55,7 @@ def table(phase: Phase) -> str:
         ("aberrant", lambda client: phase.aberrant[client]),
         ("measured", lambda client: f"{phases.in_range(measured[:, client])} of {length}"),
         *((f"C_i, seed {seed}", mean_of(run)) for run, seed in enumerate(phase.seeds)),
-        ("0 at L", lambda client: phases.in_range(phase.critical[:, client])),
+        ("C_i is 0 at L", lambda client: phases.in_range(phase.critical[:, client])),
         ("stays", lambda client: f"{outcome.stays[:, client].sum()}/{len(phase.seeds)}"),
     ]
     return written(range(outcome.mean.shape[-1]), columns)

@@ -6,7 +6,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from flax import nnx
@@ -214,10 +214,15 @@ def parsed(flag: str, entry: str, text: str, kinds: Collection[type]) -> Any:
     raise flag_error(flag, entry, f"must be {' or '.join(names[kind] for kind in kinds)}")
 
 
-def unknown_setting(owner: str, name: str, names: Collection[str]) -> str:
-    """The message for a setting that `owner` does not have. names: its settings."""
+def unknown_setting(owners: Sequence[str], name: str, names: Collection[str]) -> str:
+    """The message for a setting that no owner has. names: the settings of all of them."""
+    no = "no " if len(owners) == 1 else ""
+    if len(owners) > 2:
+        who = f"none of {', '.join(owners)}"
+    else:
+        who = owners[0] if no else "neither {} nor {}".format(*owners)
     if not names:
-        return f"{owner} takes no settings"
+        return f"{who} takes {no}settings"
     near = difflib.get_close_matches(name, names, 1)
     hint = f"did you mean {near[0]}? All: " if near else "must be one of "
-    return f"{owner} has no {name}; {hint}{', '.join(names)}"
+    return f"{who} has {no}{name}; {hint}{', '.join(names)}"

@@ -49,7 +49,9 @@ class Running:
         50, "Communication rounds; with --resume a run may be given more of them.", at_least(1)
     )
     seeds: tuple[int, ...] = flag(
-        (0,), "Each seeds network, environments, partition, cohorts and minibatches.", SEED
+        (0,),
+        "Each number seeds one run: its network, environments, partition, cohorts and minibatches.",
+        SEED,
     )
     run_dir: str = flag(
         "",
@@ -101,10 +103,11 @@ class Running:
     )
     hold: str = flag(
         "auto",
-        "Whose examples and states each device holds: of several, those of its own clients, which "
-        "it alone trains; or of all, for less waiting if few attend; or, stream, only those that "
-        "the next rounds need, while the others stay on the host; auto: own if all clients attend "
-        "each round, and stream if all do not fit into memory and there is one process.",
+        "Whose examples and states each device holds. own: those of its own clients, which it "
+        "alone trains; all: those of all, for less waiting if few attend; stream: those that the "
+        "next rounds need, while the others stay on the host; auto: stream if all do not fit into "
+        "memory and there is one process, else own if several devices share the clients of a run "
+        "and all attend each round, else all.",
         choices=("auto", "own", "all", "stream"),
     )
     stream_memory: float = flag(

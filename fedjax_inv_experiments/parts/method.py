@@ -120,7 +120,7 @@ def settings(chosen: Method) -> dict[str, dict[str, tuple[Any, ...]]]:
             every = itertools.chain.from_iterable(kinds_of.items() for kinds_of in known.values())
             # A text cannot set an argument without types.
             others = sorted({each for each, kinds in every if set(kinds) - {type(None)}})
-            raise flag_error("set", entry, names.unknown_setting(", ".join(known), name, others))
+            raise flag_error("set", entry, names.unknown_setting([*known], name, others))
         for algorithm, kinds_of in known.items():
             if name in kinds_of:
                 kinds = kinds_of[name]

@@ -17,7 +17,6 @@ from fedjax_inv_experiments.flags.flag import (
     FINITE,
     FRACTION,
     POSITIVE,
-    first_line,
     flag,
     flag_error,
     in_flags,

@@ -155,7 +155,7 @@ def arguments(group: Any, flag: str) -> dict[str, Any]:
             raise flag_error(setting, entry, f"must be set by --{own[argument]}")
         if argument not in kinds:
             known = sorted({*kinds} - {*own})
-            raise flag_error(setting, entry, unknown_setting(name, argument, known))
+            raise flag_error(setting, entry, unknown_setting([name], argument, known))
         value = parsed(setting, entry, text, kinds[argument])
         if not np.isfinite(value or 0):
             raise flag_error(setting, entry, "must be finite")

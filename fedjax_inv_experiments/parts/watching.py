@@ -31,8 +31,8 @@ class Watching:
 
     eval_every: int = flag(
         5,
-        "Rounds between evaluations. Unless it is set by itself, it becomes as small as --rounds "
-        "and --checkpoint_every need it: at most --rounds, and a divisor of --checkpoint_every.",
+        "Rounds between evaluations. If you leave it out, it is lowered to fit --rounds and "
+        "--checkpoint_every: at most --rounds, and a divisor of --checkpoint_every.",
         at_least(1),
     )
     eval_start: bool = flag(

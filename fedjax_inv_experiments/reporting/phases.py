@@ -99,4 +99,5 @@ def _domains(runs: Runs, seeds: Sequence[int]) -> tuple[str, ...]:
 
 def _title(name: str, done: int, outcome: Outcome) -> str:
     length = outcome.contributions.shape[-2]
-    return f"{name}, {f'{done} of ' if done < length else ''}{length} rounds of pre-training"
+    rounds = "1 round" if length == 1 else f"{length} rounds"
+    return f"{name}, {f'{done} of ' if done < length else ''}{rounds} of pre-training"

@@ -140,4 +140,5 @@ def metrics_parts(
 def _title(config: Config) -> str:
     count = len(config.run.seeds)
     seeds = "one seed" if count == 1 else f"{count} seeds"
-    return f"{config.title}, {config.model.model}, {config.run.rounds} rounds, {seeds}"
+    rounds = "1 round" if config.run.rounds == 1 else f"{config.run.rounds} rounds"
+    return f"{config.title}, {config.model.model}, {rounds}, {seeds}"

@@ -234,7 +234,7 @@ def _advance(
             ahead.begin("evaluation", lambda: program.evaluate.lower(*now).compile())
         while not last:
             part = _rounds(cohorts, done, every)
-            with progress.compiling(f"{every} rounds", likely):
+            with progress.compiling("1 round" if every == 1 else f"{every} rounds", likely):
                 for name in ("rounds", "evaluation"):
                     ahead.take(name, lambda: None)
                 states, outcome = program.segment(job.data, job.inputs, states, part)

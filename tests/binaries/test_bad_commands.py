@@ -789,6 +789,14 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --preset=rotated_digits,,", "--preset=: unknown"),
     ("train --flagfile=/nowhere", "--flagfile: cannot be read: .*/nowhere"),
     ("train --set=penalty", "--set=penalty: must be name=value"),
+    *(
+        (f"sweep --algorithm={names} --set=penalty=1", f"--set=penalty=1: {words}; must be one of ")
+        for names, words in (
+            ("fedprox", "fedprox has no penalty"),
+            ("fedavg,fedprox", "neither fedavg nor fedprox has penalty"),
+            ("fedavg,fedprox,moon", "none of fedavg, fedprox, moon has penalty"),
+        )
+    ),
     ("train --algorithm=fedipg --set=penalty=1e308", r"--set=penalty=1e308: must be a finite"),
     (
         "train --algorithm=moon --set=temperature=0",
