@@ -794,7 +794,7 @@ COMMANDS: list[tuple[str, str]] = [
         for names, words in (
             ("fedprox", "fedprox has no penalty"),
             ("fedavg,fedprox", "neither fedavg nor fedprox has penalty"),
-            ("fedavg,fedprox,moon", "none of fedavg, fedprox, moon has penalty"),
+            ("fedavg,fedprox,fednova", "none of fedavg, fedprox, fednova has penalty"),
         )
     ),
     ("train --algorithm=fedipg --set=penalty=1e308", r"--set=penalty=1e308: must be a finite"),
