@@ -941,7 +941,7 @@ COMMANDS: list[tuple[str, str]] = [
     ),
     (
         "fedipg --study=penalties --data=rotated_digits --algorithm=fedipg,fediir",
-        ".*several cells, by --algorithm or --set",
+        "--algorithm: must be left out, as each row has its own",
     ),
     ("fedcfa --data=digits --study=partitions", "--data=digits: has too few examples"),
     ("fedcfa --data=digits --learning_rate=nan", "FedAvg: --learning_rate=nan: must be"),
