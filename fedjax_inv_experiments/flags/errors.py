@@ -85,9 +85,11 @@ def _held_tracebacks() -> Iterator[None]:
         sys.stderr.writelines(held)
 
 
+# How work that ended early goes on.
+CONTINUES = "the same command (of train and sweep: with --resume) continues"
 _REMEDIES = {
-    errno.ENOSPC: "make room on the disk and add --resume",
-    errno.EDQUOT: "make room on the disk and add --resume",
+    errno.ENOSPC: f"make room on the disk; {CONTINUES}",
+    errno.EDQUOT: f"make room on the disk; {CONTINUES}",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 

@@ -395,9 +395,11 @@ def _check_reached(row: Row, folder: Path) -> None:
         )
 
 
-def prepare(chosen: Config, ahead: Ahead, shared: Shared) -> Launch:
+def prepare(label: str, chosen: Config, ahead: Ahead, shared: Shared) -> Launch:
     """The launch of a row, whose first program begins to compile."""
-    ready = launch.prepared(chosen, Path(chosen.run.run_dir), in_folders=True, shared=shared)
+    ready = launch.prepared(
+        chosen, Path(chosen.run.run_dir), in_folders=True, shared=shared, label=label
+    )
     ready.compile_ahead(ahead)
     return ready
 
@@ -408,18 +410,21 @@ def run(
     ahead: Ahead | None = None,
     write: launch.Report = run_report.write,
     shared: Shared | None = None,
+    label: str = "",
 ) -> RowResult:
     """Runs a row, or reads its results if it is finished.
 
     ahead: the threads in which the row may have been prepared.
     shared: the programs of other rows.
+    label: what lines of progress name the row; "": its label.
     """
+    label = label or row.label
     if ahead is None:
         with Ahead() as own:
-            return run(row, chosen, own, write, shared)
+            return run(row, chosen, own, write, shared, label)
     shared = Shared() if shared is None else shared
     place = Path(chosen.run.run_dir)
-    ahead.take(chosen.run.run_dir, partial(prepare, chosen, ahead, shared)).run(write, ahead)
+    ahead.take(chosen.run.run_dir, partial(prepare, label, chosen, ahead, shared)).run(write, ahead)
     results = records.read(place / "result.json", _Cells).cells
     cells = [result.cell.restored() for result in results]
     names = grid.folder_names(cells)
@@ -630,6 +635,10 @@ def run_all(paper: Paper, options: Options) -> str:
     is_part = bool(options.rows or getattr(options.own, "columns", ()))
     name = f"{options.study}_some" if is_part else options.study
     every = [(row, chosen) for data in options.data for row, chosen in todo[data]]
+    labels = {
+        chosen.run.run_dir: f"{row.label} ({index} of {len(every)})"
+        for index, (row, chosen) in enumerate(every, 1)
+    }
     texts: list[Callable[[], str]] = []
     drawn: list[Callable[[], Any]] = []
     with Ahead() as ahead, Ahead(1) as drawer:
@@ -653,11 +662,13 @@ def run_all(paper: Paper, options: Options) -> str:
                 for _, following in every[done : done + DEPTH]:
                     # A row that starts from another row's network must wait for it.
                     if not following.model.init_from:
+                        place = following.run.run_dir
                         ahead.begin(
-                            following.run.run_dir, partial(prepare, following, ahead, shared)
+                            place, partial(prepare, labels[place], following, ahead, shared)
                         )
                 _check_reached(row, options.folder / data)
-                results.append(run(row, chosen, ahead, write, shared))
+                label = labels[chosen.run.run_dir]
+                results.append(run(row, chosen, ahead, write, shared, label))
             folder = options.folder / data
             if paper.write is None:
                 text = write_tables(folder / name, paper, study, data, results)

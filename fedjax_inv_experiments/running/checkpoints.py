@@ -21,6 +21,7 @@ from fedjax_inv.program import Training
 from fedjax_inv.types import Tree
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags.errors import CONTINUES
 from fedjax_inv_experiments.flags.flag import check_place
 from fedjax_inv_experiments.running import files, provenance, records
 from fedjax_inv_experiments.running import folder as folders
@@ -211,8 +212,8 @@ def _written(folder: Path) -> Iterator[None]:
         raise UsageError(
             str(folder),
             ...,
-            f"a checkpoint could not be written ({_short(error)}); mend that, and add --resume to "
-            "continue from the one before",
+            f"a checkpoint could not be written ({_short(error)}); mend that; {CONTINUES} from the "
+            "one before",
         ) from None
 
 

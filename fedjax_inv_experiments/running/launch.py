@@ -103,11 +103,17 @@ class Shared:
 
 
 def prepared(
-    config: Config, folder: Path, *, in_folders: bool, shared: Shared | None = None
+    config: Config,
+    folder: Path,
+    *,
+    in_folders: bool,
+    shared: Shared | None = None,
+    label: str = "",
 ) -> "Launch":
     """The launch of an experiment; arguments and errors as those of `run`.
 
     shared: the programs of other launches of this process; this one uses and extends them.
+    label: what lines of progress name this launch; "": the label of each cell.
     """
     events.check(config.watching.tensorboard)
     check_place("run_dir", folder, is_folder=True)
@@ -119,7 +125,7 @@ def prepared(
         first = assemble.assemble(config, config.run.seeds[:1])
         places = _places(first, folder, in_folders)
         if None not in _finished(first, places).values():
-            return Launch(first, folder, places, shared)
+            return Launch(first, folder, places, shared, label)
     participation.online_record(config.participation)
     assembled = assemble.assemble(config, start=start)
     memory.check(assembled)
@@ -138,7 +144,7 @@ def prepared(
     if warning and machine.leads():
         where = f"--dataset={config.data.dataset}"
         print(errors.printable(f"warning: {where}: {warning}"), file=sys.stderr)
-    return Launch(assembled, folder, places, shared)
+    return Launch(assembled, folder, places, shared, label)
 
 
 class Launch:
@@ -150,8 +156,10 @@ class Launch:
         folder: Path,
         places: Mapping[str, Path],
         shared: Shared | None = None,
+        label: str = "",
     ) -> None:
         self._assembled, self._folder, self._places = assembled, folder, places
+        self._label = label
         self._programs = _Programs(assembled.config, assembled.data, shared)
         # The rows of a study are resumed without the flag.
         self._how = "add --resume to continue" if shared is None else "the same command continues"
@@ -237,7 +245,15 @@ class Launch:
             None if stream is None else stream.cohorts,
             stream,
             None if stream is None else self._reports(ready, compiled),
+            self._title(cell),
         )
+
+    def _title(self, cell: Cell) -> str:
+        """What lines of progress name a cell."""
+        labels = {each.label for each in self._assembled.cells}
+        parts = [self._label] if self._label else []
+        parts += [cell.label] if len(labels) > 1 or not parts else []
+        return f"{', '.join(parts)}, held out {cell.held_out or 'test split'}"
 
     def _reports(self, ready: Prepared, streamed: program.Program) -> Reports | None:
         """The cost of the rounds of a stream, with simulated time."""

@@ -54,6 +54,7 @@ class Job(NamedTuple):
     cohorts: Cohort | None = None  # of all rounds, filled up to whole segments; None: not drawn
     stream: Stream | None = None  # whose program this is, if examples come from the host
     reports: Reports | None = None  # the cost of these rounds, with simulated time
+    title: str = ""  # what lines of progress name the cell
 
 
 def compile_ahead(job: Job) -> Job:
@@ -192,7 +193,6 @@ def _advance(
     traffic = program.traffic(job.data, job.inputs)
     checkpoint_every = config.run.checkpoint_every or every
     start = time.monotonic() - log.seconds
-    title = f"{cell.label}, held out {cell.held_out or 'test split'}"
 
     def evaluated(outcome: Outcome, done: int, length: int) -> list[Line]:
         """Writes and returns the lines of an evaluation."""
@@ -216,7 +216,7 @@ def _advance(
 
     first_work = "an evaluation" if config.watching.eval_start else "the first network"
     evaluates_first = states is None and config.watching.eval_start
-    with contextlib.closing(Progress(title, rounds, done)) as progress, Ahead() as ahead:
+    with contextlib.closing(Progress(job.title, rounds, done)) as progress, Ahead() as ahead:
         if states is None:
             with progress.compiling(first_work, likely=not job.is_compiled):
                 states = program.init(job.data, job.inputs)

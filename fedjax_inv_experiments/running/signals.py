@@ -8,6 +8,8 @@ from types import FrameType
 
 from tqdm import tqdm
 
+from fedjax_inv_experiments.flags.errors import CONTINUES
+
 
 class Stopped(Exception):
     """A run stopped because of a signal, after it wrote a checkpoint."""
@@ -43,7 +45,8 @@ class Stop:
 
     def _ask(self, number: int) -> None:
         if self.signal:
-            os.write(2, b"\nstopped at once; add --resume to continue from the last checkpoint\n")
+            text = f"\nstopped at once; {CONTINUES} from the last checkpoint\n"
+            os.write(2, text.encode())
             os._exit(128 + number)
         self.signal = number
         text = "stopping at the end of this segment; press Ctrl-C again to stop at once"

@@ -1,11 +1,13 @@
 """The studies of FL Games: their rows are valid runs, and tables agree with the results of runs."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -99,16 +101,26 @@ def test_numbers_of_the_paper() -> None:
     assert {label for label, _ in numbers} <= labels
 
 
+class StudyOutput(NamedTuple):
+    """A study's options, what it printed, and the lines of its progress."""
+
+    options: study.Options
+    text: str
+    progress: list[str]
+
+
 @pytest.fixture(scope="module")
-def study_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[study.Options, str]:
-    """A part of a study, by its flags, and what it printed: a game that stops and a baseline."""
+def study_output(tmp_path_factory: pytest.TempPathFactory) -> StudyOutput:
+    """A part of a study, by its flags: a game that stops and a baseline."""
     folder = tmp_path_factory.mktemp("study")
     options = parsed(
         *SMALL,
         *("--study=methods", "--data=colored_digits", "--rows=FedAvg,F-parallel-SMOOTH"),
         f"--run_dir={folder}",
     )
-    return options, study.run_all(fl_games.PAPER, options)
+    with contextlib.redirect_stderr(io.StringIO()) as progress:
+        text = study.run_all(fl_games.PAPER, options)
+    return StudyOutput(options, text, progress.getvalue().splitlines())
 
 
 def parsed(*arguments: str) -> study.Options:
@@ -118,10 +130,10 @@ def parsed(*arguments: str) -> study.Options:
     return fl_games.BINARY.read(["", *arguments], values)
 
 
-def finished(study_output: tuple[study.Options, str]) -> list[study.RowResult]:
+def finished(study_output: StudyOutput) -> list[study.RowResult]:
     """The baseline and the game, which are not run again."""
-    (data,), folder = study_output[0].data, study_output[0].folder
-    rows = study.labelled(fl_games.methods(data), study_output[0].rows)
+    (data,), folder = study_output.options.data, study_output.options.folder
+    rows = study.labelled(fl_games.methods(data), study_output.options.rows)
 
     def refuse(*arguments: Any) -> NoReturn:
         raise AssertionError("ran what was finished")
@@ -134,9 +146,9 @@ def finished(study_output: tuple[study.Options, str]) -> list[study.RowResult]:
 
 @pytest.mark.slow
 def test_a_study_shows_the_stop_and_the_end(
-    study_output: tuple[study.Options, str],
+    study_output: StudyOutput,
 ) -> None:
-    options, text_of_all = study_output
+    options, text_of_all, _ = study_output
     folder = options.folder / "colored_digits"
     text = (folder / "methods_some.md").read_text().split("\n\n")[0]
     assert text in text_of_all
@@ -158,9 +170,14 @@ def test_a_study_shows_the_stop_and_the_end(
         assert (record["rounds"], record["seeds"], record["widths"]) == (4, [0, 1], [8])
 
 
+def test_progress_names_the_row(study_output: StudyOutput) -> None:
+    ends = [line.partition(",")[0] for line in study_output.progress if "round 4 of 4" in line]
+    assert ends == ["FedAvg (1 of 2)", "F-parallel-SMOOTH (2 of 2)"]
+
+
 @pytest.mark.slow
 def test_rows_that_did_not_stop_and_rows_without_a_stop(
-    study_output: tuple[study.Options, str], tmp_path: Path
+    study_output: StudyOutput, tmp_path: Path
 ) -> None:
     baseline, game = finished(study_output)
     methods = fl_games.PAPER.studies["methods"]
@@ -196,7 +213,7 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
 
 @pytest.mark.slow
 def test_points_lie_where_their_rows_say(
-    study_output: tuple[study.Options, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study_output: StudyOutput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, game = finished(study_output)
     points = [
