@@ -86,10 +86,10 @@ def _held_tracebacks() -> Iterator[None]:
 
 
 # How work that ended early goes on.
-CONTINUES = "the same command (of train and sweep: with --resume) continues"
+CONTINUES = "run the same command (train and sweep: with --resume) to continue"
 _REMEDIES = {
-    errno.ENOSPC: f"make room on the disk; {CONTINUES}",
-    errno.EDQUOT: f"make room on the disk; {CONTINUES}",
+    errno.ENOSPC: f"make room on the disk, then {CONTINUES}",
+    errno.EDQUOT: f"make room on the disk, then {CONTINUES}",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 

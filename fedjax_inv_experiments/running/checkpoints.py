@@ -212,8 +212,8 @@ def _written(folder: Path) -> Iterator[None]:
         raise UsageError(
             str(folder),
             ...,
-            f"a checkpoint could not be written ({_short(error)}); mend that; {CONTINUES} from the "
-            "one before",
+            f"a checkpoint could not be written ({_short(error)}); mend that, then {CONTINUES} "
+            "from the one before",
         ) from None
 
 

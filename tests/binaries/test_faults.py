@@ -574,7 +574,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "replacing", on_a_full_disk)
         line = refused(lambda: resume(folder))
-    told = "No space left on device; make room on the disk; the same command "
+    told = "No space left on device; make room on the disk, then run the same command "
     assert line.startswith(f"{folder / name}: {told}")
     resume(folder)
     same_end(folder, made.whole)
@@ -673,7 +673,7 @@ def test_the_first_signal_asks_and_a_second_one_ends_it(
     out, err = capfd.readouterr()
     first, second, *_ = filter(None, err.splitlines())  # here it goes on after that
     assert first.startswith("stopping at the end of this segment")
-    assert second.startswith("stopped at once; the same command ")
+    assert second.startswith("stopped at once; run the same command ")
     assert not out  # which is for results
     assert signal.getsignal(number) == before
     assert signal.set_wakeup_fd(-1) == -1

@@ -170,6 +170,7 @@ def test_a_study_shows_the_stop_and_the_end(
         assert (record["rounds"], record["seeds"], record["widths"]) == (4, [0, 1], [8])
 
 
+@pytest.mark.slow
 def test_progress_names_the_row(study_output: StudyOutput) -> None:
     ends = [line.partition(",")[0] for line in study_output.progress if "round 4 of 4" in line]
     assert ends == ["FedAvg (1 of 2)", "F-parallel-SMOOTH (2 of 2)"]
