@@ -1,4 +1,4 @@
-"""Simpson's paradox in colours: one digit is darker within every client, but not over all of them.
+"""Simpson's paradox in colours: the colour tells the digit within every client, but hardly over all of them.
 
 `simpson` turns a `Dataset` of grey images into one with other domains, which `shade` renders.
 """
@@ -65,7 +65,7 @@ def simpson(
     test_fraction: float = 0.2,
     seed: int,
 ) -> Dataset:
-    """Paint two classes so that one is darker within every client, but not over all clients.
+    """Paint two classes so that one is darker than the other within every client.
 
     Simpson MNIST of FedCFA (Jiang et al. 2025, Fig. 4 and II). With S colours from light to dark,
     client i of S - 1 clients paints

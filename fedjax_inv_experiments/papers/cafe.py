@@ -224,7 +224,7 @@ def _groups_of(result: RowResult) -> dict[str, list[float]]:
 
 
 def where(config: Config) -> str:
-    """The setting of a row: its column in the paper's tables."""
+    """The federation of a row, which has a column in the paper's tables."""
     chosen = config.partition
     return (
         f"Dir {chosen.alpha:g}, CF {config.participation.frequency:g}, IF {chosen.imbalance:g}, "
@@ -234,7 +234,7 @@ def where(config: Config) -> str:
 
 
 def _diverged(result: RowResult) -> Cells:
-    return {"setting": where(result.config), "test, %": "diverged"}
+    return {"federation": where(result.config), "test, %": "diverged"}
 
 
 def _columns(result: RowResult) -> Cells:
@@ -244,7 +244,7 @@ def _columns(result: RowResult) -> Cells:
     choice = report.choose(result.row.label, result.only.result, result.config.watching.select)
     hyper = choice.hyper if choice else {}
     return {
-        "setting": where(result.config),
+        "federation": where(result.config),
         "selected": ", ".join(f"{name}={value:g}" for name, value in hyper.items()),
         "validation, %": study.percent(picked, "validation_score"),
         "test, %": study.percent(picked, "test_score"),

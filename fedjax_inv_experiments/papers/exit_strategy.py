@@ -188,10 +188,10 @@ def _phase(result: RowResult) -> Phase:
 def planted_columns(result: RowResult) -> Cells:
     """Which clients left, the server's L, and the L above which a client would leave."""
     phase = _phase(result)
-    heard = np.isfinite(phase.outcome.contributions[..., 0]).sum(1)
+    arrived = np.isfinite(phase.outcome.contributions[..., 0]).sum(1)
     return {
         **_left(result),
-        "rounds that heard of client 0": phases.in_range(heard),
+        "rounds with an update of client 0": phases.in_range(arrived),
         "L": phases.in_range(phase.outcome.smoothness),
         "0 at L: client 0": phases.in_range(phase.critical[:, 0]),
         "0 at L: others": phases.in_range(phase.critical[:, 1:]),

@@ -101,7 +101,7 @@ def _columns(result: RowResult) -> Cells:
         "test, %": study.percent(lines, "test_score"),
         "worst domain, %": study.percent(lines, "worst_score"),
         "training domains, %": study.percent(lines, "validation_score"),
-        "serves": rule,
+        "selected by": rule,
         "at round": report.spread([line["round"] for line in lines], ".0f"),
         "MB sent": study.megabytes(result),
     }

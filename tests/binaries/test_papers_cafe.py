@@ -245,7 +245,7 @@ def line_of(result: RowResult, name: str = "frequency") -> Cells:
 def test_a_table_has_groups_and_the_papers_numbers() -> None:
     rows = {row.label: row for row in cafe.frequency("fashion_mnist")}
     cells = line_of(made_up(rows["CAFE"], [[0.4, 0.5], [0.3, 0.6]]))
-    assert cells["setting"] == "Dir 0.1, CF 0.1, IF 1, 10 of 100 clients, 5 epochs"
+    assert cells["federation"] == "Dir 0.1, CF 0.1, IF 1, 10 of 100 clients, 5 epochs"
     assert cells["selected"] == "learning_rate=0.01"
     assert cells["test, %"] == cells["balanced, %"] == "55.0 ± 7.1"
     assert {"frequent clients, %", "sparse clients, %"} < set(cells)

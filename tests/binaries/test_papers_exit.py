@@ -87,7 +87,7 @@ def test_the_table_of_planted_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exit_strategy.planted_columns(RowResult(study.Row("", ()), chosen, [])) == {
         "client 0 left": "2 of 2 seeds",
         "others that left": "0.5 of 2",
-        "rounds that heard of client 0": "1 to 2",
+        "rounds with an update of client 0": "1 to 2",
         "L": "2.25 to 2.5",
         "0 at L: client 0": "1 to 2",
         "0 at L: others": "3 to 5",

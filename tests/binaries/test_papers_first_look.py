@@ -57,10 +57,10 @@ def result_of(chosen: Config, stops: list[int | None] | None) -> RowResult:
 def test_the_table_serves_the_stop_and_else_the_last_round(configs: list[Config]) -> None:
     plain = study.line(first_look.PAPER, _study(), "digits", result_of(configs[0], None))
     assert plain["digits"] == "colour-FedAvg"
-    assert (plain["test, %"], plain["serves"]) == ("20.0 ± 0.0", "last round")
+    assert (plain["test, %"], plain["selected by"]) == ("20.0 ± 0.0", "last round")
     assert configs[2].watching.stop_below
     game = study.line(first_look.PAPER, _study(), "digits", result_of(configs[2], [50, None, 60]))
-    assert (game["test, %"], game["serves"]) == ("66.7 ± 40.4", "stop, 2 of 3")
+    assert (game["test, %"], game["selected by"]) == ("66.7 ± 40.4", "stop, 2 of 3")
     assert game["at round"] == "170 ± 199"
 
 

@@ -1,4 +1,4 @@
-"""Simpson's paradox: one digit is darker in every client, but neither is over all clients.
+"""Simpson's paradox: the colour tells the digit within a client, and hardly over all clients.
 
 FedCFA's Fig. 4 is --environment=simpson --held_out=test. Its --init_from is a network that was
 trained with --shading=random --algorithm=erm --stop_above=0.95 --after_stop=end.
@@ -85,5 +85,8 @@ def _make(data: Dataset, source: Source, chosen: Shades) -> Dataset:
 
 
 SIMPSON = Kind(
-    "one digit is darker in every client, and over all none is", (Shades,), _make, draws_test=True
+    "a colour that tells the digit in each client, but hardly over all clients",
+    (Shades,),
+    _make,
+    draws_test=True,
 )

@@ -20,11 +20,10 @@ class Flips:
     )
     flips: tuple[float, ...] = flag(
         (0.2, 0.1),
-        "Probability that the colour (or patch) disagrees with the label, in each training "
-        "environment.",
+        "Probability that the colour (or patch) disagrees with the label, in each training domain.",
         PROBABILITY,
     )
-    test_flip: float = flag(0.9, "The same in the test environment.", PROBABILITY)
+    test_flip: float = flag(0.9, "The same in the test.", PROBABILITY)
     label_noise: float = flag(
         0.25, "Probability that the label disagrees with the image.", PROBABILITY
     )

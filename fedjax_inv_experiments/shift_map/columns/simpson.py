@@ -1,4 +1,4 @@
-"""Simpson's paradox: within each client one digit is darker, over all clients none is."""
+"""Simpson's paradox: within each client the colour tells the digit, over all clients hardly."""
 
 from fedjax_inv_experiments.shift_map.columns.kind import Shift
 
