@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from fedjax_inv import aggregators, averaging, devices, evaluation, local, models, rounds, schedules
 from fedjax_inv.data import federation
 from fedjax_inv.objectives import cross_entropy
-from fedjax_inv.types import Algorithm, Array, Loss, Model, Trained, Visit, Work
+from fedjax_inv.types import Algorithm, Array, Loss, Model, Trained, Tree, Variables, Visit, Work
 
 
 def fednova(model: Model, work: Work, *, loss: Loss = cross_entropy) -> Algorithm:
@@ -27,6 +27,9 @@ def fednova(model: Model, work: Work, *, loss: Loss = cross_entropy) -> Algorith
     def steps(visit: Visit, trained: Trained) -> Array:
         return jnp.maximum(trained.num_steps, 1).astype(jnp.float32)
 
+    def scaled(side: Tree, delta: Variables, mean_steps: Array) -> Variables:
+        return delta._replace(params=optax.tree.scale(mean_steps, delta.params))
+
     return averaging.averaging(
         model,
         work,
@@ -34,7 +37,7 @@ def fednova(model: Model, work: Work, *, loss: Loss = cross_entropy) -> Algorith
         server_optimizer=optax.sgd(1.0),
         weighting="size",
         scale_delta=lambda visit, trained: 1 / steps(visit, trained),
-        server_delta=lambda side, delta, mean_steps: optax.tree.scale(mean_steps, delta),
+        server_delta=scaled,
         side=averaging.NOTHING._replace(upload=steps, aggregate=aggregators.mean()),
     )
 

@@ -109,6 +109,13 @@ def _split(x: Tree, y: Array, mask: Array, key: Array, rows: int, length: Array 
     return _means(_sums(jax.tree.map(cleared, x), cleared(y), group, rows))
 
 
+def _check_floating(x: Tree) -> None:
+    for leaf in jax.tree.leaves(x):
+        checks.array("x", leaf)
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise UsageError("x", leaf, "must be in floating point to average")
+
+
 def chunk_means(x: Tree, y: Array, mask: Array, key: Array, chunk: int) -> Averages:
     """Return means of random chunks of the real examples.
 
@@ -124,9 +131,10 @@ def chunk_means(x: Tree, y: Array, mask: Array, key: Array, chunk: int) -> Avera
       rows are real, and the last of them is the mean of the remaining examples.
 
     Raises:
-      UsageError: for a chunk below 1.
+      UsageError: for a chunk below 1, and for inputs that are not in floating point.
     """
     checks.integer("chunk", chunk)
+    _check_floating(x)
     return _split(x, y, mask, key, -(-mask.shape[0] // chunk), chunk)
 
 
@@ -145,9 +153,10 @@ def split_means(x: Tree, y: Array, mask: Array, key: Array, rows: int) -> Averag
       examples, and the rest is left out; with fewer than `rows` examples no row is real.
 
     Raises:
-      UsageError: for rows below 1.
+      UsageError: for rows below 1, and for inputs that are not in floating point.
     """
     checks.integer("rows", rows)
+    _check_floating(x)
     return _split(x, y, mask, key, rows, mask.sum() // rows)
 
 

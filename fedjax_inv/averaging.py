@@ -72,10 +72,12 @@ NOTHING = SideState(
 
 
 class ScaleDelta(Protocol):
-    """Computes the factor of a client's delta."""
+    """Computes the factor of a client's change of the parameters."""
 
     def __call__(self, visit: Visit, trained: Trained, /) -> Array:
-        """Return the factor by which the client multiplies its delta before the upload, [].
+        """Return the factor of the change of parameters before the upload, [].
+
+        Statistics have no factor, so that a variance stays positive.
 
         Args:
           visit: the client's turn.
@@ -225,13 +227,14 @@ def averaging(
       serve: (server, own) -> the variables of the network that serves a client, for a personal
         algorithm; default: the server's.
       side: the method's own state, messages and uploads.
-      scale_delta: the factor of a client's delta; default: 1. It may depend on the message, so that
-        the server can weight clients: it sends the weights in `SideState.send`.
+      scale_delta: the factor of a client's change of the parameters; default: 1. It may depend on
+        the message, so that the server can weight clients: it sends the weights in
+        `SideState.send`.
       server_delta: the delta of the server's step; default: the mean of the clients' deltas.
 
     Returns:
       The algorithm, with one exchange. Its `network` is the server's, which has only the shared
-      variables.
+      variables; with other ones the method replaces it.
 
     Raises:
       UsageError: for an unknown weighting, and for arguments of other types or functions that take
@@ -328,7 +331,7 @@ def averaging_of(
             if jnp.shape(scale):
                 text = f"has shape {jnp.shape(scale)}, must be a scalar"
                 raise UsageError("the result of scale_delta", ..., text)
-            delta = optax.tree.scale(scale, delta)
+            delta = delta._replace(params=optax.tree.scale(scale, delta.params))
         upload = Upload(delta, side.upload(visit, trained))
         aggregators.check_prefix("side.aggregate", side.aggregate, upload.side)
         return Reply(remember(visit, trained), upload, trained.metrics)

@@ -78,6 +78,11 @@ def is_concrete(tree: Tree) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
+def is_known_zero(number: Any) -> bool:
+    """Return whether a number is 0, and no tracer."""
+    return is_concrete(number) and float(number) == 0
+
+
 def shown(value: Any) -> str:
     """Return a value as text of one line: an array as dtype and shape, a string in quotes."""
     if getattr(value, "ndim", 0) > 0:

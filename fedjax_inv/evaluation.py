@@ -399,14 +399,19 @@ def _scattered(totals: Array, who: Array, values: Array) -> Array:
 
 
 def mean(scores: Scores) -> tuple[Array, Array]:
-    """Return (score, loss), each [], over all examples: clients weighted by size."""
+    """Return (score, loss), each [], over all examples: clients weighted by size.
+
+    Of several runs, scores [R, C], it returns one of each run, [R].
+    """
     _check_scores(scores)
-    weights = scores.size / jnp.maximum(scores.size.sum(), 1)
-    return (scores.score * weights).sum(), (scores.loss * weights).sum()
+    weights = scores.size / jnp.maximum(scores.size.sum(-1, keepdims=True), 1)
+    return (scores.score * weights).sum(-1), (scores.loss * weights).sum(-1)
 
 
 def balanced(scores: Scores) -> Array:
     """Return the unweighted mean score [] over clients that have examples; 0 if none has.
+
+    Of several runs, scores [R, C], it returns one of each run, [R].
 
     If each "client" is a class (`data.federation.by_class`) and the score is accuracy, this is the
     class-balanced accuracy, the mean of the classes' recalls.
@@ -420,12 +425,12 @@ def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
     """Return the scores of groups of clients (domains), clients weighted by size.
 
     Args:
-      scores: the scores of the clients, each [C].
+      scores: the scores of the clients, each [C], or [R, C] of several runs.
       group: [C] int32, the group of each client; a client with a negative one is left out.
       num_groups: G, at least 1.
 
     Returns:
-      The scores of the groups, each [G]; 0 for a group without examples.
+      The scores of the groups, each [G] or [R, G]; 0 for a group without examples.
 
     Raises:
       UsageError: for another number of groups than of clients, for groups that are not integers,
@@ -435,18 +440,20 @@ def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
     checks.integer("num_groups", num_groups)
     checks.memory("num_groups", num_groups, num_groups * scores.size.size)
     checks.array("group", group)
-    if group.shape != scores.size.shape or not jnp.issubdtype(group.dtype, jnp.integer):
-        allowed = f"must be integers of shape {scores.size.shape}, one for each client"
+    clients = scores.size.shape[-1:]
+    if group.shape != clients or not jnp.issubdtype(group.dtype, jnp.integer):
+        allowed = f"must be integers of shape {clients}, one for each client"
         raise UsageError("group", group, allowed)
     if checks.is_concrete(group):
         checks.integers("group", group, None, num_groups - 1, ndim=None, may_be_empty=True)
     # Not segment_sum: XLA's CPU compiler gets some of its vmapped scatters wrong (BUILD_NOTES.md).
     member = group == jnp.arange(num_groups)[:, None]  # [G, C]
-    size = (member * scores.size).sum(1)
+    size = (member * scores.size[..., None, :]).sum(-1)
 
     def pooled(values: Array) -> Array:
         # `where`, not a product: an infinite loss stays in its own group.
-        return jnp.where(member, scores.size * values, 0).sum(1) / jnp.maximum(size, 1)
+        weighted = (scores.size * values)[..., None, :]
+        return jnp.where(member, weighted, 0).sum(-1) / jnp.maximum(size, 1)
 
     return Scores(pooled(scores.score), pooled(scores.loss), size)
 

@@ -47,8 +47,8 @@ def fine_tuned(
       client without examples has the global network.
 
     Raises:
-      UsageError: if the algorithm has no global network or is personal already, and for arguments
-        of other types.
+      UsageError: if the algorithm has no global network, is personal already or computes outputs
+        in a way of its own, and for arguments of other types.
     """
     checks.record("algorithm", algorithm, Algorithm)
     checks.record("state", state, State)
@@ -61,6 +61,8 @@ def fine_tuned(
         raise UsageError("algorithm", ..., "has no global network to fine-tune, must have one")
     if algorithm.personal:
         raise UsageError("algorithm", ..., "is personal already, must serve all clients alike")
+    if algorithm.own_outputs:
+        raise UsageError("algorithm", ..., "computes outputs in a way of its own, must not")
     network_of, grad_fn = algorithm.network, averaging.gradient(model, loss)
     state, federation = tree.on_device((state, federation))
     start = network_of(state.server)

@@ -261,4 +261,5 @@ def train_only(
         predict,
         plain.personal,
         network_of if network else None,
+        plain.own_outputs,
     )

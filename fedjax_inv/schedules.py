@@ -473,7 +473,7 @@ def randomly_delayed(
     return schedule._replace(delay=jax.vmap(jax.vmap(draw, (None, 0)))(rounds, schedule.who))
 
 
-def every(schedule: Cohort, period: Array) -> Cohort:
+def every(schedule: Cohort, period: int | Array) -> Cohort:
     """Return a schedule in which client c attends only the rounds t with t mod period[c] = 0.
 
     Args:
@@ -492,7 +492,7 @@ def every(schedule: Cohort, period: Array) -> Cohort:
     return schedule._replace(present=schedule.present & due)
 
 
-def slow(schedule: Cohort, rounds_per_update: Array) -> Cohort:
+def slow(schedule: Cohort, rounds_per_update: int | Array) -> Cohort:
     """Return a schedule in which clients need m rounds for an update.
 
     A client starts an update in round s, on its broadcast w_s, and delivers it in round s + m - 1,
@@ -583,6 +583,9 @@ def _check_num_clients(num_clients: int, schedule: Cohort) -> None:
     """Raise UsageError if the schedule has a client that is not in 0..num_clients - 1."""
     if not checks.is_concrete(schedule):
         return
+    present = np.asarray(schedule.present)
+    if np.min(np.asarray(schedule.who), initial=0, where=present) < 0:
+        raise UsageError("schedule", ..., "who must be at least 0 where a client is present")
     most = _last_client(schedule)
     if most >= num_clients:
         raise UsageError(

@@ -443,8 +443,9 @@ class Algorithm(NamedTuple):
     exchanges: tuple[Exchange, ...]  # the round trips of one round, in order
     predict: Predict
     personal: bool = False  # whether each client is served with its own state
-    # server -> the single network that it serves; None: there is none
+    # server -> the network of a client that was never seen; None: there is no single network
     network: Callable[[Tree], Variables] | None = None
+    own_outputs: bool = False  # whether `predict` differs from `models.predict` of that network
 
 
 class Idle(NamedTuple):

@@ -99,4 +99,5 @@ def around(
         predict,
         algorithm.personal,
         network=network_of if network else None,
+        own_outputs=algorithm.own_outputs,
     )

@@ -34,7 +34,7 @@ from fedjax_inv_experiments.flags.flag import check_place, flag
 from fedjax_inv_experiments.parts import network as networks
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.reporting import finished, report
-from fedjax_inv_experiments.reporting.finished import OneRun, Runs
+from fedjax_inv_experiments.reporting.finished import OneRun
 from fedjax_inv_experiments.reporting.tables import table
 from fedjax_inv_experiments.running import files, provenance
 from fedjax_inv_experiments.running.records import Line, Start
@@ -90,7 +90,7 @@ def description(one: OneRun) -> dict[str, Any]:
                 name or "x": [str(leaf.dtype), *leaf.shape[1:]]
                 for name, leaf in saved.named(runs.data.dataset.x).items()
             },
-            **meaning(runs),
+            **meaning(one),
             **_features(one),
         },
         "algorithm": {
@@ -122,10 +122,13 @@ _OUTPUTS = {
 }
 
 
-def meaning(runs: Runs) -> dict[str, Any]:
+def meaning(one: OneRun) -> dict[str, Any]:
     """The meaning of the outputs: the kind of targets, and the names of the K outputs."""
-    dataset = runs.data.dataset
-    return {"task": dataset.task, "outputs": _OUTPUTS[dataset.task], "classes": dataset.classes}
+    dataset, name = one.runs.data.dataset, one.runs.cell.algorithm
+    outputs = _OUTPUTS[dataset.task]
+    if one.algorithm().own_outputs:
+        outputs += f"; {name} computes them in a way of its own and not as `models.predict` does"
+    return {"task": dataset.task, "outputs": outputs, "classes": dataset.classes}
 
 
 def _selected(one: OneRun, line: Line) -> dict[str, Any]:
@@ -168,7 +171,7 @@ def export(one: OneRun, out: Path, below: Path) -> Written:
     if algorithm.personal:
         trees["clients.safetensors"] = served.clients
     arrays = {}
-    about = {name: json.dumps(value) for name, value in meaning(one.runs).items()}
+    about = {name: json.dumps(value) for name, value in meaning(one).items()}
     for name, tree in trees.items():
         with files.replacing(place / name) as file:
             arrays[name] = saved.save(file.name, tree, about)

@@ -195,9 +195,10 @@ def calibrate(
       gamma: the constant added to the classifier's norms.
 
     Raises:
-      UsageError: for other shapes.
+      UsageError: for other shapes, and for a negative gamma.
     """
     _check_floats("classifier", classifier, is_matrix=True)
+    checks.real("gamma", gamma)
     named = {"global_direction": global_direction, "local_direction": local_direction}
     for name, direction in named.items():
         checks.array(name, direction)
@@ -240,11 +241,6 @@ def _check_momentum(work: Work) -> None:
         raise UsageError(
             "optimizer", ..., "must be sgd with momentum above 0, or {beta}", beta=("beta", 0)
         )
-
-
-def _is_zero(weight: float | Array) -> bool:
-    """Whether a weight is 0 or traced."""
-    return not checks.is_concrete(weight) or float(weight) == 0
 
 
 def _kernel(head: Tree) -> Array:
@@ -334,7 +330,8 @@ def cafe(
         )
     train_local, direction_of = local.seeing_local(work), DIRECTIONS[drift_mode]
     averages_features = drift_mode == "feature_ema"
-    if feature_calibration and not averages_features and not _is_zero(beta):
+    has_local_direction = checks.is_concrete(beta) and not checks.is_known_zero(beta)
+    if feature_calibration and not averages_features and has_local_direction:
         _check_momentum(work)
 
     def check(setup: Setup) -> None:
@@ -436,4 +433,4 @@ def cafe(
         served = rows(kernel.T, direction, jnp.zeros_like(direction))
         return logits(_embedding(features, kernel.shape[0]), served, scale=scale)
 
-    return training._replace(init_server=init_server, predict=predict)
+    return training._replace(init_server=init_server, predict=predict, own_outputs=True)

@@ -146,7 +146,8 @@ def contribution(
       smoothness: L.
 
     Raises:
-      UsageError: for other shapes and weights, and negative numbers.
+      UsageError: for weights of another sum, other shapes of gradients and negative numbers.
+      AssertionError: for weights that are no [S].
     """
     chex.assert_rank(weights, 1)
     chex.assert_tree_shape_prefix(client_grads, weights.shape)
@@ -318,7 +319,7 @@ def wrap(
     Raises:
       UsageError: for values out of range, and without `parameters` if there is no network. Before
         the first round: for an algorithm of `missing.reuse` or `freezing.train_only`, which go
-        around this one.
+        around this one, and for one that serves each client with its own network alone.
     """
     checks.record("algorithm", algorithm, Algorithm)
     checks.function("loss", loss)
@@ -389,6 +390,9 @@ def _init_server(phase: _Phase, setup: Setup) -> Server:
             f"do not fit the server of the algorithm ({error}); must be a function server -> the "
             "parameters of its network",
         ) from None
+    if phase.algorithm.personal and not _has_effect(phase, wrapped, params, setup.sample):
+        text = "serves each client with its own network alone, so that all contributions are 0"
+        raise UsageError("algorithm", ..., f"{text}; must serve with the parameters of the server")
     table = jnp.zeros((phase.num_rounds, setup.num_clients))
     direction: Tree = ()
     if phase.smoothness is None:
@@ -405,6 +409,28 @@ def _init_server(phase: _Phase, setup: Setup) -> Server:
     return Server(wrapped, assessment)
 
 
+def _has_effect(phase: _Phase, wrapped: Tree, params: Tree, x: Tree) -> bool:
+    """Whether the outputs for a client depend on the server's parameters."""
+    own = phase.algorithm.init_client(wrapped, jnp.int32(0))
+
+    def outputs(params: Tree, own: Tree) -> Array:
+        return phase.algorithm.predict(_with(phase, wrapped, params), own, x)
+
+    traced = jax.make_jaxpr(outputs)(params, own).jaxpr
+    used = {id(each) for equation in traced.eqns for each in equation.invars}
+    return any(id(each) in used for each in traced.invars[: len(jax.tree.leaves(params))])
+
+
+def _with(phase: _Phase, wrapped: Tree, params: Tree) -> Tree:
+    """The wrapped server with other parameters."""
+    leaves, structure = jax.tree.flatten(wrapped)
+    numbered = jax.tree.unflatten(structure, range(len(leaves)))
+    places = jax.tree.leaves(phase.parameters(numbered))
+    for place, leaf in zip(places, jax.tree.leaves(params), strict=True):
+        leaves[place] = leaf
+    return jax.tree.unflatten(structure, leaves)
+
+
 def _staying(exchange: Exchange, num_rounds: int) -> Exchange:
     """An exchange of the algorithm, for clients that have not left."""
     lifted = wrapping.lift(exchange)
@@ -418,16 +444,9 @@ def _staying(exchange: Exchange, num_rounds: int) -> Exchange:
 
 def _risk(phase: _Phase, wrapped: Tree, own: Tree, batch: Batch) -> Callable[[Tree], Array]:
     """The function parameters -> the sum of the batch's losses, as the client is served."""
-    leaves, structure = jax.tree.flatten(wrapped)
-    numbered = jax.tree.unflatten(structure, range(len(leaves)))
-    places = jax.tree.leaves(phase.parameters(numbered))
 
     def risk(params: Tree) -> Array:
-        changed = list(leaves)
-        for place, leaf in zip(places, jax.tree.leaves(params), strict=True):
-            changed[place] = leaf
-        served = jax.tree.unflatten(structure, changed)
-        outputs = phase.algorithm.predict(served, own, batch.x)
+        outputs = phase.algorithm.predict(_with(phase, wrapped, params), own, batch.x)
         return batch.mask.sum() * phase.loss(outputs, batch.y, batch.mask)
 
     return risk

@@ -112,7 +112,7 @@ def fedbn(
     def serve(server: servers.Server, own: Variables) -> Variables:
         return combine(own, server.variables)
 
-    return averaging.averaging(
+    algorithm = averaging.averaging(
         model,
         work,
         lambda visit: grad_fn,
@@ -132,3 +132,4 @@ def fedbn(
             update=lambda old, new, delta: new,
         ),
     )
+    return algorithm._replace(network=lambda server: serve(server, server.side))

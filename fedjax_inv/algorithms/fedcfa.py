@@ -119,7 +119,12 @@ def counterfactual_labels(labels: Array, average: Array, top_k: int, num_factors
       average: labels of the averages [B, K].
       top_k: how many factors are replaced.
       num_factors: F.
+
+    Raises:
+      UsageError: for counts out of range.
     """
+    checks.integer("num_factors", num_factors)
+    checks.integer("top_k", top_k, 0, num_factors)
     share = top_k / num_factors
     return share * average + (1 - share) * labels
 
@@ -143,11 +148,6 @@ def factor_decorrelation(factors: Array, mask: Array) -> Array:
     correlation = jnp.matmul(units.T, units, precision="highest") / number
     pairs = jnp.triu(jnp.abs(correlation), 1).sum() / max(num_factors * (num_factors - 1) // 2, 1)
     return jnp.where(count >= 3, pairs, 0)
-
-
-def _is_zero(weight: float | Array) -> bool:
-    """Whether a weight is known to be 0 when the program is traced."""
-    return checks.is_concrete(weight) and float(weight) == 0
 
 
 def fedcfa(
@@ -202,7 +202,7 @@ def fedcfa(
     weights = {"positive": positive_weight, "negative": negative_weight}
     for name, weight in (*weights.items(), ("decorrelation", decorrelation_weight)):
         checks.real(f"{name}_weight", weight)
-    swaps = {name: weight for name, weight in weights.items() if not _is_zero(weight)}
+    swaps = {name: weight for name, weight in weights.items() if not checks.is_known_zero(weight)}
     side = averages.exchanged(model, combining=combining, rows=rows, chunk=chunk, mixable=mixable)
 
     def check_factors(setup: Setup) -> None:
@@ -287,7 +287,7 @@ def fedcfa(
                     )
                     total += sum(swaps[name] * losses[name] for name in swaps)
                     metrics |= {f"{name}_loss": value for name, value in losses.items()}
-                if not _is_zero(decorrelation_weight):
+                if not checks.is_known_zero(decorrelation_weight):
                     correlation = factor_decorrelation(averaging.embedding(factors), mask)
                     total += decorrelation_weight * correlation
                     metrics["correlation"] = correlation

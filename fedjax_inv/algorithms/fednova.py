@@ -112,8 +112,10 @@ def fednova(
     checks.real("step_size", step_size)
     momentum = work.momentum
     if momentum is None:
-        text = "must be sgd, whose steps the server can count; in Python `work` must record its"
-        raise UsageError("optimizer", ..., f"{text} `momentum`, which is 0 for plain sgd")
+        text = (
+            "must be sgd without Nesterov momentum and weight decay; in Python `work` must record"
+        )
+        raise UsageError("optimizer", ..., f"{text} its `momentum`, which is 0 for plain sgd")
     weight = aggregators.weight_of(weighting)
     risk_gradient = averaging.gradient(model, loss)
 

@@ -207,7 +207,7 @@ def fedproto(
         return averaging.averaging_of(
             model, train, server_optimizer=server_optimizer, weighting=weighting, side=side
         )
-    return averaging.averaging_of(
+    algorithm = averaging.averaging_of(
         model,
         train,
         server_optimizer=server_optimizer,
@@ -218,3 +218,4 @@ def fedproto(
         serve=lambda server, own: own,
         side=side,
     )
+    return algorithm._replace(network=lambda server: server.side.initial)

@@ -42,6 +42,12 @@ _EPSILON = 1e-12  # added to squared norms under a root
 _NAME = "projection"  # key of its parameters, beside those of the head
 
 
+def _check_temperature(temperature: float | Array) -> None:
+    checks.real("temperature", temperature)
+    if checks.is_known_zero(temperature):
+        raise UsageError("temperature", temperature, "must be above 0")
+
+
 def contrastive(
     z: Array, z_global: Array, z_previous: Array, *, temperature: float | Array
 ) -> Array:
@@ -51,12 +57,13 @@ def contrastive(
       z: features of the trained network [B, P].
       z_global: features of the received network [B, P].
       z_previous: features of the client's last network [B, P].
-      temperature: the paper's tau.
+      temperature: the paper's tau, above 0.
 
     Raises:
-      UsageError: for different shapes.
+      UsageError: for different shapes, and for a temperature that is not above 0.
     """
     checks.same_shapes(z=z, z_global=z_global, z_previous=z_previous)
+    _check_temperature(temperature)
 
     def unit(rows: Array) -> Array:
         return rows / jnp.sqrt((rows**2).sum(-1, keepdims=True) + _EPSILON)
@@ -117,9 +124,7 @@ def moon(
     checks.record("model", model, Model)
     checks.function("loss", loss)
     checks.real("penalty", penalty)
-    checks.real("temperature", temperature)
-    if checks.is_concrete(temperature) and float(temperature) == 0:
-        raise UsageError("temperature", temperature, "must be above 0")
+    _check_temperature(temperature)
     checks.integer("projection", projection, 0)
     module = _Projection(projection)
 

@@ -332,12 +332,23 @@ def _arrays(piece: Piece, where: str) -> dict[str, np.ndarray]:
         if array.dtype.kind not in "biuf" or array.shape[:1] != y.shape[:1] or y.ndim == 0:
             found = f"{name} of {array.dtype} {array.shape}"
             raise UsageError(where, ..., f"has {found}, must be numbers [n, ...], as many as y")
-    kinds = {"i": np.int32, "u": np.int32, "f": np.float32, "b": np.bool_}
     arrays = {
-        name: array if array.dtype == np.uint8 else array.astype(kinds[array.dtype.kind])
+        name: array if array.dtype == np.uint8 else _stored(where, name, array)
         for name, array in arrays.items()
     }
-    return {**arrays, "y.npy": y.astype(kinds[y.dtype.kind])}
+    return {**arrays, "y.npy": _stored(where, "y.npy", y)}
+
+
+def _stored(where: str, name: str, array: np.ndarray) -> np.ndarray:
+    """Return numbers in the type in which they are stored: bool, int32 or float32."""
+    kinds = {"i": np.int32, "u": np.int32, "f": np.float32, "b": np.bool_}
+    with np.errstate(over="ignore"):
+        stored = array.astype(kinds[array.dtype.kind])
+    if array.dtype.kind in "iu" and not np.array_equal(stored, array):
+        raise UsageError(where, ..., f"has {name} of {array.dtype}, must fit into 32 bits")
+    if array.dtype.kind == "f" and not np.isfinite(stored).all():
+        raise UsageError(where, ..., f"has {name} of {array.dtype}, must be finite in 32 bits")
+    return stored
 
 
 def _chained(before: str, size: int, domain: str, sums: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Simpson's paradox in colours: the colour tells the digit within every client, but hardly over all of them.
+"""Simpson's paradox in colours: a colour tells the digit within each client, hardly over all.
 
 `simpson` turns a `Dataset` of grey images into one with other domains, which `shade` renders.
 """

@@ -370,7 +370,8 @@ def _check_of_clients(
     if values.ndim == 0:
         check(name, value)
     elif values.shape == (num_clients,):
-        checks.each(name, values.tolist(), check)
+        # As they were given: an array turns all integers beside one float into floats.
+        checks.each(name, value if isinstance(value, list | tuple) else values.tolist(), check)
     else:
         found = f"has shape {values.shape}"
         raise UsageError(name, ..., f"{found}, must be one number, or one for each client")

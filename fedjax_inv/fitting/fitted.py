@@ -160,9 +160,10 @@ class Fitted:
         return jax.tree.map(lambda leaf: leaf[run], self._states)
 
     def network(self, run: int = 0) -> Variables:
-        """Return the parameters and statistics of the network that a run serves.
+        """Return the parameters and statistics of the network of a client that was never seen.
 
-        `models.predict(model, fitted.network(), x)` are its outputs.
+        `models.predict(model, fitted.network(), x)` are its outputs, except for an algorithm that
+        computes outputs in a way of its own (CAFE), for which only `predict` gives them.
 
         Args:
           run: the number of the run.

@@ -44,16 +44,15 @@ def train(
       The runs after their last round.
     """
     compiled, inputs, rounds = serving.program, serving.inputs, cohorts.who.shape[1]
-    # Rounds that nobody attends fill up the last segment, so that all have one length.
-    padding = [(0, 0), (0, -rounds % every), (0, 0)]
-    cohorts = jax.tree.map(lambda leaf: np.pad(leaf, padding), cohorts)
 
     def segment(done: int) -> Cohort:
         return jax.tree.map(lambda leaf: leaf[:, done : done + every], cohorts)
 
     training = compiled.init(examples, inputs)
     # Compiled before the loop, in which Ctrl-C waits for the end of a segment.
-    compiled.rounds.lower(examples, inputs, training, segment(0)).compile()
+    starts = {0, rounds - rounds % every} - {rounds}  # the last segment may be shorter
+    for start in sorted(starts):
+        compiled.rounds.lower(examples, inputs, training, segment(start)).compile()
     compiled.evaluate.lower(examples, inputs, training).compile()
     best, since = np.full(len(runs), -np.inf), np.zeros(len(runs), int)
     lines: list[dict[str, np.ndarray]] = []
@@ -63,7 +62,7 @@ def train(
             with _interrupted_at_end():
                 training, outcome = compiled.segment(examples, inputs, training, segment(done))
                 outcome = compiled.gathered(outcome)
-                lines.append(_values(outcome, min(every, rounds - done)))
+                lines.append(_values(outcome))
                 is_warned = is_warned or _is_broken(runs, outcome, done)
                 done = min(done + every, rounds)
                 at = np.minimum(every * np.arange(1, len(lines) + 1), rounds)
@@ -86,11 +85,11 @@ def train(
     return fitted
 
 
-def _values(outcome: Outcome, length: int) -> dict[str, np.ndarray]:
-    """Return the values [R] of a segment's first `length` rounds, by name, as in `History`."""
+def _values(outcome: Outcome) -> dict[str, np.ndarray]:
+    """Return the values [R] of a segment's rounds, by name, as in `History`."""
     values = {}
     for name, metric in outcome.metrics.items():
-        of_rounds = np.asarray(metric)[:, :length]
+        of_rounds = np.asarray(metric)
         count = (~np.isnan(of_rounds)).sum(1)
         mean = np.nansum(of_rounds, 1) / np.maximum(count, 1)
         values[f"train_{name}"] = np.where(count > 0, mean, np.nan)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.models.wrappers import unit_range
+from fedjax_inv.models.wrappers import like_inputs, unit_range
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
 
@@ -43,7 +43,8 @@ def scaled(model: Model) -> Model:
     checks.record("model", model, Model)
 
     def view(x: Array, inputs: Scaling) -> Array:
-        return (unit_range(x) - inputs.shift) * inputs.scale
+        features = unit_range(x)
+        return like_inputs((features - inputs.shift) * inputs.scale, features)
 
     def init(key: Array, x: Array) -> Variables:
         if not hasattr(x, "ndim") or x.ndim < 2:

@@ -18,6 +18,11 @@ def unit_range(x: Array) -> Array:
     return x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x
 
 
+def like_inputs(values: Array, x: Array) -> Array:
+    """Return values in the floating type of the inputs, so that `computed_in` may go around."""
+    return values.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else values
+
+
 def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
     """Return the model that renders its inputs first.
 
@@ -87,7 +92,12 @@ def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Mod
     if len(mean) != len(std):
         raise UsageError("std", tuple(std), f"must be as long as mean, {len(mean)}")
     shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
-    return rendered(model, lambda x: (unit_range(x) - shift) / scale)
+
+    def view(x: Array) -> Array:
+        images = unit_range(x)
+        return like_inputs((images - shift) / scale, images)
+
+    return rendered(model, view)
 
 
 def computed_in(model: Model, dtype: str) -> Model:
@@ -115,7 +125,7 @@ def computed_in(model: Model, dtype: str) -> Model:
 
         return jax.tree.map(leaf, tree)
 
-    def half(run: Apply) -> Apply:
+    def half(run: Apply, inputs: Callable[[Tree], Tree]) -> Apply:
         def apply(
             params: Tree,
             stats: Tree,
@@ -125,12 +135,14 @@ def computed_in(model: Model, dtype: str) -> Model:
             key: Array | None = None,
             /,
         ) -> tuple[Tree, Tree]:
-            x = cast(jax.tree.map(unit_range, x), dtype)
+            x = cast(jax.tree.map(unit_range, inputs(x)), dtype)
             return cast(run(cast(params, dtype), stats, x, mask, train, key), "float32")
 
         return apply
 
-    return model._replace(encode=half(model.encode), decode=half(model.decode))
+    return model._replace(
+        encode=half(model.encode, model.preprocess), decode=half(model.decode, lambda x: x)
+    )
 
 
 def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
@@ -159,7 +171,7 @@ def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
         if key is None:
             raise UsageError("key", key, "must be given to train a model that augments")
         augment_key, key = jax.random.split(key)
-        x = augment(jax.tree.map(unit_range, x), augment_key)
+        x = augment(jax.tree.map(unit_range, model.preprocess(x)), augment_key)
         return model.encode(params, stats, x, mask, train, key)
 
     return model._replace(encode=encode)

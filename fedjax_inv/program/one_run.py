@@ -289,13 +289,13 @@ class OneRun(NamedTuple):
           state: the state of the run.
 
         Raises:
-          UsageError: if the algorithm serves no network.
+          UsageError: if the algorithm has no single network, or outputs of its own.
         """
-        network = self.algorithm(inputs).network
-        if network is None:
-            raise UsageError(
-                "watch_gradients", True, "must be False for an algorithm that serves no network"
-            )
+        algorithm = self.algorithm(inputs)
+        network = algorithm.network
+        if network is None or algorithm.own_outputs:
+            text = "must be False for an algorithm without a network of plain outputs"
+            raise UsageError("watch_gradients", True, text)
         return diagnostics.agreement(
             self.experiment.model,
             network(state.server),

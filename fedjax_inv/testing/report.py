@@ -39,6 +39,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
             programs.a_state_can_be_donated,
             serving.a_blank_upload_fits,
             serving.an_evaluation_is_the_mean_over_examples,
+            serving.the_network_gives_the_outputs_for_a_new_client,
             layout.a_run_in_chunks_is_a_loop_of_rounds,
             participation.absent_clients_change_nothing,
             participation.what_fills_a_batch_does_not_matter,

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import communication, evaluation, tree
+from fedjax_inv import communication, evaluation, models, tree
 from fedjax_inv.testing import inputs
 from fedjax_inv.testing.case import Case, NotApplicable
 from fedjax_inv.testing.comparing import assert_close, assert_finite, assert_same_shapes, plain
@@ -62,6 +62,21 @@ def an_evaluation_is_the_mean_over_examples(case: Case) -> None:
             own = outputs[who][inputs.rows_of(federation, who)].astype(np.float64)
             assert_close(got.score[who], np.array(own.mean()))
             assert_close(got.loss[who], np.array((own**2).mean()))
+
+
+def the_network_gives_the_outputs_for_a_new_client(case: Case) -> None:
+    """`models.predict` of `Algorithm.network` equals `predict` for a client that was never seen."""
+    algorithm, network = case.algorithm, case.algorithm.network
+    if network is None or algorithm.own_outputs:
+        raise NotApplicable("it has no network, or says that it has `own_outputs`")
+    x = case.federation.data.x
+
+    def outputs(server: Tree) -> tuple[Array, Array]:
+        own = algorithm.init_client(server, jnp.int32(0)) if algorithm.personal else ()
+        return algorithm.predict(server, own, x), models.predict(case.model, network(server), x)
+
+    program = jax.jit(outputs, compiler_options=case.options)
+    assert_close(*plain(program(case.restored(case.result[0]).server)))
 
 
 def bytes_follow_from_shapes(case: Case) -> None:

@@ -542,8 +542,9 @@ def _check_watching(assembled: Assembled) -> None:
 
 
 def _check_network(assembled: Assembled, cell: Cell) -> None:
-    """Raises UsageError unless a cell's algorithm has a single network."""
+    """Raises UsageError unless a cell's algorithm has a single network, with plain outputs."""
     config, model, task = assembled.config, assembled.model, assembled.task
-    if algorithm(config, cell, model, task, cell.runs[0].hyper, Sizes()).network is None:
-        text = f"--algorithm={cell.algorithm} has no single network to look at"
-        raise flag_error("watch_gradients", True, text)
+    made = algorithm(config, cell, model, task, cell.runs[0].hyper, Sizes())
+    if made.network is None or made.own_outputs:
+        has = "computes outputs in a way of its own" if made.network else "has no single network"
+        raise flag_error("watch_gradients", True, f"--algorithm={cell.algorithm} {has}")

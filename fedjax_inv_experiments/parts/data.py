@@ -240,7 +240,8 @@ def _drawn(loaded: Dataset, count: int) -> Dataset:
     if not 0 < count < len(loaded.y):
         return loaded
     rows = np.sort(np.random.default_rng(0).choice(len(loaded.y), count, replace=False))
-    of_examples = {name: getattr(loaded, name) for name in ("x", "y", "domain", "test", "user")}
+    names = ("x", "y", "domain", "test", "user", "original")
+    of_examples = {name: getattr(loaded, name) for name in names}
     return loaded._replace(**jax.tree.map(lambda leaf: leaf[rows], of_examples))
 
 
@@ -266,7 +267,9 @@ def held_out(chosen: Data, domains: Sequence[str]) -> list[str | None]:
         raise flag_error("held_out", asked, "must be none, as there is one domain only")
     if asked == "all":
         return list(domains)
-    names = (asked or domains[-1]).split(",") if asked not in domains else [asked]
+    if not asked or asked in domains:
+        return [asked or domains[-1]]
+    names = asked.split(",")
     for name in names:  # "all" and "none" cannot stand in a list
         check_known("held_out", name, domains if len(names) > 1 else [*domains, "all", "none"])
     return list(names)

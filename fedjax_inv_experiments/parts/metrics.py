@@ -66,7 +66,8 @@ def _f1(of: Predictions) -> float:
     from sklearn.metrics import f1_score
 
     if of.kind == "classes":
-        return f1_score(of.y, of.predicted, average="macro", zero_division=0)
+        occurring = np.unique(of.y)
+        return f1_score(of.y, of.predicted, labels=occurring, average="macro", zero_division=0)
     pairs = zip(of.truth.T, of.predicted.T, strict=True)
     return float(np.mean([f1_score(*pair, zero_division=0) for pair in pairs]))
 

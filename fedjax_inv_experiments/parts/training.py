@@ -107,7 +107,8 @@ def work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
     optimizer = optimizers.regularised(
         optimizers.make(chosen, "optimizer", learning_rate), chosen.weight_decay, chosen.clip
     )
-    momentum = chosen.momentum if chosen.optimizer == "sgd" else None
+    is_plain = chosen.optimizer == "sgd" and not (chosen.optimizer_settings or chosen.weight_decay)
+    momentum = chosen.momentum if is_plain else None
     size, num_steps = chosen.batch_size, chosen.local_steps
     if size == 0:
         num_steps = num_steps or chosen.local_epochs

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import fine_tuning, models, rounds
+from fedjax_inv import fine_tuning, rounds
 from fedjax_inv.types import Algorithm, Tree
 from fedjax_inv_experiments.flags.flag import flag_error
 from fedjax_inv_experiments.parts import training
@@ -31,10 +31,7 @@ def networks(one: OneRun, algorithm: Algorithm, epochs: int) -> tuple[Algorithm,
         only = ",".join(runs.config.model.train_only)
         text = f"trains all parameters, but the run was trained with --train_only={only}"
         raise flag_error("fine_tune", epochs, text)
-    sample = jax.tree.map(lambda leaf: leaf[:8], assembled.data.x)
-    served = algorithm.predict(server, (), sample)
-    plain = models.predict(assembled.model, algorithm.network(server), sample)
-    if not np.allclose(served, plain, rtol=1e-2, atol=1e-2):
+    if algorithm.own_outputs:
         text = f"--algorithm={runs.cell.algorithm} computes outputs in a way of its own"
         raise flag_error("fine_tune", epochs, text)
     train = assembled.splits[runs.cell.held_out][one.run.seed].train

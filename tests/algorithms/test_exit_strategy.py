@@ -16,7 +16,15 @@ import federations as tiny
 import slow
 from federations import assert_equal, plain
 from fedjax_inv import devices, freezing, local, missing, models, objectives, rounds, tree
-from fedjax_inv.algorithms import exit_strategy, fedavg, fedbn, fl_games, scaffold
+from fedjax_inv.algorithms import (
+    ditto,
+    exit_strategy,
+    fedavg,
+    fedbn,
+    fedproto,
+    fl_games,
+    scaffold,
+)
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Tree, Work
@@ -618,6 +626,16 @@ def test_what_goes_around_the_exit_strategy_is_refused_inside() -> None:
     for inner, words in ((reusing, r"missing\.reuse\("), (partly, r"train_only\(lambda model")):
         with pytest.raises(UsageError, match=rf"^algorithm: .* must be wrapped first.*{words}"):
             jax.eval_shape(partial(started, model, exit_strategy.wrap(inner)))
+
+
+def test_personal_networks_that_ignore_the_server_are_refused() -> None:
+    model, train = tiny.mlp(), tiny.steps(0.1)
+    refused = (ditto.ditto(model, train), fedproto.fedproto(model, train, share_weights=False))
+    for inner in refused:
+        with pytest.raises(UsageError, match=r"^algorithm: serves each client with its own netwo"):
+            jax.eval_shape(partial(started, model, exit_strategy.wrap(inner)))
+    shared = fedbn.fedbn(model, train, is_local=lambda path: "bias" in path)
+    jax.eval_shape(partial(started, model, exit_strategy.wrap(shared)))
 
 
 def test_parameters_that_do_not_fit_are_told() -> None:

@@ -248,6 +248,13 @@ def test_what_stands_in_for_a_missing_update() -> None:
             dict(algorithm=("cafe",)),
             "^--algorithm=cafe: optimizer: must be sgd .*, or --set=beta=0",
         ),
+        *(
+            (
+                dict(algorithm=("fednova",), momentum=0.9, **more),
+                "^--algorithm=fednova: optimizer: ",
+            )
+            for more in (dict(optimizer_settings=("nesterov=true",)), dict(weight_decay=0.1))
+        ),
         (
             dict(late="stale", frequency=0.5, slow=("0:2",)),
             "^--slow=0:2: must be left out with --late=stale",
@@ -312,6 +319,19 @@ def test_a_drawn_test_holds_a_part_of_every_domain(environment: str, seed: int) 
     (rows,), domains = parts_of(assembled.splits[None][seed].test), assembled.dataset.domain
     shares = np.bincount(domains[rows]) / np.bincount(domains)
     assert (abs(shares - 0.2) < 0.08).all()
+
+
+def test_some_examples_of_a_data_set_with_copies() -> None:
+    chosen = Data(dataset="moved_digits", max_examples=500)
+    found = data_flags.load(chosen)
+    assert [len(leaf) for leaf in (found.x, found.y, found.original)] == [500] * 3
+
+
+def test_a_domain_with_a_comma_is_held_out_by_default() -> None:
+    domains = ("x", "a,b")
+    for asked in ("", "a,b"):
+        assert data_flags.held_out(Data(held_out=asked), domains) == ["a,b"]
+    assert data_flags.held_out(Data(held_out="x"), domains) == ["x"]
 
 
 def test_every_other_pixel() -> None:

@@ -224,6 +224,10 @@ def test_a_damaged_file_is_named(written: Path, tmp_path: Path, name: str) -> No
         (Piece(np.zeros((1, 2), np.uint8), np.array([2])), r"client 1: has the label .* in 0\.\.1"),
         (Piece(np.zeros((1, 2), np.uint8), np.array([-1])), "client 1: has the label -1"),
         (Piece(np.array([["a", "b"]]), np.array([0])), "client 1: has x.npy of <U1"),
+        (Piece(np.array([[0, 2**33 + 5]]), np.array([0])), "client 1: .* must fit into 32 bits"),
+        (Piece(np.zeros((1, 2), np.uint8), np.array([2**32])), "client 1: has y.npy of int64, mu"),
+        (Piece(np.array([[0, 1e300]]), np.array([0])), "client 1: .* must be finite in 32 bits"),
+        (Piece(np.array([[0, np.nan]]), np.array([0])), "client 1: has x.npy of float64, must be"),
         (Piece(np.zeros((1, 2), np.uint8), np.array([0]), ends=False), "client 1: must end"),
     ],
 )

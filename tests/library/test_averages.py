@@ -281,6 +281,10 @@ def test_what_has_no_average_is_refused() -> None:
         (lambda: averages.exchanged(MODEL, rows=0), "rows=0: must be an integer of at least 1"),
         (lambda: averages.exchanged(MODEL, chunk=0), "chunk=0: must be an integer of at least 1"),
         (lambda: averages.chunk_means(x, x, x[:, 0] > 0, jax.random.key(0), 0), "chunk=0: must"),
+        (
+            lambda: averages.chunk_means(x > 0, x, x[:, 0] > 0, jax.random.key(0), 2),
+            "x=bool .*: must be in floating point",
+        ),
         (lambda: averages.split_means(x, x, x[:, 0] > 0, jax.random.key(0), 0), "rows=0: must"),
     ):
         with pytest.raises(ValueError, match=f"^{words}"):

@@ -326,6 +326,13 @@ def test_by_group_of_several_runs_in_one_program() -> None:
     np.testing.assert_allclose(together.score, np.full((4, 1), mean), rtol=1e-6)
 
 
+def test_scores_of_several_runs_are_those_of_each_run() -> None:
+    runs, group = jax.tree.map(lambda a: np.stack([a, a[::-1]]), SCORES), np.array([2, 0, 2, -1])
+    for of in (evaluation.mean, evaluation.balanced, lambda scores: by_group(scores, group, 3)):
+        alone = [of(jax.tree.map(lambda a, r=run: a[r], runs)) for run in range(2)]
+        assert_close(of(runs), jax.tree.map(lambda *leaves: np.stack(leaves), *alone))
+
+
 def test_an_infinite_loss_stays_in_its_group() -> None:
     scores = SCORES._replace(loss=np.float32([np.inf, 0.0, 0.2, 2.0]))
     loss = by_group(scores, np.array([0, 1, 1, 2]), 3).loss

@@ -78,6 +78,10 @@ def test_chunks_and_runs_change_nothing(state: rounds.State) -> None:
             ditto.ditto(MODEL, work()),
             "algorithm: is personal already, must serve all clients alike",
         ),
+        (
+            fedavg.fedavg(MODEL, work())._replace(own_outputs=True),
+            "algorithm: computes outputs in a way of its own, must not",
+        ),
     ],
 )
 def test_what_cannot_be_fine_tuned_is_refused(

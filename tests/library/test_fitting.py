@@ -114,7 +114,7 @@ def test_runs_are_bit_for_bit_those_of_the_layers_below() -> None:
     state = play(state, schedule(program.schedule_key(seed)), split.train)
     assert fitted.runs[run] == program.Run(seed, {"learning_rate": RATES[1]})
     found = fitted.state(run)
-    assert_same_bits(plain(found.server), plain(state.server))
+    assert_same_bits(plain(found), plain(state))
     scores = evaluation.evaluate(algorithm, state, split.valid)
     expected = evaluation.mean(scores)
     np.testing.assert_allclose(fitted.history["valid_score"][run, -1], expected[0], rtol=1e-6)
@@ -153,7 +153,7 @@ def test_the_history_is_of_every_run_and_segment() -> None:
         history["loss"]
 
 
-def test_segments_share_one_compiled_program() -> None:
+def test_segments_share_compiled_programs() -> None:
     _, seen = trained()
     assert len({traces for _, traces, *_ in seen}) == 1
 
@@ -297,9 +297,9 @@ def test_a_callback_stops_the_training() -> None:
     assert segment.lengths == [[6, 6], [6, 6]]
 
 
-def test_the_last_segment_is_filled_up_with_rounds_of_nobody() -> None:
+def test_the_last_segment_may_be_shorter() -> None:
     fitted, segment = played([(0.1, 0.1)] * 3, 5, every=2)
-    assert segment.lengths == [[6, 6], [6, 6], [6, 0]]
+    assert segment.lengths == [[6, 6], [6, 6], [6]]
     assert fitted.history.rounds.tolist() == [2, 4, 5]
     np.testing.assert_array_equal(fitted.history["train_loss"], [[0.5, 0.5, 0.0]] * 2)
     assert "test_score" not in fitted.history.values
@@ -474,6 +474,7 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         ((), {"dropout": 1.5}, "dropout=1.5: must be a number between 0 and 1"),
         ((), {"dropout": [0.5, 0.5]}, "dropout: has shape (2,), must be one number, or one for"),
         ((), {"slow": [1, 2, 0, 1]}, "slow[2]=0: must be an integer of at least 1"),
+        ((), {"slow": [1, 2, 1.5, 1]}, "slow[2]=1.5: must be an integer of at least 1"),
         ((), {"schedule": schedule}, "schedule: has shape (5, 3), must be cohorts [1, S]"),
         ((), {"schedule": schedule, "cohort": 2}, "cohort: must be left out beside schedule"),
         ((), {"penalty": 1.0}, "penalty: must be an argument of fit or of fedavg: loss, server"),

@@ -48,7 +48,7 @@ def test_every_algorithm_obeys(case: testing.Case, law: str) -> None:
     try:
         testing.LAWS[law](case)
     except testing.NotApplicable:
-        assert law == "a_blank_upload_fits"
+        assert law in ("a_blank_upload_fits", "the_network_gives_the_outputs_for_a_new_client")
 
 
 @pytest.mark.slow

@@ -556,6 +556,18 @@ def test_impossible_random_delays_are_one_line(
             "^num_clients=3: must be above 4, the last client of the schedule$",
         ),
         (
+            lambda: schedules.stale(
+                jax.tree.map(lambda a: a - 1, schedules.everyone(5, 6))._replace(
+                    present=np.ones((6, 5), bool)
+                ),
+                KEY,
+                0.5,
+                5,
+                longest=3,
+            ),
+            "^schedule: who must be at least 0 where a client is present$",
+        ),
+        (
             lambda: schedules.first_all(schedules.everyone(5, 6), 3),
             "^num_clients=3: must be above 4, the last client of the schedule$",
         ),

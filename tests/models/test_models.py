@@ -653,6 +653,43 @@ def test_a_network_computes_in_sixteen_bits_and_keeps_all_else(model: Model, sha
     assert not np.array_equal(got[0][1][0], exact[0][1][0])
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [models.scaled, lambda model: models.normalised(model, (0.4,), (0.2,))],
+    ids=["scaled", "normalised"],
+)
+def test_wrapped_inputs_are_computed_in_sixteen_bits(wrap: Callable[[Model], Model]) -> None:
+    seen = []
+
+    def body(params: Tree, stats: Tree, x: Array, *others: Any) -> tuple[Array, Tree]:
+        seen.append(x.dtype)
+        return jnp.tensordot(x.reshape(len(x), -1), jnp.ones(16, x.dtype), 1)[:, None], stats
+
+    plain = models.mlp(3, widths=())._replace(encode=body)
+    x = images((4, 4, 1))
+    model = models.computed_in(wrap(plain), "bfloat16")
+    variables = jax.eval_shape(model.init, KEY, x[:1])
+    jax.eval_shape(lambda v: model.encode(v.params.body, v.stats.body, x, True, False), variables)
+    assert seen == [jnp.bfloat16]
+
+
+@pytest.mark.parametrize("wrap", ["computed", "augmented"])
+def test_wrappers_go_around_painted_images(wrap: str) -> None:
+    def render(x: Tree) -> Array:
+        return x["grey"] * x["hue"][:, None, None, None]
+
+    x = {"grey": images((4, 4, 1)), "hue": np.array([1, 0], np.uint8)}
+    model, painted = models.mlp(3), models.painted(models.mlp(3), render)
+    variables = model.init(KEY, render(x))
+    if wrap == "computed":
+        around = models.computed_in(painted, "float32")
+    else:
+        around = models.augmented(painted, lambda images, key: images)
+    mask = np.ones(2, bool)
+    got = applied(around, variables, x, mask, True, KEY)
+    assert_close(got, applied(model, variables, render(x), mask, True, KEY))
+
+
 def test_another_type_than_a_floating_one_is_refused() -> None:
     with pytest.raises(ValueError, match="dtype='int8': must be one of"):
         models.computed_in(models.mlp(3), "int8")
