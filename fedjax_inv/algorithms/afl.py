@@ -57,8 +57,9 @@ def ascend(mixture: Array, losses: Array, step_size: float | Array) -> Array:
       step_size: the step of the ascent.
 
     Raises:
-      UsageError: for a negative step_size.
+      UsageError: for a negative step_size, and for vectors of different lengths.
     """
+    checks.same_shapes(mixture=mixture, losses=losses)
     checks.real("step_size", step_size)
     return optax.projections.projection_simplex(mixture + step_size * losses)
 

@@ -216,7 +216,14 @@ def logits(features: Array, calibrated: Array, *, scale: float | Array) -> Array
       features: h, [B, D].
       calibrated: q, [K, D].
       scale: the factor of the logits.
+
+    Raises:
+      UsageError: for other shapes.
     """
+    if features.ndim != 2 or calibrated.ndim != 2 or features.shape[1] != calibrated.shape[1]:
+        raise UsageError(
+            "features", features, f"must be [B, D] beside q [K, D], {calibrated.shape}"
+        )
     norm = jnp.sqrt((features**2).sum(-1, keepdims=True) + _EPSILON)
     return scale * (features / norm) @ calibrated.T
 

@@ -81,8 +81,10 @@ def split_factors(scores: Array, top_k: int) -> tuple[Array, Array]:
       top_k: how many factors, in 0..F.
 
     Raises:
-      UsageError: for another top_k.
+      UsageError: for scores of another rank, and another top_k.
     """
+    if jnp.ndim(scores) != 2:
+        raise UsageError("scores", scores, "must be [B, F]")
     checks.integer("top_k", top_k, 0, scores.shape[1], ", as many as there are factors")
 
     index = jnp.arange(scores.shape[1])

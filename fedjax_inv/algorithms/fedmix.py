@@ -72,9 +72,11 @@ def mixed_loss(
       has_aux: whether loss_fn and this function return a pair.
 
     Raises:
-      UsageError: for another ratio and other shapes.
+      UsageError: for another ratio, other shapes, and inputs that are not in floating point.
     """
     checks.real("ratio", ratio, 0, 1)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise UsageError("x", x, "must be in floating point to mix")
     for name, mean, batch in (("mean_x", mean_x, x), ("mean_y", mean_y, y)):
         if mean.shape != batch.shape[1:]:
             raise UsageError(name, mean, f"must have the shape of one example, {batch.shape[1:]}")

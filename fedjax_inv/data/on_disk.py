@@ -343,7 +343,7 @@ def _stored(where: str, name: str, array: np.ndarray) -> np.ndarray:
     """Return numbers in the type in which they are stored: bool, int32 or float32."""
     kinds = {"i": np.int32, "u": np.int32, "f": np.float32, "b": np.bool_}
     with np.errstate(over="ignore"):
-        stored = array.astype(kinds[array.dtype.kind])
+        stored: np.ndarray = array.astype(kinds[array.dtype.kind])
     if array.dtype.kind in "iu" and not np.array_equal(stored, array):
         raise UsageError(where, ..., f"has {name} of {array.dtype}, must fit into 32 bits")
     if array.dtype.kind == "f" and not np.isfinite(stored).all():

@@ -214,7 +214,7 @@ def algorithm(
 
     trained = config.model.train_only
     plain = freezing.train_only(build, model, trained) if trained else build(model)
-    return participation.with_rule(config.participation, plain)
+    return participation.with_rule(config.participation, cell.algorithm, plain)
 
 
 def schedules_of_rates(config: Config) -> dict[str, optax.Schedule]:

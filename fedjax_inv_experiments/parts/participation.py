@@ -327,12 +327,12 @@ def without_effect(
     return idle
 
 
-def with_rule(chosen: Participation, algorithm: Algorithm) -> Algorithm:
+def with_rule(chosen: Participation, name: str, algorithm: Algorithm) -> Algorithm:
     """The algorithm with the rule of --missing. Raises UsageError if it does not fit."""
     try:
         return missing.with_rule(algorithm, chosen.missing)
     except UsageError as error:
-        raise in_flags(error, f"--missing={chosen.missing}", {}) from None
+        raise in_flags(error, f"--missing={chosen.missing} --algorithm={name}", {}) from None
 
 
 def cohorts(

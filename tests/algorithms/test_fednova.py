@@ -113,8 +113,8 @@ def test_where_all_take_as_many_steps_it_is_fedavg() -> None:
         ({"step_size": -0.1}, "step_size=-0.1: must be a finite number, at least 0"),
         (
             {"work": local.steps(optax.adam(0.1), batch_size=2, num_steps=1)},
-            "optimizer: must be sgd without Nesterov momentum and weight decay; in Python `work` must "
-            "record its `momentum`, which is 0 for plain sgd",
+            "optimizer: must be sgd without Nesterov momentum and weight decay; in Python `work` "
+            "must record its `momentum`, which is 0 for plain sgd",
         ),
     ],
 )

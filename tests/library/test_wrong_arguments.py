@@ -41,7 +41,7 @@ from fedjax_inv import (
     servers,
     stopping,
 )
-from fedjax_inv.algorithms import LISTED, fedavg
+from fedjax_inv.algorithms import LISTED, afl, cafe, fedavg, fedcfa, fedmix, moon
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import (
     dsprites,
@@ -85,6 +85,7 @@ EXEMPT = {
             *("tree.take", "tree.put", "tree.weighted_sum", "tree.all_finite"),
             *("aggregators.by_size", "aggregators.uniform", "averaging.embedding"),
             *("permutation.at", "local.take_batch", "models.wrappers.unit_range"),
+            "models.wrappers.like_inputs",
             *(f"averages.{name}" for name in ("chunk_means", "split_means", "of_shard", "draw")),
             "averages.columns",
             *(f"algorithms.cafe.{name}" for name in ("unit", "leading_direction", "orthogonal")),
@@ -929,3 +930,48 @@ def test_numpy_arrays_give_the_result_of_jax_arrays() -> None:
             for state, reports in (expected, rounds.step(**{**arguments, **plain}))
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: afl.ascend(jnp.ones(2), jnp.ones(3), 0.1), r"losses"),
+        (
+            lambda: cafe.logits(jnp.ones((2, 3)), jnp.ones((4, 2)), scale=1.0),
+            r"^features=.*\[B, D\]",
+        ),
+        (
+            lambda: cafe.calibrate(
+                jnp.ones((4, 2)), jnp.ones(2), jnp.ones(2), alpha=0.1, beta=0.1, gamma=-1.0
+            ),
+            "^gamma=-1.0: must be",
+        ),
+        (lambda: fedcfa.split_factors(jnp.ones(3), 1), r"^scores=.* must be \[B, F\]"),
+        (
+            lambda: fedcfa.counterfactual_labels(jnp.ones((2, 3)), jnp.ones((2, 3)), 3, 2),
+            "^top_k=3: must be",
+        ),
+        (
+            lambda: fedcfa.counterfactual_labels(jnp.ones((2, 3)), jnp.ones((2, 3)), 0, 0),
+            "^num_factors=0: must be",
+        ),
+        (
+            lambda: fedmix.mixed_loss(
+                lambda x, y: x.sum(),
+                jnp.ones((2, 3), jnp.int32),
+                jnp.ones((2, 4)),
+                jnp.ones(3, jnp.int32),
+                jnp.ones(4),
+                ratio=0.1,
+            ),
+            "^x=int32 .* floating point to mix",
+        ),
+        (
+            lambda: moon.contrastive(*[jnp.ones((2, 3))] * 3, temperature=0.0),
+            "^temperature=0.0: must be above 0",
+        ),
+    ],
+)
+def test_kernels_refuse_what_does_not_fit(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        call()
