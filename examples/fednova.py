@@ -1,11 +1,9 @@
 """FedNova (Wang et al. 2020, arXiv 2007.07481) as an algorithm of your own, and its check.
 
-A client divides its delta by its number tau of local steps, those of plain SGD here. The server
-multiplies the mean delta by the mean tau, so that clients with more steps do not count for more.
-`fedjax_inv.algorithms.fednova` also counts the steps of momentum and of a proximal term.
+A client divides the change of its parameters by its number tau of local steps of plain SGD. The
+server multiplies the mean by the mean tau. So clients with more steps do not count for more.
 
-python examples/fednova.py
-python -m fedjax_inv.testing examples.fednova:fednova
+python examples/fednova.py; python -m fedjax_inv.testing examples.fednova:fednova
 """
 
 import jax
@@ -17,7 +15,7 @@ from sklearn.datasets import load_digits
 from fedjax_inv import aggregators, averaging, devices, evaluation, local, models, rounds, schedules
 from fedjax_inv.data import federation
 from fedjax_inv.objectives import cross_entropy
-from fedjax_inv.types import Algorithm, Array, Loss, Model, Trained, Tree, Variables, Visit, Work
+from fedjax_inv.types import Algorithm, Array, Loss, Model, Trained, Visit, Work
 
 
 def fednova(model: Model, work: Work, *, loss: Loss = cross_entropy) -> Algorithm:
@@ -27,9 +25,6 @@ def fednova(model: Model, work: Work, *, loss: Loss = cross_entropy) -> Algorith
     def steps(visit: Visit, trained: Trained) -> Array:
         return jnp.maximum(trained.num_steps, 1).astype(jnp.float32)
 
-    def scaled(side: Tree, delta: Variables, mean_steps: Array) -> Variables:
-        return delta._replace(params=optax.tree.scale(mean_steps, delta.params))
-
     return averaging.averaging(
         model,
         work,
@@ -37,7 +32,9 @@ def fednova(model: Model, work: Work, *, loss: Loss = cross_entropy) -> Algorith
         server_optimizer=optax.sgd(1.0),
         weighting="size",
         scale_delta=lambda visit, trained: 1 / steps(visit, trained),
-        server_delta=scaled,
+        server_delta=lambda side, delta, tau: delta._replace(
+            params=optax.tree.scale(tau, delta.params)
+        ),
         side=averaging.NOTHING._replace(upload=steps, aggregate=aggregators.mean()),
     )
 

@@ -233,7 +233,10 @@ def test_what_stands_in_for_a_missing_update() -> None:
         (dict(slow=("0:0",)), "^--slow=0:0: must be client:value, .* number of rounds above 0"),
         (dict(slow=("0",)), "^--slow=0: must be client:value"),
         (dict(lossy=("0:1.5",)), "^--lossy=0:1.5: must be client:value, .* a probability"),
-        (dict(missing="reuse", algorithm=("scaffold",)), "^--missing=reuse --algorithm=scaffold: "),
+        (
+            dict(missing="reuse", cohort=2, algorithm=("scaffold",)),
+            "^--missing=reuse --algorithm=scaffold: ",
+        ),
         (dict(first_all=True, cohort=2, rounds=2, eval_every=1), "^--first_all=true: .*3 rounds"),
         (
             dict(imbalance=100.0, partition="dirichlet", clients=50, environment="none"),
