@@ -337,6 +337,7 @@ def cafe(
         )
     train_local, direction_of = local.seeing_local(work), DIRECTIONS[drift_mode]
     averages_features = drift_mode == "feature_ema"
+    # A traced beta may be 0.
     has_local_direction = checks.is_concrete(beta) and not checks.is_known_zero(beta)
     if feature_calibration and not averages_features and has_local_direction:
         _check_momentum(work)
