@@ -9,9 +9,10 @@ row of a class, without a bias. d_G: a unit direction of the received classifier
 direction of the client's momentum for the classifier, before the step. The server serves with d_G
 of its own classifier, without d_L and history.
 
-"Drift-Aware Federated Learning: A Causal Perspective" (arXiv 2503.09116), Eq. 34b and 37. The paper
-leaves scale and gamma open; they are those of Tang et al. 2020, "Long-Tailed Classification by
-Keeping the Good and Removing the Bad Momentum Causal Effect". The paper leaves open, and we chose:
+Fang et al. 2025, "Drift-Aware Federated Learning: A Causal Perspective" (arXiv 2503.09116),
+Eq. 34b and 37. The paper leaves scale and gamma open; they are those of Tang et al. 2020,
+"Long-Tailed Classification by Keeping the Good and Removing the Bad Momentum Causal Effect". The
+paper leaves open, and we chose:
 how a matrix becomes a direction (`drift_mode`), alpha and beta, how d_L becomes orthogonal to d_G,
 and that the classifiers of earlier batches are applied to the present features. Directions and
 earlier classifiers are constants for the gradient.
