@@ -12,10 +12,9 @@ of its own classifier, without d_L and history.
 Fang et al. 2025, "Drift-Aware Federated Learning: A Causal Perspective" (arXiv 2503.09116),
 Eq. 34b and 37. The paper leaves scale and gamma open; they are those of Tang et al. 2020,
 "Long-Tailed Classification by Keeping the Good and Removing the Bad Momentum Causal Effect". The
-paper leaves open, and we chose:
-how a matrix becomes a direction (`drift_mode`), alpha and beta, how d_L becomes orthogonal to d_G,
-and that the classifiers of earlier batches are applied to the present features. Directions and
-earlier classifiers are constants for the gradient.
+paper leaves open, and we chose: how a matrix becomes a direction (`drift_mode`), alpha and beta,
+how d_L becomes orthogonal to d_G, and that the classifiers of earlier batches are applied to the
+present features. Directions and earlier classifiers are constants for the gradient.
 """
 
 from collections.abc import Callable
