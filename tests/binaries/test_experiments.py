@@ -229,9 +229,10 @@ def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
         np.testing.assert_allclose(told["invariance"], s, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(told["norm"], expected.norm, rtol=1e-3)
         np.testing.assert_allclose(told["cosine"], expected.cosine, rtol=1e-3, atol=1e-5)
-    refused = config.of(algorithm=("fl_games",), watch_gradients=True)
-    with pytest.raises(UsageError, match="--watch_gradients=true: --algorithm=fl_games has no"):
-        assemble.assemble(refused)
+    for name, words in (("fl_games", "has no single network"), ("cafe", "computes outputs in a ")):
+        refused = config.of(algorithm=(name,), momentum=0.9, watch_gradients=True)
+        with pytest.raises(UsageError, match=f"--watch_gradients=true: --algorithm={name} {words}"):
+            assemble.assemble(refused)
     # Of the network within.
     assemble.assemble(config.of(missing="reuse", cohort=2, watch_gradients=True))
 

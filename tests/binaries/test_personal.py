@@ -12,7 +12,7 @@ from federations import assert_same_bits
 from fedjax_inv import communication, evaluation, freezing
 from fedjax_inv.rounds import State
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import evaluate
+from fedjax_inv_experiments import evaluate, export
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.reporting import fine_tuned, finished
 from runs import Ran, no_figures, ran
@@ -101,6 +101,14 @@ def test_what_has_no_plain_global_network_is_not_fine_tuned(
     algorithm: Algorithm = one.algorithm()._replace(**change)
     with pytest.raises(ValueError, match=f"^--fine_tune=2: {message}$"):
         fine_tuned.networks(one, algorithm, 2)
+
+
+def test_an_export_tells_outputs_of_its_own(every: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = finished.open("run", every.folder).run(0, "last")
+    assert export.meaning(one)["outputs"].endswith("their softmax are probabilities")
+    own = one.algorithm()._replace(own_outputs=True)
+    monkeypatch.setattr(finished.OneRun, "algorithm", lambda self: own)
+    assert "; fedavg computes them in a way of its own" in export.meaning(one)["outputs"]
 
 
 def test_a_run_that_trains_some_parameters_is_not_fine_tuned(one: finished.OneRun) -> None:

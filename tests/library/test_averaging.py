@@ -395,6 +395,33 @@ def agnostic() -> Algorithm:
     )
 
 
+def test_a_factor_of_the_delta_leaves_statistics_alone() -> None:
+    """With a factor of 0 parameters stay, and statistics are those of FedAvg."""
+    model, work = federations.small_normed(), federations.steps(0.1)
+    federation, key = federations.federation(), jax.random.key(0)
+    variables = federations.initial(model, key)
+
+    def after(scale_delta: Any) -> Variables:
+        algorithm = averaging.averaging(
+            model,
+            work,
+            lambda visit: averaging.gradient(model),
+            server_optimizer=optax.sgd(1.0),
+            weighting="size",
+            scale_delta=scale_delta,
+        )
+        state = rounds.init(algorithm, variables, federation, key, history=federations.HISTORY)
+        axis, schedule = devices.chunked(1), federations.schedule()
+        one = jax.tree.map(lambda leaf: leaf[:1], schedule)
+        return rounds.run(algorithm, state, one, federation, axis=axis)[0].server.variables
+
+    stays, moves = jax.jit(lambda: (after(lambda visit, trained: jnp.zeros(())), after(None)))()
+    assert_close(stays.stats, moves.stats)
+    assert_close(stays.params, variables.params)
+    with pytest.raises(AssertionError):
+        assert_close(moves.stats, variables.stats)
+
+
 def test_clients_may_be_weighted_by_what_the_server_keeps() -> None:
     w, b = (np.float64(plain(first()).params.head[name]) for name in ("w", "b"))
     mixture = np.ones(NUM_CLIENTS) / NUM_CLIENTS
