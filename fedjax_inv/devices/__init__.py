@@ -34,6 +34,7 @@ from fedjax_inv.devices.loops import compiler_options as compiler_options
 from fedjax_inv.devices.ownership import clients_per_device as clients_per_device
 from fedjax_inv.devices.ownership import first_client as first_client
 from fedjax_inv.devices.ownership import lane_size as lane_size
+from fedjax_inv.devices.ownership import number_of_lanes as number_of_lanes
 from fedjax_inv.devices.ownership import owner as owner
 from fedjax_inv.devices.placement import CLIENTS as CLIENTS
 from fedjax_inv.devices.placement import RUNS as RUNS
@@ -44,5 +45,6 @@ from fedjax_inv.devices.placement import SharedExamples as SharedExamples
 from fedjax_inv.devices.placement import cut as cut
 from fedjax_inv.devices.placement import is_shards as is_shards
 from fedjax_inv.devices.placement import local_view as local_view
+from fedjax_inv.devices.placement import mesh as mesh
 from fedjax_inv.devices.placement import on_host as on_host
 from fedjax_inv.devices.placement import shape_of_mesh as shape_of_mesh

@@ -15,6 +15,19 @@ from fedjax_inv.types import Array
 
 T = TypeVar("T", int, Array, np.ndarray)
 
+_MOST_LANES, _FEWEST_LANES, _BYTES_OF_LANES = 64, 8, 2**28
+
+
+def number_of_lanes(num_bytes: int) -> int:
+    """Return the number L of lanes for networks of so many bytes.
+
+    It is 64, and less, down to 8, where the sums of 64 lanes need more than 256 MiB.
+    """
+    lanes = _MOST_LANES
+    while lanes > _FEWEST_LANES and lanes * num_bytes > _BYTES_OF_LANES:
+        lanes //= 2
+    return lanes
+
 
 def lane_size(num_clients: int, num_devices: int, lanes: int = 0) -> int:
     """Return the size of a lane, ceil(N / L).

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jax import Device
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_inv import checks
 from fedjax_inv.devices import axis as axes
@@ -120,6 +121,22 @@ def shape_of_mesh(
         if pair[0] <= num_runs and pair[1] <= min(num_slots, most or math.inf)
     ]
     return min(few or pairs, key=cost)
+
+
+def mesh(shape: tuple[int, int], devices: Sequence[Device]) -> Mesh | None:
+    """Return the mesh of the first devices, with the axes `RUNS` and `CLIENTS`.
+
+    Args:
+      shape: (k_r, k_c), as `shape_of_mesh` returns it.
+      devices: k_r k_c of them or more.
+
+    Returns:
+      The mesh; None for a single device.
+    """
+    if math.prod(shape) == 1:
+        return None
+    kinds, used = (AxisType.Auto,) * 2, devices[: math.prod(shape)]
+    return jax.make_mesh(shape, (RUNS, CLIENTS), kinds, devices=used)
 
 
 class Layout(NamedTuple):

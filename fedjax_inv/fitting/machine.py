@@ -3,15 +3,11 @@
 import contextlib
 
 import jax
-from jax.sharding import AxisType
 
-from fedjax_inv import platforms
+from fedjax_inv import devices, platforms
 from fedjax_inv.checks import UsageError
-from fedjax_inv.devices import CLIENTS, RUNS, Layout, shape_of_mesh
+from fedjax_inv.devices import Layout
 from fedjax_inv.types import Variables
-
-# The sums of lanes (`devices.chunked`): as many lanes as fit into this memory twice.
-_MOST_LANES, _FEWEST_LANES, _BYTES_OF_LANES = 64, 8, 2**28
 
 
 def make_cores_devices(number: int | None) -> None:
@@ -46,13 +42,8 @@ def layout(
     is_cpu = jax.default_backend() == "cpu"
     there = there[: platforms.cores() if number is None and is_cpu else number]
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(network))
-    lanes = _MOST_LANES if is_cpu else 0
-    while lanes > _FEWEST_LANES and lanes * num_bytes > _BYTES_OF_LANES:
-        lanes //= 2
-    of_runs, of_clients = shape_of_mesh(num_runs, slots, len(there), most=lanes)
-    mesh = None
-    if of_runs * of_clients > 1:
-        shape, used = (of_runs, of_clients), there[: of_runs * of_clients]
-        mesh = jax.make_mesh(shape, (RUNS, CLIENTS), (AxisType.Auto,) * 2, devices=used)
+    lanes = devices.number_of_lanes(num_bytes) if is_cpu else 0
+    shape = devices.shape_of_mesh(num_runs, slots, len(there), most=lanes)
     # Where few clients attend, a device may own more of them than another, which then waits.
-    return Layout(mesh, slots == num_clients > 1 and of_clients > 1, lanes, num_runs)
+    own = slots == num_clients > 1 and shape[1] > 1
+    return Layout(devices.mesh(shape, there), own, lanes, num_runs)

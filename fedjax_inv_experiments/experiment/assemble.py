@@ -393,6 +393,13 @@ def _check_stream(assembled: Assembled, cell: Cell) -> bool:
     return True
 
 
+def _flag_of_model(chosen: network.Network, variables: Variables) -> str:
+    """The flag to change where an algorithm refuses the network."""
+    if chosen.train_only and freezing.is_frozen(variables.params, chosen.train_only).head:
+        return "train_only"
+    return "model" if chosen.cut < 0 else "cut"
+
+
 def _kept(assembled: Assembled, cell: Cell) -> Kept:
     config = assembled.config
     model, hyper = assembled.model, cell.runs[0].hyper
@@ -414,7 +421,7 @@ def _kept(assembled: Assembled, cell: Cell) -> Kept:
             sent = [jax.eval_shape(each.broadcast, state.server) for each in built.exchanges]
     except UsageError as error:
         names = method.setting_flags(cell.algorithm)
-        names["model"] = "model" if config.model.cut < 0 else "cut"
+        names["model"] = _flag_of_model(config.model, variables)
         raise in_flags(error, f"--algorithm={cell.algorithm}", names) from None
     except OverflowError as error:  # an index is too large
         text = f"needs arrays larger than int32 counts: {error}"

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -223,19 +223,25 @@ def presets_in(words: Sequence[str]) -> list[str]:
     return [name for flag, _, value in pairs if flag == "preset" for name in value.split(",")]
 
 
-def answer(argv: Sequence[str], about: str, values: flags.FlagValues = flags.FLAGS) -> str | None:
+def answer(
+    argv: Sequence[str],
+    about: str,
+    values: flags.FlagValues = flags.FLAGS,
+    refused: Collection[str] = (),
+) -> str | None:
     """The text for --help or --describe=ALGORITHM; None without either flag.
 
-    about: the first paragraphs of --help. Raises UsageError for an unknown algorithm.
+    about: the first paragraphs of --help. refused: the flags of `config` that the binary does not
+    take; --help leaves them out. Raises UsageError for an unknown algorithm.
     """
     for word in argv[1:]:
         flag, _, value = word.lstrip("-").partition("=")
         if word.startswith("-") and flag == "describe":
             return describe(value)
-    return _help_text(about, values) if asks_for_help(argv) else None
+    return _help_text(about, values, refused) if asks_for_help(argv) else None
 
 
-def _help_text(about: str, values: flags.FlagValues) -> str:
+def _help_text(about: str, values: flags.FlagValues, refused: Collection[str]) -> str:
     own = [name for name in values if name not in _FIELDS and _is_ours(values, name)]
     parts = [about.strip()]
     if own:
@@ -244,7 +250,8 @@ def _help_text(about: str, values: flags.FlagValues) -> str:
     if set(_FIELDS) <= set(values):
         for group, record in GROUPS.items():
             head = f"{group.upper()}: {(record.__doc__ or '').splitlines()[0]}"
-            lines = [command.help_line(field, values) for field in config.fields(group)]
+            taken = [field for field in config.fields(group) if name_of(field) not in refused]
+            lines = [command.help_line(field, values) for field in taken]
             kinds = _environments() if group == "environment" else []
             parts.append("\n".join([head, *lines, *kinds]))
         lines = [command.entry(name, text) for name, text in presets().items()]

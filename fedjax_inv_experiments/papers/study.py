@@ -256,7 +256,7 @@ def binary(paper: Paper, about: str | None) -> Binary:
         return Options(own.study, own.rows, own.data, folder, overrides, of_paper)
 
     def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:
-        return command_line.answer(argv, about or "", values)
+        return command_line.answer(argv, about or "", values, refused=("algorithm",))
 
     return Binary(partial(run_all, paper), define, read, answer)
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
-from fedjax_inv import checks, platforms
-from fedjax_inv.devices import CLIENTS, RUNS, Layout, shape_of_mesh
+from fedjax_inv import checks, devices, platforms
+from fedjax_inv.devices import Layout
 from fedjax_inv.platforms import cores
 from fedjax_inv_experiments.flags.flag import (
     POSITIVE,
@@ -35,8 +35,6 @@ from fedjax_inv_experiments.flags.outside import trust_flag
 _DETERMINISTIC = "--xla_gpu_deterministic_ops"
 _CHUNK = number_or("auto", "measure")
 
-# The sums of lanes (`devices.chunked`): as many lanes as fit into this memory twice.
-_MOST_LANES, _FEWEST_LANES, _BYTES_OF_LANES = 64, 8, 2**28
 _PART_FOR_DATA = 0.5  # of a CPU's memory, for the examples of all its devices
 _PART_FOR_STREAM = 0.7  # of the memory; --hold=auto streams what needs more
 
@@ -168,7 +166,8 @@ def check(chosen: Running, eval_every: int) -> None:
     address = chosen.coordinator_address
     host, _, port = address.rpartition(":")
     if several and (not (host and is_whole(port, 1) and int(port) < 2**16) or " " in address):
-        raise flag_error("coordinator_address", address, "must be host:port of process 0")
+        text = f"must be host:port of process 0, with --num_processes={chosen.num_processes}"
+        raise flag_error("coordinator_address", address, text)
 
 
 def without_effect(chosen: Running) -> dict[str, str]:
@@ -267,18 +266,18 @@ def layout(
     is_auto, is_cpu = chosen.devices == "auto", jax.default_backend() == "cpu"
     there = memory()
     if streams(chosen, load, states):
-        shape = shape_of_mesh(load.num_runs, load.slots, most, most=lanes, multiple=processes)
-        over = _mesh(*shape) if math.prod(shape) > 1 else None
-        return Layout(over, lanes=lanes, num_runs=load.num_runs, streams=True)
+        shape = devices.shape_of_mesh(
+            load.num_runs, load.slots, most, most=lanes, multiple=processes
+        )
+        return Layout(_mesh(shape), lanes=lanes, num_runs=load.num_runs, streams=True)
     while True:
-        num_runs, num_clients = shape_of_mesh(
+        num_runs, num_clients = shape = devices.shape_of_mesh(
             load.num_runs, load.slots, most, most=lanes, multiple=processes
         )
         own = holds_own(chosen, load.num_clients, load.slots, num_clients)
         count = num_runs * num_clients
         copies = num_runs if own else count
-        over = _mesh(num_runs, num_clients) if count > 1 else None
-        found = Layout(over, own, lanes, load.num_runs)
+        found = Layout(_mesh(shape), own, lanes, load.num_runs)
         fits = not is_cpu or copies * load.data <= _PART_FOR_DATA * there
         if is_auto and is_cpu and count > 1 and fits:  # the devices of a CPU have one memory
             of_run = states().server + states().client * found.clients_per_device(load.num_clients)
@@ -331,27 +330,22 @@ def most_devices(chosen: Running) -> int:
     return count
 
 
-def _mesh(num_runs: int, num_clients: int) -> Mesh:
-    """The devices that share runs and clients, equally many of each process."""
-    share = num_runs * num_clients // jax.process_count()
-    devices = [
+def _mesh(shape: tuple[int, int]) -> Mesh | None:
+    """The mesh of equally many devices of each process; None for a single device."""
+    share = math.prod(shape) // jax.process_count()
+    used = [
         device
         for process in range(jax.process_count())
         for device in [each for each in jax.devices() if each.process_index == process][:share]
     ]
-    shape, axes = (num_runs, num_clients), (RUNS, CLIENTS)
-    return jax.make_mesh(shape, axes, (AxisType.Auto,) * 2, devices=devices)
+    return devices.mesh(shape, used)
 
 
 def _lanes(chosen: Running, num_bytes: int) -> int:
     """The number of lanes of sums, 0 for sums in any order. num_bytes: those of a network."""
     is_cpu = jax.default_backend() == "cpu"
-    if not {"auto": is_cpu, "fixed": True, "fast": False}[chosen.sum_order]:
-        return 0
-    lanes = _MOST_LANES
-    while lanes > _FEWEST_LANES and lanes * num_bytes > _BYTES_OF_LANES:
-        lanes //= 2
-    return lanes
+    in_lanes = {"auto": is_cpu, "fixed": True, "fast": False}[chosen.sum_order]
+    return devices.number_of_lanes(num_bytes) if in_lanes else 0
 
 
 def holds_own(chosen: Running, num_clients: int, slots: int, num_devices: int) -> bool:

@@ -364,6 +364,10 @@ COMMANDS: list[tuple[str, str]] = [
         f"train {D}/colours.npz --augment --train_only=head",
         "--augment=true: must be false, as --train_only=head trains no body",
     ),
+    (
+        "train --train_only=body --algorithm=fl_games",
+        "--train_only: must have a head with a trained parameter, with --algorithm=fl_games",
+    ),
     ("train --train_only=body,head", "--train_only=body,head: must leave out some parameter"),
     ("train --weights=/nowhere.npz", "--weights=/nowhere.npz: --model=mlp has no weights"),
     *(
@@ -821,7 +825,10 @@ COMMANDS: list[tuple[str, str]] = [
     ("train --paper=nowhere=1", "--paper=nowhere: unknown"),
     ("train --paper=fedavg=1,fedavg=2", "--paper=fedavg=1,fedavg=2: must not name one twice"),
     *(
-        (f"train --num_processes=2 --coordinator_address={value}", "--coordinator_address=.*: must")
+        (
+            f"train --num_processes=2 --coordinator_address={value}",
+            "--coordinator_address=.*: must be host:port of process 0, with --num_processes=2",
+        )
         for value in ("", "host", "host:", ":1", "host:port", "'a b:1'", "host:9999999")
     ),
     *(

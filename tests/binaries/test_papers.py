@@ -97,3 +97,11 @@ def test_rows_stay_what_they_stand_for(
     with pytest.raises(UsageError, match=message):
         paper.BINARY.run(paper.BINARY.read(words, values))
     assert not (tmp_path / "runs").exists()
+
+
+def test_help_leaves_out_the_algorithm_which_each_row_has() -> None:
+    values = flags.FlagValues()
+    cafe.BINARY.define(values)
+    text = cafe.BINARY.answer(["", "--help"], values)
+    assert "\n  --algorithm=" not in text
+    assert "\n  --set=" in text

@@ -191,3 +191,18 @@ def test_a_process_knows_its_devices_and_runs(
     layout = Layout(there, streams=True)
     assert layout.devices_here().tolist() == its_devices
     assert layout.runs_here(6).tolist() == its_runs
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "lanes"), [(1, 64), (2**22, 64), (2**22 + 1, 32), (2**25, 8), (2**40, 8)]
+)
+def test_the_sums_of_lanes_are_bounded_by_memory(num_bytes: int, lanes: int) -> None:
+    assert devices.number_of_lanes(num_bytes) == lanes
+
+
+def test_a_mesh_takes_the_first_devices() -> None:
+    assert devices.mesh((1, 1), jax.devices()) is None
+    over = devices.mesh((1, 2), jax.devices())
+    assert over is not None
+    assert over.axis_names == (devices.RUNS, devices.CLIENTS)
+    assert over.devices.tolist() == [jax.devices()[:2]]

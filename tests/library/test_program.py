@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType
 
 from benchmarks import hlo
 from federations import assert_close, assert_equal, assert_same_bits, plain
@@ -163,7 +162,7 @@ def test_an_evaluation_is_an_outcome_of_no_rounds() -> None:
 @pytest.mark.slow
 def test_devices_that_share_runs_send_nothing_and_change_no_bit() -> None:
     """Four devices have two, one, one and one of the five runs, and then the last one again."""
-    mesh = jax.make_mesh((4, 1), (devices.RUNS, devices.CLIENTS), axis_types=(AxisType.Auto,) * 2)
+    mesh = devices.mesh((4, 1), jax.devices())
     results = []
     for layout in (devices.Layout(lanes=8), devices.Layout(mesh, lanes=8, num_runs=R)):
         compiled = program.make(EXPERIMENT, run_chunk=1, layout=layout)

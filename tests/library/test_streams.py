@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType
 
 import federations
 from federations import assert_close, assert_same_bits, plain
@@ -200,11 +199,7 @@ def test_a_streamed_run_has_the_bits_of_one_on_the_device(
 def test_devices_get_the_rows_of_their_slots(
     name: str, shape: tuple[int, int], same: Callable[[Tree, Tree], None], tmp_path: Path
 ) -> None:
-    axes = (AxisType.Auto, AxisType.Auto)
-    number = shape[0] * shape[1]
-    mesh = jax.make_mesh(
-        shape, (placement.RUNS, placement.CLIENTS), axes, devices=jax.devices()[:number]
-    )
+    mesh = placement.mesh(shape, jax.devices())
     layout = Layout(mesh, lanes=LANES, num_runs=len(RUNS), streams=True)
     made = stream(name, tmp_path, layout)
     one = stream(name, tmp_path, Layout(lanes=LANES, streams=True))

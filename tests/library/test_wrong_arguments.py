@@ -127,6 +127,7 @@ EXEMPT = {
             *("algorithms.exit_strategy.check_someone_stays", "devices.placement.is_shards"),
             *("types.as_stored", "types.always", "types.nothing", "wrapping.layers"),
             *("devices.ownership.first_client", "devices.ownership.owner"),
+            *("devices.ownership.number_of_lanes", "devices.placement.mesh"),
             *("devices.placement.cut", "devices.placement.on_host"),
             *(f"devices.loops.{name}" for name in ("turns", "mapped", "isolated", "room")),
             "devices.loops.written",
