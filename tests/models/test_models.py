@@ -611,6 +611,9 @@ def test_the_cnn_of_leaf_tells_what_it_cannot_take() -> None:
         ValueError, match=r"^inputs=float32 \(2, 1, 4, 32\): .* at least 2 .* before"
     ):
         jax.eval_shape(models.leaf_cnn(2).init, KEY, np.zeros((2, 3, 8, 1)))
+    smallest = np.zeros((2, 4, 8, 1))
+    params, _ = jax.eval_shape(models.leaf_cnn(2).init, KEY, smallest)
+    assert params.head
     with pytest.raises(ValueError, match=r"^cut=4: must be"):
         models.leaf_cnn(2, cut=4)
 
