@@ -103,7 +103,8 @@ def _draw(axis: Axes, phase: Phase) -> None:
     for client in named[:_COLORS]:
         text = ", ".join(filter(None, [phase.domains[client], phase.aberrant[client]]))
         count = outcome.exits[:, client].sum()
-        does = f"leaves in {count} of {number} seeds" if count else "stays"
+        of_seeds = f" in {count} of {number} seeds" if number > 1 else ""
+        does = f"leaves{of_seeds}" if count else "stays"
         label = f"client {client} ({text}) {does}"
         axis.plot([], [], color=color[client], label=figures.literal(label))
     if len(named) > _COLORS:

@@ -172,6 +172,15 @@ def test_the_picture_marks_who_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path:
         np.testing.assert_array_equal(line.get_ydata(), each[np.isfinite(each)])
 
 
+def test_the_picture_of_one_seed_counts_no_seeds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    values, stays = np.ones((1, 6, 3)), np.array([[False, True, True]])
+    (axis,) = drawn(monkeypatch, tmp_path / "x.png", phase(values, stays)).axes
+    legend = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert legend[:2] == ["client 0 (135) leaves", "client 1 (0, 3 rounds an update) stays"]
+
+
 def test_the_picture_of_many_exits_and_of_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
