@@ -141,3 +141,19 @@ def assert_weights(state: rounds.State, expected: Weights) -> None:
     """The server's network is the expected one, to float64's rounding."""
     for got, wanted in zip(weights_of(state), expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-8, atol=1e-11)
+
+
+def assert_no_weight_moves_nothing(
+    algorithm: Algorithm, mixture: Callable[[rounds.State], Array]
+) -> None:
+    """A round whose clients have a weight of 0, after one with all clients, changes nothing.
+
+    mixture: the state -> the weights of the clients.
+    """
+    everyone, federation = tuple(range(len(SIZES))), held()
+    first, after = run(algorithm, federation, (everyone,))
+    without = tuple(np.flatnonzero(np.asarray(mixture(after)) == 0).tolist())
+    assert present(without)
+    *_, before, last = run(algorithm, federation, (everyone, without))
+    assert_weights(last, weights_of(before))
+    assert np.abs(weights_of(before)[0] - weights_of(first)[0]).max() > 1e-3

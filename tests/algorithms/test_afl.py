@@ -59,15 +59,8 @@ def test_a_delayed_client_counts_by_the_weight_that_it_received() -> None:
 
 def test_clients_without_a_weight_alone_in_a_round_leave_the_network_as_it_is() -> None:
     with jax.enable_x64(True):
-        held = linear.held()
         algorithm = afl.afl(linear.MODEL, linear.work(), step_size=50.0)
-        everyone = tuple(range(len(linear.SIZES)))
-        first, after = linear.run(algorithm, held, (everyone,))
-        without = np.flatnonzero(np.asarray(after.server.side) == 0)
-        assert linear.present(without)
-        *_, before, state = linear.run(algorithm, held, (everyone, tuple(without)))
-        linear.assert_weights(state, linear.weights_of(before))
-        assert np.abs(linear.weights_of(before)[0] - linear.weights_of(first)[0]).max() > 1e-3
+        linear.assert_no_weight_moves_nothing(algorithm, lambda state: state.server.side)
 
 
 def test_the_mixture_stays_on_the_simplex() -> None:
