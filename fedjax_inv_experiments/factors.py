@@ -154,8 +154,9 @@ def trained_on(
         return jnp.take_along_axis(logits, y[:, None], 1)[:, 0]
 
     scores = fedcfa.factor_scores(true_logit, factors)
-    top_k = min(one.runs.cell.settings.get("top_k", 24), scores.shape[1])
-    low, _ = fedcfa.split_factors(scores, top_k)
+    num_factors = scores.shape[1]
+    top_k = one.runs.cell.settings.get("top_k", fedcfa.default_top_k(num_factors))
+    low, _ = fedcfa.split_factors(scores, min(top_k, num_factors))
     others = encoded(model, variables, average)[jnp.arange(len(x)) % len(average)]
     return averaging.embedding(fedcfa.replaced(factors, others, low))
 

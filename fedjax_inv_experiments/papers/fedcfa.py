@@ -55,15 +55,10 @@ def _preset(data: str) -> str:
     return f"--preset=fedcfa_paper,{SETTINGS[data].preset}"
 
 
-def _top_k(data: str, eighths: int = 3) -> int:
-    """The number of factors to replace; the paper's choice is 24 of 64."""
-    return SETTINGS[data].factors * eighths // 8
-
-
 def _fedcfa(data: str, *settings: str) -> tuple[str, ...]:
     """Flags of FedCFA with the paper's settings; `settings` (name=value) replace some of them."""
     chosen = SETTINGS[data]
-    named = {"top_k": str(_top_k(data)), "positive_weight": "5.0", "negative_weight": "5.0"}
+    named = {"positive_weight": "5.0", "negative_weight": "5.0"}
     named |= {"rows": str(chosen.rows)} if chosen.rows != 16 else {}
     named |= dict(setting.split("=") for setting in settings)
     return (
@@ -203,7 +198,7 @@ def hooks(data: str) -> list[Row]:
     rows = []
     for hook in SETTINGS[data].hooks:
         for eighths in (1, 2, 3, 4):
-            top_k = str(_top_k(data, eighths))
+            top_k = str(SETTINGS[data].factors * eighths // 8)
             # Of two flags --cut the last one counts.
             flags = (*_fedcfa(data, f"top_k={top_k}"), f"--cut={hook}")
             rows.append(Row(f"hook-{hook}-top_k-{top_k}", flags, f"hook {hook}", top_k))

@@ -661,6 +661,26 @@ def test_averages_travel_beside_the_network_only_if_they_are_used() -> None:
     assert traffic(positive_weight=0.0, negative_weight=0) == (network, network)
 
 
+@pytest.mark.parametrize(("num_factors", "number"), [(1, 1), (2, 1), (7, 2), (32, 12), (64, 24)])
+def test_by_default_three_eighths_of_the_factors_are_replaced(
+    num_factors: int, number: int
+) -> None:
+    assert fedcfa.default_top_k(num_factors) == number
+
+
+def test_by_default_a_step_replaces_three_eighths_of_the_factors() -> None:
+    """The network has four factors."""
+    start, weights = normed_start(), dict.fromkeys(WEIGHTS, 1.0)
+
+    def program_of(top_k: int | None) -> str:
+        def make(work: Work) -> Algorithm:
+            return fedcfa.fedcfa(federations.small_normed(), work, top_k=top_k, **weights)
+
+        return str(jax.make_jaxpr(lambda: captured(make, start, batch_of(), pool_of(4, 3)))())
+
+    assert program_of(None) == program_of(1) != program_of(2)
+
+
 # What is refused.
 
 
