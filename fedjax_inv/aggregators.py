@@ -106,10 +106,23 @@ def total() -> Aggregator:
 
 def count() -> Aggregator:
     """Return an aggregator for the number of present clients []; their uploads may be empty."""
+    return weight_sum(uniform)
+
+
+def weight_sum(weight: Weight = by_size) -> Aggregator:
+    """Return an aggregator for the sum of weights of present clients []; uploads may be empty.
+
+    Args:
+      weight: the weight of each slot's client.
+
+    Raises:
+      UsageError: unless the weight is a function.
+    """
+    checks.function("weight", weight)
 
     def add(accumulator: Array, uploads: Tree, slots: Slots) -> Array:
         del uploads
-        return accumulator + slots.present.sum()
+        return accumulator + jnp.where(slots.present, weight(slots), 0).sum()
 
     return Aggregator(lambda upload, num_slots: jnp.zeros(()), add, lambda accumulator: accumulator)
 

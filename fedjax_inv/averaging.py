@@ -47,8 +47,9 @@ class Message(NamedTuple):
 class Upload(NamedTuple):
     """The upload of a client."""
 
-    delta: Tree  # change of the shared `Variables` by local training
+    delta: Tree  # of the shared variables: the parameters' change, and the statistics
     side: Tree
+    weight: Tree = ()  # nothing; the server adds the clients' weights
 
 
 class SideState(NamedTuple):
@@ -325,7 +326,7 @@ def averaging_of(
 
     def client(visit: Visit) -> Reply:
         trained = train(visit)
-        delta = optax.tree.sub(shared(trained.local.variables), visit.message.variables)
+        delta = servers.upload_of(shared(trained.local.variables), visit.message.variables)
         if scale_delta:
             scale = scale_delta(visit, trained)
             if jnp.shape(scale):
@@ -338,8 +339,10 @@ def averaging_of(
 
     def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
         del cohort
-        state = side.update(server.side, mean.side, mean.delta)
-        delta = server_delta(state, mean.delta, mean.side) if server_delta else mean.delta
+        delta = servers.delta_of(server, mean.delta, mean.weight)
+        state = side.update(server.side, mean.side, delta)
+        if server_delta:
+            delta = server_delta(state, delta, mean.side)
         checks.record("the result of server_delta", delta, Variables)
         return servers.update(server_optimizer, server, delta)._replace(side=state)
 
@@ -354,7 +357,7 @@ def averaging_of(
     exchange = Exchange(
         broadcast,
         client,
-        Upload(aggregators.mean(weight), side.aggregate),
+        Upload(aggregators.mean(weight), side.aggregate, aggregators.weight_sum(weight)),
         update,
         # Extra uploads may be increments; replaying a stale one would apply it twice, so reuse is
         # disabled.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import optax
 
 from fedjax_inv import checks
-from fedjax_inv.types import Tree, Variables
+from fedjax_inv.types import Array, Tree, Variables
 
 
 class Server(NamedTuple):
@@ -34,6 +34,42 @@ def init(optimizer: optax.GradientTransformation, variables: Variables, side: Tr
     checks.optimizer("optimizer", optimizer)
     checks.record("variables", variables, Variables)
     return Server(variables, optimizer.init(variables.params), side)
+
+
+def upload_of(trained: Variables, received: Variables) -> Variables:
+    """Return what a client uploads: the change of its parameters, and its statistics.
+
+    A delayed client's change of a variance, added to the variance of a newer network, could make
+    that negative; a mean of variances cannot be negative.
+
+    Args:
+      trained: the client's network after local training.
+      received: the network that it received.
+
+    Raises:
+      UsageError: for arguments of other types.
+    """
+    checks.record("trained", trained, Variables)
+    checks.record("received", received, Variables)
+    return Variables(optax.tree.sub(trained.params, received.params), trained.stats)
+
+
+def delta_of(server: Server, mean: Variables, weight: Array) -> Variables:
+    """Return the change of the server's network by the mean of uploads, as `update` takes it.
+
+    Args:
+      server: the server.
+      mean: the mean of what clients made by `upload_of`.
+      weight: [] the sum of the clients' weights; if it is 0, statistics stay as they are.
+
+    Raises:
+      UsageError: for arguments of other types.
+    """
+    checks.record("server", server, Server)
+    checks.record("mean", mean, Variables)
+    change = optax.tree.sub(mean.stats, server.variables.stats)
+    zeros = optax.tree.zeros_like(change)
+    return Variables(mean.params, optax.tree.where(weight > 0, change, zeros))
 
 
 def update(

@@ -43,7 +43,7 @@ class Message(NamedTuple):
 class Upload(NamedTuple):
     """The upload of a client."""
 
-    delta: Tree  # q_i x the change of `Variables` by local training
+    delta: Tree  # q_i x (the change of parameters, statistics)
     weight: Tree  # [] q_i, as the client received it
     loss: Tree  # [] R_i at the received network
 
@@ -94,7 +94,7 @@ def afl(
         received, mixture = visit.message
         value = averaging.mean_loss(model, loss, received, visit.shard, batch_size=loss_batch_size)
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
-        delta = optax.tree.sub(trained.local.variables, received)
+        delta = servers.upload_of(trained.local.variables, received)
         weight = mixture[visit.shard.who]
         upload = Upload(optax.tree.scale(weight, delta), weight, value)
         return Reply(visit.own, upload, trained.metrics)
@@ -104,7 +104,8 @@ def afl(
         mixture, losses = server.side, total.loss
         # If the cohort has no weight at all, the delta is 0.
         weight = jnp.where(total.weight > 0, total.weight, 1)
-        delta = optax.tree.scale(1 / weight, total.delta)
+        mean = optax.tree.scale(1 / weight, total.delta)
+        delta = servers.delta_of(server, mean, total.weight)
         risks = jnp.zeros_like(mixture).at[losses.who].add(losses.values)
         server = servers.update(server_optimizer, server, delta)
         return server._replace(side=ascend(mixture, risks, step_size))

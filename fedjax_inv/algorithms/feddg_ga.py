@@ -71,7 +71,7 @@ class Message(NamedTuple):
 class Upload(NamedTuple):
     """The upload of the first exchange."""
 
-    delta: Tree  # a_i x the change of `Variables` by local training
+    delta: Tree  # a_i x (the change of parameters, statistics)
     weight: Tree  # [] a_i
 
 
@@ -135,14 +135,16 @@ def feddg_ga(
         received, weights = visit.message
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
         weight, own = weights[visit.shard.who], trained.local.variables
-        delta = optax.tree.scale(weight, optax.tree.sub(own, received))
+        delta = optax.tree.scale(weight, servers.upload_of(own, received))
         kept = Own(risk(own, visit), visit.round)
         return Reply(kept, Upload(delta, weight), trained.metrics)
 
     def average(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
         del cohort
         weight = jnp.where(total.weight > 0, total.weight, 1)
-        return servers.update(server_optimizer, server, optax.tree.scale(1 / weight, total.delta))
+        mean = optax.tree.scale(1 / weight, total.delta)
+        delta = servers.delta_of(server, mean, total.weight)
+        return servers.update(server_optimizer, server, delta)
 
     def measure(visit: Visit) -> Reply:
         # An update that was dropped, for example because it held NaN, left an older state.

@@ -90,14 +90,16 @@ def fedgma(
 
     def client(visit: Visit) -> Reply:
         trained = work.run(grad_fn, work.init(visit.message), visit.shard, visit.key)
-        delta = optax.tree.sub(trained.local.variables, visit.message)
-        return Reply(visit.own, delta, trained.metrics)
+        delta = servers.upload_of(trained.local.variables, visit.message)
+        return Reply(visit.own, (delta, ()), trained.metrics)
 
-    def update(server: servers.Server, means: Tree, cohort: Cohort) -> servers.Server:
+    def update(server: servers.Server, aggregated: Tree, cohort: Cohort) -> servers.Server:
         del cohort
-        delta, signs = means
+        (mean, signs), total = aggregated
+        delta = servers.delta_of(server, mean, total)
         params = jax.tree.map(lambda d, sign: d * mask(sign, agreement), delta.params, signs)
         return servers.update(server_optimizer, server, delta._replace(params=params))
 
-    exchange = Exchange(lambda server: server.variables, client, mean_and_sign(weight), update)
+    aggregate = mean_and_sign(weight), aggregators.weight_sum(weight)
+    exchange = Exchange(lambda server: server.variables, client, aggregate, update)
     return averaging.serving_the_server(model, server_optimizer, (exchange,))

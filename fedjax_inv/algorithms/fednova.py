@@ -48,8 +48,9 @@ class Upload(NamedTuple):
     """The upload of a client."""
 
     direction: Tree  # change of the parameters by local training, divided by `num_steps`
-    num_steps: Array  # [], the paper's ||a_i||_1
-    stats: Tree  # change of the statistics
+    num_steps: Tree  # [], the paper's ||a_i||_1
+    stats: Tree  # after local training
+    weight: Tree = ()  # nothing; the server adds the clients' weights
 
 
 def effective_steps(
@@ -132,15 +133,18 @@ def fednova(
     def client(visit: Visit) -> Reply:
         received = visit.message
         trained = work.run(gradient_from(received), work.init(received), visit.shard, visit.key)
-        moved = optax.tree.sub(trained.local.variables, received)
+        moved = servers.upload_of(trained.local.variables, received)
         count = effective_steps(trained.num_steps, momentum, step_size * proximal)
         direction = optax.tree.scale(1 / jnp.where(count > 0, count, 1), moved.params)
         return Reply(visit.own, Upload(direction, count, moved.stats), trained.metrics)
 
     def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
         del cohort
-        delta = Variables(optax.tree.scale(mean.num_steps, mean.direction), mean.stats)
+        params = optax.tree.scale(mean.num_steps, mean.direction)
+        delta = servers.delta_of(server, Variables(params, mean.stats), mean.weight)
         return servers.update(server_optimizer, server, delta)
 
-    exchange = Exchange(lambda server: server.variables, client, aggregators.mean(weight), update)
+    over = aggregators.mean(weight)
+    aggregate = Upload(over, over, over, aggregators.weight_sum(weight))
+    exchange = Exchange(lambda server: server.variables, client, aggregate, update)
     return averaging.serving_the_server(model, server_optimizer, (exchange,))

@@ -38,7 +38,8 @@ class Upload(NamedTuple):
 
     delta: Tree  # of the parameters' shapes
     curvature: Tree  # [], the paper's h
-    stats: Tree  # change of the statistics by local training
+    stats: Tree  # after local training
+    num_clients: Tree = ()  # nothing; the server counts clients
 
 
 def scaled_update(
@@ -107,7 +108,7 @@ def qfedavg(
     def client(visit: Visit) -> Reply:
         received = visit.message
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
-        moved = optax.tree.sub(trained.local.variables, received)
+        moved = servers.upload_of(trained.local.variables, received)
         value = averaging.mean_loss(model, loss, received, visit.shard, batch_size=loss_batch_size)
         delta, curvature = scaled_update(moved.params, value, q=q, step_size=step_size)
         return Reply(visit.own, Upload(delta, curvature, moved.stats), trained.metrics)
@@ -117,12 +118,18 @@ def qfedavg(
         # If q is so large that all powers of small losses are 0, nothing moves.
         curvature = jnp.where(total.curvature > 0, total.curvature, 1)
         step = optax.tree.scale(1 / curvature, total.delta)
-        return servers.update(server_optimizer, server, Variables(step, total.stats))
+        delta = servers.delta_of(server, Variables(step, total.stats), total.num_clients)
+        return servers.update(server_optimizer, server, delta)
 
     exchange = Exchange(
         lambda server: server.variables,
         client,
-        Upload(aggregators.total(), aggregators.total(), aggregators.mean(aggregators.uniform)),
+        Upload(
+            aggregators.total(),
+            aggregators.total(),
+            aggregators.mean(aggregators.uniform),
+            aggregators.count(),
+        ),
         update,
     )
     return averaging.serving_the_server(model, server_optimizer, (exchange,))

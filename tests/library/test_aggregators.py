@@ -1,6 +1,7 @@
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ MAKE: dict[str, Callable[[], Aggregator]] = {
     "uniform": lambda: aggregators.mean(aggregators.uniform),
     "fresh": lambda: aggregators.mean(fresh),
     "total": aggregators.total,
+    "weights": lambda: aggregators.weight_sum(fresh),
+    "count": aggregators.count,
     "stacked": aggregators.stacked,
     "tree": lambda: aggregators.combine({"a": aggregators.total(), "b": aggregators.stacked()}),
 }
@@ -88,6 +91,13 @@ def test_means_and_total_follow_numpy(name: str, cuts: tuple[int, ...]) -> None:
     assert not weights[-1].any()
     expected = jax.tree.map(np.float32, expected)
     assert_close(folded(name, cuts)[1], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize(("name", "weights"), [("weights", 0.5**SLOTS.delay), ("count", 1)])
+def test_weights_and_clients_are_added(name: str, weights: Any, cuts: tuple[int, ...]) -> None:
+    expected = np.where(SLOTS.present, weights, 0).sum(1)
+    assert_close(folded(name, cuts)[1], np.float32(expected))
 
 
 @pytest.mark.parametrize("cuts", CUTS)

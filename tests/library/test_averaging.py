@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import federations
+import slow
 from examples.fednova import fednova
 from federations import Config, assert_close, plain
 from fedjax_inv import (
@@ -31,6 +32,7 @@ from fedjax_inv.data.federation import examples, of_parts
 from fedjax_inv.types import (
     Algorithm,
     Array,
+    Cohort,
     Federation,
     GradFn,
     Halves,
@@ -420,6 +422,35 @@ def test_a_factor_of_the_delta_leaves_statistics_alone() -> None:
     assert_close(stays.params, variables.params)
     with pytest.raises(AssertionError):
         assert_close(moves.stats, variables.stats)
+
+
+def one_client_a_round(who: list[int], present: list[int], delay: list[int]) -> Cohort:
+    columns = (jnp.array(leaf)[:, None] for leaf in (who, np.array(present, bool), delay))
+    return Cohort(*columns)
+
+
+# One of `averaging`, and those with uploads of their own.
+@pytest.mark.parametrize(
+    "name", slow.after(2, ["fedavg", "fednova", "afl", "feddg_ga", "fedgma", "qfedavg"])
+)
+def test_statistics_do_not_depend_on_the_network_that_a_late_client_did_not_see(name: str) -> None:
+    """A change of a variance, added to that of another network, could be below 0."""
+    model, federation = federations.small_normed(), federations.federation()
+    algorithm = federations.build(name, Config(lambda: model, federations.full_batch))
+
+    @jax.jit
+    def after(cohorts: Cohort) -> Halves:
+        key = jax.random.key(0)
+        start = federations.initial(model, key)
+        state = rounds.init(algorithm, start, federation, key, history=federations.HISTORY)
+        state, _ = rounds.run(algorithm, state, cohorts, federation, axis=devices.chunked(1))
+        return state.server.variables.stats
+
+    late = after(one_client_a_round([0, 3], [1, 1], [0, 1]))
+    alone = after(one_client_a_round([0, 3], [0, 1], [0, 0]))
+    assert_close(late, alone)
+    with pytest.raises(AssertionError):
+        assert_close(after(one_client_a_round([0, 3], [1, 0], [0, 0])), alone)
 
 
 def test_clients_may_be_weighted_by_what_the_server_keeps() -> None:

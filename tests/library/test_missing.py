@@ -143,6 +143,30 @@ def test_where_all_arrive_reuse_is_skip(optimizer: optax.GradientTransformation)
     assert_close(reports, expected_reports)
 
 
+def test_reused_statistics_are_the_mean_of_the_clients_latest() -> None:
+    model, federation = tiny.small_normed(), tiny.federation()
+    clients = np.array([[0], [3]], np.int32)
+    everybody = Cohort(clients, np.ones_like(clients, bool), np.zeros_like(clients))
+
+    def after(rule: str, num_rounds: int) -> Any:
+        made = missing.with_rule(fedavg.fedavg(model, tiny.full_batch(0.1)), rule)
+
+        @jax.jit
+        def server() -> Any:
+            key = jax.random.key(0)
+            state = rounds.init(made, tiny.initial(model, key), federation, key)
+            some = jax.tree.map(lambda leaf: leaf[:num_rounds], everybody)
+            return rounds.run(made, state, some, federation, axis=devices.chunked(1))[0].server
+
+        return server()
+
+    # In a round with one client the server takes that client's statistics.
+    first, second = (after("skip", number).variables.stats for number in (1, 2))
+    got = after("reuse", 2).wrapped.variables.stats
+    a, b = tiny.SIZES[0], tiny.SIZES[3]
+    assert_close(got, jax.tree.map(lambda x, y: (a * x + b * y) / (a + b), first, second))
+
+
 @pytest.mark.slow
 def test_chunks_slots_and_resuming_change_nothing() -> None:
     made, schedule = algorithm(), plain(tiny.schedule())

@@ -97,6 +97,7 @@ EXEMPT = {
             *("algorithms.fedbn.combine", "algorithms.fedbn.in_norm"),
             *("algorithms.fedcfa.factor_scores", "algorithms.fedcfa.split_factors"),
             *("algorithms.fedcfa.replaced", "algorithms.fedcfa.counterfactual_labels"),
+            "algorithms.fedcfa.default_top_k",
             *("algorithms.fedcfa.factor_decorrelation", "algorithms.fediir.alignment"),
             *("algorithms.fedipg.invariance", "algorithms.fedipg.half_masks"),
             *("algorithms.fedmix.mixed_loss", "algorithms.fedproto.prototypes"),
@@ -269,6 +270,7 @@ _IMAGE_MODEL = {"num_classes": 3, "cut": 1, "conv": "lax"}
 EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "aggregators.weight_of": lambda: {"weighting": "size"},
     "aggregators.mean": lambda: {"weight": aggregators.by_size},
+    "aggregators.weight_sum": lambda: {"weight": aggregators.by_size},
     "algorithms.fedgma.mean_and_sign": lambda: {"weight": aggregators.by_size},
     "aggregators.combine": lambda: {"aggregators": aggregators.total()},
     **{
@@ -764,6 +766,12 @@ EXAMPLES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "schedules.slow": lambda: {"schedule": SCHEDULE, "rounds_per_update": 2},
     "schedules.first_all": lambda: {"schedule": SCHEDULE, "num_clients": 3},
     "servers.init": lambda: {"optimizer": SGD, "variables": variables()},
+    "servers.upload_of": lambda: {"trained": variables(), "received": variables()},
+    "servers.delta_of": lambda: {
+        "server": servers.init(SGD, variables()),
+        "mean": variables(),
+        "weight": 1.0,
+    },
     "servers.update": lambda: {
         "optimizer": SGD,
         "server": servers.init(SGD, variables()),
