@@ -76,7 +76,8 @@ def mean(weight: Weight = by_size) -> Aggregator:
 
     def init(upload: Tree, num_slots: int) -> _Sum:
         del num_slots
-        return _Sum(_zeros(upload), jnp.zeros(()))
+        none = tree.weighted_sum(_zeros(upload, 0), jnp.zeros(0))  # its dtypes
+        return _Sum(none, jnp.zeros(()))
 
     def add(total: _Sum, uploads: Tree, slots: Slots) -> _Sum:
         weights = jnp.where(slots.present, weight(slots), 0)
@@ -99,9 +100,11 @@ def total() -> Aggregator:
         del slots
         return jax.tree.map(lambda a, leaf: a + leaf.sum(0), accumulator, uploads)
 
-    return Aggregator(
-        lambda upload, num_slots: _zeros(upload), add, lambda accumulator: accumulator
-    )
+    def init(upload: Tree, num_slots: int) -> Tree:
+        del num_slots
+        return jax.tree.map(lambda leaf: leaf.sum(0), _zeros(upload, 0))  # its dtypes
+
+    return Aggregator(init, add, lambda accumulator: accumulator)
 
 
 def count() -> Aggregator:

@@ -132,7 +132,8 @@ def mean_loss(
 
     def total(batch: Batch) -> Array:
         outputs = models.predict(model, variables, batch.x)
-        return loss(outputs, batch.y, batch.mask) * batch.mask.sum()
+        value = loss(outputs, batch.y, batch.mask)
+        return value.astype(jnp.promote_types(value.dtype, jnp.float32)) * batch.mask.sum()
 
     return local.fold(shard, total, batch_size=batch_size) / jnp.maximum(shard.size, 1)
 

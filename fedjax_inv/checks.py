@@ -452,8 +452,8 @@ def federation(federation: Federation, *, whole: bool = False) -> None:
     named = {"order": order, "start": start, "size": size}
     for name, leaf in (named if who is None else named | {"who": who}).items():
         array(name, leaf)
-        if not jax.dtypes.issubdtype(leaf.dtype, np.integer):
-            raise UsageError(name, leaf, "must be integers")
+        if leaf.dtype not in (np.int32, np.int64):
+            raise UsageError(name, leaf, "must be int32 or int64")
     for leaf in jax.tree.leaves(data):
         array("data", leaf)
     lengths = {leaf.shape[0] if leaf.shape else 0 for leaf in jax.tree.leaves(data)}

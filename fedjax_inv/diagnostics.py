@@ -95,7 +95,7 @@ def agreement(
         # The square of a sum of m unit vectors is m plus twice the cosines of all pairs.
         count = (norm > 0).sum()
         cosines = optax.tree.norm(total, squared=True) - count
-        return jnp.where(count > 1, cosines / jnp.maximum(count * (count - 1), 1), 0)
+        return jnp.where(count > 1, cosines / jnp.maximum(count, 1) / jnp.maximum(count - 1, 1), 0)
 
     return Agreement(value, norm, invariance, axis.isolated(mean_cosine, total, norm))
 

@@ -113,14 +113,30 @@ def fold_sample(shard: Shard, key: Array, fn: Callable[[Batch], Tree], *, batch_
 
 def _sum(of: Callable[[Array], Tree], num_turns: Array) -> Tree:
     """Return the sum of of(turn) over the turns 0..num_turns - 1."""
-    zeros = _zeros(jax.eval_shape(of, jnp.int32(0)))
-    return jax.lax.fori_loop(
-        0, num_turns, lambda turn, sums: jax.tree.map(jnp.add, sums, of(turn)), zeros
+    terms = jax.eval_shape(of, jnp.int32(0))
+    sums = jax.lax.fori_loop(
+        0, num_turns, lambda turn, sums: jax.tree.map(jnp.add, sums, of(turn)), _zeros(terms)
     )
+    return _as_floats_of(terms, sums)
 
 
 def _zeros(shapes: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    """Return sums before the first term, of at least 32 bits: bfloat16 cannot count to 300."""
+
+    def zeros(leaf: jax.ShapeDtypeStruct) -> Array:
+        wide = jnp.float32 if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.int32
+        return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, wide))
+
+    return jax.tree.map(zeros, shapes)
+
+
+def _as_floats_of(terms: Tree, sums: Tree) -> Tree:
+    """Return sums, or means, of terms: of floats in their own dtype."""
+
+    def leaf(term: jax.ShapeDtypeStruct, value: Array) -> Array:
+        return value.astype(term.dtype) if jnp.issubdtype(term.dtype, jnp.inexact) else value
+
+    return jax.tree.map(leaf, terms, sums)
 
 
 class _Steps(NamedTuple):
@@ -178,11 +194,12 @@ def _work(
 
         # Traced once for its shapes and for the loop; inlined, the program is the same.
         one = jax.jit(one, inline=True)
-        zeros = _zeros(jax.eval_shape(one, jnp.int32(0), local)[1])
+        terms = jax.eval_shape(one, jnp.int32(0), local)[1]
         with jax.named_scope("local_steps"):
-            local, sums = jax.lax.fori_loop(0, turns, body, (local, zeros))
-        count = jnp.maximum(num_steps, 1)
-        metrics, average = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), sums)
+            local, sums = jax.lax.fori_loop(0, turns, body, (local, _zeros(terms)))
+        count = jnp.maximum(num_steps, 1).astype(jnp.float32)
+        metrics, average = jax.tree.map(lambda leaf: leaf / count, sums)
+        average = _as_floats_of(terms[1], average)
         return Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
 
     return _with_loop(init, run, lambda change: _work(change(optimizer), plan), momentum)

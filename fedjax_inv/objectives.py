@@ -70,6 +70,7 @@ def _of_label(
     _check_classes(logits, labels, mask)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise UsageError("labels", labels, "must be integers")
+    labels = labels.astype(jnp.int32)  # a number of classes may not fit into 8 bits
     # Not an index into the logits: its gradient is a scatter, a kernel of its own on a GPU.
     is_label = jnp.arange(logits.shape[1]) == labels[:, None]
     values = jnp.where(is_label, function(logits), 0).sum(-1)

@@ -63,10 +63,11 @@ def delta_of(server: Server, mean: Variables, weight: Array) -> Variables:
       weight: [] the sum of the clients' weights; if it is 0, statistics stay as they are.
 
     Raises:
-      UsageError: for arguments of other types.
+      UsageError: for arguments of other types, and for a negative weight.
     """
     checks.record("server", server, Server)
     checks.record("mean", mean, Variables)
+    checks.real("weight", weight)
     change = optax.tree.sub(mean.stats, server.variables.stats)
     zeros = optax.tree.zeros_like(change)
     return Variables(mean.params, optax.tree.where(weight > 0, change, zeros))

@@ -60,10 +60,11 @@ def weighted_sum(tree: Tree, weights: Array) -> Tree:
       weights: [S].
 
     Returns:
-      Leaves [...], in their own dtypes.
+      Leaves [...]: floats in their own dtypes, others in float32.
     """
 
     def leaf(values: Array) -> Array:
+        values = values if jnp.issubdtype(values.dtype, jnp.inexact) else jnp.float32(values)
         # At the default precision a GPU may round values to the ten bits of TF32.
         return jnp.tensordot(weights.astype(values.dtype), values, 1, precision="highest")
 

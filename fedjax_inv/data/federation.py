@@ -30,7 +30,7 @@ class Split(NamedTuple):
 
 
 def examples(x: Tree, y: Tree) -> Examples:
-    """Put M examples on the device, in their own dtype.
+    """Put M examples on the device, in their own dtype; labels [M] of integers become int32.
 
     Args:
       x: inputs: an array or a tree of arrays, [M, ...].
@@ -54,7 +54,13 @@ def examples(x: Tree, y: Tree) -> Examples:
         raise UsageError(
             "y", ..., f"must be as long as x, above 0; their lengths are {sorted(lengths)}"
         )
-    return jax.tree.map(_on_device, Examples(x, y))
+    return jax.tree.map(_on_device, Examples(x, jax.tree.map(_in_int32, y)))
+
+
+def _in_int32(labels: Any) -> Any:
+    """Labels in a type that also holds the number of classes, which 8 bits may not."""
+    is_labels = np.ndim(labels) == 1 and np.issubdtype(labels.dtype, np.integer)
+    return labels.astype(np.int32) if is_labels else labels
 
 
 def _on_device(leaf: Any) -> Array:
@@ -74,7 +80,8 @@ def examples_on_host(x: Tree, y: Tree) -> Examples:
     Raises:
       UsageError: as `examples` does, and for numbers of more than 32 bits in x.
     """
-    data = Examples(x, jax.tree.map(lambda leaf: _in_32_bits("y", np.asarray(leaf)), y))
+    y = jax.tree.map(lambda leaf: _in_int32(_in_32_bits("y", np.asarray(leaf))), y)
+    data = Examples(x, y)
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         checks.array("x", leaf)
         if leaf.dtype.itemsize > 4:

@@ -88,10 +88,13 @@ def train(
 def _values(outcome: Outcome) -> dict[str, np.ndarray]:
     """Return the values [R] of a segment's rounds, by name, as in `History`."""
     values = {}
+    # Such a round's NaN is a loss; another round's says that nobody took part.
+    diverged = (np.asarray(outcome.broken) >= 0) & np.asarray(outcome.attended).any(-1)
     for name, metric in outcome.metrics.items():
         of_rounds = np.asarray(metric)
-        count = (~np.isnan(of_rounds)).sum(1)
-        mean = np.nansum(of_rounds, 1) / np.maximum(count, 1)
+        counts = ~np.isnan(of_rounds) | diverged
+        count = counts.sum(1)
+        mean = np.where(counts, of_rounds, 0).sum(1) / np.maximum(count, 1)
         values[f"train_{name}"] = np.where(count > 0, mean, np.nan)
     for kind, scores in (("valid", outcome.valid), ("test", outcome.test)):
         if np.asarray(scores.size).any():

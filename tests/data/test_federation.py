@@ -52,6 +52,14 @@ def test_examples_keep_their_type_and_may_be_trees():
     assert jax.tree.map(jnp.shape, data) == (({"image": (3, 2), "code": (3,)}), ((3, 2), (3,)))
 
 
+@pytest.mark.parametrize("made", [federation.examples, federation.examples_on_host])
+def test_labels_are_of_32_bits_which_hold_any_number_of_classes(made):
+    small = np.array([1, 200], np.uint8)
+    assert [made(small, y).y.dtype for y in (small, jnp.asarray(small))] == [jnp.int32] * 2
+    assert made(small, np.ones((2, 3), np.uint8)).y.dtype == jnp.uint8
+    assert made(small, np.array([True, False])).y.dtype == bool
+
+
 @pytest.mark.parametrize(
     ("x", "y", "lengths"),
     [

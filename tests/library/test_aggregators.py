@@ -101,6 +101,26 @@ def test_weights_and_clients_are_added(name: str, weights: Any, cuts: tuple[int,
 
 
 @pytest.mark.parametrize("cuts", CUTS)
+def test_whole_numbers_and_booleans_are_added_as_numbers(cuts: tuple[int, ...]) -> None:
+    uploads = {"whole": jnp.array([200, 100, 250], jnp.uint8), "is": jnp.array([True, False, True])}
+    ones = jnp.ones(3, jnp.int32)
+    slots = Slots(jnp.arange(3), jnp.arange(3), ones > 0, jnp.array([1, 2, 1]), 0 * ones)
+
+    def fold(aggregator: Aggregator) -> Tree:
+        total = aggregator.init(tree.take(uploads, 0), 3)
+        for start, end in itertools.pairwise((0, *(cut for cut in cuts if cut < 3), 3)):
+            added = aggregator.add(total, *tree.take((uploads, slots), slice(start, end)))
+            assert [leaf.dtype for leaf in jax.tree.leaves(added)] == [
+                leaf.dtype for leaf in jax.tree.leaves(total)
+            ]
+            total = added
+        return jax.tree.map(float, aggregator.finish(total))
+
+    assert fold(aggregators.mean()) == {"whole": 162.5, "is": 0.5}
+    assert fold(aggregators.total()) == {"whole": 550, "is": 2}
+
+
+@pytest.mark.parametrize("cuts", CUTS)
 def test_stacked_keeps_the_order_of_slots(cuts: tuple[int, ...]) -> None:
     stack = folded("stacked", cuts)[1]
     assert_equal(stack.values, UPLOADS)

@@ -119,6 +119,8 @@ def test_a_federation_passes_iff_its_rows_are_rows_of_examples(rows, clients) ->
             r"start=int32 \(5,\): must be \[C\], and so must size=int64 \(4,\)$",
         ),
         ({"order": np.full(25, 21)}, r"order: holds 21\.\.21, must be rows in 0\.\.20"),
+        # Their sum wraps.
+        ({"size": np.int8([4, 0, 1, 7, 5])}, r"size=int8 \(5,\): must be int32 or int64$"),
         # Not by a sum that wraps.
         (
             {"size": np.int32([0, 0, 0, 2**31 - 1, 0])},

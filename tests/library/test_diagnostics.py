@@ -113,6 +113,18 @@ def test_clients_of_the_same_examples_agree_and_one_alone_with_nobody() -> None:
             assert got.norm.shape == (num_clients,)
 
 
+@pytest.mark.slow
+def test_the_number_of_pairs_of_clients_may_be_above_32_bits() -> None:
+    federation = federations.in_floats(federations.federation((4,)))
+    number = 50_000
+    same = federation._replace(
+        order=jnp.arange(3, dtype=jnp.int32),
+        start=jnp.zeros(number, jnp.int32),
+        size=jnp.full(number, 3, jnp.int32),
+    )
+    np.testing.assert_allclose(agreement(network(), same).cosine, 1, rtol=1e-2)
+
+
 def test_a_wrong_argument_is_refused_in_one_line() -> None:
     federation = federations.federation()
     variables = federations.initial(MODEL, jax.random.key(0))

@@ -248,9 +248,10 @@ class Segment:
         some = evaluation.Scores(score[:, None], -score[:, None], np.ones((len(score), 1), int))
         none = evaluation.Scores(*(np.zeros((len(score), 1)) for _ in range(3)))
         number = cohorts.who.shape[1]
-        metrics = {"loss": np.tile(np.arange(number) * 1.0, (len(score), 1))}
+        metrics = {"loss": np.arange(number) + 0 * score[:, None]}
         broken = np.where(np.isnan(score)[:, None], 7, -1) + np.zeros((1, number), int)
         shown: Any = SimpleNamespace(metrics=metrics, valid=some, test=none, broken=broken)
+        shown.attended = cohorts.present.sum(2)[..., None]
         return training + 1, shown
 
 
@@ -303,6 +304,25 @@ def test_the_last_segment_may_be_shorter() -> None:
     assert fitted.history.rounds.tolist() == [2, 4, 5]
     np.testing.assert_array_equal(fitted.history["train_loss"], [[0.5, 0.5, 0.0]] * 2)
     assert "test_score" not in fitted.history.values
+
+
+def test_a_history_shows_a_loss_of_nan_and_no_round_without_clients() -> None:
+    def values(losses: list[float], broken: list[int], attended: list[int]) -> float:
+        none = evaluation.Scores(*[np.zeros((1, 1))] * 3)
+        outcome: Any = SimpleNamespace(
+            metrics={"loss": np.array([losses])},
+            broken=np.array([broken]),
+            attended=np.array([attended])[..., None],
+            valid=none,
+            test=none,
+        )
+        return segments._values(outcome)["train_loss"].item()
+
+    assert values([1.0, np.nan, 3.0], [-1, -1, -1], [2, 0, 2]) == 2
+    assert np.isnan(values([1.0, np.nan, np.nan], [-1, 4, 4], [2, 2, 2]))
+    # A client whose update was left out, and nobody else took part.
+    assert values([1.0, np.nan, 3.0], [-1, 4, -1], [2, 0, 2]) == 2
+    assert np.isnan(values([np.nan], [-1], [0]))
 
 
 def test_ctrl_c_keeps_the_segment_that_it_interrupts() -> None:

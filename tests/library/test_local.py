@@ -1,5 +1,6 @@
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -317,6 +318,34 @@ def test_fold_is_a_loop_over_batches_as_they_lie() -> None:
         np.testing.assert_allclose(got["moments"][index], [x.sum(), (x**2).sum()], rtol=1e-6)
         order = (x * (1 + np.arange(size) % b)).sum()
         np.testing.assert_allclose(got["order"][index], order, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_sums_and_means_of_many_small_floats_do_not_stop_growing(dtype: Any) -> None:
+    """256 + 1 is 256 in bfloat16."""
+    num_steps = 3000
+
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        del batch, key
+        one = jnp.ones((), dtype)
+        metrics = {"loss": 0.75 * one, "is": jnp.bool_(True), "whole": jnp.uint8(200)}
+        return Step(optax.tree.zeros_like(variables.params), variables.stats, metrics, one)
+
+    @jax.jit
+    def trained(shard: Shard) -> tuple[Tree, Tree, Array]:
+        work = local.steps(optax.sgd(0.1), batch_size=1, num_steps=num_steps)
+        empty = Halves({}, {})
+        start = work.init(Variables(Halves(jnp.zeros(()), {}), empty))
+        after = work.run(grad_fn, start, shard, jax.random.key(0))
+        counted = local.fold(shard, lambda batch: jnp.ones((), dtype), batch_size=1)
+        return after.metrics, after.average, counted
+
+    zeros = np.zeros(600, np.int32)
+    one = federation.of_parts(federation.examples(zeros, zeros), [np.arange(600)])
+    metrics, average, counted = trained(federations.shard_of(one, 0))
+    assert jax.tree.map(float, metrics) == {"loss": 0.75, "is": 1, "whole": 200}
+    assert (average, average.dtype) == (1, dtype)
+    assert (counted, counted.dtype) == (600, dtype)
 
 
 @functools.cache

@@ -99,6 +99,18 @@ def test_a_label_that_is_no_class_is_refused_or_nan(label: int) -> None:
     assert jnp.isfinite(grads).all()
 
 
+@pytest.mark.parametrize(
+    "objective", [objectives.cross_entropy, objectives.focal(2.0), objectives.accuracy]
+)
+def test_labels_of_8_bits_may_be_of_more_classes_than_these_can_count(objective) -> None:
+    logits, mask = jnp.tile(jnp.arange(300.0), (3, 1)), jnp.ones(3, bool)
+    expected = objective(logits, jnp.array([1, 100, 120]), mask)
+    for dtype in (jnp.uint8, jnp.int8):
+        labels = jnp.array([1, 100, 120], dtype)
+        assert objective(logits, labels, mask) == jax.jit(objective)(logits, labels, mask)
+        np.testing.assert_allclose(objective(logits, labels, mask), expected)
+
+
 def test_a_nan_is_no_class() -> None:
     """For argmax it is the largest logit, so that a network of NaN would be right about class 0."""
     logits = jnp.array([[1.0, 2.0], [jnp.nan, 1.0]])

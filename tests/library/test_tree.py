@@ -1,4 +1,5 @@
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -55,7 +56,13 @@ def test_weighted_sum_is_a_loop(length: int) -> None:
         for leaf, summed in zip(jax.tree.leaves(values), jax.tree.leaves(got), strict=True):
             terms = (w * v.astype(np.float64) for w, v in zip(weights, leaf, strict=True))
             np.testing.assert_allclose(summed, sum(terms), rtol=1e-5, atol=1e-5)
-            assert summed.dtype == leaf.dtype
+            assert summed.dtype == jnp.float32
+
+
+def test_a_weighted_sum_of_whole_numbers_and_booleans_is_no_whole_number() -> None:
+    values = {"whole": jnp.array([200, 250], jnp.uint8), "is": jnp.array([True, False])}
+    got = tree.weighted_sum(values, jnp.array([0.25, 0.75]))
+    assert jax.tree.map(float, got) == {"whole": 237.5, "is": 0.25}
 
 
 def test_all_finite() -> None:

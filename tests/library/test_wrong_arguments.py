@@ -872,9 +872,9 @@ def _odd_records() -> Iterator[tuple[str, str, Any, str]]:
     yield "models.blocks.predict", "variables", loose, "variables.params: .*must be a Halves"
     yield "local.fold", "shard", shard._replace(start=np.zeros(0, int)), "shard.start: .*integer"
     for name, changes, message in (
-        ("rounds.run", {"start": np.array([0.5, 5.5])}, "start=float64 .*: must be integers"),
+        ("rounds.run", {"start": np.array([0.5, 5.5])}, "start=float64 .*: must be int32"),
         ("data.federation.pooled", {"size": twice}, "start=.*: must be .C., and so must size"),
-        ("communication.traffic", {"size": np.ones(2)}, "size=float64 .*: must be integers"),
+        ("communication.traffic", {"size": np.ones(2)}, "size=float64 .*: must be int32"),
     ):
         yield name, "federation", FEDERATION._replace(**changes), message
     late = SCHEDULE._replace(who=SCHEDULE.who * 1.0)
