@@ -1,6 +1,6 @@
 """FedIPG: federated learning with an invariance penalty for generalization.
 
-    minimise  f_i(w) = R_i(w) + penalty * s(w)^2,        s(w) = <grad R_i(w), w>          (9)
+    minimise  f_i(w) = R_i(w) + penalty * s(w)^2,        s(w) = <grad R_i(w), P w>        (9)
     grad f_i = grad R_i + 2 penalty s (P grad R_i + H_i P w)                              (30, 36)
 
 Hao et al. 2025, "Invariant Federated Learning for Edge Intelligence", arXiv 2503.06158. P projects

@@ -1,18 +1,20 @@
 """FL Games: clients as players, whose equilibrium is an ensemble of invariant predictors.
 
     player k minimises  R_k( (1/m) (w_k + sum_{q != k} w_q) o phi )                          (1)
-    SMOOTH adds         (1/m) sum_{p != k} (mean over p's last H predictors)                 (2)
+    SMOOTH              w_q becomes (w_q + M_q) / 2, M_q the mean of q's last H predictors   (2)
 
 Gupta et al. 2022, "FL Games", arXiv 2205.11101, Algorithm 1. The terms are functions: logits are
 averaged, not parameters. A player responds with a few optimizer steps while its opponents are
 fixed; players move together (parallel) or in turn (sequential). The representation phi is the
 identity (F: a model whose body is empty) or learned (V).
 
-The paper leaves open, and we chose: the scale of Eq. 2, by `memory_mix`; an empty memory is left
-out; a predictor enters the memory right after its update, so a current predictor counts twice; each
-player keeps its optimizer's state; phi's server optimizer is Adam; FAST takes the mean over a
-client's examples, not over its batches, as the last batch may be smaller; each player draws its own
-head, also where the network is given; a late player goes on from its head in the late broadcast.
+As printed, Eq. 2 adds the M_q to the sum of Eq. 1 and divides by m still (`memory_mix` "literal").
+The paper leaves open, and we chose: this scale, as the mean above (`memory_mix`); an empty memory
+is left out; a predictor enters the memory right after its update, so a current predictor counts
+twice; each player keeps its optimizer's state; phi's server optimizer is Adam; FAST takes the mean
+over a client's examples, not over its batches, as the last batch may be smaller; each player draws
+its own head, also where the network is given; a late player goes on from its head in the late
+broadcast.
 """
 
 from collections.abc import Callable

@@ -62,7 +62,7 @@ class Data:
         "it may be absent if it has its default name.",
     )
     ignored_columns: tuple[str, ...] = flag(
-        (), "Columns of a table that are no features. All columns without a flag are.", kind=str
+        (), "Columns of a table that no flag names and that are not features.", kind=str
     )
     task: str = flag(
         "auto",

@@ -71,8 +71,9 @@ class Running:
     )
     nonfinite: str = flag(
         "stop",
-        "When a client's loss becomes NaN or infinite: stop the program; drop the client from that "
-        "round; or mark the run as diverged, never to be selected, and let the others go on.",
+        "When a client's loss or update becomes NaN or infinite: stop the program; drop what the "
+        "client sends in that round; or mark the run as diverged, never to be selected, and let "
+        "the others go on.",
         choices=("stop", "drop", "mark"),
     )
     client_chunk: str = flag(
