@@ -166,6 +166,15 @@ def gradient(model: Model, loss: Loss = objectives.cross_entropy) -> GradFn:
     return grad_fn
 
 
+def uniform_over(has_examples: Array) -> Array:
+    """Return the weights [C] of clients before the first round: uniform, 0 without examples.
+
+    Args:
+      has_examples: [C] bool, from `Setup`.
+    """
+    return has_examples / jnp.maximum(has_examples.sum(), 1)
+
+
 def serving_the_server(
     model: Model,
     server_optimizer: optax.GradientTransformation,

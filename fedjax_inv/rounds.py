@@ -100,8 +100,9 @@ def init(
     _check_precision(variables)
     # Zeros, as only the shape may matter: devices that own their clients have different examples.
     sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), federation.data.x)
+    num_clients, server_key = federation.num_clients, jax.random.fold_in(key, 0)
     server = algorithm.init_server(
-        Setup(variables, federation.num_clients, sample, jax.random.fold_in(key, 0))
+        Setup(variables, num_clients, sample, server_key, federation.size > 0)
     )
     who = _clients(federation, axis)
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(who)

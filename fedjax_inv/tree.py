@@ -52,6 +52,16 @@ def put(tree: Tree, index: Array, values: Tree) -> Tree:
     return jax.tree.map(found, tree, values)
 
 
+def scaled(factor: float | Array, tree: Tree) -> Tree:
+    """Return factor x each leaf, in the leaf's dtype, whatever that of the factor is.
+
+    Args:
+      factor: [].
+      tree: leaves of floats.
+    """
+    return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
+
+
 def weighted_sum(tree: Tree, weights: Array) -> Tree:
     """Return the weighted sum over the leading axis of every leaf.
 

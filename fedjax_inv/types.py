@@ -283,6 +283,7 @@ class Setup(NamedTuple):
     num_clients: int
     sample: Tree  # [1, ...] zeros of the shape of an input
     key: Array
+    has_examples: Array  # [C] bool; a client without examples never attends
 
 
 class Visit(NamedTuple):

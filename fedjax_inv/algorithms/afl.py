@@ -3,8 +3,10 @@
     q <- project(q + step_size R(w))         onto the simplex
     w <- w + sum q_i (w_i - w) / sum q_i     over the cohort, with the q before its step
 
-q has an entry for each client and starts uniform. R_i(w) is the mean loss of client i's examples at
-the received network, and 0 for clients that do not attend.
+q has an entry for each client and starts uniform over those with examples. R_i(w) is the mean loss
+of client i's examples at the received network, less the mean over the cohort, and 0 for clients
+that do not attend. (The projection ignores a number that all losses have in common; without the
+mean taken away, clients would lose their weight by being absent.)
 
 Mohri et al. 2019, "Agnostic Federated Learning" (arXiv 1902.00146): descent on w and ascent on q
 for the worst mixture of domains. The paper takes one gradient step on w; we train as in FedAvg, so
@@ -17,7 +19,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, objectives, servers, tree
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -96,7 +98,7 @@ def afl(
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
         delta = servers.upload_of(trained.local.variables, received)
         weight = mixture[visit.shard.who]
-        upload = Upload(optax.tree.scale(weight, delta), weight, value)
+        upload = Upload(tree.scaled(weight, delta), weight, value)
         return Reply(visit.own, upload, trained.metrics)
 
     def update(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
@@ -104,9 +106,12 @@ def afl(
         mixture, losses = server.side, total.loss
         # If the cohort has no weight at all, the delta is 0.
         weight = jnp.where(total.weight > 0, total.weight, 1)
-        mean = optax.tree.scale(1 / weight, total.delta)
+        mean = tree.scaled(1 / weight, total.delta)
         delta = servers.delta_of(server, mean, total.weight)
-        risks = jnp.zeros_like(mixture).at[losses.who].add(losses.values)
+        present = losses.present
+        mean_loss = losses.values.sum() / jnp.maximum(present.sum(), 1)  # absent ones are 0
+        above = jnp.where(present, losses.values - mean_loss, 0)
+        risks = jnp.zeros_like(mixture).at[losses.who].add(above)
         server = servers.update(server_optimizer, server, delta)
         return server._replace(side=ascend(mixture, risks, step_size))
 
@@ -120,5 +125,5 @@ def afl(
         model,
         server_optimizer,
         (exchange,),
-        side=lambda setup: jnp.full(setup.num_clients, 1 / setup.num_clients),
+        side=lambda setup: averaging.uniform_over(setup.has_examples),
     )

@@ -409,19 +409,20 @@ def cafe(
             carry = _History(history.total + now, count, mean)
             return Step(grads, stats_after, {"loss": value}, carry=carry)
 
-        mean = jnp.zeros(kernel.shape[0]) if averages_features else ()
+        mean = jnp.zeros_like(kernel[:, 0]) if averages_features else ()
         nothing = _History(jnp.zeros_like(kernel.T), jnp.zeros(()), mean)
         start = work.init(received)._replace(carry=nothing)
         return train_local(grad_fn, start, visit.shard, visit.key)
 
     side = averaging.NOTHING
     if averages_features:
+        weight = aggregators.weight_of(weighting)
         side = averaging.SideState(
-            init=lambda setup: jnp.zeros(_kernel(setup.variables.params.head).shape[0]),
+            init=lambda setup: jnp.zeros_like(_kernel(setup.variables.params.head)[:, 0]),
             send=lambda mean: mean,
-            upload=lambda visit, trained: trained.local.carry.features,
-            aggregate=aggregators.mean(aggregators.weight_of(weighting)),
-            update=lambda mean, uploaded, delta: uploaded,
+            upload=lambda visit, trained: (trained.local.carry.features, ()),
+            aggregate=(aggregators.mean(weight), aggregators.weight_sum(weight)),
+            update=lambda old, new, delta: jnp.where(new[1] > 0, new[0], old),
         )
     training = averaging.averaging_of(
         model, train, server_optimizer=server_optimizer, weighting=weighting, side=side

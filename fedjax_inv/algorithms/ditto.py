@@ -8,11 +8,14 @@ Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalizati
 The paper leaves open, and we chose: all v_i start as the initial global network; in a round a
 client first trains w, then v_i with as many local steps and the same optimizer, which starts anew,
 on minibatches drawn anew. w starts from the network that the client received; v_i starts from its
-last value and is drawn to that network. v_i has statistics (BatchNorm) of its own. A client that
-was never seen is served with w.
+last value and is drawn to that network. v_i has statistics (BatchNorm) of its own. Before its
+first turn a client is served with w.
 """
 
+from typing import NamedTuple
+
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_inv import averaging, checks, objectives
@@ -30,6 +33,13 @@ from fedjax_inv.types import (
     Visit,
     Work,
 )
+
+
+class _Own(NamedTuple):
+    """A client's state."""
+
+    variables: Variables  # v_i
+    has_trained: Array  # [] bool
 
 
 def ditto(
@@ -72,7 +82,7 @@ def ditto(
 
         trained = work.run(risk_gradient, work.init(received), visit.shard, visit.key)
         own_key = jax.random.fold_in(visit.key, 2)  # 0 and 1 are in the training of w
-        own = work.run(near_gradient, work.init(visit.own), visit.shard, own_key)
+        own = work.run(near_gradient, work.init(visit.own.variables), visit.shard, own_key)
         metrics = {**trained.metrics, "personal_loss": own.metrics["loss"]}
         local = trained.local._replace(carry=own.local.variables)
         return trained._replace(local=local, metrics=metrics)
@@ -82,7 +92,9 @@ def ditto(
         train,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        init_client=lambda server, who: server.variables,
-        remember=lambda visit, trained: trained.local.carry,
-        serve=lambda server, own: own,
+        init_client=lambda server, who: _Own(server.variables, jnp.bool_(False)),
+        remember=lambda visit, trained: _Own(trained.local.carry, jnp.bool_(True)),
+        serve=lambda server, own: optax.tree.where(
+            own.has_trained, own.variables, server.variables
+        ),
     )

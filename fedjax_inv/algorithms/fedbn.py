@@ -6,15 +6,17 @@ over the shared w and the normalisation variables b_i (affine and statistics) of
 Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization"
 (arXiv 2102.07623), Algorithm 1.
 
-The paper leaves open, and we chose: a client that was never seen is served with the mean b_i of the
-clients that attended the latest round, with the weights of their deltas. Clients upload b_i for
-this mean alone, and `communication` counts it; FedBN itself does not upload it. The server never
-sends b_i.
+The paper leaves open, and we chose: before its first turn a client is served with the mean b_i of
+the clients that attended the latest round, with the weights of their deltas; its training starts
+from the initial b_i. Clients upload b_i for this mean alone, and `communication` counts it; FedBN
+itself does not upload it. The server never sends b_i.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, averaging, checks, objectives, servers
@@ -32,6 +34,13 @@ from fedjax_inv.types import (
 )
 
 FACTS = Facts(needs_norm=True)
+
+
+class _Own(NamedTuple):
+    """A client's state."""
+
+    variables: Tree  # its local variables
+    has_trained: Array  # [] bool
 
 
 def in_norm(path: tuple[str, ...]) -> bool:
@@ -101,16 +110,23 @@ def fedbn(
       UsageError: for an unknown weighting, and for arguments of other types.
     """
     checks.function("is_local", is_local)
+    weight = aggregators.weight_of(weighting)
     grad_fn = averaging.gradient(model, loss)
 
     def local_part(variables: Variables) -> Variables:
         return partition(variables, is_local)[0]
 
     def start(visit: Visit) -> Local:
-        return work.init(combine(visit.own, visit.message.variables))
+        return work.init(combine(visit.own.variables, visit.message.variables))
 
-    def serve(server: servers.Server, own: Variables) -> Variables:
-        return combine(own, server.variables)
+    def serve(server: servers.Server, own: _Own) -> Variables:
+        local = optax.tree.where(own.has_trained, own.variables, server.side)
+        return combine(local, server.variables)
+
+    def mean_of(old: Variables, aggregated: Tree, delta: Variables) -> Variables:
+        del delta
+        mean, weight = aggregated
+        return optax.tree.where(weight > 0, mean, old)
 
     algorithm = averaging.averaging(
         model,
@@ -118,18 +134,18 @@ def fedbn(
         lambda visit: grad_fn,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        init_client=lambda server, who: server.side,
+        init_client=lambda server, who: _Own(server.side, jnp.bool_(False)),
         start=start,
-        remember=lambda visit, trained: local_part(trained.local.variables),
+        remember=lambda visit, trained: _Own(local_part(trained.local.variables), jnp.bool_(True)),
         shared=lambda variables: partition(variables, is_local)[1],
         serve=serve,
         # The mean over the clients of the latest round; before it the initial variables.
         side=averaging.SideState(
             init=lambda setup: local_part(setup.variables),
             send=lambda mean: (),
-            upload=lambda visit, trained: local_part(trained.local.variables),
-            aggregate=aggregators.mean(aggregators.weight_of(weighting)),
-            update=lambda old, new, delta: new,
+            upload=lambda visit, trained: (local_part(trained.local.variables), ()),
+            aggregate=(aggregators.mean(weight), aggregators.weight_sum(weight)),
+            update=mean_of,
         ),
     )
-    return algorithm._replace(network=lambda server: serve(server, server.side))
+    return algorithm._replace(network=lambda server: combine(server.side, server.variables))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, objectives, servers, tree
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -38,6 +38,7 @@ from fedjax_inv.types import (
 
 FACTS = Facts(precision="highest")  # the differences of losses are small
 _ROUNDING = 1e-6  # of a mean of float32 numbers, relative
+_OF_A_WEIGHT = 0.6  # the paper's first step, 0.2, over its first weights, 1/3
 
 
 class Own(NamedTuple):
@@ -52,6 +53,7 @@ class Gap(NamedTuple):
 
     gap: Tree  # []
     is_new: Tree  # [] bool, whether the client's training of this round counted
+    risk: Tree  # [] R_i of the averaged network
 
 
 class Weights(NamedTuple):
@@ -59,6 +61,7 @@ class Weights(NamedTuple):
 
     of_clients: Array  # [C] a, on the simplex
     round: Array  # [] float32, rounds in which a client attended
+    num_clients: Array  # [] float32, those with examples
 
 
 class Message(NamedTuple):
@@ -75,7 +78,14 @@ class Upload(NamedTuple):
     weight: Tree  # [] a_i
 
 
-def adjusted(weights: Array, gaps: Array, attends: Array, step: float | Array) -> Array:
+def adjusted(
+    weights: Array,
+    gaps: Array,
+    attends: Array,
+    step: float | Array,
+    *,
+    tolerance: float | Array = 0.0,
+) -> Array:
     """Return the weights [C] after a step along the gaps.
 
     Args:
@@ -83,12 +93,14 @@ def adjusted(weights: Array, gaps: Array, attends: Array, step: float | Array) -
       gaps: [C].
       attends: [C] bool, whose gaps count; the weights of others only change by the sum's division.
       step: the size of the step.
+      tolerance: gaps that differ from their mean by no more are equal.
     """
     mean = jnp.where(attends, gaps, 0).sum() / jnp.maximum(attends.sum(), 1)
     apart = jnp.where(attends, gaps - mean, 0)
     largest = jnp.abs(apart).max()
     # Equal gaps differ from their mean by rounding.
-    differs = largest > _ROUNDING * jnp.abs(jnp.where(attends, gaps, 0)).max()
+    rounding = _ROUNDING * jnp.abs(jnp.where(attends, gaps, 0)).max()
+    differs = largest > jnp.maximum(rounding, tolerance)
     direction = jnp.where(differs, apart / jnp.where(differs, largest, 1), 0)
     moved = jnp.maximum(weights + step * direction, 0)
     total = moved.sum()
@@ -99,7 +111,7 @@ def feddg_ga(
     model: Model,
     work: Work,
     *,
-    step_size: float | Array = 0.2,
+    step_size: float | Array | None = None,
     num_rounds: int = 100,
     loss_batch_size: int = 64,
     loss: Loss = objectives.cross_entropy,
@@ -111,7 +123,7 @@ def feddg_ga(
       model: the network.
       work: local training.
       step_size: the first step of the weights, the paper's d; 0 is FedAvg with
-        weighting="uniform".
+        weighting="uniform"; None for 0.6 / number of clients, the paper's 0.2 for its three.
       num_rounds: rounds until the step is 0, normally all rounds of the run.
       loss_batch_size: examples at once in the passes for R_i; it changes only time and memory.
       loss: the objective of local training, and R.
@@ -120,7 +132,8 @@ def feddg_ga(
     Raises:
       UsageError: for values out of range.
     """
-    checks.real("step_size", step_size)
+    if step_size is not None:
+        checks.real("step_size", step_size)
     checks.integer("num_rounds", num_rounds)
     checks.integer("loss_batch_size", loss_batch_size)
     grad_fn = averaging.gradient(model, loss)
@@ -129,36 +142,40 @@ def feddg_ga(
         return averaging.mean_loss(model, loss, variables, visit.shard, batch_size=loss_batch_size)
 
     def start(setup: Setup) -> Weights:
-        return Weights(jnp.full(setup.num_clients, 1 / setup.num_clients), jnp.zeros(()))
+        number = setup.has_examples.sum() * jnp.ones(())
+        return Weights(averaging.uniform_over(setup.has_examples), jnp.zeros(()), number)
 
     def train(visit: Visit) -> Reply:
         received, weights = visit.message
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
         weight, own = weights[visit.shard.who], trained.local.variables
-        delta = optax.tree.scale(weight, servers.upload_of(own, received))
-        kept = Own(risk(own, visit), visit.round)
+        delta = tree.scaled(weight, servers.upload_of(own, received))
+        kept = Own(jnp.asarray(risk(own, visit), float), visit.round)
         return Reply(kept, Upload(delta, weight), trained.metrics)
 
     def average(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
         del cohort
         weight = jnp.where(total.weight > 0, total.weight, 1)
-        mean = optax.tree.scale(1 / weight, total.delta)
+        mean = tree.scaled(1 / weight, total.delta)
         delta = servers.delta_of(server, mean, total.weight)
         return servers.update(server_optimizer, server, delta)
 
     def measure(visit: Visit) -> Reply:
         # An update that was dropped, for example because it held NaN, left an older state.
-        gap = risk(visit.undelayed_message, visit) - visit.own.risk
-        return Reply(visit.own, Gap(gap, visit.own.round == visit.round), {})
+        averaged, own = risk(visit.undelayed_message, visit), visit.own
+        return Reply(own, Gap(averaged - own.risk, own.round == visit.round, averaged), {})
 
     def adjust(server: servers.Server, found: aggregators.Stack, cohort: Cohort) -> servers.Server:
         del cohort
-        weights, round = server.side
+        weights, round, num_clients = server.side
         counts = found.present & found.values.is_new
         gaps = jnp.zeros_like(weights).at[found.who].add(jnp.where(counts, found.values.gap, 0))
         attends = jnp.zeros(weights.shape, int).at[found.who].add(counts) > 0
-        step = step_size * jnp.maximum(1 - round / num_rounds, 0)
-        return server._replace(side=Weights(adjusted(weights, gaps, attends, step), round + 1))
+        rounding = _ROUNDING * jnp.where(counts, found.values.risk, 0).max()
+        first = _OF_A_WEIGHT / num_clients if step_size is None else step_size
+        step = first * jnp.maximum(1 - round / num_rounds, 0)
+        new = adjusted(weights, gaps, attends, step, tolerance=rounding)
+        return server._replace(side=Weights(new, round + 1, num_clients))
 
     training = Exchange(
         lambda server: Message(server.variables, server.side.of_clients),

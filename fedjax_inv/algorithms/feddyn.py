@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives
+from fedjax_inv import aggregators, averaging, checks, objectives, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
@@ -104,11 +104,12 @@ def feddyn(
 
     def init(setup: Setup) -> Drift:
         zeros = optax.tree.zeros_like(setup.variables.params)
-        return Drift(zeros, jax.numpy.float32(setup.num_clients))
+        return Drift(zeros, setup.has_examples.sum().astype(jax.numpy.float32))
 
     def update(drift: Drift, present: Array, delta: Variables) -> Drift:
         share = present / drift.num_clients
-        return drift._replace(mean=optax.tree.add_scale(drift.mean, share, delta.params))
+        change = tree.scaled(share, delta.params)
+        return drift._replace(mean=optax.tree.add(drift.mean, change))
 
     def server_delta(drift: Drift, delta: Variables, present: Array) -> Variables:
         del present

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, objectives, servers, tree
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms import fedprox
 from fedjax_inv.checks import UsageError
@@ -135,12 +135,12 @@ def fednova(
         trained = work.run(gradient_from(received), work.init(received), visit.shard, visit.key)
         moved = servers.upload_of(trained.local.variables, received)
         count = effective_steps(trained.num_steps, momentum, step_size * proximal)
-        direction = optax.tree.scale(1 / jnp.where(count > 0, count, 1), moved.params)
+        direction = tree.scaled(1 / jnp.where(count > 0, count, 1), moved.params)
         return Reply(visit.own, Upload(direction, count, moved.stats), trained.metrics)
 
     def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
         del cohort
-        params = optax.tree.scale(mean.num_steps, mean.direction)
+        params = tree.scaled(mean.num_steps, mean.direction)
         delta = servers.delta_of(server, Variables(params, mean.stats), mean.weight)
         return servers.update(server_optimizer, server, delta)
 

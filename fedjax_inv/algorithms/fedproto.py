@@ -13,7 +13,7 @@ share_weights is false. The paper leaves open, and we chose: the last prototype 
 while no client sends one; where a number of steps ends within a pass, the means are of its part.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,11 @@ from fedjax_inv.types import (
 FACTS = Facts(needs_classes=True)
 
 
+def _wide(dtype: Any) -> Any:
+    """The type of sums of features: bfloat16 cannot count to 300."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
 def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tuple[Array, Array]:
     """Return (the sum of the features of each class [K, D], its number of examples [K]).
 
@@ -51,7 +56,7 @@ def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tupl
       num_classes: K.
     """
     is_of = (y[:, None] == jnp.arange(num_classes)) & mask[:, None]
-    real = jnp.where(mask[:, None], features, 0)
+    real = jnp.where(mask[:, None], features, 0).astype(_wide(features.dtype))
     sums = jnp.matmul(is_of.T.astype(real.dtype), real, precision="highest")
     return sums, is_of.sum(0).astype(real.dtype)
 
@@ -161,7 +166,9 @@ def fedproto(
             begins = at.carry.size >= visit.shard.size
             old = jax.tree.map(lambda leaf: jnp.where(begins, 0, leaf), at.carry)
             sums, counts = prototypes(features, batch.y, batch.mask, num_classes)
-            carry = _Pass(old.sums + sums, old.counts + counts, old.size + batch.mask.sum())
+            carry = _Pass(
+                old.sums + sums, old.counts + counts, old.size + batch.mask.sum(dtype=jnp.int32)
+            )
             return Step(grads, after, {"loss": value, "distance": distance}, carry=carry)
 
         none = _Pass(
@@ -181,7 +188,7 @@ def fedproto(
         features, outputs = jax.eval_shape(shapes, setup.sample)
         num_classes, width = outputs.shape[-1], features.shape[-1]
         none = Prototypes(
-            jnp.zeros((num_classes, width), features.dtype), jnp.zeros(num_classes, bool)
+            jnp.zeros((num_classes, width), _wide(features.dtype)), jnp.zeros(num_classes, bool)
         )
         return _State(none, () if share_weights else setup.variables)
 

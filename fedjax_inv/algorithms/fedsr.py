@@ -119,6 +119,7 @@ def fedsr(
         def objective(params: Halves) -> tuple[Array, tuple[Halves, Metrics]]:
             mean, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
             gaussians = params.head[_NAME]
+            mean = mean.astype(gaussians["mean"].dtype)
             deviation = _positive(mean @ gaussians["kernel"] + gaussians["bias"])
             noise = jax.random.normal(noise_key, mean.shape, mean.dtype)
             outputs, head = model.decode(
@@ -167,7 +168,8 @@ def fedsr(
             )
         if not hasattr(params.head, "keys") or _NAME in params.head:
             raise UsageError("model", ..., f"its head must be a dict without {_NAME!r}")
-        width, dtype = features.shape[-1], features.dtype
+        # Parameters in bfloat16 would lose small steps.
+        width, dtype = features.shape[-1], jnp.promote_types(features.dtype, jnp.float32)
         of_classes = (outputs.shape[-1], *features.shape[1:])
         gaussians = {
             "kernel": jax.nn.initializers.lecun_normal()(setup.key, (width, width), dtype),

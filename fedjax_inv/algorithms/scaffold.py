@@ -118,7 +118,7 @@ def with_variates(
 
     def init(setup: Setup) -> Control:
         zeros = optax.tree.zeros_like(part.get(setup.variables.params))
-        return Control(zeros, jax.numpy.float32(setup.num_clients))
+        return Control(zeros, setup.has_examples.sum().astype(jax.numpy.float32))
 
     def update(control: Control, change: Tree, delta: Variables) -> Control:
         del delta

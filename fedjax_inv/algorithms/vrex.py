@@ -90,6 +90,7 @@ def vrex(
         risk = averaging.mean_loss(
             model, loss, visit.message, visit.shard, batch_size=loss_batch_size
         )
+        risk = jnp.asarray(risk, float)
         return Reply(Own(risk, visit.round), risk, {})
 
     def with_mean(server: servers.Server, mean: Array, cohort: Cohort) -> servers.Server:

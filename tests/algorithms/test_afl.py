@@ -30,12 +30,13 @@ def test_afl_is_descent_and_ascent() -> None:
         algorithm = afl.afl(linear.MODEL, linear.work(), step_size=STEP, loss_batch_size=3)
         states = linear.run(algorithm, held)
         w, examples = linear.weights_of(states[0]), linear.examples_of(held)
-        q = np.full(len(linear.SIZES), 1 / len(linear.SIZES))
+        q = np.array(linear.SIZES, bool) / np.count_nonzero(linear.SIZES)
         for cohort, state in zip(linear.ATTEND, states[1:], strict=True):
             clients = linear.present(cohort)
             moved = [linear.trained(w, examples[i]) for i in clients]
             risks = np.zeros(len(q))
-            risks[clients] = [linear.risk(w, examples[i]) for i in clients]
+            found = np.array([linear.risk(w, examples[i]) for i in clients])
+            risks[clients] = found - found.mean()
             w = [a + d for a, d in zip(w, linear.mean(moved, q[clients]), strict=True)]
             q = nearest(q + STEP * risks)
             linear.assert_weights(state, w)

@@ -43,7 +43,7 @@ def trained(proximal: float) -> rounds.State:
 
 
 def own_weights(state: rounds.State, client: int) -> Weights:
-    return weights(jax.tree.map(lambda leaf: leaf[client], state.clients))
+    return weights(jax.tree.map(lambda leaf: leaf[client], state.clients.variables))
 
 
 def personal(client: int, proximal: float) -> Weights:
@@ -117,7 +117,9 @@ def test_a_client_is_served_with_its_own_network_and_a_new_one_with_the_global()
     assert_equal(
         models.predict(MODEL, algorithm.network(state.server), FEDERATION.data.x[:2]),
         algorithm.predict(
-            state.server, algorithm.init_client(state.server, jnp.int32(0)), FEDERATION.data.x[:2]
+            state.server,
+            algorithm.init_client(state.server._replace(variables=start()), jnp.int32(0)),
+            FEDERATION.data.x[:2],
         ),
     )
 

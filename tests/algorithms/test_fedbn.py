@@ -162,7 +162,7 @@ def test_fedbn_is_a_loop_over_clients(weighting: str) -> None:
     whole = fedbn.combine(state.server.side, state.server.variables)
     assert_close(by_name(whole), Network(shared, *average), rtol=1e-3, atol=1e-4)
     for client in range(NUM_CLIENTS):
-        mine = fedbn.combine(tree.take(state.clients, client), state.server.variables)
+        mine = fedbn.combine(tree.take(state.clients.variables, client), state.server.variables)
         assert_close(by_name(mine), Network(shared, *own[client]), rtol=1e-3, atol=1e-4)
     # Else the loop would not tell whose variables are whose.
     means = [stats["mean"] for _, stats in (*own, average)]
@@ -193,13 +193,13 @@ def test_with_everything_local_clients_train_alone() -> None:
         alone = initial()
         for _ in range(int((schedule.present & (schedule.who == client)).sum())):
             alone = again(alone, federations.shard_of(FEDERATION, client))
-        assert_close(tree.take(state.clients, client), alone)
+        assert_close(tree.take(state.clients.variables, client), alone)
 
 
 @pytest.mark.slow
 def test_a_clients_variables_change_only_when_it_takes_part() -> None:
     schedule = federations.plain(federations.schedule())
-    kept = [federations.plain(state.clients) for state in states()]
+    kept = [federations.plain(state.clients.variables) for state in states()]
     first, _ = fedbn.partition(initial(), fedbn.in_norm)
     for client in range(NUM_CLIENTS):
         assert_equal(tree.take(kept[0], client), first)
@@ -219,7 +219,8 @@ def test_a_clients_variables_change_only_when_it_takes_part() -> None:
 
 def shaken(own: Tree, client: int) -> Tree:
     """What all clients keep, with one client's variables tripled."""
-    return jax.tree.map(lambda leaf: leaf.at[client].multiply(3), own)
+    tripled = jax.tree.map(lambda leaf: leaf.at[client].multiply(3), own.variables)
+    return own._replace(variables=tripled)
 
 
 def test_nobodys_variables_reach_another_but_through_the_shared_network(
@@ -229,9 +230,9 @@ def test_nobodys_variables_reach_another_but_through_the_shared_network(
     expected = step(ALGORITHM, warm, everyone)
     got = step(ALGORITHM, warm._replace(clients=shaken(warm.clients, 3)), everyone)
     for client in (0, 2, 4):
-        pair = (tree.take(federations.plain(s.clients), client) for s in (got, expected))
+        pair = (tree.take(federations.plain(s.clients.variables), client) for s in (got, expected))
         assert_equal(*pair)
-    for a, b in zip(*(jax.tree.leaves(s.clients) for s in (got, expected)), strict=True):
+    for a, b in zip(*(jax.tree.leaves(s.clients.variables) for s in (got, expected)), strict=True):
         assert jnp.abs(a[3] - b[3]).max() > 1e-3
     # Nor do one's that stays away reach the server, nor the server's mean a client or the server.
     others = attended_by(0, 2, 4)
@@ -250,8 +251,8 @@ def test_a_client_never_seen_is_served_with_the_mean(weighting: str, warm: round
     sizes = {client: federations.SIZES[client] for client in (0, 3, 4)}
     if weighting == "uniform":
         sizes = dict.fromkeys(sizes, 1)
-    unseen = algorithm.init_client(state.server, jnp.int32(0))
-    clients_kept = federations.plain(state.clients)
+    unseen = algorithm.init_client(state.server, jnp.int32(0)).variables
+    clients_kept = federations.plain(state.clients.variables)
     leaves = zip(jax.tree.leaves(unseen), jax.tree.leaves(clients_kept), strict=True)
     for got, kept in leaves:
         expected = np.zeros(got.shape)
@@ -279,9 +280,28 @@ def test_evaluation_serves_each_client_with_its_own(warm: rounds.State) -> None:
     )
     for client, size in enumerate(federations.SIZES):
         if size > 0:
-            assert_close(seen[client], loss(tree.take(warm.clients, client), client))
+            assert_close(seen[client], loss(tree.take(warm.clients.variables, client), client))
             assert_close(unseen[client], loss(warm.server.side, client))
             assert abs(seen[client] - unseen[client]) > 1e-3
+
+
+def test_before_its_first_turn_a_client_is_served_with_the_mean() -> None:
+    state = step(ALGORITHM, states()[0], attended_by(0, 3))
+    seen, unseen = (
+        np.asarray(evaluation.evaluate(ALGORITHM, state, FEDERATION, seen=seen).loss)
+        for seen in (True, False)
+    )
+    assert_equal(seen[[2, 4]], unseen[[2, 4]])
+    assert np.abs(seen - unseen)[[0, 3]].min() > 1e-3
+
+
+def test_a_round_without_weights_leaves_the_mean_as_it_is(warm: rounds.State) -> None:
+    algorithm = fedbn.fedbn(
+        NORMED, federations.full_batch(0.3), weighting=lambda slots: 0.0 * slots.size
+    )
+    got = step(algorithm, warm, attended_by(0, 3))
+    assert_equal(got.server.side, warm.server.side)
+    assert_equal(got.server.variables, warm.server.variables)
 
 
 def test_only_shared_variables_come_down() -> None:

@@ -30,7 +30,7 @@ def test_feddg_ga_is_the_papers(delay: int) -> None:
         delays = [turn % 2 * delay for turn in range(len(linear.ATTEND))]
         states = linear.run(algorithm, held, delays=delays)
         w, examples = linear.weights_of(states[0]), linear.examples_of(held)
-        a = np.full(len(linear.SIZES), 1 / len(linear.SIZES))
+        a = np.array(linear.SIZES, bool) / np.count_nonzero(linear.SIZES)
         before = w, a.copy()
         for turn, cohort in enumerate(linear.ATTEND):
             clients = linear.present(cohort)

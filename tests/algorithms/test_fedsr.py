@@ -234,7 +234,7 @@ def test_the_gaussians_have_the_shape_of_the_features() -> None:
 def test_a_network_that_does_not_fit_is_one_line(model: Model, x: Array, message: str) -> None:
     algorithm = fedsr.fedsr(model, WORK)
     variables = model.init(jax.random.key(0), x)
-    setup = Setup(variables, 3, x, jax.random.key(0))
+    setup = Setup(variables, 3, x, jax.random.key(0), jnp.ones(3, bool))
     with pytest.raises(ValueError, match=message):
         algorithm.init_server(setup)
 

@@ -393,7 +393,8 @@ def test_the_clients_of_the_federation_are_the_players() -> None:
         assert state.server.moves.shape == (num_clients,)
         chex.assert_tree_shape_prefix(state.server.players, (num_clients,))
     x = FEDERATION.data.x[:1]
-    server = jax.jit(lambda: algorithm.init_server(Setup(variables, PLAYERS, x, KEY)))()
+    setup = Setup(variables, PLAYERS, x, KEY, jnp.ones(PLAYERS, bool))
+    server = jax.jit(lambda: algorithm.init_server(setup))()
     kernels = server.players.params["blocks_0"]["Dense_0"]["kernel"]
     for player in range(1, PLAYERS):  # they start differently
         assert jnp.abs(kernels[player] - kernels[0]).max() > 1e-3

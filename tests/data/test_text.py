@@ -249,7 +249,8 @@ def test_words_have_no_mean_unless_inputs_makes_something_of_them(
 
     def shapes(**settings: Any) -> Tree:
         made = factory(model, work, **some, **settings)
-        return jax.eval_shape(lambda: made.init_server(Setup(model.init(key, x), 2, x, key)).side)
+        setup = Setup(model.init(key, x), 2, x, key, jnp.ones(2, bool))
+        return jax.eval_shape(lambda: made.init_server(setup).side)
 
     assert (4, 5) in [leaf.shape[-2:] for leaf in jax.tree.leaves(shapes(mixable=model.mixable))]
     with pytest.raises(UsageError, match=r"^inputs: are int32; .* models.word_weights converts"):

@@ -240,7 +240,7 @@ def test_the_papers_server_draws_anew_in_every_round() -> None:
     x, y = jnp.eye(10).reshape(5, 2, 10), jnp.ones((5, 2, NUM_CLASSES)) / NUM_CLASSES
     key = jax.random.key(0)
     sample = jnp.zeros((1, 10))
-    start = side.init(Setup(MODEL.init(key, sample), 5, sample, key))
+    start = side.init(Setup(MODEL.init(key, sample), 5, sample, key, jnp.ones(5, bool)))
     everyone, sizes = jnp.ones(5, bool), jnp.full(5, 4, jnp.int32)
     sent = Stack(Averages(x, y, jnp.ones((5, 2), bool)), everyone, jnp.arange(5), sizes)
 

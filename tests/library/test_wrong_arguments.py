@@ -82,7 +82,8 @@ _FORMS = ("of_arrays", "kind", "kind_of_inputs", "splits_of_arrays", "splits_of_
 EXEMPT = {
     **dict.fromkeys(
         (
-            *("tree.take", "tree.put", "tree.weighted_sum", "tree.all_finite"),
+            *("tree.take", "tree.put", "tree.scaled", "tree.weighted_sum", "tree.all_finite"),
+            "averaging.uniform_over",
             *("aggregators.by_size", "aggregators.uniform", "averaging.embedding"),
             *("permutation.at", "local.take_batch", "models.wrappers.unit_range"),
             "models.wrappers.like_inputs",
