@@ -271,6 +271,8 @@ class Work(NamedTuple):
     # Momentum of the local SGD, for methods that need it; an optax optimizer does not reveal it.
     # None: unknown.
     momentum: float | Array | None = None
+    # The clients' learning rate, before a schedule changes it, for the same methods. None: unknown.
+    learning_rate: float | Array | None = None
 
 
 # A round.

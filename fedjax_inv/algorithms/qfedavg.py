@@ -78,7 +78,7 @@ def qfedavg(
     work: Work,
     *,
     q: float | Array = 0.1,
-    step_size: float | Array = 0.1,
+    step_size: float | Array | None = None,
     loss_batch_size: int = 64,
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
@@ -92,15 +92,21 @@ def qfedavg(
       model: the network.
       work: local training.
       q: the exponent of the loss; 0 is FedAvg with weighting="uniform".
-      step_size: the paper's 1 / L, normally the clients' learning rate; a larger one damps less.
+      step_size: the paper's 1 / L; None: the clients' learning rate (`work.learning_rate`). A
+        larger one damps less.
       loss_batch_size: examples at once in the pass that computes F in evaluation mode; it changes
         only time and memory.
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the step of q-FedAvg.
 
     Raises:
-      UsageError: for values out of range.
+      UsageError: for values out of range, and without a step_size where the rate is unknown.
     """
+    checks.record("work", work, Work)
+    step_size = work.learning_rate if step_size is None else step_size
+    if step_size is None:
+        text = "must be a number, or `work` must record its `learning_rate`"
+        raise UsageError("step_size", None, text)
     _check(q, step_size)
     checks.integer("loss_batch_size", loss_batch_size)
     grad_fn = averaging.gradient(model, loss)

@@ -316,13 +316,15 @@ def work(
     known = momentum if optimizer is optax.sgd else None
     if batch_size is None:
         most = int(sizes.max())
-        return local.full_batch(made, capacity=most, num_steps=epochs, momentum=known)
+        training = local.full_batch(made, capacity=most, num_steps=epochs, momentum=known)
+        return training._replace(learning_rate=learning_rate)
     batches = np.unique(-(-sizes[sizes > 0] // batch_size))
     # On a CPU a loop of known length gains nothing.
     fixed = int(batches[0]) if len(batches) == 1 and not platforms.on_cpu() else None
-    return local.epochs(
+    training = local.epochs(
         made, batch_size=batch_size, num_epochs=epochs, num_batches=fixed, momentum=known
     )
+    return training._replace(learning_rate=learning_rate)
 
 
 def schedule(

@@ -104,6 +104,10 @@ def sizes(chosen: Clients, num_examples: np.ndarray) -> Sizes:
 
 def work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
     """The local training that the flags describe."""
+    return _work(chosen, learning_rate, sizes)._replace(learning_rate=learning_rate)
+
+
+def _work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
     optimizer = optimizers.regularised(
         optimizers.make(chosen, "optimizer", learning_rate), chosen.weight_decay, chosen.clip
     )

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from fedjax_inv_experiments.flags.flag import check_known
 
+# A server that adapts; its rate is that of the first look under the colour.
+_ADAM = ("--server_optimizer=adam", "--server_learning_rate=0.01", "--server_epsilon=1e-8")
 RATES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 FEW_RATES = (0.05, 0.2, 0.7)
 
@@ -46,6 +48,7 @@ LISTED: dict[str, Method] = {
     # As many steps a round as one client, on as many examples as all clients together.
     "erm": Method("erm", settings=("--batch_size=POOLED",)),
     "fedavg-momentum": Method("fedavg", momentum=0.9),
+    "fedavg-adam": Method("fedavg", settings=_ADAM),
     "fedprox": Method("fedprox", "proximal", (0.01, 0.1, 1.0)),
     "scaffold": Method("scaffold"),
     "fedpvr": Method("fedpvr"),
@@ -70,13 +73,13 @@ LISTED: dict[str, Method] = {
         (1.0, 100.0, 10000.0),
         (
             *("--set=penalty_on=classifier", "--set=scale_loss=true", "--set=warmup_rounds=10"),
-            *("--server_optimizer=adam", "--server_learning_rate=0.003"),
+            *_ADAM,
         ),
     ),
     "exit_strategy": Method(
         "exit_strategy", settings=("--set=step_size=0.5", "--set=pretraining_rounds=10")
     ),
-    "fl_games": Method("fl_games"),
+    "fl_games": Method("fl_games", settings=("--cut=0",)),  # each player trains a whole network
 }
 
 

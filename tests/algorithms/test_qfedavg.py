@@ -14,7 +14,7 @@ from federations import assert_close
 from fedjax_inv import devices, local, rounds
 from fedjax_inv.algorithms import fedavg, qfedavg
 from fedjax_inv.data import federation as federations_of
-from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Halves
+from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Halves, Work
 from test_fediir import MODEL, SIZES, held, softmax
 
 ATTEND = ((0, 2, 3), (1, 2, 4), (0, 1, 3, 4))
@@ -133,8 +133,29 @@ def test_a_loss_of_zero_is_finite_and_a_negative_one_is_told(q: float) -> None:
         ({"step_size": 0.0}, "step_size=0.0: must be above 0, as updates are divided by it"),
         ({"step_size": -0.1}, "step_size=-0.1: must be a finite number, at least 0"),
         ({"loss_batch_size": 0}, "loss_batch_size=0: must be an integer of at least 1"),
+        (
+            {"step_size": None},
+            "step_size=None: must be a number, or `work` must record .*",
+        ),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        qfedavg.qfedavg(MODEL, federations.steps(0.1), **arguments)
+        qfedavg.qfedavg(MODEL, federations.steps(0.1), **{"step_size": 0.1, **arguments})
+
+
+def test_the_step_size_is_that_of_the_clients_by_default() -> None:
+    model, work, data = federations.mlp(), federations.steps(0.1), federations.federation()
+
+    def program_of(work: Work, **arguments: Any) -> str:
+        algorithm = qfedavg.qfedavg(model, work, **arguments)
+
+        def one(key: Array) -> rounds.State:
+            state = rounds.init(algorithm, federations.initial(model, key), data, key)
+            cohort = federations.cohort([0])
+            return rounds.step(algorithm, state, cohort, data, axis=devices.vmapped())[0]
+
+        return str(jax.make_jaxpr(one)(jax.random.key(0)))
+
+    by_default = program_of(work._replace(learning_rate=0.3))
+    assert by_default == program_of(work, step_size=0.3) != program_of(work, step_size=0.2)

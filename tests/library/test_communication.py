@@ -44,7 +44,8 @@ NORMED_PARAMS, NORMS = NORMED - 4 * 2 * (5 + 4), 4 * 4 * (5 + 4)
 def test_traffic_counts_every_array(
     name: str, model: Callable[[], Model], down: int, up: int
 ) -> None:
-    algorithm = federations.build(name, Config(model, federations.epochs))
+    more = {"step_size": 0.1} if name == "qfedavg" else {}
+    algorithm = federations.build(name, Config(model, federations.epochs, more))
     variables = jax.eval_shape(lambda: federations.initial(model(), jax.random.key(0)))
     variables = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), variables)
     assert traffic(algorithm, variables) == (communication.Traffic(down, up),)
