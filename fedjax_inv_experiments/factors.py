@@ -155,7 +155,8 @@ def trained_on(
 
     scores = fedcfa.factor_scores(true_logit, factors)
     num_factors = scores.shape[1]
-    top_k = one.runs.cell.settings.get("top_k", fedcfa.default_top_k(num_factors))
+    top_k = one.runs.cell.settings.get("top_k")
+    top_k = fedcfa.default_top_k(num_factors) if top_k is None else top_k
     low, _ = fedcfa.split_factors(scores, min(top_k, num_factors))
     others = encoded(model, variables, average)[jnp.arange(len(x)) % len(average)]
     return averaging.embedding(fedcfa.replaced(factors, others, low))

@@ -59,7 +59,7 @@ def _fedipg(data: str, work: str) -> tuple[str, ...]:
 
 
 def _game(data: str, play: str) -> Row:
-    """FL Games on the same data and network."""
+    """FL Games on the same data and network, but with its paper's ELU in place of ReLU."""
     preset = f"--preset={data}_f,games_{play},{_colored(data)}"
     # A small network begins to swing later; a higher learning rate makes it faster.
     small = ("--learning_rate=0.01", "--warm_start=20") if data == "colored_digits" else ()
@@ -241,7 +241,7 @@ def _accuracies(result: RowResult) -> Cells:
     if result.config.watching.stop_below:
         rule = f"the stop, {len(picked)} of {len(runs)}"
     hyper = runs[0]["hyper"]
-    sent = [_megabytes(run, at) for run, at in pairs]
+    sent = [_megabytes(result, result.only, run, at) for run, at in pairs]
     return {
         "selected by": rule,
         "penalty": f"{hyper['penalty']:g}" if "penalty" in hyper else "",
@@ -261,11 +261,16 @@ def _selected(result: RowResult, cell: CellResult) -> list[tuple[Record, Record]
     return [(run, run["stops"][0]) for run in cell.runs if run["stops"][0]["round"]]
 
 
-def _megabytes(run: Record, at: Record) -> float:
+def _megabytes(result: RowResult, cell: CellResult, run: Record, at: Record) -> float:
     """Megabytes sent before an evaluation, or before a stop: a game's rounds send equally many."""
     if "bytes" in at:
         return at["bytes"] / 1e6
-    return run["last"]["bytes"] / run["last"]["round"] * at["round"] / 1e6
+    last = run["last"]
+    played = last["round"]
+    if result.config.watching.after_stop == "end":  # behind the last stop nothing is sent
+        stops = [each["stops"][0]["round"] for each in cell.result["runs"]]
+        played = min(played, max(stops)) if all(stops) else played
+    return last["bytes"] / played * at["round"] / 1e6
 
 
 def _by_domain(result: RowResult) -> Cells:
@@ -437,6 +442,15 @@ def _check_penalties(chosen: Config) -> None:
             raise UsageError(name, text, "must be one value in this study of penalties")
 
 
+def _check_swept(chosen: Config) -> None:
+    """Raises UsageError as `_check_penalties` does, and for other penalties than the table's."""
+    _check_penalties(chosen)
+    (cell,) = grid.cells(chosen, [None])[:1]
+    if {run.hyper["penalty"] for run in cell.runs} != {*_SWEPT}:
+        text = ", ".join(f"{penalty:g}" for penalty in _SWEPT)
+        raise UsageError("--set=penalty", ..., f"must be {text}, the columns of this study")
+
+
 def _check_regimes(chosen: Config) -> None:
     study.check_one_cell(chosen)
     _check_penalties(chosen)
@@ -492,7 +506,10 @@ def _by_round(results: Sequence[RowResult], place: int, key: str) -> drawings.Pa
             continue
         x, y = zip(*(_curve(log, key) for log in cell.logs), strict=True)
         dots = [
-            (at["round"] if key == "round" else _megabytes(run, at), 100 * at["test_score"])
+            (
+                at["round"] if key == "round" else _megabytes(result, cell, run, at),
+                100 * at["test_score"],
+            )
             for run, at in _selected(result, cell)
         ]
         lines[result.row.label] = drawings.Line(np.array(x), 100 * np.array(y), dots)
@@ -579,7 +596,7 @@ PAPER = study.Paper(
             domains, _accuracies, numbers, scores=_scores, check=study.check_one_method
         ),
         "penalties": Study(
-            penalties, _by_penalty, numbers, {"": draw_penalties}, check=_check_penalties
+            penalties, _by_penalty, numbers, {"": draw_penalties}, check=_check_swept
         ),
         "combinations": Study(
             combinations, _accuracies, numbers, scores=_scores, check=study.check_one_method

@@ -4,8 +4,8 @@ fedjax-inv paper fl_games --study=methods --data=colored_mnist
 
 Studies: methods (Tables 1 and 4), mixes (the scales of SMOOTH), classes (Tables 2 and 3), clients
 (Figures 1b, 2a, 8 to 10), steps (Figures 17 to 20), stops (the paper's rule and ours). Any flag of
-`sweep` applies to all rows (--seeds=0 --rounds=50 for a first look); every seed draws its
-environments anew.
+`sweep` applies to all rows (--seeds=0 for a first look); --rounds gives the baselines more steps
+than the games. Every seed draws its environments anew.
 """
 
 from collections.abc import Sequence
@@ -254,7 +254,7 @@ PAPER = study.Paper(
         "--data_seed fixes them. Games: at the stop, over seeds that stopped, training accuracy on "
         "all examples. Baselines: at the end, training accuracy on --watch_examples."
     ),
-    diverged=lambda result: {"stopped": "diverged"},
+    diverged=lambda result: {"stopped": study.why_none(result)},
     check=check,
     optimum={
         **dict.fromkeys(("train, %", "test, %", "worst domain, %"), "75"),

@@ -5,6 +5,7 @@ evaluations it picks the last. Only `oracle` looks at the test. Round 0, the ini
 run, is evaluated but never picked.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -52,8 +53,15 @@ def differ_by_chance(domains: Sequence[Any]) -> bool:
 
 
 def _best(score: Callable[[Line], float]) -> Callable[[Sequence[Line]], Line]:
-    """A function that picks the evaluation with the highest score; among equal ones the last."""
-    return lambda lines: max(reversed(lines), key=score)
+    """A function that picks the evaluation with the highest score; among equal ones the last.
+
+    A score of NaN is the lowest.
+    """
+
+    def key(line: Line) -> float:
+        return -math.inf if math.isnan(score(line)) else score(line)
+
+    return lambda lines: max(reversed(lines), key=key)
 
 
 def agrees(line: Line) -> bool:

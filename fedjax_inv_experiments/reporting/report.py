@@ -65,7 +65,8 @@ class Chosen(NamedTuple):
         """What the rule compares settings by: seeds with an evaluation, and their mean score."""
         rule = selection.rules(self.measure)[self.rule]
         picked = [line for run in self.runs if (line := selection.picked(run, self.rule))]
-        return len(picked), float(np.mean([rule.score(line) for line in picked]))
+        mean = float(np.mean([rule.score(line) for line in picked]))
+        return len(picked), -np.inf if np.isnan(mean) else mean
 
     def over_seeds(self, value: Callable[[Any], float]) -> list[float]:
         """A value of each seed's selected evaluation."""

@@ -56,6 +56,8 @@ def variables(
     except UsageError as error:
         raise _error(chosen, str(error)) from None
     while "wrapped" in server:  # an algorithm inside a rule for missing uploads
+        if "frozen" in server:
+            raise _error(chosen, "trained a part of its network (--train_only), must train all")
         server = server["wrapped"]
     if "variables" not in server:
         text = f"is of --algorithm={cell.algorithm}, which has no single network to start from"

@@ -260,7 +260,8 @@ def _advance(
 def _is_over(config: Config, done: int, stops: stopping.Stops) -> bool:
     """Whether no rounds are left, or all runs have stopped."""
     may_end = config.watching.after_stop == "end"
-    ended = may_end and bool((np.asarray(stops.round) > 0).all())
+    stopped = np.asarray(stops.round) > 0
+    ended = may_end and stopped.size > 0 and bool(stopped.all())  # size 0: there is no threshold
     return ended or done == config.run.rounds
 
 
