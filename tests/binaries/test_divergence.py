@@ -3,6 +3,7 @@
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -210,3 +211,10 @@ def test_errors_name_settings_and_remedy() -> None:
     with pytest.raises(Diverged, match=r"round 2, client 4 .*learning_rate=1.0") as diverged:
         loop._check_finite(config.of(), one.restored(), outcome, 0)
     assert f"Remedy: {divergence.REMEDY}; or --resume --nonfinite=drop" in str(diverged.value)
+
+
+def test_without_a_threshold_no_stop_ends_the_run() -> None:
+    chosen = config.of(after_stop="end", rounds=10, may_be_idle=True)
+    for number, round_of, over in ((0, 4, False), (0, 10, True), (2, 4, True)):
+        stops: Any = SimpleNamespace(round=np.ones((3, number), int))
+        assert loop._is_over(chosen, round_of, stops) == over

@@ -280,6 +280,9 @@ def test_servers_of_other_kinds(before: Ran, monkeypatch: pytest.MonkeyPatch) ->
     expected = assembled(chosen).variables
     changed(lambda server: {"wrapped": server})
     chex.assert_trees_all_equal(assembled(chosen).variables, expected)
+    changed(lambda server: {"wrapped": server, "frozen": {}})
+    with pytest.raises(UsageError, match=r"trained a part of its network \(--train_only\), must"):
+        assembled(chosen)
     changed(lambda server: {"players": server})
     with pytest.raises(UsageError, match="--algorithm=erm, which has no single network to start f"):
         assembled(chosen)

@@ -87,10 +87,20 @@ def test_columns_are_all_that_a_row_compares(data: str) -> None:
         chosen = command_line.of_arguments(row.flags)
         assert row.label == f"hook-{chosen.model.cut}-top_k-{row.x}"
         assert f"top_k={row.x}" in chosen.method.settings
-        # As many factors as there are where the hook is.
+        # At most half of the factors where the hook is, so that no factor is in both masks.
         default = {"resnet18": (64, 64, 128, 256), "leaf_cnn": (32, 64), "lstm": (256,)}
         widths = chosen.model.widths or default[chosen.model.model]
-        assert int(row.x) <= widths[chosen.model.cut - 1]
+        assert 2 * int(row.x) <= widths[chosen.model.cut - 1]
+
+
+def test_flags_that_take_a_column_out_of_the_grid_are_refused() -> None:
+    of_study = fedcfa.PAPER.studies["loss_grid"]
+    flags = of_study.rows("digits")[0].flags
+    of_study.check(command_line.of_arguments(flags))
+    others = [flag for flag in flags if not flag.startswith("--set=negative_weight")]
+    changed = command_line.of_arguments((*others, "--set=negative_weight=1.0,2.0"))
+    with pytest.raises(UsageError, match=r"^--set=negative_weight: must include 0\.1, 0\.5, 5, 10"):
+        of_study.check(changed)
 
 
 def test_numbers_of_the_paper() -> None:

@@ -1,12 +1,14 @@
 """FedIPG's studies of the rules that end it and of its penalty, on logs made by hand."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import runs
-from fedjax_inv_experiments.experiment import config
+from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import command_line, config
 from fedjax_inv_experiments.papers import fedipg, study
 from fedjax_inv_experiments.papers.study import CellResult, Row, RowResult
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, RunResult
@@ -75,6 +77,33 @@ def test_the_table_has_the_last_round_where_a_rule_picks_none() -> None:
     assert found["agreement, %"] == "1.5 ± 0.7 (round 12, none for 1)"
     assert found["last, %"] == "5.5 ± 6.4 (round 32)"
     assert found["oracle, %"] == found["last, %"]
+
+
+def test_flags_that_take_a_penalty_out_of_the_table_are_refused() -> None:
+    of_study = fedipg.PAPER.studies["penalties"]
+    flags = of_study.rows("rotated_digits")[0].flags
+    of_study.check(command_line.of_arguments(flags))
+    others = [flag for flag in flags if not flag.startswith("--set=penalty=")]
+    changed = command_line.of_arguments((*others, "--set=penalty=0.5"))
+    with pytest.raises(
+        UsageError, match=r"^--set=penalty: must be 0, 0\.0001, 0\.001, 0\.01, 0\.1"
+    ):
+        of_study.check(changed)
+
+
+@pytest.mark.parametrize(
+    ("after_stop", "stops", "sent"),
+    [("end", [20, 40], 1.0), ("end", [20, None], 0.4), ("continue", [20, 40], 0.4)],
+)
+def test_a_game_sends_nothing_after_its_end(
+    after_stop: str, stops: list[int | None], sent: float
+) -> None:
+    """2 MB in 100 rounds, of which 40 were played if the program ended at the last stop."""
+    runs = [{"last": {"bytes": 2e6, "round": 100}, "stops": [{"round": stop}]} for stop in stops]
+    result: Any = SimpleNamespace(config=config.of(after_stop=after_stop, may_be_idle=True))
+    cell: Any = SimpleNamespace(result={"runs": runs})
+    at = {"round": 20}
+    assert fedipg._megabytes(result, cell, runs[0], at) == pytest.approx(sent)
 
 
 def test_each_penalty_has_the_mean_over_domains_of_what_the_rule_picked() -> None:

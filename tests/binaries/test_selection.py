@@ -49,6 +49,14 @@ def test_of_equally_good_evaluations_the_later_is_picked(rule: str) -> None:
     assert picked.round == 35
 
 
+def test_a_score_of_nan_is_the_lowest() -> None:
+    lines = [line(5, (0.5, 0.5), 0.5), line(10, (np.nan, 0.9), np.nan)]
+    for rule in ("validation", "oracle"):
+        picked = RULES[rule].pick(lines)
+        assert picked is not None
+        assert picked.round == 5
+
+
 def test_only_the_oracle_looks_at_the_test() -> None:
     others = [line(each.round, accuracies(each), 0.0) for each in LINES]
     for name, rule in RULES.items():
