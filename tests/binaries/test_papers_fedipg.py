@@ -85,9 +85,7 @@ def test_flags_that_take_a_penalty_out_of_the_table_are_refused() -> None:
     of_study.check(command_line.of_arguments(flags))
     others = [flag for flag in flags if not flag.startswith("--set=penalty=")]
     changed = command_line.of_arguments((*others, "--set=penalty=0.5"))
-    with pytest.raises(
-        UsageError, match=r"^--set=penalty: must be 0, 0\.0001, 0\.001, 0\.01, 0\.1"
-    ):
+    with pytest.raises(UsageError, match=r"^--set=penalty: must be 0, 0\.0001, 0\.001, 0\.01,"):
         of_study.check(changed)
 
 
