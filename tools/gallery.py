@@ -210,7 +210,9 @@ def _default(method: Method) -> str:
     if not method.hyper:
         return f"default `learning_rate` {Clients.learning_rate[0]:g}"
     arguments = inspect.signature(getattr(_module(method.algorithm), method.algorithm)).parameters
-    return f"default `{method.hyper}` {arguments[method.hyper].default:g}"
+    default = arguments[method.hyper].default
+    text = "from the number of clients" if default is None else f"{default:g}"
+    return f"default `{method.hyper}` {text}"
 
 
 def _most_frequent(lines: Sequence[Line]) -> tuple[dict[str, str], int]:
