@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_inv import aggregators, checks, local, models, objectives, servers
@@ -50,6 +51,25 @@ class Upload(NamedTuple):
     delta: Tree  # of the shared variables: the parameters' change, and the statistics
     side: Tree
     weight: Tree = ()  # nothing; the server adds the clients' weights
+
+
+class Own(NamedTuple):
+    """The state of a client that has variables of its own."""
+
+    variables: Variables
+    has_trained: Array | np.bool_  # [] bool, whether the client has had a turn
+
+
+def kept(own: Own, newcomer: Variables) -> Variables:
+    """Return a client's own variables, or those that serve it before its first turn.
+
+    Args:
+      own: the client's state.
+      newcomer: what serves a client that was never seen.
+    """
+    if checks.is_concrete(own.has_trained):
+        return own.variables if own.has_trained else newcomer
+    return optax.tree.where(own.has_trained, own.variables, newcomer)
 
 
 class SideState(NamedTuple):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import msgspec
 
-from fedjax_inv import wrapping
+from fedjax_inv import averaging, wrapping
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm, Tree
@@ -62,9 +62,14 @@ class Written(NamedTuple):
 def network(algorithm: Algorithm, server: Tree, own: Tree) -> tuple[str, dict[str, jax.Array]]:
     """("network" or "server", the exported arrays by name). own: the state of a client."""
     if algorithm.network:
-        return "network", saved.named(algorithm.network(server)) | saved.named(own)
+        return "network", saved.named(algorithm.network(server)) | saved.named(_own(own))
     *_, innermost = wrapping.layers(server)
     return "server", saved.named(innermost)
+
+
+def _own(state: Tree) -> Tree:
+    """The part of clients' states that has the names of their networks."""
+    return state.variables if isinstance(state, averaging.Own) else state
 
 
 def description(one: OneRun) -> dict[str, Any]:
@@ -169,7 +174,7 @@ def export(one: OneRun, out: Path, below: Path) -> Written:
     holds, named = network(algorithm, served.server, unseen)
     trees = {"model.safetensors": named}
     if algorithm.personal:
-        trees["clients.safetensors"] = served.clients
+        trees["clients.safetensors"] = _own(served.clients)
     arrays = {}
     about = {name: json.dumps(value) for name, value in meaning(one).items()}
     for name, tree in trees.items():

@@ -12,8 +12,6 @@ last value and is drawn to that network. v_i has statistics (BatchNorm) of its o
 first turn a client is served with w.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -33,13 +31,6 @@ from fedjax_inv.types import (
     Visit,
     Work,
 )
-
-
-class _Own(NamedTuple):
-    """A client's state."""
-
-    variables: Variables  # v_i
-    has_trained: Array  # [] bool
 
 
 def ditto(
@@ -92,9 +83,7 @@ def ditto(
         train,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        init_client=lambda server, who: _Own(server.variables, jnp.bool_(False)),
-        remember=lambda visit, trained: _Own(trained.local.carry, jnp.bool_(True)),
-        serve=lambda server, own: optax.tree.where(
-            own.has_trained, own.variables, server.variables
-        ),
+        init_client=lambda server, who: averaging.Own(server.variables, jnp.bool_(False)),
+        remember=lambda visit, trained: averaging.Own(trained.local.carry, jnp.bool_(True)),
+        serve=lambda server, own: averaging.kept(own, server.variables),
     )

@@ -35,7 +35,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import aggregators, checks, freezing, local, missing, objectives, tree, wrapping
+from fedjax_inv import (
+    aggregators,
+    averaging,
+    checks,
+    freezing,
+    local,
+    missing,
+    objectives,
+    tree,
+    wrapping,
+)
 from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
@@ -412,13 +422,15 @@ def _init_server(phase: _Phase, setup: Setup) -> Server:
 def _has_effect(phase: _Phase, wrapped: Tree, params: Tree, x: Tree) -> bool:
     """Whether the outputs for a client depend on the server's parameters."""
     own = phase.algorithm.init_client(wrapped, jnp.int32(0))
+    if isinstance(own, averaging.Own):  # which the server serves before its first turn
+        own = own._replace(has_trained=np.True_)
 
-    def outputs(params: Tree, own: Tree) -> Array:
+    def outputs(params: Tree) -> Array:
         return phase.algorithm.predict(_with(phase, wrapped, params), own, x)
 
-    traced = jax.make_jaxpr(outputs)(params, own).jaxpr
+    traced = jax.make_jaxpr(outputs)(params).jaxpr
     used = {id(each) for equation in traced.eqns for each in equation.invars}
-    return any(id(each) in used for each in traced.invars[: len(jax.tree.leaves(params))])
+    return any(id(each) in used for each in traced.invars)
 
 
 def _with(phase: _Phase, wrapped: Tree, params: Tree) -> Tree:

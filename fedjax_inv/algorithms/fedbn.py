@@ -13,7 +13,6 @@ itself does not upload it. The server never sends b_i.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,13 +33,6 @@ from fedjax_inv.types import (
 )
 
 FACTS = Facts(needs_norm=True)
-
-
-class _Own(NamedTuple):
-    """A client's state."""
-
-    variables: Tree  # its local variables
-    has_trained: Array  # [] bool
 
 
 def in_norm(path: tuple[str, ...]) -> bool:
@@ -119,9 +111,8 @@ def fedbn(
     def start(visit: Visit) -> Local:
         return work.init(combine(visit.own.variables, visit.message.variables))
 
-    def serve(server: servers.Server, own: _Own) -> Variables:
-        local = optax.tree.where(own.has_trained, own.variables, server.side)
-        return combine(local, server.variables)
+    def serve(server: servers.Server, own: averaging.Own) -> Variables:
+        return combine(averaging.kept(own, server.side), server.variables)
 
     def mean_of(old: Variables, aggregated: Tree, delta: Variables) -> Variables:
         del delta
@@ -134,9 +125,11 @@ def fedbn(
         lambda visit: grad_fn,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        init_client=lambda server, who: _Own(server.side, jnp.bool_(False)),
+        init_client=lambda server, who: averaging.Own(server.side, jnp.bool_(False)),
         start=start,
-        remember=lambda visit, trained: _Own(local_part(trained.local.variables), jnp.bool_(True)),
+        remember=lambda visit, trained: averaging.Own(
+            local_part(trained.local.variables), jnp.bool_(True)
+        ),
         shared=lambda variables: partition(variables, is_local)[1],
         serve=serve,
         # The mean over the clients of the latest round; before it the initial variables.

@@ -501,10 +501,10 @@ def test_clients_are_served_by_what_they_keep_where_the_algorithm_is_personal() 
     def served() -> list[Array]:
         variables = tiny.initial(model, jax.random.key(0))
         state = rounds.init(wrapped, variables, held, jax.random.key(0))
-        kept = tree.take(state.clients, 0)
+        kept = tree.take(state.clients, 0)._replace(has_trained=jnp.bool_(True))
         servings = [
             (serving.predict, server, own)
-            for own in (kept, optax.tree.scale(2.0, kept))
+            for own in (kept, kept._replace(variables=optax.tree.scale(2.0, kept.variables)))
             for serving, server in ((wrapped, state.server), (algorithm, state.server.wrapped))
         ]
         return [predict(server, own, held.data.x) for predict, server, own in servings]

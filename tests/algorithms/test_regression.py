@@ -29,7 +29,9 @@ Y = RNG.normal(size=15)
 PARTS = np.split(np.arange(15), np.cumsum(SIZES)[:-1])
 WEIGHTS = np.array(SIZES) / 15
 MODEL = models.mlp(1, widths=())
-WORK = local.full_batch(optax.sgd(RATE), capacity=8, num_steps=1, momentum=0.0)
+WORK = local.full_batch(optax.sgd(RATE), capacity=8, num_steps=1, momentum=0.0)._replace(
+    learning_rate=RATE
+)
 COHORT = federations.cohort([0, 1, 2])
 
 
@@ -147,7 +149,9 @@ def test_a_round_takes_such_targets(name: str, task: str) -> None:
     y = np.stack([Y, -Y], 1) if task == "values" else np.stack([Y > 0, Y > 1], 1)
     model = models.mlp(2, widths=(3,), norm="batch")
     module = importlib.import_module(f"{algorithms.__name__}.{name}")
-    work = local.steps(optax.sgd(RATE), batch_size=2, num_steps=2, momentum=0.0)
+    work = local.steps(optax.sgd(RATE), batch_size=2, num_steps=2, momentum=0.0)._replace(
+        learning_rate=RATE
+    )
     loss, score = objectives.DEFAULTS[task]
     algorithm = getattr(module, name)(model, work, loss=loss)
     variables = model.init(jax.random.key(0), jnp.zeros((1, 4)))

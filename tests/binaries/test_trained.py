@@ -279,7 +279,7 @@ def test_a_network_that_was_taken_along_does_as_it_did(
         outputs = np.asarray(models.predict(model, variables, x))
         assert (outputs.argmax(1) == y).mean() == pytest.approx(line["test_score"], abs=1e-6)
         # And what its clients keep.
-        mine = jax.tree.map(lambda a, i=index: a[i], seen[line["round"]].clients)
+        mine = jax.tree.map(lambda a, i=index: a[i], seen[line["round"]].clients.variables)
         chex.assert_trees_all_equal(saved.load(place / "clients.safetensors", mine), mine)
 
 
