@@ -67,7 +67,7 @@ def kept(own: Own, newcomer: Variables) -> Variables:
       own: the client's state.
       newcomer: what serves a client that was never seen.
     """
-    if checks.is_concrete(own.has_trained):
+    if checks.is_concrete(own.has_trained):  # then the program depends on one of the two alone
         return own.variables if own.has_trained else newcomer
     return optax.tree.where(own.has_trained, own.variables, newcomer)
 
