@@ -46,11 +46,12 @@ class BatchNorm(nn.Module):
 
 
 class FrozenBatchNorm(nn.Module):
-    """Batch normalisation in which nothing moves, for networks that start from loaded weights.
+    """Batch normalisation that does not train, for networks that start from loaded weights.
 
     Called as `BatchNorm` is; in both modes it computes what `BatchNorm` does in evaluation mode.
-    No variable trains: scale [D] and bias [D] lie beside mean [D] and var [D] in "batch_stats",
-    where neither a gradient nor an optimizer's decay reaches them. They start as 1, 0, 0 and 1.
+    Scale [D] and bias [D] lie beside mean [D] and var [D] in "batch_stats", where neither a
+    gradient nor an optimizer's decay reaches them. They start as 1, 0, 0 and 1. A federated round
+    replaces all four by the mean of the clients' equal values, so they change by its rounding.
 
     Attributes:
       epsilon: is added to the variance.
