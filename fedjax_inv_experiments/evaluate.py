@@ -11,10 +11,12 @@ their domains and splits; with a personal algorithm each client's own network is
 them, too.
 """
 
+import contextlib
 import csv
 import dataclasses
 import importlib.util
 import io
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -196,8 +198,11 @@ def recalls(counts: np.ndarray) -> list[float | None]:
     ]
 
 
-def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
-    """The scores and the predictions of the selected runs of a folder."""
+def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted], list[str]]:
+    """The scores and the predictions of the selected runs of a folder, and why some are left out.
+
+    Raises UsageError if no run has the state.
+    """
     assembled, which = runs.data, predictions.chosen(runs)
     old = assembled.dataset
     metrics.check(options.metrics, assembled.task.kind)
@@ -209,9 +214,14 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
         where = f"--dataset={options.dataset}"
         new = new_parts(where, data_flags.load(asked, like=old), old)
     algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
-    found, tuned = [], []
+    found, tuned, lacking = [], [], []
     for index in which:
         one = runs.run(index, options.state)
+        try:
+            one.line()
+        except UsageError as error:
+            lacking.append(error)
+            continue
         parts = new if options.dataset else predictions.own_parts(runs, one.run.seed)
         found.append(predictions.predicted(one, algorithm, parts))
         _check_width(options, found[-1], len(old.classes))
@@ -219,6 +229,8 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
             personal, own = fine_tuned.networks(one, algorithm, options.fine_tune)
             after = predictions.predicted(one, personal, parts, own)
             tuned.append(predictions.by_domain(after, assembled.task, options.metrics)[1])
+    if not found:
+        raise lacking[0]
     scored = Evaluated(
         run=str(runs.path),
         state=options.state,
@@ -232,7 +244,7 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted]]:
         task=assembled.task.kind,
         score=assembled.task.measure,
     )
-    return scored, found
+    return scored, found, [f"Not evaluated: {error}." for error in lacking]
 
 
 def _check_width(options: Options, of: Predicted, num_targets: int) -> None:
@@ -494,6 +506,18 @@ def _name(options: Options) -> str:
     return "-".join(parts)
 
 
+def _check_dataset(path: Path, dataset: str) -> None:
+    """Raises UsageError if an evaluation on other data stands in the file."""
+    before = dataset
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a file of another kind
+        before = json.loads(path.read_bytes())["dataset"]
+    if before != dataset:
+        text = (
+            f"its numbers would replace those on {before} in {path}; must have an --out of its own"
+        )
+        raise flag_error("dataset", dataset, text)
+
+
 def run(options: Options) -> str:
     """Writes the picture and the json, and returns the tables and the paths.
 
@@ -511,7 +535,9 @@ def run(options: Options) -> str:
     )
     out = check_picture("out", options.out or str(runs.path / f"{_name(options)}.png"))
     table_path = _check_predictions(options.predictions) if options.predictions else None
-    scored, found = evaluate(runs, options)
+    if not options.out:
+        _check_dataset(out.with_suffix(".json"), options.dataset or runs.config.data.dataset)
+    scored, found, lacking = evaluate(runs, options)
     rounds = ", ".join(str(each.round) for each in scored.runs)
     held_out = runs.cell.held_out or "test split"
     title = f"{runs.cell.label}, held out: {held_out}, after round {rounds}"
@@ -524,7 +550,7 @@ def run(options: Options) -> str:
         files.make_folder(table_path.parent)
         write_predictions(table_path, columns(found, scored.task, scored.classes))
         where += f" Predictions: {table_path}."
-    return f"\n{title}\n\n{tables(scored)}\n\n{where}"
+    return "\n".join([f"\n{title}\n\n{tables(scored)}\n", *lacking, where])
 
 
 BINARY = command.of(run, Options, __doc__)

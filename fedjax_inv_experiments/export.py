@@ -77,7 +77,7 @@ def description(one: OneRun) -> dict[str, Any]:
     runs, line = one.runs, one.line()
     start = runs.starts[-1]
     return {
-        "run": {"folder": str(runs.path), "state": one.state, "round": line.round},
+        "run": {"folder": str(runs.path), "state": one.state, "round": line.played},
         "selected": _selected(one, line),
         "scores": {
             "name": runs.result.score.name,
@@ -143,7 +143,7 @@ def _selected(one: OneRun, line: Line) -> dict[str, Any]:
     chosen = report.choose("", runs.result, rule)
     return {
         "rule": rule,
-        "round": picked and picked.round,  # of this run
+        "round": picked and picked.played,  # of this run
         "setting": chosen and runs.cell.runs[chosen.indices[0]].hyper,
         "is_exported": bool(
             picked and chosen and line.round == picked.round and one.index in chosen.indices

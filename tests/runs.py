@@ -90,6 +90,7 @@ def halved(job: loop.Job, folder: Path) -> Path:
 
 def go_on(job: loop.Job, folder: Path) -> Path:
     """Runs a job in a folder, from its newest checkpoint on, to the end."""
+    loop.check_reached(job.config, folder)
     folders.begin(folder, job.config, job.cell, start_of(job))
     with Stop() as stop:
         loop.run_cell(job, folder, stop)

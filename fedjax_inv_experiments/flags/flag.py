@@ -238,7 +238,7 @@ def check_place(name: str, path: Path, *, is_folder: bool = False) -> None:
         raise flag_error(name, path, text) from None
 
 
-_OF_RUNS = ("chunks", "config", "metrics", "result", "start")  # their .json files
+_OF_RUNS = ("chunks", "config", "inputs", "metrics", "result", "start")  # their .json files
 
 
 def check_picture(name: str, text: str) -> Path:

@@ -241,7 +241,7 @@ def _accuracies(result: RowResult) -> Cells:
     if result.config.watching.stop_below:
         rule = f"the stop, {len(picked)} of {len(runs)}"
     hyper = runs[0]["hyper"]
-    sent = [_megabytes(result, result.only, run, at) for run, at in pairs]
+    sent = [_megabytes(run, at) for run, at in pairs]
     return {
         "selected by": rule,
         "penalty": f"{hyper['penalty']:g}" if "penalty" in hyper else "",
@@ -261,16 +261,12 @@ def _selected(result: RowResult, cell: CellResult) -> list[tuple[Record, Record]
     return [(run, run["stops"][0]) for run in cell.runs if run["stops"][0]["round"]]
 
 
-def _megabytes(result: RowResult, cell: CellResult, run: Record, at: Record) -> float:
+def _megabytes(run: Record, at: Record) -> float:
     """Megabytes sent before an evaluation, or before a stop: a game's rounds send equally many."""
     if "bytes" in at:
         return at["bytes"] / 1e6
     last = run["last"]
-    played = last["round"]
-    if result.config.watching.after_stop == "end":  # behind the last stop nothing is sent
-        stops = [each["stops"][0]["round"] for each in cell.result["runs"]]
-        played = min(played, max(stops)) if all(stops) else played
-    return last["bytes"] / played * at["round"] / 1e6
+    return last["bytes"] / last["played"] * at["round"] / 1e6
 
 
 def _by_domain(result: RowResult) -> Cells:
@@ -407,7 +403,7 @@ def _by_end(result: RowResult) -> Cells:
         found = [pick(selection.candidates(lines)) for lines in result.only.logs]
         lines = [line or log[-1] for line, log in zip(found, result.only.logs, strict=True)]
         none = f", none for {found.count(None)}" if None in found else ""
-        mean = np.mean([line["round"] for line in lines])
+        mean = np.mean([line["played"] for line in lines])
         cells[f"{name}, %"] = f"{study.percent(lines, 'test_score')} (round {mean:.0f}{none})"
     return cells
 
@@ -507,7 +503,7 @@ def _by_round(results: Sequence[RowResult], place: int, key: str) -> drawings.Pa
         x, y = zip(*(_curve(log, key) for log in cell.logs), strict=True)
         dots = [
             (
-                at["round"] if key == "round" else _megabytes(result, cell, run, at),
+                at["round"] if key == "round" else _megabytes(run, at),
                 100 * at["test_score"],
             )
             for run, at in _selected(result, cell)

@@ -127,7 +127,7 @@ def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:
     """
     factory = names.network(chosen.model)
     if names.takes(factory, "vocabulary") != bool(data.words):
-        use = "for texts, the data are none"
+        use = "for texts, which the data are not"
         if data.words:
             use = "not for texts, which the data are; must be lstm"
         raise flag_error("model", chosen.model, f"is {use}")

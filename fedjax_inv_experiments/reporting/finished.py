@@ -296,17 +296,11 @@ class OneRun:
     @property
     def label(self) -> str:
         """Its algorithm, settings, varied hyperparameters, folder, and the round of the state."""
-        names = [self.runs.cell.label, *self.varied]
-        return f"{' '.join(names)} ({self.runs.path.name}, {self._when()})"
-
-    def _when(self) -> str:
-        """The text for the round of the state."""
-        stops = [stop.round for stop in self.runs.result.runs[self.index].stops or []]
-        reached = [round for round in stops if round is not None]
-        ends = self.runs.config.watching.after_stop == "end" and len(reached) == len(stops)
-        if self.state == "last" and ends and reached:
-            return f"at its stop in round {max(reached)}"
-        return f"after round {self.line().round}"
+        names, line = [self.runs.cell.label, *self.varied], self.line()
+        when = f"after round {line.round}"
+        if line.ended is not None:
+            when = f"at its stop in round {line.ended}"
+        return f"{' '.join(names)} ({self.runs.path.name}, {when})"
 
     def line(self) -> Line:
         """The evaluation of the state; raises UsageError if the run has no such state."""
@@ -316,7 +310,9 @@ class OneRun:
         best = self.state == "best"
         line = selection.picked(result, rule) if best else result.last
         if line is None or (result.diverged and not best):
-            why = "has diverged" if result.diverged else f"has nothing that --select={rule} selects"
+            why = "has diverged"
+            if not result.diverged:
+                why = f"has nothing that --select={rule} selects; --state=last has its last state"
             raise UsageError(self.runs.where, ..., f"its run {self.name} {why}")
         return line
 

@@ -135,7 +135,7 @@ def predicted(
         for client in range(len(jax.tree.leaves(clients)[0])):
             out = np.concatenate([predict(own(client), part.x) for part in parts])
             by_client.append((client, out))
-    return Predicted(one.run.seed, one.line().round, parts, outputs, by_client)
+    return Predicted(one.run.seed, one.line().played, parts, outputs, by_client)
 
 
 @functools.cache  # or every run would compile it anew

@@ -257,7 +257,7 @@ def table(
         ones = [one for one in chosen if one.label == label]
         if len(ones) < len(held_outs):
             return ""
-        return spread(np.mean([one.over_seeds(lambda line: line["round"]) for one in ones], 0))
+        return spread(np.mean([one.over_seeds(lambda line: line["played"]) for one in ones], 0))
 
     columns += [("at round", at_round), last]
     if diverged:
@@ -380,7 +380,7 @@ def choices_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> 
         "algorithm": lambda one: one.label,
         "held out": lambda one: one.held_out,
         "selected": _or_why(lambda one: one.setting),
-        "at round": _if_chosen(lambda one: ", ".join(str(line.round) for line in one.selected)),
+        "at round": _if_chosen(lambda one: ", ".join(str(line.played) for line in one.selected)),
         f"validation{unit}": _if_chosen(
             lambda one: shown([line.validation_score for line in one.selected])
         ),
@@ -421,7 +421,7 @@ def winners_table(chosen: Sequence[Chosen], form: str = "markdown") -> str:
         "best over methods, held out": lambda one: one.held_out,
         "method": lambda one: one.label,
         "setting": lambda one: one.setting,
-        "at round": lambda one: spread(one.over_seeds(lambda line: line["round"])),
+        "at round": lambda one: spread(one.over_seeds(lambda line: line["played"])),
         f"validation{unit}": lambda one: shown(
             one.over_seeds(lambda line: line["validation_score"])
         ),
@@ -464,7 +464,7 @@ def settings_table(results: Sequence[tuple[str, Result, str]], form: str = "mark
         "setting": lambda row: row.setting.text,
         "selected": lambda row: "yes" if row.is_selected else "",
         "runs diverged": lambda row: f"{row.setting.num_diverged} of {len(row.setting.indices)}",
-        "at round": lambda row: spread([line.round for line in row.picked]) if row.picked else "",
+        "at round": lambda row: spread([line.played for line in row.picked]) if row.picked else "",
         f"validation of the others{measure.unit}": lambda row: row.mean(
             "validation_score", measure
         ),

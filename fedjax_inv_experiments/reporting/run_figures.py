@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_inv_experiments.reporting import figures, report
 from fedjax_inv_experiments.reporting.report import Chosen
-from fedjax_inv_experiments.running import log
+from fedjax_inv_experiments.running import files, log
 from fedjax_inv_experiments.running.records import Line, Result
 
 if TYPE_CHECKING:
@@ -34,25 +34,32 @@ def write(
     """Writes curves.png and, if the runs have the numbers for them, the other figures.
 
     The others are curves_by_time.png, domains.png, clients.png and gradients.png. Figures that are
-    there and show the same are not drawn again. If every cell diverged, it writes nothing.
+    there and show the same are not drawn again; those that the runs have no numbers for any more
+    are deleted. If every cell diverged, or the rule selects nothing, these are all.
 
     results: (label, cell's folder, result) of each cell. rule: the rule of selection.
     """
     picked = [(report.choose(label, result, rule), path) for label, path, result in results]
     drawn = [(one, log.read(path, one.last[0].round)) for one, path in picked if one is not None]
-    if not drawn:
-        return
-    figures.draw(folder / "curves.png", _curves, drawn, title)
-    if all(one.last[0].seconds_simulated is not None for one, _ in drawn):
-        figures.draw(folder / "curves_by_time.png", _curves, drawn, title, "simulated hours")
-    first = drawn[0][0].selected[0]
-    splits = [domain.split for domain in first.domains.values()]
-    if splits.count("validation") > 1:
-        figures.draw(folder / "domains.png", _parts, drawn, title, by_domain, "domain")
-    if first.score_by_client is not None:
-        figures.draw(folder / "clients.png", _parts, drawn, title, by_client, "client")
-    if drawn[0][0].last[0].gradients is not None:
-        figures.draw(folder / "gradients.png", _gradients, drawn, title)
+    paints: dict[str, tuple[Any, ...]] = {}
+    if drawn:
+        paints["curves"] = _curves, drawn, title
+        if all(one.last[0].seconds_simulated is not None for one, _ in drawn):
+            paints["curves_by_time"] = _curves, drawn, title, "simulated hours"
+        first = drawn[0][0].selected[0]
+        splits = [domain.split for domain in first.domains.values()]
+        if splits.count("validation") > 1:
+            paints["domains"] = _parts, drawn, title, by_domain, "domain"
+        if first.score_by_client is not None:
+            paints["clients"] = _parts, drawn, title, by_client, "client"
+        if drawn[0][0].last[0].gradients is not None:
+            paints["gradients"] = _gradients, drawn, title
+    for name in ("curves", "curves_by_time", "domains", "clients", "gradients"):
+        if name in paints:
+            figures.draw(folder / f"{name}.png", *paints[name])
+        else:
+            files.remove(folder / f"{name}.png")
+            files.remove(folder / f"{name}.pdf")
 
 
 def mean_and_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -104,9 +104,7 @@ def metrics_parts(
         algorithm = runs.algorithm(chosen.indices[0])
         of_cell: dict[str, list[DomainScores]] = {}
         for index in chosen.indices:
-            picked = selection.picked(runs.result.runs[index], watched.select)
-            if picked is None:
-                continue
+            picked = selection.picked_or_last(runs.result.runs[index], watched.select)
             # Another rule may have kept another state than this one's, but the last is there.
             is_last = picked.round == runs.result.runs[index].last.round
             one = runs.run(index, "last" if is_last else "best")

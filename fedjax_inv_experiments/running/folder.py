@@ -1,6 +1,7 @@
 """Run folders: which run they hold, their records, and their lock."""
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
@@ -19,7 +20,8 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import names, outside
 from fedjax_inv_experiments.flags.flag import name_of, shown
-from fedjax_inv_experiments.parts import machine
+from fedjax_inv_experiments.parts import machine, watching
+from fedjax_inv_experiments.parts.watching import Watching
 from fedjax_inv_experiments.running import files, records
 from fedjax_inv_experiments.running.records import Begun, Flag, Result, Start
 
@@ -75,6 +77,12 @@ def default(chosen: Config, name: str, named: Collection[str]) -> Path:
     named: the flags that are in `name` already.
     """
     left_out = {*_HOW, *named}
+    if chosen.watching == watching.following(
+        dataclasses.replace(chosen.watching, eval_every=Watching.eval_every),
+        chosen.run.rounds,
+        chosen.run.checkpoint_every,
+    ):
+        left_out.add("eval_every")  # or a run of few rounds would not go on with more
     if chosen.data.dataset == chosen.data.stem:
         left_out.add("dataset")  # its stem is in every name
     changed = {
@@ -352,6 +360,8 @@ def difference(
         if name in compared and old[name] != new[name]:
             flag = name_of(config.FLAGS[name])
             what = f"{flag} is {_short(old[name])} and not {_short(new[name])}"
+            if name == "eval_every":  # unless set, it follows from --rounds and --checkpoint_every
+                what += " (unless set, it is at most --rounds and divides --checkpoint_every)"
             return Difference(what, f", or --{flag}={shown(old[name])}")
     theirs, ours = _parts(there.restored()), _parts(cell)
     for name in {**ours, **theirs}:

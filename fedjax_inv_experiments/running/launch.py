@@ -262,6 +262,7 @@ class Launch:
     def _run(self, cell: Cell, ahead: Ahead, stop: Stop) -> records.Result:
         """Runs a cell and returns its result; ends the process if a signal stops it."""
         place, networks = self._places[cell.name], self._assembled.variables
+        loop.check_reached(self._assembled.config, place)
         # Before anything else, so that the folder belongs to this run from the start.
         folders.begin(place, self._assembled.config, cell, self._programs.start)
         if networks is not None:

@@ -26,7 +26,9 @@ from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.errors import Diverged
 from fedjax_inv_experiments.parts import machine, selection
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
+from fedjax_inv_experiments.running import checkpoints as checkpoint_files
 from fedjax_inv_experiments.running import divergence, files, records, selected, summary
+from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log as logs
 from fedjax_inv_experiments.running import states as states_file
 from fedjax_inv_experiments.running.ahead import Ahead
@@ -116,7 +118,6 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
         checkpoints = Checkpoints(folder / "checkpoints", config, cell)
         opened.enter_context(contextlib.closing(checkpoints))
         done = checkpoints.latest()
-        _check_reached(config, folder, done)
         log = Log(folder, done)
         events = Events(folder, cell, log.lines, config.watching.tensorboard, job.measure.name)
         opened.enter_context(contextlib.closing(events))
@@ -151,8 +152,12 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
     return result
 
 
-def _check_reached(config: Config, folder: Path, done: int) -> None:
-    """Raises UsageError if the newest checkpoint, of round `done`, does not fit log and flags."""
+def check_reached(config: Config, folder: Path) -> None:
+    """Raises UsageError if the newest checkpoint in a folder does not fit its log and the flags.
+
+    Before `folders.begin`, as the log's length says how often the earlier start wrote checkpoints.
+    """
+    done = max(checkpoint_files.rounds(folder / "checkpoints"), default=0)
     if done > config.run.rounds:
         raise UsageError(
             str(folder / "checkpoints" / str(done)),
@@ -160,11 +165,13 @@ def _check_reached(config: Config, folder: Path, done: int) -> None:
             f"is of a round beyond --rounds={config.run.rounds}; delete it to continue from the "
             "one before",
         )
-    if done:
+    if done or not (folder / "config.json").exists():
         return
+    flags = folders.begun(folder).flags
+    every = int(str(flags["checkpoint_every"])) or int(str(flags["eval_every"]))
     logged = max([0, *(line.round for line in logs.read(folder))])
     # A checkpoint is finished before the next one begins.
-    if logged > 2 * (config.run.checkpoint_every or config.watching.eval_every):
+    if logged > 2 * every:
         raise UsageError(
             str(folder),
             ...,
@@ -242,7 +249,7 @@ def _advance(
             outcome, likely = program.gathered(outcome), False
             stored = functools.cache(lambda now=states: program.stored(job.inputs, now))
             length = min(every, rounds - done)
-            _check_finite(config, cell, outcome, done)
+            _check_finite(config, cell, outcome, done, checkpoints.latest())
             done += length
             best.look(evaluated(outcome, done, length), stored, job.personal)
             last = _is_over(config, done, outcome.stops)
@@ -265,15 +272,19 @@ def _is_over(config: Config, done: int, stops: stopping.Stops) -> bool:
     return ended or done == config.run.rounds
 
 
-def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int) -> None:
-    """With --nonfinite=stop, raises Diverged for a client whose loss or update is not finite."""
+def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int, saved: int) -> None:
+    """With --nonfinite=stop, raises Diverged for a client whose loss or update is not finite.
+
+    saved: the round of the newest checkpoint; 0 if there is none.
+    """
     if config.run.nonfinite != "stop" or (outcome.broken < 0).all():
         return
     run, at = np.argwhere(outcome.broken >= 0)[0]
+    kept = f"the checkpoint of round {saved} is kept" if saved else "there is no checkpoint yet"
     setting = ", ".join(f"{k}={v}" for k, v in cell.runs[run].hyper.items())
     raise Diverged(
         f"round {done + at + 1}, client {outcome.broken[run, at]} ({cell.label}, "
         f"seed={cell.runs[run].seed}, {setting}): its loss or its update is NaN or infinite; "
-        f"the last good checkpoint is kept. Remedy: {divergence.REMEDY}; or --resume "
-        "--nonfinite=drop to leave such a client out of its round from there on"
+        f"{kept}. Remedy: {divergence.REMEDY}; or --resume --nonfinite=drop to leave such a client "
+        "out of its round from there on"
     )

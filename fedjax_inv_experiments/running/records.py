@@ -77,12 +77,18 @@ class Line(Record, frozen=True, kw_only=True):
     score_by_client: list[float | None] | None = None
     gradients: Gradients | None = None
     diverged: bool  # in this round or before
+    ended: int | None = None  # with --after_stop=end: the round of the end, in this one or before
     dropped: int | None = None  # the rounds so far in which a client was dropped
     seconds: float  # since the run began
     bytes: int  # downloads and uploads of all clients so far
     # With simulated time: the downloads among them whose update did not count, and the time so far.
     bytes_lost: int | None = None
     seconds_simulated: float | None = None
+
+    @property
+    def played(self) -> int:
+        """The number of rounds that the run has played; none follow its end."""
+        return self.round if self.ended is None else self.ended
 
 
 class Stop(Record, frozen=True):

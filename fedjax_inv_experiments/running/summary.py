@@ -68,10 +68,10 @@ def lines(
         }
         valid, test = jax.tree.map(lambda a, i=index: a[i], (outcome.valid, outcome.test))
         broken = outcome.broken[index, :length] >= 0
+        stops = np.asarray(outcome.stops.round)[index] if end_at_stop else np.zeros(0)
+        ended = int(stops.max()) if stops.size and stops.all() else None
         attended, lost = np.asarray(outcome.attended)[index, :length], {}
         if reports is not None:
-            stops = np.asarray(outcome.stops.round)[index] if end_at_stop else np.zeros(0)
-            ended = stops.max() if stops.size and stops.all() else np.inf
             lost = _lost(reports, index, attended, traffic, done - length + 1, ended)
         finite = all((np.isfinite(of.loss) | (of.size == 0)).all() for of in (valid, test))
         records.append(
@@ -87,6 +87,7 @@ def lines(
                 **detailed[index],
                 gradients=_gradients(outcome, index),
                 diverged=bool(not finite or (broken.any() and not drops)),
+                ended=ended,
                 dropped=int(broken.sum()) if drops else None,
                 seconds=round(seconds, 3),
                 bytes=int(attended.sum(0) @ np.array(traffic).sum(1)) + lost.get("bytes_lost", 0),
@@ -102,7 +103,7 @@ def _lost(
     attended: np.ndarray,
     traffic: Sequence[Traffic],
     first: int,
-    ended: float,
+    ended: int | None,
 ) -> dict[str, Any]:
     """The fields of simulated time.
 
@@ -110,10 +111,10 @@ def _lost(
     anybody, and uploaded nothing.
 
     attended: [T, exchanges]. first: the number of the first of these rounds. ended: the last round
-        of the run.
+        of a run that has ended.
     """
     length = len(attended)
-    is_played = first + np.arange(length) <= ended
+    is_played = first + np.arange(length) <= (np.inf if ended is None else ended)
     down = np.array([each.down for each in traffic])[(attended > 0).argmax(1)]
     return {
         "bytes_lost": int((reports.lost[run, :length] * down * is_played).sum()),

@@ -73,8 +73,8 @@ def _cell(result: RowResult, verdict: Verdict | None) -> Cell:
         worst_domain=mean(lambda line: 100 * line["worst_score"]),
         worst_tenth=mean(lambda line: 100 * worst_tenth(line["score_by_client"] or [])),
         megabytes=mean(lambda line: line["bytes"] / 1e6),
-        steps=mean(lambda line: line["round"] * _steps(result.config)),
-        at_round=mean(lambda line: line["round"]),
+        steps=mean(lambda line: line["played"] * _steps(result.config)),
+        at_round=mean(lambda line: line["played"]),
         setting=one.setting if one else "",
         runs_diverged=divergence.count(only.result.runs),
     )

@@ -208,9 +208,15 @@ def test_errors_name_settings_and_remedy() -> None:
 
     outcome: Any = Broken
     one = Cell("fedavg", {}, "80", [Run(0, {"learning_rate": 1.0})])
-    with pytest.raises(Diverged, match=r"round 2, client 4 .*learning_rate=1.0") as diverged:
-        loop._check_finite(config.of(), one.restored(), outcome, 0)
-    assert f"Remedy: {divergence.REMEDY}; or --resume --nonfinite=drop" in str(diverged.value)
+    for saved, kept in (
+        (0, "there is no checkpoint yet"),
+        (5, "the checkpoint of round 5 is kept"),
+    ):
+        with pytest.raises(Diverged, match=r"client 4 .*learning_rate=1.0") as diverged:
+            loop._check_finite(config.of(), one.restored(), outcome, 10, saved)
+        text = str(diverged.value)
+        assert text.startswith("round 12, ")
+        assert f"{kept}. Remedy: {divergence.REMEDY}; or --resume --nonfinite=drop" in text
 
 
 def test_without_a_threshold_no_stop_ends_the_run() -> None:

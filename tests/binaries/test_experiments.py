@@ -428,6 +428,9 @@ def test_a_marked_run_is_never_selected(
     told = report.write(tmp_path, [("fedipg", result)], title="", paper={})
     assert "every run diverged" in told
     assert "every run diverged" in (tmp_path / "table.md").read_text()
+    # A figure of an earlier selection is none of these runs.
+    for stale in ("curves.png", "domains.pdf"):
+        (tmp_path / stale).touch()
     run_figures.write(tmp_path, [("fedipg", folder / "fedipg-80", result)], title="")
     names = {f"{name}{ending}" for name in ("table", "grid") for ending in (".md", ".tex")}
     assert {path.name for path in tmp_path.iterdir()} == names
@@ -878,6 +881,10 @@ def test_a_run_that_ends_at_its_stop_keeps_that_state(game: Ran, ended: Ran) -> 
             for folder in (ended.folder, game.folder)
         ]
         last = max(stop["round"] for stop in run["stops"])
+        for line in log.read(ended.folder):
+            if line.run == index:
+                assert line.ended == (last if line.round >= last else None)
+                assert line.played == min(line.round, last)
         np.testing.assert_allclose(curves[0][:last], curves[1][:last], atol=1e-3)
         assert set(curves[0][last:]) <= {curves[0][last - 1]}
 

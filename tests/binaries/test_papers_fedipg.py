@@ -1,6 +1,5 @@
 """FedIPG's studies of the rules that end it and of its penalty, on logs made by hand."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -89,19 +88,12 @@ def test_flags_that_take_a_penalty_out_of_the_table_are_refused() -> None:
         of_study.check(changed)
 
 
-@pytest.mark.parametrize(
-    ("after_stop", "stops", "sent"),
-    [("end", [20, 40], 1.0), ("end", [20, None], 0.4), ("continue", [20, 40], 0.4)],
-)
-def test_a_game_sends_nothing_after_its_end(
-    after_stop: str, stops: list[int | None], sent: float
-) -> None:
-    """2 MB in 100 rounds, of which 40 were played if the program ended at the last stop."""
-    runs = [{"last": {"bytes": 2e6, "round": 100}, "stops": [{"round": stop}]} for stop in stops]
-    result: Any = SimpleNamespace(config=config.of(after_stop=after_stop, may_be_idle=True))
-    cell: Any = SimpleNamespace(result={"runs": runs})
-    at = {"round": 20}
-    assert fedipg._megabytes(result, cell, runs[0], at) == pytest.approx(sent)
+@pytest.mark.parametrize(("played", "sent"), [(20, 2.0), (40, 1.0), (100, 0.4)])
+def test_a_game_sends_nothing_after_its_end(played: int, sent: float) -> None:
+    """2 MB until the end of the run, which stopped in round 20."""
+    run: Any = {"last": {"bytes": 2e6, "played": played}}
+    stop: Any = {"round": 20}
+    assert fedipg._megabytes(run, stop) == pytest.approx(sent)
 
 
 def test_each_penalty_has_the_mean_over_domains_of_what_the_rule_picked() -> None:

@@ -32,6 +32,7 @@ from fedjax_inv_experiments.running import (
     checkpoints,
     files,
     log,
+    loop,
     provenance,
     records,
     selected,
@@ -72,6 +73,25 @@ def text_of(one: Line) -> str:
 
 
 LINES = [text_of(line(round, run=run)) for round, run in EVALUATIONS]
+
+
+def test_the_earlier_start_says_how_far_a_log_may_be_ahead(tmp_path: Path) -> None:
+    """It had written 6 of 20 rounds without a checkpoint."""
+    rarely = config.changed(CHOSEN, rounds=20, checkpoint_every=18)
+    folder = begun(tmp_path, config.changed(CHOSEN, rounds=20))
+    (folder / "metrics.jsonl").write_text("\n".join([*LINES[:6], text_of(line(9)), ""]))
+    with pytest.raises(UsageError, match="has a log up to round 9, but no checkpoint any more"):
+        loop.check_reached(rarely, folder)
+    folders.begin(folder, rarely, CELL, START)
+    loop.check_reached(CHOSEN, folder)
+
+
+def test_a_run_of_few_rounds_has_the_default_folder_of_a_longer_one() -> None:
+    def name(**flags: Any) -> str:
+        return folders.default(config.of(**flags), "fedavg", ()).name
+
+    assert name(rounds=3) == name(rounds=7) == name(rounds=8, checkpoint_every=4)
+    assert name(rounds=7, eval_every=3) != name(rounds=7)
 
 
 def test_a_log_is_read_up_to_a_round(tmp_path: Path) -> None:

@@ -57,6 +57,20 @@ def test_a_score_of_nan_is_the_lowest() -> None:
         assert picked.round == 5
 
 
+def test_tables_show_the_round_in_which_a_run_ended() -> None:
+    """Evaluations after it have the same numbers, and are of no later round."""
+    lines = [line(5, (0.5, 0.6), 0.5)]
+    lines += [line(round, (0.7, 0.7), 0.6) | {"ended": 8} for round in (10, 15)]
+    picked = {name: rule.pick(lines) for name, rule in RULES.items()}
+    cell = Cell("fl_games", {}, "test", [Run(0, {})])
+    result = Result(cell, [RunResult(0, {}, False, picked, lines[-1])])
+    one = report.choose("fl_games", result, "validation")
+    assert one is not None
+    head, _, row = report.choices_table([one]).splitlines()[:3]
+    column = [text.strip() for text in head.split("|")].index("at round")
+    assert row.split("|")[column].strip() == "8"
+
+
 def test_only_the_oracle_looks_at_the_test() -> None:
     others = [line(each.round, accuracies(each), 0.0) for each in LINES]
     for name, rule in RULES.items():

@@ -19,12 +19,13 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.program import Training
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import evaluate, explain, export
+from fedjax_inv_experiments import evaluate, explain, export, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import objective
 from fedjax_inv_experiments.parts.selection import RULES
 from fedjax_inv_experiments.reporting import finished, predictions
 from fedjax_inv_experiments.running import checkpoints, loop, selected
+from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
 from runs import Ran, go_on, halved, line, metrics, no_figures, parsed, ran, states
@@ -399,6 +400,14 @@ def result(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     return write
 
 
+def never_agreed(folder: Path) -> None:
+    """Changes a run into one whose rule selects nothing."""
+    begun = json.loads((folder / "config.json").read_text())
+    begun["flags"]["select"] = "agreement"
+    (folder / "config.json").write_text(json.dumps(begun))
+    result(lambda told: [run["by_rule"].update(agreement=None) for run in told["runs"]])(folder)
+
+
 BAD: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "nowhere": ("must be the folder of a finished run$", lambda to: to / "nowhere"),
     "sweep": (r"of a finished run; of a sweep, that of one .*: copy$", lambda to: to.parent),
@@ -410,8 +419,8 @@ BAD: dict[str, tuple[str, Callable[[Path], Any]]] = {
         result(lambda told: told["runs"][0]["by_rule"]["validation"].update(round=99)),
     ),
     "nothing": (
-        "its run seed=0 has nothing that --select=validation selects",
-        result(lambda told: told["runs"][0]["by_rule"].update(validation=None)),
+        "its run seed=0 has nothing that --select=agreement selects; --state=last has its last",
+        never_agreed,
     ),
 }
 
@@ -450,6 +459,36 @@ def test_what_was_not_kept_is_not_taken_along(
     text = export.run(export.Options(str(folder)))
     assert "Not written: " in text
     assert [path.name for path in (folder / "export").iterdir()] == ["seed=1"]
+
+
+def test_a_seed_for_which_the_rule_selects_nothing(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
+) -> None:
+    """Tables show its last round, those of metrics, too; `evaluate` leaves it out and says so."""
+    folder = tmp_path / "copy"
+    nothing = result(lambda told: told["runs"][0]["by_rule"].update(validation=None))
+    edited(nothing)(whole[0].folder, folder)
+    with no_figures():
+        text = evaluate.run(evaluate.Options(str(folder)))
+        before, _ = folders.read(folder)
+        train.train(config.changed(before, run_dir=str(folder), metrics=("f1",)))
+    assert "Not evaluated: " in text
+    assert "seed=0 has nothing that --select=validation selects; --state=last has" in text
+    scored = json.loads((folder / "evaluation-best.json").read_text())
+    assert [run["seed"] for run in scored["runs"]] == [1]
+    entries = json.loads((folder / "metrics.json").read_text())
+    assert [entry["seed"] for entry in entries] == [0, 1]
+    assert entries[0]["round"] == 6
+
+
+def test_an_evaluation_replaces_none_on_other_data(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(whole[0].folder, folder)
+    (folder / "evaluation-best-test.json").write_text('{"dataset": "here/test.npz"}')
+    with pytest.raises(UsageError, match=r"^--dataset=there/test\.npz: its numbers .* an --out of"):
+        evaluate.run(evaluate.Options(str(folder), dataset="there/test.npz"))
 
 
 @pytest.mark.parametrize("binary", [export, evaluate])

@@ -224,7 +224,10 @@ def test_whole_users_are_dealt(path: Path) -> None:
     [
         (dict(model="cnn"), "^--model=cnn: is not for texts, which the data are"),
         (dict(model="mlp"), "^--model=mlp: is not for texts"),
-        (dict(dataset="digits", partition="iid"), "^--model=lstm: is for texts, the data are none"),
+        (
+            dict(dataset="digits", partition="iid"),
+            "^--model=lstm: is for texts, which the data are not",
+        ),
         (dict(dataset="digits", model="mlp"), "^--partition=user: .*needs data with users"),
         (dict(clients=8), "^--clients=8: .* in 1..7, the number of users"),
         (dict(vocabulary=2), "^--vocabulary=2: must be an integer of at least 3"),
