@@ -83,6 +83,14 @@ def is_known_zero(number: Any) -> bool:
     return is_concrete(number) and float(number) == 0
 
 
+def holds_finite(array: Any) -> bool:
+    """Return whether an array's numbers are finite in the type in which JAX keeps them."""
+    if array.dtype.kind != "f":
+        return True
+    with np.errstate(over="ignore"):  # too large numbers become infinite
+        return bool(np.isfinite(array.astype(jax.dtypes.canonicalize_dtype(array.dtype))).all())
+
+
 def shown(value: Any) -> str:
     """Return a value as text of one line: an array as dtype and shape, a string in quotes."""
     if getattr(value, "ndim", 0) > 0:

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import averaging, checks, models, objectives, tree
+from fedjax_inv import averaging, checks, freezing, models, objectives, tree, wrapping
 from fedjax_inv.checks import UsageError
 from fedjax_inv.rounds import State
 from fedjax_inv.types import Algorithm, Array, Federation, Loss, Model, Shard, Tree, Variables, Work
@@ -47,8 +47,8 @@ def fine_tuned(
       client without examples has the global network.
 
     Raises:
-      UsageError: if the algorithm has no global network, is personal already or computes outputs
-        in a way of its own, and for arguments of other types.
+      UsageError: if the algorithm has no global network, is personal already, trains a part of
+        its network or computes outputs in a way of its own, and for arguments of other types.
     """
     checks.record("algorithm", algorithm, Algorithm)
     checks.record("state", state, State)
@@ -61,6 +61,8 @@ def fine_tuned(
         raise UsageError("algorithm", ..., "has no global network to fine-tune, must have one")
     if algorithm.personal:
         raise UsageError("algorithm", ..., "is personal already, must serve all clients alike")
+    if any(isinstance(layer, freezing.Server) for layer in wrapping.layers(state.server)):
+        raise UsageError("state", ..., "is of `freezing.train_only`, must train all parameters")
     if algorithm.own_outputs:
         raise UsageError("algorithm", ..., "computes outputs in a way of its own, must not")
     network_of, grad_fn = algorithm.network, averaging.gradient(model, loss)

@@ -111,7 +111,13 @@ def _drawn_online(
         first, found, who = now
         position = first + jnp.arange(block, dtype=jnp.int32)
         clients = permutation.at(drawn, position, jnp.int32(num_clients))
-        can_come = online(round_index, clients) & (position < num_clients)
+        can_come = online(round_index, clients)
+        if not (isinstance(can_come, jax.Array) and can_come.dtype == bool) or (
+            can_come.shape != clients.shape
+        ):
+            text = f"must be one bool for each of {clients.shape[0]} clients"
+            raise UsageError("the result of online", can_come, text)
+        can_come &= position < num_clients
         slot = found + jnp.cumsum(can_come, dtype=jnp.int32) - 1
         who = who.at[jnp.where(can_come, slot, cohort)].set(clients, mode="drop")
         return first + block, found + can_come.sum(dtype=jnp.int32), who

@@ -125,8 +125,8 @@ def _check(x: Tree, y: Tree, client: Any = None) -> None:
         if leaf.dtype.kind not in "biuf":
             remedy = checks.for_texts(name, leaf) if name == "y" else ""
             raise UsageError(name, leaf, f"must hold numbers{remedy}")
-        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-            raise UsageError(name, leaf, "must be finite, holds NaN or infinity")
+        if not checks.holds_finite(leaf):
+            raise UsageError(name, leaf, "must be finite as float32, holds NaN, infinity or more")
 
 
 def splits_of_arrays(

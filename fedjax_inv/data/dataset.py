@@ -118,9 +118,9 @@ def check_dataset(dataset: Dataset, task: str | None = None) -> None:
                 f"must be numbers [{num_examples}, ...] without an empty axis, one entry for each "
                 "target",
             )
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+        if not checks.holds_finite(array):
             name = f"dataset.x{jax.tree_util.keystr(path)}"
-            raise UsageError(name, array, "must be finite, holds NaN or infinity")
+            raise UsageError(name, array, "must be finite as float32, holds NaN, infinity or more")
     checks.record("dataset.columns", dataset.columns, tuple)
     for column in dataset.columns:
         checks.record("dataset.columns", column, Column)

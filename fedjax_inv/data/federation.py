@@ -343,8 +343,7 @@ def split(
         check_dataset(dataset, "classes")
         labels, num_classes = dataset.y[to_deal], len(dataset.classes)
         to_deal = to_deal[partitions.long_tail(labels, num_classes, imbalance, rng)]
-    parts = partition(to_deal, rng)
-    _check_disjoint(parts, to_deal)
+    parts = _checked(partition(to_deal, rng), to_deal)
     train, valid, domain = [], [], []
     for part in parts:
         rows = rng.permutation(part)
@@ -420,9 +419,14 @@ def _check_same_examples(dataset: Dataset, data: Examples, first_row: int) -> No
         )
 
 
-def _check_disjoint(parts: Sequence[np.ndarray], to_deal: np.ndarray) -> None:
-    if not parts:
+def _checked(dealt: Sequence[Any], to_deal: np.ndarray) -> list[np.ndarray]:
+    """Return the rows of each client, as integers; raise UsageError for what is no partition."""
+    if len(dealt) == 0:
         raise UsageError("partition", ..., "deals to no client, must deal to at least one")
+    parts = []
+    for client, rows in enumerate(dealt):
+        rows = np.zeros(0, int) if np.shape(rows) == (0,) else rows
+        parts.append(checks.integers(f"partition[{client}]", rows, may_be_empty=True))
     rows, times = np.unique(np.concatenate(parts), return_counts=True)
     if times.max(initial=1) > 1:
         raise UsageError(
@@ -433,6 +437,7 @@ def _check_disjoint(parts: Sequence[np.ndarray], to_deal: np.ndarray) -> None:
         raise UsageError(
             "partition", ..., f"deals row {strangers[0]}, which is not among those to deal"
         )
+    return parts
 
 
 def validation_size(size: int, validation: float) -> int:
@@ -467,13 +472,21 @@ def by_class(federation: Federation, num_classes: int) -> Federation:
     return of_parts(federation.data, [rows[labels == label] for label in range(num_classes)])
 
 
-def test_shards(split: Split, num_classes: int, seed: int) -> Federation:
+def test_shards(
+    split: Split,
+    num_classes: int,
+    seed: int,
+    *,
+    source: np.ndarray | None = None,  # noqa: PT028 (no test)
+) -> Federation:
     """Draw test examples for each training client, in the proportions of its classes.
 
     Args:
       split: the federations of a run.
       num_classes: K.
       seed: the seed of the draw, by `partitions.shards_like`.
+      source: `wrong_labels.Mislabelled.source` if clients have wrong labels, [M]; the right ones
+        count.
 
     Returns:
       A federation of C clients that may share rows.
@@ -486,7 +499,8 @@ def test_shards(split: Split, num_classes: int, seed: int) -> Federation:
     checks.integer("seed", seed, 0)
     data, rng = split.test.data, np.random.default_rng(seed)
     labels = np.asarray(data.y)
-    counts = partitions.class_counts(labels, parts_of(split.train), num_classes)
+    right = labels if source is None else labels[source]
+    counts = partitions.class_counts(right, parts_of(split.train), num_classes)
     rows = np.concatenate(parts_of(split.test))
     return of_parts(
         data, [rows[part] for part in partitions.shards_like(labels[rows], counts, rng)]

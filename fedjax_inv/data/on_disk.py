@@ -89,6 +89,8 @@ def write(
     checks.record("folder", folder, Path)
     checks.function("source", source)
     checks.record("name", name, str)
+    if classes is not None and len(set(classes)) < len(classes):
+        raise UsageError("classes", classes, "must be different names")
     about = {"name": name, "classes": None if classes is None else [*classes]}
     if (folder / META).is_file():
         meta = _meta(folder)
@@ -326,12 +328,19 @@ def _arrays(piece: Piece, where: str) -> dict[str, np.ndarray]:
     y = np.asarray(piece.y)
     named = {"x.npy": piece.x}
     if isinstance(piece.x, dict):
+        for name in piece.x:
+            if not name or name in (".", "..") or "/" in name:
+                raise UsageError(where, ..., f"has the input {name!r}, must be the name of a file")
         named = {f"x/{name}.npy": leaf for name, leaf in piece.x.items()}
     arrays = {name: np.asarray(leaf) for name, leaf in named.items()}
     for name, array in {**arrays, "y.npy": y}.items():
         if array.dtype.kind not in "biuf" or array.shape[:1] != y.shape[:1] or y.ndim == 0:
             found = f"{name} of {array.dtype} {array.shape}"
             raise UsageError(where, ..., f"has {found}, must be numbers [n, ...], as many as y")
+    axes = {"i": (1,), "u": (1,), "b": (2,), "f": (1, 2)}[y.dtype.kind]
+    if y.ndim not in axes:
+        allowed = "integer classes [n], bool labels [n, K], or floating values [n] or [n, K]"
+        raise UsageError(where, ..., f"has y of {y.dtype} {y.shape}, must be {allowed}")
     arrays = {
         name: array if array.dtype == np.uint8 else _stored(where, name, array)
         for name, array in arrays.items()

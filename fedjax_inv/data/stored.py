@@ -50,7 +50,7 @@ class Stored(NamedTuple):
 def of_arrays(x: Tree, y: Tree) -> Stored:
     """Return examples that are arrays in memory, or `np.memmap`s of files.
 
-    A `np.memmap` is read from its file row by row, and never mapped.
+    A `np.memmap` is read from its file row by row, and never mapped, unless its mode is "c".
 
     Args:
       x: inputs, [M, ...].
@@ -78,7 +78,12 @@ def _reader(leaf: Any) -> Callable[[np.ndarray], np.ndarray]:
     mapped, base = None, leaf  # the map of the file is the last of the bases
     while isinstance(base, np.ndarray):
         mapped, base = base, base.base
-    if not (isinstance(mapped, np.memmap) and mapped.filename and leaf.flags.c_contiguous):
+    if not (
+        isinstance(mapped, np.memmap)
+        and mapped.filename
+        and mapped.mode != "c"  # copy-on-write: what is written is not in the file
+        and leaf.flags.c_contiguous
+    ):
         array = np.asarray(leaf)
         return lambda rows: array[rows]
     first = leaf.__array_interface__["data"][0] - mapped.__array_interface__["data"][0]
@@ -95,9 +100,9 @@ class _FileRows:
         self._row = int(np.prod(shape[1:])) * dtype.itemsize
         self._file = os.open(path, os.O_RDONLY)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit os may be gone
         if hasattr(self, "_file"):
-            os.close(self._file)
+            close(self._file)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         found = np.empty((len(rows), *self._shape[1:]), self._dtype)

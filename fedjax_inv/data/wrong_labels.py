@@ -73,8 +73,9 @@ def at_clients(
       The splits, which share new data: the same examples, then copies with wrong labels.
 
     Raises:
-      UsageError: for no split, splits of different data, another number of seeds, arguments out of
-        range, labels that are not classes, and if the part is less than one client.
+      UsageError: for no split, splits of different data or of different orders, another number of
+        seeds, arguments out of range, labels that are not classes, and if the part is less than one
+        client.
     """
     checks.record("splits", splits, Sequence)
     if not splits:
@@ -84,6 +85,11 @@ def at_clients(
     data = splits[0].train.data
     if any(each.train.data is not data for each in splits):
         raise UsageError("splits", ..., "must share one `data`")
+    for each in splits:
+        orders = [np.asarray(of.order) for of in each[:3]]
+        if not all(np.array_equal(orders[0], order) for order in orders[1:]):
+            text = "must have one `order` for train, valid and test, as `federation.split` returns"
+            raise UsageError("splits", ..., text)
     checks.probability("share", share)
     checks.number("part", part, "above 0 and at most 1", lambda part: 0 < part <= 1)
     checks.each("seeds", seeds, lambda name, seed: checks.integer(name, seed, 0))

@@ -310,7 +310,7 @@ def predict(model: Model, variables: Variables, x: Tree) -> Array:
     Args:
       model: the network.
       variables: its parameters and statistics.
-      x: inputs [B, ...], all of them real.
+      x: inputs [B, ...], all of them real; B may be 0.
 
     Returns:
       Outputs [B, ...]; logits [B, K] for classifiers.
@@ -319,4 +319,7 @@ def predict(model: Model, variables: Variables, x: Tree) -> Array:
       UsageError: for arguments of other types.
     """
     _check_inputs(x)
+    if jax.tree.leaves(x)[0].shape[0] == 0:  # layers that flatten or cut up images need an example
+        one = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), x)
+        return predict(model, variables, one)[:0]
     return apply(model, variables, x, _all_real(x), False)[0]

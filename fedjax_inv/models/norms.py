@@ -64,13 +64,15 @@ class FrozenBatchNorm(nn.Module):
         del mask, train
 
         def fixed(name: str, value: float) -> Array:
-            return self.variable("batch_stats", name, jnp.full, x.shape[-1:], value).value
+            of = jnp.full, x.shape[-1:], value, jnp.float32
+            return self.variable("batch_stats", name, *of).value
 
         mean, var, scale, bias = (
             fixed(name, value)
             for name, value in (("mean", 0.0), ("var", 1.0), ("scale", 1.0), ("bias", 0.0))
         )
-        return (x - mean) * (scale / jnp.sqrt(var + self.epsilon)) + bias
+        # In the type of the inputs, as other norms, or all layers behind would compute in float32.
+        return ((x - mean) * (scale / jnp.sqrt(var + self.epsilon)) + bias).astype(x.dtype)
 
 
 class GroupNorm(nn.Module):

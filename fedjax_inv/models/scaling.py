@@ -29,7 +29,9 @@ class Scaled(NamedTuple):
 def scaled(model: Model) -> Model:
     """Return the model on (x - shift) * scale, where shift and scale are statistics of its body.
 
-    Training does not change them. They are 0 and 1 until `with_scaling` sets them.
+    Local training does not change them, and a round by the rounding of a mean. They are 0 and 1
+    until `with_scaling` sets them. `computed_in` belongs inside, `scaled(computed_in(model))`:
+    outside, it would round the inputs to 16 bits before the shift.
 
     Args:
       model: a model on one array of inputs [B, ..., D].

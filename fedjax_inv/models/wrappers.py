@@ -104,7 +104,8 @@ def computed_in(model: Model, dtype: str) -> Model:
     """Return the model that computes in another floating type, in which matrix units are fast.
 
     Parameters, statistics, the features at the cut and the outputs stay float32, and so do losses,
-    gradients and optimizers. Normalisation layers compute their means in float32.
+    gradients and optimizers. Normalisation layers compute their means in float32. Inputs are
+    rounded first, so a model of `scaled` goes around this one.
 
     Args:
       model: any model.

@@ -99,6 +99,7 @@ def inputs(
     variables: Mapping[int, Variables] | None = None,
     num_classes: int = 0,
     scaling: Mapping[int, Scaling] | None = None,
+    source: np.ndarray | None = None,
 ) -> Inputs:
     """Return the inputs of R runs.
 
@@ -113,6 +114,7 @@ def inputs(
       num_classes: K of the data if evaluations also report the scores of the test examples class by
         class and in the proportions of each client's classes; 0 if not.
       scaling: the shift and scale of the inputs, by seed; they replace those of `variables`.
+      source: of clients with wrong labels, as in `federation.test_shards`.
 
     Returns:
       The inputs, each leaf with a leading R.
@@ -181,7 +183,7 @@ def inputs(
         pairs = [
             (
                 federations.by_class(splits[seed].test, num_classes),
-                federations.test_shards(splits[seed], num_classes, seed),
+                federations.test_shards(splits[seed], num_classes, seed, source=source),
             )
             for seed in seeds
         ]

@@ -107,6 +107,7 @@ class Assembled(NamedTuple):
             variables=self.variables,
             scaling=self.scaling(cell.held_out),
             num_classes=len(self.dataset.classes) if watched.watch_classes else 0,
+            source=self.source,
         )
         groups = program.group_names([splits[run.seed] for run in cell.runs])
         sizes = training.sizes(config.clients, np.asarray(inputs.train.size))

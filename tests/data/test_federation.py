@@ -267,6 +267,25 @@ def test_a_partition_must_deal_what_it_is_given_and_once(partition, words):
         split(make_dataset(num_test=20), partition=partition)
 
 
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [
+        (lambda rows, rng: [rows > 3], r"partition\[0\].*: must be integers"),
+        (lambda rows, rng: [rows[:5], rows[6:] * 1.0], r"partition\[1\].*: must be integers"),
+        (lambda rows, rng: [rows[:6].reshape(2, 3)], r"partition\[0\]=int64 \(2, 3\): must"),
+        (lambda rows, rng: [rows[0]], r"partition\[0\].*: must"),
+    ],
+)
+def test_a_client_has_a_list_of_rows(partition, words):
+    with pytest.raises(ValueError, match=f"^{words}"):
+        split(make_dataset(num_test=20), partition=partition)
+
+
+def test_a_client_without_rows_may_have_an_empty_list():
+    result = split(make_dataset(num_test=20), partition=lambda rows, rng: [rows[:7], []])
+    assert (result.train.size + result.valid.size).tolist() == [7, 0]
+
+
 def test_a_partition_need_not_deal_everything():
     result = split(
         make_dataset(num_test=20), partition=lambda rows, rng: [rows[:7], rows[50:50], rows[9:20]]

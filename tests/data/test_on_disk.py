@@ -155,7 +155,9 @@ def test_a_source_that_breaks_can_be_mended(written: Path, tmp_path: Path) -> No
     arguments: dict[str, Any] = dict(name="clients", classes=list("wxyz"))
     with pytest.raises(OSError, match="unplugged"):
         on_disk.write(tmp_path / "data", source, **arguments)
-    for other in (arguments | dict(name="others"), arguments | dict(classes=list("wxyzz"))):
+    with pytest.raises(UsageError, match=r"^classes=.*: must be different names"):
+        on_disk.write(tmp_path / "data", pieces, name="clients", classes=list("wxyw"))
+    for other in (arguments | dict(name="others"), arguments | dict(classes=list("wxyzv"))):
         with pytest.raises(UsageError, match="holds a part of other data, must be another folder"):
             on_disk.write(tmp_path / "data", pieces, **other)
         with pytest.raises(UsageError, match="holds other data, must be another folder"):
@@ -220,6 +222,12 @@ def test_a_damaged_file_is_named(written: Path, tmp_path: Path, name: str) -> No
         (Piece(np.zeros((1, 2)), np.zeros(1, int)), "client 1: has x.npy of float32"),
         (Piece({"a": np.zeros((1, 2))}, np.zeros(1, int)), "client 1: has x/a.npy .* no such"),
         (Piece(np.zeros((1, 2), np.uint8), np.zeros(1)), "client 1: has y.npy of float32"),
+        (
+            Piece(np.zeros((1, 2), np.uint8), np.zeros((1, 2), int)),
+            "client 1: has y of int64 .*1, 2",
+        ),
+        (Piece(np.zeros((1, 2), np.uint8), np.zeros(1, bool)), r"client 1: has y of bool \(1,\)"),
+        (Piece({"a/b": np.zeros((1, 2))}, np.zeros(1, int)), "client 1: has the input 'a/b', must"),
         (Piece(np.zeros((1, 2), np.uint8), np.zeros(2, int)), "client 1: has x.npy of .* as many"),
         (Piece(np.zeros((1, 2), np.uint8), np.array([2])), r"client 1: has the label .* in 0\.\.1"),
         (Piece(np.zeros((1, 2), np.uint8), np.array([-1])), "client 1: has the label -1"),

@@ -189,6 +189,31 @@ def test_errors(change, words):
         wrong_labels.at_clients(**arguments)
 
 
+def test_test_shards_count_right_labels():
+    """A client's test examples are those of the classes that it sees, whatever it is told."""
+
+    def by_label(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        return [rows[DRAWS[0].y[rows] == label] for label in range(K)]
+
+    plain = federation.split(DRAWS[0], DATA, by_label, held_out=None, seed=0)
+    made = mislabelled([plain], [0], 0.5, 1.0)
+    with_right, with_wrong = (
+        federation.test_shards(made.splits[0], K, 0, source=source)
+        for source in (made.source, None)
+    )
+    for label, rows in enumerate(parts_of(with_right)):
+        assert (np.asarray(made.splits[0].test.data.y)[rows] == label).all()
+    assert any(len(np.unique(DRAWS[0].y[rows % M])) > 1 for rows in parts_of(with_wrong))
+
+
+def test_splits_whose_federations_have_other_orders_are_refused():
+    """The copies would take the places of examples of the test."""
+    of = PLAIN[0]
+    other = of._replace(test=of.test._replace(order=of.test.order[::-1]))
+    with pytest.raises(UsageError, match=r"^splits: must have one `order` for train, valid and"):
+        mislabelled([other], [0])
+
+
 def test_splits_of_other_data_are_refused():
     dataset = DRAWS[0]
     partition = federation.partitioner("iid", dataset, C)

@@ -9,8 +9,9 @@ import pytest
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import evaluation, fine_tuning, rounds
+from fedjax_inv import evaluation, fine_tuning, freezing, missing, rounds
 from fedjax_inv.algorithms import ditto, fedavg, fl_games
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations_of
 from test_fedavg import FEDERATION, MODEL, examples, risk_gradient, start, weights, work
 
@@ -89,6 +90,14 @@ def test_what_cannot_be_fine_tuned_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         tuned(state, algorithm)
+
+
+def test_a_network_of_which_a_part_is_frozen_is_refused(state: rounds.State) -> None:
+    """Nested or not; its other parameters would train, too."""
+    frozen = freezing.Server(state.server, state.server.variables)
+    for server in (frozen, missing.Server(frozen, ())):
+        with pytest.raises(UsageError, match=r"^state: is of `freezing.train_only`, must train"):
+            tuned(state._replace(server=server), ALGORITHM)
 
 
 def test_a_compact_federation_is_refused(state: rounds.State) -> None:

@@ -8,6 +8,7 @@ import pytest
 import slow
 from federations import assert_equal
 from fedjax_inv import schedules, tree
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Cohort, Tree
 
 
@@ -205,6 +206,15 @@ def test_clients_online_follow_the_time_of_their_day() -> None:
     changes = np.diff(ten.astype(int), axis=0)
     assert ((changes == 1).sum(0) <= 1).all()
     assert ((changes == -1).sum(0) <= 1).all()
+
+
+@pytest.mark.parametrize(
+    "online",
+    [lambda t, who: [True] * 256, lambda t, who: who / 300, lambda t, who: jnp.bool_(True)],
+)
+def test_what_says_who_is_online_returns_a_bool_for_each(online: schedules.Online) -> None:
+    with pytest.raises(UsageError, match=r"^the result of online.*: must be one bool for each of"):
+        schedules.sampled(KEY, 300, 10, 4, online=online)
 
 
 @pytest.mark.parametrize("cohort", slow.after(1, [3, 100, 300]))

@@ -243,6 +243,10 @@ def test_rows_are_read_from_files(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.x["a"], x[rows])
         np.testing.assert_array_equal(found.y, y[rows])
         assert each.take(rows[:0]).x["a"].shape == (0, 3, 2)
+    # What is written to a map that copies on writing is not in the file.
+    changed = np.load(tmp_path / "x.npy", mmap_mode="c")
+    changed += 1
+    np.testing.assert_array_equal(stored.of_arrays(changed, y).take(rows).x, x[rows] + 1)
     later = stored.of_arrays(mapped_x[10:30], mapped_y[10:30])
     np.testing.assert_array_equal(later.take(np.array([1, 2, 19])).x, x[[11, 12, 29]])
 

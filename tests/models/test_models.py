@@ -693,6 +693,22 @@ def test_wrappers_go_around_painted_images(wrap: str) -> None:
     assert_close(got, applied(model, variables, render(x), mask, True, KEY))
 
 
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (models.mlp(3), (5,)),
+        (models.lenet(3), (28, 28, 1)),
+        (models.leaf_cnn(3), (28, 28, 1)),
+        (models.alexnet(3), (64, 64, 3)),
+    ],
+)
+def test_an_empty_batch_has_no_outputs(model: Model, shape: tuple[int, ...]) -> None:
+    variables = jax.eval_shape(model.init, KEY, jnp.zeros((1, *shape)))
+    none = jax.ShapeDtypeStruct((0, *shape), jnp.float32)
+    found = jax.eval_shape(lambda v, x: models.predict(model, v, x), variables, none)
+    assert found.shape == (0, 3)
+
+
 def test_another_type_than_a_floating_one_is_refused() -> None:
     with pytest.raises(ValueError, match="dtype='int8': must be one of"):
         models.computed_in(models.mlp(3), "int8")

@@ -183,6 +183,15 @@ def test_a_frozen_norm_is_its_formula() -> None:
         assert_close(outputs, (x - mean) / np.sqrt(var + 1e-5) * scale + bias)
 
 
+def test_a_frozen_norm_computes_in_the_type_of_its_inputs() -> None:
+    """Or all layers behind it would compute in float32, whatever `computed_in` says."""
+    x = jnp.ones((2, 3), jnp.bfloat16)
+    stats = FrozenBatchNorm().init(KEY, x, x[:, 0] > 0, False)
+    assert {leaf.dtype for leaf in jax.tree.leaves(stats)} == {jnp.dtype(jnp.float32)}
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(stats))
+    assert FrozenBatchNorm().apply(stats, x, x[:, 0] > 0, False).dtype == jnp.bfloat16
+
+
 @pytest.mark.parametrize("groups", slow.after(1, [2, 1, 3]))
 def test_a_group_norm_is_its_formula(groups: int) -> None:
     x, mask = noise(0, 3, 4, 5, 6), np.ones(3, bool)
