@@ -258,9 +258,9 @@ def averaging(
       serve: (server, own) -> the variables of the network that serves a client, for a personal
         algorithm; default: the server's.
       side: the method's own state, messages and uploads.
-      scale_delta: the factor of a client's change of the parameters; default: 1. It may depend on
-        the message, so that the server can weight clients: it sends the weights in
-        `SideState.send`.
+      scale_delta: the factor of a client's change of the parameters; default: 1. Statistics keep
+        the weights of `weighting`. A method whose weights of clients depend on the message or the
+        examples writes an exchange that weights both, as `afl` does.
       server_delta: the delta of the server's step; default: the mean of the clients' deltas.
 
     Returns:
@@ -371,6 +371,7 @@ def averaging_of(
         del cohort
         delta = servers.delta_of(server, mean.delta, mean.weight)
         state = side.update(server.side, mean.side, delta)
+        checks.same_leaves("side.update", state, server.side, "as side.init does")
         if server_delta:
             delta = server_delta(state, delta, mean.side)
         checks.record("the result of server_delta", delta, Variables)

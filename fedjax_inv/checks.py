@@ -98,9 +98,15 @@ def shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) else " ".join(str(value).split())
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or the error's type if it has no message."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+_LONGEST = 400  # the most characters of another library's message
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's message in one line, or the error's type if it has no message."""
+    text = " ".join(str(error).split())
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST].rpartition(' ')[0]} ..."
+    return text or type(error).__name__
 
 
 def _wrong_type(name: str, value: Any, allowed: str) -> UsageError:

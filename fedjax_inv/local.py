@@ -176,7 +176,7 @@ def _work(
             step_key = jax.random.fold_in(steps_key, index)
             step = grad_fn(local, batch_at(index), step_key)
             params, stats = local.variables
-            _check_step(step, params)
+            _check_step(step, params, local)
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
             # Zero the update instead of selecting the old parameters: XLA then fuses the add into
             # the matmul.
@@ -205,8 +205,8 @@ def _work(
     return _with_loop(init, run, lambda change: _work(change(optimizer), plan), momentum)
 
 
-def _check_step(step: Step, params: Halves) -> None:
-    """Raise UsageError unless a gradient function has returned a step from parameters."""
+def _check_step(step: Step, params: Halves, local: Local) -> None:
+    """Raise UsageError unless a gradient function has returned a step from these parameters."""
     if not isinstance(step, Step):  # whose fields may be trees of any kind here
         found = type(step).__name__
         raise UsageError("the result of the gradient", ..., f"is of type {found}, must be a Step")
@@ -214,6 +214,9 @@ def _check_step(step: Step, params: Halves) -> None:
     grads, like = (jax.tree.flatten(jax.tree.map(jnp.shape, each)) for each in (step.grads, params))
     if grads != like:
         checks.same_leaves("the gradient", step.grads, params, "as the parameters are")
+    stats = local.variables.stats
+    checks.same_leaves("the stats of a Step", step.stats, stats, "as the network's are")
+    checks.same_leaves("the carry of a Step", step.carry, local.carry, "as `Local.carry` is")
 
 
 def _with_loop(

@@ -265,7 +265,8 @@ class Work(NamedTuple):
 
     init: Callable[[Variables], Local]
     run: Train
-    # (change of the optimizer) -> the same work with the changed optimizer; None: not possible
+    # (change of the optimizer) -> the same work with the changed optimizer, whose momentum and
+    # learning rate are then unknown; None: not possible
     with_optimizer: Callable[[ChangeOptimizer], "Work"] | None = None
     run_local: TrainLocal | None = None  # the loop of `run`; None: not possible
     # Momentum of the local SGD, for methods that need it; an optax optimizer does not reveal it.
@@ -452,11 +453,11 @@ class Algorithm(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """A setting of an algorithm that has no effect beside some values of another one."""
+    """A setting of an algorithm that has no effect beside some values of others."""
 
     setting: str  # an argument of the factory
-    beside: str  # another argument, or "batch_size", that of the local training
-    holds: Callable[[Any, Any], bool]  # (the setting's value, the other's) -> whether it is idle
+    beside: str | tuple[str, ...]  # other arguments, or "batch_size", that of the local training
+    holds: Callable[..., bool]  # (the setting's value, the others') -> whether it is idle
 
 
 class Facts(NamedTuple):

@@ -18,7 +18,7 @@ from absl import flags
 from scipy.special import stdtrit
 
 from fedjax_inv import fit, models, testing
-from fedjax_inv.algorithms import vrex
+from fedjax_inv.algorithms import scaffold, vrex
 from fedjax_inv_experiments import __main__
 from fedjax_inv_experiments.parts.selection import RULES
 from runs import no_figures
@@ -174,6 +174,7 @@ def algorithms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "signs": {"model": models.mlp(3, widths=(8,))},
     "remembering": {},
+    "scaffold": {},
     "vrex": {},
     "averaged": {},
 }
@@ -197,13 +198,18 @@ def test_the_algorithms_of_a_page_obey_the_laws(algorithms: Played, name: str) -
 
 
 @pytest.mark.slow
-def test_two_exchanges_of_a_page_are_those_of_the_library(algorithms: Played) -> None:
+@pytest.mark.parametrize(
+    ("factory", "settings"), [(vrex.vrex, {"beta": 2.0}), (scaffold.scaffold, {})]
+)
+def test_algorithms_of_a_page_are_those_of_the_library(
+    algorithms: Played, factory: Any, settings: dict[str, float]
+) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40)
-    options: dict[str, Any] = {"rounds": 3, "beta": 2.0, "progress": False}
+    options: dict[str, Any] = {"rounds": 3, "progress": False, **settings}
     data = x, y, np.arange(40) % 3
     networks = [
         fit(factory, models.mlp(2, widths=(4,)), *data, **options).network()
-        for factory in (algorithms.names["vrex"], vrex.vrex)
+        for factory in (algorithms.names[factory.__name__], factory)
     ]
     chex.assert_trees_all_close(*networks, rtol=1e-5)

@@ -14,7 +14,8 @@ Eq. 34b and 37. The paper leaves scale and gamma open; they are those of Tang et
 "Long-Tailed Classification by Keeping the Good and Removing the Bad Momentum Causal Effect". The
 paper leaves open, and we chose: how a matrix becomes a direction (`drift_mode`), alpha and beta,
 how d_L becomes orthogonal to d_G, and that the classifiers of earlier batches are applied to the
-present features. Directions and earlier classifiers are constants for the gradient.
+present features. Directions and earlier classifiers are constants for the gradient. The weights
+p_k of Eq. 16 are those of the uploads that arrived.
 """
 
 from collections.abc import Callable
@@ -53,6 +54,8 @@ FACTS = Facts(
     idle=(
         Idle("gamma", "parameter_calibration", lambda gamma, divides: not divides),
         Idle("feature_decay", "drift_mode", lambda decay, mode: mode != "feature_ema"),
+        Idle("history_gradient", "history_average", lambda gradient, averages: not averages),
+        Idle("orthogonal_directions", "beta", lambda orthogonal, beta: beta == 0),
         *(
             Idle(name, "feature_calibration", lambda value, removes: not removes)
             for name in ("alpha", "beta", "drift_mode", "orthogonal_directions")
@@ -292,7 +295,8 @@ def cafe(
       alpha: share of the global direction that is removed.
       beta: share of the local direction that is removed.
       gamma: constant that is added to the classifier's norms.
-      scale: factor of the logits, and their bound for alpha and beta of at most 1.
+      scale: factor of the logits; with parameter_calibration also their bound for alpha and beta
+        of at most 1.
       drift_mode: how a matrix becomes a direction: "svd", its leading right-singular vector;
         "row_mean", the mean of its rows; "classwise", for each class its own row, which in serving
         only scales the logits; or "feature_ema", a moving average of features, which is sent beside

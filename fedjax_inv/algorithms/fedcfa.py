@@ -38,6 +38,7 @@ from fedjax_inv.types import (
     Facts,
     GradFn,
     Halves,
+    Idle,
     Metrics,
     Model,
     Setup,
@@ -48,7 +49,15 @@ from fedjax_inv.types import (
     Work,
 )
 
-FACTS = Facts(needs_classes=True)
+_WEIGHTS = "positive_weight", "negative_weight"
+FACTS = Facts(
+    needs_classes=True,
+    idle=(
+        Idle("top_k", _WEIGHTS, lambda k, positive, negative: positive == negative == 0),
+        Idle("detach", _WEIGHTS, lambda detach, positive, negative: positive == negative == 0),
+        Idle("chunk", "combining", lambda chunk, how: how == "paper"),
+    ),
+)
 
 STATISTICS = ("examples", "all")
 
@@ -140,7 +149,8 @@ def counterfactual_labels(labels: Array, average: Array, top_k: int, num_factors
 def factor_decorrelation(factors: Array, mask: Array) -> Array:
     """Return the mean of |Pearson's r| over pairs of factors (Eq. 10, 11), [].
 
-    A constant factor correlates with none.
+    A factor with a standard deviation below about 1e-3 correlates less than it should, and a
+    constant one with none.
 
     Args:
       factors: [B, F].

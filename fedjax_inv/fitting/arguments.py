@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from fedjax_inv import checks, local, models, platforms, program, rounds, schedules, tree
-from fedjax_inv.checks import UsageError, first_line
+from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv.objectives import DEFAULTS, Score
 from fedjax_inv.types import (
     Algorithm,
@@ -177,9 +177,7 @@ def network(model: Model, examples: Examples, objective: Objective) -> tuple[Var
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(
-            "model", ..., f"fails on inputs {_told(x)}: {first_line(error)}"
-        ) from error
+        raise UsageError("model", ..., f"fails on inputs {_told(x)}: {one_line(error)}") from error
     if objective.task != "classes":
         return variables, 0
     labels, shape = np.asarray(examples.y), getattr(outputs, "shape", ())
@@ -237,7 +235,7 @@ def check_objective(
             found = jax.eval_shape(function, outputs, two.y, mask)
         except Exception as error:
             given = f"outputs {_told(outputs)}, targets {_told(two.y)} and a mask"
-            raise UsageError(name, ..., f"fails on {given}: {first_line(error)}") from error
+            raise UsageError(name, ..., f"fails on {given}: {one_line(error)}") from error
         if getattr(found, "shape", None) != ():
             text = f"returns {_told(found) or found}, must return a scalar"
             raise UsageError(name, ..., text)

@@ -210,9 +210,9 @@ def _words(law: str) -> str:
 
 def _line(error: Exception) -> str:
     """Return an error in one line, with the last place outside of this package and JAX."""
-    text = next(iter(str(error).strip().splitlines()), "")
-    if isinstance(error, AssertionError) and text:
-        return text
+    if isinstance(error, AssertionError) and str(error).strip():
+        return str(error).strip().splitlines()[0]
+    text = checks.one_line(error)
     own = Path(__file__).parents[1]
     places = [
         frame

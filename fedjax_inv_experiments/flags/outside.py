@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fedjax_inv.checks import UsageError, first_line
+from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv_experiments.flags.flag import Range, flag, flag_error
 
 
@@ -127,7 +127,7 @@ def in_module(flag_name: str, name: str) -> Iterator[None]:
         ]
         if not places:
             raise
-        raise flag_error(flag_name, name, f"{places[-1]}: {first_line(error)}") from None
+        raise flag_error(flag_name, name, f"{places[-1]}: {one_line(error)}") from None
 
 
 def digest(name: str) -> str | None:

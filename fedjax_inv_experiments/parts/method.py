@@ -156,18 +156,23 @@ def idle_settings(chosen: Method, batch_size: int) -> dict[str, str]:
             if not found or values[name] == defaults[name]:
                 works.add(name)
                 continue
-            beside = found[0].beside
-            other = f"{beside}={','.join(map(shown, values[beside]))}"
-            flags = other if beside == "batch_size" else f"set={other}"
-            reasons[name] = f"has no effect with --{flags}"
+            flags = [
+                f"--{'' if beside == 'batch_size' else 'set='}{beside}={shown(values[beside])}"
+                for beside in _beside(found[0])
+            ]
+            reasons[name] = f"has no effect with {' and '.join(flags)}"
     entries = {entry.partition("=")[0]: entry for entry in chosen.settings}
     return {entries[name]: reason for name, reason in reasons.items() if name not in works}
 
 
 def _is_idle(idle: Idle, values: Mapping[str, tuple[Any, ...]]) -> bool:
-    """Whether a setting has no effect beside any value of another one."""
-    pairs = itertools.product(values[idle.setting], values[idle.beside])
-    return all(idle.holds(*pair) for pair in pairs)
+    """Whether a setting has no effect beside any values of the others."""
+    each = (values[name] for name in (idle.setting, *_beside(idle)))
+    return all(idle.holds(*of_run) for of_run in itertools.product(*each))
+
+
+def _beside(idle: Idle) -> tuple[str, ...]:
+    return (idle.beside,) if isinstance(idle.beside, str) else idle.beside
 
 
 def check_settings(chosen: Mapping[str, Any]) -> None:

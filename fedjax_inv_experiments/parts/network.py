@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fedjax_inv import checks, freezing, models
-from fedjax_inv.checks import UsageError, first_line
+from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv.data import augment
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.models import lowerings, resnet
@@ -258,7 +258,7 @@ def _calls(chosen: Network, x: Tree) -> Iterator[None]:
         if not is_outside(chosen.model):
             raise
         shapes = ", ".join(map(checks.shown, jax.tree.leaves(x)))
-        text = f"fails on inputs {shapes}: {first_line(error)}"
+        text = f"fails on inputs {shapes}: {one_line(error)}"
         raise flag_error("model", chosen.model, text) from None
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import msgspec
 
 from fedjax_inv import objectives
-from fedjax_inv.checks import UsageError, first_line
+from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv.objectives import Score
 from fedjax_inv.types import Loss
 from fedjax_inv_experiments.flags import names
@@ -215,7 +215,7 @@ def _check_call(
     try:
         result = jax.eval_shape(function, *arguments)
     except refusal as error:
-        raise in_flags(UsageError(first_line(error)), where, {}) from None
+        raise in_flags(UsageError(one_line(error)), where, {}) from None
     shape = getattr(result, "shape", None)
     if shape != () or not jnp.issubdtype(result.dtype, jnp.floating):
         found = type(result).__name__ if shape is None else f"{result.dtype} {list(shape)}"

@@ -151,10 +151,13 @@ def reference(w: Weights, held: Federation, c: Chosen) -> list[Written]:
         Chosen("classwise", orthogonal_directions=False),
         Chosen("feature_ema"),
         Chosen(feature_calibration=False),
-        Chosen("classwise", history_average=False),
+        Chosen(),
         *(
             pytest.param(chosen, marks=pytest.mark.slow)
-            for chosen in (Chosen(), Chosen(parameter_calibration=False))
+            for chosen in (
+                Chosen("classwise", history_average=False),
+                Chosen(parameter_calibration=False),
+            )
         ),
     ],
     ids=lambda chosen: ",".join(map(str, chosen)),

@@ -817,3 +817,42 @@ def test_a_risk_of_another_form_is_refused(derivative: str) -> None:
     for risk in (lambda w: w, lambda w: (w[None], ()), lambda w: (w, (), ())):
         with pytest.raises(ValueError, match=r"must return \(a real scalar, aux\)"):
             fn(risk, has_aux=True)
+
+
+def flops(model: Model, shape: tuple[int, ...], make: Callable[[Work], Algorithm]) -> float:
+    """The floating-point operations of a local step, as XLA counts them; nothing runs."""
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    y = jax.ShapeDtypeStruct(shape[:1], jnp.int32)
+
+    def gradient(variables: Variables, x: Array, y: Array) -> Halves:
+        def run(grad_fn: GradFn, start: Local, shard: Shard, key: Array) -> Trained:
+            step = grad_fn(start.variables, Batch(x, y, jnp.ones(len(y), bool)), key)
+            moved = start.variables._replace(params=step.grads)
+            return Trained(Local(moved, ()), jnp.int32(1), step.metrics, ())
+
+        work = Work(lambda variables: Local(variables, ()), run)
+        shard = federations.shard_of(federations.federation(), 0)
+        return gradient_of(make(work), variables, shard)[0]
+
+    variables = jax.eval_shape(model.init, jax.random.key(0), x)
+    return jax.jit(gradient).lower(variables, x, y).compile().cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "most"),
+    slow.after(
+        1,
+        [
+            (models.mlp(10, widths=(390, 390)), (64, 784), 1.2),
+            (models.lenet(10), (64, 28, 28, 1), 2.4),
+        ],
+    ),
+    ids=["mlp", "lenet"],
+)
+def test_a_step_costs_little_more_than_fedavgs(
+    model: Model, shape: tuple[int, ...], most: float
+) -> None:
+    """Of a dense network the penalty takes its products from the gradient (`cse`)."""
+    plain = flops(model, shape, lambda work: fedavg.fedavg(model, work))
+    penalised = flops(model, shape, lambda work: fedipg.fedipg(model, work, penalty=0.1))
+    assert plain < penalised < most * plain

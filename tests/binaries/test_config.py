@@ -349,6 +349,29 @@ def test_evaluations_follow_the_flags_that_are_typed(
     assert command_line.of_arguments(arguments).watching.eval_every == expected
 
 
+def test_a_setting_without_an_effect_beside_two_others() -> None:
+    fixed = ["--algorithm=fedcfa", "--cut=1", "--set=top_k=5", "--set=positive_weight=0"]
+    command_line.of_arguments(fixed)
+    command_line.of_arguments([*fixed, "--set=negative_weight=0,1"])
+    why = "--set=top_k=5: has no effect with --set=positive_weight=0 and --set=negative_weight=0"
+    with pytest.raises(UsageError, match=f"^{why}$"):
+        command_line.of_arguments([*fixed, "--set=negative_weight=0"])
+
+
+@pytest.mark.parametrize(
+    ("beside", "idle"),
+    [
+        ("history_average=false", "history_gradient=straight_through"),
+        ("beta=0", "orthogonal_directions=false"),
+    ],
+)
+def test_settings_of_cafe_without_an_effect(beside: str, idle: str) -> None:
+    fixed = ["--algorithm=cafe", "--momentum=0.9", f"--set={idle}"]
+    command_line.of_arguments(fixed)
+    with pytest.raises(UsageError, match=f"^--set={idle}: has no effect with --set={beside}$"):
+        command_line.of_arguments([*fixed, f"--set={beside}"])
+
+
 def test_a_setting_with_an_effect_in_one_cell_is_none_without() -> None:
     rate = "--set=body_learning_rate=0.1"
     for algorithm in ("--algorithm=fl_games", "--algorithm=fl_games,fedavg"):

@@ -122,6 +122,9 @@ def types(model, work):
 
 def calls(model, work):
     return own(model, work).nothing  # calls
+
+def lines(model, work):
+    raise TypeError("two trees differ:\\n  at .params\\n  at .stats")  # lines
 """
 
 
@@ -201,6 +204,7 @@ def place(name: str) -> str:
         ("starts", f"{place('starts')}'Server' object has no attribute 'nothing'"),
         ("calls", f"{place('calls')}'Algorithm' object has no attribute 'nothing'"),
         ("types", place("types")),
+        ("lines", f"{place('lines')}two trees differ: at .params at .stats"),
         ("forgets", "the result of the gradient: is of type Halves, must be a Step"),
         (
             "swaps",

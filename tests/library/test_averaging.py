@@ -542,6 +542,18 @@ def stepping(change: Any) -> Any:
             "the metrics of a Step: is of type ",
         ),
         (
+            {"gradient_from": stepping(lambda step: step._replace(stats=Halves((), {"n": 1.0})))},
+            "the stats of a Step: returns float32[] at .head['n'], must return nothing, as the net",
+        ),
+        (
+            {"gradient_from": stepping(lambda step: step._replace(carry=jnp.zeros(2)))},
+            "the carry of a Step: returns float32[2], must return nothing, as `Local.carry` is",
+        ),
+        (
+            {"side": averaging.NOTHING._replace(update=lambda side, up, delta: (delta.params,))},
+            "side.update: returns float32[] at [0].head['b'], must return nothing, as side.init do",
+        ),
+        (
             {"side": averaging.NOTHING._replace(upload=lambda visit, trained: jnp.ones(()))},
             "side.aggregate: must be an aggregator, or a tree of them that is a prefix of the up",
         ),

@@ -293,7 +293,7 @@ def returns_a_number(model: Model, work: Work) -> Any:
 @pytest.mark.parametrize(
     ("factory", "why"),
     [
-        (raises, r"^RuntimeError: no such thing \(test_testing.py:\d+\)$"),
+        (raises, r"^RuntimeError: no such thing and more \(test_testing.py:\d+\)$"),
         (returns_a_number, "^UsageError: the result of the factory=3: must be an Algorithm$"),
         (lambda: None, r"^TypeError: .*takes 0 positional arguments but 2 were given"),
     ],
