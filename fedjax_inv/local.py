@@ -211,12 +211,15 @@ def _check_step(step: Step, params: Halves, local: Local) -> None:
         found = type(step).__name__
         raise UsageError("the result of the gradient", ..., f"is of type {found}, must be a Step")
     checks.record("the metrics of a Step", step.metrics, dict)
-    grads, like = (jax.tree.flatten(jax.tree.map(jnp.shape, each)) for each in (step.grads, params))
-    if grads != like:
-        checks.same_leaves("the gradient", step.grads, params, "as the parameters are")
     stats = local.variables.stats
-    checks.same_leaves("the stats of a Step", step.stats, stats, "as the network's are")
-    checks.same_leaves("the carry of a Step", step.carry, local.carry, "as `Local.carry` is")
+    for name, found, expected, source in (
+        ("the gradient", step.grads, params, "as the parameters are"),
+        ("the stats of a Step", step.stats, stats, "as the network's are"),
+        ("the carry of a Step", step.carry, local.carry, "as `Local.carry` is"),
+    ):
+        is_, must = (jax.tree.flatten(jax.tree.map(jnp.shape, each)) for each in (found, expected))
+        if is_ != must:
+            checks.same_leaves(name, found, expected, source)
 
 
 def _with_loop(

@@ -126,7 +126,7 @@ def _check(x: Tree, y: Tree, client: Any = None) -> None:
             remedy = checks.for_texts(name, leaf) if name == "y" else ""
             raise UsageError(name, leaf, f"must hold numbers{remedy}")
         if not checks.holds_finite(leaf):
-            raise UsageError(name, leaf, "must be finite as float32, holds NaN, infinity or more")
+            raise UsageError(name, leaf, "must be finite in float32")
 
 
 def splits_of_arrays(

@@ -120,7 +120,7 @@ def check_dataset(dataset: Dataset, task: str | None = None) -> None:
             )
         if not checks.holds_finite(array):
             name = f"dataset.x{jax.tree_util.keystr(path)}"
-            raise UsageError(name, array, "must be finite as float32, holds NaN, infinity or more")
+            raise UsageError(name, array, "must be finite in float32")
     checks.record("dataset.columns", dataset.columns, tuple)
     for column in dataset.columns:
         checks.record("dataset.columns", column, Column)

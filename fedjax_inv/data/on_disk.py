@@ -329,7 +329,7 @@ def _arrays(piece: Piece, where: str) -> dict[str, np.ndarray]:
     named = {"x.npy": piece.x}
     if isinstance(piece.x, dict):
         for name in piece.x:
-            if not name or name in (".", "..") or "/" in name:
+            if not isinstance(name, str) or not name or name in (".", "..") or "/" in name:
                 raise UsageError(where, ..., f"has the input {name!r}, must be the name of a file")
         named = {f"x/{name}.npy": leaf for name, leaf in piece.x.items()}
     arrays = {name: np.asarray(leaf) for name, leaf in named.items()}

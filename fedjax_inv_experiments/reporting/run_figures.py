@@ -34,8 +34,8 @@ def write(
     """Writes curves.png and, if the runs have the numbers for them, the other figures.
 
     The others are curves_by_time.png, domains.png, clients.png and gradients.png. Figures that are
-    there and show the same are not drawn again; those that the runs have no numbers for any more
-    are deleted. If every cell diverged, or the rule selects nothing, these are all.
+    there and show the same are not drawn again. Those that the runs have no numbers for are
+    deleted: all, if every cell diverged or the rule selects nothing.
 
     results: (label, cell's folder, result) of each cell. rule: the rule of selection.
     """

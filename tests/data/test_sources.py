@@ -227,7 +227,7 @@ def test_a_data_set_of_another_task_is_refused():
         ),
         (
             {"x": np.array([[1.0], [np.nan], [0], [0]])},
-            "dataset.x=float64 .*: must be finite as float32, holds",
+            "dataset.x=float64 .*: must be finite in float32$",
         ),
         ({"x": {"a": np.full((4, 1), np.inf)}}, r"dataset.x\['a'\]=float64 .*: must be finite"),
         ({"words": ("", "a"), "x": np.zeros((4, 2))}, "dataset.x=float64 .* must be integers"),

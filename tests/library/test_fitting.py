@@ -538,7 +538,7 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
             "client=<U21 (40,): must be integers; for texts: np.unique(client, return_inverse=Tr",
         ),
         ((X[:40] * np.nan, Y[:40], CLIENT), {}, "x=float64 (40, 3): must be finite"),
-        ((X[:40] + 1e300, Y[:40], CLIENT), {}, "x=float64 (40, 3): must be finite as float32"),
+        ((X[:40] + 1e300, Y[:40], CLIENT), {}, "x=float64 (40, 3): must be finite in float32"),
         (([(X, Y), (X, Y[:3])],), {}, "data[1]: x and y have lengths [3, 48]"),
         (([(X, Y), (X[:, :2], Y)],), {}, "data[1]: has examples of shapes"),
         (([([[1.0, 2.0], [3.0]], [0, 1])],), {}, "data: must have examples of one shape"),
