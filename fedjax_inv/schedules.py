@@ -112,8 +112,8 @@ def _drawn_online(
         position = first + jnp.arange(block, dtype=jnp.int32)
         clients = permutation.at(drawn, position, jnp.int32(num_clients))
         can_come = online(round_index, clients)
-        found = getattr(can_come, "dtype", None), getattr(can_come, "shape", None)
-        if found != (jnp.dtype(bool), clients.shape):
+        kind = getattr(can_come, "dtype", None), getattr(can_come, "shape", None)
+        if kind != (jnp.dtype(bool), clients.shape):
             text = f"must be one bool for each of {clients.shape[0]} clients"
             raise UsageError("the result of online", can_come, text)
         can_come &= position < num_clients
