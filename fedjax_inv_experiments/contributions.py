@@ -47,7 +47,8 @@ def table(phase: Phase) -> str:
     measured = np.isfinite(outcome.contributions).sum(-2)  # [R, C]
 
     def mean_of(run: int) -> Callable[[int], str]:
-        return lambda client: f"{outcome.mean[run, client]:.1e}"
+        means = outcome.mean[run]  # NaN: never measured
+        return lambda client: "" if np.isnan(means[client]) else f"{means[client]:.1e}"
 
     columns: list[tuple[str, Callable[[int], object]]] = [
         ("client", lambda client: client),

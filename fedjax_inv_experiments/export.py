@@ -72,6 +72,13 @@ def _own(state: Tree) -> Tree:
     return state.variables if isinstance(state, averaging.Own) else state
 
 
+def _of_clients(clients: Tree, unseen: Tree) -> Tree:
+    """The clients' arrays [C, ...]; one without a turn yet has those of a new client, `unseen`."""
+    if not isinstance(unseen, averaging.Own):
+        return _own(clients)
+    return jax.vmap(lambda own: averaging.kept(own, unseen.variables))(clients)
+
+
 def description(one: OneRun) -> dict[str, Any]:
     """The content of model.json, except for the arrays."""
     runs, line = one.runs, one.line()
@@ -174,7 +181,7 @@ def export(one: OneRun, out: Path, below: Path) -> Written:
     holds, named = network(algorithm, served.server, unseen)
     trees = {"model.safetensors": named}
     if algorithm.personal:
-        trees["clients.safetensors"] = _own(served.clients)
+        trees["clients.safetensors"] = _of_clients(served.clients, unseen)
     arrays = {}
     about = {name: json.dumps(value) for name, value in meaning(one).items()}
     for name, tree in trees.items():

@@ -25,6 +25,7 @@ from fedjax_inv.algorithms import fedcfa
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
+from fedjax_inv.models.scaling import Scaled
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.flags import command, outside
@@ -41,8 +42,8 @@ _MOST_BLOCKS = 20  # the highest cut that is tried
 
 NOTE = (
     "shift: how far the clients' mean factors are from the mean of all, in standard deviations, of "
-    "images as they are and as the method trains on them; |r|: the mean absolute "
-    "correlation of two factors over images of all clients as they are."
+    "examples as they are and as the method trains on them; |r|: the mean absolute "
+    "correlation of two factors over examples of all clients as they are."
 )
 
 
@@ -50,7 +51,7 @@ NOTE = (
 class Options:
     """The flags of this binary."""
 
-    runs: tuple[str, ...] = finished.runs_flag("Folders of finished runs on images.")
+    runs: tuple[str, ...] = finished.runs_flag("Folders of finished runs.")
     hook: int = flag(
         -1, "Layers, or stages, before the factors; -1: the run's own body.", at_least(-1)
     )
@@ -70,12 +71,18 @@ class Panel(NamedTuple):
     factors: np.ndarray  # [N, F] that the method trains on
     client: np.ndarray  # [N] int, -1 for examples of all clients
     correlation: float
-    shift_of_images: float
+    plain_shift: float
     shift: float
 
 
 def recut(variables: Variables, old: int, new: int) -> Variables:
     """The variables of a network of blocks with `new` blocks in its body instead of `old`."""
+    body = variables.stats.body
+    if isinstance(body, Scaled):  # around the network, whatever its cut
+        stats = variables.stats._replace(body=body.network)
+        inner = recut(variables._replace(stats=stats), old, new)
+        around = body._replace(network=inner.stats.body)
+        return inner._replace(stats=inner.stats._replace(body=around))
 
     def cut(halves: Halves) -> Halves:
         stems = {name.rpartition("_")[0] for half in halves for name in half}
@@ -136,7 +143,7 @@ def trained_on(
 ) -> Array:
     """The factors [N, F] that the run's method trains on.
 
-    x: [N, ...] images, y: [N] labels, average: [A, ...] mean images.
+    x: [N, ...] inputs, y: [N] labels, average: [A, ...] mean inputs.
     """
     if one.runs.cell.algorithm == "fedmix":
         ratio = one.run.hyper.get("ratio", 0.05)
@@ -166,13 +173,14 @@ def network(one: OneRun, hook: int) -> tuple[Model, Variables]:
     """A run's network, cut at its factors. hook: the place of the cut, -1 for that of its training.
 
     Raises UsageError if the network cannot be cut there, if the run has no single network, or if
-    its data are not stored as images.
+    its examples are not stored as the network sees them.
     """
     runs = one.runs
     assembled = runs.data
-    is_stored = assembled.dataset.render is None and isinstance(assembled.data.x, jax.Array)
+    is_stored = assembled.dataset.render is None and jax.tree_util.all_leaves([assembled.data.x])
     if not is_stored or assembled.dataset.words:
-        raise UsageError(f"--runs={runs.path}", ..., "must be on images that are stored as such")
+        text = "must be on examples that are one array, as the network sees them, and no texts"
+        raise UsageError(f"--runs={runs.path}", ..., text)
     algorithm, server = one.algorithm(), one.served().server
     if algorithm.network is None:
         text = f"is of --algorithm={runs.cell.algorithm}, has no single network"
@@ -204,15 +212,16 @@ def panel(one: OneRun, options: Options) -> Panel:
     parts = parts_of(assembled.splits[one.runs.cell.held_out][one.run.seed].train)
     rows, client = chosen_rows(parts, options.clients, options.examples, options.seed)
 
-    def images(rows: np.ndarray) -> Array:
-        return unit_range(assembled.data.x[rows])
+    def examples(rows: np.ndarray) -> Array:
+        return unit_range(jnp.asarray(assembled.data.x[rows]))
 
-    average = jnp.stack([images(part[:_CHUNK]).mean(0) for part in parts if len(part)])
-    plain = np.asarray(averaging.embedding(encoded(model, variables, images(rows))))
+    average = jnp.stack([examples(part[:_CHUNK]).mean(0) for part in parts if len(part)])
+    plain = np.asarray(averaging.embedding(encoded(model, variables, examples(rows))))
     if plain.shape[1] < _FEWEST_FACTORS:
         text = f"gives {plain.shape[1]} factor of --runs={one.runs.path}, must give two or more"
         raise UsageError("--hook", options.hook, text)
-    factors = trained_on(one, model, variables, images(rows), assembled.data.y[rows], average)
+    y = jnp.asarray(assembled.data.y[rows])
+    factors = trained_on(one, model, variables, examples(rows), y, average)
     return Panel(
         one.label,
         np.asarray(factors),
@@ -266,7 +275,7 @@ def run(options: Options) -> str:
     columns = {
         "run": lambda one: one.label,
         "mean |r|": lambda one: f"{one.correlation:.3f}",
-        "shift, images as they are": lambda one: f"{one.shift_of_images:.3f}",
+        "shift, examples as they are": lambda one: f"{one.plain_shift:.3f}",
         "shift, as trained on": lambda one: f"{one.shift:.3f}",
     }
     return f"\n{table(panels, columns)}\n\n{NOTE}\nPicture: {out}."

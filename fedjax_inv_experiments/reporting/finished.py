@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import checks, platforms, program
+from fedjax_inv import averaging, checks, platforms, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Array, Tree
@@ -24,7 +24,14 @@ from fedjax_inv_experiments.flags.names import facts
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import machine, selection, training
 from fedjax_inv_experiments.parts import network as networks
-from fedjax_inv_experiments.running import checkpoints, launch, log, provenance, selected
+from fedjax_inv_experiments.running import (
+    checkpoints,
+    initial,
+    launch,
+    log,
+    provenance,
+    selected,
+)
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import states as states_file
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
@@ -183,12 +190,16 @@ class Runs:
     def _first_clients(self) -> Tree:
         """The states [R, C, ...] of clients that have never attended, on the host.
 
-        Raises UsageError if the network of --init_from is gone.
+        Raises UsageError if the network of --init_from is needed, and gone or another by now.
         """
         assembled, chosen = self.data, self.config
-        if chosen.model.init_from:
+        # A client that keeps a network is served with the server's before its first turn.
+        is_own = isinstance(self._whole.state.clients, averaging.Own)
+        if chosen.model.init_from and not is_own:
             held_out = config.changed(chosen, held_out=self.cell.held_out or "none")
             assembled = assemble.assemble(held_out, start=launch.start_of(chosen))
+            assert assembled.variables is not None
+            initial.check_same(chosen.model, self.path, assembled.variables)
         ready = assembled.prepare(self.cell)
         one = jax.tree.map(lambda leaf: leaf[:1], assembled.data)  # its shape is enough
         begun = program.make(ready.experiment).init(one, ready.inputs)

@@ -6,6 +6,7 @@ result.json. A finished run keeps its last checkpoint, which also holds the sele
 
 import contextlib
 import functools
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -16,10 +17,11 @@ import numpy as np
 from jax.sharding import Sharding
 
 from fedjax_inv import stopping
+from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Inputs, Outcome, Program, Stream, Training
 from fedjax_inv.schedules import Reports
-from fedjax_inv.types import Cohort, Examples
+from fedjax_inv.types import Cohort, Examples, Tree
 from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
@@ -137,6 +139,7 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
         best = SelectedStates(rule, log.lines, served)
         states = _advance(job, begun_at, log, events, best, checkpoints, done, stop)
         checkpoints.finish()
+    _tell_if_all_left(folder, job.program.gathered(states.state.server))
     runs = summary.summarise(cell, log.lines, job.measure)
     thresholds = config.watching.thresholds
     if thresholds:
@@ -150,6 +153,17 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
     result = Result(records.Cell.of(cell), runs, score=job.measure)
     files.write_json(folder / "result.json", result)
     return result
+
+
+def _tell_if_all_left(folder: Path, server: Tree) -> None:
+    """Says on stderr if an exit strategy has left a run without clients. server: of all runs."""
+    assessed = exit_strategy.server_in(server)
+    if assessed is None:
+        return
+    try:
+        exit_strategy.check_someone_stays(assessed)
+    except UsageError as error:
+        print(f"{folder}: {error}", file=sys.stderr)
 
 
 def check_reached(config: Config, folder: Path) -> None:

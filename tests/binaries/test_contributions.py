@@ -81,7 +81,7 @@ def test_the_table_tells_what_the_checkpoint_holds(run: Ran) -> None:
         rest = linear[:, :, client] - at * quadratic[:, :, client]
         np.testing.assert_allclose(rest.sum(1), 0, atol=1e-6 * np.abs(linear).max())
         assert rows[client][6] == f"{at.min():.3g} to {at.max():.3g}"
-    assert rows[1][4:] == ["nan", "nan", "", "2/2"]  # nothing is known of it, so it stays
+    assert rows[1][4:] == ["", "", "", "2/2"]  # nothing is known of it, so it stays
     first, second = told["smoothness"]
     assert contributions.smoothness(phase) == f"L: {first:.3g} (seed 0), {second:.3g} (seed 3)"
 
@@ -135,6 +135,24 @@ def phase(contributions_of: np.ndarray, stays: np.ndarray) -> Phase:
         Outcome(contributions_of, mean, stays, ~stays, np.ones(num_runs)),
         np.ones_like(mean),
     )
+
+
+def test_a_client_that_was_never_measured_has_no_contribution() -> None:
+    values = np.array([[[0.5, np.nan], [1.5, np.nan]]])
+    with np.errstate(all="ignore"), pytest.warns(RuntimeWarning, match="Mean of empty slice"):
+        unmeasured = phase(values, np.ones((1, 2), bool))
+    rows = entries(contributions.table(unmeasured))
+    assert [row[4] for row in rows] == ["1.0e+00", ""]
+
+
+def test_a_run_whose_clients_have_all_left_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing changes from then on, which the table of its last round does not tell."""
+    settings = (*TINY.method.settings, "threshold=9.0")
+    ran(config.changed(TINY, settings=settings, rounds=5, run_dir=str(tmp_path / "run")))
+    told = f"{tmp_path / 'run'}: threshold: no client that was measured stays; must be at most"
+    assert told in capfd.readouterr().err
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, path: Path, *phases: Phase) -> Figure:

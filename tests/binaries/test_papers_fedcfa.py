@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
@@ -331,6 +333,19 @@ def test_a_study_records_how_its_table_came_about(study_output: tuple[Path, str]
     assert record.code["fedjax_inv/rounds.py"] == start.sources["fedjax_inv/rounds.py"]
 
 
+def test_a_network_that_scales_its_inputs_is_cut_elsewhere() -> None:
+    """The scaling stays around it."""
+    one, two = (
+        models.scaled(models.mlp(3, widths=(5, 4), cut=cut, norm="batch")) for cut in (1, 2)
+    )
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32)
+    scaling = models.scaling.Scaling(np.full(3, 0.5, np.float32), np.full(3, 2.0, np.float32))
+    variables = models.scaling.with_scaling(one.init(jax.random.key(0), x), scaling)
+    cut = factors.recut(variables, 1, 2)
+    expected = models.predict(one, variables, x)
+    np.testing.assert_allclose(models.predict(two, cut, x), expected, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_factors_of_a_run(
     study_output: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -364,7 +379,7 @@ def test_factors_of_a_run(
         factors.network(trained, 3)
     of_texts = finished.open("runs", folder)
     vars(of_texts)["data"] = made._replace(dataset=made.dataset._replace(words=("", "a")))
-    with pytest.raises(UsageError, match=r"^--runs=.*: must be on images"):
+    with pytest.raises(UsageError, match=r"^--runs=.*: must be on examples that are one array"):
         factors.network(of_texts.select(0, 1, "last"), 2)
     # Counterfactuals have three factors of a mean image, and the other five are the image's.
     model, variables = cut[1]

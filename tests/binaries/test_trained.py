@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import slow
-from fedjax_inv import models, rounds
+from fedjax_inv import averaging, models, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
@@ -282,6 +282,15 @@ def test_a_network_that_was_taken_along_does_as_it_did(
         # And what its clients keep.
         mine = jax.tree.map(lambda a, i=index: a[i], seen[line["round"]].clients.variables)
         chex.assert_trees_all_equal(saved.load(place / "clients.safetensors", mine), mine)
+
+
+def test_a_client_without_a_turn_is_exported_as_a_new_one() -> None:
+    """As it is served; what it stores is the network that the run began with."""
+    own = averaging.Own({"w": np.arange(6.0).reshape(3, 2)}, np.array([True, False, True]))
+    unseen = averaging.Own({"w": np.full(2, 9.0)}, np.bool_(False))
+    found = export._of_clients(own, unseen)
+    np.testing.assert_array_equal(found["w"], [[0, 1], [9, 9], [4, 5]])
+    assert export._of_clients({"w": 1}, {"w": 2}) == {"w": 1}
 
 
 class Wrapper(NamedTuple):
