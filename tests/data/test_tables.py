@@ -545,8 +545,8 @@ def test_the_run_keeps_and_applies_shift_and_scale(trained: Path, regression: Pa
 def test_other_tables_than_those_of_the_run_are_told(
     trained: Path, regression: Path, tmp_path: Path
 ) -> None:
-    path = written(tmp_path / "lacking.csv", [("kind", "target", "large"), ("w", 1.5, 900)])
-    with pytest.raises(UsageError, match=r"--dataset=.*lacking.csv: lacks the column 'small', must"):
+    path = written(tmp_path / "less.csv", [("kind", "target", "large"), ("w", 1.5, 900)])
+    with pytest.raises(UsageError, match=r"--dataset=.*less.csv: lacks the column 'small', must"):
         started(evaluate.run, evaluate.Options(run=str(trained), dataset=str(path)))
     before = regression.read_text()
     written(regression, [COLUMNS, *rows_of_regression(2)])
