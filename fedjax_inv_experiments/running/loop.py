@@ -139,7 +139,7 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
         best = SelectedStates(rule, log.lines, served)
         states = _advance(job, begun_at, log, events, best, checkpoints, done, stop)
         checkpoints.finish()
-    _tell_if_all_left(folder, job.program.gathered(states.state.server))
+    _tell_if_all_left(folder, job.program, states.state.server)
     runs = summary.summarise(cell, log.lines, job.measure)
     thresholds = config.watching.thresholds
     if thresholds:
@@ -155,15 +155,18 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
     return result
 
 
-def _tell_if_all_left(folder: Path, server: Tree) -> None:
+def _tell_if_all_left(folder: Path, program: Program, server: Tree) -> None:
     """Says on stderr if an exit strategy has left a run without clients. server: of all runs."""
     assessed = exit_strategy.server_in(server)
     if assessed is None:
         return
+    # Not the networks, which may be large.
+    few = assessed.assessment._replace(gradient=(), direction=())
     try:
-        exit_strategy.check_someone_stays(assessed)
+        exit_strategy.check_someone_stays(program.gathered(exit_strategy.Server((), few)))
     except UsageError as error:
-        print(f"{folder}: {error}", file=sys.stderr)
+        if machine.leads():
+            print(f"{folder}: {error}", file=sys.stderr)
 
 
 def check_reached(config: Config, folder: Path) -> None:

@@ -190,7 +190,7 @@ def test_errors(change, words):
 
 
 def test_test_shards_count_right_labels():
-    """A client's test examples are those of the classes that it sees, whatever it is told."""
+    """A client's test examples have the right classes of its training examples."""
 
     def by_label(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
         return [rows[DRAWS[0].y[rows] == label] for label in range(K)]
