@@ -100,6 +100,9 @@ def caption(record: Origin) -> str:
         record.date or "",
         record.processor or "",
         f"{record.seconds:.0f} s of training" if record.seconds else "",
+        f"the first {again.rounds} rounds are the same with version {again.version}"
+        if (again := record.repeated)
+        else "",
     ]
     text = "; ".join(part for part in parts if part)
     return text[:1].upper() + text[1:]
@@ -254,9 +257,13 @@ def _digest(path: Path) -> str:
 
 
 def changed(record: Origin, root: Path = ROOT) -> list[str]:
-    """The files on which a table depends that are not as they were."""
-    now = sources.of_files(root / name for name in record.code if (root / name).exists())
-    return [name for name, digest in record.code.items() if now.get(name) != digest]
+    """The files on which a table depends that are not as they were.
+
+    They are as they were when its first rounds were repeated last, if they were repeated.
+    """
+    code = record.repeated.code if record.repeated else record.code
+    now = sources.of_files(root / name for name in code if (root / name).exists())
+    return [name for name, digest in code.items() if now.get(name) != digest]
 
 
 _OWN = (

@@ -150,6 +150,18 @@ class Start(Record, frozen=True):
     online: str | None = None  # the SHA-256 of the record of --online
 
 
+class Repeated(Record, frozen=True):
+    """A later repetition of a table's first rounds, with its first seed, that gave the same numbers.
+
+    Compared are all scores and losses of all rows, to the last bit.
+    """
+
+    rounds: int
+    date: str
+    version: str  # of this project, with which they were repeated
+    code: dict[str, str]  # the digests of the files on which the table depends, as in `Origin`
+
+
 class Origin(Record, frozen=True, kw_only=True):
     """The record beside a study's table, or masks of `explain`: how they came about.
 
@@ -166,6 +178,7 @@ class Origin(Record, frozen=True, kw_only=True):
     code: dict[str, str] = {}  # the digests of the files on which the table depends
     sha256: str | None = None  # of the table or picture, if it is published
     note: str | None = None  # what else is known about a table whose runs left no record
+    repeated: Repeated | None = None  # by tools/repeat.py
 
 
 class Begun(Record, frozen=True):

@@ -1,0 +1,130 @@
+"""A repetition of a table's first rounds finds each number that differs, and marks equal tables."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.experiment import config, grid
+from fedjax_inv_experiments.running import files, records, sources
+from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running.records import Line, Origin, Start
+from runs import line
+from tools import repeat, results
+
+CODE = sources.of_files([results.ROOT / "fedjax_inv/tree.py"])
+RECORD = Origin(
+    command="fedjax-inv paper cafe --study=methods --data=digits --rounds=50 --seeds=3,4 --resume",
+    seeds=[3, 4],
+    commit="0123456789" * 4,
+    versions={"fedjax_inv": "0.9.0"},
+    code={"fedjax_inv/gone.py": "0" * 32},
+)
+
+
+def test_a_command_is_shortened() -> None:
+    words = "paper cafe --study=methods --data=digits --rounds=2 --eval_every=1 --seeds=3"
+    assert repeat.shortened(RECORD, 2) == [*words.split(), "--devices=1"]
+    other = msgspec.structs.replace(RECORD, command="fedjax-inv explain --runs=a")
+    with pytest.raises(UsageError, match=r"^fedjax-inv explain --runs=a: is no command of a study"):
+        repeat.shortened(other, 2)
+
+
+def cell(folder: Path, *lines: Line) -> None:
+    """A finished cell of one run with these evaluations."""
+    chosen = config.of(rounds=len(lines) - 1, eval_every=1, seeds=(3,))
+    (of_run,) = grid.cells(chosen, ["75"])
+    folders.begin(folder, chosen, of_run, Start("2026-01-01", None, {}, "0" * 64))
+    text = "".join(msgspec.json.encode(each).decode() + "\n" for each in lines)
+    (folder / "metrics.jsonl").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("now", "found"),
+    [
+        ([line(0), line(1, seconds=9.0)], ""),
+        ([line(0), line(1, 0.5000001)], "CAFE/cafe, round 1: domains is "),
+        ([line(0), line(1, bytes=8)], "CAFE/cafe, round 1: bytes is 0 then, 8 now"),
+        ([line(0), line(1, dropped=2)], ""),  # a field that the old code did not write
+        ([line(0), line(1), line(2)], "CAFE/cafe has 2 lines then, 3 now"),
+        (None, "has not the same cells: CAFE/cafe"),
+    ],
+)
+def test_a_difference_is_found(tmp_path: Path, now: Sequence[Line] | None, found: str) -> None:
+    cell(tmp_path / "old/CAFE/cafe", line(0), line(1))
+    if now is not None:
+        cell(tmp_path / "new/CAFE/cafe", *now)
+    text = repeat.difference(repeat.lines(tmp_path / "old"), repeat.lines(tmp_path / "new"))
+    assert text.startswith(found)
+    assert bool(text) == bool(found)
+    assert repeat.difference({}, {}) == "has not the same cells: none at all"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with two published files of one command."""
+    run = tmp_path / "runs/digits"
+    run.mkdir(parents=True)
+    (run / "methods.md").write_text("| a |\n|---|\n| 1 |\n")
+    (run / "methods_by_round.png").write_bytes(b"picture")
+    (run / "methods.json").write_bytes(msgspec.json.encode(RECORD))
+    (tmp_path / results.TABLES).mkdir(parents=True)
+    for name in ("methods.md", "methods_by_round.png"):
+        results.publish(run / name, "", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("score", [0.5, 0.6])
+def test_equal_tables_are_no_longer_listed(
+    root: Path, score: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(words: Sequence[str], code: Path, folder: Path) -> None:
+        assert words == repeat.shortened(RECORD, 2)
+        is_old = code.name == RECORD.commit
+        cell(folder / "digits/CAFE/cafe", line(0), line(1), line(2, 0.5 if is_old else score))
+        files.write_json(folder / "digits/methods.json", msgspec.structs.replace(RECORD, code=CODE))
+
+    asked: list[Any] = []
+    monkeypatch.setattr(repeat, "_git", lambda *words: asked.append(words))
+    monkeypatch.setattr(repeat, "_train", train)
+    text = repeat.run(repeat.Options(jobs=1), root)
+    assert len(asked) == 1  # one commit, whose folder the test does not make
+    names = "cafe_digits_methods.md, cafe_digits_methods_by_round.png"
+    record = results.record_of(root / results.TABLES / "cafe_digits_methods.md")
+    if score == 0.5:
+        assert capsys.readouterr().out == f"{names}: the same\n"
+        assert text == "1 of 1 commands gave the same first 2 rounds."
+        assert record.repeated is not None
+        assert results.age(record) == (2, "")
+        assert results.caption(record).endswith(
+            f"; the first 2 rounds are the same with version {record.repeated.version}"
+        )
+        assert results.report_old(root) == "No table or figure is older than the code."
+    else:
+        assert capsys.readouterr().out.startswith(f"{names}: digits/CAFE/cafe, round 2: domains is")
+        assert text == "0 of 1 commands gave the same first 2 rounds."
+        assert record.repeated is None
+
+
+def test_what_cannot_be_compared_is_said(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: Sequence[str], code: Path, folder: Path) -> None:
+        raise UsageError("a", ..., "failed")
+
+    monkeypatch.setattr(repeat, "_git", lambda *words: None)
+    monkeypatch.setattr(repeat, "_train", fail)
+    repeat.run(repeat.Options(tables=("cafe_digits_methods.md",), jobs=1), root)
+    assert ": cannot be compared: a: failed\n" in capsys.readouterr().out
+    path = root / results.TABLES / "cafe_digits_methods.md.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"commit": "several"}))
+    repeat.run(repeat.Options(tables=("cafe_digits_methods.md",), jobs=1), root)
+    assert "is of commit several" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"^--tables=none.md: is no file of docs/results/tables"):
+        repeat.run(repeat.Options(tables=("none.md",), jobs=1), root)
+    assert records.read(path, Origin).repeated is None

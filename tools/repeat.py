@@ -1,0 +1,179 @@
+"""Whether older tables would come out the same today: their first rounds, by old and present code.
+
+python -m tools.repeat
+python -m tools.repeat --tables=cafe_digits_methods.md,fedipg_mnist_exit.md --rounds=3
+
+`make results` lists the tables whose code has changed since. Most changes of code change no number.
+For each listed table this command trains a few rounds of all its rows with the first of its seeds,
+once by the commit of the table and once by the present code, evaluates each round, and compares
+every number of metrics.jsonl except the time. Where all are equal, the table's record says so, and
+`make results` lists the table again only after another change of code. What this does not test:
+later rounds, and rules that select or stop in them.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+import fedjax_inv
+from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments.flags import command
+from fedjax_inv_experiments.flags.flag import at_least, flag, flag_error
+from fedjax_inv_experiments.running import files, log, records
+from fedjax_inv_experiments.running.records import Line, Origin, Repeated
+from tools.results import ROOT, TABLES, age, published, record_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags of this command."""
+
+    tables: tuple[str, ...] = flag(
+        (), "Files of docs/results/tables; default: all that are older than their code.", kind=str
+    )
+    rounds: int = flag(2, "The number of rounds.", at_least(1))
+    jobs: int = flag(os.cpu_count() or 1, "The number of commands at once.", at_least(1))
+
+
+_REPLACED = ("rounds", "eval_every", "checkpoint_every", "seeds", "run_dir", "resume", "devices")
+
+
+def shortened(record: Origin, rounds: int) -> list[str]:
+    """A table's command for a few rounds of its first seed, each evaluated, without a run folder.
+
+    Raises UsageError if the command is no study's.
+    """
+    words = shlex.split(record.command)[1:]
+    if words[0] not in ("paper", "map") or not record.seeds:
+        raise UsageError(record.command, ..., "is no command of a study with seeds")
+    kept = [word for word in words if word.partition("=")[0].lstrip("-") not in _REPLACED]
+    own = (f"--rounds={rounds}", "--eval_every=1", f"--seeds={record.seeds[0]}", "--devices=1")
+    return [*kept, *own]
+
+
+def lines(folder: Path) -> dict[str, list[Line]]:
+    """The evaluations of each cell below a folder, by the cell's folder."""
+    cells = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
+    return {cell.relative_to(folder).as_posix(): log.read(cell) for cell in cells}
+
+
+def difference(old: Mapping[str, Sequence[Line]], new: Mapping[str, Sequence[Line]]) -> str:
+    """The first difference of the evaluations of two folders; "" if there is none.
+
+    Their time does not count, nor a field that only one of them has, as later versions write more.
+    """
+    if not old or old.keys() != new.keys():
+        either = sorted(old.keys() ^ new.keys())
+        return f"has not the same cells: {', '.join(either) or 'none at all'}"
+    for cell, before in old.items():
+        if len(before) != len(new[cell]):
+            return f"{cell} has {len(before)} lines then, {len(new[cell])} now"
+        for one, other in zip(before, new[cell], strict=True):
+            for name in Line.__struct_fields__:
+                pair = one.get(name), other.get(name)
+                if None not in pair and pair[0] != pair[1] and name != "seconds":
+                    return f"{cell}, round {one.round}: {name} is {pair[0]} then, {pair[1]} now"
+    return ""
+
+
+@contextlib.contextmanager
+def checked_out(commits: Sequence[str]) -> Iterator[dict[str, Path]]:
+    """Folders with the files of commits, which are deleted in the end."""
+    with tempfile.TemporaryDirectory() as name:
+        found = {commit: Path(name) / commit for commit in commits}
+        try:
+            for commit, folder in found.items():
+                _git("worktree", "add", "--detach", str(folder), commit)
+            yield found
+        finally:
+            for folder in found.values():
+                if folder.exists():
+                    _git("worktree", "remove", "--force", str(folder))
+
+
+def _git(*words: str) -> None:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+    if done.returncode:
+        raise UsageError(" ".join(words[:2]), ..., done.stderr.strip().splitlines()[-1])
+
+
+def _train(words: Sequence[str], code: Path, folder: Path) -> None:
+    """Runs a command of fedjax-inv by the code in a folder. Raises UsageError if it fails."""
+    full = [sys.executable, "-m", "fedjax_inv_experiments", *words, f"--run_dir={folder}"]
+    environment = os.environ | {"PYTHONPATH": str(code)}
+    done = subprocess.run(full, cwd=code, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip() or "no message").splitlines()[-1]
+        raise UsageError(shlex.join(words), ..., f"failed at {code.name}: {last}")
+
+
+def repeated(record: Origin, before: Path, rounds: int) -> tuple[str, Repeated | None]:
+    """Compares a table's first rounds; before: the folder with the table's commit.
+
+    Returns what differs, or "" with the note for the table's record.
+    """
+    words = shortened(record, rounds)
+    with tempfile.TemporaryDirectory() as name:
+        old, new = Path(name) / "old", Path(name) / "new"
+        _train(words, before, old)
+        _train(words, ROOT, new)
+        found = difference(lines(old), lines(new))
+        origins = [records.decoded(path.read_bytes(), Origin) for path in new.rglob("*.json")]
+        code = next((each.code for each in origins if each is not None and each.code), {})
+    note = Repeated(rounds, str(datetime.now(UTC).date()), fedjax_inv.__version__, code)
+    return found, None if found else note
+
+
+def run(options: Options, root: Path = ROOT) -> str:
+    """Compares tables, prints a line for each, and writes the records of those that are equal."""
+    every = {path.name: path for path in published(root)}
+    for name in options.tables:
+        if name not in every:
+            raise flag_error("tables", name, f"is no file of {TABLES}")
+    each = {name: record_of(path) for name, path in every.items()}
+    chosen = options.tables or [name for name, record in each.items() if age(record)[1]]
+    texts = dict.fromkeys(each[name].command for name in chosen)
+    of_command = {text: [n for n in each if each[n].command == text] for text in texts}
+    firsts = {text: each[names[0]] for text, names in of_command.items()}
+    commits = {record.commit for record in firsts.values() if _is_commit(record)}
+
+    def one(text: str) -> bool:
+        record, names = firsts[text], of_command[text]
+        try:
+            if not _is_commit(record):
+                raise UsageError(text, ..., f"is of commit {record.commit}")
+            found, note = repeated(record, folders[str(record.commit)], options.rounds)
+        except UsageError as error:
+            found, note = f"cannot be compared: {error}", None
+        for name in names if note else []:
+            record = msgspec.structs.replace(each[name], repeated=note)
+            files.write_json(every[name].with_name(f"{name}.json"), record)
+        print(f"{', '.join(names)}: {found or 'the same'}", flush=True)
+        return note is not None
+
+    with (
+        checked_out(sorted(str(commit) for commit in commits)) as folders,
+        concurrent.futures.ThreadPoolExecutor(options.jobs) as pool,
+    ):
+        same = sum(pool.map(one, texts))
+    return f"{same} of {len(texts)} commands gave the same first {options.rounds} rounds."
+
+
+def _is_commit(record: Origin) -> bool:
+    return bool(record.commit) and len(str(record.commit)) == 40
+
+
+BINARY = command.of(run, Options, __doc__)
+
+if __name__ == "__main__":
+    command.main(BINARY)
