@@ -151,7 +151,7 @@ class Start(Record, frozen=True):
 
 
 class Repeated(Record, frozen=True):
-    """A later repetition of a table's first rounds, with its first seed, that gave the same numbers.
+    """A later repetition of a table's first rounds, with one seed, that gave the same numbers.
 
     Compared are all scores and losses of all rows, to the last bit.
     """
