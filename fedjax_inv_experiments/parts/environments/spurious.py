@@ -16,7 +16,7 @@ class Flips:
     """The flags of misleading colours and patches: how often cues and labels are wrong."""
 
     num_classes: int = flag(
-        2, "Classes that colored and patched environments group the data's into.", at_least(2)
+        2, "Classes of colored and patched environments, each a group of the data's.", at_least(2)
     )
     flips: tuple[float, ...] = flag(
         (0.2, 0.1),
