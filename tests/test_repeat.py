@@ -46,7 +46,7 @@ def cell(folder: Path, *lines: Line) -> None:
 @pytest.mark.parametrize(
     ("now", "found"),
     [
-        ([line(0), line(1, seconds=9.0)], ""),
+        ([line(0), line(1, seconds=9.0, worst_score=0.50001)], ""),
         ([line(0), line(1, 0.5000001)], "CAFE/cafe, round 1: domains is "),
         ([line(0), line(1, bytes=8)], "CAFE/cafe, round 1: bytes is 0 then, 8 now"),
         ([line(0), line(1, dropped=2)], ""),  # a field that the old code did not write
