@@ -5,10 +5,11 @@ python -m tools.repeat --tables=cafe_digits_methods.md,fedipg_mnist_exit.md --ro
 
 `make results` lists the tables whose code has changed since. Most changes of code change no number.
 For each listed table this command trains a few rounds of all its rows with the first of its seeds,
-once by the commit of the table and once by the present code, evaluates each round, and compares
-the training loss and every domain's score and loss, among other numbers of metrics.jsonl. Where all are equal, the table's record says so, and
-`make results` lists the table again only after another change of code. What this does not test:
-later rounds, and rules that select or stop in them.
+once by the commit of the table and once by the present code. It evaluates each round and compares
+all numbers of metrics.jsonl, such as the training loss and every domain's score and loss, to the
+last bit. Where all are equal, the table's record says so, and `make results` lists the table again
+only after another change of code. What this does not test: later rounds, and rules that select or
+stop in them.
 """
 
 import concurrent.futures
