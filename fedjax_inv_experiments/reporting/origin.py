@@ -8,7 +8,7 @@ from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.records import Origin, Result
 
 _SEVERAL = "several"
-_PLACES = ("data_dir",)  # flags that name a folder of this machine
+_LEFT_OUT = ("data_dir", "resume")  # a folder of this machine, and how often a run was started
 
 
 def of(
@@ -39,7 +39,7 @@ def command(words: Sequence[str]) -> str:
     shown = ["fedjax-inv"]
     for word in words:
         name, equals, value = word.partition("=")
-        if name.lstrip("-") not in _PLACES:
+        if name.lstrip("-") not in _LEFT_OUT:
             shown.append(name + equals + ",".join(map(_without_place, value.split(","))))
     return shlex.join(shown)
 

@@ -77,6 +77,7 @@ def test_the_files_that_a_run_depends_on() -> None:
         ("--set=penalty=0.1", "--set=penalty=0.1"),
         ("--nobinarise", "--nobinarise"),
         ("--data_dir=/data", None),
+        ("--resume", None),
     ],
 )
 def test_a_command_names_no_place(word: str, shown: str | None) -> None:
