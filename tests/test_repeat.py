@@ -47,17 +47,17 @@ def cell(folder: Path, *lines: Line) -> None:
     ("now", "found"),
     [
         ([line(0), line(1, seconds=9.0, worst_score=0.50001)], ""),
-        ([line(0), line(1, 0.5000001)], "CAFE/cafe, round 1: domains is "),
-        ([line(0), line(1, bytes=8)], "CAFE/cafe, round 1: bytes is 0 then, 8 now"),
+        ([line(0), line(1, 0.5000001)], "CAFE, cell 1, round 1: domains is "),
+        ([line(0), line(1, bytes=8)], "CAFE, cell 1, round 1: bytes is 0 then, 8 now"),
         ([line(0), line(1, dropped=2)], ""),  # a field that the old code did not write
-        ([line(0), line(1), line(2)], "CAFE/cafe has 2 lines then, 3 now"),
-        (None, "has not the same cells: CAFE/cafe"),
+        ([line(0), line(1), line(2)], "CAFE, cell 1 has 2 lines then, 3 now"),
+        (None, "has not the same cells: CAFE, cell 1"),
     ],
 )
 def test_a_difference_is_found(tmp_path: Path, now: Sequence[Line] | None, found: str) -> None:
     cell(tmp_path / "old/CAFE/cafe", line(0), line(1))
     if now is not None:
-        cell(tmp_path / "new/CAFE/cafe", *now)
+        cell(tmp_path / "new/CAFE/cafe-of-another-default", *now)
     text = repeat.difference(repeat.lines(tmp_path / "old"), repeat.lines(tmp_path / "new"))
     assert text.startswith(found)
     assert bool(text) == bool(found)
@@ -105,7 +105,9 @@ def test_equal_tables_are_no_longer_listed(
         )
         assert results.report_old(root) == "No table or figure is older than the code."
     else:
-        assert capsys.readouterr().out.startswith(f"{names}: digits/CAFE/cafe, round 2: domains is")
+        assert capsys.readouterr().out.startswith(
+            f"{names}: digits/CAFE, cell 1, round 2: domains is"
+        )
         assert text == "0 of 1 commands gave the same first 2 rounds."
         assert record.repeated is None
 

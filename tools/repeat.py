@@ -15,6 +15,7 @@ stop in them.
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import os
 import shlex
 import subprocess
@@ -66,9 +67,16 @@ def shortened(record: Origin, rounds: int) -> list[str]:
 
 
 def lines(folder: Path) -> dict[str, list[Line]]:
-    """The evaluations of each cell below a folder, by the cell's folder."""
+    """The evaluations of each cell below a folder, by its row and its number in the row.
+
+    The names of cells contain the settings that are no defaults, and versions change defaults.
+    """
+    found = {}
     cells = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
-    return {cell.relative_to(folder).as_posix(): log.read(cell) for cell in cells}
+    for row, of_row in itertools.groupby(cells, lambda cell: cell.parent):
+        for number, cell in enumerate(of_row, 1):
+            found[f"{row.relative_to(folder).as_posix()}, cell {number}"] = log.read(cell)
+    return found
 
 
 def difference(old: Mapping[str, Sequence[Line]], new: Mapping[str, Sequence[Line]]) -> str:
