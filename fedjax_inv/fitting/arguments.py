@@ -38,6 +38,21 @@ def check_absent(beside: str, **values: Any) -> None:
             raise UsageError(name, ..., f"must be left out beside {beside}")
 
 
+def check_model(model: Any) -> None:
+    """Raise UsageError unless the argument is a network."""
+    if not isinstance(model, Model):
+        found = f"is of type {type(model).__name__}"
+        raise UsageError("model", ..., f"{found}, must be a Model, as models.from_flax(module) is")
+    checks.record("model", model, Model)
+
+
+def check_if_given(lowest: int, **numbers: int | None) -> None:
+    """Raise UsageError for a number that is neither None nor an integer of at least `lowest`."""
+    for name, number in numbers.items():
+        if number is not None:
+            checks.integer(name, number, lowest)
+
+
 def check_settings(algorithm: Factory, settings: Mapping[str, Any]) -> None:
     """Raise UsageError for a setting that the algorithm does not have."""
     parameters = inspect.signature(algorithm).parameters.values()

@@ -123,30 +123,23 @@ def fit(
     Raises:
       UsageError: for a wrong argument, before anything is trained.
     """
-    if not isinstance(model, Model):
-        found = f"is of type {type(model).__name__}"
-        raise UsageError("model", ..., f"{found}, must be a Model, as models.from_flax(module) is")
-    checks.record("model", model, Model)
+    arguments.check_model(model)
     checks.function("algorithm", algorithm)
     checks.function("optimizer", optimizer, form=" learning_rate -> optimizer, such as optax.adam")
-    for name, count in (("rounds", rounds), ("epochs", epochs)):
-        checks.integer(name, count)
-    may_be_none = {"batch_size": batch_size, "patience": patience, "devices": devices}
-    for name, number in may_be_none.items():
-        if number is not None:
-            checks.integer(name, number)
-    for name, number in (("client_chunk", client_chunk), ("run_chunk", run_chunk)):
-        if number is not None:
-            checks.integer(name, number, 0)
+    checks.integer("rounds", rounds)
+    checks.integer("epochs", epochs)
+    arguments.check_if_given(1, batch_size=batch_size, patience=patience, devices=devices)
+    arguments.check_if_given(0, client_chunk=client_chunk, run_chunk=run_chunk)
     checks.integer("evaluate_every", evaluate_every, 1, rounds, ", the rounds")
-    for name, choice in (("progress", progress), ("drop_nonfinite", drop_nonfinite)):
-        checks.boolean(name, choice)
+    checks.boolean("progress", progress)
+    checks.boolean("drop_nonfinite", drop_nonfinite)
     checks.record("callbacks", callbacks, Sequence)
     for callback in callbacks:
         checks.function("callbacks", callback)
     if patience is not None and validation == 0:
         raise UsageError("validation", validation, "must be above 0, as patience watches its score")
     arguments.check_settings(algorithm, settings)
+
     facts = arguments.facts(algorithm)
     hyper, plain = arguments.several(
         {"learning_rate": learning_rate, "momentum": momentum, **settings}, facts.infinite
@@ -167,6 +160,7 @@ def fit(
         examples, splits = clients.splits_of_arrays(
             *arrays, test=test, validation=validation, seeds=seeds
         )
+
     objective = arguments.objective(algorithm, examples.y, loss, score)
     plain = plain | objective.settings
     network, num_classes = arguments.network(model, examples, objective)
@@ -192,20 +186,21 @@ def fit(
 
     arguments.check_values(build, runs, hyper)
     arguments.check_objective(build(runs[0].hyper), network, examples, sizes.shape[1], objective)
-    if facts.pooled:  # its single client has the examples of all
-        num_clients = splits[seeds[0]].train.num_clients
-        arguments.schedule(num_clients, rounds, cohort, dropout, slow)  # checks them
-        cohort, dropout, slow, schedule = None, 0.0, 1, None
-    if schedule is None:
-        schedule = arguments.schedule(sizes.shape[1], rounds, cohort, dropout, slow)
-    else:
+
+    if schedule is not None and not facts.pooled:
         arguments.check_absent(
             "schedule",
             cohort=cohort,
             dropout=dropout if np.any(dropout) else None,
             slow=slow if np.any(np.asarray(slow) != 1) else None,
         )
+    else:
+        num_clients = splits[seeds[0]].train.num_clients
+        schedule = arguments.schedule(num_clients, rounds, cohort, dropout, slow)
+    if facts.pooled:  # its single client has the examples of all
+        schedule = arguments.schedule(1, rounds, cohort=None, dropout=0.0, slow=1)
     cohorts = arguments.cohorts(schedule, inputs, rounds)
+
     experiment = program.Experiment(
         model,
         build,
