@@ -47,7 +47,7 @@ def cell(folder: Path, *lines: Line) -> None:
     ("now", "found"),
     [
         ([line(0), line(1, seconds=9.0, worst_score=0.50001)], ""),
-        ([line(0), line(1, 0.5000001)], "CAFE, cell 1, round 1: domains is "),
+        ([line(0), line(1, 0.50001)], "CAFE, cell 1, round 1: domains is "),
         ([line(0), line(1, bytes=8)], "CAFE, cell 1, round 1: bytes is 0 then, 8 now"),
         ([line(0), line(1, dropped=2)], ""),  # a field that the old code did not write
         ([line(0), line(1), line(2)], "CAFE, cell 1 has 2 lines then, 3 now"),
@@ -58,10 +58,24 @@ def test_a_difference_is_found(tmp_path: Path, now: Sequence[Line] | None, found
     cell(tmp_path / "old/CAFE/cafe", line(0), line(1))
     if now is not None:
         cell(tmp_path / "new/CAFE/cafe-of-another-default", *now)
-    text = repeat.difference(repeat.lines(tmp_path / "old"), repeat.lines(tmp_path / "new"))
+    text, _ = repeat.difference(repeat.lines(tmp_path / "old"), repeat.lines(tmp_path / "new"))
     assert text.startswith(found)
     assert bool(text) == bool(found)
-    assert repeat.difference({}, {}) == "has not the same cells: none at all"
+    assert repeat.difference({}, {})[0] == "has not the same cells: none at all"
+
+
+def test_rounding_is_no_difference_but_told() -> None:
+    before, after = ({"CAFE": [line(1, train_loss=loss)]} for loss in (0.5, 0.5000001))
+    assert repeat.difference(before, after) == ("", pytest.approx(2e-7))
+    for number, other, apart in (
+        ({"a": [1.0, 2.0]}, {"a": [1.0, 4.0]}, 0.5),
+        ({"a": 1.0}, {"b": 1.0}, float("inf")),
+        ([1.0], [1.0, 2.0], float("inf")),
+        ("x", "y", float("inf")),
+        ([None, 0.0, -1.0], [None, 0.0, -1.0], 0.0),
+        (0.0, 1e-9, 1.0),
+    ):
+        assert repeat._apart(number, other) == apart
 
 
 @pytest.fixture
@@ -78,9 +92,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("score", [0.5, 0.6])
+@pytest.mark.parametrize(("score", "apart"), [(0.5, ""), (0.50000005, " to 1e-07"), (0.6, None)])
 def test_equal_tables_are_no_longer_listed(
-    root: Path, score: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path,
+    score: float,
+    apart: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def train(words: Sequence[str], code: Path, folder: Path) -> None:
         assert words == repeat.shortened(RECORD, 2)
@@ -95,21 +113,19 @@ def test_equal_tables_are_no_longer_listed(
     assert len(asked) == 1  # one commit, whose folder the test does not make
     names = "cafe_digits_methods.md, cafe_digits_methods_by_round.png"
     record = results.record_of(root / results.TABLES / "cafe_digits_methods.md")
-    if score == 0.5:
-        assert capsys.readouterr().out == f"{names}: the same\n"
-        assert text == "1 of 1 commands gave the same first 2 rounds."
-        assert record.repeated is not None
-        assert results.age(record) == (2, "")
-        assert results.caption(record).endswith(
-            f"; the first 2 rounds are the same with version {record.repeated.version}"
-        )
-        assert results.report_old(root) == "No table or figure is older than the code."
-    else:
-        assert capsys.readouterr().out.startswith(
-            f"{names}: digits/CAFE, cell 1, round 2: domains is"
-        )
-        assert text == "0 of 1 commands gave the same first 2 rounds."
+    shown = capsys.readouterr().out
+    assert text == f"{int(apart is not None)} of 1 commands gave the same first 2 rounds."
+    if apart is None:
+        assert shown.startswith(f"{names}: digits/CAFE, cell 1, round 2: domains is")
         assert record.repeated is None
+        return
+    assert shown == f"{names}: the same{apart}\n"
+    assert record.repeated is not None
+    assert results.age(record) == (2, "")
+    version = record.repeated.version
+    told = f"; the first 2 rounds are the same{apart} with version {version}"
+    assert results.caption(record).endswith(told)
+    assert results.report_old(root) == "No table or figure is older than the code."
 
 
 def test_what_cannot_be_compared_is_said(

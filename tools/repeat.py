@@ -6,16 +6,17 @@ python -m tools.repeat --tables=cafe_digits_methods.md,fedipg_mnist_exit.md --ro
 `make results` lists the tables whose code has changed since. Most changes of code change no number.
 For each listed table this command trains a few rounds of all its rows with the first of its seeds,
 once by the commit of the table and once by the present code. It evaluates each round and compares
-all numbers of metrics.jsonl, such as the training loss and every domain's score and loss, to the
-last bit. Where all are equal, the table's record says so, and `make results` lists the table again
-only after another change of code. What this does not test: later rounds, and rules that select or
-stop in them.
+all numbers of metrics.jsonl, such as the training loss and every domain's score and loss. Where
+none differs by more than a millionth of itself, the table's record says how far they are apart, and
+`make results` lists the table again only after another change of code. What this does not test:
+later rounds, and rules that select or stop in them.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import shlex
 import subprocess
@@ -24,6 +25,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -47,6 +49,7 @@ class Options:
     jobs: int = flag(os.cpu_count() or 1, "The number of commands at once.", at_least(1))
 
 
+ROUNDING = 1e-6  # of float32 in a few rounds, relative; the score of one example more is above it
 _REPLACED = ("rounds", "eval_every", "checkpoint_every", "seeds", "run_dir", "resume", "devices")
 # What follows from the domains is rounded in other ways by some versions.
 _FOLLOWS = ("validation_score", "test_score", "worst_domain", "worst_score")
@@ -79,23 +82,43 @@ def lines(folder: Path) -> dict[str, list[Line]]:
     return found
 
 
-def difference(old: Mapping[str, Sequence[Line]], new: Mapping[str, Sequence[Line]]) -> str:
-    """The first difference of the evaluations of two folders; "" if there is none.
+def difference(
+    old: Mapping[str, Sequence[Line]], new: Mapping[str, Sequence[Line]]
+) -> tuple[str, float]:
+    """The first difference beyond rounding of the evaluations of two folders, "" without one.
 
-    Their time does not count, nor a field that only one of them has, as later versions write more.
+    Time does not count, nor a field that only one of them has, as later versions write more.
+
+    Returns (the difference, the largest relative difference of two numbers).
     """
     if not old or old.keys() != new.keys():
         either = sorted(old.keys() ^ new.keys())
-        return f"has not the same cells: {', '.join(either) or 'none at all'}"
+        return f"has not the same cells: {', '.join(either) or 'none at all'}", math.inf
+    largest = 0.0
     for cell, before in old.items():
         if len(before) != len(new[cell]):
-            return f"{cell} has {len(before)} lines then, {len(new[cell])} now"
+            return f"{cell} has {len(before)} lines then, {len(new[cell])} now", math.inf
         for one, other in zip(before, new[cell], strict=True):
             for name in _COMPARED:
-                pair = one.get(name), other.get(name)
-                if None not in pair and pair[0] != pair[1]:
-                    return f"{cell}, round {one.round}: {name} is {pair[0]} then, {pair[1]} now"
-    return ""
+                pair = [msgspec.to_builtins(each.get(name)) for each in (one, other)]
+                apart = 0.0 if None in pair else _apart(*pair)
+                largest = max(largest, apart)
+                if apart > ROUNDING:
+                    text = f"{cell}, round {one.round}: {name} is {pair[0]} then, {pair[1]} now"
+                    return text, apart
+    return "", largest
+
+
+def _apart(one: Any, other: Any) -> float:
+    """The largest relative difference of the numbers in two values; infinite if others differ."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return max((_apart(one[name], other[name]) for name in one), default=0.0)
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return max(map(_apart, one, other), default=0.0)
+    if one == other:
+        return 0.0
+    are_numbers = all(type(each) in (int, float) for each in (one, other))
+    return abs(one - other) / max(abs(one), abs(other)) if are_numbers else math.inf
 
 
 @contextlib.contextmanager
@@ -139,10 +162,11 @@ def repeated(record: Origin, before: Path, rounds: int) -> tuple[str, Repeated |
         old, new = Path(name) / "old", Path(name) / "new"
         _train(words, before, old)
         _train(words, ROOT, new)
-        found = difference(lines(old), lines(new))
+        found, largest = difference(lines(old), lines(new))
         origins = [records.decoded(path.read_bytes(), Origin) for path in new.rglob("*.json")]
         code = next((each.code for each in origins if each is not None and each.code), {})
-    note = Repeated(rounds, str(datetime.now(UTC).date()), fedjax_inv.__version__, code)
+    today = str(datetime.now(UTC).date())
+    note = Repeated(rounds, today, fedjax_inv.__version__, code, float(f"{largest:.0e}"))
     return found, None if found else note
 
 
@@ -170,7 +194,8 @@ def run(options: Options, root: Path = ROOT) -> str:
         for name in names if note else []:
             record = msgspec.structs.replace(each[name], repeated=note)
             files.write_json(every[name].with_name(f"{name}.json"), record)
-        print(f"{', '.join(names)}: {found or 'the same'}", flush=True)
+        same = f"the same to {note.rounding:g}" if note and note.rounding else "the same"
+        print(f"{', '.join(names)}: {found or same}", flush=True)
         return note is not None
 
     with (

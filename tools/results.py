@@ -100,7 +100,8 @@ def caption(record: Origin) -> str:
         record.date or "",
         record.processor or "",
         f"{record.seconds:.0f} s of training" if record.seconds else "",
-        f"the first {again.rounds} rounds are the same with version {again.version}"
+        f"the first {again.rounds} rounds are the same"
+        f"{f' to {again.rounding:g}' if again.rounding else ''} with version {again.version}"
         if (again := record.repeated)
         else "",
     ]

@@ -153,13 +153,14 @@ class Start(Record, frozen=True):
 class Repeated(Record, frozen=True):
     """A later repetition of a table's first rounds, with one seed, that gave the same numbers.
 
-    Compared are all scores and losses of all rows, to the last bit.
+    Compared are all scores and losses of all rows.
     """
 
     rounds: int
     date: str
     version: str  # of this project, with which they were repeated
     code: dict[str, str]  # the digests of the files on which the table depends, as in `Origin`
+    rounding: float = 0.0  # the largest relative difference; 0: the same to the last bit
 
 
 class Origin(Record, frozen=True, kw_only=True):
