@@ -330,9 +330,8 @@ def publish(path: Path, name: str, root: Path = ROOT) -> Path:
     else:
         record, stem = _of_study(path)
         words = shlex.split(record.command)
-        (data,) = (word.partition("=")[2] for word in words if word.startswith("--data="))
         paper = words[2] if words[1] == "paper" else words[1]
-        name = name or f"{paper}_{data}_{stem}"
+        name = name or f"{paper}_{path.parent.name}_{stem}"
     target = root / TABLES / f"{name}{path.stem.removeprefix(stem)}{path.suffix}"
     with files.replacing(target) as file:
         file.write(path.read_bytes())

@@ -5,6 +5,7 @@ row has its own folder of runs, and finished runs stay there. So a study can be 
 studies of a paper share runs.
 """
 
+import contextlib
 import csv
 import dataclasses
 import operator
@@ -196,7 +197,7 @@ class Paper(NamedTuple):
     """The studies of a paper."""
 
     name: str
-    data: tuple[str, ...]  # names of data sets; the first is the default
+    data: tuple[str, ...]  # names of data sets; by default a study takes the first that fits it
     studies: Mapping[str, Study]  # by name; the first is the default
     caption: str
     diverged: Callable[[RowResult], Cells] = _nothing  # the columns of a row that is not complete
@@ -229,7 +230,11 @@ def binary(paper: Paper, about: str | None) -> Binary:
         study: str = flag(next(iter(paper.studies)), "What to compare.", choices=paper.studies)
         rows: tuple[str, ...] = flag((), paper.about_rows, kind=str)
         data: tuple[str, ...] = flag(
-            (paper.data[0],), "Data sets, each with a table.", choices=paper.data
+            (),
+            f"Data sets, each with a table; default: {paper.data[0]}, or the first that fits the "
+            "study.",
+            choices=paper.data,
+            kind=str,
         )
 
     more = flags_of(paper.own) if paper.own else []
@@ -241,9 +246,10 @@ def binary(paper: Paper, about: str | None) -> Binary:
     def read(argv: Sequence[str], values: flags.FlagValues) -> Options:
         command_line.parse(argv, values)
         own = Own(**{field.name: command.value_of(field, values) for field in flags_of(Own)})
-        check_different("data", own.data)
-        check_different("rows", own.rows, may_be_empty=True)
+        for name, given_names in (("data", own.data), ("rows", own.rows)):
+            check_different(name, given_names, may_be_empty=True)
         check(own)
+        data = own.data or (_usual_data(paper, own.study),)
         of_paper = None
         if paper.own is not None:
             of_paper = paper.own(**{each.name: command.value_of(each, values) for each in more})
@@ -253,7 +259,7 @@ def binary(paper: Paper, about: str | None) -> Binary:
         given = [values[name] for name in of_sweep if values[name].present and name != "run_dir"]
         overrides = tuple(line for each in given for line in each.serialize().splitlines())
         folder = Path(values.run_dir or f"runs/{paper.name}")
-        return Options(own.study, own.rows, own.data, folder, overrides, of_paper)
+        return Options(own.study, own.rows, data, folder, overrides, of_paper)
 
     def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:
         return command_line.answer(argv, about or "", values, refused=("algorithm",))
@@ -336,6 +342,15 @@ def _names(overrides: Sequence[str]) -> Given:
 
 def _of_row(row: Row, error: UsageError) -> UsageError:
     return UsageError(row.label, ..., str(error))
+
+
+def _usual_data(paper: Paper, study: str) -> str:
+    """The first data set that a study takes."""
+    for data in paper.data:
+        with contextlib.suppress(UsageError):
+            paper.studies[study].rows(data)
+            return data
+    raise ValueError(f"the study {study} takes none of {paper.data}")
 
 
 def check_row(row: Row, chosen: Config) -> None:

@@ -99,6 +99,18 @@ def test_rows_stay_what_they_stand_for(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("name", papers.LISTED)
+def test_every_study_has_data_by_default(name: str) -> None:
+    chosen = paper(name)
+    for study_name, each in chosen.studies.items():
+        values = flags.FlagValues()
+        binary = importlib.import_module(f"{papers.__name__}.{name}").BINARY
+        binary.define(values)
+        (data,) = binary.read(["", f"--study={study_name}"], values).data
+        assert each.rows(data)
+        assert data == chosen.data[0] or name in ("fedipg", "fedcfa")
+
+
 def test_help_leaves_out_the_algorithm_which_each_row_has() -> None:
     values = flags.FlagValues()
     cafe.BINARY.define(values)
