@@ -103,7 +103,7 @@ def inputs(num_clients: int) -> program.Inputs:
 
 
 def peak() -> float:
-    """The largest resident memory since `forget_peak` in GB, without mapped files."""
+    """The largest resident memory so far in GB, with the pages of mapped files that were read."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["VmHWM"].split()[0]) / 1e6
 

@@ -34,7 +34,7 @@ def main() -> tuple[np.ndarray, np.ndarray]:
 
     with tempfile.TemporaryDirectory() as folder, ocp.StandardCheckpointer() as checkpointer:
         path = Path(folder) / "state"
-        # A run that continues later also saves jax.random.key_data(trained.key).
+        # A run that continues later also saves trained.round, and with delays broadcast_history.
         checkpointer.save(path, (trained.server, trained.clients))
         checkpointer.wait_until_finished()
         # In another process, `start` gives the structure and shapes of the saved arrays.

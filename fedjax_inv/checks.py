@@ -85,7 +85,7 @@ def is_known_zero(number: Any) -> bool:
 
 def holds_finite(array: Any) -> bool:
     """Return whether an array's numbers are finite in the type in which JAX keeps them."""
-    if array.dtype.kind != "f":
+    if not jnp.issubdtype(array.dtype, jnp.floating):
         return True
     with np.errstate(over="ignore"):  # too large numbers become infinite
         return bool(np.isfinite(array.astype(jax.dtypes.canonicalize_dtype(array.dtype))).all())

@@ -14,6 +14,8 @@ from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.federation import Partition, Split
 from fedjax_inv.types import Examples, Federation, Tree
 
+_KINDS = {"truth values": np.bool_, "integers": jnp.integer, "floating point": jnp.floating}
+
 
 def of_arrays(
     data: Any, y: Tree | None = None, client: Any = None
@@ -47,17 +49,26 @@ def of_arrays(
         parts = federations.parts_of(data)
     else:
         x, y, parts = _joined(data)
-    x, y = jax.tree.map(np.asarray, _without_lists((x, y)))
+    x, y = jax.tree.map(np.asarray, (without_lists(x), without_lists(y)))
     _check(x, y, client)
     return x, y, parts
 
 
-def _without_lists(pair: Sequence[Any]) -> tuple[Any, ...]:
-    """Return inputs and targets, lists of numbers as arrays; JAX would take a list for a tree."""
+def without_lists(arrays: Any) -> Any:
+    """Return arrays, a list of numbers as an array; JAX would take a list for a tree."""
     try:
-        return tuple(np.asarray(each) if isinstance(each, list) else each for each in pair)
+        return np.asarray(arrays) if isinstance(arrays, list) else arrays
     except ValueError:  # lists of different lengths
         raise UsageError("data", ..., "must have examples of one shape") from None
+
+
+def _joined_arrays(*parts: np.ndarray) -> np.ndarray:
+    """Return arrays one after the other; integers stay so, whatever their signs and sizes."""
+    if all(jnp.issubdtype(part.dtype, jnp.integer) for part in parts):
+        both = np.result_type(*parts)
+        if both.kind == "f":  # of int64 and uint64 NumPy makes float64
+            parts = tuple(part.astype(np.int64) for part in parts)
+    return np.concatenate(parts)
 
 
 def kind_of_inputs(leaf: Any) -> str:
@@ -67,8 +78,7 @@ def kind_of_inputs(leaf: Any) -> str:
 
 def kind(leaf: Any) -> str:
     """Return the kind of an array's numbers, such as "integers"."""
-    kinds = {"truth values": np.bool_, "integers": jnp.integer, "floating point": jnp.floating}
-    return next((k for k, of in kinds.items() if jnp.issubdtype(leaf.dtype, of)), str(leaf.dtype))
+    return next((k for k, of in _KINDS.items() if jnp.issubdtype(leaf.dtype, of)), str(leaf.dtype))
 
 
 def _kinds(x: Tree, y: Tree) -> tuple[Tree, Tree]:
@@ -91,7 +101,7 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
     for index, pair in enumerate(data):
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise UsageError(f"data[{index}]", ..., allowed)
-        pair = jax.tree.map(np.asarray, _without_lists(pair))
+        pair = jax.tree.map(np.asarray, tuple(map(without_lists, pair)))
         lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(pair)}
         if len(lengths) != 1 or -1 in lengths:
             raise UsageError(f"data[{index}]", ..., f"x and y have lengths {sorted(lengths)}")
@@ -109,7 +119,7 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
             text = f"holds {kinds}, must hold {first_kinds} as the clients before"
             raise UsageError(f"data[{index}]", ..., text)
     filled = [pair for pair in pairs if len(jax.tree.leaves(pair)[0])] or pairs
-    x, y = jax.tree.map(lambda *leaves: np.concatenate(leaves), *filled)
+    x, y = jax.tree.map(_joined_arrays, *filled)
     ends = np.cumsum([len(jax.tree.leaves(pair)[0]) for pair in pairs])
     return x, y, np.split(np.arange(ends[-1]), ends[:-1])
 
@@ -122,7 +132,7 @@ def _check(x: Tree, y: Tree, client: Any = None) -> None:
         raise UsageError("data", ..., f"{' and '.join(named)} must be of one length, not {found}")
     for path, leaf in jax.tree_util.tree_leaves_with_path({"x": x, "y": y}):
         name = path[0].key + jax.tree_util.keystr(path[1:])
-        if leaf.dtype.kind not in "biuf":
+        if kind(leaf) not in _KINDS:
             remedy = checks.for_texts(name, leaf) if name == "y" else ""
             raise UsageError(name, leaf, f"must hold numbers{remedy}")
         if not checks.holds_finite(leaf):
@@ -190,7 +200,7 @@ def _with_test(x: Tree, y: Tree, test: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
     """Append test examples."""
     if not isinstance(test, Sequence) or len(test) != 2:
         raise UsageError("test", ..., "must be inputs and targets, (x, y)")
-    test_x, test_y = jax.tree.map(np.asarray, _without_lists(test))
+    test_x, test_y = jax.tree.map(np.asarray, tuple(map(without_lists, test)))
     try:
         _check(test_x, test_y)
     except UsageError as error:
@@ -203,7 +213,7 @@ def _with_test(x: Tree, y: Tree, test: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
     found, needed = _kinds(test_x, test_y), _kinds(x, y)
     if found != needed:
         raise UsageError("test", ..., f"holds {found}, must hold {needed} as in training")
-    return jax.tree.map(lambda a, b: np.concatenate([a, b]), (x, y), (test_x, test_y))
+    return jax.tree.map(_joined_arrays, (x, y), (test_x, test_y))
 
 
 def splits_of_dataset(

@@ -41,6 +41,8 @@ def leaf_json(files: Sequence[Path]) -> Plan:
     Raises:
       UsageError: while it is read, for a file in another format, or that is cut short.
     """
+    if not files:
+        raise UsageError("files", files, "must be a list of paths, at least one")
     checks.each("files", files, lambda name, file: checks.record(name, file, Path))
 
     def source(first: int) -> Iterator[Piece]:

@@ -139,15 +139,9 @@ def _federation(
 
 def parts_of(federation: Federation) -> list[np.ndarray]:
     """Return the rows of each client, from which `of_parts` makes the federation."""
-    _check_whole(federation)
+    checks.federation(federation, whole=True)
     order, start, size = (np.asarray(array) for array in federation[1:4])
     return [order[begin : begin + count] for begin, count in zip(start, size, strict=True)]
-
-
-def _check_whole(federation: Federation) -> None:
-    checks.federation(federation)
-    if federation.who is not None:
-        raise UsageError("federation", ..., "is compact, must have all its clients")
 
 
 def rows_of(order: np.ndarray, start: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -186,7 +180,7 @@ def compact(
     Raises:
       UsageError: for clients that do not exist or are not in order, and for too little room.
     """
-    _check_whole(federation)
+    checks.federation(federation, whole=True)
     who = checks.integers("who", who, 0, federation.num_clients - 1, may_be_empty=True)
     if (np.diff(who) <= 0).any():
         raise UsageError("who", who, "must be different clients in ascending order")
@@ -509,7 +503,7 @@ def test_shards(
 
 def pooled(federation: Federation) -> Federation:
     """Return a federation of one client that holds all examples, for centralised training."""
-    _check_whole(federation)
+    checks.federation(federation, whole=True)
     data, order, start, size, _ = federation
     begin, count = np.asarray(start), np.asarray(size)
     if (begin[1:] == (begin + count)[:-1]).all():  # clients' rows follow each other already

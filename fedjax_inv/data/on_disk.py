@@ -439,7 +439,7 @@ def load(folder: Path) -> Dataset:
 
     Returns:
       A data set whose users are the clients; those of the folder `test` are its test split. Without
-      a test split the examples are mapped into memory, not read.
+      a test split the examples are mapped into memory; they are read once, for the checksum.
 
     Raises:
       UsageError: names a file that is missing, damaged or truncated, or a folder whose content is

@@ -256,8 +256,12 @@ def _prepared(name: str, tfds_dir: Path) -> Path | None:
 
 def _not_found(name: str, tfds_dir: Path) -> str:
     """Return the text of the error for an unknown name, which says how to get a data set."""
-    with _experiments_extra():
-        import tensorflow_datasets as tfds
+    try:
+        with _experiments_extra():
+            import tensorflow_datasets as tfds
+    except ImportError as error:
+        text = "is no file, no folder and no built-in data set; for one of TFDS"
+        raise ImportError(f"name={name}: {text}: {error}") from error
 
     base = re.split("[/:]", name)[0]
     infos = (tfds_dir / name).glob("*/*/dataset_info.json") if may_be_prepared(name) else ()

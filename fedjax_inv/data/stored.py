@@ -174,10 +174,11 @@ def of_records(
         found = {}
         for row, record in zip(rows, records, strict=True):
             found[row] = decoded(record)
-            same = jax.tree.map(
-                lambda a, b: a.shape == b.shape and a.dtype == b.dtype, *(found[row], first)
+            kinds, needed = (
+                jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), each)
+                for each in (found[row], first)
             )
-            if not all(jax.tree.leaves(same)):
+            if kinds != needed:
                 raise UsageError(f"source[{row}]", ..., "has another shape than source[0]")
         return found
 

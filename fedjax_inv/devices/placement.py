@@ -311,7 +311,7 @@ class Layout(NamedTuple):
         inputs = jax.tree.map(self._padded, inputs)
         if not self.own:
             return put(data, whole), put(inputs, by_run)
-        rows, inputs = self._split(len(data.y), inputs)
+        rows, inputs = self._split(len(jax.tree.leaves(data)[0]), inputs)
 
         def placed(node: Tree) -> Tree:
             if not is_shards(node):

@@ -319,8 +319,7 @@ def work(
     Raises:
       UsageError: if the optimizer takes other arguments.
     """
-    is_plain = isinstance(momentum, int | float) and momentum == 0
-    more = {} if is_plain else {"momentum": momentum}
+    more = {} if checks.is_known_zero(momentum) else {"momentum": momentum}
     try:
         made = optimizer(learning_rate, **more)
     except TypeError as error:
@@ -383,7 +382,7 @@ def _check_of_clients(
     except ValueError:  # lists of different lengths
         values = np.zeros((0, 0))
     if values.ndim == 0:
-        check(name, value)
+        check(name, values.item() if hasattr(value, "ndim") else value)
     elif values.shape == (num_clients,):
         # As they were given: an array turns all integers beside one float into floats.
         checks.each(name, value if isinstance(value, list | tuple) else values.tolist(), check)

@@ -69,7 +69,8 @@ def fit(
         with y and client; or a `Federation`; or a `Dataset`, which brings its own test examples.
       y: targets [M, ...], if data are x: integers are classes, booleans are labels, and numbers in
         floating point are values, as in a `Dataset`.
-      client: [M] integers, the client of each example, if data are x.
+      client: [M] integers, the client of each example, if data are x. Everywhere else clients are
+        numbered 0, 1, ... in ascending order of these integers.
       rounds: T, how many rounds to play.
       learning_rate: that of the clients' optimizer.
       seeds: each seeds the network, the minibatches, the cohorts and the draw of validation
@@ -233,4 +234,5 @@ def fit(
             patience=patience,
             rank=objective.score.rank,
             callbacks=[shown.show, *callbacks],
+            drop_nonfinite=drop_nonfinite,
         )

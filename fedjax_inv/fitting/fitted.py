@@ -118,9 +118,13 @@ def _check_like(name: str, given: Tree, sample: Tree, kind: Callable[[Any], str]
     def shapes(tree: Tree) -> Tree:
         return jax.tree.map(lambda leaf: np.shape(leaf)[1:], tree)
 
-    needed = shapes(sample)
-    if not all(np.shape(leaf) for leaf in jax.tree.leaves(given)) or shapes(given) != needed:
-        raise UsageError(name, given, f"must hold examples of shape {needed}, as in training")
+    needed, sizes = shapes(sample), [np.shape(leaf)[:1] for leaf in jax.tree.leaves(given)]
+    if not all(sizes) or shapes(given) != needed:
+        shown = given if hasattr(given, "shape") else ...
+        raise UsageError(name, shown, f"must hold examples of shape {needed}, as in training")
+    if len({*sizes}) > 1:
+        found = " and ".join(str(size[0]) for size in sizes)
+        raise UsageError(name, ..., f"has arrays of {found} examples, must have one length")
     arrays = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else np.asarray(leaf), given)
     found, trained = (jax.tree.map(kind, each) for each in (arrays, sample))
     if found != trained:
@@ -182,8 +186,8 @@ class Fitted:
         Args:
           x: inputs [B, ...].
           run: the number of the run.
-          client: the client that is served, for an algorithm with personal networks; None for one
-            that was never seen.
+          client: the number of the client that is served, for an algorithm with personal networks;
+            None for one that was never seen.
 
         Returns:
           The outputs [B, ...]; logits [B, K] of classifiers, whose classes are argmax(-1).
@@ -192,6 +196,7 @@ class Fitted:
           UsageError: for other inputs than in training, and if there is no such run or client.
         """
         algorithm, state = self.algorithm(run), self.state(run)
+        x = clients.without_lists(x)
         self._serving.check_inputs(x)
         self._check_client(client)
         own: Tree = ()
@@ -224,25 +229,35 @@ class Fitted:
           UsageError: for other inputs or targets than in training, for targets of another length,
             and if there is no such client.
         """
+        x, y = clients.without_lists(x), clients.without_lists(y)
         self._serving.check_inputs(x)
         self._serving.check_targets(y)
         self._check_client(client)
         data = federation.examples(x, y)
         rows = np.arange(len(jax.tree.leaves(x)[0]))
+        if self._is_pooled:  # one network, and no client's own examples
+            client = None
         parts, number = [rows], client or 0
         if client is not None:
             parts = [rows if c == client else rows[:0] for c in range(self._num_clients)]
-        clients, scores = federation.of_parts(data, parts), []
+        served, scores = federation.of_parts(data, parts), []
         for run in range(len(self.runs)):
             of_run = self._serving.evaluate(
-                self.runs[run].hyper, self.state(run), clients, client is not None
+                self.runs[run].hyper, self.state(run), served, client is not None
             )
             scores.append(jax.tree.map(lambda leaf: np.asarray(leaf)[number], of_run))
         return jax.tree.map(lambda *leaves: np.stack(leaves), *scores)
 
     @property
     def _num_clients(self) -> int:
-        return self._serving.inputs.train.size.shape[1]
+        inputs = self._serving.inputs
+        return (inputs.valid if self._is_pooled else inputs.train).size.shape[1]
+
+    @property
+    def _is_pooled(self) -> bool:
+        """Whether training is on one client with the examples of all."""
+        inputs = self._serving.inputs
+        return inputs.train.size.shape[1] == 1 < inputs.valid.size.shape[1]
 
     def _check_run(self, run: int) -> None:
         checks.integer("run", run, 0, len(self.runs) - 1, ", the runs")

@@ -27,6 +27,7 @@ def train(
     patience: int | None,
     rank: Callable[[Any], Any],
     callbacks: Sequence[Callable[[Fitted], object]],
+    drop_nonfinite: bool = False,
 ) -> Fitted:
     """Play the rounds of all runs.
 
@@ -39,6 +40,7 @@ def train(
       patience: as in `fit`.
       rank: score -> a number that is higher, the better the score is.
       callbacks: as in `fit`.
+      drop_nonfinite: as in `fit`.
 
     Returns:
       The runs after their last round.
@@ -62,7 +64,7 @@ def train(
             with _interrupted_at_end():
                 training, outcome = compiled.segment(examples, inputs, training, segment(done))
                 outcome = compiled.gathered(outcome)
-                lines.append(_values(outcome))
+                lines.append(_values(outcome, drop_nonfinite))
                 is_warned = is_warned or _is_broken(runs, outcome, done)
                 done = min(done + every, rounds)
                 at = np.minimum(every * np.arange(1, len(lines) + 1), rounds)
@@ -85,11 +87,13 @@ def train(
     return fitted
 
 
-def _values(outcome: Outcome) -> dict[str, np.ndarray]:
+def _values(outcome: Outcome, drop_nonfinite: bool) -> dict[str, np.ndarray]:
     """Return the values [R] of a segment's rounds, by name, as in `History`."""
     values = {}
-    # Such a round's NaN is a loss; another round's says that nobody took part.
+    # Such a round's NaN is a loss; another round's says that nobody took part. An update that is
+    # left out has no part in a mean.
     diverged = (np.asarray(outcome.broken) >= 0) & np.asarray(outcome.attended).any(-1)
+    diverged &= not drop_nonfinite
     for name, metric in outcome.metrics.items():
         of_rounds = np.asarray(metric)
         counts = ~np.isnan(of_rounds) | diverged
@@ -117,8 +121,9 @@ def _is_broken(runs: Sequence[Run], outcome: Outcome, done: int) -> bool:
 @contextlib.contextmanager
 def _interrupted_at_end() -> Iterator[None]:
     """Let Ctrl-C act at the end of the block, which therefore runs as a whole."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread gets signals
+    is_main = threading.current_thread() is threading.main_thread()  # it alone gets signals
+    if not is_main or signal.getsignal(signal.SIGINT) is None:  # None: no handler of Python
+        yield
         return
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))

@@ -155,6 +155,8 @@ def test_a_missing_package_is_answered_with_how_to_install_it(package, name, tmp
         sources.load(name.format(folder=tmp_path), data_dir=str(tmp_path))
     assert package in str(error.value)
     assert "\n" not in str(error.value)
+    is_unknown = str(error.value).startswith("name=mnsit: is no file, no folder and no built-in")
+    assert is_unknown == (package == "tensorflow_datasets")
 
 
 # what fits together

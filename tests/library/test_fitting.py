@@ -208,6 +208,8 @@ def test_predictions_have_the_precision_of_the_algorithm() -> None:
         (lambda fitted: fitted.evaluate(X, Y * 1.0), "y: holds floating point, must hold integers"),
         (lambda fitted: fitted.evaluate(X, np.eye(2)[Y % 2]), "y=float64 (48, 2): must hold"),
         (lambda fitted: fitted.network(-1), "run=-1: must be an integer in 0..3"),
+        (lambda fitted: fitted.predict([[1.0, 2.0]]), "x=float64 (1, 2): must hold examples of"),
+        (lambda fitted: fitted.predict([[1.0], [2.0, 3.0]]), "data: must have examples of one"),
     ],
 )
 def test_a_wrong_question_to_a_result_is_one_line(call: Any, message: str) -> None:
@@ -307,7 +309,9 @@ def test_the_last_segment_may_be_shorter() -> None:
 
 
 def test_a_history_shows_a_loss_of_nan_and_no_round_without_clients() -> None:
-    def values(losses: list[float], broken: list[int], attended: list[int]) -> float:
+    def values(
+        losses: list[float], broken: list[int], attended: list[int], drops: bool = False
+    ) -> float:
         none = evaluation.Scores(*[np.zeros((1, 1))] * 3)
         outcome: Any = SimpleNamespace(
             metrics={"loss": np.array([losses])},
@@ -316,12 +320,14 @@ def test_a_history_shows_a_loss_of_nan_and_no_round_without_clients() -> None:
             valid=none,
             test=none,
         )
-        return segments._values(outcome)["train_loss"].item()
+        return segments._values(outcome, drops)["train_loss"].item()
 
     assert values([1.0, np.nan, 3.0], [-1, -1, -1], [2, 0, 2]) == 2
     assert np.isnan(values([1.0, np.nan, np.nan], [-1, 4, 4], [2, 2, 2]))
     # A client whose update was left out, and nobody else took part.
     assert values([1.0, np.nan, 3.0], [-1, 4, -1], [2, 0, 2]) == 2
+    # Another exchange was attended, in which a client was left out.
+    assert values([1.0, np.nan, 3.0], [-1, 4, -1], [2, 2, 2], drops=True) == 2
     assert np.isnan(values([np.nan], [-1], [0]))
 
 
@@ -388,11 +394,31 @@ def test_all_forms_of_arrays_hold_the_same_clients() -> None:
         (X[:40].tolist(), Y[:40].tolist(), CLIENT.tolist()),
         (federation.of_parts(data, PARTS),),
     ]
+    signed = Y[:40].astype(np.int64), Y[:40].astype(np.uint64)
+    mixed = [(X[rows], signed[c % 2][rows]) for c, rows in enumerate(PARTS)]
+    forms += [(mixed,), (jnp.asarray(X[:40], jnp.bfloat16), Y[:40], CLIENT)]
     for form in forms:
         x, y, parts = clients.of_arrays(*form)
+        assert y.dtype.kind in "iu"
         for part, rows in zip(parts, PARTS, strict=True):
-            np.testing.assert_allclose(x[part], X[rows], rtol=1e-6)
+            close = 1e-2 if x.dtype.itemsize == 2 else 1e-6
+            np.testing.assert_allclose(x[part].astype(float), X[rows], rtol=close)
             np.testing.assert_array_equal(y[part], Y[rows])
+
+
+def test_a_bfloat16_input_must_be_finite() -> None:
+    x = jnp.asarray(X[:40], jnp.bfloat16).at[3].set(jnp.nan)
+    with pytest.raises(UsageError, match=r"^x=.*must be finite"):
+        clients.of_arrays(x, Y[:40], CLIENT)
+
+
+def test_arrays_of_an_input_have_one_length() -> None:
+    sample: Any = SimpleNamespace(x={"a": X, "b": X})
+    serving = object.__new__(Serving)
+    serving.sample = sample
+    serving.check_inputs({"a": X[:4], "b": X[:4]})
+    with pytest.raises(UsageError, match=r"^x: has arrays of 4 and 1 examples"):
+        serving.check_inputs({"a": X[:4], "b": X[:1]})
 
 
 def test_a_client_without_examples_may_have_any_types() -> None:
@@ -673,6 +699,14 @@ def test_the_momentum_of_sgd_alone_is_known() -> None:
         for batch_size in (2, None):
             work = arguments.work(optimizer, 0.1, 0.5, batch_size, 1, sizes)
             assert work.momentum == known
+    for none in (0, 0.0, np.float32(0)):  # Adam takes no momentum
+        assert arguments.work(optax.adam, 0.1, none, 2, 1, sizes).momentum is None
+
+
+def test_an_array_of_one_number_is_a_number() -> None:
+    assert arguments.schedule(4, 2, None, np.array(0.5), np.array(2))
+    with pytest.raises(UsageError, match=r"^dropout=1.5: must be a number between 0 and 1"):
+        arguments.schedule(4, 2, None, np.array(1.5), 1)
 
 
 def test_several_devices_have_the_layout_of_the_binaries() -> None:
@@ -702,6 +736,22 @@ def test_devices_change_no_bit(number: int) -> None:
 
 
 @pytest.mark.slow
+def test_targets_may_be_a_tree_on_several_devices() -> None:
+    y = {"a": Y[:40], "b": Y[:40] + 0.0}
+
+    def loss_of_a(outputs: Array, y: Tree, mask: Array) -> Array:
+        return objectives.cross_entropy(outputs, y["a"], mask)
+
+    settings = SETTINGS | {"schedule": None, "loss": loss_of_a, "score": loss_of_a, "test": None}
+    several = [
+        fit(fedavg.fedavg, MODEL, X[:40], y, CLIENT, **(settings | {"devices": devices}))
+        for devices in (1, 2)
+    ]
+    losses = [fitted.history["valid_loss"] for fitted in several]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_personal_networks_serve_their_own_client() -> None:
     model = models.mlp(2, widths=(3,), norm="batch")
     data = [(X[rows] + 3 * c, Y[rows]) for c, rows in enumerate(PARTS)]
@@ -728,6 +778,10 @@ def test_training_goes_on_from_a_network_and_pools_for_erm() -> None:
     first = fit(erm.erm, MODEL, *ARRAYS, cohort=3, **settings)  # a cohort of the single client
     start = first.network()
     second = fit(erm.erm, MODEL, *ARRAYS, variables=start, learning_rate=[0.0, 0.1], **settings)
+    np.testing.assert_array_equal(first.predict(X, client=3), first.predict(X))
+    assert first.evaluate(X, Y, client=3).loss == first.evaluate(X, Y).loss
+    with pytest.raises(UsageError, match=r"^client=4: must be an integer in 0..3, the clients"):
+        first.predict(X, client=4)
     assert_same_bits(plain(second.network(0)), plain(start))
     x, y, kernel = X[:40], np.eye(2)[Y[:40]], np.asarray(start.params.head, np.float64)
     outputs = np.exp(x @ kernel)

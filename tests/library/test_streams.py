@@ -287,6 +287,15 @@ def test_records_are_decoded_once_while_they_are_in_the_cache() -> None:
     assert was_read == [2, 5, 7, 8, 2]
 
 
+def test_records_have_the_shapes_and_names_of_the_first() -> None:
+    inputs = [{"a": np.zeros(3)}, {"b": np.zeros(3)}, {"a": np.zeros(2)}, {"a": np.zeros(3)}]
+    each = stored.of_records(inputs, inputs=lambda x: x, targets=lambda x: np.int32(0))
+    assert each.take(np.array([0, 3])).x["a"].shape == (2, 3)
+    for row in (1, 2):
+        with pytest.raises(UsageError, match=rf"^source\[{row}\]: has another shape than source\[0"):
+            each.take(np.array([row]))
+
+
 def test_images_of_a_folder_are_records(tmp_path: Path) -> None:
     from PIL import Image
 
