@@ -359,8 +359,10 @@ def averaging_of(
         delta = servers.upload_of(shared(trained.local.variables), visit.message.variables)
         if scale_delta:
             scale = scale_delta(visit, trained)
-            if jnp.shape(scale):
-                text = f"has shape {jnp.shape(scale)}, must be a scalar"
+            is_array = jax.tree_util.all_leaves([scale])
+            if not is_array or jnp.shape(scale):
+                found = f"shape {jnp.shape(scale)}" if is_array else f"type {type(scale).__name__}"
+                text = f"has {found}, must be a scalar"
                 raise UsageError("the result of scale_delta", ..., text)
             delta = delta._replace(params=optax.tree.scale(scale, delta.params))
         upload = Upload(delta, side.upload(visit, trained))

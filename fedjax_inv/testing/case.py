@@ -1,9 +1,10 @@
 """An algorithm in one configuration, its programs, and the results that the laws share."""
 
+import hashlib
 import inspect
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,6 +42,10 @@ SEGMENT = 3  # rounds; the schedule has two of them
 
 class NotApplicable(Exception):
     """A law says nothing about this algorithm, or cannot be checked here; the message says why."""
+
+
+class NeverAttends(AssertionError):
+    """A client attends an exchange in no round."""
 
 
 class Lane(NamedTuple):
@@ -121,6 +126,7 @@ class Case:
         if hyperparameters is not None:
             checks.record("hyperparameters", hyperparameters, Mapping)
         self.hyperparameters = {} if hyperparameters is None else dict(hyperparameters)
+        self._as_given = jax.tree.flatten(self.hyperparameters)
         self.factory, self.work = factory, work
         self.model = inputs.network() if model is None else model
         checks.record("model", self.model, Model)
@@ -150,10 +156,11 @@ class Case:
 
         def segment(federation: Federation, lanes: Lane) -> Result:
             def one(lane: Lane) -> Result:
-                algorithm = self.build(lane.numbers, lane.filled_otherwise)
-                return rounds.run(
-                    algorithm, lane.state, lane.schedule, federation, axis=devices.chunked(3)
-                )
+                algorithm = self.build(lane.numbers)
+                with inputs.filled_otherwise(lane.filled_otherwise):
+                    return rounds.run(
+                        algorithm, lane.state, lane.schedule, federation, axis=devices.chunked(3)
+                    )
 
             return jax.vmap(one)(lanes)
 
@@ -198,11 +205,9 @@ class Case:
             raise raised
         return result
 
-    def build(self, numbers: Mapping[str, Any], filled_otherwise: Array | None = None) -> Algorithm:
+    def build(self, numbers: Mapping[str, Any]) -> Algorithm:
         """Return the algorithm with some of its numbers replaced."""
         work = self.work({**self.numbers, **numbers}["learning_rate"])
-        if filled_otherwise is not None:
-            work = inputs.filled_otherwise(work, filled_otherwise)
         given = {key: value for key, value in numbers.items() if key != "learning_rate"}
         return self.factory(self.model, work, **{**self.hyperparameters, **given})
 
@@ -266,7 +271,8 @@ class Case:
             # The arguments as the algorithm gets them, whose containers it could change.
             names = ("hyperparameters", "variables", "state", "cohort", "federation")
             given = (self.hyperparameters, *arguments)
-            was: list[Any] = [jax.tree.flatten(each) for each in given]
+            # The factory may have been called before, and have changed its arguments then.
+            was: list[Any] = [self._as_given, *(jax.tree.flatten(each) for each in arguments)]
             algorithm = first if numbers is None else self.build(numbers)
             variables, state, cohort, federation = arguments
             self.init(algorithm, variables, key)
@@ -283,7 +289,7 @@ class Case:
             numbers, drawn, before, tree.take(self.schedule, 0), self.federation
         )
         addresses = re.compile(r" at 0x[0-9a-f]+")  # of functions, in every trace another one
-        text = addresses.sub("", str(program))
+        text = "\n".join([addresses.sub("", str(program)), *map(_digest, _constants(program))])
         in_order = tuple(turns[index] for index in sorted(turns))
         return Trace(text, before, after, in_order, ", ".join(changed))
 
@@ -489,6 +495,7 @@ class Case:
         halves = {
             name: as_it_is._replace(numbers={**numbers, name: value / 2})
             for name, value in numbers.items()
+            if value / 2 != value
         }
         return {
             "as it is": as_it_is,
@@ -545,4 +552,20 @@ class Case:
                 if self.attending(state.server, round)[exchange][who]:
                     started: Any = np.int32(round)
                     return state._replace(round=started)
-        raise AssertionError(f"client {who} never attends exchange {exchange}")
+        raise NeverAttends(f"client {who} never attends exchange {exchange}")
+
+
+def _constants(program: Any) -> Iterator[Any]:
+    """Yield the arrays of a program and of the programs in it, which its text does not show."""
+    yield from getattr(program, "consts", ())
+    for equation in getattr(program, "eqns", ()):
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                yield from _constants(inner)
+
+
+def _digest(constant: Any) -> str:
+    if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+        constant = jax.random.key_data(constant)
+    array = np.ascontiguousarray(constant)
+    return f"constant {array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"

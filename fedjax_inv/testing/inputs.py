@@ -1,6 +1,7 @@
 """The tiny federation, the schedule, the network and the local training of the laws."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -12,7 +13,7 @@ import optax
 from fedjax_inv import checks, local, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
-from fedjax_inv.types import Array, Batch, Cohort, Examples, Federation, Model, Tree, Work
+from fedjax_inv.types import Array, Batch, Cohort, Examples, Federation, Model, Shard, Work
 
 NUM_CLASSES = 3
 IMAGE = (6, 6, 1)
@@ -220,32 +221,25 @@ def epochs(learning_rate: float | Array) -> Work:
     return local.epochs(optax.sgd(learning_rate), batch_size=3, num_epochs=2, momentum=0.0)
 
 
-def filled_otherwise(work: Work, otherwise: Array) -> Work:
-    """Return local training whose batches may be filled up with another real example.
+@contextlib.contextmanager
+def filled_otherwise(otherwise: Array) -> Iterator[None]:
+    """Fill up the batches that are traced within with another real example of the client.
+
+    These are all that `local.take_batch` makes: of the steps, and of `local.fold` and the like.
 
     Args:
-      work: local training.
-      otherwise: [] bool; if false, the work is as it was.
+      otherwise: [] bool; if false, batches are as they were.
     """
+    take = local.take_batch
 
-    def filled(batch: Batch) -> Batch:
-        index = jnp.arange(batch.mask.shape[0])
-        row = jnp.where(otherwise & ~batch.mask, jnp.argmax(batch.mask), index)
+    def taken(shard: Shard, positions: Array, mask: Array) -> Batch:
+        batch = take(shard, positions, mask)
+        row = jnp.where(otherwise & ~mask, jnp.argmax(mask), jnp.arange(mask.shape[0]))
         x, y = jax.tree.map(lambda leaf: leaf[row], (batch.x, batch.y))
-        return Batch(x, y, batch.mask)
+        return Batch(x, y, mask)
 
-    def loop(run: Tree) -> Tree:
-        def filled_run(grad_fn: Tree, local: Tree, shard: Tree, key: Array) -> Tree:
-            def filled_grad_fn(at: Tree, batch: Batch, key: Array) -> Tree:
-                return grad_fn(at, filled(batch), key)
-
-            return run(filled_grad_fn, local, shard, key)
-
-        return filled_run
-
-    change = work.with_optimizer
-    return work._replace(
-        run=loop(work.run),
-        run_local=work.run_local and loop(work.run_local),
-        with_optimizer=change and (lambda to: filled_otherwise(change(to), otherwise)),
-    )
+    local.take_batch = taken
+    try:
+        yield
+    finally:
+        local.take_batch = take

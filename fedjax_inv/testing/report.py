@@ -83,7 +83,8 @@ class Report(NamedTuple):
         return tuple(outcome for outcome in self.outcomes if outcome.result == BROKEN)
 
     def of(self, law: str) -> Outcome:
-        """Return the outcome of a law."""
+        """Return the outcome of a law. Raises UsageError if it was not checked."""
+        checks.one_of("law", law, [outcome.law for outcome in self.outcomes])
         return next(outcome for outcome in self.outcomes if outcome.law == law)
 
     def __str__(self) -> str:

@@ -562,6 +562,10 @@ def stepping(change: Any) -> Any:
             "the result of scale_delta: has shape (3,), must be a scalar",
         ),
         (
+            {"scale_delta": lambda visit, trained: {"a": 1.0}},
+            "the result of scale_delta: has type dict, must be a scalar",
+        ),
+        (
             {"server_delta": lambda side, delta, aggregated: delta.params},
             "the result of server_delta: is of type Halves, must be a Variables",
         ),

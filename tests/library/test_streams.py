@@ -292,7 +292,9 @@ def test_records_have_the_shapes_and_names_of_the_first() -> None:
     each = stored.of_records(inputs, inputs=lambda x: x, targets=lambda x: np.int32(0))
     assert each.take(np.array([0, 3])).x["a"].shape == (2, 3)
     for row in (1, 2):
-        with pytest.raises(UsageError, match=rf"^source\[{row}\]: has another shape than source\[0"):
+        with pytest.raises(
+            UsageError, match=rf"^source\[{row}\]: has another shape than source\[0"
+        ):
             each.take(np.array([row]))
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import slow
 from examples.fednova import fednova
-from fedjax_inv import averaging, models, testing
-from fedjax_inv.algorithms import fedavg
+from fedjax_inv import averaging, local, models, testing
+from fedjax_inv.algorithms import fedavg, fedprox
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import examples
 from fedjax_inv.testing import __main__ as command
@@ -64,6 +64,15 @@ def forgets_the_mask(model: Model, work: Work) -> Algorithm:
         return gradient(variables, batch._replace(mask=jnp.ones_like(batch.mask)), key)
 
     return built(model, work, lambda visit: grad_fn)
+
+
+def folds_without_the_mask(model: Model, work: Work) -> Algorithm:
+    """Each upload is scaled by a sum over the client's examples, filled batches included."""
+
+    def scale_delta(visit: Visit, trained: Any) -> Array:
+        return local.fold(visit.shard, lambda batch: batch.x.mean(), batch_size=4)
+
+    return built(model, work, scale_delta=scale_delta)
 
 
 def weighs_by_slot(model: Model, work: Work) -> Algorithm:
@@ -142,6 +151,24 @@ def draws_with_numpy(model: Model, work: Work) -> Algorithm:
     return built(model, work, lambda visit: grad_fn)
 
 
+def draws_an_array_with_numpy(model: Model, work: Work) -> Algorithm:
+    """The text of a program does not show what was drawn."""
+    gradient, rng = averaging.gradient(model), np.random.default_rng(0)
+
+    def grad_fn(variables: Tree, batch: Any, key: Array) -> Step:
+        step = gradient(variables, batch, key)
+        noise = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), step.grads)
+        return step._replace(grads=optax.tree.add(step.grads, noise))
+
+    return built(model, work, lambda visit: grad_fn)
+
+
+def fills_in_a_default(model: Model, work: Work, *, options: dict[str, float]) -> Algorithm:
+    """A second call of the factory changes nothing any more."""
+    options.setdefault("rate", 1.0)
+    return built(model, work)
+
+
 def reports_a_vector(model: Model, work: Work) -> Algorithm:
     gradient = averaging.gradient(model)
 
@@ -217,10 +244,22 @@ def predicts_by_the_batch(
             r"^TracerBoolConversionError: .* \(test_testing.py:\d+\)$",
         ),
         (changes_the_message, {}, "no_argument_is_changed_in_place", "^variables changed in place"),
+        (
+            draws_an_array_with_numpy,
+            {},
+            "tracing_again_gives_the_same_program",
+            "a second trace has 'constant ",
+        ),
+        (
+            fills_in_a_default,
+            {"options": {"penalty": 0.1}},
+            "no_argument_is_changed_in_place",
+            "^hyperparameters changed in place",
+        ),
     ],
 )
 def test_a_bug_is_named_by_the_law_of_traces(
-    factory: Callable[..., Algorithm], hyperparameters: dict[str, float], law: str, why: str
+    factory: Callable[..., Algorithm], hyperparameters: dict[str, Any], law: str, why: str
 ) -> None:
     report = testing.check(
         factory, hyperparameters=hyperparameters, model=LINEAR, laws=TRACED, tell=None
@@ -263,6 +302,7 @@ BUGS = [
     (predicts_by_the_batch, [0, 1]),
     (counts_absent_clients, [3]),
     (forgets_the_mask, [4]),
+    (folds_without_the_mask, [4]),
     (weighs_by_slot, [5]),
     (counts_present_clients, []),
 ]
@@ -277,6 +317,37 @@ def test_a_bug_is_named_by_the_law_of_runs(
 ) -> None:
     report = testing.check(factory, model=LINEAR, laws=NEED_A_RUN, tell=None)
     assert [outcome.law for outcome in report.broken] == [NEED_A_RUN[law] for law in laws]
+
+
+# Sound algorithms.
+
+
+def asks_those_with_examples(model: Model, work: Work) -> Algorithm:
+    """The server remembers who has examples, and asks nobody else."""
+    algorithm = with_server_state(
+        fedavg.fedavg(model, work), lambda setup: setup.has_examples, lambda has, cohort: has
+    )
+    (exchange,) = algorithm.exchanges
+    asks = exchange._replace(attends=lambda server, who, round: server.side[who])
+    return algorithm._replace(exchanges=(asks,))
+
+
+@pytest.mark.slow
+def test_who_has_no_examples_need_not_attend() -> None:
+    laws = ["a_round_without_clients_changes_nothing", "a_round_without_examples_changes_nothing"]
+    report = testing.check(asks_those_with_examples, model=LINEAR, laws=laws, tell=None)
+    assert [outcome.result for outcome in report.outcomes] == ["held", "not applicable"]
+    with pytest.raises(UsageError, match=r"^law='a_round': must be one of"):
+        report.of("a_round")
+
+
+@pytest.mark.slow
+def test_zero_has_no_half() -> None:
+    laws = ["seeds_and_numbers_matter"]
+    report = testing.check(
+        fedprox.fedprox, hyperparameters={"proximal": 0.0}, model=LINEAR, laws=laws, tell=None
+    )
+    assert report.of("seeds_and_numbers_matter").result == "held"
 
 
 # What cannot be checked, and what is said about it.
