@@ -74,6 +74,9 @@ def test_rounding_is_no_difference_but_told() -> None:
         ("x", "y", float("inf")),
         ([None, 0.0, -1.0], [None, 0.0, -1.0], 0.0),
         (0.0, 1e-9, 1.0),
+        (float("nan"), float("nan"), 0.0),
+        (float("nan"), 1.0, float("inf")),
+        ("1", 1.0, float("inf")),
     ):
         assert repeat._apart(number, other) == apart
 

@@ -50,7 +50,10 @@ class Options:
 
 
 ROUNDING = 1e-6  # of float32 in a few rounds, relative; the score of one example more is above it
-_REPLACED = ("rounds", "eval_every", "checkpoint_every", "seeds", "run_dir", "resume", "devices")
+_REPLACED = (
+    *("rounds", "eval_every", "checkpoint_every", "seeds", "run_dir", "resume", "devices"),
+    "beside",  # another run's numbers, which are only shown
+)
 # What follows from the domains is rounded in other ways by some versions.
 _FOLLOWS = ("validation_score", "test_score", "worst_domain", "worst_score")
 _COMPARED = [name for name in Line.__struct_fields__ if name not in ("seconds", *_FOLLOWS)]
@@ -115,10 +118,12 @@ def _apart(one: Any, other: Any) -> float:
         return max((_apart(one[name], other[name]) for name in one), default=0.0)
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return max(map(_apart, one, other), default=0.0)
-    if one == other:
+    if not all(type(each) in (int, float) for each in (one, other)):
+        return 0.0 if one == other else math.inf
+    if one == other or (math.isnan(one) and math.isnan(other)):
         return 0.0
-    are_numbers = all(type(each) in (int, float) for each in (one, other))
-    return abs(one - other) / max(abs(one), abs(other)) if are_numbers else math.inf
+    apart = abs(one - other) / max(abs(one), abs(other))
+    return apart if math.isfinite(apart) else math.inf
 
 
 @contextlib.contextmanager
@@ -178,16 +183,17 @@ def run(options: Options, root: Path = ROOT) -> str:
             raise flag_error("tables", name, f"is no file of {TABLES}")
     each = {name: record_of(path) for name, path in every.items()}
     chosen = options.tables or [name for name, record in each.items() if age(record)[1]]
-    texts = dict.fromkeys(each[name].command for name in chosen)
-    of_command = {text: [n for n in each if each[n].command == text] for text in texts}
-    firsts = {text: each[names[0]] for text, names in of_command.items()}
-    commits = {record.commit for record in firsts.values() if _is_commit(record)}
+    alike: dict[tuple[str, str | None], list[str]] = {}
+    for name, record in each.items():
+        alike.setdefault((record.command, record.commit), []).append(name)
+    groups = [names for names in alike.values() if set(names) & set(chosen)]
+    firsts = [each[names[0]] for names in groups]
+    commits = {record.commit for record in firsts if _is_commit(record)}
 
-    def one(text: str) -> bool:
-        record, names = firsts[text], of_command[text]
+    def one(record: Origin, names: list[str]) -> bool:
         try:
             if not _is_commit(record):
-                raise UsageError(text, ..., f"is of commit {record.commit}")
+                raise UsageError(record.command, ..., f"is of commit {record.commit}")
             found, note = repeated(record, folders[str(record.commit)], options.rounds)
         except UsageError as error:
             found, note = f"cannot be compared: {error}", None
@@ -202,8 +208,8 @@ def run(options: Options, root: Path = ROOT) -> str:
         checked_out(sorted(str(commit) for commit in commits)) as folders,
         concurrent.futures.ThreadPoolExecutor(options.jobs) as pool,
     ):
-        same = sum(pool.map(one, texts))
-    return f"{same} of {len(texts)} commands gave the same first {options.rounds} rounds."
+        same = sum(pool.map(one, firsts, groups))
+    return f"{same} of {len(groups)} commands gave the same first {options.rounds} rounds."
 
 
 def _is_commit(record: Origin) -> bool:
