@@ -17,6 +17,7 @@ import dataclasses
 import importlib.util
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -98,7 +99,7 @@ class RunScores(msgspec.Struct, frozen=True, omit_defaults=True):
     round: int
     domains: dict[str, DomainScores]
     clients: list[ClientScores]
-    # [K, K], of the examples that no client holds; none unless the targets are classes
+    # [K, K], of the examples that no client holds; none unless each output is of a class
     confusion: list[list[int]] = []
     # label -> accuracy, or value -> absolute error, of the examples that no client holds
     columns: dict[str, float] = {}
@@ -177,15 +178,16 @@ def run_scores(runs: Runs, of: Predicted, asked: Sequence[str] = ()) -> RunScore
     task, dataset = runs.data.task, runs.data.dataset
     domains, clients = predictions.by_domain(of, task, asked)
     outputs, y = predictions.of_new_clients(of)
+    if outputs.shape[1:] != (len(dataset.classes),):  # a loss of one's own may read more outputs
+        return RunScores(of.seed, of.round, domains, clients)
     if task.kind == "classes":
         counts = confusion(outputs.argmax(1), y, len(dataset.classes))
         return RunScores(of.seed, of.round, domains, clients, counts.tolist())
-    if outputs.shape[1] != len(dataset.classes):  # a loss of one's own may read more outputs
-        return RunScores(of.seed, of.round, domains, clients)
     known = Predictions(task.kind, y, outputs)
-    scores = known.predicted == known.truth
     if task.kind == "values":
         scores = abs(known.predicted.astype(np.float64) - known.truth)
+    else:
+        scores = known.predicted == known.truth
     columns = dict(zip(dataset.classes, scores.mean(0).tolist(), strict=True))
     return RunScores(of.seed, of.round, domains, clients, columns=columns)
 
@@ -223,11 +225,12 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted], 
             lacking.append(error)
             continue
         parts = new if options.dataset else predictions.own_parts(runs, one.run.seed)
-        found.append(predictions.predicted(one, algorithm, parts))
+        is_new = bool(options.dataset)
+        found.append(predictions.predicted(one, algorithm, parts, is_new=is_new))
         _check_width(options, found[-1], len(old.classes))
         if options.fine_tune:
             personal, own = fine_tuned.networks(one, algorithm, options.fine_tune)
-            after = predictions.predicted(one, personal, parts, own)
+            after = predictions.predicted(one, personal, parts, own, is_new=is_new)
             tuned.append(predictions.by_domain(after, assembled.task, options.metrics)[1])
     if not found:
         raise lacking[0]
@@ -306,7 +309,7 @@ def write_predictions(path: Path, rows: dict[str, list[Any]]) -> None:
 
 def _check_predictions(text: str) -> Path:
     """The path of --predictions; raises UsageError if it cannot be written."""
-    path = Path(text)
+    path = Path(os.path.expanduser(text))
     if path.suffix not in _FORMS:
         raise flag_error("predictions", text, f"must end in {' or '.join(_FORMS)}")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
@@ -374,7 +377,8 @@ def tables(of: Evaluated) -> str:
     by_domain = {"domain": lambda row: row[0], "split": lambda row: row[1][0].split}
     by_domain |= {name: of_domain(name) for name in counted}
     parts = [table(_domains(of).items(), by_domain)]
-    if of.task == "classes":
+    counts = _confusion(of)
+    if len(counts):
         by_class = zip(of.classes, _recalls(of), strict=True)
         known = {
             "class": lambda row: row[0],
@@ -398,13 +402,13 @@ def tables(of: Evaluated) -> str:
         more = f" ({_MOST_LINES} of {len(clients)})" if len(clients) > _MOST_LINES else ""
         by_client = {
             f"client, the worst first{more}": lambda entries: entries[0].client,
-            "domain": lambda entries: entries[0].domain,
+            # Each seed may deal another domain to a client.
+            "domain": lambda entries: " or ".join(dict.fromkeys(e.domain for e in entries)),
             **counted,
         }
         parts.append(table(clients[:_MOST_LINES], by_client))
     if any(run.fine_tuned for run in of.runs):
         parts.append(_table_of_fine_tuning(of))
-    counts = _confusion(of)
     if 0 < len(counts) <= _MOST_LINES:
         numbers = [(name, lambda row, at=at: row[1][at]) for at, name in enumerate(of.classes)]
         rows = zip(of.classes, counts, strict=True)
@@ -425,7 +429,8 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
     found: the predictions, for values.
     """
     domains, clients, measure = _domains(of), _clients(of), of.score
-    is_accuracy = of.task == "classes" and measure == ACCURACY
+    has_confusion = len(_confusion(of)) > 0
+    is_accuracy = has_confusion and measure == ACCURACY
     by_class = np.array(_recalls(of), float).tolist() if is_accuracy else []
     groups = [
         ("domain", list(domains), [_scores(entries) for entries in domains.values()]),
@@ -437,7 +442,7 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
         ),
     ]
     groups = [group for group in groups if group[1]]
-    has_left = of.task == "classes" or (of.task == "values" and found)
+    has_left = has_confusion or (of.task == "values" and found)
     width = 12 if has_left else 6
     figure = Figure(figsize=(width, 2.6 * len(groups) + 0.6), layout="constrained")
     grid = figure.add_gridspec(len(groups), 2 if has_left else 1)
@@ -460,13 +465,13 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
         axis.set(xlabel=what, ylabel=measure.heading)
         if measure.is_share:
             axis.set_ylim(0, 102)
-    if of.task == "classes":
+    if has_confusion:
         _draw_confusion(figure, figure.add_subplot(grid[:, 0]), of)
     elif of.task == "values" and found:
         _draw_values(figure.add_subplot(grid[:, 0]), found[0], of.classes[0])
     if len(of.runs) > 1:
         title += f"\nmeans over {len(of.runs)} seeds, with a dot or a band for how they differ"
-        title += "; matrix: all seeds together" if of.task == "classes" else ""
+        title += "; matrix: all seeds together" if has_confusion else ""
     figures.entitle(figure, title)
     figures.save(figure, path)
 

@@ -18,6 +18,7 @@ single network model.safetensors holds the server's state.
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -201,7 +202,7 @@ def run(options: Options) -> str:
     runs = finished.open(
         "run", Path(options.run), trusted=options.trust_code, data_dir=options.data_dir
     )
-    out = Path(options.out or runs.path / "export")
+    out = Path(os.path.expanduser(options.out) or runs.path / "export")
     below = out if options.out else runs.path
     each = [runs.run(index, options.state) for index in range(len(runs.cell.runs))]
     for one in each:

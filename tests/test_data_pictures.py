@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from fedjax_inv.checks import UsageError
@@ -12,6 +13,7 @@ from fedjax_inv.data import federation
 from fedjax_inv_experiments.experiment import command_line
 from fedjax_inv_experiments.parts import environments
 from fedjax_inv_experiments.parts.partition import Partition
+from fedjax_inv_experiments.reporting import figures
 from tools import data_pictures
 from tools.data_pictures import EVERY, Held, Picture, Seen
 
@@ -34,9 +36,9 @@ def found(own: Path) -> dict[str, Picture]:
 @pytest.mark.slow
 def test_the_page_and_the_pictures_are_what_the_tool_writes(found: dict[str, Picture]) -> None:
     assert data_pictures.written(TEXT, found) == TEXT
-    assert data_pictures.names_in(TEXT) == [*EVERY]
+    assert re.findall(r"^<!-- data: (\S+) -->$", TEXT, re.MULTILINE) == [*EVERY]
     for name, each in found.items():
-        assert data_pictures.digest_in(FOLDER / f"{name}.png") == each.digest, name
+        assert figures.digest_in(FOLDER / f"{name}.png") == each.digest, name
     there = [*FOLDER.iterdir()]
     assert {path.stem for path in there} == {*EVERY}
     assert sum(path.stat().st_size for path in there) < 1.5e6
@@ -113,6 +115,18 @@ def test_the_counts_are_those_of_the_clients(own: Path) -> None:
             assert 0 < sum(count > 0 for count in wrong) < len(wrong)
         if name == "user":  # no hospital is split
             assert ((panel.counts > 0).sum(0) == 1).all()
+
+
+def test_a_damaged_picture_is_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_pictures, "ROOT", tmp_path)
+    path = tmp_path / data_pictures.PICTURES / "iid.png"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"damaged")
+    (tmp_path / data_pictures.PAGE).write_text("")
+    drawn = Picture("", "digest", lambda: Figure(figsize=(1, 1)))
+    monkeypatch.setattr(data_pictures, "pictures", lambda: iter([("iid", drawn)]))
+    assert data_pictures.run(data_pictures.Options()).startswith("Written: ")
+    assert figures.digest_in(path) == "digest"
 
 
 def test_an_unknown_picture_is_refused(found: dict[str, Picture]) -> None:

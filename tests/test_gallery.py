@@ -105,6 +105,15 @@ def test_the_words_follow_the_map() -> None:
     assert gallery._most_frequent([line, line, above | {"setting": "a=2"}]) == ({"a": "1"}, 2)
 
 
+def test_a_row_that_diverged_has_no_number() -> None:
+    nan = dict(shift="noise", test="nan", difference="nan", low="nan", high="nan", word="")
+    one_seed = nan | dict(shift="labels", test="9", difference="2")
+    for row in ("x", "fedavg"):
+        assert "wrong labels diverged, label skew " in gallery._description(row, [nan, one_seed])
+    text = gallery.words("x", [nan, one_seed])
+    assert text.endswith("Largest difference: label skew, +2.0 points.")
+
+
 def test_the_worst_domain_is_less_that_of_fedavg() -> None:
     own = [line for line in MAP if line["method"] == "afl"]
     reference = {line["shift"]: line for line in MAP if line["method"] == "fedavg"}

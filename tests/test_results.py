@@ -205,6 +205,19 @@ def test_a_picture_with_a_record_of_its_own_needs_a_name(root: Path) -> None:
     assert results.record_of(there).command == record.command
 
 
+def test_two_files_are_not_published_as_one(root: Path) -> None:
+    run = root / "runs/digits"
+    for name in ("a.md", "b.md"):
+        (run / name).write_text(TABLE)
+        (run / name).with_suffix(".json").write_bytes(msgspec.json.encode(RECORD))
+    before = results.published(root)
+    with pytest.raises(UsageError, match=r"^--publish=\S+/b\.md: would replace \S+/a\.md, as both"):
+        results.publish_all([run / "a.md", run / "b.md"], "x", root)
+    assert results.published(root) == before
+    names = [path.name for path in results.publish_all([run / "a.md", run / "b.md"], "", root)]
+    assert names == ["fedipg_digits_a.md", "fedipg_digits_b.md"]
+
+
 def test_a_long_command_is_folded() -> None:
     words = ["    fedjax-inv", "train", *(f"--flag_number={n:030}" for n in range(5))]
     lines = results.folded(words).split(" \\\n        ")

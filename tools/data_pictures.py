@@ -38,7 +38,7 @@ from fedjax_inv_experiments import show_data
 from fedjax_inv_experiments.experiment import assemble, command_line
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.papers import data_strips
-from fedjax_inv_experiments.reporting import data_figures
+from fedjax_inv_experiments.reporting import data_figures, figures
 from fedjax_inv_experiments.running import files
 from tools import results
 
@@ -49,7 +49,7 @@ PICTURES = Path("docs/pictures/data")
 _BLOCK = re.compile(
     r"^<!-- data: (?P<name>\S+) -->\n(?P<shown>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL
 )
-_DIGEST = "Data-SHA256"  # the entry of a PNG with the digest of what it shows
+_DIGEST = figures.DIGEST
 _IMAGES, _MOST_CLIENTS = 7, 3  # images of a line; lines of clients
 _WIDTH, _DPI, _SIZE = 5.0, 160, 10  # inches; of letters in points: legible at 400 pixels
 _CUES = {"color": "colour", "patched": "corner", "step": "colour", "stroke": "stroke"}
@@ -409,14 +409,6 @@ def _digest(draw: Callable[..., Figure], *shown: Any) -> str:
     return hashlib.sha256(repr((code, shown)).encode()).hexdigest()
 
 
-def digest_in(path: Path) -> str | None:
-    """The digest of what a picture shows; None if there is none."""
-    if not path.is_file():
-        return None
-    with Image.open(path) as image:
-        return image.info.get(_DIGEST)
-
-
 def _save(figure: Figure, path: Path, digest: str) -> None:
     """Writes a figure as a PNG of at most 64 colours."""
     file = io.BytesIO()
@@ -435,11 +427,6 @@ def block(name: str, found: Picture) -> str:
     more = item.panels[1] if isinstance(item, Held) else ()
     words = ["    .venv/bin/fedjax-inv", "show-data", *item.flags, *more]
     return f"![{found.description}]({link})\n\n{results.folded(words)}"
-
-
-def names_in(text: str) -> list[str]:
-    """The pictures that the page names."""
-    return [each["name"] for each in _BLOCK.finditer(text)]
 
 
 def written(text: str, found: Mapping[str, Picture]) -> str:
@@ -471,7 +458,7 @@ def run(options: Options) -> str:
     for name, each in pictures():
         found[name] = each
         path = ROOT / PICTURES / f"{name}.png"
-        if digest_in(path) != each.digest:
+        if figures.digest_in(path) != each.digest:
             files.make_folder(path.parent)
             _save(each.draw(), path, each.digest)
             changed.append(path.relative_to(ROOT))

@@ -273,14 +273,19 @@ def picture(row: str, lines: Sequence[Line]) -> str:
 def _description(row: str, lines: Sequence[Line]) -> str:
     """The alternative text of a picture."""
     if row == FEDAVG:
-        each = [f"{SHIFTS[line['shift']].title} {float(line['test']):.1f}" for line in lines]
+        tests = [(SHIFTS[line["shift"]].title, float(line["test"])) for line in lines]
+        each = [f"{name} {_or_diverged(test, f'{test:.1f}')}" for name, test in tests]
         return f"Test accuracy of FedAvg in percent by kind of shift: {', '.join(each)}"
     each = [f"{SHIFTS[line['shift']].title} {_signed(line['difference'])}" for line in lines]
     return f"Points of test accuracy of {row} less FedAvg by kind of shift: {', '.join(each)}"
 
 
 def _signed(number: str | float) -> str:
-    return f"{float(number):+z.1f}"
+    return _or_diverged(float(number), f"{float(number):+z.1f}")
+
+
+def _or_diverged(number: float, text: str) -> str:
+    return text if math.isfinite(number) else "diverged"
 
 
 def words(row: str, lines: Sequence[Line]) -> str:
@@ -295,7 +300,10 @@ def words(row: str, lines: Sequence[Line]) -> str:
     if not known:
         return "diverged."
     largest = max(known, key=lambda line: abs(float(line["difference"])))
-    interval = f"95% interval {_signed(largest['low'])} to {_signed(largest['high'])}"
+    low, high = largest["low"], largest["high"]
+    interval = ""
+    if math.isfinite(float(low)) and math.isfinite(float(high)):  # not of a single seed
+        interval = f" (95% interval {_signed(low)} to {_signed(high)})"
     return "\n".join(
         [
             f"better than FedAvg in: {names(lambda line: line['word'] == verdicts.BETTER)}.",
@@ -303,7 +311,7 @@ def words(row: str, lines: Sequence[Line]) -> str:
             f"Interval above 0 in: {names(lambda line: float(line['low']) > 0)}.",
             f"Interval below 0 in: {names(lambda line: float(line['high']) < 0)}.",
             f"Largest difference: {SHIFTS[largest['shift']].title}, "
-            f"{_signed(largest['difference'])} points ({interval}).",
+            f"{_signed(largest['difference'])} points{interval}.",
         ]
     )
 

@@ -313,6 +313,30 @@ def report_old(root: Path = ROOT) -> str:
 def publish(path: Path, name: str, root: Path = ROOT) -> Path:
     """Copies a table or a picture of a run folder; returns the new file.
 
+    Arguments and errors as those of `_target`.
+    """
+    target, record = _target(path, name, root)
+    with files.replacing(target) as file:
+        file.write(path.read_bytes())
+    record = msgspec.structs.replace(record, sha256=_digest(target))
+    files.write_json(target.with_name(f"{target.name}.json"), record)
+    return target
+
+
+def publish_all(paths: Sequence[Path], name: str, root: Path = ROOT) -> list[Path]:
+    """Publishes several files as `publish` does; raises UsageError if two would be one file."""
+    targets = [_target(path, name, root)[0] for path in paths]
+    for index, target in enumerate(targets):
+        if target in targets[:index]:
+            first, path = paths[targets.index(target)], paths[index]
+            text = f"would replace {first}, as both are published as {target.name}"
+            raise flag_error("publish", path, text)
+    return [publish(path, name, root) for path in paths]
+
+
+def _target(path: Path, name: str, root: Path) -> tuple[Path, Origin]:
+    """Where a table or a picture of a run folder is published, and its record.
+
     name: the study's name among the published files; "" for PAPER_DATA_STUDY.
 
     Raises UsageError for a file without its record or its study's beside it, and for a picture of
@@ -332,12 +356,7 @@ def publish(path: Path, name: str, root: Path = ROOT) -> Path:
         words = shlex.split(record.command)
         paper = words[2] if words[1] == "paper" else words[1]
         name = name or f"{paper}_{path.parent.name}_{stem}"
-    target = root / TABLES / f"{name}{path.stem.removeprefix(stem)}{path.suffix}"
-    with files.replacing(target) as file:
-        file.write(path.read_bytes())
-    record = msgspec.structs.replace(record, sha256=_digest(target))
-    files.write_json(target.with_name(f"{target.name}.json"), record)
-    return target
+    return root / TABLES / f"{name}{path.stem.removeprefix(stem)}{path.suffix}", record
 
 
 def _of_study(path: Path) -> tuple[Origin, str]:
@@ -352,9 +371,8 @@ def _of_study(path: Path) -> tuple[Origin, str]:
 
 def run(options: Options) -> str:
     """Publishes files, writes the blocks of all pages, and returns the report on all files."""
-    lines = [
-        f"Published: {publish(Path(p), options.name).relative_to(ROOT)}." for p in options.publish
-    ]
+    new = publish_all([*map(Path, options.publish)], options.name)
+    lines = [f"Published: {path.relative_to(ROOT)}." for path in new]
     for page in pages():
         text = written(page)
         if text != page.text:

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Mapping
@@ -247,7 +248,7 @@ def check_picture(name: str, text: str) -> Path:
     Raises UsageError if it is not a .png, if it would replace a file of a run, or if it cannot be
     written.
     """
-    path = Path(text)
+    path = Path(os.path.expanduser(text))
     if path.suffix != ".png":
         raise flag_error(name, text, "must end in .png")
     if path.stem in _OF_RUNS:

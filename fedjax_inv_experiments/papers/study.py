@@ -9,6 +9,7 @@ import contextlib
 import csv
 import dataclasses
 import operator
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -246,8 +247,8 @@ def binary(paper: Paper, about: str | None) -> Binary:
     def read(argv: Sequence[str], values: flags.FlagValues) -> Options:
         command_line.parse(argv, values)
         own = Own(**{field.name: command.value_of(field, values) for field in flags_of(Own)})
-        for name, given_names in (("data", own.data), ("rows", own.rows)):
-            check_different(name, given_names, may_be_empty=True)
+        check_different("data", own.data, may_be_empty=not values["data"].present)
+        check_different("rows", own.rows, may_be_empty=True)
         check(own)
         data = own.data or (_usual_data(paper, own.study),)
         of_paper = None
@@ -258,7 +259,7 @@ def binary(paper: Paper, about: str | None) -> Binary:
         command_line.define(of_sweep)
         given = [values[name] for name in of_sweep if values[name].present and name != "run_dir"]
         overrides = tuple(line for each in given for line in each.serialize().splitlines())
-        folder = Path(values.run_dir or f"runs/{paper.name}")
+        folder = Path(os.path.expanduser(values.run_dir or f"runs/{paper.name}"))
         return Options(own.study, own.rows, data, folder, overrides, of_paper)
 
     def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:

@@ -225,12 +225,13 @@ def _check_names(dataset: str, loaded: Dataset) -> None:
         if len(name.encode()) > _LONGEST_NAME:  # the name of a folder contains it
             text = f"has the domain {name[:20]!r}..., must have names of at most"
             raise flag_error("dataset", dataset, f"{text} {_LONGEST_NAME} bytes")
-    words = {"none", "all", ""} & set(loaded.domains)
+    words = {"none", "all", "", "clients"} & set(loaded.domains)
     if words and len(loaded.domains) > 1:
+        reads = "in the tables" if min(words) == "clients" else "to --held_out"
         raise flag_error(
             "dataset",
             dataset,
-            f"has the domain {min(words)!r}, which means something else to --held_out; must have "
+            f"has the domain {min(words)!r}, which means something else {reads}; must have "
             "another name",
         )
 

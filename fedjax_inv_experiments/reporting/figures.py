@@ -33,7 +33,7 @@ _CHARACTER = 0.62  # the width of most characters, as a part of the font size
 _LINE = 1.5  # the height of a line of text, as a part of the font size
 _LONGEST = 24  # characters of a name at an axis
 _MOST_WRITTEN = 20  # the most columns of a picture of counts that shows the numbers
-_DIGEST = "Data-SHA256"  # the entry of a PNG with the digest of what it shows
+DIGEST = "Data-SHA256"  # the entry of a PNG with the digest of what it shows
 
 
 def new(width: float, height: float) -> Figure:
@@ -203,7 +203,7 @@ def draw(path: Path, paint: Callable[..., Figure], *shown: Any, dpi: int = 120) 
     shown: all that the figure shows; it must have a pickle.
     """
     digest = _digest(paint, shown, dpi)
-    if not (path.with_suffix(".pdf").exists() and _digest_in(path) == digest):
+    if not (path.with_suffix(".pdf").exists() and digest_in(path) == digest):
         save(paint(*shown), path, dpi=dpi, digest=digest)
 
 
@@ -220,14 +220,14 @@ def _digest(paint: Callable[..., Figure], *shown: Any) -> str:
     return sha.hexdigest()
 
 
-def _digest_in(path: Path) -> str | None:
+def digest_in(path: Path) -> str | None:
     """The digest in a PNG of `save`; None if there is no whole PNG, or none with a digest."""
     if not path.is_file():  # a pipe would be read forever
         return None
     try:
         with Image.open(path) as image:
             image.verify()
-            return image.info.get(_DIGEST)
+            return image.info.get(DIGEST)
     except Exception:  # pillow raises many kinds, for one reason: the file is damaged
         return None
 
@@ -243,5 +243,5 @@ def save(figure: Figure, path: Path, dpi: float = 120, digest: str = "") -> None
         figure.savefig(file, format="pdf", metadata={"CreationDate": None})
     # The PNG is last, because its digest says that both are there.
     with files.replacing(path) as file:
-        metadata = {_DIGEST: digest} if digest else None
+        metadata = {DIGEST: digest} if digest else None
         figure.savefig(file, format="png", dpi=dpi, metadata=metadata)

@@ -19,13 +19,21 @@ from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
-from fedjax_inv_experiments.flags.flag import Range, check_different, flag, flag_error, is_whole
+from fedjax_inv_experiments.flags.flag import (
+    Range,
+    check_different,
+    flag,
+    flag_error,
+    is_whole,
+    shown,
+)
 from fedjax_inv_experiments.flags.names import facts
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import machine, selection, training
 from fedjax_inv_experiments.parts import network as networks
 from fedjax_inv_experiments.running import (
     checkpoints,
+    divergence,
     initial,
     launch,
     log,
@@ -331,7 +339,10 @@ class OneRun:
         """The evaluation after the round of a checkpoint."""
         self.runs.check_round(done)
         mine = (line for line in self.runs.lines if line.run == self.index)
-        line = next(line for line in mine if line.round == done)
+        line = next((line for line in mine if line.round == done), None)
+        if line is None:
+            text = f"its run {self.name} has a checkpoint of round {done}, but no line in its log"
+            raise UsageError(self.runs.where, ..., text)
         if line.diverged:
             text = f"its run {self.name} had diverged by round {done}"
             raise UsageError(self.runs.where, ..., text)
@@ -367,11 +378,8 @@ def unseen(algorithm: Algorithm, server: Tree) -> Tree:
 
 def varied(cell: Cell, index: int) -> list[str]:
     """A run's values of the hyperparameters in which the runs of its cell differ."""
-    return [
-        f"{name}={value:g}"
-        for name, value in cell.runs[index].hyper.items()
-        if any(run.hyper[name] != value for run in cell.runs)
-    ]
+    names = divergence.varied([run.hyper for run in cell.runs])
+    return [f"{name}={shown(cell.runs[index].hyper[name])}" for name in names]
 
 
 def open(
@@ -394,6 +402,7 @@ def open(
     Raises UsageError if the folder holds no runs or, without `unfinished`, no result; if its log
     has been edited; and, before any import, if it names a factory that is not trusted.
     """
+    folder = Path(os.path.expanduser(folder))
     where, result = f"--{flag}={folder}", None
     try:
         chosen, cell = folders.read(folder, trusted)

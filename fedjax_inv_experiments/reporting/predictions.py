@@ -108,15 +108,26 @@ def predictor(algorithm: Algorithm, server: Tree) -> Predict:
         size = len(jax.tree.leaves(x)[0])
         rows = np.resize(np.arange(size), -(-size // _BATCH) * _BATCH).reshape(-1, _BATCH)
         parts = [outputs(server, own, jax.tree.map(lambda a, b=batch: a[b], x)) for batch in rows]
-        return np.concatenate(parts)[:size]
+        found = np.concatenate(parts)[:size]
+        # A network of one's own may return [M] for a single value.
+        return found[:, None] if found.ndim == 1 else found
 
     return predict
 
 
 def predicted(
-    one: OneRun, algorithm: Algorithm, parts: Sequence[Part], own_networks: Tree = None
+    one: OneRun,
+    algorithm: Algorithm,
+    parts: Sequence[Part],
+    own_networks: Tree = None,
+    *,
+    is_new: bool = False,
 ) -> Predicted:
-    """The predictions of a run. own_networks: the clients' states, if they are not the run's."""
+    """The predictions of a run.
+
+    own_networks: the clients' states, if they are not the run's. is_new: whether the parts are of
+        other data, for which each client's own network predicts, too.
+    """
     server, clients, _ = one.served()
     clients = clients if own_networks is None else own_networks
     unseen = finished.unseen(algorithm, server)
@@ -131,7 +142,7 @@ def predicted(
     parts = [part for part in parts if len(part.y)]
     outputs = [predict(own(part.client), part.x) for part in parts]
     by_client = []
-    if algorithm.personal and all(part.client < 0 for part in parts):
+    if algorithm.personal and is_new:
         for client in range(len(jax.tree.leaves(clients)[0])):
             out = np.concatenate([predict(own(client), part.x) for part in parts])
             by_client.append((client, out))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_inv_experiments.flags.flag import shown
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.parts.selection import RULES
@@ -58,7 +59,7 @@ class Chosen(NamedTuple):
     @property
     def setting(self) -> str:
         """The selected hyperparameters in words."""
-        return ", ".join(f"{name}={value:g}" for name, value in self.hyper.items())
+        return ", ".join(f"{name}={shown(value)}" for name, value in self.hyper.items())
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -303,7 +304,8 @@ def domains_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> 
             scores = one.by_seed(lambda run: value(run["selected"]))
             by_label[one.label] = {seed: of for seed, of in scores.items() if not math.isnan(of)}
         _, text = _marked(Column(heading, by_label, measure))
-        return heading, lambda one: text(one.label) or (one.why if why else "")
+        or_why = _or_why(lambda one: text(one.label))
+        return heading, or_why if why else lambda one: text(one.label)
 
     def of(name: str) -> Any:
         heading = f"{name} (held out)" if name == held_out else name

@@ -21,6 +21,7 @@ from fedjax_inv_experiments.reporting import (
 from fedjax_inv_experiments.reporting.predictions import ClientScores, DomainScores
 from fedjax_inv_experiments.running import files
 from fedjax_inv_experiments.running.launch import FinishedCell
+from fedjax_inv_experiments.running.records import Sweep
 
 
 def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
@@ -53,9 +54,8 @@ def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedC
     cells = [evaluations.Cell(one.label, rule, one.folder, one.result) for one in finished]
     evaluations.write(folder / "runs.csv", cells)
     if finished[0].folder != folder:  # a cell in the run folder has written its result already
-        files.write_json(
-            folder / "result.json", {"title": title, "cells": [cell.result for cell in finished]}
-        )
+        results_of_all = Sweep(title, [cell.result for cell in finished])
+        files.write_json(folder / "result.json", results_of_all)
     where = f"Table: {folder / 'table.md'}. Evaluations: {folder / 'runs.csv'}."
     if (folder / "curves.png").exists():  # not where every run diverged
         where += f" Curves: {folder / 'curves.png'}."

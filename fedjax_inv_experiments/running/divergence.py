@@ -4,8 +4,10 @@ A run diverges if the loss of an evaluation or, without --nonfinite=drop, a clie
 becomes NaN or infinite.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from fedjax_inv_experiments.flags.flag import shown
 
 REMEDY = (
     "lower --learning_rate, clip the gradients with --clip, or standardise the features of the data"
@@ -26,22 +28,25 @@ class Setting(NamedTuple):
     @property
     def text(self) -> str:
         """The hyperparameters in words."""
-        return ", ".join(f"{name}={value:g}" for name, value in self.hyper.items())
+        return ", ".join(f"{name}={shown(value)}" for name, value in self.hyper.items())
+
+
+def varied(hypers: Sequence[Mapping[str, float]]) -> list[str]:
+    """The names of the hyperparameters in which the runs of a cell differ."""
+    return [
+        name for name, value in hypers[0].items() if any(other[name] != value for other in hypers)
+    ]
 
 
 def settings(runs: Sequence[Run]) -> list[Setting]:
     """The settings of a cell's runs."""
-    varied = [
-        name
-        for name, value in runs[0]["hyper"].items()
-        if any(run["hyper"][name] != value for run in runs)
-    ]
+    names = varied([run["hyper"] for run in runs])
     by_hyper: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
         by_hyper.setdefault(str(run["hyper"]), []).append(index)
     return [
         Setting(
-            {name: runs[indices[0]]["hyper"][name] for name in varied},
+            {name: runs[indices[0]]["hyper"][name] for name in names},
             indices,
             sum(runs[index]["diverged"] for index in indices),
         )

@@ -13,7 +13,7 @@ from typing import Any
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.parts import machine
-from fedjax_inv_experiments.running import files
+from fedjax_inv_experiments.running import divergence, files
 from fedjax_inv_experiments.running.records import Line
 
 _NAME = "tensorboard"
@@ -66,11 +66,7 @@ class Events:
 
 def run_names(cell: Cell) -> list[str]:
     """The names of the runs: the seed, and the hyperparameters in which the runs differ."""
-    varied = [
-        name
-        for name, value in cell.runs[0].hyper.items()
-        if any(run.hyper[name] != value for run in cell.runs)
-    ]
+    varied = divergence.varied([run.hyper for run in cell.runs])
     return [
         " ".join([f"seed={run.seed}", *(f"{name}={run.hyper[name]}" for name in varied)])
         for run in cell.runs

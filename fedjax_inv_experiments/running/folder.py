@@ -28,13 +28,6 @@ from fedjax_inv_experiments.running.records import Begun, Flag, Result, Start
 _LOCK = ".lock"
 # The errors of a file system that cannot lock a file or, as NFS, a folder.
 _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_FIGURES = ("curves", "domains", "clients", "gradients", "partition")
-_OF_SWEEP = (
-    "result.json",
-    *("table.md", "table.tex", "grid.md", "grid.tex", "runs.csv", "differences.csv"),
-    "metrics.json",
-    *(f"{n}{e}" for n in _FIGURES for e in (".png", ".pdf") if n != "partition"),
-)
 # The files of a process that died before its run began.
 _LEFT_OVER = (_LOCK, "start.json", "chunks.json", "partition.png", "partition.pdf")
 
@@ -141,14 +134,24 @@ def _lock(handle: int) -> bool | None:
 
 
 def check_sweep(folder: Path) -> None:
-    """Raises UsageError if a folder holds anything but cells and a report of a sweep."""
+    """Raises UsageError if a folder holds files, but neither a cell nor the result of a sweep.
+
+    The name of a file does not tell whose it is: the report of a sweep would replace a table.tex of
+    the user's own.
+    """
     if (folder / "config.json").exists():
         raise UsageError("--run_dir", folder, "holds a run of its own; choose another")
     there = [path for path in _listed(folder) if not _is_left_over(path)]
-    ours = [p for p in there if p.name in _OF_SWEEP or (p / "config.json").exists()]
+    is_ours = any((p / "config.json").exists() for p in there) or _holds_report(folder)
     begun = [path for path in there if path.is_file() or not all(map(_is_left_over, _listed(path)))]
-    if begun and not ours:
+    if begun and not is_ours:
         raise UsageError("--run_dir", folder, "is neither empty nor a sweep; choose another")
+
+
+def _holds_report(folder: Path) -> bool:
+    """Whether a folder holds the result of a sweep."""
+    path = folder / "result.json"
+    return path.is_file() and records.decoded(path.read_bytes(), records.Sweep) is not None
 
 
 def finished(config: Config, cell: Cell, folder: Path) -> Result | None:

@@ -5,6 +5,7 @@ While a cell runs, the programs of the next ones compile in threads (`ahead`).
 
 import dataclasses
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -47,6 +48,7 @@ from fedjax_inv_experiments.running.signals import Stop, Stopped
 
 _CHUNKS = "chunks.json"
 _INPUTS = "inputs.json"  # the shift and scale of the network's inputs
+_AGAIN = "the same command continues"
 
 
 class FinishedCell(NamedTuple):
@@ -70,8 +72,9 @@ def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> st
 
     Raises UsageError, before any compute, if the flags do not fit the data or the folders.
     """
+    place = Path(os.path.expanduser(folder))
     with Ahead() as ahead:
-        return prepared(config, folder, in_folders=in_folders).run(report, ahead)
+        return prepared(config, place, in_folders=in_folders).run(report, ahead)
 
 
 # The most programs that are kept. Linux limits the memory maps of a process, of which a program has
@@ -161,8 +164,9 @@ class Launch:
         self._assembled, self._folder, self._places = assembled, folder, places
         self._label = label
         self._programs = _Programs(assembled.config, assembled.data, shared)
+        self._is_row = shared is not None  # of a study
         # The rows of a study are resumed without the flag.
-        self._how = "add --resume to continue" if shared is None else "the same command continues"
+        self._how = _AGAIN if self._is_row else "add --resume to continue"
 
     def run(self, report: Report, ahead: Ahead) -> str:
         """Runs the cells that are not finished, and returns the text of the report."""
@@ -182,8 +186,11 @@ class Launch:
                 for cell in cells:
                     place = places[cell.name]
                     if results[cell.name] is None:
-                        self._begin(todo[todo.index(cell) + 1 :][:DEPTH], ahead)
+                        left = todo[todo.index(cell) + 1 :]
+                        self._begin(left[:DEPTH], ahead)
                         results[cell.name] = self._run(cell, ahead, stop)
+                        if left or self._is_row:  # other rows, or the table of all, may be left
+                            _end_if_asked(stop, place)
                     elif config.watching.tensorboard:  # the finished run may lack events
                         name = assembled.task.score.name
                         events.Events(place, cell, log.read(place), True, name).close()
@@ -277,6 +284,14 @@ class Launch:
         except Stopped as stopped:
             print(f"{place}: {stopped}; {self._how}", file=sys.stderr)
             sys.exit(128 + stop.signal)
+
+
+def _end_if_asked(stop: Stop, place: Path) -> None:
+    """Ends the process if a signal came in the last segment of a cell, whose result is kept."""
+    number = machine.agree(stop.signal)
+    if number:
+        print(f"{place}: finished, and stopped before the rest; {_AGAIN}", file=sys.stderr)
+        sys.exit(128 + number)
 
 
 def check(config: Config, folder: Path, *, in_folders: bool) -> None:

@@ -222,6 +222,13 @@ class Result(Record, frozen=True):
     score: Measure = ACCURACY
 
 
+class Sweep(Record, frozen=True):
+    """result.json of a sweep."""
+
+    title: str
+    cells: list[Result]
+
+
 class Networks(Record, frozen=True):
     """start.json: the SHA-256 of the initial networks that came from --init_from."""
 

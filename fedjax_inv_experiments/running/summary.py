@@ -200,7 +200,7 @@ def _by_domain(
     # A domain without examples has no score. Without any validation example all count as 0.
     known = [name for name in groups if domains[name].examples] or groups
     worst = min(
-        (name for name in domains if name in known or name not in groups),
+        [name for name, domain in domains.items() if domain.examples] or domains,
         # A score of NaN is the worst, in any order of the domains.
         key=lambda name: (not np.isnan(domains[name].score), measure.rank(domains[name].score)),
     )

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedjax_inv import program
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.flags.errors import Diverged
 from fedjax_inv_experiments.papers import fedipg, study
-from fedjax_inv_experiments.reporting import predictions, report, tables
+from fedjax_inv_experiments.reporting import finished, predictions, report, tables
 from fedjax_inv_experiments.running import divergence, loop
 from fedjax_inv_experiments.running.progress import Progress
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
@@ -141,6 +142,27 @@ def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
     for written in (text, printed):
         assert f"good, held out 80: {divergence.text(lines(RATES))}.\n" in written
         assert f"bad, held out 80: {divergence.text(lines(ALL))}.\n{RULE}" in written
+
+
+def test_a_domain_without_an_example_has_an_empty_column() -> None:
+    found = {"0": Domain(0.0, None, 0, "validation"), "80": Domain(0.5, None, 4, "test")}
+    picked = line(5, 0.5, domains=found, worst_score=0.5)
+    good = report.Chosen("good", "80", {}, [RunResult(0, {}, False, {}, picked, None, picked)], [0],
+                         "0 of 1")  # fmt: skip
+    bad = report.Missing("bad", "80", "diverged", "1 of 1")
+    _, *rows = entries(report.domains_table([good, bad]))
+    assert rows == [["good", "", "50.0", "50.0"], ["bad", "diverged", "diverged", ""]]
+
+
+def test_settings_that_differ_in_the_seventh_digit_have_names_of_their_own() -> None:
+    hypers = [{"penalty": 1e6}, {"penalty": 1000001.0}]
+    texts = ["penalty=1e+06", "penalty=1000001.0"]
+    cell = grid.Cell("fedirm", {}, None, tuple(program.Run(0, hyper) for hyper in hypers))
+    assert [finished.varied(cell, index) for index in (0, 1)] == [[text] for text in texts]
+    runs = [{"hyper": hyper, "diverged": False} for hyper in hypers]
+    assert [setting.text for setting in divergence.settings(runs)] == texts
+    chosen = [report.Chosen("", "", hyper, [], [], "") for hyper in hypers]
+    assert [one.setting for one in chosen] == texts
 
 
 @pytest.mark.parametrize("form", tables.FORMS)

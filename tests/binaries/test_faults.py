@@ -495,6 +495,19 @@ def test_what_a_process_leaves_that_dies_before_it_begins(tmp_path: Path, names:
         folders.check_sweep(tmp_path / "sweep")
 
 
+def test_files_that_are_named_as_a_report_do_not_make_a_sweep(tmp_path: Path) -> None:
+    for name in ("table.tex", "result.json", "metrics.json", "main.tex"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match="is neither empty nor a sweep"):
+        folders.check_sweep(tmp_path)
+    (tmp_path / "result.json").write_text('{"title": "", "cells": []}')
+    folders.check_sweep(tmp_path)
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "cell").mkdir()
+    (tmp_path / "cell" / "config.json").touch()
+    folders.check_sweep(tmp_path)
+
+
 # --- places that cannot be written
 
 
@@ -677,6 +690,33 @@ def test_the_first_signal_asks_and_a_second_one_ends_it(
     assert not out  # which is for results
     assert signal.getsignal(number) == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("is_row", [False, True])
+def test_a_signal_in_the_last_segment_of_a_cell_ends_it_before_the_next(
+    is_row: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    begun: list[str] = []
+
+    def finish(self: launch.Launch, cell: grid.Cell, ahead: Any, stop: Stop) -> Any:
+        begun.append(cell.algorithm)
+        stop.signal = signal.SIGTERM
+
+    monkeypatch.setattr(launch.Launch, "_run", finish)
+    monkeypatch.setattr(launch.Launch, "_begin", lambda self, cells, ahead: None)
+    algorithms = ("fedavg",) if is_row else ("fedavg", "fedprox")
+    chosen = config.changed(TINY, algorithm=algorithms)
+    shared = launch.Shared() if is_row else None
+    ready = launch.prepared(chosen, tmp_path / "run", in_folders=True, shared=shared)
+    with pytest.raises(SystemExit) as ended, launch.Ahead() as ahead:
+        ready.run(lambda *finished: "", ahead)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert begun == ["fedavg"]
+    *_, told = capsys.readouterr().err.splitlines()
+    assert told.endswith(": finished, and stopped before the rest; the same command continues")
 
 
 def test_an_interrupt_while_importing_is_one_line(tmp_path: Path) -> None:
@@ -919,7 +959,7 @@ def test_a_link_in_the_place_of_a_cell_is_told(
     (place,) = grid.folder_names([cell]).values()
     folder = tmp_path / "sweep"
     folder.mkdir()
-    (folder / "table.md").touch()  # or it would be no sweep
+    (folder / "result.json").write_text('{"title": "", "cells": []}')  # or it would be no sweep
     (folder / place).symlink_to(victim.parent)
     line = refused(lambda: sweep(config.changed(TINY, run_dir=str(folder))))
     assert line.startswith(f"{folder / place}: is a link to {victim.parent}")

@@ -1,12 +1,20 @@
 """What is said of flags: in their own words, whoever finds the fault."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments.flags.flag import flag_error, in_flags, is_whole, shown, value_in
+from fedjax_inv_experiments.flags.flag import (
+    check_picture,
+    flag_error,
+    in_flags,
+    is_whole,
+    shown,
+    value_in,
+)
 
 NAMES = {"flips": "flips", "num_clients": "clients", "held_out": "held_out", "play": "set=play"}
 
@@ -82,3 +90,8 @@ def test_a_number_has_the_digits_0_to_9() -> None:
         for kind in (int, float):
             with pytest.raises(ValueError, match="is no number"):
                 value_in(text, kind)
+
+
+def test_a_picture_may_be_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert check_picture("out", "~/a.png") == tmp_path / "a.png"

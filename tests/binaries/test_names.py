@@ -87,8 +87,10 @@ def test_strange_names_are_shown(data: str, tmp_path: Path) -> None:
     assert partition.stat().st_size
 
 
-@pytest.mark.parametrize("name", ["none", "all", ""])
-def test_words_of_held_out_are_no_names_of_domains(name: str, data: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["none", "all", "", "clients"])
+def test_words_of_flags_and_tables_are_no_names_of_domains(
+    name: str, data: str, tmp_path: Path
+) -> None:
     shutil.copy(data, tmp_path / "copy.npz")
     with np.load(tmp_path / "copy.npz") as arrays:
         held = {key: arrays[key] for key in arrays}

@@ -325,9 +325,9 @@ def test_the_flags(tmp_path: Path) -> None:
     assert of_sweep.run.run_dir == ""
     with pytest.raises(ValueError, match="--data=mnist: unknown; did you mean colored_mnist"):
         parsed("--data=mnist")
-    twice = "--data=colored_digits,colored_digits"
-    with pytest.raises(UsageError, match=f"^{twice}: must be one or several different"):
-        parsed(twice)
+    for data in ("", "colored_digits,colored_digits"):
+        with pytest.raises(UsageError, match=f"^--data={data}: must be one or several different"):
+            parsed(f"--data={data}")
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from fedjax_inv_experiments.reporting import finished, report
 from fedjax_inv_experiments.running import (
     checkpoints,
     files,
+    launch,
     log,
     loop,
     provenance,
@@ -92,6 +93,16 @@ def test_a_run_of_few_rounds_has_the_default_folder_of_a_longer_one() -> None:
 
     assert name(rounds=3) == name(rounds=7) == name(rounds=8, checkpoint_every=4)
     assert name(rounds=7, eval_every=3) != name(rounds=7)
+
+
+def test_a_run_dir_may_be_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(config: Config, folder: Path, **others: Any) -> Any:
+        raise UsageError(str(folder))
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(launch, "prepared", told)
+    with pytest.raises(UsageError, match=f"^{tmp_path}/run$"):
+        launch.run(CHOSEN, Path("~/run"), in_folders=False, report=lambda *results: "")
 
 
 def test_a_log_is_read_up_to_a_round(tmp_path: Path) -> None:
@@ -391,7 +402,9 @@ def test_a_domain_without_examples_has_no_score(measure: Measure) -> None:
     shown = [report.score_on(domain) for domain in found["domains"].values()]
     np.testing.assert_array_equal(shown, [0.9, np.nan, 0.7, 0.8])
     none = valid._replace(score=np.zeros(3), size=np.zeros(3, int))
-    assert summary._by_domain(cell, measure, ["0", "15", "30"], none, test)["validation_score"] == 0
+    found = summary._by_domain(cell, measure, ["0", "15", "30"], none, test)
+    assert found["validation_score"] == 0
+    assert (found["worst_domain"], found["worst_score"]) == ("75", 0.8)
 
 
 @pytest.mark.parametrize("measure", [ACCURACY, Measure("loss", False, False)])

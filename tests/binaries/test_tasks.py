@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ import slow
 from fedjax_inv import models, objectives
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
+from fedjax_inv.types import Algorithm
 from fedjax_inv_experiments import evaluate, export, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
@@ -201,8 +203,8 @@ def test_outputs_that_are_wider_than_the_targets(
     """Such as the mean and the variance that a loss of one's own reads."""
     predicted = predictions.predicted
 
-    def wide(*arguments: Any) -> predictions.Predicted:
-        of = predicted(*arguments)
+    def wide(*arguments: Any, **others: Any) -> predictions.Predicted:
+        of = predicted(*arguments, **others)
         return of._replace(outputs=[np.concatenate([out, out], 1) for out in of.outputs])
 
     def scores(outputs: np.ndarray, y: np.ndarray) -> predictions.Scores:
@@ -224,6 +226,42 @@ def test_outputs_that_are_wider_than_the_targets(
         (name,) = change
         with pytest.raises(UsageError, match=f"^--{name}=.*: needs one output for each of"):
             evaluate.run(dataclasses.replace(options, **change))
+
+
+def test_a_network_may_return_one_value_without_an_axis() -> None:
+    unused: Any = None
+    algorithm = Algorithm(unused, unused, (), lambda server, own, x: x[:, 0])
+    np.testing.assert_array_equal(predictions.predictor(algorithm, ())((), X), X[:, :1])
+
+
+def test_classes_with_more_outputs_than_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have neither accuracies of classes nor confusions."""
+    parts = [predictions.Part("a", "test", -1, np.arange(3), X[:3], np.array([0, 1, 0]))]
+    of = predictions.Predicted(0, 1, parts, [np.eye(3, 4, 1, np.float32)], [])
+    task = objective.task(Objective(), "classes")
+    dataset = SimpleNamespace(classes=("cat", "dog"))
+    runs: Any = SimpleNamespace(data=SimpleNamespace(task=task, dataset=dataset))
+    found = evaluate.Evaluated("", "", "", ("cat", "dog"), {}, [evaluate.run_scores(runs, of)])
+    text = evaluate.tables(found)
+    assert "| a " in text
+    assert "cat" not in text
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path, **others: drawn.append(figure))
+    evaluate.draw(tmp_path / "it.png", found, "")
+    assert len(drawn[0].axes) == 1
+
+
+def test_a_client_of_another_domain_in_each_seed() -> None:
+    def scored(seed: int, domain: str) -> evaluate.RunScores:
+        client = predictions.ClientScores(0, domain, 4, 0.5, 1.0)
+        domains = {"t": predictions.DomainScores("test", 4, 0.5, 1.0)}
+        return evaluate.RunScores(seed, 1, domains, [client])
+
+    runs = [scored(0, "a"), scored(1, "b"), scored(2, "a")]
+    found = evaluate.Evaluated("", "", "", ("target",), {}, runs, "values")
+    assert "| a or b " in evaluate.tables(found)
 
 
 def test_other_data_must_have_the_same_targets(ran: Ran, tmp_path: Path) -> None:

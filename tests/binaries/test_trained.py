@@ -209,6 +209,37 @@ def test_all_checkpoints_stay_and_change_nothing(
             kept.run(0, "4").line()
 
 
+def test_a_checkpoint_without_a_line_in_the_log_is_told(
+    kept: finished.Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [line for line in kept.lines if line.round != 3]
+    monkeypatch.setitem(kept.__dict__, "lines", others)
+    with pytest.raises(UsageError, match=r"seed=0 has a checkpoint of round 3, but no line in its"):
+        kept.run(0, "3").line()
+
+
+def test_clients_own_networks_are_not_scored_on_the_test_of_their_run(
+    whole: tuple[Ran, dict[int, Served]],
+) -> None:
+    """Even if no client has an example for validation."""
+    runs = finished.open("run", whole[0].folder)
+    *_, test = predictions.own_parts(runs, 0)
+    arguments = runs.run(0, "last"), runs.algorithm(), [test]
+    assert not predictions.predicted(*arguments).by_client
+    found = predictions.predicted(*arguments, is_new=True)
+    assert [client for client, _ in found.by_client] == [0, 1]
+
+
+def test_an_export_may_be_in_the_home(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run").symlink_to(whole[0].folder)
+    export.run(export.Options("~/run", "last", "~/nets"))
+    files = {path.name for path in (tmp_path / "nets" / "seed=0").iterdir()}
+    assert files == {"clients.safetensors", "model.json", "model.safetensors"}
+
+
 @pytest.mark.slow
 def test_the_newest_checkpoints_stay(
     whole: tuple[Ran, dict[int, Served]], kept: finished.Runs, tmp_path: Path
