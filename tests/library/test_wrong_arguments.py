@@ -77,7 +77,14 @@ _OF_RUN = "called by the engine alone, with records of its own"
 _NOTHING = "takes no argument"
 _NO_ARGUMENT = ("aggregators.count", "aggregators.total", "aggregators.stacked")
 _OF_FIT = "a part of `fit`, whose arguments test_fitting tries"
-_FORMS = ("of_arrays", "kind", "kind_of_inputs", "splits_of_arrays", "splits_of_dataset")
+_FORMS = (
+    "without_lists",
+    "of_arrays",
+    "kind",
+    "kind_of_inputs",
+    "splits_of_arrays",
+    "splits_of_dataset",
+)
 
 EXEMPT = {
     **dict.fromkeys(
