@@ -51,12 +51,22 @@ def weight_of(weighting: str | Weight) -> Weight:
       weighting: "size", "uniform", or a weight function, which is returned unchanged.
 
     Raises:
-      UsageError: for another name.
+      UsageError: for another name, and for a function of other arguments.
     """
     if callable(weighting):
+        checks.function("weighting", weighting, "slots")
         return weighting
     checks.one_of("weighting", weighting, _WEIGHTS)
     return _WEIGHTS[weighting]
+
+
+def _weights(weight: Weight, slots: Slots) -> Array:
+    """Return the weights of slots [S], 0 for absent ones."""
+    weights = weight(slots)
+    if jnp.shape(weights) != slots.size.shape:
+        text = f"must return one number for each of {slots.size.shape[0]} slots"
+        raise UsageError("weighting", ..., f"{text}, it returns an array {jnp.shape(weights)}")
+    return jnp.where(slots.present, weights, 0)
 
 
 def _zeros(upload: Tree, *leading: int) -> Tree:
@@ -67,7 +77,7 @@ def mean(weight: Weight = by_size) -> Aggregator:
     """Return an aggregator for the weighted mean over present clients.
 
     Args:
-      weight: the weight of each slot's client. The mean is 0 if all weights are 0.
+      weight: the weight of each slot's client, at least 0. The mean is 0 if all weights are 0.
 
     Raises:
       UsageError: unless the weight is a function.
@@ -80,7 +90,7 @@ def mean(weight: Weight = by_size) -> Aggregator:
         return _Sum(none, jnp.zeros(()))
 
     def add(total: _Sum, uploads: Tree, slots: Slots) -> _Sum:
-        weights = jnp.where(slots.present, weight(slots), 0)
+        weights = _weights(weight, slots)
         return _Sum(
             jax.tree.map(jnp.add, total.values, tree.weighted_sum(uploads, weights)),
             total.weight + weights.sum(),
@@ -125,7 +135,7 @@ def weight_sum(weight: Weight = by_size) -> Aggregator:
 
     def add(accumulator: Array, uploads: Tree, slots: Slots) -> Array:
         del uploads
-        return accumulator + jnp.where(slots.present, weight(slots), 0).sum()
+        return accumulator + _weights(weight, slots).sum()
 
     return Aggregator(lambda upload, num_slots: jnp.zeros(()), add, lambda accumulator: accumulator)
 

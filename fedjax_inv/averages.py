@@ -28,6 +28,8 @@ from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Model, Setup, Shard, Trained, Tree, Variables, Visit
 
 COMBINING = ("pool", "paper")
+_READ_AT_ONCE = 128  # examples, of a client
+_MOST = 2**31 - 1  # of the numbers with which examples are counted
 
 
 class Averages(NamedTuple):
@@ -54,6 +56,8 @@ class _Sums(NamedTuple):
 def as_numbers(x: Tree) -> Array:
     """Return inputs in floating point, for averaging: 8-bit images in [0, 1], others unchanged.
 
+    Those of 16 bits become float32, as the sum of many would overflow or lose its last digits.
+
     Args:
       x: preprocessed inputs [B, ...].
 
@@ -76,7 +80,7 @@ def as_numbers(x: Tree) -> Array:
             f"are {numbers.dtype}; must be 8-bit images or in floating point to average, or "
             "`mixable` must convert them, as models.word_weights converts words",
         )
-    return numbers
+    return numbers.astype(jnp.promote_types(numbers.dtype, jnp.float32))
 
 
 def _sums(x: Tree, y: Array, group: Array, rows: int) -> _Sums:
@@ -201,9 +205,14 @@ def of_shard(
       mixable: stored inputs [B, ...] -> the inputs to average [B, ...].
 
     Returns:
-      (x [A, ...], y [A, K], real [A]); the last real row is the mean of the remaining examples.
+      (x [A, ...], y [A, K], real [A]); the last real row is the mean of the remaining examples,
+      of which only the first rows * length count.
+
+    Raises:
+      UsageError: for inputs and targets that cannot be averaged (`as_numbers`, `columns`).
     """
-    used = jnp.minimum(shard.size, rows * length)
+    most = rows * length if isinstance(length, Array) else min(rows * length, _MOST)
+    used = jnp.minimum(shard.size, most)
     order = permutation.draw(key)
 
     def of_batch(number: Array) -> _Sums:
@@ -289,7 +298,7 @@ def exchanged(
             num_classes=visit.message.side.y.shape[1],
             rows=rows,
             length=chunk if pools else visit.shard.size // rows,
-            batch_size=chunk,
+            batch_size=min(chunk, _READ_AT_ONCE) if pools else chunk,
             mixable=averaged,
         )
 

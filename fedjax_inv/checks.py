@@ -83,12 +83,22 @@ def is_known_zero(number: Any) -> bool:
     return is_concrete(number) and float(number) == 0
 
 
+_BLOCK = 2**20  # numbers that are checked at once
+
+
 def holds_finite(array: Any) -> bool:
     """Return whether an array's numbers are finite in the type in which JAX keeps them."""
     if not jnp.issubdtype(array.dtype, jnp.floating):
         return True
+    if isinstance(array, jax.Array):
+        return bool(jnp.isfinite(array).all())
+    kept: Any = jax.dtypes.canonicalize_dtype(array.dtype)
+    rows = np.atleast_1d(array)
+    # In blocks, as the examples may be mapped from a file that is larger than memory.
+    step = max(1, _BLOCK // max(1, rows[:1].size))
+    blocks = (rows[start : start + step] for start in range(0, len(rows), step))
     with np.errstate(over="ignore"):  # too large numbers become infinite
-        return bool(np.isfinite(array.astype(jax.dtypes.canonicalize_dtype(array.dtype))).all())
+        return all(np.isfinite(block.astype(kept, copy=False)).all() for block in blocks)
 
 
 def shown(value: Any) -> str:
@@ -432,13 +442,11 @@ def integers(
     if (array.size and array.dtype.kind not in "iu") or ndim not in (None, array.ndim):
         axes = "" if ndim is None else f" with ndim={ndim}"
         raise UsageError(name, array, f"must be integers{axes}")
-    outside = np.zeros(array.shape, bool)
-    if low is not None:
-        outside |= array < low
-    if high is not None:
-        outside |= array > high
-    if outside.any():
-        first = tuple(np.argwhere(outside)[0].tolist())
+    is_low = array.size and low is not None and array.min() < low
+    is_high = array.size and high is not None and array.max() > high
+    if is_low or is_high:
+        inside = (low is None or array >= low) & (high is None or array <= high)
+        first = tuple(np.argwhere(~inside)[0].tolist())
         place = str(list(first)) if first else ""
         allowed = f"at least {low}" if high is None else f"in {low}..{high}"
         allowed = f"at most {high}" if low is None else allowed

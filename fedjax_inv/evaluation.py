@@ -395,7 +395,10 @@ def _add(
 def _scattered(totals: Array, who: Array, values: Array) -> Array:
     """Add values [B] to the entries `who` [B] of `totals` [C]."""
     # One entry more: XLA's CPU compiler gets some scatters to a single entry wrong under vmap.
-    return jnp.pad(totals, (0, 1)).at[who].add(values)[:-1]
+    of_batch = jnp.zeros(len(totals) + 1, totals.dtype).at[who].add(values)[:-1]
+    # The batch's sum first, or each small number would lose its last digits in a large total; the
+    # barrier keeps XLA from adding the numbers one by one again.
+    return totals + jax.lax.optimization_barrier(of_batch)
 
 
 def mean(scores: Scores) -> tuple[Array, Array]:

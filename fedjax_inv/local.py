@@ -368,7 +368,7 @@ def steps(
 
         return _Steps(jnp.where(shard.size > 0, num_steps, 0), batch_at, num_steps)
 
-    return _work(optimizer, plan, momentum)
+    return _work(optimizer, plan, momentum)._replace(num_steps=num_steps)
 
 
 def full_batch(
@@ -403,7 +403,8 @@ def full_batch(
         batch = take_batch(shard, index, index < shard.size)
         return _Steps(jnp.where(shard.size > 0, num_steps, 0), lambda step: batch, num_steps)
 
-    return _only_if(_work(optimizer, plan, momentum), lambda shard: shard.size <= capacity)
+    work = _only_if(_work(optimizer, plan, momentum), lambda shard: shard.size <= capacity)
+    return work._replace(num_steps=num_steps)
 
 
 def _only_if(work: Work, fits: Callable[[Shard], Array]) -> Work:

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedjax_inv.types import Halves, Tree
+import jax
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Algorithm, Halves, Setup, Tree
 
 
 class Part(NamedTuple):
@@ -16,3 +19,18 @@ class Part(NamedTuple):
 EVERYTHING = Part(lambda params: params, lambda params, part: part)
 CLASSIFIER = Part(lambda params: params.head, lambda params, part: params._replace(head=part))
 PARTS = {"all": EVERYTHING, "classifier": CLASSIFIER}
+
+
+def needing_head(algorithm: Algorithm) -> Algorithm:
+    """Return an algorithm that acts on the head, and refuses a network without a trained one.
+
+    Args:
+      algorithm: the algorithm, whose `init_server` then raises the UsageError.
+    """
+
+    def init_server(setup: Setup) -> Tree:
+        if not jax.tree.leaves(setup.variables.params.head):
+            raise UsageError("model", ..., "must have a head with a trained parameter")
+        return algorithm.init_server(setup)
+
+    return algorithm._replace(init_server=init_server)

@@ -274,6 +274,8 @@ class Work(NamedTuple):
     momentum: float | Array | None = None
     # The clients' learning rate, before a schedule changes it, for the same methods. None: unknown.
     learning_rate: float | Array | None = None
+    # Local steps of a client with examples. None: unknown, or they differ.
+    num_steps: int | None = None
 
 
 # A round.

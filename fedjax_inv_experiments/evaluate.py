@@ -55,7 +55,7 @@ from fedjax_inv_experiments.reporting.predictions import (
     Predicted,
 )
 from fedjax_inv_experiments.reporting.tables import table
-from fedjax_inv_experiments.running import files
+from fedjax_inv_experiments.running import files, records
 
 _MOST_LINES = 20  # of clients in the table, and of classes in the table of confusions
 _MOST_POINTS = 3000  # in the picture of values
@@ -307,8 +307,13 @@ def write_predictions(path: Path, rows: dict[str, list[Any]]) -> None:
         parquet.write_table(pyarrow.table(rows), opened)
 
 
-def _check_predictions(text: str) -> Path:
-    """The path of --predictions; raises UsageError if it cannot be written."""
+def _check_predictions(text: str, datasets: Iterable[str]) -> Path:
+    """The path of --predictions.
+
+    datasets: --dataset, of the run and of this command.
+
+    Raises UsageError if it cannot be written, or if it would replace data or a file of a run.
+    """
     path = Path(os.path.expanduser(text))
     if path.suffix not in _FORMS:
         raise flag_error("predictions", text, f"must end in {' or '.join(_FORMS)}")
@@ -317,7 +322,24 @@ def _check_predictions(text: str) -> Path:
             "predictions", text, "needs a package: pip install 'fedjax_inv[experiments]'"
         )
     check_place("predictions", path)
+    for dataset in filter(None, datasets):
+        if path.resolve() == Path(dataset).expanduser().resolve():
+            allowed = f"must be another file than --dataset={dataset}"
+            raise flag_error("predictions", text, allowed)
+    if _is_of_report(path):
+        allowed = "must be another file, as the report of the runs there has this name"
+        raise flag_error("predictions", text, allowed)
     return path
+
+
+def _is_of_report(path: Path) -> bool:
+    """Whether the report of a run, a sweep, a study or a map writes this file."""
+    if path.name in ("runs.csv", "differences.csv"):
+        return any((path.parent / name).exists() for name in ("config.json", "result.json"))
+    # A study's NAME.json says how NAME.csv, NAME_runs.csv and NAME_differences.csv came about.
+    record = path.with_name(f"{re.sub('_(runs|differences)$', '', path.stem)}.json")
+    is_table = path.suffix == ".csv" and record.is_file()
+    return is_table and records.decoded(record.read_bytes(), records.Origin) is not None
 
 
 def _domains(of: Evaluated) -> dict[str, list[DomainScores]]:
@@ -539,7 +561,10 @@ def run(options: Options) -> str:
         dataset=options.dataset,
     )
     out = check_picture("out", options.out or str(runs.path / f"{_name(options)}.png"))
-    table_path = _check_predictions(options.predictions) if options.predictions else None
+    table_path = None
+    if options.predictions:
+        datasets = (runs.config.data.dataset, options.dataset)
+        table_path = _check_predictions(options.predictions, datasets)
     if not options.out:
         _check_dataset(out.with_suffix(".json"), options.dataset or runs.config.data.dataset)
     scored, found, lacking = evaluate(runs, options)

@@ -111,7 +111,7 @@ class Config(NamedTuple):
 
 # Every algorithm of the package must have its configurations here: the file's name -> them.
 TABLE: dict[str, tuple[Config, ...]] = {
-    "afl": (Config(small_normed, epochs, {"step_size": 0.3, "loss_batch_size": 3}),),
+    "afl": (Config(small_normed, full_batch, {"step_size": 0.3, "loss_batch_size": 3}),),
     "cafe": (
         Config(
             normed_body,
@@ -130,7 +130,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
             },
         ),
     ),
-    "ditto": (Config(small_normed, epochs, {"proximal": 0.5, "server_optimizer": _MOMENTUM}),),
+    "ditto": (Config(small_normed, full_batch, {"proximal": 0.5, "server_optimizer": _MOMENTUM}),),
     "erm": (Config(small_normed, momentum_epochs),),
     "exit_strategy": (
         Config(
@@ -186,9 +186,11 @@ TABLE: dict[str, tuple[Config, ...]] = {
             {"top_k": 3, "positive_weight": 0, "rows": 2, "chunk": 3, "server_optimizer": _ADAM},
         ),
     ),
-    "feddg_ga": (Config(mlp, epochs, {"step_size": 0.5, "num_rounds": 5, "loss_batch_size": 3}),),
-    "feddyn": (Config(small_normed, epochs, {"alpha": 0.3, "server_optimizer": _MOMENTUM}),),
-    "fedgma": (Config(normed_body, epochs, {"agreement": 0.6, "server_optimizer": _MOMENTUM}),),
+    "feddg_ga": (
+        Config(mlp, full_batch, {"step_size": 0.5, "num_rounds": 5, "loss_batch_size": 3}),
+    ),
+    "feddyn": (Config(small_normed, full_batch, {"alpha": 0.3, "server_optimizer": _MOMENTUM}),),
+    "fedgma": (Config(normed_body, full_batch, {"agreement": 0.6, "server_optimizer": _MOMENTUM}),),
     "fediir": (
         Config(
             small_normed,
@@ -265,13 +267,13 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(small_normed, momentum_epochs, {"penalty": 2.0, "share_weights": False}),
     ),
     "fedsr": (
-        Config(small_normed, epochs, {"l2r": 0.1, "cmi": 0.05, "server_optimizer": _MOMENTUM}),
+        Config(small_normed, full_batch, {"l2r": 0.1, "cmi": 0.05, "server_optimizer": _MOMENTUM}),
     ),
-    "vrex": (Config(mlp, epochs, {"beta": 0.4, "loss_batch_size": 3}),),
+    "vrex": (Config(mlp, full_batch, {"beta": 0.4, "loss_batch_size": 3}),),
     "qfedavg": (
         Config(
             small_normed,
-            epochs,
+            full_batch,
             {
                 "q": 1.5,
                 "step_size": 0.2,

@@ -79,6 +79,8 @@ def test_rounding_is_no_difference_but_told() -> None:
         ("1", 1.0, float("inf")),
     ):
         assert repeat._apart(number, other) == apart
+    for number, told in ((1.4e-7, 2e-7), (9.2e-8, 1e-7), (3e-7, 3e-7), (0.0, 0.0)):
+        assert repeat._rounded_up(number) == told
 
 
 @pytest.fixture

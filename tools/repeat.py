@@ -15,6 +15,7 @@ later rounds, and rules that select or stop in them.
 import concurrent.futures
 import contextlib
 import dataclasses
+import decimal
 import itertools
 import math
 import os
@@ -147,6 +148,12 @@ def _git(*words: str) -> None:
         raise UsageError(" ".join(words[:2]), ..., done.stderr.strip().splitlines()[-1])
 
 
+def _rounded_up(number: float) -> float:
+    """The number with one digit, and no smaller, as no difference is to be above the one told."""
+    exact = decimal.Decimal(str(number))
+    return float(exact.quantize(decimal.Decimal(1).scaleb(exact.adjusted()), decimal.ROUND_CEILING))
+
+
 def _train(words: Sequence[str], code: Path, folder: Path) -> None:
     """Runs a command of fedjax-inv by the code in a folder. Raises UsageError if it fails."""
     full = [sys.executable, "-m", "fedjax_inv_experiments", *words, f"--run_dir={folder}"]
@@ -170,9 +177,10 @@ def repeated(record: Origin, before: Path, rounds: int) -> tuple[str, Repeated |
         found, largest = difference(lines(old), lines(new))
         origins = [records.decoded(path.read_bytes(), Origin) for path in new.rglob("*.json")]
         code = next((each.code for each in origins if each is not None and each.code), {})
+    if found:
+        return found, None
     today = str(datetime.now(UTC).date())
-    note = Repeated(rounds, today, fedjax_inv.__version__, code, float(f"{largest:.0e}"))
-    return found, None if found else note
+    return "", Repeated(rounds, today, fedjax_inv.__version__, code, _rounded_up(largest))
 
 
 def run(options: Options, root: Path = ROOT) -> str:

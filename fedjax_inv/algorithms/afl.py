@@ -1,10 +1,10 @@
 """Agnostic federated learning: weights of clients that rise where the loss is large.
 
     q <- project(q + step_size R(w))         onto the simplex
-    w <- w + sum q_i (w_i - w) / sum q_i     over the cohort, with the q before its step
+    w <- w + sum q_i (w_i - w) / sum q_i     over the cohort, with q_i as the client received it
 
-q has an entry for each client and starts uniform over those with examples. R_i(w) is the mean loss
-of client i's examples at the received network, less the mean over the cohort, and 0 for clients
+q has an entry for each client and starts uniform over those with examples. R(w) has the mean loss
+of each client's examples at the received network, less the mean over the cohort, and 0 for clients
 that do not attend. (The projection ignores a number that all losses have in common; without the
 mean taken away, clients would lose their weight by being absent.)
 
@@ -47,7 +47,7 @@ class Upload(NamedTuple):
 
     delta: Tree  # q_i x (the change of parameters, statistics)
     weight: Tree  # [] q_i, as the client received it
-    loss: Tree  # [] R_i at the received network
+    loss: Tree  # [] mean over the client's examples, at the received network
 
 
 def ascend(mixture: Array, losses: Array, step_size: float | Array) -> Array:
@@ -81,7 +81,7 @@ def afl(
       model: the network.
       work: local training.
       step_size: the step of the mixture; 0 is FedAvg with weighting="uniform".
-      loss_batch_size: examples at once in the pass for R_i; it changes only time and memory.
+      loss_batch_size: examples at once in the pass for R; it changes only time and memory.
       loss: the objective of local training, and R.
       server_optimizer: the server's optimizer, on the mean delta.
 

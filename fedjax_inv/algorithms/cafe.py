@@ -56,6 +56,8 @@ FACTS = Facts(
         Idle("feature_decay", "drift_mode", lambda decay, mode: mode != "feature_ema"),
         Idle("history_gradient", "history_average", lambda gradient, averages: not averages),
         Idle("orthogonal_directions", "beta", lambda orthogonal, beta: beta == 0),
+        Idle("drift_mode", ("alpha", "beta"), lambda mode, alpha, beta: alpha == beta == 0),
+        Idle("feature_decay", ("alpha", "beta"), lambda decay, alpha, beta: alpha == beta == 0),
         *(
             Idle(name, "feature_calibration", lambda value, removes: not removes)
             for name in ("alpha", "beta", "drift_mode", "orthogonal_directions")
@@ -285,7 +287,8 @@ def cafe(
 ) -> Algorithm:
     """Return CAFE; the model's head must be one linear classifier, whose bias is not used.
 
-    The clients' optimizer must be sgd with momentum, unless beta is 0 or drift_mode "feature_ema".
+    The clients' optimizer must be sgd with momentum, unless beta is 0, drift_mode "feature_ema" or
+    feature_calibration False.
     The paper has momentum 0.9, reset in each round, and momentum on the server (`server_optimizer`)
     too.
 
@@ -302,7 +305,8 @@ def cafe(
         only scales the logits; or "feature_ema", a moving average of features, which is sent beside
         the network, instead of a matrix.
       orthogonal_directions: whether the local direction is made orthogonal to the global one.
-      feature_decay: decay of the average of features from batch to batch, in [0, 1].
+      feature_decay: decay of the average of features from batch to batch, in [0, 1). It starts at 0
+        in each round, so that a client with few batches sends a shorter average and counts less.
       feature_calibration: whether the directions are removed.
       parameter_calibration: whether the classifier's rows are divided by their norms.
       history_average: whether classifiers are averaged over the batches of the round; if not, the
@@ -332,6 +336,8 @@ def cafe(
     for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma), ("scale", scale)):
         checks.real(name, value)
     checks.real("feature_decay", feature_decay, 0, 1)
+    if checks.is_concrete(feature_decay) and feature_decay == 1:
+        raise UsageError("feature_decay", feature_decay, "must be below 1, or the average stays 0")
     if drift_mode == "row_mean" and feature_calibration and not parameter_calibration:
         raise UsageError(
             "drift_mode",

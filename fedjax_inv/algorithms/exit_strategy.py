@@ -25,6 +25,7 @@ stores one gradient and [P, C] numbers. Both exchanges reach delayed clients in 
 answered these questions at once; only the network of g_i is delayed.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -306,9 +307,10 @@ def wrap(
 ) -> Algorithm:
     """Return `algorithm` whose clients leave after P rounds if they contribute too little.
 
-    A client that has left attends no exchange. If nobody is left, nothing changes any more; see
-    `check_someone_stays`. With the threshold -inf nobody leaves, and the network is that of
-    `algorithm` bit for bit.
+    A client that has left attends no exchange. What `algorithm`'s server keeps of its clients, such
+    as SCAFFOLD's sum of variates or the heads of FL Games' players, it keeps of those that left,
+    too. If nobody is left, nothing changes any more; see `check_someone_stays`. With the threshold
+    -inf and without `share` nobody leaves, and the network is that of `algorithm` bit for bit.
 
     Args:
       algorithm: the algorithm.
@@ -317,8 +319,8 @@ def wrap(
       smoothness: L, or None for an estimate by power iteration.
       threshold: the least mean C_i of a client that stays, over the rounds in which it was
         measured.
-      share: the least ratio of the sum of C_i of a client that stays to the median client's sum;
-        None for no such rule.
+      share: the least ratio of the sum of C_i of a client that stays to the median client's sum,
+        where that is above 0; None for no such rule.
       pretraining_rounds: P.
       parameters: server of `algorithm` -> its leaves that are the network's parameters; default:
         those of `algorithm.network`. For FL Games
@@ -343,7 +345,7 @@ def wrap(
         try:
             checks.real("threshold", threshold, -np.inf)
         except UsageError:
-            text = "must be a finite number, or -inf, with which nobody leaves"
+            text = "must be a finite number, or -inf, below which nobody is"
             raise UsageError("threshold", threshold, text) from None
     if share is not None:
         checks.real("share", share)
@@ -557,7 +559,9 @@ def _assess(phase: _Phase, old: Assessment, sent: aggregators.Stack) -> Assessme
     total = (new.linear - new.smoothness * new.quadratic).sum(0)
     leaves = total / jnp.maximum(count, 1) < phase.threshold
     if phase.share is not None:
-        leaves |= total < phase.share * jnp.nanmedian(jnp.where(count > 0, total, jnp.nan))
+        median = jnp.nanmedian(jnp.where(count > 0, total, jnp.nan))
+        # Beside a negative median, better clients have smaller ratios.
+        leaves |= (median > 0) & (total < phase.share * median)
     leaves &= count > 0
     return new._replace(stays=~leaves)
 
@@ -574,7 +578,7 @@ def exit_strategy(
     *,
     wrapped: str | Callable[..., Algorithm] = "fedavg",
     penalty: float | Array | None = None,
-    step_size: float | Array = 0.01,
+    step_size: float | Array | None = 0.01,
     smoothness: float | Array | None = None,
     threshold: float | Array = 0.0,
     share: float | Array | None = None,
@@ -592,7 +596,8 @@ def exit_strategy(
         with the arguments of FedAvg.
       penalty: FedIPG's penalty, or None for its default.
       step_size: the length of a round along the gradient: the clients' learning rate times their
-        number of local steps.
+        number of local steps; None: both as `work` records them. With a longer one clients leave
+        that contribute.
       smoothness: L, or None for an estimate by power iteration.
       threshold: the least mean contribution of a client that stays.
       share: the least ratio of the sum of contributions of a client that stays to the median
@@ -603,8 +608,16 @@ def exit_strategy(
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
 
     Raises:
-      UsageError: for values out of range.
+      UsageError: for values out of range, for a factory with other arguments, and without a
+        step_size where it is unknown.
     """
+    checks.record("work", work, Work)
+    if step_size is None:
+        if work.learning_rate is None or work.num_steps is None:
+            text = "must be a number, or `work` must record its `learning_rate` and `num_steps`"
+            why = "by epochs, clients take different numbers of steps"
+            raise UsageError("step_size", None, f"{text}; {why}")
+        step_size = work.learning_rate * work.num_steps
     factory: Callable[..., Algorithm]
     if callable(wrapped):
         factory = wrapped
@@ -619,14 +632,12 @@ def exit_strategy(
             "must be None for {wrapped}, which has none",
             wrapped=("wrapped", "fedavg"),
         )
-    algorithm = factory(
-        model,
-        work,
-        loss=loss,
-        server_optimizer=server_optimizer,
-        weighting=weighting,
-        **settings,
-    )
+    settings |= {"loss": loss, "server_optimizer": server_optimizer, "weighting": weighting}
+    try:
+        inspect.signature(factory).bind(model, work, **settings)
+    except TypeError as error:
+        raise UsageError("wrapped", ..., f"must take the arguments of FedAvg: {error}") from None
+    algorithm = factory(model, work, **settings)
     return wrap(
         algorithm,
         step_size=step_size,

@@ -53,8 +53,10 @@ _WEIGHTS = "positive_weight", "negative_weight"
 FACTS = Facts(
     needs_classes=True,
     idle=(
-        Idle("top_k", _WEIGHTS, lambda k, positive, negative: positive == negative == 0),
-        Idle("detach", _WEIGHTS, lambda detach, positive, negative: positive == negative == 0),
+        *(
+            Idle(name, _WEIGHTS, lambda value, positive, negative: positive == negative == 0)
+            for name in ("top_k", "detach", "statistics", "combining", "rows", "chunk")
+        ),
         Idle("chunk", "combining", lambda chunk, how: how == "paper"),
     ),
 )

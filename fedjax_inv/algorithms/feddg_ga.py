@@ -2,7 +2,7 @@
 
     gap_i = R_i(averaged network) - R_i(own network after its training)
     a_i <- a_i + step (gap_i - mean gap) / max_j |gap_j - mean gap|,   then max(a_i, 0), sum 1
-    step = step_size (1 - round / num_rounds), at least 0
+    step = step_size (1 - round / num_rounds), at least 0; rounds without clients do not count
 
 a has an entry for each client and starts uniform; R_i is the mean loss of the client's training
 examples in evaluation mode. A round has two exchanges: clients train and are averaged by a, then
@@ -26,6 +26,7 @@ from fedjax_inv.types import (
     Cohort,
     Exchange,
     Facts,
+    Idle,
     Loss,
     Model,
     Reply,
@@ -36,7 +37,10 @@ from fedjax_inv.types import (
     Work,
 )
 
-FACTS = Facts(precision="highest")  # the differences of losses are small
+FACTS = Facts(
+    precision="highest",  # the differences of losses are small
+    idle=(Idle("num_rounds", "step_size", lambda number, step_size: step_size == 0),),
+)
 _ROUNDING = 1e-6  # of a mean of float32 numbers, relative
 _OF_A_WEIGHT = 0.6  # the paper's first step, 0.2, over its first weights, 1/3
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, averaging, checks, local, objectives, servers
+from fedjax_inv.parts import needing_head
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -27,6 +28,7 @@ from fedjax_inv.types import (
     Facts,
     GradFn,
     Halves,
+    Idle,
     Loss,
     Model,
     Reply,
@@ -39,7 +41,13 @@ from fedjax_inv.types import (
 )
 
 # The penalty compares gradients, whose differences are small.
-FACTS = Facts(precision="highest")
+FACTS = Facts(
+    precision="highest",
+    idle=(
+        Idle("decay", "penalty", lambda decay, penalty: penalty == 0),
+        Idle("gradient_batch_size", "penalty", lambda size, penalty: penalty == 0),
+    ),
+)
 
 
 def alignment(classifier_grads: Tree, mean_grads: Tree) -> Array:
@@ -84,7 +92,8 @@ def fediir(
         "size"; in Python also a function of `Slots`.
 
     Raises:
-      UsageError: for values out of range.
+      UsageError: for values out of range; from `init_server`, if no parameter of the head is
+        trained.
     """
     checks.record("model", model, Model)
     checks.function("loss", loss)
@@ -160,4 +169,4 @@ def fediir(
             update=lambda mean_grads, nothing, delta: mean_grads,
         ),
     )
-    return training._replace(exchanges=(mean_gradient(), *training.exchanges))
+    return needing_head(training)._replace(exchanges=(mean_gradient(), *training.exchanges))

@@ -26,7 +26,7 @@ from fedjax_inv import averaging, checks, models, objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.checks import UsageError
 from fedjax_inv.cse import eliminate_common_subexpressions
-from fedjax_inv.parts import EVERYTHING, PARTS, Part
+from fedjax_inv.parts import EVERYTHING, PARTS, Part, needing_head
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -273,7 +273,8 @@ def fedipg(
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
 
     Raises:
-      UsageError: for values out of range.
+      UsageError: for values out of range; from `init_server`, for penalty_on "classifier" if no
+        parameter of the head is trained.
     """
     checks.record("model", model, Model)
     checks.function("loss", loss)
@@ -312,6 +313,7 @@ def fedipg(
 
         return grad_fn
 
-    return averaging.averaging(
+    training = averaging.averaging(
         model, work, gradient_from, server_optimizer=server_optimizer, weighting=weighting
     )
+    return needing_head(training) if penalty_on == "classifier" else training

@@ -34,6 +34,7 @@ from fedjax_inv.types import (
     Facts,
     GradFn,
     Halves,
+    Idle,
     Loss,
     Model,
     Reply,
@@ -45,7 +46,10 @@ from fedjax_inv.types import (
     Work,
 )
 
-FACTS = Facts(means_of_targets=True)
+FACTS = Facts(
+    means_of_targets=True,
+    idle=(Idle("rows", "ratio", lambda rows, ratio: ratio == 0),),
+)
 _BATCH_SIZE = 64  # of the pass for a client's means; it changes only time
 
 

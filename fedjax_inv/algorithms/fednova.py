@@ -87,7 +87,7 @@ def fednova(
     work: Work,
     *,
     proximal: float | Array = 0.0,
-    step_size: float | Array = 0.1,
+    step_size: float | Array | None = None,
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
@@ -99,17 +99,24 @@ def fednova(
       work: local training by SGD that records its momentum: `local.epochs(..., momentum=0.9)`; 0
         for plain SGD.
       proximal: weight of FedProx's proximal term, the paper's mu.
-      step_size: the clients' learning rate, on which a_i depends if there is a proximal term; a
-        grid of learning rates must then set both.
+      step_size: the clients' learning rate, on which a_i depends if there is a proximal term;
+        None: `work.learning_rate`. A schedule of the rate is not followed.
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the normalised mean delta.
       weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.
 
     Raises:
-      UsageError: for values out of range, and for local training whose momentum is unknown.
+      UsageError: for values out of range, for local training whose momentum is unknown, and with a
+        proximal term without a step_size where the rate is unknown.
     """
     checks.record("work", work, Work)
     checks.real("proximal", proximal)
+    step_size = work.learning_rate if step_size is None else step_size
+    if step_size is None:
+        if not checks.is_known_zero(proximal):
+            text = "must be a number, or `work` must record its `learning_rate`"
+            raise UsageError("step_size", None, text)
+        step_size = 0.0
     checks.real("step_size", step_size)
     momentum = work.momentum
     if momentum is None:

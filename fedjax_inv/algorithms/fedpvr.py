@@ -15,7 +15,7 @@ from fedjax_inv import checks, objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms import scaffold
 from fedjax_inv.checks import UsageError
-from fedjax_inv.parts import PARTS, Part
+from fedjax_inv.parts import PARTS, Part, needing_head
 from fedjax_inv.types import Algorithm, Loss, Model, Tree, Work
 
 
@@ -72,8 +72,7 @@ def fedpvr(
 ) -> Algorithm:
     """Return FedPVR (Li et al. 2023, Algorithm 1); the classifier is the model's head.
 
-    A client's own state is its control variate. The clients' optimizer must have the paper's
-    momentum, 0.9.
+    A client's own state is its control variate. The paper's clients train by SGD with momentum 0.9.
 
     Args:
       model: the network.
@@ -86,7 +85,8 @@ def fedpvr(
         function of `Slots`.
 
     Raises:
-      UsageError: for another `corrected`, and for local training whose optimizer cannot be changed.
+      UsageError: for another `corrected`, and for local training whose optimizer cannot be changed;
+        from `init_server`, for "classifier" if no parameter of the head is trained.
     """
     checks.one_of("corrected", corrected, PARTS)
     checks.record("work", work, Work)
@@ -95,7 +95,7 @@ def fedpvr(
             "work", ..., "its optimizer cannot be changed; must be one of fedjax_inv.local's"
         )
     part = PARTS[corrected]
-    return scaffold.with_variates(
+    training = scaffold.with_variates(
         model,
         work.with_optimizer(lambda optimizer: without_memory(optimizer, part)),
         part,
@@ -103,3 +103,4 @@ def fedpvr(
         server_optimizer=server_optimizer,
         weighting=weighting,
     )
+    return needing_head(training) if corrected == "classifier" else training

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, checks, local, objectives, tree
-from fedjax_inv.checks import UsageError
+from fedjax_inv.parts import needing_head
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -78,6 +78,7 @@ class Game(NamedTuple):
     players: Predictor  # [C, ...] current actions
     memory: Predictor  # [C, H, ...] the last H actions of each player, move n in place n % H
     moves: Array  # [C] int32, number of moves of each player
+    plays: Array  # [C] bool; a client without examples is no player
 
 
 class Ensemble(NamedTuple):
@@ -85,6 +86,7 @@ class Ensemble(NamedTuple):
 
     body: Predictor
     players: Predictor  # [C, ...]
+    plays: Array  # [C] bool
 
 
 class Table(NamedTuple):
@@ -94,6 +96,7 @@ class Table(NamedTuple):
     players: Predictor  # [C, ...]
     memory: Predictor  # [C, H, ...]
     moves: Array  # [C]
+    plays: Array  # [C] bool
 
 
 def response_logits(
@@ -103,6 +106,7 @@ def response_logits(
     memory_size: Array,
     *,
     memory_mix: str,
+    plays: Array | None = None,
 ) -> Array:
     """Return the logits of a player's loss (Eq. 1 and 2), [B, K].
 
@@ -114,6 +118,7 @@ def response_logits(
       memory_mix: the scale of Eq. 2: "literal" (1 / m over all 2m - 1 terms, as printed),
         "normalised" (1 / (2m - 1)), or "per_opponent" (an opponent counts as the mean of its action
         and its memory, then 1 / m).
+      plays: [P] bool, the opponents that count, m - 1 of them; None: all.
 
     Raises:
       UsageError: for another memory_mix, and a memory_size outside 0..H.
@@ -124,13 +129,15 @@ def response_logits(
     num_opponents, depth = memory.shape[:2]
     if checks.is_concrete(memory_size):
         checks.integers("memory_size", memory_size, 0, depth, ndim=None, may_be_empty=True)
-    size = jnp.broadcast_to(memory_size, num_opponents)
+    counts = jnp.ones(num_opponents, bool) if plays is None else plays
+    opponents = jnp.where(counts[:, None, None], opponents, 0)
+    size = jnp.where(counts, jnp.broadcast_to(memory_size, num_opponents), 0)
     filled = jnp.arange(depth) < size[:, None]
     past = (
         jnp.where(filled[..., None, None], memory, 0).sum(1) / jnp.maximum(size, 1)[:, None, None]
     )
     remembered = (size > 0)[:, None, None]
-    terms = num_opponents + 1
+    terms = counts.sum() + 1
     if memory_mix == "per_opponent":
         return (own + jnp.where(remembered, (opponents + past) / 2, opponents).sum(0)) / terms
     if memory_mix == "normalised":
@@ -152,7 +159,7 @@ def fl_games(
     fast: bool = False,
     loss: Loss = objectives.cross_entropy,
 ) -> Algorithm:
-    """Return FL Games (Algorithm 1); the clients of the federation are the players.
+    """Return FL Games (Algorithm 1); the clients that have examples are the players.
 
     Args:
       model: the network.
@@ -191,8 +198,6 @@ def fl_games(
     optimizer = body_optimizer(body_learning_rate)
 
     def init_server(setup: Setup) -> Game:
-        if not jax.tree.leaves(setup.variables.params.head):
-            raise UsageError("model", ..., "must have a head with a trained parameter")
         keys = jax.random.split(setup.key, setup.num_clients)
         drawn = jax.vmap(lambda key: model.init(key, setup.sample))(keys)
         players = Predictor(drawn.params.head, drawn.stats.head)
@@ -202,14 +207,15 @@ def fl_games(
             players,
             jax.tree.map(lambda a: jnp.zeros((a.shape[0], memory, *a.shape[1:]), a.dtype), players),
             jnp.zeros(setup.num_clients, jnp.int32),
+            jnp.asarray(setup.has_examples),
         )
 
     def init_client(game: Game, who: Array) -> Tree:
         return work.init(_alone(tree.take(game.players, who))).opt_state
 
     def turn(game: Game, round: Array) -> Array:
-        """Return the player whose turn it is, [] int32: 0 in parallel play, -1 for phi."""
-        moves = game.moves.shape[0] if play == "sequential" else 1
+        """Return whose turn of the players it is, [] int32: 0 in parallel play, -1 for phi."""
+        moves = jnp.maximum(game.plays.sum(), 1) if play == "sequential" else 1
         return round % (moves + learned) - learned
 
     def all_attend(game: Game, who: Array, round: Array) -> Array:
@@ -218,18 +224,20 @@ def fl_games(
 
     def players_attend(game: Game, who: Array, round: Array) -> Array:
         now = turn(game, round)
-        return now == who if play == "sequential" else now >= 0
+        place = jnp.cumsum(game.plays)[who] - 1  # among the players
+        return game.plays[who] & (now == place if play == "sequential" else now >= 0)
 
     def predict(game: Game, own: Tree, x: Tree) -> Array:
         del own
         mask = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
         features, _ = model.encode(*game.body, x, mask, False)
-        return jax.vmap(lambda p: _logits(model, p, features, mask))(game.players).mean(0)
+        logits = jax.vmap(lambda p: _logits(model, p, features, mask))(game.players)
+        return _mean_over(logits, game.plays)
 
     responses = _responses(model, work, loss, memory, memory_mix, players_attend)
     representation = _representation(model, optimizer, loss, body_batch_size, fast, all_attend)
     exchanges = (representation, responses) if learned else (responses,)
-    return Algorithm(init_server, init_client, exchanges, predict)
+    return needing_head(Algorithm(init_server, init_client, exchanges, predict))
 
 
 def _alone(predictor: Predictor) -> Variables:
@@ -239,6 +247,12 @@ def _alone(predictor: Predictor) -> Variables:
 
 def _logits(model: Model, predictor: Predictor, features: Array, mask: Array) -> Array:
     return model.decode(predictor.params, predictor.stats, features, mask, False)[0]
+
+
+def _mean_over(logits: Array, plays: Array) -> Array:
+    """The ensemble: the mean of logits [C, B, K] over the players."""
+    total = jnp.where(plays[:, None, None], logits, 0).sum(0)
+    return total / jnp.maximum(plays.sum(), 1)
 
 
 def _representation(
@@ -252,7 +266,7 @@ def _representation(
     """phi's exchange: its gradient through the ensemble, then a step of the server."""
 
     def broadcast(game: Game) -> Ensemble:
-        return Ensemble(game.body, game.players)
+        return Ensemble(game.body, game.players, game.plays)
 
     def client(visit: Visit) -> Reply:
         ensemble: Ensemble = visit.message
@@ -263,7 +277,7 @@ def _representation(
                 body, ensemble.body.stats, batch.x, batch.mask, True, step_key
             )
             logits = jax.vmap(lambda p: _logits(model, p, features, batch.mask))(ensemble.players)
-            value = loss(logits.mean(0), batch.y, batch.mask)
+            value = loss(_mean_over(logits, ensemble.plays), batch.y, batch.mask)
             return value, (value, stats)
 
         def sums(batch: Batch) -> tuple[Tree, tuple[Array, Tree]]:
@@ -303,7 +317,7 @@ def _responses(
     """The players' exchange: a best response to the opponents' last actions."""
 
     def broadcast(game: Game) -> Table:
-        return Table(game.body, game.players, game.memory, game.moves)
+        return Table(game.body, game.players, game.memory, game.moves, game.plays)
 
     def client(visit: Visit) -> Reply:
         table: Table = visit.message
@@ -334,7 +348,12 @@ def _responses(
                     head, variables.stats.head, features, batch.mask, True, key
                 )
                 logits = response_logits(
-                    logits, theirs[:, 0], theirs[:, 1:], memory_size, memory_mix=memory_mix
+                    logits,
+                    theirs[:, 0],
+                    theirs[:, 1:],
+                    memory_size,
+                    memory_mix=memory_mix,
+                    plays=table.plays[others],
                 )
                 return loss(logits, batch.y, batch.mask), stats
 

@@ -232,7 +232,8 @@ def splits_of_dataset(
         not known.
       held_out: the name of the domain that is held out for the test, or None.
       validation: as in `federation.split`.
-      seeds: the seeds of the splits.
+      seeds: the seeds of the splits. Those of `federation.split` are larger by 2**31, so that they
+        differ from the seeds with which the data set's domains may have been drawn.
 
     Returns:
       (the examples, splits by seed).
@@ -249,18 +250,26 @@ def splits_of_dataset(
         of = dataset.domain if dataset.user is None else dataset.user
         users = np.unique(of[present & ~dataset.test])
         if len(users) < 2:
-            text = "must be given, as these data have one domain and no users to be the clients"
+            what = "domain" if dataset.user is None else "user"
+            text = f"must be given, as one {what} alone has examples outside the test"
             raise UsageError("partition", None, text)
 
         # A client's examples may all be drawn for the test.
         def partition(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
             del rng
-            return [rows[of[rows] == user] for user in users]
+            order = np.argsort(of[rows], kind="stable")
+            ends = np.searchsorted(of[rows][order], users[1:])
+            return np.split(rows[order], ends)
 
     data = federations.examples(dataset.x, dataset.y)
     return data, {
         seed: federations.split(
-            dataset, data, partition, held_out=held_out, seed=seed, validation=validation
+            dataset,
+            data,
+            partition,
+            held_out=held_out,
+            seed=seed + 2**31,
+            validation=validation,
         )
         for seed in seeds
     }

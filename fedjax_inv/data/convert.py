@@ -164,7 +164,8 @@ def images(
     checks.one_of("folders", folders, FOLDERS)
     if image_size is not None:
         checks.integer("image_size", image_size, 1, meaning=" pixel")
-    checks.integer("channels", channels, 0, 3)
+    if channels not in (0, 1, 3):
+        raise UsageError("channels", channels, "must be 0, 1 or 3")
     tops = [path for path in _folders(root)]
     clients = [(top.name, top) for top in tops]
     if folders == "domain/client":
@@ -180,12 +181,23 @@ def images(
         size = image.size if image_size is None else (image_size, image_size)
         mode = {1: "L", 3: "RGB"}.get(channels, "L" if image.mode in ("1", "L") else "RGB")
 
+    def pixels(file: Path) -> np.ndarray:
+        with sources.image(file) as image:
+            sources.check_mode(file, image.mode)
+            if image_size is None and image.size != size:
+                text = f"is of {image.size} pixels, the first image of {size}; set image_size"
+                raise UsageError(str(file), ..., text)
+            if channels == 0 and mode == "L" and image.mode not in ("1", "L"):
+                text = "is in colour, the first image is grey; set channels"
+                raise UsageError(str(file), ..., text)
+            return sources.resized(image.convert(mode), size).reshape(*size[::-1], len(mode))
+
     def source(first: int) -> Iterator[Piece]:
         for domain, client in clients[first:]:
             files = [(number[label.name], f) for label in _folders(client) for f in _files(label)]
             for start in range(0, len(files), _ROWS):
                 part = files[start : start + _ROWS]
-                x = np.stack([_pixels(file, size, mode, image_size) for _, file in part])
+                x = np.stack([pixels(file) for _, file in part])
                 y = np.array([label for label, _ in part])
                 name = "all" if folders == "client" else domain
                 yield Piece(x, y, name, start + _ROWS >= len(files))
@@ -199,18 +211,6 @@ def _folders(path: Path) -> list[Path]:
 
 def _files(path: Path) -> list[Path]:
     return [each for each in sources.visible(path) if not each.is_dir()]
-
-
-def _pixels(file: Path, size: tuple[int, int], mode: str, image_size: int | None) -> np.ndarray:
-    with sources.image(file) as image:
-        sources.check_mode(file, image.mode)
-        if image_size is None and image.size != size:
-            text = f"is of {image.size} pixels, the first image of {size}; set image_size"
-            raise UsageError(str(file), ..., text)
-        if mode == "L" and image.mode not in ("1", "L"):
-            raise UsageError(str(file), ..., "is in colour, the first image is grey; set channels")
-        pixels = image.convert(mode)
-        return sources.resized(pixels, size).reshape(*size[::-1], len(mode))
 
 
 def tfds(name: str, user: str, *, data_dir: str | None = None, split: str = "train") -> Plan:

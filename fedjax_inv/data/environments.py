@@ -225,7 +225,8 @@ def colored(
         make few classes of many.
       flips: p of each training environment. These share the examples outside the test split.
       test_flip: p of the test environment, which holds the test split.
-      label_noise: the probability that the label is not the class of the image.
+      label_noise: the probability that the label is not the class of the image. It is drawn for
+        each example, also for each copy of one original.
       binarise: whether every pixel that is not 0 becomes white, as for MNIST in IRM Games.
       shares: the relative sizes of the training environments, as in `rotated`; by default all are
         equal.

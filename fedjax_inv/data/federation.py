@@ -290,7 +290,10 @@ def split(
       data: the same examples on the device, from `examples`, to which all federations refer.
       partition: deals rows to clients, as a `partitioner` does.
       held_out: the name of the domain that only the test client sees, or None.
-      seed: the seed of the partition and of the other random draws, at least 0.
+      seed: the seed of the partition and of the other random draws, at least 0. If the data set's
+        domains were drawn, as by `environments.colored`, it must be another seed than theirs: both
+        begin with a permutation of the examples, and a partition such as "iid" would deal each
+        domain to a client of its own.
       validation: the part of each client's n examples that is held out for validation: at least one
         example if n >= 2, and never all.
       test_fraction: the part of the examples that is held out for the test, where the test is drawn
@@ -330,6 +333,8 @@ def split(
         num_test = max(1, round(test_fraction * len(every)))
         is_test[rng.permutation(len(every))[:num_test]] = True
     to_deal = every[~is_test & ~test]
+    if not is_test.any():
+        raise UsageError("held_out", held_out, "must be a domain with examples, it has none")
     if len(to_deal) == 0:
         raise UsageError("held_out", held_out, "leaves no examples to train on")
     checks.number("imbalance", imbalance, "of at least 1", lambda factor: factor >= 1)

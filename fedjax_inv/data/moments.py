@@ -15,6 +15,7 @@ from fedjax_inv.checks import UsageError
 
 # A deviation of float32 values is larger relative to their mean, unless all are equal.
 _ROUNDING = 1e-13
+_BLOCK = 2**20  # numbers that are float64 at once
 
 
 class Moments(NamedTuple):
@@ -44,6 +45,12 @@ def moments(x: np.ndarray) -> Moments:
     x = np.asarray(x)
     if x.ndim < 2:
         raise UsageError("x", x, "must be numbers [M, ..., D]")
+    step = max(1, _BLOCK // max(1, x[:1].size))
+    starts = range(0, max(1, len(x)), step)
+    return joined(_of_block(x[start : start + step]) for start in starts)
+
+
+def _of_block(x: np.ndarray) -> Moments:
     flat = x.reshape(-1, x.shape[-1]).astype(np.float64)
     mean = flat.mean(0) if len(flat) else np.zeros(flat.shape[1])
     return Moments(len(flat), mean, np.square(flat - mean).sum(0))

@@ -243,9 +243,15 @@ class _Writer:
             self._end()
 
     def _check_labels(self, y: np.ndarray, where: str) -> None:
-        if y.dtype.kind != "i" or not len(y):
-            return
         classes = self._about["classes"]
+        if not len(y):
+            return
+        if y.dtype.kind != "i":
+            columns = y.shape[1] if y.ndim > 1 else 1
+            if classes is not None and len(classes) != columns:
+                allowed = f"has {columns} columns in y, must have {len(classes)}, one for each name"
+                raise UsageError(where, ..., f"{allowed} in classes")
+            return
         self._labels = max(self._labels, int(y.max()) + 1)
         if y.min() < 0 or (classes is not None and self._labels > len(classes)):
             allowed = "at least 0" if classes is None else f"in 0..{len(classes) - 1}"

@@ -145,6 +145,9 @@ def _plans(name: str, args: argparse.Namespace) -> dict[str, Plan]:
         fits = is_tfds if flag == "user" else is_images
         if getattr(args, flag) is not None and not fits:
             raise UsageError(f"--{flag}", getattr(args, flag), f"is for {kind}, {name} is none")
+    if args.data_dir is not None and not is_tfds:
+        allowed = f"is for a prepared data set of TFDS, {name} is none"
+        raise UsageError("--data_dir", args.data_dir, allowed)
     if of_leaf:
         splits = {"train": [f for f, test in of_leaf if not test]}
         splits["test"] = [file for file, test in of_leaf if test]

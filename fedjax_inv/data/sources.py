@@ -65,8 +65,9 @@ def load(
         - the path of an `.npz` file with x [M, ...], y and optionally domain and client, [M]
           integers or strings, and test [M] bool. Clients are the users. Other arrays are not read.
           y are classes, [M] integers, which become 0..K-1 in increasing order; labels, [M, K]
-          bool; or values, [M] or [M, K] floating. uint8 x [M, height, width] gets a channel axis,
-          other numbers become float32;
+          bool; or values, [M] or [M, K] floating. uint8 x with three axes or more are images
+          [M, height, width] or [M, height, width, channels], which networks see in [0, 1]; other
+          numbers become float32;
         - the path of a table, a `.csv` or `.parquet` file, as `tables.table` reads it;
         - the path of a `.csv` file of Sentiment140, as `text.sentiment140` reads it, with users. It
           is known by its first line, which has six fields, and is no table's line of names: it
@@ -501,7 +502,7 @@ def _npz(path: Path) -> Dataset:
             raise UsageError(
                 "name", name, f"{key} must be {needed}, it is {array.dtype} {array.shape}"
             )
-    if x.dtype != np.uint8:
+    if x.dtype != np.uint8 or x.ndim == 2:  # features are the numbers themselves
         x = _float32(name, "x", x)
     elif x.ndim == 3:
         x = x[..., None]
@@ -653,9 +654,12 @@ def image_of(file: Path, size: tuple[int, int], mode: str = "RGB") -> np.ndarray
       [height, width, 3 or 1] uint8.
 
     Raises:
-      UsageError: if the file is no image that can be decoded.
+      UsageError: for another mode, and if the file is no image of 8 bits a channel that can be
+        decoded.
     """
+    checks.one_of("mode", mode, ("RGB", "L"))
     with image(file) as opened:
+        check_mode(file, opened.mode)
         return resized(opened.convert(mode), size).reshape(*size[::-1], len(mode))
 
 

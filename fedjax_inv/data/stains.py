@@ -155,9 +155,11 @@ def stained(
       agreements: a of each training domain; they may be equal.
       test_agreement: a of the test domain, which holds the test split.
       test_rule: one of TEST_RULES.
-      label_noise: the probability that the label is not the class of the image.
-      domain_size: examples of each training domain; the rest is dropped. By default the domains
-        share all examples outside the test split evenly.
+      label_noise: the probability that the label is not the class of the image. It is drawn for
+        each example, also for each copy of one original.
+      domain_size: originals of each training domain, which are examples unless some are copies
+        (`Dataset.original`); the rest is dropped. By default the domains share all examples outside
+        the test split evenly.
       test_fraction: the part of the examples that makes the test domain, drawn at random, if the
         data set has no test split.
       seed: the seed of all draws.
@@ -280,7 +282,8 @@ def _deal(
     every, original = originals(dataset)
     train = rng.permutation(np.flatnonzero(~test[every]))  # of the originals
     if domain_size is not None:
-        most = f", as {len(train)} examples are shared by {num_domains} training domains"
+        what = "examples" if len(every) == len(original) else "originals"
+        most = f", as {len(train)} {what} are shared by {num_domains} training domains"
         checks.integer("domain_size", domain_size, 1, len(train) // num_domains, most)
         train = train[: num_domains * domain_size]
     if not test.any() or len(train) < num_domains:

@@ -90,6 +90,7 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
         block, column = reader.feature(name, known.get(name))
         blocks.append(block)
         columns.append(column)
+    reader.check_features(columns)
     domains: tuple[str, ...] = ("all",)
     domain = np.zeros(len(y), np.int32)
     if roles.domain in names:
@@ -403,6 +404,16 @@ class _Reader:
             text = f"{len(categories)} different texts, must hold at most {MOST_CATEGORIES}"
             raise self._no_feature(name, text)
 
+    def check_features(self, columns: Sequence[Column]) -> None:
+        """Raise UsageError for two features of one name, such as a column "a=b" beside a text b."""
+        of: dict[str, str] = {}
+        for column in columns:
+            for feature in column.features:
+                if feature in of:
+                    text = f"columns {of[feature]!r} and {column.name!r} make two features"
+                    raise self.error(f"{text} {feature!r}; one must have another name")
+                of[feature] = column.name
+
     def joined(self, blocks: Sequence[np.ndarray], columns: Sequence[Column]) -> np.ndarray:
         """Return the features [M, D] float32."""
         num_examples = len(blocks[0])
@@ -460,7 +471,10 @@ class _Reader:
 
     def _missing(self, name: str, missing: np.ndarray) -> UsageError:
         place = self._place(int(np.argmax(missing)))
-        return self.error(f"column {name!r} has no value in {place}, must have one in each row")
+        text = f"column {name!r} has no value in {place}, must have one in each row"
+        if self._path.endswith(".csv"):
+            text += " (NA, N/A, null and nan mean none, unless quoted)"
+        return self.error(text)
 
     def _numbers(self, name: str) -> np.ndarray:
         """Return a column of numbers [M]."""

@@ -60,7 +60,8 @@ def at_clients(
 
     The labels of the test are right. Who holds which example does not change. Which labels would
     be wrong depends on the seed alone, and so does the order in which clients become wrong: the
-    same clients and labels stay wrong as `share` and `part` grow.
+    same clients and labels stay wrong as `share` and `part` grow. Labels are drawn for each
+    example, also for each copy of one original.
 
     Args:
       splits: the splits of runs on the same examples, as `federation.split` returns them.

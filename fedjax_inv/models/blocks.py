@@ -101,6 +101,9 @@ def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
                     "inputs", ..., f"have shape {shapes}, must fit the network's parameters"
                 ) from error
             except InvalidRngError as error:
+                if not train:
+                    text = "draws when it is evaluated (train=False), must draw in training alone"
+                    raise UsageError("module", ..., text) from error
                 if key is not None:
                     raise  # it draws from a stream other than "dropout"
                 raise UsageError(

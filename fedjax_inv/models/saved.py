@@ -70,7 +70,7 @@ def load(path: str | Path, like: Tree) -> Tree:
 
     Raises:
       UsageError: if the file is missing or damaged, if it lacks an array or has one more, or if an
-        array has another shape.
+        array has another shape or another kind of numbers.
       ImportError: without `safetensors`.
     """
     path = _path(path)
@@ -84,6 +84,9 @@ def load(path: str | Path, like: Tree) -> Tree:
         if arrays[name].shape != leaf.shape:
             found = list(arrays[name].shape)
             raise UsageError("path", path, f"{name} is {found}, must be {list(leaf.shape)}")
+        if _kind(arrays[name]) != _kind(leaf):
+            text = f"{name} is of type {arrays[name].dtype}, must be {leaf.dtype}"
+            raise UsageError("path", path, text)
     unknown = [name for name in arrays if name not in needed]
     if unknown:
         first, more = f"{unknown[0]}{_of(arrays[unknown[0]])}", _more(unknown)
@@ -146,6 +149,10 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     except (SafetensorError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UsageError("path", path, f"must be a whole .safetensors file: {reason}") from None
+
+
+def _kind(leaf: np.ndarray | jax.Array) -> str:
+    return "float" if jnp.issubdtype(leaf.dtype, jnp.floating) else np.dtype(leaf.dtype).kind
 
 
 def _of(leaf: np.ndarray | jax.Array) -> str:

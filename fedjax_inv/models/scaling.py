@@ -74,7 +74,8 @@ def with_scaling(variables: Variables, scaling: Scaling) -> Variables:
       scaling: the shift and scale, each [D].
 
     Raises:
-      UsageError: for variables of another model, and for other numbers of features.
+      UsageError: for variables of another model, for other numbers of features, and for anything
+        but finite numbers.
     """
     checks.record("variables", variables, Variables)
     checks.record("scaling", scaling, Scaling)
@@ -82,8 +83,16 @@ def with_scaling(variables: Variables, scaling: Scaling) -> Variables:
     if not isinstance(body, Scaled):
         raise UsageError("variables", ..., "must be those of a model of `scaled`")
     for name, value, like in zip(Scaling._fields, scaling, body.inputs, strict=True):
-        if np.shape(value) != np.shape(like):
-            allowed = f"must be numbers {list(np.shape(like))}, one for each feature"
+        if np.shape(value) != np.shape(like) or not _is_finite(value):
+            allowed = f"must be finite numbers {list(np.shape(like))}, one for each feature"
             raise UsageError(f"scaling.{name}", value, allowed)
     inputs = Scaling(*(jnp.asarray(value, jnp.float32) for value in scaling))
     return variables._replace(stats=variables.stats._replace(body=body._replace(inputs=inputs)))
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether an array holds finite numbers; those of a tracer are not known."""
+    if not checks.is_concrete(value):
+        return True
+    array = np.asarray(value)
+    return jnp.issubdtype(array.dtype, jnp.number) and bool(np.isfinite(array).all())

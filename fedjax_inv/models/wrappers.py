@@ -83,7 +83,8 @@ def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Mod
       The model on inputs x [B, ..., C].
 
     Raises:
-      UsageError: for an std that is not above 0, and if mean and std have different lengths.
+      UsageError: for an std that is not above 0, and if mean and std have different lengths; and
+        for inputs with another number of channels.
     """
     finite = partial(checks.number, allowed="that is finite", is_allowed=lambda number: True)
     positive = partial(checks.number, allowed="above 0", is_allowed=lambda number: number > 0)
@@ -95,6 +96,9 @@ def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Mod
 
     def view(x: Array) -> Array:
         images = unit_range(x)
+        if images.shape[-1:] != shift.shape:
+            allowed = f"must hold {images.shape[-1]} numbers, one for each channel of the inputs"
+            raise UsageError("mean", tuple(mean), allowed)
         return like_inputs((images - shift) / scale, images)
 
     return rendered(model, view)

@@ -68,11 +68,11 @@ def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
       **hyper: the values of each hyperparameter, by its name.
 
     Raises:
-      UsageError: for a seed that is no integer of at least 0, and for values that are not numbers.
+      UsageError: for a seed that is no integer in 0..2**31 - 1, and for values that are no numbers.
     """
     checks.record("seeds", seeds, Sequence)
     for seed in seeds:
-        checks.integer("seeds", seed, 0)
+        checks.integer("seeds", seed, 0, 2**31 - 1)
     for name, values in hyper.items():
         checks.each(name, values, _check_value)
     combinations = itertools.product(*hyper.values())
@@ -108,7 +108,9 @@ def inputs(
       splits: a split for each seed, all of one data set and with one number of clients.
       pooled: whether training is on the pooled examples of all clients.
       watch_examples: about how many training examples of all clients, and about how many test
-        examples, are evaluated after every round. With 0, none are, and a run never stops.
+        examples, are evaluated after every round: the first of each shard, which are a sample if
+        its rows are in random order, as `federation.split` leaves them. With 0, none are, and a
+        run never stops.
       warm_start: (sizes of the training clients [C]) -> rounds before a stop.
       variables: the networks to start from, by seed; by default they are drawn.
       num_classes: K of the data if evaluations also report the scores of the test examples class by
@@ -120,8 +122,8 @@ def inputs(
       The inputs, each leaf with a leading R.
 
     Raises:
-      UsageError: if there is no run, if hyperparameters of runs have different names, or if a seed
-        has no split.
+      UsageError: if there is no run, if hyperparameters of runs have different names or are no
+        numbers, or if a seed is too large or has no split, no variables or no scaling.
     """
     checks.record("runs", runs, Sequence)
     for run in runs:
@@ -141,10 +143,14 @@ def inputs(
                 f"must all set the same hyperparameters, not {sorted(run.hyper)} and "
                 f"{sorted(names)}",
             )
-        if run.seed not in splits:
-            raise UsageError(
-                "splits", ..., f"has none for seed {run.seed}, must have one for each seed"
-            )
+        checks.integer("runs", run.seed, 0, 2**31 - 1)
+        for name, value in run.hyper.items():
+            _check_value(f"runs.hyper[{name!r}]", value)
+        named = {"splits": splits, "variables": variables, "scaling": scaling}
+        for name, of_seed in named.items():
+            if of_seed is not None and run.seed not in of_seed:
+                text = f"has none for seed {run.seed}, must have one for each seed"
+                raise UsageError(name, ..., text)
     checks.integer("watch_examples", watch_examples, 0)
     # Stack one split for each seed, then select by run: seeds are few and splits are large.
     seeds = list(dict.fromkeys(run.seed for run in runs))
@@ -217,10 +223,7 @@ def _stacked(of_seeds: Sequence[Federation]) -> list[np.ndarray]:
 
 
 def _first(shards: T, count: int) -> T:
-    """Return about `count` of the examples of each run, the first of every shard.
-
-    They are a random sample, because the rows of a shard are in random order.
-    """
+    """Return about `count` of the examples of each run, the first of every shard."""
     size = np.asarray(shards.size)
     share = np.minimum(1.0, count / np.maximum(size.sum(1, keepdims=True), 1))
     return shards._replace(size=jnp.asarray(np.ceil(share * size), jnp.int32))

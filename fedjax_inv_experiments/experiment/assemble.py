@@ -519,10 +519,10 @@ def _split(
     """The split of a seed, with one domain held out. data, first_row: as in `partition.split`."""
     num_clients = config.partition.num_clients(dataset, domain)
     participation.check_clients(config.participation, num_clients, config.run.rounds)
-    # With the same seed as the environments, the drawn test would be one of them. With --data_seed
-    # the seeds differ anyway.
-    chosen = config.environment
-    is_redrawn = domain is None and chosen.is_drawn and chosen.data_seed == "each"
+    # Environments and splits begin with one permutation each. With the same seed it is the same, so
+    # that the test that is drawn, or the clients, would be the environments.
+    by_domain = config.partition.partition in ("domain", "mixed", "user")
+    is_redrawn = config.environment.is_drawn and (domain is None or not by_domain)
     return partition.split(
         config.partition,
         dataset,

@@ -95,10 +95,10 @@ def parse(
                 _merge(flag, merged[flag], _Setting(entry, is_preset))
     for flag, settings in merged.items():
         values[flag].value = [setting.entry for setting in settings.values()]
-    return frozenset(_FIELDS[name] for name in _flags_in(argv[1:]) if name in _FIELDS)
+    return frozenset(_FIELDS[name] for name in flags_in(argv[1:]) if name in _FIELDS)
 
 
-def _flags_in(words: Sequence[str]) -> dict[str, str]:
+def flags_in(words: Sequence[str]) -> dict[str, str]:
     """The words of a command line that are flags, by the flags' names."""
     found = {}
     for word in words:
@@ -113,10 +113,10 @@ def _check_order(words: Sequence[str]) -> None:
     typed: dict[str, str] = {}
     for part, is_preset in _with_presets(words):
         if not is_preset:
-            typed |= _flags_in(part)
+            typed |= flags_in(part)
             continue
         file = Path(part[0].partition("=")[2])
-        for name in _flags_in(file.read_text().splitlines()):
+        for name in flags_in(file.read_text().splitlines()):
             if name in typed and name not in _SETTINGS:  # which are merged by their names
                 text = f"must follow --preset={file.stem}, which sets it, too"
                 raise UsageError(typed[name], ..., text)
@@ -234,10 +234,11 @@ def answer(
     about: the first paragraphs of --help. refused: the flags of `config` that the binary does not
     take; --help leaves them out. Raises UsageError for an unknown algorithm.
     """
-    for word in argv[1:]:
-        flag, _, value = word.lstrip("-").partition("=")
+    rest = iter(argv[1:])
+    for word in rest:
+        flag, equals, value = word.lstrip("-").partition("=")
         if word.startswith("-") and flag == "describe":
-            return describe(value)
+            return describe(value if equals else next(rest, ""))
     return _help_text(about, values, refused) if asks_for_help(argv) else None
 
 

@@ -145,6 +145,7 @@ def of(*, given: Collection[str] | None = None, may_be_idle: bool = False, **val
             raise flag_error(name_of(FLAGS[name]), values[name], reason)
         for entry, reason in method.idle_settings(config.method, config.clients.batch_size).items():
             raise flag_error("set", entry, reason)
+        method.check_warmup(config.method, config.run.rounds)
     return config
 
 

@@ -183,6 +183,8 @@ def check(config: Config) -> None:
     study.check_one_cell(config)
     if not config.watching.watch_classes:
         raise UsageError("--watch_classes=false", ..., "must be true")
+    if not config.partition.clients:
+        raise UsageError("--clients=0", ..., "must be above 0")
 
 
 # The groups of clients and of classes, and their titles in the figure of groups.
@@ -226,15 +228,16 @@ def _groups_of(result: RowResult) -> dict[str, list[float]]:
 def where(config: Config) -> str:
     """The federation of a row, which has a column in the paper's tables."""
     chosen = config.partition
+    dealt = f"Dir {chosen.alpha:g}" if chosen.partition == "dirichlet" else chosen.partition
     return (
-        f"Dir {chosen.alpha:g}, CF {config.participation.frequency:g}, IF {chosen.imbalance:g}, "
+        f"{dealt}, CF {config.participation.frequency:g}, IF {chosen.imbalance:g}, "
         f"{config.participation.slots(chosen.clients)} of {chosen.clients} clients, "
         f"{config.clients.local_epochs} epochs"
     )
 
 
 def _diverged(result: RowResult) -> Cells:
-    return {"federation": where(result.config), "test, %": "diverged"}
+    return {"federation": where(result.config), "test, %": study.why_none(result)}
 
 
 def _columns(result: RowResult) -> Cells:
@@ -311,6 +314,11 @@ def numbers(result: RowResult, data: str) -> Cells:
     slots, frequency = config.participation.slots(chosen.clients), config.participation.frequency
     federation = (chosen.clients, slots, config.clients.local_epochs, chosen.imbalance)
     if not result.is_complete or federation != (100, 10, 5, 1):
+        return {}
+    # The row's own flags are the paper's, but for its frequency and its alpha, which columns have.
+    if not study.is_of_paper(
+        result, ("alpha", "clients", "imbalance"), ("cohort", "sampling_rate", "frequency")
+    ):
         return {}
     columns = {
         "Table I": f"Dir {chosen.alpha:g}" if frequency == 0.1 else "",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NOTHING = "No figure: every row diverged."
+NOTHING = "No figure: nothing was selected in any row."
 RANGE = "mean over seeds, and from the worst of them to the best"
 DEVIATION = "mean over seeds, bands of one standard deviation"
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.experiment import command_line, config
+from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.flags.flag import flag_error
 from fedjax_inv_experiments.papers import drawings, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult
 from fedjax_inv_experiments.parts import selection
@@ -115,6 +117,19 @@ def _at(data: str, kind: str, degree: str = "") -> tuple[str, ...]:
     return (*flags, f"--{kind}=0:{degree}", "--first_all") if degree else flags
 
 
+def check(chosen: Config) -> None:
+    """Raises UsageError if the flags leave some columns of a row empty, or give it two settings."""
+    study.check_one_setting(chosen)
+    if not chosen.watching.watch_examples:
+        raise flag_error("watch_examples", 0, "must be above 0")
+
+
+def _low_loss(row: Row) -> float:
+    """The low loss on the data of the study, whatever --dataset is."""
+    (preset,) = command_line.presets_in(row.flags)
+    return _LOW_LOSS[preset.removeprefix("exit_")]
+
+
 def _kinds(row: Row) -> set[str]:
     """The sweeps that a row is in."""
     return set(row.series.partition(": ")[0].split("+"))
@@ -123,7 +138,8 @@ def _kinds(row: Row) -> set[str]:
 def _regular(result: RowResult) -> list[list[dict[str, float]]]:
     """Round, mean accuracy and mean loss over the regular domains, by seed and evaluation.
 
-    These are the validation domains whose angle is not among --odd_angles.
+    These are the validation domains whose angle is not among --odd_angles. Without such an angle
+    client 0 shares its domain with the others, so that its examples are among them.
     """
     odd = _odd_angles(result)
 
@@ -149,16 +165,19 @@ def _rounds_to(lines: Sequence[dict[str, float]], low: float) -> float:
 
 
 def exit_columns(result: RowResult) -> Cells:
-    """The regular clients' accuracy and speed, and which clients left."""
-    low = _LOW_LOSS[result.config.data.stem]
+    """The accuracy and speed of the regular domains' clients, and which clients left."""
+    low = _low_loss(result.row)
+    whose = "regular" if _odd_angles(result) else "all"
     by_seed = _regular(result)
     reached = [_rounds_to(lines, low) for lines in by_seed]
     last = [lines[-1] for lines in result.only.logs]
     odd = [line["domains"][angle] for line in last for angle in _odd_angles(result)[:1]]
     speed = "not reached" if np.isnan(reached).any() else report.spread(reached)
     return {
-        "regular clients, %": study.percent([lines[-1] for lines in by_seed], "score"),
-        "all training examples, %": report.percent([line["train_by_round"][-1] for line in last]),
+        f"{whose} clients, %": study.percent([lines[-1] for lines in by_seed], "score"),
+        "training examples watched, %": report.percent(
+            [line["train_by_round"][-1] for line in last]
+        ),
         "client 0's angle, %": study.percent(odd, "score"),
         f"rounds to loss {low}": speed,
         "client 0 left": "",
@@ -180,8 +199,7 @@ def _left(result: RowResult) -> Cells:
 
 def _phase(result: RowResult) -> Phase:
     """The phase of measuring of a row's runs, as their newest checkpoint has it."""
-    (folder,) = (path.parent for path in Path(result.config.run.run_dir).glob("*/config.json"))
-    (phase,) = phases.find(folder)
+    (phase,) = phases.find(result.only.folder, trusted=result.config.trusted)
     return phase
 
 
@@ -218,6 +236,8 @@ def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
                 speed.setdefault(name, []).append((degree, rounds))
         if accuracy:
             places.append(path.with_name(f"{path.stem}_{kind}.png"))
-            points = {"accuracy of regular clients, %": accuracy, f"rounds to loss {low}": speed}
+            whose = "regular" if kind == "rotated" else "all"
+            quantity = f"accuracy of {whose} clients, %"
+            points = {quantity: accuracy, f"rounds to loss {low}": speed}
             drawings.against(places[-1], f"{data}: client 0 is {kind}", x_label, points)
     return f"Figures: {', '.join(map(str, places))}."

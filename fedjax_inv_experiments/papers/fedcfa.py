@@ -11,8 +11,9 @@ folder of each row, and `fedjax-inv factors` draws Fig. III.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -240,28 +241,36 @@ def simpson(data: str) -> list[Row]:
 
 
 def _evaluations(result: RowResult) -> dict[str, list[Record]]:
-    """Column of _COLUMNS -> the selected evaluation of each seed; [] where all runs diverged.
+    """Column of _COLUMNS -> the selected evaluation of each seed; [] where nothing was selected.
 
     Each column has its own choice of learning rate.
     """
-    of_row = result.only.result
     selected = {}
-    for name, hyper in _COLUMNS[result.row.series].items():
-        runs = [run for run in of_row["runs"] if hyper.items() <= run["hyper"].items()]
-        if runs:
-            chosen = report.choose(name, of_row | {"runs": runs}, result.config.watching.select)
-            selected[name] = [run["selected"] for run in chosen.runs] if chosen else []
+    for name, of_column in _by_column(result).items():
+        chosen = report.choose(name, of_column, result.config.watching.select)
+        selected[name] = [run["selected"] for run in chosen.runs] if chosen else []
     return selected
 
 
-def _check_grid(chosen: Config) -> None:
-    """Raises UsageError for flags that take a weight of the table's columns out of the grid."""
+def _by_column(result: RowResult) -> dict[str, Any]:
+    """The part of a row's result that belongs to each column of _COLUMNS."""
+    of_row = result.only.result
+    return {
+        name: of_row | {"runs": [r for r in of_row["runs"] if hyper.items() <= r["hyper"].items()]}
+        for name, hyper in _COLUMNS[result.row.series].items()
+    }
+
+
+def _check_columns(name: str, chosen: Config) -> None:
+    """Raises UsageError for flags that take a weight of a study's columns out of the grid."""
     study.check_one_cell(chosen)
     (cell,) = grid.cells(chosen, [None])
-    for name in ("positive_weight", "negative_weight"):
-        if missing := sorted({*_R} - {run.hyper.get(name) for run in cell.runs}):
+    columns = _COLUMNS[name].values()
+    for weight in dict.fromkeys(weight for column in columns for weight in column):
+        needed = {column[weight] for column in columns}
+        if missing := sorted(needed - {run.hyper.get(weight) for run in cell.runs}):
             text = ", ".join(f"{value:g}" for value in missing)
-            raise UsageError(f"--set={name}", ..., f"must include {text}, columns of this study")
+            raise UsageError(f"--set={weight}", ..., f"must include {text}, columns of this study")
 
 
 def _percents(lines: Sequence[Record]) -> list[float]:
@@ -324,7 +333,7 @@ def _speed(result: RowResult) -> Cells:
 
 
 def _diverged(result: RowResult) -> Cells:
-    return {"partition": partition_name(result.config), "test, %": "diverged"}
+    return {"partition": partition_name(result.config), "test, %": study.why_none(result)}
 
 
 def _selected(result: RowResult) -> Cells:
@@ -376,8 +385,9 @@ def _in_rounds(result: RowResult) -> Cells:
 
 def _compared(result: RowResult) -> Cells:
     """Test accuracy in each column of _COLUMNS."""
+    of_columns = _by_column(result)
     return {
-        f"{name}, %": study.percent(lines, "test_score") or "diverged"
+        f"{name}, %": study.percent(lines, "test_score") or report.why_none(of_columns[name])
         for name, lines in _evaluations(result).items()
     }
 
@@ -391,17 +401,19 @@ def _grid(result: RowResult) -> Cells:
         "positive/negative": best,
         "the best test of the grid, %": f"{means[best]:.1f}",
         **{f"{name}, %": f"{means.get(name, np.nan):.1f}" for name in ("5/5", "0.1/0.1", "10/10")},
-        "diverged": f"{len(selected) - len(means)} of {len(selected)}",
+        "without a selection": f"{len(selected) - len(means)} of {len(selected)}",
     }
 
 
 def numbers(result: RowResult, data: str) -> Cells:
     """The paper's numbers of a method or hook on this partition, or of columns within a row."""
-    if not result.is_complete:
+    if not result.is_complete or not _is_of_paper(result):
         return {}
     of_data = paper_data(result.config), partition_name(result.config)
     names = (result.row.series, result.row.label)
     mine = [each for each in NUMBERS if each.data == of_data[0] and each.row in names]
+    if result.config.model.model != "resnet18":  # the label of a hook says nothing of the network
+        mine = [each for each in mine if each.source != "Table 5"]
     if result.row.series in _COLUMNS:
         columns = mine if of_data[1] == "Dir60(0.6)" else []
         return {f"paper: {each.column}": each.value for each in columns}
@@ -410,6 +422,15 @@ def numbers(result: RowResult, data: str) -> Cells:
         for each in mine
         if each.column == of_data[1]
     }
+
+
+def _is_of_paper(result: RowResult) -> bool:
+    """Whether a fifth of the clients takes part in a round, and each update arrives."""
+    num_clients = result.config.partition.clients
+    slots = result.config.participation.slots(num_clients)
+    return 5 * slots == num_clients and study.is_of_paper(
+        result, ("partition", "alpha", "clients"), ("cohort", "sampling_rate")
+    )
 
 
 def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
@@ -504,14 +525,27 @@ PAPER = study.Paper(
     "fedcfa",
     tuple(SETTINGS),
     {
-        "methods": Study(methods, _selected, numbers, _CURVES, _scores),
-        "partitions": Study(partitions, _selected, numbers, _CURVES),
-        "ablation": Study(ablation, _compared, numbers, {"": draw_columns("losses")}),
+        # Another network has its factors behind another layer.
+        "methods": Study(methods, _selected, numbers, _CURVES, _scores, free=("cut",)),
+        "partitions": Study(partitions, _selected, numbers, _CURVES, free=("cut",)),
+        "ablation": Study(
+            ablation,
+            _compared,
+            numbers,
+            {"": draw_columns("losses")},
+            check=partial(_check_columns, "ablation"),
+        ),
         "hooks": Study(hooks, _selected, numbers, {"": draw_hooks}),
         "correlation": Study(
-            correlation, _compared, numbers, {"": draw_columns("weight of decorrelation")}
+            correlation,
+            _compared,
+            numbers,
+            {"": draw_columns("weight of decorrelation")},
+            check=partial(_check_columns, "correlation"),
         ),
-        "loss_grid": Study(loss_grid, _grid, numbers, {"": draw_grid}, check=_check_grid),
+        "loss_grid": Study(
+            loss_grid, _grid, numbers, {"": draw_grid}, check=partial(_check_columns, "loss_grid")
+        ),
         "simpson": Study(simpson, _in_rounds, numbers, {"_by_round": draw_by_round}),
     },
     caption=(

@@ -112,7 +112,9 @@ def stop_rules(data: str) -> list[Row]:
     ending = ("--rounds=600", "--after_stop=end")
     for play in _PLAYS:
         of = game(data, "F", play)
-        rows.append(Row(of.label, (*of.flags, *ending, "--stop_below=0.6")))
+        # The study of methods has a row of this label, which other flags end.
+        flags = (*of.flags, *ending, "--stop_below=0.6")
+        rows.append(Row(of.label, flags, place=f"{of.label}-below"))
         near = ("--stop_below=0.62", "--stop_within=0.07")
         rows.append(Row(f"{of.label}-near", (*of.flags, *ending, *near)))
         flags = (*of.flags, *ending, *near, "--stop_centred")

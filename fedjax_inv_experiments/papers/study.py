@@ -82,11 +82,12 @@ class Row(NamedTuple):
     series: str = ""  # the line in a figure on which the row is a point
     x: str = ""  # the x of that point
     start: str = ""  # the folder of its initial network: a row's folder / a cell's folder
+    place: str = ""  # names its folder, if a row of another study has the same label
 
     @property
     def folder(self) -> str:
         """The name of the folder with its runs."""
-        return grid.folder_name(self.label)
+        return grid.folder_name(self.place or self.label)
 
 
 class CellResult(NamedTuple):
@@ -141,6 +142,7 @@ class Study(NamedTuple):
     figures: Mapping[str, Draw] = {}  # by what follows the study in the picture's name
     scores: Callable[[RowResult], ByHeading] = _no_scores  # if the rows compare methods
     draws_rows: bool = True  # whether each row draws its curves and its partition
+    free: Collection[str] = ()  # flags that may be given for all rows, though rows differ in them
     check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
 
     @property
@@ -309,9 +311,49 @@ def configs(
         if all(name in idle for idle in without_effect):
             flag = name_of(config.FLAGS[name])
             raise UsageError(f"--{flag}", ..., f"{without_effect[0][name]}, in all rows")
+    if "init_from" in names and any(row.start for row in rows):
+        text = "must be left out, as rows of this study start from the network of another row"
+        raise UsageError("--init_from", ..., text)
+    if "--noresume" in overrides:
+        text = "must be left out, as a study goes on with its runs; --run_dir begins anew elsewhere"
+        raise UsageError("--noresume", ..., text)
     if overrides:
         _check_rows_differ(rows, result)
     return result
+
+
+# Flags for all rows of any study: how long and how often they train, their grids, and their stop,
+# which the tables show.
+_FREE = {
+    *("rounds", "seeds", "eval_every", "checkpoint_every", "watch_examples"),
+    *("learning_rate", "settings", "stop_below"),
+}
+
+
+def check_overrides(study: Study, data: str, rows: Sequence[Row], overrides: Sequence[str]) -> None:
+    """Raises UsageError for a flag that would change what a row stands for.
+
+    The row's label and its number of the paper would stay. It is a flag that the row sets itself,
+    or in which alone another row of the whole study differs from it, unless all rows set it alike.
+    """
+    every = study.rows(data)
+    # No study takes --algorithm, as `configs` says.
+    for name in sorted(_names(overrides) - _FREE - {"algorithm", *study.free}):
+        flag = name_of(config.FLAGS[name])
+        words = {_without(each, flag) for each in every}
+        if len({word for word, _ in words}) == 1:
+            continue
+        for row in rows:
+            own, others = _without(row, flag)
+            if own or any(word != own and rest == others for word, rest in words):
+                text = "must be left out, as rows of this study differ in it; --rows selects rows"
+                raise _of_row(row, UsageError(f"--{flag}", ..., text))
+
+
+def _without(row: Row, flag: str) -> tuple[str, frozenset[str]]:
+    """(The word of a row's flags that sets this flag, "" without one; the words of the others)."""
+    own = [word for word in row.flags if flag in command_line.flags_in([word])]
+    return own[-1] if own else "", frozenset(row.flags).difference(own)
 
 
 def _check_environment(row: Row, chosen: Config) -> None:
@@ -354,6 +396,12 @@ def _usual_data(paper: Paper, study: str) -> str:
     raise ValueError(f"the study {study} takes none of {paper.data}")
 
 
+def _selected_rows(paper: Paper, study: Study, data: str, options: Options) -> list[Row]:
+    rows = paper.select(study, data, options)
+    check_overrides(study, data, rows, options.overrides)
+    return rows
+
+
 def check_row(row: Row, chosen: Config) -> None:
     """Raises UsageError, before any compute, if a row does not fit its data or its folder."""
     try:
@@ -380,6 +428,25 @@ def check_one_method(config: Config) -> None:
     """Raises UsageError if the flags give a row several cells for a held-out domain."""
     if len(grid.cells(config, [None])) > 1:
         raise UsageError(_SEVERAL_CELLS.format("--algorithm or --set"))
+
+
+def check_one_setting(chosen: Config) -> None:
+    """Raises UsageError if the runs of a row differ in more than their seeds."""
+    check_one_cell(chosen)
+    check_one_value(chosen)
+
+
+def check_one_value(chosen: Config, *may_differ: str) -> None:
+    """Raises UsageError if the runs of a row have several values of another real number.
+
+    may_differ: the numbers of which there may be several.
+    """
+    cell = grid.cells(chosen, [None])[0]
+    for name in cell.runs[0].hyper:
+        values = sorted({run.hyper[name] for run in cell.runs})
+        if name not in may_differ and len(values) > 1:
+            flag = name if name in config.FLAGS else f"set={name}"
+            raise flag_error(flag, values, "must be one value in this study")
 
 
 def _check_start(row: Row, before: Sequence[str], folder: Path) -> None:
@@ -469,6 +536,24 @@ def line(paper: Paper, study: Study, data: str, result: RowResult) -> Cells:
 
 def _has_diverged(runs: Sequence[Any]) -> bool:
     return any(run["diverged"] for run in runs)
+
+
+def is_of_paper(
+    result: RowResult, partition: Collection[str], participation: Collection[str]
+) -> bool:
+    """Whether a row's clients are as its own flags say, so that a paper's number may stand there.
+
+    partition, participation: the flags of these groups that the caller looks at.
+    """
+    own = command_line.of_arguments([], result.row.flags, may_be_idle=True)
+    pairs = (
+        (own.partition, result.config.partition, partition),
+        (own.participation, result.config.participation, participation),
+    )
+    return all(
+        dataclasses.replace(before, **{name: getattr(now, name) for name in names}) == now
+        for before, now, names in pairs
+    )
 
 
 def why_none(result: RowResult) -> str:
@@ -634,7 +719,7 @@ def run_all(paper: Paper, options: Options) -> str:
             zip(rows, configs(paper, rows, options.folder / data, options.overrides), strict=True)
         )
         for data in options.data
-        for rows in [paper.select(study, data, options)]
+        for rows in [_selected_rows(paper, study, data, options)]
     }
     machine.prepare(todo[options.data[0]][0][1].run)
     for data, pairs in todo.items():

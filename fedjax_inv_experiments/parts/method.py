@@ -165,6 +165,27 @@ def idle_settings(chosen: Method, batch_size: int) -> dict[str, str]:
     return {entries[name]: reason for name, reason in reasons.items() if name not in works}
 
 
+def check_warmup(chosen: Method, rounds: int) -> None:
+    """Raises UsageError for a warm-up after which there is no round with the penalty.
+
+    rounds: --rounds.
+    """
+    try:
+        of_all = settings(chosen)
+    except UsageError:  # the grid says so
+        return
+    for algorithm, own in of_all.items():
+        longest = max(own.get("warmup_rounds", (0,)))
+        parameters = inspect.signature(names.factory(algorithm)).parameters
+        kinds = ("penalty", "warmup_penalty")
+        if longest < rounds or not {*kinds} <= {*parameters}:
+            continue
+        penalties, before = (own.get(name, (parameters[name].default,)) for name in kinds)
+        if {*penalties} != {*before}:
+            text = f"must be below --rounds={rounds}, or --set=penalty has no effect"
+            raise flag_error("set", f"warmup_rounds={longest}", text)
+
+
 def _is_idle(idle: Idle, values: Mapping[str, tuple[Any, ...]]) -> bool:
     """Whether a setting has no effect beside any values of the others."""
     each = (values[name] for name in (idle.setting, *_beside(idle)))

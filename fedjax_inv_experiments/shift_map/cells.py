@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.papers.study import RowResult
+from fedjax_inv_experiments.parts.participation import Participation
 from fedjax_inv_experiments.reporting import report
 from fedjax_inv_experiments.reporting.comparison import Scores
 from fedjax_inv_experiments.running import divergence
@@ -35,7 +36,7 @@ class Cell(NamedTuple):
     worst_domain: float  # of the validation domains and the test
     worst_tenth: float  # of the clients, by test examples in the proportions of their classes
     megabytes: float  # sent until the selected round
-    steps: float  # expected local steps of all clients until then; NaN for passes over the data
+    steps: float  # expected local steps of all clients until then; NaN where flags do not tell
     at_round: float
     setting: str
     runs_diverged: str
@@ -86,19 +87,27 @@ def worst_tenth(scores: Sequence[float | None]) -> float:
     return float(np.mean(known[: max(1, len(known) // 10)])) if known else np.nan
 
 
+# The flags of participation of which the expected number of steps is known.
+_COUNTED = ("cohort", "sampling_rate", "frequency", "sparse", "dropout")
+
+
 def _steps(config: Config) -> float:
     """The expected local steps of a round in all, of clients whose updates arrive.
 
-    It is NaN for passes over the data, and where the data say how many clients there are.
+    It is NaN for passes over the data, where the data say how many clients there are, and where the
+    run decides which clients take part: an exit strategy, or other flags of participation than
+    those of the cohort, --frequency and --dropout.
     """
     steps = config.clients.local_steps or np.nan
     if config.method.is_pooled:
         return steps
     chosen, clients = config.participation, config.partition.clients
-    if not clients:
+    counted = {name: getattr(chosen, name) for name in _COUNTED}
+    may_leave = config.method.algorithm == ("exit_strategy",)
+    if not clients or may_leave or chosen != Participation(**counted):
         return np.nan
     rare = round(chosen.sparse * clients) / clients * (1 - chosen.frequency)
-    return chosen.slots(clients) * (1 - rare) * steps
+    return chosen.slots(clients) * (1 - rare) * (1 - chosen.dropout) * steps
 
 
 def cells_of(results: Sequence[RowResult]) -> list[Cell]:

@@ -77,7 +77,7 @@ LISTED: dict[str, Method] = {
         ),
     ),
     "exit_strategy": Method(
-        "exit_strategy", settings=("--set=step_size=0.5", "--set=pretraining_rounds=10")
+        "exit_strategy", settings=("--set=step_size=none", "--set=pretraining_rounds=10")
     ),
     "fl_games": Method("fl_games", settings=("--cut=0",)),  # each player trains a whole network
 }

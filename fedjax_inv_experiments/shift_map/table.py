@@ -97,11 +97,16 @@ def row(
 
 @functools.cache
 def _terms(preset: str, overrides: tuple[str, ...]) -> tuple[int, int]:
-    """(the rounds, the examples that all clients together take in a step) of all rows."""
+    """(the rounds, the examples that the clients of a round take in a step) of all rows.
+
+    The latter is 0 if the data say how many clients there are.
+    """
     base = command_line.of_arguments(
         overrides, (f"--preset={preset}",), may_be_idle=True, nonfinite="mark"
     )
-    return base.run.rounds, base.clients.batch_size * base.partition.clients
+    clients = base.partition.clients
+    slots = base.participation.slots(clients) if clients else 0
+    return base.run.rounds, base.clients.batch_size * slots
 
 
 def _rows(
@@ -145,6 +150,9 @@ def select(chosen: Study, data: str, options: Options) -> list[Row]:
     if any(word.startswith("--batch_size") for word in overrides) and "erm" in found:
         text = "must be left out: erm takes the batches of all clients together"
         raise UsageError("--batch_size", ..., text)
+    if "erm" in found and not _terms(DATA[data].preset, tuple(overrides))[1]:
+        text = "must be above 0: erm takes the batches of all clients together"
+        raise flag_error("clients", 0, text)
     return _rows(data, _of_map if is_map else _all, found, columns, overrides)
 
 

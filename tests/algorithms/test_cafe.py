@@ -432,6 +432,7 @@ def test_the_mean_of_batches_that_are_alike_is_the_batch() -> None:
         ({"gamma": np.nan}, "^gamma=nan: must be a finite number"),
         ({"scale": -1}, "^scale=-1: must be a finite number"),
         ({"feature_decay": 1.5}, r"^feature_decay=1.5: must be a finite number, in \[0, 1\]$"),
+        ({"feature_decay": 1.0}, "^feature_decay=1.0: must be below 1, or the average stays 0$"),
         ({"drift_mode": "svt"}, "^drift_mode='svt': must be one of svd, row_mean, classwise, "),
         ({"history_gradient": "no"}, "^history_gradient='no': must be one of literal, straight"),
         (

@@ -22,6 +22,7 @@ from fedjax_inv.algorithms import (
     fedavg,
     fedbn,
     fedproto,
+    fedprox,
     fl_games,
     scaffold,
 )
@@ -594,9 +595,33 @@ def test_a_wrapped_factory_may_be_ones_own_and_gets_the_arguments(
     assert seen == [settings, {**settings, "penalty": 0.3}]
 
 
+def test_a_round_is_as_long_as_its_local_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exit_strategy, "wrap", lambda algorithm, **settings: settings["step_size"])
+    train = local.steps(optax.sgd(RATE), batch_size=2, num_steps=4)
+    for each, number in ((train, 4), (work(), NUM_STEPS)):
+        known = each._replace(learning_rate=RATE)
+        assert exit_strategy.exit_strategy(MODEL, known, step_size=None) == RATE * number
+    by_epochs = local.epochs(optax.sgd(RATE), batch_size=2)._replace(learning_rate=RATE)
+    for unknown in (work(), by_epochs):
+        with pytest.raises(UsageError, match="step_size=None: must be a number, or `work` must"):
+            exit_strategy.exit_strategy(MODEL, unknown, step_size=None)
+
+
+def test_no_share_of_a_negative_median_is_asked_for() -> None:
+    """With a large curvature all contributions are negative, and the best has the least ratio."""
+    algorithm = wrapped_fedavg(smoothness=80.0, threshold=-np.inf, share=0.8)
+    _, after, _ = run(algorithm, regression(planted=False), full(PHASE))
+    found = exit_strategy.outcome(after.server)
+    measured = ~np.isnan(found.mean)
+    assert (found.mean[measured] < 0).all()
+    assert np.ptp(found.mean[measured]) > 0.5 * np.abs(np.median(found.mean[measured]))
+    assert found.stays.all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ({"wrapped": fedprox.fedprox, "penalty": 0.1}, "wrapped: must take the arguments of Fed"),
         ({"wrapped": "fedavgg"}, "wrapped='fedavgg': must be one of fedavg, fedipg"),
         ({"penalty": 0.1}, "penalty=0.1: must be None for wrapped='fedavg'"),
         ({"threshold": np.inf}, "threshold=inf: must be a finite number"),

@@ -43,9 +43,8 @@ def test_fednova_is_the_papers(proximal: float) -> None:
         held = held._replace(order=order)  # each client repeats its first example
         optimizer = optax.sgd(linear.RATE, linear.MOMENTUM)
         work = local.epochs(optimizer, batch_size=3, num_epochs=2, momentum=linear.MOMENTUM)
-        states = linear.run(
-            fednova.fednova(linear.MODEL, work, proximal=proximal, step_size=linear.RATE), held
-        )
+        work = work._replace(learning_rate=linear.RATE)
+        states = linear.run(fednova.fednova(linear.MODEL, work, proximal=proximal), held)
         w, examples = linear.weights_of(states[0]), linear.examples_of(held)
         for cohort, state in zip(linear.ATTEND, states[1:], strict=True):
             clients = linear.present(cohort)
@@ -111,6 +110,10 @@ def test_where_all_take_as_many_steps_it_is_fedavg() -> None:
     [
         ({"proximal": -1.0}, "proximal=-1.0: must be a finite number, at least 0"),
         ({"step_size": -0.1}, "step_size=-0.1: must be a finite number, at least 0"),
+        (
+            {"proximal": 0.1},
+            "step_size=None: must be a number, or `work` must record its `learning_rate`",
+        ),
         (
             {"work": local.steps(optax.adam(0.1), batch_size=2, num_steps=1)},
             "optimizer: must be sgd without Nesterov momentum and weight decay; in Python `work` "

@@ -137,6 +137,17 @@ def test_response_logits_are_the_written_sums(
     )
     expected = written_sums(own, opponents, memory, sizes, mix)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    # Those that do not play are left out, whatever they hold.
+    plays = rng.random(num_opponents) < 0.6
+    opponents[~plays] = np.nan
+    actual = fl_games.response_logits(
+        *(jnp.asarray(a, jnp.float32) for a in (own, opponents, memory)),
+        jnp.asarray(sizes, jnp.int32),
+        memory_mix=mix,
+        plays=jnp.asarray(plays),
+    )
+    expected = written_sums(own, opponents[plays], memory[plays], sizes[plays], mix)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def written_sums(own: np.ndarray, opponents: Any, memory: Any, sizes: Any, mix: str) -> np.ndarray:
@@ -478,11 +489,12 @@ def test_what_travels_is_what_the_answer_needs() -> None:
     game_: fl_games.Game = state.server
     body, players = communication.size(game_.body), communication.size(game_.players)
     memory, moves = communication.size(game_.memory), communication.size(game_.moves)
+    plays = communication.size(game_.plays)
     assert communication.size(game_.body_opt_state) > 2 * communication.size(game_.body.params)
     assert memory == 2 * players > 0
     assert communication.traffic(algorithm, state, FEDERATION) == (
-        communication.Traffic(down=body + players, up=body),
-        communication.Traffic(down=body + players + memory + moves, up=players // PLAYERS),
+        communication.Traffic(down=body + players + plays, up=body),
+        communication.Traffic(down=body + players + memory + moves + plays, up=players // PLAYERS),
     )
 
 

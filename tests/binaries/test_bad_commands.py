@@ -335,7 +335,10 @@ COMMANDS: list[tuple[str, str]] = [
     (f"train {D}/good.npz --environment=colored", "--num_classes=2: must divide 3"),
     (f"train {D}/good.npz --environment=simpson", "--lighter=7: must be one of 0, 1, 2"),
     ("train --environment=patched", "--environment=patched: must be for images .* have 8x8"),
-    (f"train {D}/two_examples.npz --environment=rotated", "--clients=5: must be an integer in 1.."),
+    (
+        f"train {D}/two_examples.npz --environment=rotated",
+        "--held_out=75: must be a domain with examples",
+    ),
     (f"train {D}/tweets.csv --model=lstm --environment=rotated", "--environment=rotated: .*images"),
     # Networks.
     *(
@@ -577,6 +580,10 @@ COMMANDS: list[tuple[str, str]] = [
             ("exit_strategy", "share=0", "--set=threshold=0.1", "--set=threshold=0.1"),
             ("cafe", "feature_decay=0.5", "--momentum=0.9", "--set=drift_mode=svd"),
         )
+    ),
+    (
+        "train --algorithm=fedipg --set=penalty=100 --set=warmup_rounds=60 --rounds=60",
+        "--set=warmup_rounds=60: must be below --rounds=60, or --set=penalty has no effect",
     ),
     # Lines that name the flag that was typed.
     ("train --augment", "--augment=true: must be false, as the examples are .* no RGB images"),

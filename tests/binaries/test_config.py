@@ -199,6 +199,10 @@ def test_a_docstring_without_arguments_has_no_meanings() -> None:
     assert command_line.meanings(plain) == {}
 
 
+def test_describe_takes_the_name_as_the_next_word_too() -> None:
+    assert helped("--describe", "fedipg") == helped("--describe=fedipg")
+
+
 def test_describe_of_an_unknown_algorithm() -> None:
     with pytest.raises(UsageError, match="--describe=fedpig: unknown; did you mean fedipg"):
         helped("--describe=fedpig")
@@ -233,6 +237,15 @@ def test_settings_of_presets_are_replaced_and_taken_back(
         assert set(values) == set(settings)
     else:
         assert values == settings
+
+
+def test_a_warm_up_may_last_to_the_end_if_its_penalty_is_that_afterwards() -> None:
+    own = ("penalty=0.1", "warmup_penalty=0.1", "warmup_rounds=2")
+    config.of(algorithm=("fedipg",), settings=own, rounds=2)
+    with pytest.raises(UsageError, match=r"^--set=warmup_rounds=2: must be below --rounds=2, or"):
+        config.of(algorithm=("fedipg",), settings=("penalty=0.1,0.2", *own[1:]), rounds=2)
+    # A row of a study may be tried with few rounds.
+    config.of(algorithm=("fedipg",), settings=own[2:], rounds=2, may_be_idle=True)
 
 
 def test_flags_over_a_base_replace_its_settings() -> None:

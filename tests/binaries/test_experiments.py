@@ -966,6 +966,18 @@ def test_domains_that_would_share_a_folder_do_not(tmp_path: Path) -> None:
         assert names("d", two, one)[1:] == [second, first]
 
 
+@pytest.mark.parametrize("data_seed", ["each", "0"])
+def test_a_test_that_is_drawn_is_not_an_environment(data_seed: str) -> None:
+    """Its seed is another one than that of the environments, whatever the flags say."""
+    changes: dict[str, Any] = {"environment": "colored", "held_out": "none", "seeds": (0,)}
+    made = assemble.assemble(config.changed(TINY, data_seed=data_seed, **changes))
+    (of_seeds,) = made.splits.values()
+    (rows,) = parts_of(of_seeds[0].test)
+    shares = np.bincount(made.dataset.domain[rows]) / len(rows)
+    assert len(shares) == 3
+    assert shares.max() < 0.5
+
+
 def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
     def dealt(**changes: Any) -> dict[int, list[np.ndarray]]:
         chosen = config.changed(TINY, environment="colored", **changes)

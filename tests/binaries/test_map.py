@@ -150,6 +150,35 @@ def test_terms_follow_the_flags_of_all_rows(tmp_path: Path) -> None:
     assert "--set=num_rounds=60" in adjusted.flags
     with pytest.raises(UsageError, match=r"^--batch_size: must be left out"):
         table.select(MAP, "digits", options(tmp_path, *words, "--batch_size=16"))
+    # ERM takes as many examples as the clients of a round.
+    _, erm, _ = table.select(MAP, "digits", options(tmp_path, *words, "--cohort=5"))
+    assert "--batch_size=160" in erm.flags
+    none = [word.replace("20", "0") for word in words]
+    with pytest.raises(UsageError, match=r"^--clients=0: must be above 0: erm takes"):
+        table.select(MAP, "digits", options(tmp_path, *none))
+    assert table.select(MAP, "digits", options(tmp_path, *none[:-1], "--rows=fedprox"))
+
+
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [
+        ("", 50),
+        ("--cohort=4", 20),
+        ("--frequency=0.2", 30),
+        ("--dropout=0.2", 40),
+        ("--algorithm=erm", 5),
+        # How many take part is known only afterwards.
+        ("--algorithm=exit_strategy", NAN),
+        ("--lossy=0:0.1", NAN),
+        ("--online=diurnal", NAN),
+        ("--dropout=0.2 --late=stale", NAN),
+        ("--local_epochs=1 --local_steps=0", NAN),
+    ],
+)
+def test_expected_steps_are_those_of_clients_that_take_part(more: str, steps: float) -> None:
+    words = ["--preset=map_digits", "--local_steps=5", *more.split()]
+    chosen = command_line.of_arguments(words, may_be_idle=True)
+    assert cells._steps(chosen) == pytest.approx(steps, nan_ok=True)
 
 
 def test_all_listed_algorithms_that_fit_are_rows() -> None:

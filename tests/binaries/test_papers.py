@@ -12,7 +12,7 @@ import slow
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import papers
 from fedjax_inv_experiments.experiment import config, grid
-from fedjax_inv_experiments.papers import cafe, fedcfa, fedipg, first_look, study
+from fedjax_inv_experiments.papers import cafe, fedcfa, fedipg, first_look, fl_games, study
 
 
 def paper(name: str) -> study.Paper:
@@ -68,9 +68,28 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
         (
             fedcfa,
             "--study=hooks --cut=1",
-            "^hook-2-top_k-25: the flags make it the same as hook-1-top_k-25; leave out those in",
+            "^hook-1-top_k-25: --cut: must be left out, as rows of this study differ in it; --rows",
         ),
-        (cafe, "--study=frequency --frequency=0.5", "the flags make it the same as FedAvg;"),
+        (fedcfa, "--study=hooks --rows=hook-2-top_k-25 --cut=1", "^hook-2-top_k-25: --cut: must"),
+        (fl_games, "--study=classes --rows=F-parallel-5-classes --num_classes=10", "--num_classes"),
+        (
+            fedipg,
+            "--study=stains --data=digits --stain=both",
+            "^foreground ERM: --stain: must be left out",
+        ),
+        # The first point of the axis has no flag of its own.
+        (cafe, "--study=frequency --rows=FedAvg --frequency=1", "^FedAvg: --frequency: must be"),
+        (
+            cafe,
+            "--study=drift --set=drift_mode=row_mean",
+            "^CAFE-row_mean: the flags make it the same as CAFE; leave out those in which rows",
+        ),
+        (
+            fedcfa,
+            "--study=simpson --data=digits --init_from=runs/other",
+            "^--init_from: must be left out, as rows of this study start from the network of",
+        ),
+        (cafe, "--noresume", "^--noresume: must be left out, as a study goes on with its runs"),
         (
             first_look,
             "--environment=none",
@@ -84,7 +103,7 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
         (
             fedipg,
             "--study=penalties --data=rotated_digits --learning_rate=0.1,0.2",
-            "^penalty on all: learning_rate=.*0.1, 0.2.*: must be one value in this study of pen",
+            "^penalty on all: --learning_rate=0.1,0.2: must be one value in this study$",
         ),
     ],
 )
@@ -97,6 +116,16 @@ def test_rows_stay_what_they_stand_for(
     with pytest.raises(UsageError, match=message):
         paper.BINARY.run(paper.BINARY.read(words, values))
     assert not (tmp_path / "runs").exists()
+
+
+def test_flags_that_rows_do_not_stand_for_are_for_all_of_them() -> None:
+    rows = cafe.methods("digits")
+    for words in (["--frequency=0.5"], ["--learning_rate=0.1"], ["--set=penalty=0.5"]):
+        study.check_overrides(cafe.PAPER.studies["methods"], "digits", rows, words)
+    rows = fedcfa.methods("digits")
+    study.check_overrides(fedcfa.PAPER.studies["methods"], "digits", rows, ["--cut=2"])
+    with pytest.raises(UsageError, match=r"^SCAFFOLD: --momentum: must be left out"):
+        study.check_overrides(fedcfa.PAPER.studies["methods"], "digits", rows, ["--momentum=0.5"])
 
 
 @pytest.mark.parametrize("name", papers.LISTED)

@@ -256,15 +256,21 @@ def test_a_table_has_groups_and_the_papers_numbers() -> None:
     wide = line_of(made_up(rows["MOON"], [[0.5]], "--alpha=0.5"))
     assert [wide.get(f"paper: Table {number}") for number in ("I", "II")] == ["90.40", None]
     # Of another federation, of a tail and of a variant there are no numbers.
-    for label, *more in (("CAFE", "--sampling_rate=0.3"), ("CAFE", "--imbalance=10")):
-        cells = line_of(made_up(rows[label], [[0.5]], *more))
-        assert not any("paper" in name for name in cells)
+    others = ("--partition=iid --alpha=0.1", "--sparse=0.3", "--late=stale", "--dropout=0.1")
+    for more in (*others, "--sampling_rate=0.3", "--imbalance=10"):
+        chosen = command_line.of_arguments([*rows["CAFE"].flags, *more.split()], may_be_idle=True)
+        cells = line_of(made_up(rows["CAFE"], [[0.5]])._replace(config=chosen))
+        assert not any("paper" in name for name in cells), more
+        assert cells["federation"].startswith("iid, CF" if "iid" in more else "Dir 0.1, CF")
     assert cells["majority classes, %"] == "65.0"
     variant = named(cafe.ablation("fashion_mnist"), "CAFE-without-PC")
     assert not any("paper" in name for name in line_of(made_up(variant, [[0.5]])))
     done = made_up(rows["CAFE"], [[0.5]])
     nothing = done._replace(cells=[done.only._replace(runs=[])])
-    assert line_of(nothing)["test, %"] == "diverged"
+    assert line_of(nothing)["test, %"] == "none"  # the rate of 0.01 did not diverge
+    lost = [run | {"diverged": True} for run in done.only.result["runs"]]
+    gone = done.only._replace(runs=[], result=done.only.result | {"runs": lost})
+    assert line_of(done._replace(cells=[gone]))["test, %"] == "diverged"
 
 
 @pytest.fixture
@@ -318,6 +324,8 @@ def test_a_row_must_watch_its_classes_and_be_one_program(tmp_path: Path) -> None
     rows = cafe.methods("digits")[-1:]
     with pytest.raises(UsageError, match=r"^CAFE: --watch_classes=false: must be true"):
         study.configs(cafe.PAPER, rows, tmp_path, ["--nowatch_classes"])
+    with pytest.raises(UsageError, match=r"^CAFE: --clients=0: must be above 0"):
+        study.configs(cafe.PAPER, rows, tmp_path, ["--clients=0", "--sampling_rate=1"])
     with pytest.raises(UsageError, match=r"^CAFE: the flags ask for several cells"):
         study.configs(cafe.PAPER, rows, tmp_path, ["--set=drift_mode=svd,row_mean"])
 

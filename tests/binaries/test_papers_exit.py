@@ -94,6 +94,50 @@ def test_the_table_of_planted_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "label", "override", "allowed"),
+    [
+        ("exit", "slow-2-FedAvg", "--watch_examples=0", "must be above 0"),
+        ("exit", "slow-2-FedAvg-exit", "--set=share=0.1,0.3", "must be one value in this study"),
+        ("planted", "lossy-0.1", "--set=share=0.1,0.3", "must be one value in this study"),
+        ("planted", "lossy-0.1", "--learning_rate=0.1,0.2", "must be one value in this study"),
+    ],
+)
+def test_a_row_must_have_one_setting_and_all_its_columns(
+    name: str, label: str, override: str, allowed: str
+) -> None:
+    of_study = fedipg.PAPER.studies[name]
+    (row,) = study.labelled(of_study.rows("digits"), [label])
+    of_study.check(command_line.of_arguments([], row.flags))
+    with pytest.raises(UsageError, match=f"^{override}: {allowed}"):
+        of_study.check(command_line.of_arguments([override], row.flags))
+
+
+def test_a_row_of_other_data_has_the_low_loss_of_its_study() -> None:
+    (row,) = study.labelled(exit_strategy.leaving("mnist"), ["slow-2-FedAvg"])
+    chosen = command_line.of_arguments(["--dataset=mine.npz"], row.flags)
+    domains = {"all": {"score": 0.5, "loss": 0.9, "split": "validation"}}
+    line = {"round": 20, "domains": domains, "train_by_round": [0.5]}
+    cell = study.CellResult("test", [{}], [[line]], {})
+    cells = exit_strategy.exit_columns(RowResult(row, chosen, [cell]))
+    assert cells["rounds to loss 1.0"] == "20.0"
+    assert cells["all clients, %"] == "50.0"
+
+
+def test_the_phase_is_that_of_the_row_of_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another run lies beside it, from another --set, and its flags may name one's own code."""
+    asked = []
+    monkeypatch.setattr(
+        exit_strategy.phases, "find", lambda folder, trusted: asked.append((folder, trusted)) or [0]
+    )
+    chosen = command_line.of_arguments(["--loss=fedjax_inv.objectives:cross_entropy"])
+    cell = study.CellResult("test", [], [], {}, tmp_path / "now")
+    exit_strategy._phase(RowResult(study.Row("", ()), chosen, [cell]))
+    assert asked == [(tmp_path / "now", chosen.trusted)]
+
+
 def test_a_table_depends_on_the_file_of_its_study() -> None:
     studies = fedipg.PAPER.studies
     folder = "fedjax_inv_experiments.papers"
@@ -136,12 +180,14 @@ def test_the_table_shows_the_regular_clients_and_which_clients_left(
             regular.append(100 * np.mean(list(valid.values())))
         row = by_label[label]
         spread = "{:.1f} ± {:.1f}"
-        assert row["regular clients, %"] == spread.format(np.mean(regular), np.std(regular, ddof=1))
+        mine, other = ("regular", "all") if odd else ("all", "regular")
+        assert row[f"{mine} clients, %"] == spread.format(np.mean(regular), np.std(regular, ddof=1))
+        assert row[f"{other} clients, %"] == ""
         shown = spread.format(np.mean(own), np.std(own, ddof=1)) if odd else ""
         assert row["client 0's angle, %"] == shown
         train = [100 * run["last"]["train_by_round"][-1] for run in runs]
         expected = spread.format(np.mean(train), np.std(train, ddof=1))
-        assert row["all training examples, %"] == expected
+        assert row["training examples watched, %"] == expected
     assert by_label["without-rotated"]["client 0 left"] == ""
     assert by_label["rotated-150-FedAvg-exit"]["client 0 left"].endswith("of 2 seeds")
     assert by_label["rotated-150-FedAvg-exit"]["others that left"].endswith("of 7")

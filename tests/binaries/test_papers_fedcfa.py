@@ -95,13 +95,23 @@ def test_columns_are_all_that_a_row_compares(data: str) -> None:
         assert 2 * int(row.x) <= widths[chosen.model.cut - 1]
 
 
-def test_flags_that_take_a_column_out_of_the_grid_are_refused() -> None:
-    of_study = fedcfa.PAPER.studies["loss_grid"]
+@pytest.mark.parametrize(
+    ("name", "setting", "missing"),
+    [
+        ("loss_grid", "negative_weight=1.0,2.0", "0.1, 0.5, 5, 10"),
+        ("ablation", "positive_weight=1.0", "0, 5"),
+        ("correlation", "decorrelation_weight=0.5", "0, 0.001, 0.01, 0.1, 1"),
+    ],
+)
+def test_flags_that_take_a_column_out_of_the_grid_are_refused(
+    name: str, setting: str, missing: str
+) -> None:
+    of_study = fedcfa.PAPER.studies[name]
     flags = of_study.rows("digits")[0].flags
     of_study.check(command_line.of_arguments(flags))
-    others = [flag for flag in flags if not flag.startswith("--set=negative_weight")]
-    changed = command_line.of_arguments((*others, "--set=negative_weight=1.0,2.0"))
-    with pytest.raises(UsageError, match=r"^--set=negative_weight: must include 0\.1, 0\.5, 5, 10"):
+    weight = setting.partition("=")[0]
+    changed = command_line.of_arguments([f"--set={setting}"], flags)
+    with pytest.raises(UsageError, match=f"^--set={weight}: must include {missing}, columns"):
         of_study.check(changed)
 
 
@@ -208,7 +218,20 @@ def test_rounds_to_a_target_are_shown_as_in_the_paper() -> None:
     other = made_up(rows["FedAvg"], [[0.7], [0.8]], "--alpha=3")
     assert not any("rounds" in name or "paper" in name for name in line_of(other))
     nothing = reached._replace(cells=[reached.only._replace(runs=[])])
-    assert line_of(nothing)["test, %"] == "diverged"
+    assert line_of(nothing)["test, %"] == "none"  # no run diverged, so the rule picked none
+
+
+def test_numbers_of_the_paper_stand_beside_its_setting_alone() -> None:
+    rows = {row.label: row for row in fedcfa.methods("cifar10_resnet")}
+    assert line_of(made_up(rows["FedCFA"], [[0.7]], "--clients=100", "--cohort=20"))["paper, %"]
+    others = ("--imbalance=10", "--dropout=0.1", "--frequency=0.5", "--cohort=6")
+    for more in (*others, "--clients=100", "--dropout=0.1 --late=stale"):
+        cells = line_of(made_up(rows["FedCFA"], [[0.7]], *more.split()))
+        assert not any("paper" in name for name in cells), more
+    # Table 5 is of a ResNet-18; a hook of LeNet has the same name.
+    for data, has_number in (("cifar10_resnet", True), ("cifar10", False)):
+        row = next(row for row in fedcfa.hooks(data) if row.label.startswith("hook-2-top_k-8"))
+        assert ("paper, %" in line_of(made_up(row, [[0.7]]))) == has_number
 
 
 def test_columns_choose_their_learning_rate_by_validation() -> None:
@@ -243,7 +266,7 @@ def test_a_map_has_positives_from_left_to_right(
     assert texts[0, 4] == f"{100 * values['0.1/5']:.1f}"
     assert texts[5, 5] == "none"
     cells = line_of(done[0])
-    assert (cells["positive/negative"], cells["diverged"]) == ("10/5", "1 of 36")
+    assert (cells["positive/negative"], cells["without a selection"]) == ("10/5", "1 of 36")
 
 
 def test_curves_and_dots_lie_where_the_runs_were(

@@ -1,5 +1,6 @@
 """FedIPG's studies of the rules that end it and of its penalty, on logs made by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import runs
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import command_line, config
-from fedjax_inv_experiments.papers import fedipg, study
+from fedjax_inv_experiments.papers import drawings, fedipg, study
 from fedjax_inv_experiments.papers.study import CellResult, Row, RowResult
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, RunResult
 
@@ -86,6 +87,37 @@ def test_flags_that_take_a_penalty_out_of_the_table_are_refused() -> None:
     changed = command_line.of_arguments((*others, "--set=penalty=0.5"))
     with pytest.raises(UsageError, match=r"^--set=penalty: must be 0, 0\.0001, 0\.001, 0\.01,"):
         of_study.check(changed)
+
+
+@pytest.mark.parametrize("data", fedipg._DOMAINS)
+def test_the_rates_of_fedavg_contain_those_of_the_others(data: str) -> None:
+    first, *others = (command_line.of_arguments(row.flags) for row in fedipg.domains(data))
+    assert len(first.clients.learning_rate) == 4
+    for one in others:
+        assert set(one.clients.learning_rate) < set(first.clients.learning_rate)
+
+
+def test_a_mean_over_domains_has_no_number_beside_some_of_them() -> None:
+    row = fedipg.domains("rotated_mnist")[0]
+    for held_out, has_number in (("all", True), ("75", False), ("0,75", False)):
+        chosen = command_line.of_arguments([f"--held_out={held_out}"], row.flags)
+        found = fedipg.numbers(RowResult(row, chosen, []), "rotated_mnist")
+        assert bool(found) == has_number
+
+
+def test_a_map_of_regimes_has_the_penalties_that_were_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(drawings, "maps", lambda *a, **k: drawn.append(a))
+    last = runs.line(10, 0.5, test_score=0.7)
+    results = [RunResult(0, {"penalty": p}, p == 100, {}, last) for p in (100.0, 0.0)]
+    cell = CellResult("0.9", [], [], Result(Cell("fedipg", {}, "0.9", []), results))
+    row = RowResult(Row("x", (), "all, square", "1"), config.of(), [cell])
+    fedipg.draw_regimes(tmp_path / "map.png", "digits", [row])
+    ((_, _, (one,), columns, _),) = drawn
+    assert columns == ["0", "100"]
+    np.testing.assert_allclose(one.values, [[70, np.nan]])
 
 
 @pytest.mark.parametrize(("played", "sent"), [(20, 2.0), (40, 1.0), (100, 0.4)])

@@ -24,7 +24,7 @@ from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import objective
 from fedjax_inv_experiments.parts.selection import RULES
 from fedjax_inv_experiments.reporting import finished, predictions
-from fedjax_inv_experiments.running import checkpoints, loop, selected
+from fedjax_inv_experiments.running import checkpoints, files, loop, records, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
@@ -529,6 +529,35 @@ def test_an_evaluation_replaces_none_on_other_data(
     (folder / "evaluation-best-test.json").write_text('{"dataset": "here/test.npz"}')
     with pytest.raises(UsageError, match=r"^--dataset=there/test\.npz: its numbers .* an --out of"):
         evaluate.run(evaluate.Options(str(folder), dataset="there/test.npz"))
+
+
+def test_predictions_replace_neither_data_nor_a_report(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
+) -> None:
+    folder = whole[0].folder
+    (tmp_path / "new.csv").write_text("target,a\n1,2\n")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "new.csv")
+    origin = records.Origin(command="fedjax-inv map", seeds=[0], versions={})
+    files.write_json(tmp_path / "map.json", origin)
+    before = (folder / "runs.csv").read_bytes()
+    for place, words in (
+        (folder / "runs.csv", "as the report of the runs there has this name"),
+        (tmp_path / "new.csv", "must be another file than --dataset="),
+        (tmp_path / "link.csv", "must be another file than --dataset="),
+        (tmp_path / "map.csv", "as the report of the runs there"),
+        (tmp_path / "map_runs.csv", "as the report of the runs there"),
+    ):
+        chosen = evaluate.Options(
+            str(folder), dataset=str(tmp_path / "new.csv"), predictions=str(place)
+        )
+        with pytest.raises(UsageError, match=f"^--predictions={place}: .*{words}"):
+            evaluate.run(chosen)
+    assert (folder / "runs.csv").read_bytes() == before
+    # A picture's numbers are no record of a table.
+    (tmp_path / "mine.json").write_text("{}")
+    assert (
+        evaluate._check_predictions(str(tmp_path / "mine.csv"), ["digits", ""]).name == "mine.csv"
+    )
 
 
 @pytest.mark.parametrize("binary", [export, evaluate])

@@ -294,6 +294,13 @@ def test_a_partition_need_not_deal_everything():
     assert result.train.order.shape == (120,)
 
 
+def test_a_domain_without_examples_cannot_be_held_out():
+    dataset = make_dataset()
+    dataset = dataset._replace(domains=(*dataset.domains, "empty"))
+    with pytest.raises(ValueError, match="held_out='empty': must be a domain with examples"):
+        split(dataset, held_out="empty")
+
+
 def test_the_only_domain_cannot_be_held_out():
     with pytest.raises(ValueError, match="leaves no examples"):
         split(make_dataset(num_domains=1), held_out="d0")

@@ -252,6 +252,9 @@ def test_other_misuse(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="source: must hold at least one example"):
         on_disk.write(tmp_path / "none", lambda _: iter(()), name="nobody")
     two = (Piece(*client(0), "a", False), Piece(*client(0), "b"))
+    labels = Piece(np.zeros((2, 5), np.float32), np.zeros((2, 2), bool))
+    with pytest.raises(UsageError, match="client 0: has 2 columns in y, must have 3"):
+        on_disk.write(tmp_path / "l", lambda _: iter((labels,)), name="l", classes=("a", "b", "c"))
     with pytest.raises(UsageError, match="client 0: is of the domains a and b"):
         on_disk.write(tmp_path / "two", lambda _: iter(two), name="two")
     with pytest.raises(UsageError, match=r"must hold meta.json"):
@@ -373,6 +376,8 @@ def test_an_image_that_cannot_be_used_is_named(
     fails("is of (5, 5) pixels, the first image of (4, 4)")
     save_image(bad, 1)
     fails("is in colour, the first image is grey; set channels")
+    Image.new("I;16", (4, 4)).save(bad)
+    fails("must have 8 bits a channel, its mode is I;16")
     save_image(bad, 1, mode="L")
     bad.write_bytes(bad.read_bytes()[:50])
     fails("must be an image that can be decoded")
@@ -380,6 +385,19 @@ def test_an_image_that_cannot_be_used_is_named(
     # What was mended, goes on.
     prepare.main([str(tmp_path / "images"), f"--to={tmp_path / 'to'}"])
     np.testing.assert_array_equal(sources.load(str(tmp_path / "to")).x[:, 0, 0, 0], [1, 1, 7])
+
+
+def test_colour_becomes_grey_and_grey_colour(tmp_path: Path) -> None:
+    save_image(tmp_path / "images/u/a/0.png", 5)
+    save_image(tmp_path / "images/v/a/0.png", 7, mode="L")
+    for channels in (1, 3):
+        to = tmp_path / str(channels)
+        prepare.main([str(tmp_path / "images"), f"--to={to}", f"--channels={channels}"])
+        x = sources.load(str(to)).x
+        assert x.shape == (2, 4, 4, channels)
+        np.testing.assert_array_equal(x[1, 0, 0], [7] * channels)
+    with pytest.raises(UsageError, match="channels=2: must be 0, 1 or 3"):
+        convert.images(tmp_path / "images", channels=2)
 
 
 def three(first: int) -> Iterator[tuple]:

@@ -630,6 +630,12 @@ def test_npz_values_and_labels(tmp_path, y, task, classes):
     assert (dataset.task, dataset.classes) == (task, classes)
 
 
+def test_npz_vectors_of_8_bits_are_no_images(tmp_path):
+    dataset = sources.load(str(save(tmp_path, x=np.full((2, 3), 7, np.uint8), y=np.arange(2))))
+    assert dataset.x.dtype == np.float32
+    assert (dataset.x == 7).all()
+
+
 def test_npz_grey_images_get_a_channel(tmp_path):
     path = save(tmp_path, x=np.ones((2, 3, 4), np.uint8), y=np.arange(2))
     assert sources.load(str(path)).x.shape == (2, 3, 4, 1)

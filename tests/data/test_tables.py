@@ -190,6 +190,11 @@ GOOD = [("x", "z", "target"), (1, "a", 0.5), (2, "b", 1.5)]
         ("x;target\n1;2\n", "must have commas between its columns"),
         ("target\n1.5\n2.5\n", "must hold a column of features"),
         ("x,target\n1,1\n,2\n", "column 'x' has no value in line 3"),
+        (
+            "x,target\na,1\nNA,2\n",
+            r"no value in line 3, .*\(NA, N/A, null and nan mean none",
+        ),
+        ("w=b,w,target\n1,b,1\n2,c,2\n", "columns 'w=b' and 'w' make two features 'w=b'"),
         ("x,target\n\n1,1\n,2\n", "column 'x' has no value in line 4"),
         ('x,target\n"a\nb",1\n,2\n', "column 'x' has no value in line 4"),
         ("x,target\n1,1\nNaN,2\n", "column 'x' has no value in line 3"),
@@ -426,8 +431,10 @@ def test_a_scaled_model_shifts_and_scales_and_keeps_both(tmp_path: Path) -> None
     models.saved.save(tmp_path / "m.safetensors", variables)
     loaded = models.saved.load(tmp_path / "m.safetensors", variables)
     jax.tree.map(np.testing.assert_array_equal, loaded, variables)
-    with pytest.raises(UsageError, match=r"^scaling.shift=.*must be numbers \[3\]"):
+    with pytest.raises(UsageError, match=r"^scaling.shift=.*must be finite numbers \[3\]"):
         models.with_scaling(variables, Scaling(np.zeros(2), np.ones(3)))
+    with pytest.raises(UsageError, match=r"^scaling.scale=.*must be finite numbers"):
+        models.with_scaling(variables, Scaling(np.zeros(3), np.array([1.0, np.inf, 1.0])))
     with pytest.raises(UsageError, match=r"^variables: must be those of a model of `scaled`"):
         models.with_scaling(variables._replace(stats=after._replace(body={})), scaling)
 

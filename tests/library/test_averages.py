@@ -107,6 +107,15 @@ def test_chunks_are_random_and_do_not_depend_on_what_is_masked() -> None:
     assert not got.real[4:].any()
 
 
+def test_sums_of_16_bits_neither_overflow_nor_stop() -> None:
+    large = jnp.full((300, 2), 1000, jnp.float16)
+    means = averages.chunk_means(
+        averages.as_numbers(large), large[:, 0], jnp.ones(300, bool), jax.random.key(0), 300
+    )
+    np.testing.assert_array_equal(means.x[0], 1000)
+    assert averages.as_numbers(large).dtype == jnp.float32
+
+
 def shard_of(who: int) -> Shard:
     return federations.shard_of(HELD, who)
 
@@ -139,6 +148,19 @@ def test_a_clients_rows_are_means_of_its_own_chunks(
 
     for who, expected in lengths.items():
         check(of(jnp.int32(who)), set(federations.rows_of(HELD, who).tolist()), expected)
+
+
+def test_a_chunk_may_be_longer_than_any_client() -> None:
+    """Also where its length times the rows is no number of 32 bits."""
+    told = averages.of_shard(
+        shard_of(0),
+        jax.random.key(1),
+        num_classes=NUM_CLASSES,
+        rows=100,
+        length=10**8,
+        batch_size=9,
+    )
+    check(told, set(federations.rows_of(HELD, 0).tolist()), [HELD.size[0]])
 
 
 def test_draws_are_of_real_rows_and_keep_inputs_with_their_labels() -> None:

@@ -99,6 +99,19 @@ def program(axis: str, personal: bool, seen: bool = True, runs: bool = False) ->
     return jax.jit(evaluate)
 
 
+def test_a_sum_over_many_examples_keeps_its_digits() -> None:
+    number = 300_000
+    data = built.examples(np.zeros((number, 1), np.float32), np.zeros(number, np.int32))
+    held = built.of_parts(data, [np.arange(number), []])
+
+    @jax.jit
+    def loss(federation: Federation) -> Array:
+        return evaluation.evaluate(algorithm(False), state(2), federation, batch_size=256).loss[0]
+
+    logits = np.array([0.8, UNSEEN, 0.0])
+    np.testing.assert_allclose(loss(held), np.log(np.exp(logits).sum()) - 0.8, rtol=1e-4)
+
+
 def own_of(personal: bool, seen: bool = True) -> np.ndarray:
     return OWN if personal and seen else np.full(len(SIZES), UNSEEN)
 

@@ -29,7 +29,7 @@ from fedjax_inv import (
 )
 from fedjax_inv.algorithms import erm, fedavg, fedbn, fedipg, fedproto
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import clients, federation
+from fedjax_inv.data import clients, environments, federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.fitting import arguments, machine, segments
 from fedjax_inv.fitting.fitted import Serving
@@ -490,6 +490,31 @@ def test_users_are_clients_whatever_test_is_drawn() -> None:
         assert len(parts) == 15
         assert all((user[rows] == number).all() for number, rows in enumerate(parts))
     assert any(0 in split.train.size for split in splits.values())
+
+
+@pytest.mark.parametrize("has_test", [True, False])
+def test_clients_are_not_the_environments_that_were_drawn_with_their_seed(has_test: bool) -> None:
+    size = 600
+    grey = Dataset(
+        np.zeros((size, 2, 2, 1), np.uint8),
+        (np.arange(size) % 2).astype(np.int32),
+        ("a", "b"),
+        np.zeros(size, np.int32),
+        ("all",),
+        (np.arange(size) % 3 == 0) & has_test,
+    )
+    drawn = environments.colored(grey, flips=(0.2, 0.1), seed=5)
+    _, splits = clients.splits_of_dataset(
+        drawn,
+        partition=federation.partitioner("iid", drawn, 2),
+        held_out=drawn.domains[-1] if has_test else None,
+        validation=0.0,
+        seeds=[5],
+    )
+    parts = federation.parts_of(splits[5].train if has_test else splits[5].test)
+    for rows in parts:
+        shares = np.bincount(drawn.domain[rows]) / len(rows)
+        assert shares.max() < 0.7  # the largest domain has a half, or two fifths
 
 
 # Arguments.

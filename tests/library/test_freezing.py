@@ -14,7 +14,7 @@ import federations
 import slow
 from federations import assert_close, assert_same_bits
 from fedjax_inv import communication, devices, freezing, local, models, rounds
-from fedjax_inv.algorithms import LISTED, fedavg, fl_games
+from fedjax_inv.algorithms import LISTED, fedavg, fediir, fedipg, fedpvr, fl_games
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Federation, Halves, Model, Variables
 
@@ -125,6 +125,21 @@ def test_a_game_whose_players_cannot_move_is_one_line() -> None:
     )
     with pytest.raises(UsageError, match=r"^model: must have a head"):
         trained(algorithm, initial(model))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        partial(fedipg.fedipg, penalty_on="classifier"),
+        fediir.fediir,
+        fedpvr.fedpvr,
+    ],
+)
+def test_a_method_of_the_classifier_needs_one_that_is_trained(of: Any) -> None:
+    model = federations.mlp()
+    algorithm = freezing.train_only(lambda m: of(m, decaying()), model, ("body",))
+    with pytest.raises(UsageError, match=r"^model: must have a head with a trained parameter$"):
+        rounds.init(algorithm, initial(model), FEDERATION, KEY)
 
 
 PATTERNS = ("*/bias", "head/blocks_0/Dense_0")

@@ -572,6 +572,28 @@ def test_gradients_of_an_algorithm_without_a_network_are_refused() -> None:
         program.make(experiment).evaluate.lower(world()[0], inputs(), result()[0][0])
 
 
+@pytest.mark.parametrize(
+    ("runs", "more", "words"),
+    [
+        ([program.Run(-1, {})], {}, r"^runs=-1: must be an integer in 0\.\."),
+        ([program.Run(2**31, {})], {}, r"^runs=2147483648: must be an integer in 0\.\."),
+        (
+            [program.Run(0, {"penalty": "1"})],
+            {},
+            r"^runs.hyper\['penalty'\]='1': must be",
+        ),
+        ([program.Run(5, {})], {}, "^splits: has none for seed 5, must have one for each seed$"),
+        ([program.Run(0, {})], {"variables": {}}, "^variables: has none for seed 0, must have"),
+        ([program.Run(0, {})], {"scaling": {1: None}}, "^scaling: has none for seed 0, must have"),
+    ],
+)
+def test_runs_without_inputs_are_refused(
+    runs: list[program.Run], more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        program.inputs(runs, {0: next(iter(world()[1].values()))}, **more)
+
+
 @pytest.mark.parametrize("chunk", ["client_chunk", "run_chunk"])
 def test_chunks_must_not_be_negative(chunk: str) -> None:
     with pytest.raises(ValueError, match=f"^{chunk}=-1: must be an integer of at least 0$"):

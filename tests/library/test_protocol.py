@@ -21,9 +21,9 @@ from fedjax_inv.types import Array, Cohort, Model, Shard, Tree
 NUM_CLIENTS = federations.NUM_CLIENTS
 # Without optimisation XLA may round the same operations in two ways.
 QUICK = {"xla_backend_optimization_level": 1}
-# Algorithms whose first configuration must also have the same bits on every number of devices;
-# cafe and erm must, too, in a slow test.
-EXACT = ("exit_strategy", "fedavg", "fl_games")
+# The algorithm whose first configuration must also have the same bits on every number of devices;
+# others must, too, in a slow test.
+EXACT = "fedavg"
 CASES = [
     pytest.param(
         (name, i),
@@ -38,7 +38,7 @@ CASES = [
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> testing.Case:
     name, index = request.param
-    is_exact = name in EXACT and index == 0
+    is_exact = name == EXACT and index == 0
     options = QUICK if is_exact else {}
     return federations.case(name, TABLE[name][index], is_exact=is_exact, options=options)
 
@@ -48,11 +48,15 @@ def test_every_algorithm_obeys(case: testing.Case, law: str) -> None:
     try:
         testing.LAWS[law](case)
     except testing.NotApplicable:
-        assert law in ("a_blank_upload_fits", "the_network_gives_the_outputs_for_a_new_client")
+        assert law in ("a_blank_upload_fits", "the_network_gives_the_outputs_for_a_new_client") or (
+            # A client without examples is no player.
+            (law, case.name.split(".")[-1])
+            == ("a_round_without_examples_changes_nothing", "fl_games")
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cafe", "erm"])
+@pytest.mark.parametrize("name", ["cafe", "erm", "exit_strategy", "fl_games"])
 def test_the_bits_of_a_run_do_not_depend_on_the_devices(name: str) -> None:
     case = federations.case(name, TABLE[name][0], is_exact=True, options=QUICK)
     testing.LAWS["devices_and_empty_slots_do_not_matter"](case)
@@ -114,10 +118,6 @@ REDUCTIONS = [
         federations.mlp,
         {"penalty": 9.0, "warmup_rounds": 6, "estimator": "halves", "scale_loss": True},
     ),
-    ("moon", federations.mlp, {"penalty": 0.0, "projection": 0}),
-    ("fedproto", federations.mlp, {"penalty": 0.0}),
-    ("fedbn", federations.normed_body, {"is_local": lambda path: False}),
-    ("fediir", federations.mlp, {"penalty": 0.0, "weighting": "size"}),
     (
         "fedcfa",
         federations.mlp,
@@ -128,6 +128,10 @@ REDUCTIONS = [
             "decorrelation_weight": 0.0,
         },
     ),
+    ("moon", federations.mlp, {"penalty": 0.0, "projection": 0}),
+    ("fedbn", federations.normed_body, {"is_local": lambda path: False}),
+    ("fedproto", federations.mlp, {"penalty": 0.0}),
+    ("fediir", federations.mlp, {"penalty": 0.0, "weighting": "size"}),
     *(
         ("fedipg", federations.mlp, {"penalty": 0.0, "penalty_on": on, "derivative": derivative})
         for on in ("all", "classifier")
@@ -136,7 +140,7 @@ REDUCTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "model", "arguments"), slow.after(8, REDUCTIONS))
+@pytest.mark.parametrize(("name", "model", "arguments"), slow.after(5, REDUCTIONS))
 def test_reduces_to_fedavg_bit_for_bit(
     name: str, model: Callable[[], Model], arguments: dict[str, Any]
 ) -> None:

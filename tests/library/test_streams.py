@@ -318,6 +318,8 @@ def test_images_of_a_folder_are_records(tmp_path: Path) -> None:
     pairs[1][0].write_bytes(b"no image")
     with pytest.raises(UsageError, match="must be an image"):
         stored.of_records(pairs[1:], inputs=lambda p: sources.image_of(p[0], (3, 4)), targets=len)
+    with pytest.raises(UsageError, match="mode='HSV': must be one of RGB, L"):
+        sources.image_of(pairs[0][0], (3, 4), "HSV")
 
 
 def empty(path: Path, like: Tree, shape: tuple[int, int], **options: Any) -> Kept:

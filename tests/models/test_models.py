@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.errors import InvalidRngError
 
 import federations
 from federations import assert_close, assert_equal
@@ -238,8 +237,9 @@ def test_dropout_without_a_key_is_refused(half) -> None:
 
 def test_a_draw_in_evaluation_mode_is_refused() -> None:
     always = models.from_flax(nn.Dropout(0.5, deterministic=False))
-    with pytest.raises(InvalidRngError):
-        models.apply(always, EMPTY, jnp.ones((2, 3)), jnp.ones(2, bool), False, KEY)
+    for key in (KEY, None):
+        with pytest.raises(ValueError, match=r"^module: draws when it is evaluated"):
+            models.apply(always, EMPTY, jnp.ones((2, 3)), jnp.ones(2, bool), False, key)
 
 
 def test_a_key_is_nothing_to_a_network_that_does_not_draw() -> None:
@@ -561,6 +561,12 @@ def test_normalised_channels(eight_bits: bool) -> None:
 def test_impossible_channels_are_refused(mean, std, message: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         models.normalised(NORMED, mean, std)
+
+
+def test_channels_are_as_many_as_their_means() -> None:
+    model = models.normalised(models.from_function(lambda *a: {}, lambda p, x: x), (0.5,), (1.0,))
+    with pytest.raises(ValueError, match=r"^mean=\(0.5,\): must hold 3 numbers, one for each"):
+        models.predict(model, EMPTY, images((2, 5, 3)))
 
 
 def convolved(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:

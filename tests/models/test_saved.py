@@ -57,6 +57,14 @@ def test_another_network_is_told(
     assert "\n" not in str(error.value)
 
 
+def test_numbers_of_another_kind_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    saved.save(path, {"count": jnp.array([1.7, 2.0])})
+    with pytest.raises(ValueError, match="count is of type float32, must be int32"):
+        saved.load(path, {"count": jnp.zeros(2, jnp.int32)})
+    assert saved.load(path, {"count": jnp.zeros(2, jnp.float16)})["count"].dtype == jnp.float16
+
+
 @pytest.mark.parametrize("content", [None, b"", b"{}", b'\x08\0\0\0\0\0\0\0{"a": 1}'])
 def test_what_is_no_such_file_is_told(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "a.safetensors"

@@ -40,7 +40,10 @@ class Agreement:
 
     training_domains: int = flag(5, "Training domains of stained images.", at_least(1))
     domain_size: int = flag(
-        0, "Examples of each; 0: an equal share of all that are not for the test.", at_least(0)
+        0,
+        "Examples of each, with copies (--dataset=moved_digits) more; 0: an equal share of all that "
+        "are not for the test.",
+        at_least(0),
     )
     agreements: tuple[float, ...] = flag(
         (0.9, 0.98),
