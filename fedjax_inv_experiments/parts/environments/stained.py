@@ -41,8 +41,8 @@ class Agreement:
     training_domains: int = flag(5, "Training domains of stained images.", at_least(1))
     domain_size: int = flag(
         0,
-        "Examples of each, with copies (--dataset=moved_digits) more; 0: an equal share of all that "
-        "are not for the test.",
+        "Examples of each, or originals if they have copies (--dataset=moved_digits); 0: an equal "
+        "share of all that are not for the test.",
         at_least(0),
     )
     agreements: tuple[float, ...] = flag(
