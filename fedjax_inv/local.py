@@ -324,13 +324,21 @@ def epochs(
         known = num_epochs * batches
         return _Steps(jnp.where(shard.size > 0, known, 0), batch_at, known)
 
+    def steps_of(size: Array) -> Array:
+        return num_epochs * -(-size // batch_size)
+
     if num_batches is None:
-        return _work(optimizer, plan, momentum)
+        return _work(optimizer, plan, momentum)._replace(num_steps=steps_of)
 
     def fits(shard: Shard) -> Array:
         return (batches_of(shard) == num_batches) | (shard.size == 0)
 
-    return _only_if(_work(optimizer, partial(plan_of, num_batches), momentum), fits)
+    work = _only_if(_work(optimizer, partial(plan_of, num_batches), momentum), fits)
+    return work._replace(num_steps=steps_of)
+
+
+def _constant(num_steps: int, size: Array) -> Array:
+    return jnp.where(size > 0, num_steps, 0)
 
 
 def steps(
@@ -368,7 +376,7 @@ def steps(
 
         return _Steps(jnp.where(shard.size > 0, num_steps, 0), batch_at, num_steps)
 
-    return _work(optimizer, plan, momentum)._replace(num_steps=num_steps)
+    return _work(optimizer, plan, momentum)._replace(num_steps=partial(_constant, num_steps))
 
 
 def full_batch(
@@ -404,7 +412,7 @@ def full_batch(
         return _Steps(jnp.where(shard.size > 0, num_steps, 0), lambda step: batch, num_steps)
 
     work = _only_if(_work(optimizer, plan, momentum), lambda shard: shard.size <= capacity)
-    return work._replace(num_steps=num_steps)
+    return work._replace(num_steps=partial(_constant, num_steps))
 
 
 def _only_if(work: Work, fits: Callable[[Shard], Array]) -> Work:

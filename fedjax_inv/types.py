@@ -274,8 +274,8 @@ class Work(NamedTuple):
     momentum: float | Array | None = None
     # The clients' learning rate, before a schedule changes it, for the same methods. None: unknown.
     learning_rate: float | Array | None = None
-    # Local steps of a client with examples. None: unknown, or they differ.
-    num_steps: int | None = None
+    # Numbers of examples -> local steps of a round, both of one shape. None: unknown.
+    num_steps: Callable[[Array], Array] | None = None
 
 
 # A round.

@@ -111,7 +111,7 @@ class _Phase(NamedTuple):
 
     algorithm: Algorithm
     parameters: Callable[[Any], Tree]
-    step_size: float | Array
+    step_size: float | Array | Callable[[Array], Array]
     smoothness: float | Array | None
     threshold: float | Array
     share: float | Array | None
@@ -296,7 +296,7 @@ def check_someone_stays(server: Server) -> None:
 def wrap(
     algorithm: Algorithm,
     *,
-    step_size: float | Array = 0.01,
+    step_size: float | Array | Callable[[Array], Array] = 0.01,
     smoothness: float | Array | None = None,
     threshold: float | Array = 0.0,
     share: float | Array | None = None,
@@ -315,7 +315,7 @@ def wrap(
     Args:
       algorithm: the algorithm.
       step_size: the length of a round along the gradient: the clients' learning rate times their
-        number of local steps.
+        number of local steps; or a function: numbers of examples [S] -> those of the clients [S].
       smoothness: L, or None for an estimate by power iteration.
       threshold: the least mean C_i of a client that stays, over the rounds in which it was
         measured.
@@ -337,7 +337,10 @@ def wrap(
     checks.function("loss", loss)
     if parameters is not None:
         checks.function("parameters", parameters)
-    checks.real("step_size", step_size)
+    if callable(step_size):
+        checks.function("step_size", step_size, "size")
+    else:
+        checks.real("step_size", step_size)
     if smoothness is not None:
         checks.real("smoothness", smoothness)
     is_one = checks.is_concrete(threshold) and getattr(threshold, "ndim", 0) == 0
@@ -546,8 +549,9 @@ def _assess(phase: _Phase, old: Assessment, sent: aggregators.Stack) -> Assessme
     """The assessment after a round's products."""
     size = jnp.where(sent.present, sent.size, 0)
     inner, square, round = sent.values
+    step_size = phase.step_size(size) if callable(phase.step_size) else phase.step_size
     linear, quadratic = _terms(
-        inner, square, _square(old.gradient), size / jnp.maximum(size.sum(), 1), phase.step_size
+        inner, square, _square(old.gradient), size / jnp.maximum(size.sum(), 1), step_size
     )
     at = (round, jnp.where(sent.present, sent.who, old.stays.shape[0]))
     new = old._replace(
@@ -615,9 +619,8 @@ def exit_strategy(
     if step_size is None:
         if work.learning_rate is None or work.num_steps is None:
             text = "must be a number, or `work` must record its `learning_rate` and `num_steps`"
-            why = "by epochs, clients take different numbers of steps"
-            raise UsageError("step_size", None, f"{text}; {why}")
-        step_size = work.learning_rate * work.num_steps
+            raise UsageError("step_size", None, text)
+        rate, num_steps = work.learning_rate, work.num_steps
     factory: Callable[..., Algorithm]
     if callable(wrapped):
         factory = wrapped
@@ -640,7 +643,7 @@ def exit_strategy(
     algorithm = factory(model, work, **settings)
     return wrap(
         algorithm,
-        step_size=step_size,
+        step_size=(lambda size: rate * num_steps(size)) if step_size is None else step_size,
         smoothness=smoothness,
         threshold=threshold,
         share=share,

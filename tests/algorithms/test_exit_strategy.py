@@ -310,9 +310,9 @@ def work() -> Any:
 
 def wrapped_fedavg(**settings: Any) -> Algorithm:
     """With gradients of several batches, of which the last is smaller."""
+    settings = {"step_size": STEP_SIZE, **settings}
     return exit_strategy.wrap(
         fedavg.fedavg(MODEL, work(), loss=squared),
-        step_size=STEP_SIZE,
         pretraining_rounds=PHASE,
         loss=squared,
         batch_size=5,
@@ -597,14 +597,26 @@ def test_a_wrapped_factory_may_be_ones_own_and_gets_the_arguments(
 
 def test_a_round_is_as_long_as_its_local_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exit_strategy, "wrap", lambda algorithm, **settings: settings["step_size"])
-    train = local.steps(optax.sgd(RATE), batch_size=2, num_steps=4)
-    for each, number in ((train, 4), (work(), NUM_STEPS)):
-        known = each._replace(learning_rate=RATE)
-        assert exit_strategy.exit_strategy(MODEL, known, step_size=None) == RATE * number
-    by_epochs = local.epochs(optax.sgd(RATE), batch_size=2)._replace(learning_rate=RATE)
-    for unknown in (work(), by_epochs):
-        with pytest.raises(UsageError, match="step_size=None: must be a number, or `work` must"):
-            exit_strategy.exit_strategy(MODEL, unknown, step_size=None)
+    size = jnp.array([5, 0, 1, 4])
+    for train, numbers in (
+        (work(), [NUM_STEPS, 0, NUM_STEPS, NUM_STEPS]),
+        (local.steps(optax.sgd(RATE), batch_size=2, num_steps=4), [4, 0, 4, 4]),
+        (local.epochs(optax.sgd(RATE), batch_size=2, num_epochs=3), [9, 0, 3, 6]),
+    ):
+        known: Any = train._replace(learning_rate=RATE)
+        found: Any = exit_strategy.exit_strategy(MODEL, known, step_size=None)
+        np.testing.assert_allclose(found(size), RATE * np.array(numbers), rtol=1e-6)
+    with pytest.raises(UsageError, match="step_size=None: must be a number, or `work` must record"):
+        exit_strategy.exit_strategy(MODEL, work(), step_size=None)
+
+
+def test_the_length_of_a_round_may_be_a_function_of_sizes() -> None:
+    held, schedule = regression(planted=True), full(PHASE)
+    found = []
+    for length in (STEP_SIZE, lambda size: jnp.full(size.shape, STEP_SIZE)):
+        algorithm = wrapped_fedavg(smoothness=1.5, step_size=length)
+        found.append(exit_strategy.outcome(run(algorithm, held, schedule)[1].server))
+    np.testing.assert_array_equal(found[0].contributions, found[1].contributions)
 
 
 def test_no_share_of_a_negative_median_is_asked_for() -> None:
