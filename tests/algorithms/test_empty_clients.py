@@ -8,32 +8,30 @@ import pytest
 
 import federations
 import slow
-from federations import Config, assert_close
+from federations import TABLE, assert_close
 from fedjax_inv import devices, rounds
+from fedjax_inv.algorithms import LISTED
 from fedjax_inv.types import Array
 
-NAMES = ["scaffold", "fl_games", "feddyn", "fedpvr", "afl", "feddg_ga", "fedgma", "sequential"]
+FIRST = [("scaffold", 0), ("fl_games", 0)]
+CASES = [*FIRST, ("fl_games", 1), *((name, 0) for name in LISTED if (name, 0) not in FIRST)]
 
 
-@pytest.mark.parametrize("name", slow.after(2, NAMES))
-def test_clients_without_examples_change_nothing(name: str) -> None:
-    chosen = Config(federations.mlp, federations.full_batch)
-    if name in ("fl_games", "sequential"):
-        play = "parallel" if name == "fl_games" else name
-        settings = {"play": play, "memory": 1, "learned": True, "body_learning_rate": 0.02}
-        chosen = chosen._replace(arguments=settings)
-    name = "fl_games" if name == "sequential" else name
-    algorithm = federations.build(name, chosen, learning_rate=0.3)
+@pytest.mark.parametrize(("name", "index"), slow.after(len(FIRST), CASES))
+def test_clients_without_examples_change_nothing(name: str, index: int) -> None:
+    config = TABLE[name][index]
+    algorithm = federations.build(name, config)
     data = federations.federation((4, 3, 2)).data
 
     @partial(jax.jit, static_argnums=0)
     def after(sizes: tuple[int, ...]) -> tuple[Array, Array]:
-        held = federations.federation(sizes, data=data)
-        start = federations.initial(federations.mlp(), jax.random.key(0))
+        held = federations.in_floats(federations.federation(sizes, data=data))
+        start = federations.initial(config.model(), jax.random.key(0))
         first = state = rounds.init(algorithm, start, held, jax.random.key(1))
 
         def outputs(state: rounds.State) -> Array:
-            return algorithm.predict(state.server, (), data.x)
+            own = jax.tree.map(lambda leaf: leaf[0], state.clients) if algorithm.personal else ()
+            return algorithm.predict(state.server, own, held.data.x)
 
         for attend in ([0, 1, 2], [0, 1, 2], [0, 2], [1, 2], [0, 1, 2]):
             cohort = federations.cohort(attend)
