@@ -76,8 +76,9 @@ LISTED: dict[str, Method] = {
             *_ADAM,
         ),
     ),
+    # With the length that a round has (step_size=none) all clients leave at most rates.
     "exit_strategy": Method(
-        "exit_strategy", settings=("--set=step_size=none", "--set=pretraining_rounds=10")
+        "exit_strategy", "step_size", (0.01, 0.1, 1.0), ("--set=pretraining_rounds=10",)
     ),
     "fl_games": Method("fl_games", settings=("--cut=0",)),  # each player trains a whole network
 }
