@@ -29,7 +29,7 @@ from fedjax_inv.types import Array, Model, Setup, Shard, Trained, Tree, Variable
 
 COMBINING = ("pool", "paper")
 _READ_AT_ONCE = 128  # examples, of a client
-_MOST = 2**31 - 1  # of the numbers with which examples are counted
+_MOST = 2**31 - 1  # examples that an int32 can count
 
 
 class Averages(NamedTuple):

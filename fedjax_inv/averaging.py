@@ -79,8 +79,7 @@ class SideState(NamedTuple):
     send: Callable[[Tree], Tree]  # state -> a part of the message
     upload: Callable[[Visit, Trained], Tree]
     aggregate: Tree  # an aggregator of the upload, or a tree of them
-    # (state, aggregated upload, mean delta) -> state; the delta is that of the server's step
-    # before `ServerDelta` and the optimizer, of statistics the change
+    # (state, aggregated upload, mean delta) -> state; of statistics the delta is their change
     update: Callable[[Tree, Tree, Variables], Tree]
 
 

@@ -315,7 +315,7 @@ def wrap(
     Args:
       algorithm: the algorithm.
       step_size: the length of a round along the gradient: the clients' learning rate times their
-        number of local steps; or a function: numbers of examples [S] -> those of the clients [S].
+        number of local steps; or a function of the clients' numbers of examples, [S] -> [S].
       smoothness: L, or None for an estimate by power iteration.
       threshold: the least mean C_i of a client that stays, over the rounds in which it was
         measured.
@@ -348,7 +348,7 @@ def wrap(
         try:
             checks.real("threshold", threshold, -np.inf)
         except UsageError:
-            text = "must be a finite number, or -inf, below which nobody is"
+            text = "must be a finite number, or -inf for no threshold"
             raise UsageError("threshold", threshold, text) from None
     if share is not None:
         checks.real("share", share)
