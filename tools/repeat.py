@@ -149,7 +149,7 @@ def _git(*words: str) -> None:
 
 
 def _rounded_up(number: float) -> float:
-    """The number with one digit, rounded up, so that no difference is larger than the printed one."""
+    """The number with one digit, rounded up, so that no difference is above the printed one."""
     exact = decimal.Decimal(str(number))
     return float(exact.quantize(decimal.Decimal(1).scaleb(exact.adjusted()), decimal.ROUND_CEILING))
 
