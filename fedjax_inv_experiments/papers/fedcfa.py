@@ -253,22 +253,27 @@ def _evaluations(result: RowResult) -> dict[str, list[Record]]:
 
 
 def _by_column(result: RowResult) -> dict[str, Any]:
-    """The part of a row's result that belongs to each column of _COLUMNS."""
+    """The part of a row's result that belongs to each column of _COLUMNS that was run."""
     of_row = result.only.result
-    return {
-        name: of_row | {"runs": [r for r in of_row["runs"] if hyper.items() <= r["hyper"].items()]}
-        for name, hyper in _COLUMNS[result.row.series].items()
-    }
+    found = {}
+    for name, hyper in _COLUMNS[result.row.series].items():
+        if runs := [run for run in of_row["runs"] if hyper.items() <= run["hyper"].items()]:
+            found[name] = of_row | {"runs": runs}
+    return found
 
 
 def _check_columns(name: str, chosen: Config) -> None:
-    """Raises UsageError for flags that take a weight of a study's columns out of the grid."""
+    """Raises UsageError for weights that are no column of a study, and for a grid with gaps."""
     study.check_one_cell(chosen)
     (cell,) = grid.cells(chosen, [None])
     columns = _COLUMNS[name].values()
     for weight in dict.fromkeys(weight for column in columns for weight in column):
-        needed = {column[weight] for column in columns}
-        if missing := sorted(needed - {run.hyper.get(weight) for run in cell.runs}):
+        known = {column[weight] for column in columns}
+        found = {run.hyper[weight] for run in cell.runs}
+        if found - known:
+            text = ", ".join(f"{value:g}" for value in sorted(known))
+            raise UsageError(f"--set={weight}", ..., f"must be of {text}, columns of this study")
+        if name == "loss_grid" and (missing := sorted(known - found)):
             text = ", ".join(f"{value:g}" for value in missing)
             raise UsageError(f"--set={weight}", ..., f"must include {text}, columns of this study")
 
