@@ -50,8 +50,8 @@ class Options:
     jobs: int = flag(os.cpu_count() or 1, "The number of commands at once.", at_least(1))
 
 
-# Of float32 in a few rounds and in sums over a test set, relative. One more right answer among up to
-# 100,000 is above it.
+# Of float32 in a few rounds and in sums over a test set, relative. One more right answer among less
+# than 100,000 is above it.
 ROUNDING = 1e-5
 _REPLACED = (
     *("rounds", "eval_every", "checkpoint_every", "seeds", "run_dir", "resume", "devices"),
