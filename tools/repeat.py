@@ -7,7 +7,7 @@ python -m tools.repeat --tables=cafe_digits_methods.md,fedipg_mnist_exit.md --ro
 For each listed table this command trains a few rounds of all its rows with the first of its seeds,
 once by the commit of the table and once by the present code. It evaluates each round and compares
 all numbers of metrics.jsonl, such as the training loss and every domain's score and loss. Where
-none differs by more than a millionth of itself, the table's record says how far they are apart, and
+none differs by more than 1e-5 of itself, the table's record says how far they are apart, and
 `make results` lists the table again only after another change of code. What this does not test:
 later rounds, and rules that select or stop in them.
 """
