@@ -9,7 +9,9 @@ import xla_flags
 # `XLA_FLAGS= pytest` tests with XLA's defaults.
 if "XLA_FLAGS" not in os.environ:
     os.environ["XLA_FLAGS"] = xla_flags.known(
-        "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"
+        "--xla_backend_optimization_level=0",
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
     )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 

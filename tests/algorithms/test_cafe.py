@@ -309,8 +309,13 @@ def drawn(seed: int, *, classwise: bool) -> Drawn:
 def test_without_parts_it_is_a_cosine_classifier() -> None:
     with jax.enable_x64(True):
         one = drawn(0, classwise=False)
-        q = cafe.calibrate(one.classifier, one.d_g, one.d_l, alpha=0.0, beta=0.0, gamma=0.0)
-        got = cafe.logits(one.features, q, scale=7.0)
+
+        @jax.jit
+        def logits(one: Drawn) -> Array:
+            q = cafe.calibrate(one.classifier, one.d_g, one.d_l, alpha=0.0, beta=0.0, gamma=0.0)
+            return cafe.logits(one.features, q, scale=7.0)
+
+        got = np.asarray(logits(one))
         for i, h in enumerate(np.asarray(one.features)):
             for c, w in enumerate(np.asarray(one.classifier)):
                 cosine = h @ w / np.linalg.norm(h) / np.linalg.norm(w)

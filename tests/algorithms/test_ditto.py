@@ -11,7 +11,7 @@ import pytest
 
 import federations
 import slow
-from federations import assert_close, assert_equal
+from federations import assert_close, assert_equal, plain
 from fedjax_inv import evaluation, models, rounds, schedules
 from fedjax_inv.algorithms.ditto import ditto
 from fedjax_inv.algorithms.fedavg import fedavg
@@ -28,7 +28,7 @@ from test_fedavg import (
     work,
 )
 
-SCHEDULE = federations.schedule()._replace(delay=jnp.zeros((6, 5), jnp.int32))
+SCHEDULE = plain(federations.schedule())._replace(delay=np.zeros((6, 5), np.int32))
 RATE, STEPS, MOMENTUM = 0.3, 3, 0.6
 
 
@@ -43,7 +43,7 @@ def trained(proximal: float) -> rounds.State:
 
 
 def own_weights(state: rounds.State, client: int) -> Weights:
-    return weights(jax.tree.map(lambda leaf: leaf[client], state.clients.variables))
+    return weights(jax.tree.map(lambda leaf: leaf[client], plain(state.clients.variables)))
 
 
 def personal(client: int, proximal: float) -> Weights:

@@ -38,20 +38,21 @@ def cut(vectors: Array) -> Tree:
     return {"a": vectors[..., :5].reshape(*vectors.shape[:-1], 5, 1), "b": vectors[..., 5]}
 
 
+@jax.jit
+def compiled(
+    global_grad: Array, client_grads: Array, weights: Array, step_size: Array, smoothness: Array
+) -> Array:
+    grads = cut(global_grad), cut(client_grads)
+    return exit_strategy.contribution(*grads, weights, step_size=step_size, smoothness=smoothness)
+
+
 def contribution(
     global_grad: Any, client_grads: Any, weights: Any, step_size: Any = 1.0, smoothness: Any = 1.0
 ) -> np.ndarray:
     """The kernel's, of gradients [D] and [S, D]."""
     padded = [np.pad(g, [(0, 0)] * (np.ndim(g) - 1) + [(0, 6 - np.shape(g)[-1])])
               for g in (np.asarray(global_grad), np.asarray(client_grads))]  # fmt: skip
-    return np.asarray(
-        exit_strategy.contribution(
-            *(cut(jnp.asarray(g)) for g in padded),
-            jnp.asarray(weights),
-            step_size=step_size,
-            smoothness=smoothness,
-        )
-    )
+    return np.asarray(compiled(*padded, np.asarray(weights), step_size, smoothness))
 
 
 @pytest.mark.parametrize("variant", slow.after(1, ["with", "without"]))
@@ -163,9 +164,10 @@ def test_a_round_decreases_the_risk_by_the_contributions_at_least(
     ],
 )
 def test_wrong_arguments_of_contribution(arguments: dict[str, Any], words: str) -> None:
-    given = {"weights": [0.5, 0.5], "step_size": 0.1, "smoothness": 1.0, **arguments}
+    numbers = {"step_size": 0.1, "smoothness": 1.0, **arguments}
+    weights = jnp.array(numbers.pop("weights", [0.5, 0.5]))
     with pytest.raises(UsageError, match=words):
-        contribution(np.ones(3), np.ones((2, 3)), **given)
+        exit_strategy.contribution(cut(jnp.ones(6)), cut(jnp.ones((2, 6))), weights, **numbers)
     with pytest.raises(AssertionError):
         contribution(np.ones(3), np.ones((3, 3)), [0.5, 0.5])
 

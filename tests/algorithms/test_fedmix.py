@@ -234,14 +234,18 @@ class Problem:
 
     def mixed(self, ratio: float, **arguments: Any) -> Any:
         given = (self.x, self.y, self.mean_x, self.mean_y)
-        return fedmix.mixed_loss(self.loss, *given, ratio=ratio, **arguments)
+        return jax.jit(partial(fedmix.mixed_loss, self.loss, **arguments))(*given, ratio=ratio)
 
     def mixup(self, ratio: float) -> Array:
         """What it stands in for."""
-        x = (1 - ratio) * self.x + ratio * self.mean_x
-        return (1 - ratio) * self.loss(x, self.y) + ratio * self.loss(
-            x, jnp.broadcast_to(self.mean_y, self.y.shape)
-        )
+
+        @jax.jit
+        def of(ratio: Array) -> Array:
+            x = (1 - ratio) * self.x + ratio * self.mean_x
+            everywhere = jnp.broadcast_to(self.mean_y, self.y.shape)
+            return (1 - ratio) * self.loss(x, self.y) + ratio * self.loss(x, everywhere)
+
+        return of(ratio)
 
 
 def test_it_is_mixup_up_to_the_square_of_the_ratio() -> None:
