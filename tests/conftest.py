@@ -8,11 +8,7 @@ import xla_flags
 # Compiling takes nearly all of the time, so compile quickly rather than well: a third of the time.
 # `XLA_FLAGS= pytest` tests with XLA's defaults.
 if "XLA_FLAGS" not in os.environ:
-    os.environ["XLA_FLAGS"] = xla_flags.known(
-        "--xla_backend_optimization_level=0",
-        "--xla_cpu_use_fusion_emitters=false",
-        "--xla_cpu_parallel_codegen_split_count=1",
-    )
+    os.environ["XLA_FLAGS"] = xla_flags.known(*xla_flags.QUICKEST)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from collections.abc import Iterator
