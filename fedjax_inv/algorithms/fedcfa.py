@@ -87,6 +87,15 @@ def default_top_k(num_factors: int) -> int:
     return max(3 * num_factors // 8, 1)
 
 
+def _as_integers(numbers: Array) -> Array:
+    """Integers in the order of floating-point numbers, and equal where they are, as -0 and 0."""
+    numbers = numbers.astype(jnp.promote_types(numbers.dtype, jnp.float32))
+    integer = jnp.dtype(f"int{8 * numbers.dtype.itemsize}")
+    bits = jax.lax.bitcast_convert_type(jnp.where(numbers == 0, 0, numbers), integer)
+    # Of negative numbers larger bits mean smaller numbers.
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, bits)
+
+
 def split_factors(scores: Array, top_k: int) -> tuple[Array, Array]:
     """Return (the lowest top_k factors of each row, the highest), bool [B, F] each.
 
@@ -105,12 +114,13 @@ def split_factors(scores: Array, top_k: int) -> tuple[Array, Array]:
     checks.integer("top_k", top_k, 0, scores.shape[1], ", as many as there are factors")
 
     index = jnp.arange(scores.shape[1])
+    if platforms.on_cpu():  # 4 to 15 times as fast as two of XLA's top_k, of 64 to 390 factors
+        order = _as_integers(scores)
 
-    def count(rank: Array, at: Array) -> tuple[Array, None]:
-        other = jax.lax.dynamic_slice_in_dim(scores, at, 1, axis=1)
-        return rank + ((other < scores) | ((other == scores) & (at < index))), None
+        def count(rank: Array, at: Array) -> tuple[Array, None]:
+            other = jax.lax.dynamic_slice_in_dim(order, at, 1, axis=1)
+            return rank + (other < order + (at < index)), None  # an equal one to the left, too
 
-    if platforms.on_cpu():  # 4 to 13 times as fast as two of XLA's top_k, of 64 to 512 factors
         rank, _ = jax.lax.scan(count, jnp.zeros(scores.shape, jnp.int32), index, unroll=8)
     else:
         one, other = scores[:, :, None], scores[:, None, :]

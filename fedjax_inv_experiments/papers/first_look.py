@@ -51,7 +51,7 @@ SHIFTS = {
         50.0,
         {
             "FedAvg": _STEP,
-            "FedIPG": (*_STEP, *_IPG, "--set=penalty=10000.0", "--set=warmup_rounds=300"),
+            "FedIPG": (*_STEP, *_IPG, "--set=penalty=10000.0", "--set=warmup_rounds=150"),
             # Players train whole networks here. Under the other shifts they do better, by
             # validation on other draws, with the last layer over a random one.
             "FL Games": (

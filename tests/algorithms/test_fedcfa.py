@@ -63,6 +63,21 @@ def test_masks_have_exactly_top_k_true_entries_a_row(top_k: int, platform: str) 
     assert (low & high).any() == (2 * top_k > 7)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
+def test_of_equal_scores_the_left_one_is_the_lower(kind: str, platform: str) -> None:
+    rng = np.random.default_rng(4)
+    numbers = [-np.inf, -1e30, -2.0, -1.0, -0.0, 0.0, 1.0, 2.0, 1e30, np.inf]
+    with jax.enable_x64(kind == "float64"), platforms.traced_for(platform):
+        scores = jnp.asarray(rng.choice(numbers, size=(9, 13)), kind)
+        order = np.argsort(np.asarray(scores, np.float64), axis=1, kind="stable")
+        for top_k in (0, 1, 6, 13):
+            low, high = map(np.asarray, fedcfa.split_factors(scores, top_k))
+            for row in range(9):
+                assert set(np.flatnonzero(low[row])) == set(order[row, :top_k])
+                assert set(np.flatnonzero(high[row])) == set(order[row, 13 - top_k :])
+
+
 def test_scores_are_mean_gradients_of_the_true_logit() -> None:
     with jax.enable_x64(True):
         rng = np.random.default_rng(1)
