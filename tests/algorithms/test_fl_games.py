@@ -117,6 +117,9 @@ def of(game_: fl_games.Game, player: int) -> Tree:
     return tree.take(plain((game_.players, game_.memory, game_.moves)), player)
 
 
+response_logits = jax.jit(fl_games.response_logits, static_argnames="memory_mix")
+
+
 @given(
     num_opponents=st.integers(0, 3),
     depth=st.integers(0, 3),
@@ -130,7 +133,7 @@ def test_response_logits_are_the_written_sums(
     own, opponents = rng.normal(size=(2, 3)), rng.normal(size=(num_opponents, 2, 3))
     memory = rng.normal(size=(num_opponents, depth, 2, 3))
     sizes = rng.integers(0, depth + 1, num_opponents)
-    actual = fl_games.response_logits(
+    actual = response_logits(
         *(jnp.asarray(a, jnp.float32) for a in (own, opponents, memory)),
         jnp.asarray(sizes, jnp.int32),
         memory_mix=mix,
@@ -140,7 +143,7 @@ def test_response_logits_are_the_written_sums(
     # Those that do not play are left out, whatever they hold.
     plays = rng.random(num_opponents) < 0.6
     opponents[~plays] = np.nan
-    actual = fl_games.response_logits(
+    actual = response_logits(
         *(jnp.asarray(a, jnp.float32) for a in (own, opponents, memory)),
         jnp.asarray(sizes, jnp.int32),
         memory_mix=mix,

@@ -81,7 +81,7 @@ def reference(params: Tree, federation: Any, projection: int) -> Tree:
             now = params
             for _ in range(NUM_STEPS):
                 grads = gradient(now, params, previous[who], x, np.asarray(data.y)[rows])
-                now = jax.tree.map(lambda w, g: w - RATE * g, now, grads)
+                now = jax.tree.map(lambda w, g: w - RATE * np.asarray(g), now, grads)
             previous[who] = now
             ends.append(now)
             sizes.append(len(rows))

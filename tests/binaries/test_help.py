@@ -182,7 +182,11 @@ def test_the_examples_of_help_parse(name: str, tmp_path: Path) -> None:
         check(name, arguments, tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES)
+# The map's commands have hundreds of cells, and each is checked.
+_MAP = pytest.param("docs/map.md", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("page", [_MAP if page == "docs/map.md" else page for page in PAGES])
 def test_the_commands_of_a_page_parse(page: str, tmp_path: Path) -> None:
     blocks = [line for line in (ROOT / page).read_text().splitlines() if line.startswith("    ")]
     for name, arguments in commands("\n".join(blocks)):

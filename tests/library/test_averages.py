@@ -109,7 +109,7 @@ def test_chunks_are_random_and_do_not_depend_on_what_is_masked() -> None:
 
 def test_sums_of_16_bits_neither_overflow_nor_stop() -> None:
     large = jnp.full((300, 2), 1000, jnp.float16)
-    means = averages.chunk_means(
+    means = chunk_means(
         averages.as_numbers(large), large[:, 0], jnp.ones(300, bool), jax.random.key(0), 300
     )
     np.testing.assert_array_equal(means.x[0], 1000)

@@ -294,7 +294,7 @@ def test_with_another_optimizer_it_is_the_same_work(make: Callable[..., Work]) -
             start = work.init(Variables(jnp.float32(1), ()))
             return work.run(grad_fn, start, shard, jax.random.key(0))
 
-        return jax.vmap(of, in_axes=(LANES,))(shards(np.array([0, 1, 5, 7])))
+        return jax.jit(jax.vmap(of, in_axes=(LANES,)))(shards(np.array([0, 1, 5, 7])))
 
     plain, changed = make(optax.sgd(0.4)), make(optax.sgd(0.2))
     assert plain.with_optimizer is not None

@@ -210,53 +210,61 @@ def predicts_by_the_batch(
 
 @pytest.mark.parametrize(
     ("factory", "hyperparameters", "law", "why"),
-    [
-        (
-            asks_for_the_round_in_python,
-            {},
-            "a_round_can_be_traced",
-            r"^TracerBoolConversionError: Attempted boolean conversion .* \(test_testing.py:\d+\)$",
-        ),
-        (
-            becomes_a_float,
-            {},
-            "a_round_can_be_traced",
-            r"exchanges\[0\]\.update: returns float32\[\] at \.side, must return int32",
-        ),
-        (
-            reports_a_vector,
-            {},
-            "a_round_can_be_traced",
-            "metric 'loss' of shape .*, must be a scalar",
-        ),
-        (counts_in_python, {}, "tracing_again_gives_the_same_program", "a second trace has "),
-        (draws_with_numpy, {}, "tracing_again_gives_the_same_program", "a second trace has "),
-        (
-            compares_its_number,
-            {"penalty": 0.5},
-            "numbers_may_be_traced",
-            r"^TracerBoolConversionError: .* \(test_testing.py:\d+\)$",
-        ),
-        (
-            compares_its_default,
-            {},
-            "numbers_may_be_traced",
-            r"^TracerBoolConversionError: .* \(test_testing.py:\d+\)$",
-        ),
-        (changes_the_message, {}, "no_argument_is_changed_in_place", "^variables changed in place"),
-        (
-            draws_an_array_with_numpy,
-            {},
-            "tracing_again_gives_the_same_program",
-            "a second trace has 'constant ",
-        ),
-        (
-            fills_in_a_default,
-            {"options": {"penalty": 0.1}},
-            "no_argument_is_changed_in_place",
-            "^hyperparameters changed in place",
-        ),
-    ],
+    slow.after(
+        7,
+        [
+            (
+                asks_for_the_round_in_python,
+                {},
+                "a_round_can_be_traced",
+                r"^TracerBoolConversionError: Attempted boolean .* \(test_testing.py:\d+\)$",
+            ),
+            (
+                becomes_a_float,
+                {},
+                "a_round_can_be_traced",
+                r"exchanges\[0\]\.update: returns float32\[\] at \.side, must return int32",
+            ),
+            (
+                reports_a_vector,
+                {},
+                "a_round_can_be_traced",
+                "metric 'loss' of shape .*, must be a scalar",
+            ),
+            (counts_in_python, {}, "tracing_again_gives_the_same_program", "a second trace has "),
+            (draws_with_numpy, {}, "tracing_again_gives_the_same_program", "a second trace has "),
+            (
+                compares_its_number,
+                {"penalty": 0.5},
+                "numbers_may_be_traced",
+                r"^TracerBoolConversionError: .* \(test_testing.py:\d+\)$",
+            ),
+            (
+                compares_its_default,
+                {},
+                "numbers_may_be_traced",
+                r"^TracerBoolConversionError: .* \(test_testing.py:\d+\)$",
+            ),
+            (
+                changes_the_message,
+                {},
+                "no_argument_is_changed_in_place",
+                "^variables changed in place",
+            ),
+            (
+                draws_an_array_with_numpy,
+                {},
+                "tracing_again_gives_the_same_program",
+                "a second trace has 'constant ",
+            ),
+            (
+                fills_in_a_default,
+                {"options": {"penalty": 0.1}},
+                "no_argument_is_changed_in_place",
+                "^hyperparameters changed in place",
+            ),
+        ],
+    ),
 )
 def test_a_bug_is_named_by_the_law_of_traces(
     factory: Callable[..., Algorithm], hyperparameters: dict[str, Any], law: str, why: str
