@@ -265,8 +265,8 @@ class Work(NamedTuple):
 
     init: Callable[[Variables], Local]
     run: Train
-    # (change of the optimizer) -> the same work with the changed optimizer, whose momentum and
-    # learning rate are then unknown; None: not possible
+    # (change of the optimizer) -> the same work with the changed optimizer, whose momentum,
+    # learning rate and number of steps are then unknown; None: not possible
     with_optimizer: Callable[[ChangeOptimizer], "Work"] | None = None
     run_local: TrainLocal | None = None  # the loop of `run`; None: not possible
     # Momentum of the local SGD, for methods that need it; an optax optimizer does not reveal it.

@@ -208,14 +208,14 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted], 
     assembled, which = runs.data, predictions.chosen(runs)
     old = assembled.dataset
     metrics.check(options.metrics, assembled.task.kind)
-    # A table's file holds the columns and categories.
-    if options.fine_tune or not options.dataset or old.columns:
-        runs.check_data()
+    runs.check_data()  # for other data, too: it tells which class has which number
     if options.dataset:
         asked = data_flags.like(runs.config.data, options.dataset, options.data_dir)
         where = f"--dataset={options.dataset}"
         new = new_parts(where, data_flags.load(asked, like=old), old)
     algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
+    if options.fine_tune:
+        fine_tuned.check(runs, algorithm, options.fine_tune)
     found, tuned, lacking = [], [], []
     for index in which:
         one = runs.run(index, options.state)

@@ -47,6 +47,7 @@ from fedjax_inv_experiments.running.records import Origin
 _CHANNELS = (1, 2, 3)  # grey; red and green; red, green and blue
 _BATCH = 100  # perturbed images per call of the network
 _NUMBERS_PER_SQUARE = 4  # that LIME keeps of a square in a perturbed image
+_OF_DATA = ("data", "environment", "partition")  # groups of flags that choose the test images
 _SQUARES = 14  # along the side of an image, with --segment=0
 
 NOTE = (
@@ -180,7 +181,9 @@ def check_same(runs: Sequence[OneRun], domains: Sequence[Domain]) -> None:
             old, new = (
                 {**config.to_record(each.config), **each.cell._asdict()} for each in (first, other)
             )
-            differ = ", ".join(name for name in old if old[name] != new[name])
+            of_data = [each.name for group in _OF_DATA for each in config.fields(group)]
+            every = [name for name in old if old[name] != new[name]]
+            differ = ", ".join([name for name in every if name in of_data] or every)
             raise UsageError(
                 f"--runs={first.path},{other.path}",
                 ...,

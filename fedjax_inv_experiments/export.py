@@ -208,8 +208,7 @@ def run(options: Options) -> str:
     for one in each:
         files.check_no_link(_place(one, out), below)
     check_place("out", out, is_folder=True)
-    if networks.is_scaled(runs.config.model, runs.data.dataset):
-        runs.check_data()  # shift and scale are computed anew
+    runs.check_data()  # names of targets and features, shift and scale are read anew
     written: list[Written] = []
     lacking: list[UsageError] = []
     for one in each:

@@ -206,7 +206,6 @@ def network(one: OneRun, hook: int) -> tuple[Model, Variables]:
 
 def panel(one: OneRun, options: Options) -> Panel:
     """The panel of a run; raises UsageError if it has no such factors."""
-    one.runs.check_data()
     assembled = one.runs.data
     model, variables = network(one, options.hook)
     parts = parts_of(assembled.splits[one.runs.cell.held_out][one.run.seed].train)
@@ -263,13 +262,15 @@ def run(options: Options) -> str:
     """
     finished.check_runs(options.runs)
     out = check_picture("out", options.out)
-    panels = []
+    chosen = []
     for folder in options.runs:
         runs = finished.open(
             "runs", Path(folder), trusted=options.trust_code, data_dir=options.data_dir
         )
         runs.check_classes()
-        panels.append(panel(runs.select(options.seed, options.run, "last"), options))
+        runs.check_data()
+        chosen.append(runs.select(options.seed, options.run, "last"))
+    panels = [panel(one, options) for one in chosen]
     files.make_folder(out.parent)
     draw(out, panels, options.seed)
     columns = {

@@ -5,8 +5,8 @@
     h   <- h - (alpha / N) sum over the cohort of (w_i - w_received)
     w   <- mean over the cohort of w_i  -  h / alpha
 
-All g_i and h start at 0, N counts all clients, and all clients have the same weight. Acar et al.
-2021, "Federated Learning Based on Dynamic Regularization" (arXiv 2111.04263), Algorithm 1. The
+All g_i and h start at 0. N counts the clients with examples, and all have the same weight. Acar et
+al. 2021, "Federated Learning Based on Dynamic Regularization" (arXiv 2111.04263), Algorithm 1. The
 server keeps -h / alpha. The paper has no statistics (BatchNorm); we average them.
 """
 

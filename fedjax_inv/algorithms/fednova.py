@@ -142,7 +142,7 @@ def fednova(
         trained = work.run(gradient_from(received), work.init(received), visit.shard, visit.key)
         moved = servers.upload_of(trained.local.variables, received)
         count = effective_steps(trained.num_steps, momentum, step_size * proximal)
-        direction = tree.scaled(1 / jnp.where(count > 0, count, 1), moved.params)
+        direction = tree.scaled(1 / jnp.where(count == 0, 1, count), moved.params)
         return Reply(visit.own, Upload(direction, count, moved.stats), trained.metrics)
 
     def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:

@@ -26,6 +26,7 @@ from fedjax_inv.types import (
     Batch,
     Facts,
     Halves,
+    Idle,
     Local,
     Loss,
     Model,
@@ -38,7 +39,10 @@ from fedjax_inv.types import (
     Work,
 )
 
-FACTS = Facts(needs_classes=True)
+FACTS = Facts(
+    needs_classes=True,
+    idle=(Idle("weighting", "share_weights", lambda weighting, shares: not shares),),
+)
 
 
 def _wide(dtype: Any) -> Any:

@@ -24,8 +24,8 @@ def without_memory(
 ) -> optax.GradientTransformation:
     """Return the optimizer with its state reset before each step, for a part of the parameters.
 
-    An SGD with momentum becomes plain SGD for the part. State that is not per parameter, such as a
-    count of steps, stays. The update needs the parameters.
+    An SGD with momentum, but not with Nesterov's, becomes plain SGD for the part. State that is not
+    per parameter, such as a count of steps, stays. The update needs the parameters.
 
     Args:
       optimizer: the optimizer.

@@ -14,7 +14,7 @@ is left out; a predictor enters the memory right after its update, so a current 
 twice; each player keeps its optimizer's state; phi's server optimizer is Adam; FAST takes the mean
 over a client's examples, not over its batches, as the last batch may be smaller; each player draws
 its own head, also where the network is given; a late player goes on from its head in the late
-broadcast.
+broadcast; players respond to phi in evaluation mode, without dropout and augmentation.
 """
 
 from collections.abc import Callable

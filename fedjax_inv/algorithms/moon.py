@@ -8,8 +8,9 @@ averaged with the network. The constants z_received and z_previous are the z of 
 and of the client's own last network; before its first turn that is the initial network.
 
 Li et al. 2021, "Model-Contrastive Federated Learning" (CVPR; arXiv 2103.16257), Algorithm 1. The
-paper leaves open, and we chose: the two other networks are in evaluation mode. We changed: the
-classifier reads e(x) and not z, so that all methods serve with the same network.
+paper leaves open, and we chose: the two other networks are in evaluation mode, and see examples
+without augmentation. We changed: the classifier reads e(x) and not z, so that all methods serve
+with the same network.
 """
 
 from typing import NamedTuple
@@ -26,8 +27,10 @@ from fedjax_inv.types import (
     Algorithm,
     Array,
     Batch,
+    Facts,
     GradFn,
     Halves,
+    Idle,
     Loss,
     Model,
     Setup,
@@ -38,6 +41,7 @@ from fedjax_inv.types import (
     Work,
 )
 
+FACTS = Facts(idle=(Idle("temperature", "penalty", lambda temperature, penalty: penalty == 0),))
 _EPSILON = 1e-12  # added to squared norms under a root
 _NAME = "projection"  # key of its parameters, beside those of the head
 

@@ -122,7 +122,7 @@ def qfedavg(
     def update(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
         del cohort
         # If q is so large that all powers of small losses are 0, nothing moves.
-        curvature = jnp.where(total.curvature > 0, total.curvature, 1)
+        curvature = jnp.where(total.curvature <= 0, 1, total.curvature)  # NaN stays
         step = optax.tree.scale(1 / curvature, total.delta)
         delta = servers.delta_of(server, Variables(step, total.stats), total.num_clients)
         return servers.update(server_optimizer, server, delta)

@@ -4,9 +4,10 @@
     c_i+ = c_i - c + (x - y) / (K rate) = the mean of the K gradients grad R_i(y)      (option II)
     c <- c + (1 / N) sum over the cohort of (c_i+ - c_i)
 
-Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
-(arXiv 1910.06378), Algorithm 1. The identity in the second line holds for the paper's plain SGD. We
-compute its right side, so that c_i is a mean of gradients under any local optimizer.
+N counts the clients with examples. Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled
+Averaging for Federated Learning" (arXiv 1910.06378), Algorithm 1. The identity in the second line
+holds for the paper's plain SGD. We compute its right side, so that c_i is a mean of gradients under
+any local optimizer.
 """
 
 from typing import NamedTuple

@@ -277,7 +277,7 @@ def without_effect(config: Config) -> dict[str, str]:
         **server.without_effect(
             config.server, compared.algorithm, has_optimizer=compared.has_server_optimizer
         ),
-        **network.without_effect(config.model),
+        **network.without_effect(config.model, responds_alone=compared.responds_alone),
         **objective.without_effect(config.objective),
         **watching.without_effect(config.watching),
         **machine.without_effect(config.run),

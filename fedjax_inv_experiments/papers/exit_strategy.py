@@ -147,7 +147,7 @@ def _regular(result: RowResult) -> list[list[dict[str, float]]]:
         regular = [
             domain
             for name, domain in line["domains"].items()
-            if domain["split"] == "validation" and name not in odd
+            if domain["split"] == "validation" and domain["examples"] and name not in odd
         ]
         mean = {k: float(np.mean([domain[k] for domain in regular])) for k in ("score", "loss")}
         return {"round": line["round"]} | mean
@@ -240,4 +240,4 @@ def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
             quantity = f"accuracy of {whose} clients, %"
             points = {quantity: accuracy, f"rounds to loss {low}": speed}
             drawings.against(places[-1], f"{data}: client 0 is {kind}", x_label, points)
-    return f"Figures: {', '.join(map(str, places))}."
+    return f"Figures: {', '.join(map(str, places))}." if places else drawings.NOTHING

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import operator
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from fedjax_inv_experiments.flags.flag import (
     name_of,
 )
 from fedjax_inv_experiments.papers import drawings
-from fedjax_inv_experiments.parts import machine
+from fedjax_inv_experiments.parts import machine, method
 from fedjax_inv_experiments.reporting import (
     comparison,
     evaluations,
@@ -387,6 +388,14 @@ def _of_row(row: Row, error: UsageError) -> UsageError:
     return UsageError(row.label, ..., str(error))
 
 
+def warn_of_warmup(row: Row, chosen: Config) -> None:
+    """Says that a penalty never acts: few rounds of a study are fine to try it."""
+    try:
+        method.check_warmup(chosen.method, chosen.run.rounds)
+    except UsageError as error:
+        print(f"warning: {_of_row(row, error)}", file=sys.stderr)
+
+
 def _usual_data(paper: Paper, study: str) -> str:
     """The first data set that a study takes."""
     for data in paper.data:
@@ -732,6 +741,7 @@ def run_all(paper: Paper, options: Options) -> str:
             except UsageError as error:
                 raise _of_row(row, error) from None
             check_row(row, chosen)
+            warn_of_warmup(row, chosen)
     # The table of some rows or columns must not overwrite that of all.
     is_part = bool(options.rows or getattr(options.own, "columns", ()))
     name = f"{options.study}_some" if is_part else options.study

@@ -22,6 +22,11 @@ from fedjax_inv_experiments.flags.flag import (
     in_flags,
 )
 
+# Names that a domain among others cannot have -> where they mean something else.
+_TAKEN = {
+    **dict.fromkeys(("none", "all", ""), "to --held_out"),
+    **dict.fromkeys(("clients", "mean", "worst domain", "at the last round"), "in the tables"),
+}
 _LONGEST_NAME = 100  # bytes of a domain's name
 # The flag of each of `tables.Roles`.
 _ROLES = {
@@ -225,13 +230,13 @@ def _check_names(dataset: str, loaded: Dataset) -> None:
         if len(name.encode()) > _LONGEST_NAME:  # the name of a folder contains it
             text = f"has the domain {name[:20]!r}..., must have names of at most"
             raise flag_error("dataset", dataset, f"{text} {_LONGEST_NAME} bytes")
-    words = {"none", "all", "", "clients"} & set(loaded.domains)
+    words = {*_TAKEN} & set(loaded.domains)
     if words and len(loaded.domains) > 1:
-        reads = "in the tables" if min(words) == "clients" else "to --held_out"
+        word = min(words)
         raise flag_error(
             "dataset",
             dataset,
-            f"has the domain {min(words)!r}, which means something else {reads}; must have "
+            f"has the domain {word!r}, which means something else {_TAKEN[word]}; must have "
             "another name",
         )
 

@@ -70,5 +70,6 @@ def domains(chosen: Environment, loaded: Dataset, source: Source) -> Dataset:
     try:
         return chosen.kind.make(loaded, source, *chosen.records)
     except UsageError as error:
-        names = {**flag_names(*chosen.kind.records), "clients": "clients"}
+        others = {"clients": "clients", "dataset": "dataset"}
+        names = {**flag_names(*chosen.kind.records), **others}
         raise in_flags(error, f"--environment={chosen.name}", names) from None

@@ -52,6 +52,12 @@ class Method:
         return all(names.facts(name).pooled for name in self.algorithm)
 
     @property
+    def responds_alone(self) -> bool:
+        """Whether all networks are players of FL Games, and nobody learns phi."""
+        learns = any(entry.startswith("learned=") for entry in self.settings)
+        return {*self.algorithm} == {"fl_games"} and not learns
+
+    @property
     def has_server_optimizer(self) -> bool:
         """Whether any algorithm takes a server optimizer."""
         return any(names.takes(names.factory(name), "server_optimizer") for name in self.algorithm)
@@ -218,5 +224,5 @@ def algorithm(
         arguments["loss"] = task.loss_of_means if means else task.loss
     if model.mixable is not None and names.takes(factory, "mixable"):
         arguments["mixable"] = model.mixable
-    flags = setting_flags(name)
+    flags = {"optimizer": "optimizer"} | setting_flags(name)
     return names.called("algorithm", name, flags, Algorithm, factory, model, work, **arguments)

@@ -109,15 +109,22 @@ def check(chosen: Network) -> None:
     names.check_factory("model", chosen.model, names.MODELS)
 
 
-def without_effect(chosen: Network) -> dict[str, str]:
-    """The flags of this group that have no effect, and why."""
+def without_effect(chosen: Network, *, responds_alone: bool) -> dict[str, str]:
+    """The flags of this group that have no effect, and why.
+
+    responds_alone: whether all networks are players that respond to others.
+    """
     factory = names.network(chosen.model)
     others = [field.name for field in flags_of(Network) if field.name not in _GENERAL]
-    return {
+    idle = {
         name: f"--model={chosen.model} has no {name}"
         for name in others
         if not names.takes(factory, _ARGUMENT.get(name, name))
     }
+    if responds_alone:
+        reason = "has no effect with --algorithm=fl_games, whose players see examples as they are"
+        idle["augment"] = reason
+    return idle
 
 
 def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:

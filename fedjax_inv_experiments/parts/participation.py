@@ -221,7 +221,7 @@ def check(chosen: Participation, num_clients: int) -> None:
 
 def _check_reports(chosen: Participation) -> None:
     """Raises UsageError for flags of online clients and of their reports that do not fit."""
-    if chosen.online_least > chosen.online_most:
+    if chosen.online == "diurnal" and chosen.online_least > chosen.online_most:
         text = f"must be at most --online_most={chosen.online_most:g}"
         raise flag_error("online_least", chosen.online_least, text)
     if chosen.first_all and chosen.online != "always":

@@ -10,19 +10,15 @@ from fedjax_inv import fine_tuning, rounds
 from fedjax_inv.types import Algorithm, Tree
 from fedjax_inv_experiments.flags.flag import flag_error
 from fedjax_inv_experiments.parts import training
-from fedjax_inv_experiments.reporting.finished import OneRun
+from fedjax_inv_experiments.reporting.finished import OneRun, Runs
 
 
-def networks(one: OneRun, algorithm: Algorithm, epochs: int) -> tuple[Algorithm, Tree]:
-    """(an algorithm that serves each client with its own network, the networks [C, ...]).
+def check(runs: Runs, algorithm: Algorithm, epochs: int) -> None:
+    """Raises UsageError if --fine_tune cannot follow the runs.
 
-    Each client trains on its own training examples as in the run, but from a new optimizer state
-    and at the initial learning rate. Raises UsageError if the run's algorithm has no global
-    network, serves clients with their own already, trains some parameters only, or computes
-    outputs in a way of its own.
+    It cannot if their algorithm has no global network, serves clients with their own already,
+    trains some parameters only, or computes outputs in a way of its own.
     """
-    runs, server = one.runs, one.served().server
-    assembled, chosen = runs.data, runs.config.clients
     if algorithm.network is None or algorithm.personal:
         text = "serves each client with its own network already"
         text = text if algorithm.personal else "has no global network"
@@ -34,6 +30,16 @@ def networks(one: OneRun, algorithm: Algorithm, epochs: int) -> tuple[Algorithm,
     if algorithm.own_outputs:
         text = f"--algorithm={runs.cell.algorithm} computes outputs in a way of its own"
         raise flag_error("fine_tune", epochs, text)
+
+
+def networks(one: OneRun, algorithm: Algorithm, epochs: int) -> tuple[Algorithm, Tree]:
+    """(an algorithm that serves each client with its own network, the networks [C, ...]).
+
+    Each client trains on its own training examples as in the run, but from a new optimizer state
+    and at the initial learning rate. `check` comes first.
+    """
+    runs, server = one.runs, one.served().server
+    assembled, chosen = runs.data, runs.config.clients
     train = assembled.splits[runs.cell.held_out][one.run.seed].train
     work = training.work(
         dataclasses.replace(chosen, local_epochs=epochs, local_steps=0),

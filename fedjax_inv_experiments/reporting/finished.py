@@ -319,7 +319,7 @@ class OneRun:
         when = f"after round {line.round}"
         if line.ended is not None:
             when = f"at its stop in round {line.ended}"
-        return f"{' '.join(names)} ({self.runs.path.name}, {when})"
+        return f"{' '.join(names)} ({self.runs.path.resolve().name}, {when})"
 
     def line(self) -> Line:
         """The evaluation of the state; raises UsageError if the run has no such state."""

@@ -37,6 +37,7 @@ def find(folder: Path, data_dir: str = "", trusted: Collection[str] = ()) -> lis
     if exit_strategy.server_in(runs.shapes.state.server) is None:
         text = f"is of --algorithm={cell.algorithm}, must be of exit_strategy"
         raise UsageError(runs.where, ..., text)
+    runs.check_data()
     done, states = runs.newest()
     server = exit_strategy.server_in(states.state.server)
     assert server is not None
@@ -46,7 +47,7 @@ def find(folder: Path, data_dir: str = "", trusted: Collection[str] = ()) -> lis
     for setting in dict.fromkeys(settings):
         which = [index for index, other in enumerate(settings) if other == setting]
         seeds = tuple(cell.runs[index].seed for index in which)
-        name = " ".join([folder.name, *finished.varied(cell, which[0])])
+        name = " ".join([folder.resolve().name, *finished.varied(cell, which[0])])
         result.append(
             Phase(
                 _title(name, done, outcome),

@@ -33,9 +33,13 @@ def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) 
 def draw(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> None:
     """Writes the figures."""
     config = assembled.config
-    dataset, split = assembled.as_seen(assembled.cells[0].held_out, config.run.seeds[0])
-    is_wrong = dataset.y != assembled.dataset.y
-    data_figures.draw_partition(folder / "partition.png", dataset, split, is_wrong)
+    partition = folder / "partition.png"
+    begun = max((cell.folder / "config.json").stat().st_mtime for cell in finished)
+    # Later the data may be others than those that the runs were trained on.
+    if not partition.exists() or partition.stat().st_mtime < begun:
+        dataset, split = assembled.as_seen(assembled.cells[0].held_out, config.run.seeds[0])
+        is_wrong = dataset.y != assembled.dataset.y
+        data_figures.draw_partition(partition, dataset, split, is_wrong)
     run_figures.write(folder, finished, title=_title(config), rule=config.watching.select)
 
 

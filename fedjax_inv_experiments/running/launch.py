@@ -270,14 +270,14 @@ class Launch:
         """Runs a cell and returns its result; ends the process if a signal stops it."""
         place, networks = self._places[cell.name], self._assembled.variables
         loop.check_reached(self._assembled.config, place)
-        # Before anything else, so that the folder belongs to this run from the start.
+        # Its errors leave the folder as it is.
+        job = ahead.take(self._key(cell), lambda: self._job(cell))
         folders.begin(place, self._assembled.config, cell, self._programs.start)
         if networks is not None:
             initial.record(place, networks)
         scaling = self._assembled.scaling_record(cell.held_out)
         if scaling is not None:
             files.write_json(place / _INPUTS, scaling)
-        job = ahead.take(self._key(cell), lambda: self._job(cell))
         self._programs.record(cell, place)
         try:
             return loop.run_cell(job, place, stop)

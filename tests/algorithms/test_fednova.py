@@ -31,9 +31,12 @@ def counts(num_steps: int, *, proximal: float) -> float:
     return total
 
 
-@pytest.mark.parametrize("proximal", slow.after(1, [PROXIMAL, 0.0]))
+@pytest.mark.parametrize("proximal", slow.after(1, [PROXIMAL, 0.0, 3.5 / linear.RATE]))
 def test_fednova_is_the_papers(proximal: float) -> None:
-    """Clients take one step for each batch of three examples, here all of the same example."""
+    """Clients take one step for each batch of three examples, here all of the same example.
+
+    With the largest proximal term some counts of steps are negative.
+    """
     with jax.enable_x64(True):
         held = linear.held()
         first = held.start[np.arange(len(linear.SIZES))]

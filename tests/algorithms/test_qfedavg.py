@@ -11,7 +11,7 @@ import pytest
 
 import federations
 from federations import assert_close
-from fedjax_inv import devices, local, rounds
+from fedjax_inv import devices, local, objectives, rounds
 from fedjax_inv.algorithms import fedavg, qfedavg
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Halves, Work
@@ -124,6 +124,22 @@ def test_a_loss_of_zero_is_finite_and_a_negative_one_is_told(q: float) -> None:
     for loss, is_finite in ((0.0, True), (-0.1, False)):
         delta, h = qfedavg.scaled_update(jnp.ones(3), jnp.float32(loss), q=q, step_size=0.1)
         assert bool(jnp.isfinite(delta).all() & jnp.isfinite(h)) == is_finite
+
+
+def test_a_negative_loss_makes_the_network_nan() -> None:
+    def negative(outputs: Array, y: Array, mask: Array) -> Array:
+        return objectives.cross_entropy(outputs, y, mask) - 10
+
+    algorithm = qfedavg.qfedavg(MODEL, federations.steps(0.1), q=0.0, step_size=0.1, loss=negative)
+    federation, key = held(), jax.random.key(0)
+
+    @jax.jit
+    def step() -> rounds.State:
+        state = rounds.init(algorithm, federations.initial(MODEL, key), federation, key)
+        cohort = federations.cohort(SLOTS)
+        return rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))[0]
+
+    assert np.isnan(optax.tree.norm(step().server.variables.params))
 
 
 @pytest.mark.parametrize(

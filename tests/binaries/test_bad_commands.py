@@ -127,6 +127,7 @@ def _arrays(folder: Path) -> None:
         "objects": dict(x=np.array([{}, {}], object), y=np.arange(2)),
         "called_none": dict(x=x, y=y, domain=np.array(["none", "b", "c"])[names]),
         "called_all": dict(x=x, y=y, domain=np.array(["all", "b", "c"])[names]),
+        "called_mean": dict(x=x, y=y, domain=np.array(["mean", "b", "c"])[names]),
         "nameless": dict(x=x, y=y, domain=np.array(["", "b", "c"])[names]),
         "two_lines": dict(x=x, y=y, domain=np.array(["a\nb", "b", "c"])[names]),
     }
@@ -429,6 +430,7 @@ COMMANDS: list[tuple[str, str]] = [
             ("nowhere", "must be a file"),
             ("called_none", "has the domain 'none', .*another name"),
             ("called_all", "has the domain 'all', .*another name"),
+            ("called_mean", "has the domain 'mean', .* in the tables; must have another name"),
             ("nameless", "has the domain '', .*another name"),
             ("two_lines", r"has the domain 'a\\nb', must have names that can be printed"),
             ("domains", "has an array 'domains', must be 'domain' to be read"),
@@ -579,6 +581,8 @@ COMMANDS: list[tuple[str, str]] = [
             ("fl_games", "memory_mix=literal", "", "--set=memory=0"),
             ("exit_strategy", "share=0", "--set=threshold=0.1", "--set=threshold=0.1"),
             ("cafe", "feature_decay=0.5", "--momentum=0.9", "--set=drift_mode=svd"),
+            ("fedproto", "weighting=uniform", "--set=share_weights=false", "--set=share_weights"),
+            ("moon", "temperature=0.1", "--set=penalty=0", "--set=penalty=0"),
         )
     ),
     (
@@ -587,7 +591,12 @@ COMMANDS: list[tuple[str, str]] = [
     ),
     # Lines that name the flag that was typed.
     ("train --augment", "--augment=true: must be false, as the examples are .* no RGB images"),
-    ("train --algorithm=cafe", "--algorithm=cafe: optimizer: must be sgd with .* --set=beta=0"),
+    (
+        f"train {D}/colours.npz --augment --algorithm=fl_games",
+        "--augment=true: has no effect with --algorithm=fl_games, whose players see examples",
+    ),
+    ("train --algorithm=cafe", "--optimizer: must be sgd with momentum above 0, or --set=beta=0"),
+    ("train --online_most=0.05", "--online_most=0.05: has no effect"),
     ("cafe --data=digits --cut=0", "CAFE: --cut: its head holds"),
     ("train --rounds=3 --eval_every=5", "--eval_every=5: must be at most --rounds=3"),
     ("cafe --data=digits --rows=FedAvg,FedAvg", "--rows=FedAvg,FedAvg: must be one or several"),

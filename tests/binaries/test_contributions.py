@@ -223,6 +223,12 @@ def test_the_binary(run: Ran, tmp_path: Path) -> None:
     assert parsed(contributions.BINARY, "--runs=a,b", "--out=c.png") == Options(("a", "b"), "c.png")
 
 
+def test_other_data_are_told(run: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "fingerprint", lambda data: "0" * 64)
+    with pytest.raises(UsageError, match="was trained on other data than --dataset=digits has by"):
+        contributions.run(Options((str(run.folder),)))
+
+
 def test_a_folder_that_is_no_such_run_is_told_in_one_line(run: Ran, tmp_path: Path) -> None:
     other = tmp_path / "avg"
     chosen = config.of(widths=(4,), run_dir=str(other))

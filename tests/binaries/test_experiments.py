@@ -357,8 +357,10 @@ def test_a_restart_goes_on_with_the_chunks_that_it_began_with(
     with pytest.raises(UsageError, match="--resume"):
         train.train(chosen)
     others = config.changed(chosen, client_chunk="2", resume=True)
+    before = (folder / "config.json").read_bytes()
     with pytest.raises(UsageError, match=r"^--client_chunk=2: .* began with 1, and goes on"):
         train.train(others)
+    assert (folder / "config.json").read_bytes() == before
     made, make = [], program.make
 
     def make_and_tell(experiment: program.Experiment, **chunks: Any) -> program.Program:

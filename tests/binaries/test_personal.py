@@ -100,7 +100,7 @@ def test_what_has_no_plain_global_network_is_not_fine_tuned(
     one = finished.open("run", every.folder).run(0, "last")
     algorithm: Algorithm = one.algorithm()._replace(**change)
     with pytest.raises(ValueError, match=f"^--fine_tune=2: {message}$"):
-        fine_tuned.networks(one, algorithm, 2)
+        fine_tuned.check(one.runs, algorithm, 2)
 
 
 def test_an_export_tells_outputs_of_its_own(every: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,4 +113,4 @@ def test_an_export_tells_outputs_of_its_own(every: Ran, monkeypatch: pytest.Monk
 
 def test_a_run_that_trains_some_parameters_is_not_fine_tuned(one: finished.OneRun) -> None:
     with pytest.raises(ValueError, match=r"^--fine_tune=2: .* with --train_only=head$"):
-        fine_tuned.networks(one, one.algorithm(), 2)
+        fine_tuned.check(one.runs, one.algorithm(), 2)

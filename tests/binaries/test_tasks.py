@@ -28,7 +28,7 @@ from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Measure, Objective
-from fedjax_inv_experiments.reporting import figures, finished, predictions
+from fedjax_inv_experiments.reporting import data_figures, figures, finished, predictions
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import records
 from fedjax_inv_experiments.running.records import Domain, Line
@@ -132,6 +132,30 @@ def test_there_are_no_metrics_of_data_that_have_changed(ran: Ran, tmp_path: Path
         data.write_bytes(before)
     assert not entries
     assert "was trained on other data than --dataset=" in printed
+
+
+def test_a_partition_is_not_drawn_anew_from_data_that_have_changed(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Path] = []
+
+    def draw(path: Path, *shown: Any) -> None:
+        drawn.append(path)
+        path.touch()
+
+    monkeypatch.setattr(data_figures, "draw_partition", draw)
+    shutil.copytree(ran.folder, tmp_path / "run")
+    chosen = config.changed(folders.read(ran.folder)[0], run_dir=str(tmp_path / "run"))
+    data = ran.folder.parent / "data.npz"
+    before = data.read_bytes()
+    with no_figures():
+        train.train(chosen)  # the figure is missing
+        np.savez(data, x=2 * X, y=TARGETS[ran.kind], domain=DOMAIN)
+        try:
+            train.train(chosen)
+        finally:
+            data.write_bytes(before)
+    assert drawn == [tmp_path / "run" / "partition.png"]
 
 
 def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> None:
