@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import checks
+from fedjax_inv import checks, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Loss
 
@@ -38,7 +38,7 @@ def masked_mean(values: Array, mask: Array) -> Array:
             "values", values, "must be [B], and {mask} must be bool [B]", mask=("mask", mask)
         )
     # `where` first: a NaN under the mask must reach neither the value nor the gradient.
-    total = jnp.where(mask, values, 0).sum()
+    total = tree.wide(jnp.where(mask, values, 0)).sum()
     return total / jnp.maximum(mask.sum(), 1).astype(total.dtype)
 
 
@@ -131,7 +131,7 @@ def focal(gamma: float | Array) -> Loss:
     checks.real("gamma", gamma)
 
     def of_class(logits: Array) -> Array:
-        log_p = jax.nn.log_softmax(logits)
+        log_p = jax.nn.log_softmax(tree.wide(logits))
         # Above 0, or the gradient of the power might be infinite.
         rest = jnp.maximum(-jnp.expm1(log_p), _LEAST)
         return -(rest**gamma) * log_p
@@ -264,7 +264,7 @@ def _right(logits: Array, labels: Array, mask: Array) -> Array:
 def _columns(
     name: str, outputs: Array, name_of_y: str, y: Array, mask: Array
 ) -> tuple[Array, Array]:
-    """Return outputs and targets as [B, K] in the outputs' dtype, with 0 where the mask is false.
+    """Return outputs and targets as [B, K] of at least 32 bits, with 0 where the mask is false.
 
     So a NaN under the mask does not reach the gradient. Raises UsageError for other shapes.
     """
@@ -284,9 +284,9 @@ def _columns(
     if mask.shape != shapes[0][:1] or mask.dtype != bool:
         raise UsageError("mask", mask, f"must be bool [{shapes[0][0]}]")
     real = mask[:, None]
-    cleared = (jnp.where(real, leaf.reshape(shapes[0]), 0) for leaf in (outputs, y))
-    outputs, y = (leaf.astype(outputs.dtype) for leaf in cleared)
-    return outputs, y
+    outputs, y = (jnp.where(real, leaf.reshape(shapes[0]), 0) for leaf in (outputs, y))
+    outputs = tree.wide(outputs)
+    return outputs, y.astype(outputs.dtype)
 
 
 def _check_arrays(logits: Array, labels: Array, mask: Array) -> None:

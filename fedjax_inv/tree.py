@@ -81,6 +81,11 @@ def weighted_sum(tree: Tree, weights: Array) -> Tree:
     return jax.tree.map(leaf, tree)
 
 
+def wide(numbers: Array) -> Array:
+    """Return numbers of at least 32 bits, for sums and squares: float16 ends at 65,504."""
+    return numbers.astype(jnp.promote_types(numbers.dtype, jnp.float32))
+
+
 def all_finite(tree: Tree) -> Array:
     """Return whether no leaf holds a NaN or an infinity, [] bool."""
     of_shape: dict[tuple[int, ...], Array] = {}

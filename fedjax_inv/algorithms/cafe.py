@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, local, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, local, objectives, servers, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
@@ -152,6 +152,7 @@ def rows_over_norms(classifier: Array, gamma: float | Array) -> Array:
       classifier: [K, D].
       gamma: the constant added to the norms.
     """
+    classifier = tree.wide(classifier)
     norm = jnp.sqrt((classifier**2).sum(-1, keepdims=True) + _EPSILON)
     return classifier / (norm + gamma)
 
@@ -229,6 +230,7 @@ def logits(features: Array, calibrated: Array, *, scale: float | Array) -> Array
         raise UsageError(
             "features", features, f"must be [B, D] beside q [K, D], {calibrated.shape}"
         )
+    features = tree.wide(features)
     norm = jnp.sqrt((features**2).sum(-1, keepdims=True) + _EPSILON)
     return scale * (features / norm) @ calibrated.T
 

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averages, averaging, checks, objectives, platforms
+from fedjax_inv import averages, averaging, checks, objectives, platforms, tree
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.averages import chunk_means as chunk_means
 from fedjax_inv.checks import UsageError
@@ -89,7 +89,7 @@ def default_top_k(num_factors: int) -> int:
 
 def _as_integers(numbers: Array) -> Array:
     """Integers in the order of floating-point numbers, and equal where they are, as -0 and 0."""
-    numbers = numbers.astype(jnp.promote_types(numbers.dtype, jnp.float32))
+    numbers = tree.wide(numbers)
     integer = jnp.dtype(f"int{8 * numbers.dtype.itemsize}")
     bits = jax.lax.bitcast_convert_type(jnp.where(numbers == 0, 0, numbers), integer)
     # Of negative numbers larger bits mean smaller numbers.
@@ -170,7 +170,8 @@ def factor_decorrelation(factors: Array, mask: Array) -> Array:
         examples correlate.
     """
     num_factors, count = factors.shape[1], mask.sum()
-    real, number = mask[:, None], jnp.maximum(count, 1).astype(factors.dtype)
+    real, factors = mask[:, None], tree.wide(factors)
+    number = jnp.maximum(count, 1).astype(factors.dtype)
     factors = jnp.where(real, factors, 0)
     centred = jnp.where(real, factors - factors.sum(0) / number, 0)
     scale = jax.lax.rsqrt((centred**2).sum(0) / number + _EPSILON)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, objectives, servers
+from fedjax_inv import averaging, checks, objectives, servers, tree
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
@@ -70,6 +70,7 @@ def contrastive(
     _check_temperature(temperature)
 
     def unit(rows: Array) -> Array:
+        rows = tree.wide(rows)
         return rows / jnp.sqrt((rows**2).sum(-1, keepdims=True) + _EPSILON)
 
     def cosine(other: Array) -> Array:

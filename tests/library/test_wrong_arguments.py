@@ -90,6 +90,7 @@ EXEMPT = {
     **dict.fromkeys(
         (
             *("tree.take", "tree.put", "tree.scaled", "tree.weighted_sum", "tree.all_finite"),
+            "tree.wide",
             *("averaging.uniform_over", "averaging.kept"),
             *("aggregators.by_size", "aggregators.uniform", "averaging.embedding"),
             *("permutation.at", "local.take_batch", "models.wrappers.unit_range"),
