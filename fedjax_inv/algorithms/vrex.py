@@ -8,8 +8,9 @@ the second one the server sends the network again with the cohort's mean of R, a
 multiplies all of its local gradients by its factor, which may be negative.
 
 Krueger et al. 2021, "Out-of-Distribution Generalization via Risk Extrapolation" (arXiv 2003.00688):
-there over domains, in every gradient step; here over clients, all with the same weight, and with a
-factor that holds for a round. One full-batch step is the paper's.
+there over domains, in every gradient step, with the sum of the losses; here over clients, all with
+the same weight, with their mean, and with a factor that holds for a round. One full-batch step is
+the paper's with beta and the rate in units of the number of clients.
 """
 
 from typing import NamedTuple
