@@ -9,8 +9,8 @@ multiplies all of its local gradients by its factor, which may be negative.
 
 Krueger et al. 2021, "Out-of-Distribution Generalization via Risk Extrapolation" (arXiv 2003.00688):
 there over domains, in every gradient step, with the sum of the losses; here over clients, all with
-the same weight, with their mean, and with a factor that holds for a round. One full-batch step is
-the paper's with beta and the rate in units of the number of clients.
+the same weight, with their mean, and with a factor that holds for a round. One full-batch step of
+m clients is the paper's with m times beta and 1 / m of the rate.
 """
 
 from typing import NamedTuple
