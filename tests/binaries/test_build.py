@@ -249,12 +249,12 @@ def test_what_stands_in_for_a_missing_update() -> None:
         (dict(frequency=1.5), "^--frequency=1.5: must be above 0 and at most 1"),
         (
             dict(algorithm=("cafe",)),
-            "^--algorithm=cafe: optimizer: must be sgd .*, or --set=beta=0",
+            "^--optimizer: must be sgd .*, or --set=beta=0, with --algorithm=cafe",
         ),
         *(
             (
                 dict(algorithm=("fednova",), momentum=0.9, **more),
-                "^--algorithm=fednova: optimizer: ",
+                "^--optimizer: must be sgd without .*, with --algorithm=fednova",
             )
             for more in (dict(optimizer_settings=("nesterov=true",)), dict(weight_decay=0.1))
         ),

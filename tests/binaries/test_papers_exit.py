@@ -116,7 +116,7 @@ def test_a_row_must_have_one_setting_and_all_its_columns(
 def test_a_row_of_other_data_has_the_low_loss_of_its_study() -> None:
     (row,) = study.labelled(exit_strategy.leaving("mnist"), ["slow-2-FedAvg"])
     chosen = command_line.of_arguments(["--dataset=mine.npz"], row.flags)
-    domains = {"all": {"score": 0.5, "loss": 0.9, "split": "validation"}}
+    domains = {"all": {"score": 0.5, "loss": 0.9, "split": "validation", "examples": 9}}
     line = {"round": 20, "domains": domains, "train_by_round": [0.5]}
     cell = study.CellResult("test", [{}], [[line]], {})
     cells = exit_strategy.exit_columns(RowResult(row, chosen, [cell]))
@@ -214,10 +214,11 @@ def test_the_benchmark_goes_through_all_degrees(
     evaluation = {
         "round": 5,
         "domains": {
-            "0": {"score": 0.5, "loss": 0.3, "split": "validation"},
-            "15": {"score": 0.7, "loss": 0.5, "split": "validation"},
-            "150": {"score": 0.0, "loss": 9.0, "split": "validation"},
-            "test": {"score": 0.0, "loss": 9.0, "split": "test"},
+            "0": {"score": 0.5, "loss": 0.3, "split": "validation", "examples": 9},
+            "15": {"score": 0.7, "loss": 0.5, "split": "validation", "examples": 9},
+            "150": {"score": 0.0, "loss": 9.0, "split": "validation", "examples": 9},
+            "75": {"score": 0.0, "loss": 0.0, "split": "validation", "examples": 0},
+            "test": {"score": 0.0, "loss": 9.0, "split": "test", "examples": 9},
         },
     }
     chosen = command_line.of_arguments(["--odd_angles=150"])
