@@ -80,7 +80,7 @@ def as_numbers(x: Tree) -> Array:
             f"are {numbers.dtype}; must be 8-bit images or in floating point to average, or "
             "`mixable` must convert them, as models.word_weights converts words",
         )
-    return numbers.astype(jnp.promote_types(numbers.dtype, jnp.float32))
+    return tree.wide(numbers)
 
 
 def _sums(x: Tree, y: Array, group: Array, rows: int) -> _Sums:

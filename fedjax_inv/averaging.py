@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import aggregators, checks, local, models, objectives, servers
+from fedjax_inv import aggregators, checks, local, models, objectives, servers, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
@@ -153,7 +153,7 @@ def mean_loss(
     def total(batch: Batch) -> Array:
         outputs = models.predict(model, variables, batch.x)
         value = loss(outputs, batch.y, batch.mask)
-        return value.astype(jnp.promote_types(value.dtype, jnp.float32)) * batch.mask.sum()
+        return tree.wide(value) * batch.mask.sum()
 
     return local.fold(shard, total, batch_size=batch_size) / jnp.maximum(shard.size, 1)
 

@@ -13,13 +13,13 @@ share_weights is false. The paper leaves open, and we chose: the last prototype 
 while no client sends one; where a number of steps ends within a pass, the means are of its part.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, local, models, objectives
+from fedjax_inv import aggregators, averaging, checks, local, models, objectives, tree
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -45,11 +45,6 @@ FACTS = Facts(
 )
 
 
-def _wide(dtype: Any) -> Any:
-    """The type of sums of features: bfloat16 cannot count to 300."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tuple[Array, Array]:
     """Return (the sum of the features of each class [K, D], its number of examples [K]).
 
@@ -60,7 +55,7 @@ def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tupl
       num_classes: K.
     """
     is_of = (y[:, None] == jnp.arange(num_classes)) & mask[:, None]
-    real = jnp.where(mask[:, None], features, 0).astype(_wide(features.dtype))
+    real = tree.wide(jnp.where(mask[:, None], features, 0))  # bfloat16 cannot count to 300
     sums = jnp.matmul(is_of.T.astype(real.dtype), real, precision="highest")
     return sums, is_of.sum(0).astype(real.dtype)
 
@@ -187,12 +182,14 @@ def fedproto(
         def shapes(x: Tree) -> tuple[Array, Array]:
             real = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
             features, _ = model.encode(params.body, stats.body, x, real, False)
-            return averaging.embedding(features), models.predict(model, setup.variables, x)
+            return tree.wide(averaging.embedding(features)), models.predict(
+                model, setup.variables, x
+            )
 
         features, outputs = jax.eval_shape(shapes, setup.sample)
         num_classes, width = outputs.shape[-1], features.shape[-1]
         none = Prototypes(
-            jnp.zeros((num_classes, width), _wide(features.dtype)), jnp.zeros(num_classes, bool)
+            jnp.zeros((num_classes, width), features.dtype), jnp.zeros(num_classes, bool)
         )
         return _State(none, () if share_weights else setup.variables)
 
