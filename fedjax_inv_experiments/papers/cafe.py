@@ -308,7 +308,8 @@ NUMBERS = study.printed("cafe")
 def numbers(result: RowResult, data: str) -> Cells:
     """The paper's numbers of a method in this setting.
 
-    Those of its long tail, "LT", are left out, as the paper does not say which tail it is.
+    They stand beside balanced classes. The paper calls its data "LT", perhaps for a long tail, but
+    gives no imbalance.
     """
     config, chosen = result.config, result.config.partition
     slots, frequency = config.participation.slots(chosen.clients), config.participation.frequency
