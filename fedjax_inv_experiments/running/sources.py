@@ -1,7 +1,8 @@
 """Digests of the code files on which results depend.
 
-A digest leaves out docstrings, empty lines and lines that are comments, as no result depends on
-them.
+A digest leaves out what changes no number of a run that ends: docstrings, empty lines, lines that
+are comments, and statements that only raise an error, as `if value < 0: raise ...` does, or
+`checks.integer(...)`.
 """
 
 import ast
@@ -83,7 +84,7 @@ def _read(path: Path) -> _Source:
     lines, found = text.splitlines(), set()
     if path.suffix == ".py":
         for node in _statements(_parsed(text)):
-            for first, last in _docstring(node):
+            for first, last in [*_docstring(node), *_only_raises(node)]:
                 lines[first:last] = [""] * (last - first)
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
@@ -127,6 +128,20 @@ def _docstring(node: ast.AST) -> list[tuple[int, int]]:
     if first.lineno <= getattr(node, "lineno", 0):  # code stands in its line, too
         return []
     return [(first.lineno - 1, first.end_lineno or first.lineno)]
+
+
+def _only_raises(node: ast.AST) -> list[tuple[int, int]]:
+    """The lines of a statement that raises an error or else does nothing, as `_docstring`'s."""
+    match node:
+        case ast.If() | ast.For():
+            head = node.test if isinstance(node, ast.If) else node.iter
+            names = any(isinstance(each, ast.NamedExpr) for each in ast.walk(head))  # a value
+            does = not names and all(_only_raises(each) for each in [*node.body, *node.orelse])
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="checks")))):
+            does = True
+        case _:
+            does = isinstance(node, ast.Raise | ast.Pass)
+    return [(node.lineno - 1, node.end_lineno or node.lineno)] if does else []
 
 
 def path_of(name: str) -> Path:

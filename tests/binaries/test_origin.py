@@ -41,6 +41,48 @@ def test_a_digest_changes_with_the_code_and_not_with_its_comments(tmp_path: Path
     assert one != two
 
 
+CHECKED = """
+def f(x, found):
+    checks.integer("x", x)
+    if x > 3:
+        raise ValueError("x is large")
+    elif x < 1:
+        raise ValueError("x is small")
+    for name in found:
+        if name == "x":
+            raise ValueError("x is taken")
+    if x == 2:
+        x = 3
+    else:
+        raise ValueError("x is odd")
+    if (y := g(x)) is None:
+        raise ValueError("y is missing")
+    return x + y
+"""
+
+
+def test_a_digest_leaves_out_what_only_raises_an_error(tmp_path: Path) -> None:
+    before = digest(tmp_path, CHECKED)
+    first, loop = CHECKED.index("    checks"), CHECKED.index("    for")
+    second = CHECKED.index("    if x == 2")
+    for text in (
+        CHECKED.replace("is large", "must be at most 3").replace("x > 3", "x >= 4"),
+        CHECKED.replace('"x is odd"', '"x must be even", x'),
+        CHECKED[:first] + CHECKED[second:],
+        CHECKED[:loop] + "    if not found:\n        raise KeyError(x)\n" + CHECKED[second:],
+    ):
+        assert digest(tmp_path, text) == before
+    for text in (
+        CHECKED.replace("x == 2", "x == 4"),
+        CHECKED.replace("x = 3", "x = 5"),
+        CHECKED.replace("y := g(x)", "y := h(x)"),
+        CHECKED.replace("checks.integer", "f = checks.integer"),
+        CHECKED.replace('raise ValueError("x is taken")', "found = []"),
+        CHECKED.replace('raise ValueError("x is small")', "x = 1"),
+    ):
+        assert digest(tmp_path, text) != before
+
+
 def test_the_files_that_a_module_depends_on() -> None:
     found = sources.of_modules(["fedjax_inv.algorithms.fedprox"])
     assert {f"fedjax_inv/{name}.py" for name in ("averaging", "algorithms/fedprox", "local")} <= {
