@@ -136,12 +136,20 @@ def _only_raises(node: ast.AST) -> list[tuple[int, int]]:
         case ast.If() | ast.For():
             head = node.test if isinstance(node, ast.If) else node.iter
             names = any(isinstance(each, ast.NamedExpr) for each in ast.walk(head))  # a value
-            does = not names and all(_only_raises(each) for each in [*node.body, *node.orelse])
+            does = not names and _raises(node.body) and _raises(node.orelse)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="checks")))):
             does = True
         case _:
             does = isinstance(node, ast.Raise | ast.Pass)
     return [(node.lineno - 1, node.end_lineno or node.lineno)] if does else []
+
+
+def _raises(block: list[ast.stmt]) -> bool:
+    """Whether statements end in an error, or each raises one or does nothing."""
+    leaves = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom)
+    if block and isinstance(block[-1], ast.Raise):
+        return not any(isinstance(each, leaves) for node in block for each in ast.walk(node))
+    return all(_only_raises(each) for each in block)
 
 
 def path_of(name: str) -> Path:

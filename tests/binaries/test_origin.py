@@ -45,7 +45,8 @@ CHECKED = """
 def f(x, found):
     checks.integer("x", x)
     if x > 3:
-        raise ValueError("x is large")
+        text = "large"
+        raise ValueError(f"x is {text}")
     elif x < 1:
         raise ValueError("x is small")
     for name in found:
@@ -66,7 +67,7 @@ def test_a_digest_leaves_out_what_only_raises_an_error(tmp_path: Path) -> None:
     first, loop = CHECKED.index("    checks"), CHECKED.index("    for")
     second = CHECKED.index("    if x == 2")
     for text in (
-        CHECKED.replace("is large", "must be at most 3").replace("x > 3", "x >= 4"),
+        CHECKED.replace("large", "above 3").replace("x > 3", "x >= 4"),
         CHECKED.replace('"x is odd"', '"x must be even", x'),
         CHECKED[:first] + CHECKED[second:],
         CHECKED[:loop] + "    if not found:\n        raise KeyError(x)\n" + CHECKED[second:],
@@ -74,6 +75,8 @@ def test_a_digest_leaves_out_what_only_raises_an_error(tmp_path: Path) -> None:
         assert digest(tmp_path, text) == before
     for text in (
         CHECKED.replace("x == 2", "x == 4"),
+        CHECKED.replace('text = "large"', "return 3"),
+        CHECKED.replace('raise ValueError("x is taken")', 'break\n            raise ValueError("")'),
         CHECKED.replace("x = 3", "x = 5"),
         CHECKED.replace("y := g(x)", "y := h(x)"),
         CHECKED.replace("checks.integer", "f = checks.integer"),
