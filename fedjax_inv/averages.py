@@ -135,9 +135,11 @@ def chunk_means(x: Tree, y: Array, mask: Array, key: Array, chunk: int) -> Avera
       rows are real, and the last of them is the mean of the remaining examples.
 
     Raises:
-      UsageError: for a chunk below 1, and for inputs that are not in floating point.
+      UsageError: for a chunk below 1, inputs that are not in floating point, and y of another rank.
     """
     checks.integer("chunk", chunk)
+    if jnp.ndim(y) != 2:
+        raise UsageError("y", y, "must be [N, K], such as one-hot labels")
     _check_floating(x)
     return _split(x, y, mask, key, -(-mask.shape[0] // chunk), chunk)
 
@@ -157,9 +159,11 @@ def split_means(x: Tree, y: Array, mask: Array, key: Array, rows: int) -> Averag
       examples, and the rest is left out; with fewer than `rows` examples no row is real.
 
     Raises:
-      UsageError: for rows below 1, and for inputs that are not in floating point.
+      UsageError: for rows below 1, inputs that are not in floating point, and y of another rank.
     """
     checks.integer("rows", rows)
+    if jnp.ndim(y) != 2:
+        raise UsageError("y", y, "must be [N, K], such as one-hot labels")
     _check_floating(x)
     return _split(x, y, mask, key, rows, mask.sum() // rows)
 

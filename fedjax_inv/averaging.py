@@ -159,7 +159,16 @@ def mean_loss(
 
 
 def embedding(features: Array) -> Array:
-    """Return features [B, ..., D] averaged over the axes between (an image's positions), [B, D]."""
+    """Return features [B, ..., D] averaged over the axes between (an image's positions), [B, D].
+
+    Raises:
+      UsageError: for features that are no array, such as the inputs of a network without a body.
+    """
+    if not hasattr(features, "ndim"):
+        found = jax.tree.map(jnp.shape, features)
+        raise UsageError(
+            "model", ..., f"its body puts out {found}, must put out one array [B, ..., D]"
+        )
     return features.mean(tuple(range(1, features.ndim - 1)))
 
 
@@ -340,6 +349,10 @@ def averaging_of(
     checks.function("side.send", side.send, "state")
     checks.function("side.upload", side.upload, *both)
     checks.function("side.update", side.update, "state", "aggregated", "delta")
+    for leaf in jax.tree.leaves(
+        side.aggregate, is_leaf=lambda node: isinstance(node, aggregators.Aggregator)
+    ):
+        checks.record("side.aggregate", leaf, aggregators.Aggregator)
     if serve is not None:
         checks.function("serve", serve, "server", "own")
     if scale_delta is not None:

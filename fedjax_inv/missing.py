@@ -71,8 +71,8 @@ def reuse(algorithm: Algorithm) -> Algorithm:
         raise UsageError(
             "algorithm",
             ...,
-            "has no exchange whose uploads can stand in for later ones; must have one with "
-            "`blank`, as fedavg, fedprox and fedipg do",
+            "has no exchange with `blank`, the upload in place of a missing first one; must have "
+            "one, as fedavg, fedprox and fedipg do",
         )
 
     def init_server(setup: Setup) -> Server:

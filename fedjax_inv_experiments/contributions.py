@@ -22,9 +22,9 @@ from fedjax_inv_experiments.reporting.tables import table as written
 from fedjax_inv_experiments.running import files
 
 NOTE = (
-    "C_i: mean over the rounds of the phase that heard of the client. C_i is 0 at L: the "
-    "smoothness above which this mean is negative, its range over seeds. With a `share` who stays "
-    "also depends on the sum over those rounds."
+    "C_i: mean over the rounds of the phase in which an upload of the client arrived. C_i is 0 at "
+    "L: the smoothness above which this mean is negative, its range over seeds. With a `share` who "
+    "stays also depends on the sum over those rounds."
 )
 
 _COLORS = 10  # of lines that differ; with more clients only those that leave have a colour

@@ -30,12 +30,12 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm, Tree
 from fedjax_inv_experiments.experiment import config, grid
-from fedjax_inv_experiments.flags import command, outside
+from fedjax_inv_experiments.flags import command, names, outside
 from fedjax_inv_experiments.flags.flag import check_place, flag
 from fedjax_inv_experiments.parts import network as networks
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.reporting import finished, report
-from fedjax_inv_experiments.reporting.finished import OneRun
+from fedjax_inv_experiments.reporting.finished import OneRun, Runs
 from fedjax_inv_experiments.reporting.tables import table
 from fedjax_inv_experiments.running import files, provenance
 from fedjax_inv_experiments.running.records import Line, Start
@@ -58,6 +58,13 @@ class Written(NamedTuple):
     folder: Path
     round: int
     test: float  # score
+
+
+def _arguments(runs: Runs) -> dict[str, Any]:
+    """The arguments of the network's factory, which may call its first one as it likes."""
+    given = networks.arguments(runs.config.model, runs.data.dataset)
+    first = next(iter(names.signature(names.network(runs.config.model.model)).parameters))
+    return {first if name == "num_classes" else name: value for name, value in given.items()}
 
 
 def network(algorithm: Algorithm, server: Tree, own: Tree) -> tuple[str, dict[str, jax.Array]]:
@@ -98,7 +105,7 @@ def description(one: OneRun) -> dict[str, Any]:
         },
         "network": {
             "model": runs.config.model.model,
-            "arguments": networks.arguments(runs.config.model, runs.data.dataset),
+            "arguments": _arguments(runs),
             "inputs": {
                 name or "x": [str(leaf.dtype), *leaf.shape[1:]]
                 for name, leaf in saved.named(runs.data.dataset.x).items()

@@ -167,6 +167,8 @@ def contribution(
     checks.real("smoothness", smoothness)
     if checks.is_concrete(weights) and not np.isclose(np.sum(weights), 1, atol=1e-3):
         raise UsageError("weights", weights, f"must have the sum 1, not {np.sum(weights):g}")
+    if checks.is_concrete(weights) and np.min(weights, initial=0) < 0:
+        raise UsageError("weights", weights, f"must be at least 0, one is {np.min(weights):g}")
     inner = jax.vmap(lambda grad: optax.tree.vdot(global_grad, grad))(client_grads)
     squares = jax.vmap(_square)(client_grads)
     linear, quadratic = _terms(inner, squares, _square(global_grad), weights, step_size)

@@ -76,7 +76,13 @@ def factor_scores(decode_true_logit: Callable[[Array], Array], factors: Array) -
     Args:
       decode_true_logit: factors [B, ..., F] -> logits [B], each example by itself.
       factors: [B, ..., F].
+
+    Raises:
+      UsageError: for other outputs of the function.
     """
+    if jax.eval_shape(decode_true_logit, factors).shape != jnp.shape(factors)[:1]:
+        found = jax.eval_shape(decode_true_logit, factors).shape
+        raise UsageError("decode_true_logit", ..., f"returns {found}, must return logits [B]")
     gradient = jax.grad(lambda factors: decode_true_logit(factors).sum())(factors)
     return averaging.embedding(gradient)
 
@@ -89,7 +95,7 @@ def default_top_k(num_factors: int) -> int:
 
 def _as_integers(numbers: Array) -> Array:
     """Integers in the order of floating-point numbers, and equal where they are, as -0 and 0."""
-    numbers = tree.wide(numbers)
+    numbers = tree.wide(jnp.asarray(numbers))  # NumPy's float64 would name another integer
     integer = jnp.dtype(f"int{8 * numbers.dtype.itemsize}")
     bits = jax.lax.bitcast_convert_type(jnp.where(numbers == 0, 0, numbers), integer)
     # Of negative numbers larger bits mean smaller numbers.
@@ -243,13 +249,16 @@ def fedcfa(
         def encoded(x: Tree) -> Array:
             return model.encode(params.body, stats.body, x, jnp.ones(1, bool), False)[0]
 
-        shape = jax.eval_shape(encoded, setup.sample).shape
-        if len(shape) < 2:
+        factors = jax.eval_shape(encoded, setup.sample)
+        if getattr(factors, "ndim", 0) < 2:
+            found = jax.tree.map(jnp.shape, factors)
             raise UsageError(
-                "model", ..., f"its body puts out {shape}, must put out factors [B, ..., F]"
+                "model", ..., f"its body puts out {found}, must put out factors [B, ..., F]"
             )
         if top_k is not None:
-            checks.integer("top_k", top_k, 0, shape[-1], ", as many as the body has factors")
+            checks.integer(
+                "top_k", top_k, 0, factors.shape[-1], ", as many as the body has factors"
+            )
 
     def counterfactual_losses(
         visit: Visit, params: Halves, stats: Halves, batch: Batch, factors: Array, key: Array

@@ -147,7 +147,11 @@ def _check_scalar(risk: Callable[[Tree], Any], params: Tree, has_aux: bool) -> N
     is_pair = isinstance(result, tuple) and len(result) == 2
     value: Any = result if not has_aux else result[0] if is_pair else None
     if jax.tree.leaves(value) != [value] or value.shape or not jnp.issubdtype(value, jnp.floating):
-        needed = "(a real scalar, aux)" if has_aux else "a real scalar; with aux, take has_aux=True"
+        needed = (
+            "(a real scalar, aux)"
+            if has_aux
+            else "a real scalar (penalised_value_and_grad may take has_aux=True)"
+        )
         raise UsageError("risk", ..., f"returns {result}, must return {needed}")
 
 

@@ -63,13 +63,15 @@ def effective_steps(
     (1 - (1 - shrinkage)^K) / shrinkage.
 
     Args:
-      num_steps: K, [].
+      num_steps: K, an integer [] of at least 0.
       momentum: that of the local SGD, in [0, 1].
       shrinkage: learning rate x weight of the proximal term.
 
     Raises:
       UsageError: for values out of range.
     """
+    checks.whole("num_steps", num_steps)
+    checks.real("num_steps", num_steps)
     checks.real("momentum", momentum, 0, 1)
     checks.real("shrinkage", shrinkage)
 

@@ -50,7 +50,7 @@ def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tupl
 
     Args:
       features: [N, D].
-      y: labels [N].
+      y: labels [N]; an example whose label is not in 0..K-1 counts for no class.
       mask: [N] bool, which examples are real.
       num_classes: K.
     """

@@ -161,6 +161,11 @@ def fedsr(
             return features, models.predict(model, setup.variables, x)
 
         features, outputs = jax.eval_shape(shapes, setup.sample)
+        if not hasattr(features, "ndim"):
+            found = jax.tree.map(jnp.shape, features)
+            raise UsageError(
+                "model", ..., f"its body puts out {found}, must put out floats [B, ..., D]"
+            )
         if features.ndim < 2 or not jnp.issubdtype(features.dtype, jnp.floating):
             found = f"{features.dtype} {features.shape}"
             raise UsageError(

@@ -47,7 +47,11 @@ def corrected_gradient(grads: Tree, own: Tree, mean: Tree) -> Tree:
       grads: the client's gradient.
       own: c_i, of the shapes of `grads`.
       mean: c, of the same shapes.
+
+    Raises:
+      UsageError: for trees of other shapes.
     """
+    checks.same_shapes(grads=grads, own=own, mean=mean)
     return jax.tree.map(lambda g, c_i, c: g - c_i + c, grads, own, mean)
 
 

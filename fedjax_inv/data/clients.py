@@ -96,7 +96,12 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
     allowed = "must be a list of (x, y) for each client, a Dataset or a Federation; or x, with y "
     allowed += "and client"
     if not isinstance(data, Sequence) or isinstance(data, str) or not data:
-        raise UsageError("data", data, allowed)
+        if hasattr(data, "dtype"):
+            raise UsageError("data", data, allowed)
+        remedy = "; of a dict pass [*data.values()]" * isinstance(data, Mapping)
+        raise UsageError("data", ..., f"is of type {type(data).__name__}, {allowed}{remedy}")
+    if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "dtype"):
+        raise UsageError("data", ..., f"is one (x, y), {allowed}; of one client pass [(x, y)]")
     first, first_kinds, pairs = None, None, []
     for index, pair in enumerate(data):
         if not isinstance(pair, Sequence) or len(pair) != 2:
@@ -118,7 +123,9 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
         if kinds != first_kinds:
             text = f"holds {kinds}, must hold {first_kinds} as the clients before"
             raise UsageError(f"data[{index}]", ..., text)
-    filled = [pair for pair in pairs if len(jax.tree.leaves(pair)[0])] or pairs
+    filled = [pair for pair in pairs if len(jax.tree.leaves(pair)[0])]
+    if not filled:
+        raise UsageError("data", ..., "must hold an example, all clients have none")
     x, y = jax.tree.map(_joined_arrays, *filled)
     ends = np.cumsum([len(jax.tree.leaves(pair)[0]) for pair in pairs])
     return x, y, np.split(np.arange(ends[-1]), ends[:-1])

@@ -320,9 +320,16 @@ class _Reader:
         if task == "labels":
             labels = [self.truth(name, "target", task) for name in roles.target]
             return np.stack(labels, 1), roles.target
-        for name, kind in zip(roles.target, kinds, strict=True):
-            if kind != "number":
-                raise self._unfit(name, "numbers", "target", task)
+        others = {
+            name: kind for name, kind in zip(roles.target, kinds, strict=True) if kind != "number"
+        }
+        if others and roles.task == "auto" and like is None:
+            wrong = min(
+                others, key=lambda name: others[name] == "truth"
+            )  # a text rather than a truth
+            raise self._unfit(wrong, "numbers, or true/false if all targets do", "target")
+        for name in others:
+            raise self._unfit(name, "numbers", "target", task)
         y = np.stack([self._float32(name) for name in roles.target], 1)
         return (y if len(roles.target) > 1 else y[:, 0]), roles.target
 

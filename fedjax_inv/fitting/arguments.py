@@ -200,8 +200,15 @@ def network(model: Model, examples: Examples, objective: Objective) -> tuple[Var
         raise UsageError("y", labels, "classes must be [M]; pass y[:, 0]")
     if len(shape) != 2 or labels.ndim != 1:
         found = f"has outputs {shape} for targets {labels.shape}"
-        raise UsageError("model", ..., f"{found}, must have [B, K] for classes [B]")
-    checks.integers("y", labels, 0, outputs.shape[1] - 1)
+        remedy = "; of one-hot targets pass y.argmax(-1)" * (labels.ndim == 2)
+        raise UsageError("model", ..., f"{found}, must have [B, K] for classes [B]{remedy}")
+    num_outputs = outputs.shape[1]
+    classes = checks.integers("y", labels)
+    for wrong in classes[(classes < 0) | (classes >= num_outputs)][:1]:
+        has = f"as the network has {num_outputs} outputs"
+        raise UsageError(
+            "y", ..., f"holds the class {wrong}, must be in 0..{num_outputs - 1}, {has}"
+        )
     return variables, outputs.shape[1]
 
 

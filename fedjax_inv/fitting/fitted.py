@@ -121,7 +121,9 @@ def _check_like(name: str, given: Tree, sample: Tree, kind: Callable[[Any], str]
     needed, sizes = shapes(sample), [np.shape(leaf)[:1] for leaf in jax.tree.leaves(given)]
     if not all(sizes) or shapes(given) != needed:
         shown = given if hasattr(given, "shape") else ...
-        raise UsageError(name, shown, f"must hold examples of shape {needed}, as in training")
+        is_one = jax.tree.map(np.shape, given) == jax.tree.map(lambda leaf: leaf.shape[1:], sample)
+        text = f"must hold examples of shape {needed}, as in training"
+        raise UsageError(name, shown, f"{text}{f'; of one example pass {name}[None]' * is_one}")
     if len({*sizes}) > 1:
         found = " and ".join(str(size[0]) for size in sizes)
         raise UsageError(name, ..., f"has arrays of {found} examples, must have one length")

@@ -166,7 +166,13 @@ def _apply_of(half: _Half) -> Apply:
         except (TypeError, ValueError) as error:
             shapes, reason = jax.tree.map(jnp.shape, x), " ".join(str(error).split())[:_LONGEST]
             text = f"have shape {shapes}, must fit the network: {reason}"
-            raise UsageError("inputs", ..., text) from error
+            raise UsageError(
+                "inputs",
+                ...,
+                f"{text} (or cut={half.cut!r}, whose outputs must be the module's, does not)"
+                if half.cut
+                else text,
+            ) from error
         is_last = not half.cut or _was_last(getattr(module, half.cut), outputs)
         after = jax.tree.leaves(nnx.state(module, nnx.RngCount))
         draws = any(new is not old for new, old in zip(after, before, strict=True))

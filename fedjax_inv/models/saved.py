@@ -33,7 +33,7 @@ def save(
     """
     path = _path(path)
     for name, leaf in named(tree).items():
-        checks.array(name, leaf if hasattr(leaf, "dtype") else np.asarray(leaf))
+        checks.array(name or "tree", leaf if hasattr(leaf, "dtype") else np.asarray(leaf))
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise UsageError(name, leaf, "must be an array of real numbers")
     if about is not None:

@@ -1,5 +1,6 @@
 """The check of an algorithm: its laws one after the other, and a report."""
 
+import inspect
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_inv import checks, platforms
+from fedjax_inv.checks import UsageError
 from fedjax_inv.testing import inputs, layout, participation, programs, serving
 from fedjax_inv.testing.case import Case, NotApplicable
 from fedjax_inv.types import Algorithm, Examples, Model, Work
@@ -140,7 +142,8 @@ def check(
       The report. A law whose check meets the error of an earlier law is not checked.
 
     Raises:
-      UsageError: for an unknown law, and for arguments of other types.
+      UsageError: for an unknown law, arguments of other types, and hyperparameters that the factory
+        does not take.
     """
     if laws is not None:
         checks.record("laws", laws, Sequence)
@@ -154,6 +157,7 @@ def check(
         checks.one_of("laws", name, LAWS)
     for name in expected:
         checks.one_of("breaks", name, LAWS)
+    _check_hyperparameters(factory, hyperparameters or {})
     cpu = jax.devices("cpu")[0]
     with jax.default_device(cpu), platforms.traced_for("cpu"):
         case = Case(
@@ -178,6 +182,18 @@ def check(
     if tell:
         tell(report.summary)
     return report
+
+
+def _check_hyperparameters(factory: Callable[..., Algorithm], given: Mapping[str, Any]) -> None:
+    checks.function("factory", factory)
+    parameters = inspect.signature(factory).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    own = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    for name in given:
+        if name not in own:
+            text = f"must be one of {', '.join(own)}" if own else "the factory takes none"
+            raise UsageError("hyperparameters", name, text)
 
 
 # Compiling takes nearly all of the time, so compile quickly rather than well.

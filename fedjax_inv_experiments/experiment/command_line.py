@@ -292,7 +292,7 @@ def describe(algorithm: str) -> str:
     factory = names.factory(algorithm)
     parameters, texts = inspect.signature(factory).parameters, meanings(factory)
     rows = [
-        [f"--set={name}", shown(parameters[name].default), texts.get(name, "")]
+        [f"--set={name}", _default(parameters[name]), texts.get(name, "")]
         for name, kinds in names.hyperparameters(algorithm).items()
         if set(kinds) - {type(None)}  # other arguments can be set in Python only
     ]
@@ -306,6 +306,11 @@ def describe(algorithm: str) -> str:
         maxcolwidths=[None, None, 60],
     )
     return f"{algorithm}: {_summary(factory)}\n\n{table if rows else 'It has no settings.'}"
+
+
+def _default(setting: inspect.Parameter) -> str:
+    has_none = setting.default is inspect.Parameter.empty
+    return "must be set" if has_none else shown(setting.default)
 
 
 def _summary(function: Callable[..., Any]) -> str:

@@ -67,6 +67,8 @@ def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
         check_known(flag, name, [*listed, "package.module:function"])
         return
     function = imported(flag, name)
+    if isinstance(function, type) and flag in ("algorithm", "describe"):
+        raise flag_error(flag, name, "must be a function that returns an Algorithm, not a class")
     try:
         inspect.signature(function)
     except (TypeError, ValueError):  # not callable, or without a signature
@@ -177,10 +179,15 @@ def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:
     except (NameError, TypeError):  # hints for type checkers only, or not a plain function
         hints = {}
     return {
-        p.name: _plain_types(hints.get(p.name, type(p.default)))
+        p.name: _plain_types(hints.get(p.name, _usual(p.default)))
         for p in inspect.signature(function).parameters.values()
         if p.kind is p.KEYWORD_ONLY and p.name != "server_optimizer"  # it has its own flags
     }
+
+
+def _usual(default: Any) -> Any:
+    """The type of a setting without a hint; without a default it is any that a text can have."""
+    return bool | int | float | str if default is inspect.Parameter.empty else type(default)
 
 
 def _plain_types(hint: Any) -> tuple[type, ...]:

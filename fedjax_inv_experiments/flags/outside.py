@@ -62,8 +62,8 @@ def trust_flag() -> Any:
     return flag(
         (),
         "Factories package.module:function outside of this project that may be imported where a "
-        "run folder names them. An import runs the module. Those of --algorithm, --model, --loss "
-        "and --score need no mention; a module inside of a run folder is never imported.",
+        "run folder names them. An import runs the module. Those that the command's own "
+        "flags name need no mention; a module inside of a run folder is never imported.",
         Range(is_factory, "package.module:function"),
         kind=str,
     )
@@ -87,9 +87,10 @@ def untrusted(
     return found
 
 
-def remedy(found: Collection[str]) -> str:
-    """The text that says how to trust factories."""
-    return f"add --trust_code={','.join(found)} to import and run it, if you trust it"
+def remedy(found: Collection[str], trusted: Collection[str] = ()) -> str:
+    """The text that says how to trust factories. trusted: those that the command names already."""
+    what = "run it, if you trust it" if len(found) == 1 else "run them, if you trust them"
+    return f"add --trust_code={','.join(dict.fromkeys([*trusted, *found]))} to import and {what}"
 
 
 def imported(flag_name: str, name: str) -> Any:
@@ -232,4 +233,4 @@ def check_trusted(named: Mapping[str, Collection[str]], trusted: Collection[str]
     found = untrusted(named, trusted)
     if found:
         texts = " and ".join(each.what for each in found.values())
-        raise UsageError(f"names {texts}; {remedy(found)}")
+        raise UsageError(f"names {texts}; {remedy(found, trusted)}")

@@ -120,7 +120,7 @@ def settings(chosen: Method) -> dict[str, dict[str, tuple[Any, ...]]]:
     result: dict[str, dict[str, tuple[Any, ...]]] = {name: {} for name in chosen.algorithm}
     for entry in chosen.settings:
         name, equals, text = entry.partition("=")
-        if not equals or not text:
+        if not (name and equals and text):
             raise flag_error("set", entry, "must be name=value, or name=value,value")
         if not any(name in kinds_of for kinds_of in known.values()):
             every = itertools.chain.from_iterable(kinds_of.items() for kinds_of in known.values())

@@ -110,7 +110,10 @@ class Runs:
         if self.known_data is not None:
             return self.known_data
         held_out = self.cell.held_out or "none"
-        return assemble.assemble(config.changed(self.config, held_out=held_out, init_from=""))
+        try:
+            return assemble.assemble(config.changed(self.config, held_out=held_out, init_from=""))
+        except UsageError as error:
+            raise UsageError(self.where, ..., f"needs the data of its training: {error}") from None
 
     def check_data(self) -> None:
         """Raises UsageError unless the data are still those that the runs were trained on."""

@@ -354,7 +354,9 @@ def difference(
     """
     found = outside.untrusted(config.factories(flags), chosen.trusted)
     for each in found.values():
-        return Difference(f"flags have {each.what}", f", or {outside.remedy(found)}")
+        return Difference(
+            f"flags have {each.what}", f", or {outside.remedy(found, chosen.trusted)}"
+        )
     before = config.from_record(flags, chosen.trusted)
     old, new = config.to_record(before), config.to_record(chosen)
     # A flag without an effect does not make another run, and cannot be set again either.

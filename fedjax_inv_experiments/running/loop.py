@@ -139,7 +139,7 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
         best = SelectedStates(rule, log.lines, served)
         states = _advance(job, begun_at, log, events, best, checkpoints, done, stop)
         checkpoints.finish()
-    _tell_if_all_left(folder, job.program, states.state.server)
+    _tell_who_left(folder, job.program, states.state.server, config.run.rounds)
     runs = summary.summarise(cell, log.lines, job.measure)
     thresholds = config.watching.thresholds
     if thresholds:
@@ -155,10 +155,22 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
     return result
 
 
-def _tell_if_all_left(folder: Path, program: Program, server: Tree) -> None:
-    """Says on stderr if an exit strategy has left a run without clients. server: of all runs."""
+def _tell_who_left(folder: Path, program: Program, server: Tree, rounds: int) -> None:
+    """Says on stderr if an exit strategy has left a run without clients, or could not act yet.
+
+    server: of all runs. rounds: --rounds.
+    """
     assessed = exit_strategy.server_in(server)
     if assessed is None:
+        return
+    phase = assessed.assessment.measured.shape[-2]
+    if rounds < phase:
+        text = (
+            f"no client has left, as the phase ends after round {phase}, --rounds={rounds} before"
+        )
+        tell = f"{folder}: --set=pretraining_rounds={phase}: {text}"
+        if machine.leads():
+            print(tell, file=sys.stderr)
         return
     # Not the networks, which may be large.
     few = assessed.assessment._replace(gradient=(), direction=())

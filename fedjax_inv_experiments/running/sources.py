@@ -141,7 +141,11 @@ def _only_raises(node: ast.AST) -> list[tuple[int, int]]:
             does = True
         case _:
             does = isinstance(node, ast.Raise | ast.Pass)
-    return [(node.lineno - 1, node.end_lineno or node.lineno)] if does else []
+    return (
+        [(node.lineno - 1, node.end_lineno or node.lineno)]
+        if does and isinstance(node, ast.stmt)
+        else []
+    )
 
 
 def _raises(block: list[ast.stmt]) -> bool:

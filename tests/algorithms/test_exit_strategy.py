@@ -161,6 +161,7 @@ def test_a_round_decreases_the_risk_by_the_contributions_at_least(
         ({"step_size": -0.1}, "step_size=-0.1: must be a finite number, at least 0"),
         ({"smoothness": np.nan}, "smoothness=nan: must be a finite number"),
         ({"weights": [0.5, 0.7]}, r"weights=float32 \(2,\): must have the sum 1, not 1.2"),
+        ({"weights": [-0.5, 1.5]}, r"weights=float32 \(2,\): must be at least 0, one is -0.5"),
     ],
 )
 def test_wrong_arguments_of_contribution(arguments: dict[str, Any], words: str) -> None:

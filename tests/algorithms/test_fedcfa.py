@@ -16,6 +16,7 @@ from fedjax_inv import averages, communication, devices, local, models, platform
 from fedjax_inv.algorithms import fedavg, fedcfa
 from fedjax_inv.averages import Averages
 from fedjax_inv.averaging import Message
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import (
     Algorithm,
@@ -717,6 +718,22 @@ def test_by_default_a_step_replaces_three_eighths_of_the_factors() -> None:
 def test_arguments_that_mean_nothing_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"^{words}"):
         fedcfa.fedcfa(federations.mlp(), federations.steps(0.1), **arguments)
+
+
+def test_scores_may_be_arrays_of_numpy_with_64_bits() -> None:
+    scores = np.random.default_rng(0).normal(size=(3, 8))
+    assert scores.dtype == np.float64
+    for got, of_jax in zip(
+        fedcfa.split_factors(scores, 3), fedcfa.split_factors(jnp.asarray(scores), 3), strict=True
+    ):
+        np.testing.assert_array_equal(got, of_jax)
+
+
+def test_scores_are_of_one_logit_for_each_example() -> None:
+    with pytest.raises(
+        UsageError, match=r"^decode_true_logit: returns \(3, 4\), must return logits"
+    ):
+        fedcfa.factor_scores(lambda factors: jnp.ones((3, 4)), jnp.ones((3, 8)))
 
 
 @pytest.mark.parametrize("weights", [{}, {"positive_weight": 0, "negative_weight": 0}])

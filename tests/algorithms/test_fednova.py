@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -127,3 +128,16 @@ def test_where_all_take_as_many_steps_it_is_fedavg() -> None:
 def test_a_wrong_argument_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         fednova.fednova(linear.MODEL, **{"work": linear.work(), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "line"),
+    [
+        (-1, "num_steps=-1: must be a finite number, at least 0"),
+        (2.5, "num_steps=2.5: must be an integer"),
+        (jnp.arange(2), "num_steps: is of type .*, must be an integer"),
+    ],
+)
+def test_a_number_of_steps_is_an_integer(num_steps: Any, line: str) -> None:
+    with pytest.raises(ValueError, match=f"^{line}$"):
+        fednova.effective_steps(num_steps)

@@ -229,9 +229,16 @@ def test_the_gaussians_have_the_shape_of_the_features() -> None:
             jnp.ones((1, 4), jnp.int32),
             r"^model: its body puts out int32 \(1, 4\), must put out floats \[B, ..., D\]$",
         ),
+        (
+            models.from_function(
+                lambda key, x: {"w": jnp.ones((4, 2))}, lambda w, x: x["a"] @ w["w"]
+            ),
+            {"a": jnp.ones((1, 4))},
+            r"^model: its body puts out {'a': \(1, 4\)}, must put out floats \[B, ..., D\]$",
+        ),
     ],
 )
-def test_a_network_that_does_not_fit_is_one_line(model: Model, x: Array, message: str) -> None:
+def test_a_network_that_does_not_fit_is_one_line(model: Model, x: Tree, message: str) -> None:
     algorithm = fedsr.fedsr(model, WORK)
     variables = model.init(jax.random.key(0), x)
     setup = Setup(variables, 3, x, jax.random.key(0), jnp.ones(3, bool))

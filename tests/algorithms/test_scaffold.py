@@ -180,3 +180,8 @@ def test_the_first_round_is_that_of_uniform_fedavg() -> None:
         )
         np.testing.assert_allclose(*first, rtol=1e-12)
         assert np.abs(second[0] - second[1]).max() > 1e-3
+
+
+def test_gradients_are_corrected_leaf_by_leaf() -> None:
+    with pytest.raises(ValueError, match=r"^own: has shapes .*, must have those of grads"):
+        scaffold.corrected_gradient(jnp.ones((3, 2)), jnp.ones(2), jnp.ones((3, 2)))

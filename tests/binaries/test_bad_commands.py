@@ -563,6 +563,7 @@ COMMANDS: list[tuple[str, str]] = [
     ),
     ("train --algorithm=fedipg --set=penalty=1e-46", "--set=penalty=1e-46: must be 0 or at least"),
     ("train --algorithm=exit_strategy --set=threshold=nan", "--set=threshold=nan: .* or -inf"),
+    ("train --set==3", "--set==3: must be name=value, or name=value,value"),
     # Flags and settings without an effect beside others.
     ("train --slow=0:2,00:3", "--slow=0:2,00:3: must have one value for each client"),
     ("train --lossy=0:0.2,00:0.3", "--lossy=0:0.2,00:0.3: must have one value for each client"),

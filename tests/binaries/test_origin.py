@@ -76,7 +76,9 @@ def test_a_digest_leaves_out_what_only_raises_an_error(tmp_path: Path) -> None:
     for text in (
         CHECKED.replace("x == 2", "x == 4"),
         CHECKED.replace('text = "large"', "return 3"),
-        CHECKED.replace('raise ValueError("x is taken")', 'break\n            raise ValueError("")'),
+        CHECKED.replace(
+            'raise ValueError("x is taken")', 'break\n            raise ValueError("")'
+        ),
         CHECKED.replace("x = 3", "x = 5"),
         CHECKED.replace("y := g(x)", "y := h(x)"),
         CHECKED.replace("checks.integer", "f = checks.integer"),

@@ -4,14 +4,15 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import sweep, train
-from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments import export, sweep, train
+from fedjax_inv_experiments.experiment import assemble, command_line, config
+from fedjax_inv_experiments.reporting import finished
 from fedjax_inv_experiments.running import launch, loop
 
 RNG = np.random.default_rng(0)
@@ -66,6 +67,9 @@ def reshaped(num_classes):
     init = lambda key, x: jnp.zeros((4, num_classes))
     return models.from_function(init, lambda params, x: x.reshape(-1, 784) @ params)
 
+def sized(k):
+    return net(k)
+
 def silent(num_classes):
     def init(key, x):
         assert x.shape == (1, 784)
@@ -79,6 +83,7 @@ def loss(outputs, y, mask):
 ALGORITHMS = """
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
 from fedjax_inv import averaging, models, servers
 
@@ -122,6 +127,13 @@ def types(model, work):
 
 def calls(model, work):
     return own(model, work).nothing  # calls
+
+class Classy(nnx.Module):
+    def __init__(self, model, work):
+        pass
+
+def wanting(model, work, *, decay):
+    return own(model, work)
 
 def lines(model, work):
     raise TypeError("two trees differ:\\n  at .params\\n  at .stats")  # lines
@@ -225,6 +237,24 @@ def test_a_mistake_in_an_algorithm_is_told_with_its_place(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_class_is_no_algorithm(tmp_path: Path) -> None:
+    line = "^--{}=own_algorithms:Classy: must be a function that returns an Algorithm, not a class$"
+    with pytest.raises(UsageError, match=line.format("algorithm")):
+        train.train(chosen(tmp_path, "classes", algorithm=("own_algorithms:Classy",)))
+    with pytest.raises(UsageError, match=line.format("describe")):
+        command_line.describe("own_algorithms:Classy")
+
+
+def test_a_setting_without_a_default_and_a_hint_must_be_set(tmp_path: Path) -> None:
+    (row,) = command_line.describe("own_algorithms:wanting").splitlines()[4:]
+    assert row.split() == ["--set=decay", "must", "be", "set"]
+    given = chosen(tmp_path, "classes", algorithm=("own_algorithms:wanting",))
+    with pytest.raises(UsageError, match=r"wanting: takes other arguments \(missing .* 'decay'\)$"):
+        train.train(given)
+    given = config.changed(given, settings=("decay=0.5",))
+    launch.check(given, tmp_path / "run", in_folders=True)
+
+
 def test_a_number_that_decides_is_told_with_its_values(tmp_path: Path) -> None:
     given = chosen(
         tmp_path, "classes", algorithm=("own_algorithms:decides",), settings=("share=0.1,0.5",)
@@ -246,3 +276,25 @@ def test_an_algorithm_without_a_mistake_is_run(tmp_path: Path, others: dict[str,
     )
     launch.check(given, tmp_path / "run", in_folders=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_exported_network_names_the_arguments_of_its_factory(tmp_path: Path) -> None:
+    given = chosen(tmp_path, "classes", model="own_networks:sized", hold="own")
+    assert export._arguments(Saved(given, assemble.assemble(given))) == {"k": 2}
+
+
+def test_data_that_are_gone_are_told_with_the_run(tmp_path: Path) -> None:
+    gone = config.of(dataset=str(tmp_path / "gone.csv"))
+    saved = finished.Runs("--run=r", tmp_path, gone, Undivided(""), [], None)
+    line = r"^--run=r: needs the data of its training: --dataset=.*gone.csv: must be a file, there"
+    with pytest.raises(UsageError, match=line):
+        _ = saved.data
+
+
+class Saved(NamedTuple):
+    config: Any
+    data: Any
+
+
+class Undivided(NamedTuple):
+    held_out: str

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import msgspec
 import numpy as np
 import pytest
 
+from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.checks import UsageError
 from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
@@ -618,3 +619,17 @@ def test_checkpoints_that_do_not_fit_are_refused(changes: dict[str, Any], messag
     stored = {"heard": [np.zeros(3)], "server": ()} | changes
     with pytest.raises(UsageError, match=message):
         checkpoints._matched(stored, Now((np.zeros(3),), ()))
+
+
+def test_an_exit_strategy_that_could_not_act_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured, stays = np.zeros((10, 3), bool), np.ones(3, bool)
+    zeros = np.zeros((10, 3))
+    assessment = exit_strategy.Assessment((), (), np.zeros(()), zeros, zeros, measured, stays)
+    server = exit_strategy.Server((), assessment)
+    loop._tell_who_left(tmp_path, cast(Any, None), server, rounds=2)
+    assert capsys.readouterr().err == (
+        f"{tmp_path}: --set=pretraining_rounds=10: no client has left, as the phase ends after "
+        "round 10, --rounds=2 before\n"
+    )

@@ -447,8 +447,10 @@ def test_all_that_must_be_trusted_stands_in_one_line(
     assert error == (
         f"--run={place.folder}: names --algorithm={ALGORITHM}, which is not this project's code "
         f"and --model={NETWORK}, which is not this project's code; add "
-        f"--trust_code={ALGORITHM},{NETWORK} to import and run it, if you trust it"
+        f"--trust_code={ALGORITHM},{NETWORK} to import and run them, if you trust them"
     )
+    error = line(evaluate.BINARY, f"--run={place.folder}", f"--trust_code={NETWORK}")
+    assert f"add --trust_code={NETWORK},{ALGORITHM} to import and run it" in error
     assert line(evaluate.BINARY, "--run=x", "--trust_code=all").startswith("--trust_code=all: must")
 
 

@@ -237,7 +237,10 @@ def test_files_that_are_no_table(content: str, words: str, tmp_path: Path) -> No
         (dict(ignored=("target",)), r"^roles.ignored='target': must differ from roles.target"),
         (dict(ignored=("w",)), r"^roles.ignored='w': is no column of the table"),
         (dict(task="both"), r"^roles.task='both': must be one of auto, classes"),
-        (dict(target=("x", "z")), "^roles.target='z': must hold numbers for roles.task='values'$"),
+        (
+            dict(target=("x", "z")),
+            "^roles.target='z': must hold numbers, or true/false if all targets do$",
+        ),
         (dict(target=("x", "z"), task="classes"), r"^roles.target=.* must be one column"),
         (
             dict(task="labels"),

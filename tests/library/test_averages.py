@@ -15,6 +15,7 @@ from fedjax_inv import averages, averaging, devices, local, models, rounds
 from fedjax_inv.aggregators import Stack
 from fedjax_inv.algorithms import fedcfa, fedmix
 from fedjax_inv.averages import Averages
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.data.simpson import Shaded, shade
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Setup, Shard, Tree
@@ -110,10 +111,17 @@ def test_chunks_are_random_and_do_not_depend_on_what_is_masked() -> None:
 def test_sums_of_16_bits_neither_overflow_nor_stop() -> None:
     large = jnp.full((300, 2), 1000, jnp.float16)
     means = chunk_means(
-        averages.as_numbers(large), large[:, 0], jnp.ones(300, bool), jax.random.key(0), 300
+        averages.as_numbers(large), large[:, :1], jnp.ones(300, bool), jax.random.key(0), 300
     )
     np.testing.assert_array_equal(means.x[0], 1000)
     assert averages.as_numbers(large).dtype == jnp.float32
+
+
+def test_class_numbers_are_no_labels_to_average() -> None:
+    x, mask, key = jnp.ones((6, 2)), jnp.ones(6, bool), jax.random.key(0)
+    for means in (averages.chunk_means, averages.split_means):
+        with pytest.raises(UsageError, match=r"^y=int32 \(6,\): must be \[N, K\], such as one-hot"):
+            means(x, jnp.arange(6), mask, key, 2)
 
 
 def shard_of(who: int) -> Shard:

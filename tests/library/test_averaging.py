@@ -504,6 +504,7 @@ def spoiled(**said: Any) -> Algorithm:
         ("side.send", lambda: (), "must take state (too many"),
         ("side.upload", lambda visit: (), "must take visit and trained (too many"),
         ("side.update", lambda side, up: side, "must take state and aggregated and delta (too"),
+        ("side.aggregate", aggregators.mean, "is of type function, must be an Aggregator"),
     ],
 )
 def test_functions_that_take_other_arguments_are_refused(name: str, wrong: Any, line: str) -> None:
@@ -585,3 +586,10 @@ def test_a_network_that_serves_must_be_variables() -> None:
     state = rounds.init(algorithm, first(), FEDERATION, jax.random.key(0))
     with pytest.raises(UsageError, match=r"^the result of serve: is of type Halves, must be a Var"):
         algorithm.predict(state.server, (), FEDERATION.data.x)
+
+
+def test_the_embedding_of_a_network_without_a_body_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"^model: its body puts out {'a': \(2, 3\)}, must put out one"
+    ):
+        averaging.embedding({"a": jnp.ones((2, 3))})

@@ -575,7 +575,24 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         ((), {"variables": X}, "variables: is of type ndarray, must be a Variables"),
         ((X[:40], Y[:40]), {}, "client=None: must be the client of each example"),
         ((X[:40], Y[:40], CLIENT[:9]), {}, "data: x and y and client must be of one length"),
-        ((X[:40], Y[:40] + 1, CLIENT), {}, "y["),
+        ((X[:40], Y[:40] + 1, CLIENT), {}, "y: holds the class 2, must be in 0..1, as the network"),
+        (
+            ([(X, Y)],),
+            {"test": (X, Y + 1)},
+            "y: holds the class 2, must be in 0..1, as the network",
+        ),
+        (
+            ({"a": (X, Y)},),
+            {},
+            "data: is of type dict, must be a list of (x, y) for each client, a ",
+        ),
+        (((X, Y),), {}, "data: is one (x, y), must be a list of (x, y) for each client, a Dataset"),
+        (([(X[:0], Y[:0])] * 2,), {}, "data: must hold an example, all clients have none"),
+        (
+            (X[:40], np.eye(2, dtype=int)[Y[:40]], CLIENT),
+            {},
+            "model: has outputs (1, 2) for targets (40, 2), must have [B, K] for classes [B]; of",
+        ),
         ((X[:40].astype(str), Y[:40], CLIENT), {}, "x=<U32 (40, 3): must hold numbers"),
         ((X[:40], Y[:40, None], CLIENT), {}, "y=int32 (40, 1): classes must be [M]; pass y[:, 0]"),
         (

@@ -480,6 +480,7 @@ def test_the_command_line(
         (["examples.fednova:none"], "examples.fednova:none: cannot be imported ("),
         ([".fednova:fednova"], ".fednova:fednova: cannot be imported ("),
         (["math:pi"], "math:pi: factory=3.14159"),
+        ([fedprox, "nope=1"], f"{fedprox}: hyperparameters='nope': must be one of proximal, "),
     ):
         assert command.main(arguments) == 2
         (told,) = capsys.readouterr().out.splitlines()
