@@ -324,9 +324,8 @@ class _Reader:
             name: kind for name, kind in zip(roles.target, kinds, strict=True) if kind != "number"
         }
         if others and roles.task == "auto" and like is None:
-            wrong = min(
-                others, key=lambda name: others[name] == "truth"
-            )  # a text rather than a truth
+            # Rather a text than a truth, which may stand beside other truths.
+            wrong = min(others, key=lambda name: others[name] == "truth")
             raise self._unfit(wrong, "numbers, or true/false if all targets do", "target")
         for name in others:
             raise self._unfit(name, "numbers", "target", task)

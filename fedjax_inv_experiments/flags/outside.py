@@ -90,7 +90,8 @@ def untrusted(
 def remedy(found: Collection[str], trusted: Collection[str] = ()) -> str:
     """The text that says how to trust factories. trusted: those that the command names already."""
     what = "run it, if you trust it" if len(found) == 1 else "run them, if you trust them"
-    return f"add --trust_code={','.join(dict.fromkeys([*trusted, *found]))} to import and {what}"
+    every = ",".join(dict.fromkeys([*sorted(trusted), *found]))
+    return f"add --trust_code={every} to import and {what}"
 
 
 def imported(flag_name: str, name: str) -> Any:

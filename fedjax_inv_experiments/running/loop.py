@@ -165,12 +165,9 @@ def _tell_who_left(folder: Path, program: Program, server: Tree, rounds: int) ->
         return
     phase = assessed.assessment.measured.shape[-2]
     if rounds < phase:
-        text = (
-            f"no client has left, as the phase ends after round {phase}, --rounds={rounds} before"
-        )
-        tell = f"{folder}: --set=pretraining_rounds={phase}: {text}"
+        text = f"no client has left, as the run ends before, after --rounds={rounds}"
         if machine.leads():
-            print(tell, file=sys.stderr)
+            print(f"{folder}: --set=pretraining_rounds={phase}: {text}", file=sys.stderr)
         return
     # Not the networks, which may be large.
     few = assessed.assessment._replace(gradient=(), direction=())

@@ -630,6 +630,6 @@ def test_an_exit_strategy_that_could_not_act_says_so(
     server = exit_strategy.Server((), assessment)
     loop._tell_who_left(tmp_path, cast(Any, None), server, rounds=2)
     assert capsys.readouterr().err == (
-        f"{tmp_path}: --set=pretraining_rounds=10: no client has left, as the phase ends after "
-        "round 10, --rounds=2 before\n"
+        f"{tmp_path}: --set=pretraining_rounds=10: no client has left, as the run ends before, "
+        "after --rounds=2\n"
     )

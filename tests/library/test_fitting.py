@@ -202,6 +202,11 @@ def test_predictions_have_the_precision_of_the_algorithm() -> None:
     [
         (lambda fitted: fitted.predict(X[:, :2]), "x=float64 (48, 2): must hold examples of"),
         (lambda fitted: fitted.predict(X.astype(np.uint8)), "x: holds uint8, must hold floating"),
+        (
+            lambda fitted: fitted.predict(X[0]),
+            "x=float64 (3,): must hold examples of shape (3,), as in training; of one example pass "
+            "x[None]",
+        ),
         (lambda fitted: fitted.predict(X, 4), "run=4: must be an integer in 0..3"),
         (lambda fitted: fitted.predict(X, client=4), "client=4: must be an integer in 0..3"),
         (lambda fitted: fitted.evaluate(X, Y[:3]), "y: must be as long as x"),
