@@ -272,7 +272,7 @@ def test_what_cannot_stand_in_is_told() -> None:
         fedbn.fedbn(model, work),
         fl_games.fl_games(model, work),
     ):
-        with pytest.raises(UsageError, match="algorithm: has no exchange whose uploads can stand"):
+        with pytest.raises(UsageError, match="algorithm: has no exchange with `blank`, the upload"):
             missing.reuse(made)
     with pytest.raises(UsageError, match="rule='forget': must be one of skip, reuse"):
         algorithm("forget")
