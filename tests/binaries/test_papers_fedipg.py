@@ -1,5 +1,6 @@
 """FedIPG's studies of the rules that end it and of its penalty, on logs made by hand."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import command_line, config
 from fedjax_inv_experiments.papers import drawings, fedipg, study
 from fedjax_inv_experiments.papers.study import CellResult, Row, RowResult
+from fedjax_inv_experiments.parts import method
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, RunResult
 
 # Accuracies of two domains of 400 examples; a difference of 0.0306 is by chance.
@@ -95,6 +97,15 @@ def test_the_rates_of_fedavg_contain_those_of_the_others(data: str) -> None:
     assert len(first.clients.learning_rate) == 4
     for one in others:
         assert set(one.clients.learning_rate) < set(first.clients.learning_rate)
+
+
+@pytest.mark.parametrize("data", fedipg._DOMAINS)
+def test_every_method_chooses_among_four_settings(data: str) -> None:
+    for row in fedipg.domains(data):
+        chosen = command_line.of_arguments(row.flags)
+        (own,) = method.settings(chosen.method).values()
+        assert len(chosen.clients.learning_rate) * math.prod(map(len, own.values())) == 4
+        assert own.get("num_rounds", (chosen.run.rounds,)) == (chosen.run.rounds,)
 
 
 def test_a_mean_over_domains_has_no_number_beside_some_of_them() -> None:
