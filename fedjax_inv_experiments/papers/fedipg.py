@@ -119,7 +119,7 @@ _FOUR_RATES = {
 # --rounds FedDG-GA needs another --set=num_rounds.
 _OWN_WEIGHTS = "--set=weighting="
 _GENERALISING = {
-    "V-REx": ("--algorithm=vrex", _OWN_WEIGHTS, "--set=beta=1.0,10.0"),
+    "V-REx": ("--algorithm=vrex", _OWN_WEIGHTS, "--set=beta=0.1,1.0"),
     "FedGMA": ("--algorithm=fedgma", "--set=agreement=0.4,0.8"),
     "FedDG-GA": (
         *("--algorithm=feddg_ga", _OWN_WEIGHTS, "--set=step_size=0.05,0.2"),
