@@ -241,6 +241,10 @@ def test_files_that_are_no_table(content: str, words: str, tmp_path: Path) -> No
             dict(target=("x", "z")),
             "^roles.target='z': must hold numbers, or true/false if all targets do$",
         ),
+        (
+            dict(target=("target", "z"), task="labels"),
+            "^roles.target='target': must hold true/false or 0/1 for roles.task='labels'$",
+        ),
         (dict(target=("x", "z"), task="classes"), r"^roles.target=.* must be one column"),
         (
             dict(task="labels"),

@@ -296,6 +296,10 @@ def predicted(module: Any, **arguments: Any) -> Tree:
         (lambda: predicted(build, cut=1), "cut=1: must be 0 or the name of an attribute"),
         (lambda: predicted(build, cut=-1), "cut=-1: must be an integer of at least 0"),
         (
+            lambda: predicted(lambda rngs: nnx.Sequential(Scaling(), build(rngs)), cut=2),
+            "cut=2: must be an integer in 0..1",
+        ),
+        (
             lambda: predicted(lambda rngs: Tied(rngs=rngs), cut="head"),
             "cut='head': must not part layers that share a variable",
         ),
