@@ -34,6 +34,34 @@ def test_a_command_is_shortened() -> None:
         repeat.shortened(other, 2)
 
 
+@pytest.mark.parametrize(
+    ("words", "paths", "rows"),
+    [
+        ("map --data=digits", ["fedjax_inv/algorithms/fedcfa.py"], ["--rows=fedcfa"]),
+        (
+            "map --data=digits --rows=fedavg,erm,fedcfa",
+            ["fedjax_inv/algorithms/erm.py", "fedjax_inv/algorithms/fedcfa.py"],
+            ["--rows=erm,fedcfa"],
+        ),
+        ("paper cafe --data=digits", ["fedjax_inv/algorithms/cafe.py"], ["--rows=CAFE"]),
+        # a file of the study itself; rows that start from others; nothing that changed
+        (
+            "paper cafe --data=digits",
+            ["fedjax_inv/algorithms/cafe.py", "fedjax_inv_experiments/papers/cafe.py"],
+            [],
+        ),
+        (
+            "paper fedcfa --study=simpson --data=mnist",
+            ["fedjax_inv/algorithms/fedcfa.py"],
+            [],
+        ),
+        ("paper cafe --data=digits", [], []),
+    ],
+)
+def test_rows_whose_code_changed_are_repeated(words: str, paths: list[str], rows: Any) -> None:
+    assert repeat.rows_of(words.split(), {*paths}) == rows
+
+
 def cell(folder: Path, *lines: Line) -> None:
     """A finished cell of one run with these evaluations."""
     chosen = config.of(rounds=len(lines) - 1, eval_every=1, seeds=(3,))

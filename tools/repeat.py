@@ -4,18 +4,19 @@ python -m tools.repeat
 python -m tools.repeat --tables=cafe_digits_methods.md,fedipg_mnist_exit.md --rounds=3
 
 `make results` lists the tables whose code has changed since. Most changes of code change no number.
-For each listed table this command trains a few rounds of all its rows with the first of its seeds,
-once by the commit of the table and once by the present code. It evaluates each round and compares
-all numbers of metrics.jsonl, such as the training loss and every domain's score and loss. Where
-none differs by more than 1e-5 of itself, the table's record says how far they are apart, and
-`make results` lists the table again only after another change of code. What this does not test:
-later rounds, and rules that select or stop in them.
+For each listed table this command trains a few rounds of the rows whose code has changed, with the
+first of its seeds, once by the commit of the table and once by the present code. It evaluates each
+round and compares all numbers of metrics.jsonl, such as the training loss and every domain's score
+and loss. Where none differs by more than 1e-5 of itself, the table's record says how far they are
+apart, and `make results` lists the table again only after another change of code. What this does
+not test: later rounds, and rules that select or stop in them.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import decimal
+import importlib
 import itertools
 import math
 import os
@@ -23,20 +24,23 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from absl import flags
 
 import fedjax_inv
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import at_least, flag, flag_error
-from fedjax_inv_experiments.running import files, log, records
+from fedjax_inv_experiments.papers import study
+from fedjax_inv_experiments.papers.study import Paper
+from fedjax_inv_experiments.running import files, log, records, sources
 from fedjax_inv_experiments.running.records import Line, Origin, Repeated
-from tools.results import ROOT, TABLES, age, published, record_of
+from tools.results import ROOT, TABLES, age, changed, published, record_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +77,29 @@ def shortened(record: Origin, rounds: int) -> list[str]:
     kept = [word for word in words if word.partition("=")[0].lstrip("-") not in _REPLACED]
     own = (f"--rounds={rounds}", "--eval_every=1", f"--seeds={record.seeds[0]}", "--devices=1")
     return [*kept, *own]
+
+
+def rows_of(words: Sequence[str], paths: Collection[str]) -> list[str]:
+    """--rows for the rows of a study whose runs depend on one of these files; [] for all rows.
+
+    All rows do if a file is no part of the runs, as the study's own file, or if rows start from the
+    networks of others.
+    """
+    name = "shift_map.table" if words[0] == "map" else f"papers.{words[1]}"
+    paper: Paper = importlib.import_module(f"fedjax_inv_experiments.{name}").PAPER
+    values = flags.FlagValues()
+    binary = study.binary(paper, None)
+    binary.define(values)
+    options = binary.read(["", *words[1 if words[0] == "map" else 2 :]], values)
+    (data,) = options.data
+    rows = paper.select(paper.studies[options.study], data, options)
+    configs = study.configs(paper, rows, options.folder, options.overrides)
+    code = [sources.of_run(chosen).keys() & paths for chosen in configs]
+    if set().union(*code) != {*paths} or not paths or any(row.start for row in rows):
+        return []
+    # A row of the map is a method, which has a label for each kind of shift.
+    names = [row.series if words[0] == "map" else row.label for row in rows]
+    return [f"--rows={','.join(dict.fromkeys(itertools.compress(names, code)))}"]
 
 
 def lines(folder: Path) -> dict[str, list[Line]]:
@@ -172,6 +199,8 @@ def repeated(record: Origin, before: Path, rounds: int) -> tuple[str, Repeated |
     Returns what differs, or "" with the note for the table's record.
     """
     words = shortened(record, rounds)
+    if own := rows_of(words, {*changed(record)}):
+        words = [*(word for word in words if not word.startswith("--rows=")), *own]
     with tempfile.TemporaryDirectory() as name:
         old, new = Path(name) / "old", Path(name) / "new"
         _train(words, before, old)
@@ -181,8 +210,11 @@ def repeated(record: Origin, before: Path, rounds: int) -> tuple[str, Repeated |
         code = next((each.code for each in origins if each is not None and each.code), {})
     if found:
         return found, None
-    today = str(datetime.now(UTC).date())
-    return "", Repeated(rounds, today, fedjax_inv.__version__, code, _rounded_up(largest))
+    # Rows that were not trained depend on the other files.
+    known = record.repeated.code if record.repeated else record.code
+    others = sources.of_files(ROOT / name for name in known if (ROOT / name).exists())
+    today, version = str(datetime.now(UTC).date()), fedjax_inv.__version__
+    return "", Repeated(rounds, today, version, others | code, _rounded_up(largest))
 
 
 def run(options: Options, root: Path = ROOT) -> str:
