@@ -37,29 +37,39 @@ def test_a_command_is_shortened() -> None:
 @pytest.mark.parametrize(
     ("words", "paths", "rows"),
     [
-        ("map --data=digits", ["fedjax_inv/algorithms/fedcfa.py"], ["--rows=fedcfa"]),
+        ("map --data=digits", ["fedjax_inv/algorithms/fedcfa.py"], ["fedcfa"]),
         (
             "map --data=digits --rows=fedavg,erm,fedcfa",
             ["fedjax_inv/algorithms/erm.py", "fedjax_inv/algorithms/fedcfa.py"],
-            ["--rows=erm,fedcfa"],
+            ["erm", "fedcfa"],
         ),
-        ("paper cafe --data=digits", ["fedjax_inv/algorithms/cafe.py"], ["--rows=CAFE"]),
-        # a file of the study itself; rows that start from others; nothing that changed
+        ("paper cafe --data=digits", ["fedjax_inv/algorithms/cafe.py"], ["CAFE"]),
+        # a file of the study; rows that start from the networks of others
         (
             "paper cafe --data=digits",
             ["fedjax_inv/algorithms/cafe.py", "fedjax_inv_experiments/papers/cafe.py"],
-            [],
+            None,
         ),
         (
             "paper fedcfa --study=simpson --data=mnist",
             ["fedjax_inv/algorithms/fedcfa.py"],
-            [],
+            None,
         ),
-        ("paper cafe --data=digits", [], []),
     ],
 )
 def test_rows_whose_code_changed_are_repeated(words: str, paths: list[str], rows: Any) -> None:
-    assert repeat.rows_of(words.split(), {*paths}) == rows
+    assert repeat.rows_of(words.split(), paths, {}) == rows
+
+
+def test_a_file_of_the_study_changes_rows_by_their_flags() -> None:
+    words = ["paper", "cafe", "--study=methods", "--data=digits"]
+    before = repeat._flags_of_rows(words, repeat.ROOT)
+    assert {"FedAvg", "CAFE"} < before.keys()
+    study_file, algorithm = "fedjax_inv_experiments/papers/cafe.py", "fedjax_inv/algorithms/cafe.py"
+    assert repeat.rows_of(words, [study_file], before) == []
+    assert repeat.rows_of(words, [study_file, algorithm], before) == ["CAFE"]
+    changed = before | {"FedAvg": [*before["FedAvg"], "--rounds=1"]}
+    assert repeat.rows_of(words, [study_file], changed) == ["FedAvg"]
 
 
 def cell(folder: Path, *lines: Line) -> None:
@@ -141,6 +151,7 @@ def test_equal_tables_are_no_longer_listed(
 
     asked: list[Any] = []
     monkeypatch.setattr(repeat, "_git", lambda *words: asked.append(words))
+    monkeypatch.setattr(repeat, "_flags_of_rows", lambda words, code: {})
     monkeypatch.setattr(repeat, "_train", train)
     text = repeat.run(repeat.Options(jobs=1), root)
     assert len(asked) == 1  # one commit, whose folder the test does not make
@@ -168,6 +179,7 @@ def test_what_cannot_be_compared_is_said(
         raise UsageError("a", ..., "failed")
 
     monkeypatch.setattr(repeat, "_git", lambda *words: None)
+    monkeypatch.setattr(repeat, "_flags_of_rows", lambda words, code: {})
     monkeypatch.setattr(repeat, "_train", fail)
     repeat.run(repeat.Options(tables=("cafe_digits_methods.md",), jobs=1), root)
     assert ": cannot be compared: a: failed\n" in capsys.readouterr().out

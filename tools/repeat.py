@@ -4,20 +4,21 @@ python -m tools.repeat
 python -m tools.repeat --tables=cafe_digits_methods.md,fedipg_mnist_exit.md --rounds=3
 
 `make results` lists the tables whose code has changed since. Most changes of code change no number.
-For each listed table this command trains a few rounds of the rows whose code has changed, with the
-first of its seeds, once by the commit of the table and once by the present code. It evaluates each
-round and compares all numbers of metrics.jsonl, such as the training loss and every domain's score
-and loss. Where none differs by more than 1e-5 of itself, the table's record says how far they are
-apart, and `make results` lists the table again only after another change of code. What this does
-not test: later rounds, and rules that select or stop in them.
+For each listed table this command trains a few rounds of the rows whose code or flags have changed,
+with the first of its seeds, once by the commit of the table and once by the present code. It
+evaluates each round and compares all numbers of metrics.jsonl, such as the training loss and every
+domain's score and loss. Where none differs by more than 1e-5 of itself, the table's record says how
+far they are apart, and `make results` lists the table again only after another change of code. What
+this does not test: later rounds, rules that select or stop in them, and how a study's table is made
+from its runs.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import decimal
-import importlib
 import itertools
+import json
 import math
 import os
 import shlex
@@ -30,16 +31,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from absl import flags
 
 import fedjax_inv
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import at_least, flag, flag_error
 from fedjax_inv_experiments.papers import study
-from fedjax_inv_experiments.papers.study import Paper
 from fedjax_inv_experiments.running import files, log, records, sources
 from fedjax_inv_experiments.running.records import Line, Origin, Repeated
+from tools import rows as study_rows
 from tools.results import ROOT, TABLES, age, changed, published, record_of
 
 
@@ -57,6 +57,7 @@ class Options:
 # Of float32 in a few rounds and in sums over a test set, relative. One more right answer among less
 # than 100,000 is above it.
 ROUNDING = 1e-5
+_STUDIES = ("fedjax_inv_experiments/papers/", "fedjax_inv_experiments/shift_map/")
 _REPLACED = (
     *("rounds", "eval_every", "checkpoint_every", "seeds", "run_dir", "resume", "devices"),
     "beside",  # another run's numbers, which are only shown
@@ -79,27 +80,35 @@ def shortened(record: Origin, rounds: int) -> list[str]:
     return [*kept, *own]
 
 
-def rows_of(words: Sequence[str], paths: Collection[str]) -> list[str]:
-    """--rows for the rows of a study whose runs depend on one of these files; [] for all rows.
+def rows_of(
+    words: Sequence[str], paths: Collection[str], before: Mapping[str, list[str]]
+) -> list[str] | None:
+    """The values of --rows for those rows of a study that changed files may change.
 
-    All rows do if a file is no part of the runs, as the study's own file, or if rows start from the
-    networks of others.
+    They are None, for all rows, if a file may change any row, as a preset does, or if rows start
+    from the networks of others.
+
+    Args:
+      words: the command.
+      paths: the files that have changed.
+      before: the flags of each row by its label in the older code; {} if that cannot tell.
     """
-    name = "shift_map.table" if words[0] == "map" else f"papers.{words[1]}"
-    paper: Paper = importlib.import_module(f"fedjax_inv_experiments.{name}").PAPER
-    values = flags.FlagValues()
-    binary = study.binary(paper, None)
-    binary.define(values)
-    options = binary.read(["", *words[1 if words[0] == "map" else 2 :]], values)
-    (data,) = options.data
-    rows = paper.select(paper.studies[options.study], data, options)
+    paper, options, rows = study_rows.of(words)
     configs = study.configs(paper, rows, options.folder, options.overrides)
-    code = [sources.of_run(chosen).keys() & paths for chosen in configs]
-    if set().union(*code) != {*paths} or not paths or any(row.start for row in rows):
-        return []
+    code = [sources.of_run(chosen).keys() for chosen in configs]
+    # A study's file trains its rows by their flags alone.
+    of_runs = {path for path in paths if not (before and path.startswith(_STUDIES))}
+    if of_runs - set().union(*code):
+        return None
+    own = [
+        row
+        for row, of_row in zip(rows, code, strict=True)
+        if of_row & of_runs or (before and before.get(row.label) != [*row.flags])
+    ]
+    if own and any(row.start for row in rows):
+        return None
     # A row of the map is a method, which has a label for each kind of shift.
-    names = [row.series if words[0] == "map" else row.label for row in rows]
-    return [f"--rows={','.join(dict.fromkeys(itertools.compress(names, code)))}"]
+    return [*dict.fromkeys(row.series if words[0] == "map" else row.label for row in own)]
 
 
 def lines(folder: Path) -> dict[str, list[Line]]:
@@ -193,28 +202,42 @@ def _train(words: Sequence[str], code: Path, folder: Path) -> None:
         raise UsageError(shlex.join(words), ..., f"failed at {code.name}: {last}")
 
 
+def _flags_of_rows(words: Sequence[str], code: Path) -> dict[str, list[str]]:
+    """The flags of a study's rows by the code in a folder; {} if it has another protocol."""
+    full = [sys.executable, "-P", str(ROOT / "tools/rows.py"), *words]
+    environment = os.environ | {"PYTHONPATH": str(code)}
+    done = subprocess.run(full, cwd=code, env=environment, capture_output=True, text=True)
+    return {} if done.returncode else json.loads(done.stdout)
+
+
 def repeated(record: Origin, before: Path, rounds: int) -> tuple[str, Repeated | None]:
     """Compares a table's first rounds; before: the folder with the table's commit.
 
     Returns what differs, or "" with the note for the table's record.
     """
-    words = shortened(record, rounds)
-    if own := rows_of(words, {*changed(record)}):
-        words = [*(word for word in words if not word.startswith("--rows=")), *own]
-    with tempfile.TemporaryDirectory() as name:
-        old, new = Path(name) / "old", Path(name) / "new"
-        _train(words, before, old)
-        _train(words, ROOT, new)
-        found, largest = difference(lines(old), lines(new))
-        origins = [records.decoded(path.read_bytes(), Origin) for path in new.rglob("*.json")]
-        code = next((each.code for each in origins if each is not None and each.code), {})
-    if found:
-        return found, None
-    # Rows that were not trained depend on the other files.
-    known = record.repeated.code if record.repeated else record.code
-    others = sources.of_files(ROOT / name for name in known if (ROOT / name).exists())
+    words, paths, last = shortened(record, rounds), changed(record), record.repeated
+    own = rows_of(words, paths, _flags_of_rows(words, before)) if paths else None
+    rounding = 0.0 if own is None or last is None else last.rounding  # of rows that do not train
+    known = last.code if last else record.code
+    code = sources.of_files(ROOT / name for name in known if (ROOT / name).exists())
+    if own is not None:
+        words = [
+            *(word for word in words if not word.startswith("--rows=")),
+            f"--rows={','.join(own)}",
+        ]
+    if own != []:
+        with tempfile.TemporaryDirectory() as name:
+            old, new = Path(name) / "old", Path(name) / "new"
+            _train(words, before, old)
+            _train(words, ROOT, new)
+            found, largest = difference(lines(old), lines(new))
+            origins = [records.decoded(path.read_bytes(), Origin) for path in new.rglob("*.json")]
+        if found:
+            return found, None
+        rounding = max(rounding, _rounded_up(largest))
+        code |= next((each.code for each in origins if each is not None and each.code), {})
     today, version = str(datetime.now(UTC).date()), fedjax_inv.__version__
-    return "", Repeated(rounds, today, version, others | code, _rounded_up(largest))
+    return "", Repeated(rounds, today, version, code, rounding)
 
 
 def run(options: Options, root: Path = ROOT) -> str:

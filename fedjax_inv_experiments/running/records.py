@@ -153,7 +153,7 @@ class Start(Record, frozen=True):
 class Repeated(Record, frozen=True):
     """A later repetition of a table's first rounds, with one seed, that gave the same numbers.
 
-    Compared are all scores and losses of the rows whose code has changed.
+    Compared are all scores and losses of the rows whose code or flags had changed.
     """
 
     rounds: int
