@@ -29,6 +29,8 @@ RECORD = Origin(
 def test_a_command_is_shortened() -> None:
     words = "paper cafe --study=methods --data=digits --rounds=2 --eval_every=1 --seeds=3"
     assert repeat.shortened(RECORD, 2) == [*words.split(), "--devices=1"]
+    own = msgspec.structs.replace(RECORD, command="fedjax-inv paper cafe --dataset=a.csv")
+    assert "--dataset=/data/a.csv" in repeat.shortened(own, 2, ["/data/b.csv", "/data/a.csv"])
     other = msgspec.structs.replace(RECORD, command="fedjax-inv explain --runs=a")
     with pytest.raises(UsageError, match=r"^fedjax-inv explain --runs=a: is no command of a study"):
         repeat.shortened(other, 2)

@@ -51,6 +51,9 @@ class Options:
         (), "Files of docs/results/tables; default: all that are older than their code.", kind=str
     )
     rounds: int = flag(2, "The number of rounds.", at_least(1))
+    places: tuple[str, ...] = flag(
+        (), "Files or folders of data that commands name without their place.", kind=str
+    )
     jobs: int = flag(os.cpu_count() or 1, "The number of commands at once.", at_least(1))
 
 
@@ -67,15 +70,24 @@ _FOLLOWS = ("validation_score", "test_score", "worst_domain", "worst_score")
 _COMPARED = [name for name in Line.__struct_fields__ if name not in ("seconds", *_FOLLOWS)]
 
 
-def shortened(record: Origin, rounds: int) -> list[str]:
+def shortened(record: Origin, rounds: int, places: Sequence[str] = ()) -> list[str]:
     """A table's command for a few rounds of its first seed, each evaluated, without a run folder.
+
+    places: the data of --dataset that the command names without their place.
 
     Raises UsageError if the command is no study's.
     """
+    full = {
+        f"--dataset={Path(place).name}": f"--dataset={Path(place).absolute()}" for place in places
+    }
     words = shlex.split(record.command)[1:]
     if words[0] not in ("paper", "map") or not record.seeds:
         raise UsageError(record.command, ..., "is no command of a study with seeds")
-    kept = [word for word in words if word.partition("=")[0].lstrip("-") not in _REPLACED]
+    kept = [
+        full.get(word, word)
+        for word in words
+        if word.partition("=")[0].lstrip("-") not in _REPLACED
+    ]
     own = (f"--rounds={rounds}", "--eval_every=1", f"--seeds={record.seeds[0]}", "--devices=1")
     return [*kept, *own]
 
@@ -210,12 +222,13 @@ def _flags_of_rows(words: Sequence[str], code: Path) -> dict[str, list[str]]:
     return {} if done.returncode else json.loads(done.stdout)
 
 
-def repeated(record: Origin, before: Path, rounds: int) -> tuple[str, Repeated | None]:
+def repeated(record: Origin, before: Path, options: Options) -> tuple[str, Repeated | None]:
     """Compares a table's first rounds; before: the folder with the table's commit.
 
     Returns what differs, or "" with the note for the table's record.
     """
-    words, paths, last = shortened(record, rounds), changed(record), record.repeated
+    words = shortened(record, options.rounds, options.places)
+    paths, last = changed(record), record.repeated
     own = rows_of(words, paths, _flags_of_rows(words, before)) if paths else None
     rounding = 0.0 if own is None or last is None else last.rounding  # of rows that do not train
     known = last.code if last else record.code
@@ -237,7 +250,7 @@ def repeated(record: Origin, before: Path, rounds: int) -> tuple[str, Repeated |
         rounding = max(rounding, _rounded_up(largest))
         code |= next((each.code for each in origins if each is not None and each.code), {})
     today, version = str(datetime.now(UTC).date()), fedjax_inv.__version__
-    return "", Repeated(rounds, today, version, code, rounding)
+    return "", Repeated(options.rounds, today, version, code, rounding)
 
 
 def run(options: Options, root: Path = ROOT) -> str:
@@ -259,7 +272,7 @@ def run(options: Options, root: Path = ROOT) -> str:
         try:
             if not _is_commit(record):
                 raise UsageError(record.command, ..., f"is of commit {record.commit}")
-            found, note = repeated(record, folders[str(record.commit)], options.rounds)
+            found, note = repeated(record, folders[str(record.commit)], options)
         except UsageError as error:
             found, note = f"cannot be compared: {error}", None
         for name in names if note else []:
