@@ -8,6 +8,7 @@ import csv
 import difflib
 import itertools
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,6 +64,9 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
 
     Returns:
       The data set, with `columns`, and with users if there is a column of clients.
+
+    Warns:
+      UserWarning: for a column of whole numbers that float32 rounds.
 
     Raises:
       UsageError: for a file that is no such table, for a value that is missing, for a column with
@@ -497,11 +501,15 @@ class _Reader:
         return numbers
 
     def _float32(self, name: str) -> np.ndarray:
+        exact = self._numbers(name)
         with np.errstate(over="ignore"):  # too large numbers become infinite
-            numbers = self._numbers(name).astype(np.float32)
+            numbers = exact.astype(np.float32)
         if not np.isfinite(numbers).all():
             place = self._place(int(np.argmin(np.isfinite(numbers))))
             raise self.error(f"column {name!r} must be finite in float32, {place} is not")
+        if exact.dtype.kind in "iu" and (numbers.astype(np.float64) != exact).any():
+            text = "holds whole numbers above 2^24, such as identifiers, which float32 rounds"
+            warnings.warn(f"{self._path}: column {name!r} {text}", stacklevel=4)
         return numbers
 
     def _categories(self, name: str) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -24,6 +24,7 @@ import re
 import sys
 import textwrap
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field
 from typing import Any, NamedTuple
@@ -82,6 +83,7 @@ def main(binary: Binary) -> None:
     # Tracing makes many objects that stay. With Python's default of 700, a first look spends 3 of
     # its 70 seconds of processor time looking through them for cycles.
     gc.set_threshold(50_000)
+    warnings.showwarning = errors.show_warning
     binary.define(flags.FLAGS)
     options: list[Any] = []
 

@@ -7,14 +7,15 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.flags import extras
 
 _LONGEST = 2000  # characters of a line
-
+_showwarning = warnings.showwarning
 
 LOST = 4  # the status of a process whose run has lost another process
 
@@ -97,6 +98,21 @@ _REMEDIES = {
 def printable(text: str) -> str:
     """A text whose characters a terminal prints, and does not obey; names in files may hold any."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Prints a warning for users in one line, in place of `warnings.showwarning`."""
+    if category is UserWarning:
+        print(f"warning: {printable(' '.join(str(message).splitlines()))}", file=sys.stderr)
+    else:
+        _showwarning(message, category, filename, lineno, file, line)
 
 
 def _fail(message: str, status: int) -> NoReturn:

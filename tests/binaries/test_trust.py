@@ -460,6 +460,16 @@ def test_names_in_files_do_not_command_the_terminal(place: Place, line: Callable
     assert errors.printable("a\x9b\u202eb\n±c") == "a\\x9b\\u202eb\n±c"
 
 
+def test_a_warning_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(errors, "_showwarning", lambda *each: print(*each[:4]))
+    errors.show_warning(UserWarning("a\nb\x9b"), UserWarning, "file.py", 3)
+    assert capsys.readouterr().err == "warning: a b\\x9b\n"
+    errors.show_warning("a", FutureWarning, "file.py", 3)
+    assert capsys.readouterr().out == f"a {FutureWarning} file.py 3\n"
+
+
 def test_what_a_factory_returns_is_checked(
     place: Place, line: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -104,6 +105,17 @@ def test_other_types_of_parquet(tmp_path: Path) -> None:
     expected = [[0, 1, 1, 0.5], [1, 0, 2, 2]]
     np.testing.assert_array_equal(dataset.x, expected)
     assert (dataset.y.tolist(), dataset.classes) == ([1, 0], ("false", "true"))
+
+
+def test_whole_numbers_that_float32_rounds_are_told(tmp_path: Path) -> None:
+    rows = [("x", "target"), (2**24, 0.5), (2**25, 1.5), (-(2**24), 1.0)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read(written(tmp_path / "exact.csv", rows))
+    path = written(tmp_path / "rounded.csv", [*rows, (2**24 + 1, 2.5)])
+    with pytest.warns(UserWarning, match=r"rounded\.csv: column 'x' holds whole numbers above"):
+        dataset = read(path)
+    np.testing.assert_array_equal(dataset.x[:, 0], [2**24, 2**25, -(2**24), 2**24])
 
 
 def test_columns_of_other_names(tmp_path: Path) -> None:
