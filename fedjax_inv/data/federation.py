@@ -336,6 +336,8 @@ def split(
     if not is_test.any():
         raise UsageError("held_out", held_out, "must be a domain with examples, it has none")
     if len(to_deal) == 0:
+        if held_out is None and not test.any():
+            raise UsageError("test_fraction", test_fraction, "leaves no examples to train on")
         raise UsageError("held_out", held_out, "leaves no examples to train on")
     checks.number("imbalance", imbalance, "of at least 1", lambda factor: factor >= 1)
     if imbalance != 1:

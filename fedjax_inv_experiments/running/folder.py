@@ -339,16 +339,18 @@ def _check_same(folder: Path, there: Begun, chosen: Config, cell: Cell) -> Confi
 
 
 class Difference(NamedTuple):
-    """A difference between two runs."""
+    """The differences between two runs."""
 
     what: str
-    remedy: str = ""  # how to choose the first run's value
+    remedy: str = ""  # how to choose the first run's values
 
 
 def difference(
     flags: dict[str, Flag], there: records.Cell, chosen: Config, cell: Cell
 ) -> Difference | None:
-    """The first difference between an existing run and the requested one; None without one.
+    """The differences between an existing run and the requested one; None without one.
+
+    These are all flags with other values, or else the first other difference.
 
     flags, there: the existing run's flags and cell. Raises UsageError for flags of another version.
     """
@@ -361,13 +363,18 @@ def difference(
     old, new = config.to_record(before), config.to_record(chosen)
     # A flag without an effect does not make another run, and cannot be set again either.
     compared = set(new) - _NOT_COMPARED - set(config.without_effect(chosen))
+    what: list[str] = []
+    remedy: list[str] = []
     for name in new:
         if name in compared and old[name] != new[name]:
             flag = name_of(config.FLAGS[name])
-            what = f"{flag} is {_short(old[name])} and not {_short(new[name])}"
+            text = f"{flag} is {_short(old[name])} and not {_short(new[name])}"
             if name == "eval_every":  # unless set, it follows from --rounds and --checkpoint_every
-                what += " (unless set, it is at most --rounds and divides --checkpoint_every)"
-            return Difference(what, f", or --{flag}={shown(old[name])}")
+                text += " (unless set, it is at most --rounds and divides --checkpoint_every)"
+            what.append(text)
+            remedy.append(f"--{flag}={shown(old[name])}")
+    if what:
+        return Difference(", ".join(what), f", or {' '.join(remedy)}")
     theirs, ours = _parts(there.restored()), _parts(cell)
     for name in {**ours, **theirs}:
         one, other = theirs.get(name), ours.get(name)

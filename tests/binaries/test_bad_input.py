@@ -469,6 +469,11 @@ def test_a_folder_that_is_not_this_run(tmp_path: Path, refusal: Refusal) -> None
     others: list[tuple[dict[str, Any], str]] = [
         (dict(rounds=60), "rounds is 50 and not 60"),
         (dict(held_out="60"), 'held_out is "75" and not "60"'),
+        (
+            dict(momentum=0.5, widths=(8,)),
+            "whose momentum is 0.0 and not 0.5, widths is [] and not [8]; choose another "
+            "--run_dir, or --momentum=0 --widths=",
+        ),
         (dict(seeds=(0, 2)), "whose seeds is [0, 1] and not [0, 2]"),
         (dict(learning_rate=(0.5,)), "whose learning_rate is 0.1 and not 0.5"),
         (dict(algorithm=("fedprox",)), 'algorithm is "fedavg" and not "fedprox"'),
