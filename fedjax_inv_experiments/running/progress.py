@@ -1,6 +1,7 @@
 """The progress of a cell on stderr: a bar on a terminal, elsewhere a line per event."""
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from fedjax_inv_experiments.running import divergence
 from fedjax_inv_experiments.running.records import Line
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
+_EXPLODED = 1e4  # a loss that has grown by this factor tells of steps that are too long
 _LINES = 20  # the most lines about a cell's evaluations, besides the first and the last
 
 
@@ -25,6 +27,7 @@ class Progress:
         """title: the cell's. rounds: how many there are. done: how many are over already."""
         self._title, self._rounds, self._done = title, rounds, done
         self._num_diverged = 0
+        self._limit = math.inf  # the loss above which there is a warning; NaN after it
         self._bar: tqdm | None = None
 
     def tell(self, text: str) -> None:
@@ -62,6 +65,12 @@ class Progress:
             text = f"round {done}: {divergence.text(lines)}; "
             text += "the numbers below are of the others" if finite else divergence.REMEDY
             self.tell(text)
+        largest = _largest(finite)
+        if self._limit == math.inf:
+            self._limit = _EXPLODED * largest or math.inf
+        elif largest > self._limit:
+            self.tell(f"round {done}: the loss on a domain is {largest:.1e}; {divergence.REMEDY}")
+            self._limit = math.nan
         means = {
             "valid": _mean([line.validation_score for line in finite]),
             "test": _mean([line.test_score for line in finite]),
@@ -115,6 +124,12 @@ def compilations(*, here: bool = False) -> Iterator[list[float]]:
         yield ends
     finally:
         unregister(listen)
+
+
+def _largest(lines: Sequence[Line]) -> float:
+    """The largest loss on a domain; 0 without one."""
+    losses = (domain.loss for line in lines for domain in line.domains.values())
+    return max((loss for loss in losses if loss is not None), default=0.0)
 
 
 def _mean(values: Sequence[float | None]) -> str:

@@ -102,6 +102,19 @@ def test_progress_is_of_the_runs_that_have_not_diverged(
         assert "fedavg: round 20 of 20, 6 of 6 runs diverged, 1.0 s\n" in text
 
 
+def test_a_loss_that_explodes_without_becoming_infinite_is_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def of_loss(loss: float | None) -> list[Line]:
+        return [line(5, 0.5, domains={"0": Domain(0.5, loss, 4, "validation")})]
+
+    progress = Progress("fedavg", 20, 0)
+    for done, loss in enumerate((None, 2.0, 1e4, 3e4, 1e9)):
+        progress.evaluated(done, of_loss(loss))
+    told = [text for text in capsys.readouterr().err.splitlines() if "the loss on" in text]
+    assert told == [f"fedavg: round 3: the loss on a domain is 3.0e+04; {divergence.REMEDY}"]
+
+
 def entries(text: str) -> list[list[str]]:
     """The rows of a table in Markdown, with its headings."""
     rows = [row.strip("|").split("|") for row in text.splitlines() if row.startswith("|")]
