@@ -13,7 +13,7 @@ import optax
 
 from fedjax_inv import checks, local, models, platforms, program, rounds, schedules, tree
 from fedjax_inv.checks import UsageError, one_line
-from fedjax_inv.objectives import DEFAULTS, Score
+from fedjax_inv.objectives import DEFAULTS, SCORES, Score
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -164,7 +164,8 @@ def objective(algorithm: Factory, y: Tree, loss: Any, score: Any) -> Objective:
     elif "loss" in parameters and parameters["loss"].default is inspect.Parameter.empty:
         settings = {"loss": usual_loss}  # a default would be the algorithm's own loss of classes
     if score is not None and not isinstance(score, Score):
-        score = Score("score", score)
+        listed = (each for each in SCORES.values() if each.function is score)
+        score = next(listed, Score("score", score))
     return Objective(
         loss or usual_loss, score or usual_score, settings, "" if loss is not None else task
     )

@@ -181,6 +181,15 @@ def _test_client() -> Federation:
     return federation.of_parts(federation.examples(*TEST), [np.arange(8)])
 
 
+def test_a_listed_function_is_the_listed_score() -> None:
+    """Of which a smaller error is better, as for patience."""
+    for score in (objectives.absolute_error, objectives.SCORES["absolute_error"]):
+        found = arguments.objective(fedavg.fedavg, X, None, score).score
+        assert found is objectives.SCORES["absolute_error"]
+    own = arguments.objective(fedavg.fedavg, X, None, lambda outputs, y, mask: 0.0).score
+    assert (own.name, own.higher_is_better) == ("score", True)
+
+
 def test_predictions_have_the_precision_of_the_algorithm() -> None:
     fitted, _ = trained()
     old = fitted._serving
