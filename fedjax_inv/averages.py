@@ -176,8 +176,10 @@ def columns(y: Array, num_columns: int) -> Array:
       num_columns: K.
 
     Raises:
-      UsageError: for labels or values with other than K columns.
+      UsageError: for labels or values with other than K columns, and for integers [B, K].
     """
+    if jnp.issubdtype(y.dtype, jnp.integer) and y.ndim != 1:
+        raise UsageError("y", y, "must be [B] if it has integers, which are classes")
     if jnp.issubdtype(y.dtype, jnp.integer):
         return jax.nn.one_hot(y, num_columns)
     if (*y.shape, 1)[1] != num_columns or y.ndim > 2:

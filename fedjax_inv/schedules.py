@@ -2,7 +2,8 @@
 
 A schedule is a `Cohort` with leading T. It describes the world: sampling, dropout and delay. An
 algorithm decides by `attends` of its exchanges. Draws are keyed by (round, client), so a longer
-schedule starts with the shorter one, and the order of slots does not matter.
+schedule starts with the shorter one, and the order of slots does not matter. Functions that get the
+same key draw the same numbers, so give each a key of its own.
 """
 
 from collections.abc import Callable

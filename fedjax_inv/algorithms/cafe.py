@@ -322,7 +322,8 @@ def cafe(
     Raises:
       UsageError: for values out of range; for "row_mean" without parameter_calibration, as the rows
         of a linear softmax's gradient sum to 0; for local training whose gradient sees no
-        optimizer, or without momentum; before the first round for another head.
+        optimizer, or without momentum; before the first round for another head. A traced beta
+        without momentum is not refused: unless it is 0, losses are NaN.
     """
     checks.record("model", model, Model)
     checks.function("loss", loss)
@@ -386,8 +387,8 @@ def cafe(
             trace = _momentum(at.opt_state)
             if averages_features:
                 direction = direction_of(at.carry.features)
-            elif trace is None:
-                return jnp.zeros_like(global_direction)
+            elif trace is None:  # NaN where a traced beta is not 0, as nothing else can refuse it
+                return jnp.full_like(global_direction, jnp.where(beta == 0, 0, jnp.nan))
             else:
                 direction = direction_of(_kernel(trace.head).T)
             return orthogonal(direction, global_direction) if orthogonal_directions else direction

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, averaging, checks, local, models, objectives, tree
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -95,10 +96,12 @@ def distances(features: Array, y: Array, known: Prototypes) -> Array:
     Args:
       features: [B, D].
       y: labels [B].
-      known: the prototypes; the distance is 0 for a class without one.
+      known: the prototypes; the distance is 0 for a class without one, and for a label that is no
+        class.
     """
+    is_known = known.known[y] & (y >= 0) & (y < len(known.known))
     squares = ((features - known.mean[y]) ** 2).mean(-1)
-    return jnp.where(known.known[y], squares, 0)
+    return jnp.where(is_known, squares, 0)
 
 
 def fedproto(
@@ -129,7 +132,7 @@ def fedproto(
 
     Raises:
       UsageError: for a negative penalty, and for local training without a state that is carried
-        from step to step.
+        from step to step; before the first round for targets that are no classes.
     """
     checks.record("model", model, Model)
     checks.function("loss", loss)
@@ -142,6 +145,8 @@ def fedproto(
         num_classes = known.mean.shape[0]
 
         def grad_fn(at: Local, batch: Batch, key: Array) -> Step:
+            if batch.y.ndim != 1 or jnp.issubdtype(batch.y.dtype, jnp.floating):
+                raise UsageError("y", ..., "must be classes, integers [B]")
             stats = at.variables.stats
 
             def objective(params: Halves) -> tuple[Array, tuple[Array, Array, Halves, Array]]:

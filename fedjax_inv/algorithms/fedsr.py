@@ -102,7 +102,8 @@ def fedsr(
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
 
     Raises:
-      UsageError: for values out of range; before the first round for a body without features [B,
+      UsageError: for values out of range; before the first round for targets that are no classes,
+        for a body without features [B,
         ..., D] in floating point, and for a head whose parameters are no dict, as those of g, m and
         s are added to it.
     """
@@ -112,6 +113,8 @@ def fedsr(
     checks.real("cmi", cmi)
 
     def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        if batch.y.ndim != 1 or jnp.issubdtype(batch.y.dtype, jnp.floating):
+            raise UsageError("y", ..., "must be classes, integers [B]")
         stats, mask = variables.stats, batch.mask
         # The first two keys are those of `models.apply`.
         body_key, head_key, noise_key = jax.random.split(key, 3)

@@ -122,6 +122,7 @@ def response_logits(
 
     Raises:
       UsageError: for another memory_mix, and a memory_size outside 0..H.
+      AssertionError: for logits of other shapes.
     """
     chex.assert_rank([own, opponents, memory], [2, 3, 4])
     chex.assert_equal_shape_suffix([own, opponents, memory], 2)

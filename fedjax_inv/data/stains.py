@@ -25,7 +25,7 @@ COLORS = (
 UNSTAINED = len(COLORS)  # the index of no colour: white strokes, a black ground
 
 # [len(COLORS) + 1, 3] uint8: red, green, blue. A ground has two fifths of its colour's brightness,
-# so that every stroke is lighter than every ground.
+# so that the largest channel of every stroke is above that of every ground.
 STROKES = np.array(
     [
         *((255, 0, 0), (255, 128, 0), (255, 255, 0), (170, 255, 0), (0, 190, 0)),

@@ -470,6 +470,21 @@ def test_training_that_does_not_fit_is_one_line() -> None:
         cafe.cafe(MODEL, WORK._replace(run_local=None))
 
 
+def test_a_traced_beta_without_momentum_is_nan_unless_it_is_0() -> None:
+    federation, key = held(), jax.random.key(0)
+    plain = local.full_batch(optax.sgd(0.1), capacity=8)
+
+    def loss(beta: Array) -> Array:
+        algorithm = cafe.cafe(MODEL, plain, beta=beta)
+        state = rounds.init(algorithm, MODEL.init(key, federation.data.x), federation, key)
+        cohort = federations.cohort([0])
+        state, _ = rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))
+        return jnp.stack([jnp.sum(leaf) for leaf in jax.tree.leaves(state.server.variables)]).sum()
+
+    losses = jax.jit(jax.vmap(loss))(np.array([0.0, 0.2], np.float32))
+    np.testing.assert_array_equal(jnp.isnan(losses), [False, True])
+
+
 @pytest.mark.parametrize("cut", [0, 1])
 def test_a_head_that_is_no_linear_classifier_is_one_line(cut: int) -> None:
     model = models.mlp(3, widths=(4, 4), cut=cut, norm="batch" if cut else "none")

@@ -39,6 +39,10 @@ def test_classes_without_a_prototype_are_at_no_distance() -> None:
     known = fedproto.Prototypes(jnp.ones((3, 2)), jnp.array([True, False, True]))
     features, y = jnp.array([[1.0, 3.0], [9.0, 9.0], [0.0, 1.0]]), jnp.array([0, 1, 2])
     assert_close(fedproto.distances(features, y, known), np.array([2.0, 0.0, 0.5], np.float32))
+    no_class = jnp.array([-1, 3, 0])
+    assert_close(
+        fedproto.distances(features, no_class, known), np.array([0.0, 0.0, 0.5], np.float32)
+    )
 
 
 def named(variables: Variables) -> Tree:

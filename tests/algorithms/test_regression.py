@@ -17,7 +17,8 @@ import pytest
 import federations
 import slow
 from fedjax_inv import algorithms, devices, evaluation, local, models, objectives, rounds
-from fedjax_inv.algorithms import fedavg, fedipg, fedmix
+from fedjax_inv.algorithms import fedavg, fedipg, fedmix, fedproto, fedsr
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as data
 from fedjax_inv.types import Algorithm, Facts, Federation
 
@@ -70,6 +71,20 @@ def slope(function: Callable[[np.ndarray], float], w: np.ndarray) -> np.ndarray:
     """The gradient by central differences."""
     steps = 1e-5 * np.eye(len(w))
     return np.array([(function(w + step) - function(w - step)) / 2e-5 for step in steps])
+
+
+@pytest.mark.parametrize("factory", [fedproto.fedproto, fedsr.fedsr])
+@pytest.mark.parametrize("y", [Y, np.ones((15, 2), np.int32)])
+def test_methods_of_classes_refuse_other_targets(factory: Any, y: np.ndarray) -> None:
+    algorithm, clients = factory(MODEL, WORK, loss=objectives.squared_error), federation(y)
+
+    def played() -> Any:
+        variables = MODEL.init(jax.random.key(0), jnp.zeros((1, 4)))
+        state = rounds.init(algorithm, variables, clients, jax.random.key(1))
+        return rounds.step(algorithm, state, COHORT, clients, axis=devices.vmapped())
+
+    with pytest.raises(UsageError, match=r"^y: must be classes, integers \[B\]"):
+        jax.eval_shape(played)
 
 
 def test_fedavg_takes_a_step_of_least_squares() -> None:

@@ -124,6 +124,12 @@ def test_class_numbers_are_no_labels_to_average() -> None:
             means(x, jnp.arange(6), mask, key, 2)
 
 
+def test_integers_with_columns_are_refused() -> None:
+    """They may be classes of several tasks, or labels."""
+    with pytest.raises(UsageError, match=r"^y=int32 \(3, 2\): must be \[B\] if it has integers"):
+        averages.columns(jnp.ones((3, 2), jnp.int32), 2)
+
+
 def shard_of(who: int) -> Shard:
     return federations.shard_of(HELD, who)
 
