@@ -73,7 +73,7 @@ def _of_label(
     labels = labels.astype(jnp.int32)  # a number of classes may not fit into 8 bits
     # Not an index into the logits: its gradient is a scatter, a kernel of its own on a GPU.
     is_label = jnp.arange(logits.shape[1]) == labels[:, None]
-    values = jnp.where(is_label, function(logits), 0).sum(-1)
+    values = jnp.where(is_label, function(tree.wide(logits)), 0).sum(-1)
     is_class = (labels >= 0) & (labels < logits.shape[1])
     return jnp.where(is_class, values, jnp.nan)
 
@@ -104,7 +104,7 @@ def smoothed_cross_entropy(label_smoothing: float | Array) -> Loss:
             sharp = soft_cross_entropy(logits, labels, mask)
         else:
             sharp = cross_entropy(logits, labels, mask)
-        even = masked_mean(-jax.nn.log_softmax(logits).mean(-1), mask)
+        even = masked_mean(-jax.nn.log_softmax(tree.wide(logits)).mean(-1), mask)
         return (1 - label_smoothing) * sharp + label_smoothing * even
 
     return loss
@@ -122,7 +122,8 @@ def focal(gamma: float | Array) -> Loss:
 
     Returns:
       (logits [B, K], targets, mask [B]) -> the mean loss [] in nats. Targets are integers [B] for
-      classes, with a softmax over K, or [B, K] for labels, with a sigmoid and a mean over K.
+      classes, with a softmax over K, or [B, K] for labels, with a sigmoid and a mean over K. The
+      loss of a label outside of [0, 1] is NaN.
 
     Raises:
       UsageError: for a gamma out of range; the loss raises those of `cross_entropy`, or of
@@ -131,7 +132,7 @@ def focal(gamma: float | Array) -> Loss:
     checks.real("gamma", gamma)
 
     def of_class(logits: Array) -> Array:
-        log_p = jax.nn.log_softmax(tree.wide(logits))
+        log_p = jax.nn.log_softmax(logits)
         # Above 0, or the gradient of the power might be infinite.
         rest = jnp.maximum(-jnp.expm1(log_p), _LEAST)
         return -(rest**gamma) * log_p
@@ -140,7 +141,7 @@ def focal(gamma: float | Array) -> Loss:
         if getattr(targets, "ndim", 1) == 2:
             logits, targets = _columns("logits", logits, "labels", targets, mask)
             losses = optax.losses.sigmoid_focal_loss(logits, targets, gamma=gamma)
-            return masked_mean(losses.mean(-1), mask)
+            return masked_mean(_of_labels(losses, targets).mean(-1), mask)
         return masked_mean(_of_label(of_class, logits, targets, mask), mask)
 
     return loss
@@ -151,7 +152,7 @@ def binary_cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
 
     Args:
       logits: [B, K].
-      labels: [B, K] bool, or probabilities.
+      labels: [B, K] bool, or probabilities. The loss of another label is NaN, which a run reports.
       mask: [B] bool, which examples are real.
 
     Raises:
@@ -159,7 +160,12 @@ def binary_cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
     """
     logits, labels = _columns("logits", logits, "labels", labels, mask)
     losses = optax.losses.sigmoid_binary_cross_entropy(logits, labels)
-    return masked_mean(losses.mean(-1), mask)
+    return masked_mean(_of_labels(losses, labels).mean(-1), mask)
+
+
+def _of_labels(losses: Array, labels: Array) -> Array:
+    """Losses [B, K], but NaN for a label outside of [0, 1], as -1 for false would be."""
+    return jnp.where((labels >= 0) & (labels <= 1), losses, jnp.nan)
 
 
 def squared_error(outputs: Array, y: Array, mask: Array) -> Array:
@@ -336,6 +342,7 @@ def soft_cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
         )
     is_mask = mask.shape == logits.shape[:1] and mask.dtype == bool  # else masked_mean refuses it
     # A NaN under the mask would reach that example's gradient.
+    logits = tree.wide(logits)
     real_logits = jnp.where(mask[:, None], logits, 0) if is_mask else logits
     losses = masked_mean(optax.losses.softmax_cross_entropy(real_logits, labels), mask)
     if checks.is_concrete((labels, mask)):

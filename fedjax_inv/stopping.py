@@ -98,6 +98,8 @@ def update(
         checks.number("within", within, "of at least 0", lambda number: number >= 0)
     for name, rounds in (("num_rounds", num_rounds), ("warm_start", warm_start)):
         checks.whole(name, rounds)
+    # In float32 outside of a trace, too.
+    accuracy, thresholds = jnp.asarray(accuracy), jnp.asarray(thresholds)
     # Not a loop of 0 or 1 turns around `measure`: XLA moves loop-invariant code out of loops.
     is_met = accuracy >= thresholds if above else accuracy < thresholds
     if within is not None:

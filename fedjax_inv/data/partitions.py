@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 
+_ROUNDING = 1e-9  # of the number of examples that a client is due
 _LARGEST_ALPHA = 1e300  # far above it, draws overflow and are 0
 
 
@@ -120,13 +121,13 @@ def _mixed_counts(sizes: np.ndarray, num_clients: int, mixing: float) -> np.ndar
             held[client] += sizes[each]
     shares = (1 - mixing) * owners / owners.sum(1, keepdims=True) + mixing / num_clients
     exact = shares * sizes[:, None]
-    counts = np.floor(exact).astype(int)
+    counts = np.floor(exact + _ROUNDING).astype(int)
     lacking = np.zeros(num_clients)  # what each client was due so far and did not get
     for count, due, size in zip(counts, exact, sizes, strict=True):
         fraction = due - count
         lacking += fraction
         # A client that is due a whole number, such as 0, gets no more.
-        order = np.argsort(-np.where(fraction > 0, lacking, -np.inf), kind="stable")
+        order = np.argsort(-np.where(fraction > _ROUNDING, lacking, -np.inf), kind="stable")
         more = order[: size - count.sum()]
         count[more] += 1
         lacking[more] -= 1

@@ -114,6 +114,18 @@ def test_mixed_is_between_whole_domains_and_equal_shares(sizes, fraction, mixing
     assert counts.sum(1).min() > 0
 
 
+@pytest.mark.parametrize(
+    ("sizes", "num_clients", "mixing"), [([8, 9, 11, 10], 6, 0.3), ([4, 29, 10], 7, 0.7)]
+)
+def test_a_client_that_is_due_a_whole_number_gets_it(sizes, num_clients, mixing):
+    """Although its share of a domain is less by the rounding of 64 bits."""
+    owned = owners(sizes, num_clients)
+    exact = ((1 - mixing) * owned / owned.sum(0) + mixing / num_clients) * sizes
+    counts, whole = mixed(sizes, num_clients, mixing), np.abs(exact - exact.round()) < 1e-9
+    assert (exact < exact.round())[whole].any()
+    np.testing.assert_array_equal(counts[whole], exact.round()[whole])
+
+
 @given(sizes=DOMAINS, fraction=st.floats(0, 1), seed=st.integers(0, 99))
 def test_mixed_by_0_with_enough_clients_is_by_domain(sizes, fraction, seed):
     num_clients = len(sizes) + round(fraction * (sum(sizes) - len(sizes)))

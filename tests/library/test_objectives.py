@@ -99,6 +99,29 @@ def test_a_label_that_is_no_class_is_refused_or_nan(label: int) -> None:
     assert jnp.isfinite(grads).all()
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    "loss",
+    [objectives.cross_entropy, objectives.focal(0.0), objectives.smoothed_cross_entropy(0.0)],
+)
+def test_losses_of_outputs_of_16_bits_have_32(loss, dtype) -> None:
+    logits, mask = jnp.array([[6.0, 0.0], [1.0, 4.0]], dtype), jnp.ones(2, bool)
+    exact = np.mean(np.log1p(np.exp([-6.0, -3.0])))
+    np.testing.assert_allclose(loss(logits, jnp.array([0, 1]), mask), exact, rtol=1e-4)
+    if loss is objectives.cross_entropy:
+        soft = objectives.soft_cross_entropy(logits, jnp.eye(2, dtype=dtype), mask)
+        np.testing.assert_allclose(soft, exact, rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", [objectives.binary_cross_entropy, objectives.focal(2.0)])
+@pytest.mark.parametrize("label", [-1, 255])
+def test_a_label_that_is_neither_true_nor_false_has_no_loss(loss, label: int) -> None:
+    logits, mask = jnp.array([[5.0, -5.0]] * 2), jnp.array([True, False])
+    labels = jnp.array([[1, 0], [1, label]])
+    assert jnp.isfinite(loss(logits, labels, mask))
+    assert jnp.isnan(loss(logits, labels, ~mask))
+
+
 @pytest.mark.parametrize(
     "objective", [objectives.cross_entropy, objectives.focal(2.0), objectives.accuracy]
 )

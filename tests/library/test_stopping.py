@@ -83,6 +83,21 @@ def test_a_nan_accuracy_stops_nothing(above):
     assert not ended.any()
 
 
+@pytest.mark.parametrize("above", [False, True])
+def test_an_accuracy_is_compared_in_32_bits_outside_of_programs_too(above) -> None:
+    for accuracy in (np.float32(0.7), jnp.float32(0.7)):
+        stops = stopping.update(
+            stopping.init(1, jax.ShapeDtypeStruct((), jnp.float32)),
+            accuracy,
+            thresholds=np.array([0.7]),  # of 64 bits, and above the number of 32 bits
+            num_rounds=np.int32(3),
+            warm_start=0,
+            measure=lambda now: jnp.zeros(()),
+            above=above,
+        )
+        assert stops.round == 3 * above
+
+
 def test_a_distance_below_0_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^within=-0\.1: must be a number of at least 0"):
         played([0.5], [0.6], 0, within=-0.1)
