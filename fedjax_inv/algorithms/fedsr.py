@@ -103,9 +103,8 @@ def fedsr(
 
     Raises:
       UsageError: for values out of range; before the first round for targets that are no classes,
-        for a body without features [B,
-        ..., D] in floating point, and for a head whose parameters are no dict, as those of g, m and
-        s are added to it.
+        for a body without features [B, ..., D] in floating point, and for a head whose parameters
+        are no dict, as those of g, m and s are added to it.
     """
     checks.record("model", model, Model)
     checks.function("loss", loss)
