@@ -230,7 +230,9 @@ def repeated(record: Origin, before: Path, options: Options) -> tuple[str, Repea
     words = shortened(record, options.rounds, options.places)
     paths, last = changed(record), record.repeated
     own = rows_of(words, paths, _flags_of_rows(words, before)) if paths else None
-    rounding = 0.0 if own is None or last is None else last.rounding  # of rows that do not train
+    rounds, rounding = options.rounds, 0.0
+    if own is not None and last is not None:  # for the rows that do not train
+        rounds, rounding = min(rounds, last.rounds), last.rounding
     known = last.code if last else record.code
     code = sources.of_files(ROOT / name for name in known if (ROOT / name).exists())
     if own is not None:
@@ -250,7 +252,7 @@ def repeated(record: Origin, before: Path, options: Options) -> tuple[str, Repea
         rounding = max(rounding, _rounded_up(largest))
         code |= next((each.code for each in origins if each is not None and each.code), {})
     today, version = str(datetime.now(UTC).date()), fedjax_inv.__version__
-    return "", Repeated(options.rounds, today, version, code, rounding)
+    return "", Repeated(rounds, today, version, code, rounding)
 
 
 def run(options: Options, root: Path = ROOT) -> str:
