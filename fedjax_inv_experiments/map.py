@@ -10,8 +10,9 @@ settings.
 Studies: map (all methods and kinds of shift), severity (accuracy by severity, for FedAvg and the
 three best methods of the finished map). --columns=labels,noise selects kinds of shift, and
 --rows=fedprox,scaffold methods, FedAvg beside them. --rows=all,package.module:factory adds an
-algorithm of your own; finished runs stay, so that only its own runs start. --beside=OTHER/map.csv
-counts the cells that keep their word with other --seeds.
+algorithm of your own, and --grid=mu=0.01,0.1,1 three values of its hyperparameter; finished runs
+stay, so that only its own runs start. --beside=OTHER/map.csv counts the cells that keep their word
+with other --seeds.
 """
 
 from fedjax_inv_experiments.flags import command

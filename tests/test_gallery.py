@@ -148,7 +148,7 @@ def test_a_strip_has_marks_at_the_values_and_arrows_beyond() -> None:
 
 
 def test_a_section_that_lacks_a_part_is_refused() -> None:
-    for part in ("- **Clients send**: the change.\n", "- **Extra compute**: none.\n"):
+    for part in ("- **Clients send**: the update.\n", "- **Extra compute**: none.\n"):
         with pytest.raises(UsageError, match=r"^fedavg: must have a family, a title"):
             gallery.sections(TEXT.replace(part, "", 1))
     cut = TEXT.replace("<!-- end -->", "", 2)

@@ -266,7 +266,7 @@ def picture(row: str, lines: Sequence[Line]) -> str:
     reference = {line["shift"]: line for line in lines if line["method"] == FEDAVG}
     if row == FEDAVG:
         return strip("FedAvg: test accuracy, %", points(row, own, reference), PERCENT)
-    title = f"{row} less FedAvg: points of test accuracy"
+    title = f"{row} minus FedAvg: points of test accuracy"
     return strip(title, points(row, own, reference), POINTS)
 
 
@@ -277,7 +277,7 @@ def _description(row: str, lines: Sequence[Line]) -> str:
         each = [f"{name} {_or_diverged(test, f'{test:.1f}')}" for name, test in tests]
         return f"Test accuracy of FedAvg in percent by kind of shift: {', '.join(each)}"
     each = [f"{SHIFTS[line['shift']].title} {_signed(line['difference'])}" for line in lines]
-    return f"Points of test accuracy of {row} less FedAvg by kind of shift: {', '.join(each)}"
+    return f"Points of test accuracy of {row} minus FedAvg by kind of shift: {', '.join(each)}"
 
 
 def _signed(number: str | float) -> str:

@@ -298,6 +298,10 @@ def configs(
             )
             if chosen.run.num_processes > 1:
                 raise UsageError("--num_processes", chosen.run.num_processes, "must be 1")
+            if chosen.run.distributed:
+                raise UsageError(
+                    "--distributed", ..., "must be left out, as studies are one process"
+                )
             if chosen.objective.score not in ("auto", "accuracy"):
                 raise flag_error("score", chosen.objective.score, "must be accuracy")
             if "environment" in names:

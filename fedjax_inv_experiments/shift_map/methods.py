@@ -6,7 +6,7 @@ learning rates; a method with one has three of these rates, and three values of 
 
 from typing import NamedTuple
 
-from fedjax_inv_experiments.flags.flag import check_known
+from fedjax_inv_experiments.flags.flag import check_known, flag_error
 
 # A server that adapts; its rate is that of the first look under the colour.
 _ADAM = ("--server_optimizer=adam", "--server_learning_rate=0.01", "--server_epsilon=1e-8")
@@ -84,13 +84,17 @@ LISTED: dict[str, Method] = {
 }
 
 
-def of_names(names: tuple[str, ...]) -> dict[str, Method]:
+def of_names(names: tuple[str, ...], grid: str = "") -> dict[str, Method]:
     """The methods of --rows by name, FedAvg first; all if there are no names, or for "all".
 
-    A name with a colon is a factory of one's own, package.module:factory, with its defaults.
+    A name with a colon is a factory of one's own, package.module:factory, with its defaults but for
+    the hyperparameter of --grid, such as "mu=0.01,0.1,1".
 
-    Raises UsageError for an unknown name.
+    Raises UsageError for an unknown name, and for a grid without a factory or of another form.
     """
+    own = _of_grid(grid) if grid else ("", ())
+    if grid and not any(":" in name for name in names):
+        raise flag_error("grid", grid, "needs a row of your own: --rows=package.module:factory")
     if not names:
         return LISTED
     found = {FEDAVG: LISTED[FEDAVG]}
@@ -98,8 +102,20 @@ def of_names(names: tuple[str, ...]) -> dict[str, Method]:
         if name == "all":
             found |= LISTED
         elif ":" in name:
-            found[name] = Method(name)
+            found[name] = Method(name, *own)
         else:
             check_known("rows", name, [*LISTED, "all", "package.module:factory"])
             found[name] = LISTED[name]
     return found
+
+
+def _of_grid(text: str) -> tuple[str, tuple[float, ...]]:
+    """The hyperparameter of --grid and its values."""
+    name, _, values = text.partition("=")
+    try:
+        numbers = tuple(float(value) for value in values.split(","))
+    except ValueError:
+        numbers = ()
+    if not name.isidentifier() or not numbers:
+        raise flag_error("grid", text, "must be a setting and its values, such as mu=0.01,0.1,1")
+    return name, numbers

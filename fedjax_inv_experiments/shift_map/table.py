@@ -50,6 +50,11 @@ class Own:
     columns: tuple[str, ...] = flag(
         (), f"Kinds of shift; all if none: {', '.join(SHIFTS)}.", kind=str
     )
+    grid: str = flag(
+        "",
+        "A hyperparameter of your own rows and its values, as mu=0.01,0.1,1. Such a row has three "
+        "learning rates for each value; without --grid it has nine.",
+    )
     beside: str = flag(
         "",
         "The map.csv of the same map with other --seeds; counts the cells that have the same word "
@@ -146,7 +151,7 @@ def select(chosen: Study, data: str, options: Options) -> list[Row]:
     names = options.rows
     if not (is_map or names):
         names = best_of(options.folder / data / "map.csv")
-    found = methods.of_names(tuple(names))
+    found = methods.of_names(tuple(names), options.own.grid)
     if any(word.startswith("--batch_size") for word in overrides) and "erm" in found:
         text = "must be left out: erm takes the batches of all clients together"
         raise UsageError("--batch_size", ..., text)

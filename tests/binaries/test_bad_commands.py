@@ -786,6 +786,7 @@ COMMANDS: list[tuple[str, str]] = [
         for value in ("0", "1", "0.5,2", "-1")
     ),
     ("cafe --data=digits --score=exact_match", "FedAvg: --score=exact_match: must be accuracy"),
+    ("cafe --data=digits --distributed", "FedAvg: --distributed: must be left out, as studies"),
     ("evaluate --run={data}/finished --metrics=mae", "--metrics=mae: is for values, the data have"),
     ("evaluate --run={data}/finished --metrics=x", "--metrics=x: unknown"),
     *(

@@ -142,6 +142,30 @@ def test_rates_of_methods_with_a_hyperparameter_are_among_the_others() -> None:
     assert "--set=num_rounds=30" in methods.LISTED["feddg_ga"].flags(30, 320)
 
 
+def test_an_own_row_with_a_grid_has_as_many_settings_as_the_others(tmp_path: Path) -> None:
+    own = "examples.own_algorithm:signs"
+    words = ("--columns=labels", f"--rows=fedprox,{own}", "--grid=weight_decay=0.001,0.01,0.1")
+    found = table.select(MAP, "digits", options(tmp_path, *words))
+    assert found[:2] == table.select(MAP, "digits", options(tmp_path, *words[:1], "--rows=fedprox"))
+    chosen = command_line.of_arguments([], found[2].flags, may_be_idle=True, nonfinite="mark")
+    (cell,) = grid.cells(chosen, [None])
+    tried = {(run.hyper["weight_decay"], run.hyper["learning_rate"]) for run in cell.runs}
+    assert len(tried) == 9
+    assert {decay for decay, _ in tried} == {0.001, 0.01, 0.1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "value", "error"),
+    [
+        ("fedprox", "mu=1,2", "needs a row of your own"),
+        *(("a:b", each, "must be a setting and") for each in ("mu", "mu=", "=1", "mu=1,x", "1")),
+    ],
+)
+def test_a_wrong_grid_is_told(tmp_path: Path, rows: str, value: str, error: str) -> None:
+    with pytest.raises(UsageError, match=rf"^--grid={value}: {error}"):
+        table.select(MAP, "digits", options(tmp_path, f"--rows={rows}", f"--grid={value}"))
+
+
 def test_terms_follow_the_flags_of_all_rows(tmp_path: Path) -> None:
     words = ("--rounds=60", "--clients=20", "--columns=labels", "--rows=erm,feddg_ga")
     chosen = options(tmp_path, *words)
