@@ -38,6 +38,11 @@ def of_arrays(
     if y is not None:
         if client is None:
             raise UsageError("client", None, "must be the client of each example, beside y")
+        for name, other in (("y", y), ("client", client)):
+            if not _has_rows_of(data, other):
+                text = f"has other row labels than x, must have the same; pass {name}.loc[x.index]"
+                raise UsageError(name, ..., f"{text}, or both by to_numpy()")
+        client = arrays_of(client)
         if texts := checks.for_texts("client", client):
             raise UsageError("client", client, f"must be integers{texts}")
         x, client = data, checks.integers("client", client, 0)
@@ -49,17 +54,40 @@ def of_arrays(
         parts = federations.parts_of(data)
     else:
         x, y, parts = _joined(data)
-    x, y = jax.tree.map(np.asarray, (without_lists(x), without_lists(y)))
+    x, y = jax.tree.map(np.asarray, (arrays_of(x), arrays_of(y)))
     _check(x, y, client)
     return x, y, parts
 
 
-def without_lists(arrays: Any) -> Any:
-    """Return arrays, a list of numbers as an array; JAX would take a list for a tree."""
+def _has_rows_of(x: Any, other: Any) -> bool:
+    """Return whether two objects of pandas have the same row labels; true for all others."""
+    labels = [getattr(each, "index", None) for each in (x, other)]
+    known = all(hasattr(each, "equals") for each in labels)
+    return not known or bool(labels[0].equals(labels[1]))
+
+
+def arrays_of(arrays: Any) -> Any:
+    """Return arrays: of a list of numbers an array, and all in the byte order of the machine.
+
+    JAX would take a list for a tree, and takes no other byte order.
+
+    Raises:
+      UsageError: for lists of different lengths, and for masked values.
+    """
     try:
-        return np.asarray(arrays) if isinstance(arrays, list) else arrays
+        found = np.asarray(arrays) if isinstance(arrays, list) else arrays
     except ValueError:  # lists of different lengths
         raise UsageError("data", ..., "must have examples of one shape") from None
+    return jax.tree.map(_native, found)
+
+
+def _native(leaf: Any) -> Any:
+    if np.ma.is_masked(leaf):
+        text = "has masked values, must have none; `filled` of the array replaces them"
+        raise UsageError("data", ..., text)
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
+        return leaf.astype(leaf.dtype.newbyteorder("="))
+    return leaf
 
 
 def _joined_arrays(*parts: np.ndarray) -> np.ndarray:
@@ -104,9 +132,9 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
         raise UsageError("data", ..., f"is one (x, y), {allowed}; of one client pass [(x, y)]")
     first, first_kinds, pairs = None, None, []
     for index, pair in enumerate(data):
-        if not isinstance(pair, Sequence) or len(pair) != 2:
+        if not isinstance(pair, Sequence) or len(pair) != 2 or any(each is None for each in pair):
             raise UsageError(f"data[{index}]", ..., allowed)
-        pair = jax.tree.map(np.asarray, tuple(map(without_lists, pair)))
+        pair = jax.tree.map(np.asarray, tuple(map(arrays_of, pair)))
         lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(pair)}
         if len(lengths) != 1 or -1 in lengths:
             raise UsageError(f"data[{index}]", ..., f"x and y have lengths {sorted(lengths)}")
@@ -134,6 +162,8 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
 def _check(x: Tree, y: Tree, client: Any = None) -> None:
     named = {"x": x, "y": y} | ({} if client is None else {"client": client})
     lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(named)}
+    if lengths == {0}:
+        raise UsageError("data", ..., f"{' and '.join(named)} must hold examples, there are none")
     if len(lengths) != 1 or 0 in lengths:
         found = ", ".join(f"{k} {np.shape(jax.tree.leaves(v)[0])}" for k, v in named.items())
         raise UsageError("data", ..., f"{' and '.join(named)} must be of one length, not {found}")
@@ -207,7 +237,7 @@ def _with_test(x: Tree, y: Tree, test: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
     """Append test examples."""
     if not isinstance(test, Sequence) or len(test) != 2:
         raise UsageError("test", ..., "must be inputs and targets, (x, y)")
-    test_x, test_y = jax.tree.map(np.asarray, tuple(map(without_lists, test)))
+    test_x, test_y = jax.tree.map(np.asarray, tuple(map(arrays_of, test)))
     try:
         _check(test_x, test_y)
     except UsageError as error:

@@ -79,6 +79,8 @@ def check_dataset(dataset: Dataset, task: str | None = None) -> None:
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         if not is_list or not names or len(set(names)) < len(names):
             raise UsageError(f"dataset.{name}", names, "must be different names, at least one")
+        if not all(isinstance(each, str) for each in names):
+            raise UsageError(f"dataset.{name}", names, "must be names, which are strings")
     _check_targets(dataset.y, dataset.task, len(dataset.classes))
     if task not in (None, dataset.task):
         allowed = f"holds {dataset.task}, must hold {task}"

@@ -422,6 +422,8 @@ def _check_same_examples(dataset: Dataset, data: Examples, first_row: int) -> No
 
 def _checked(dealt: Sequence[Any], to_deal: np.ndarray) -> list[np.ndarray]:
     """Return the rows of each client, as integers; raise UsageError for what is no partition."""
+    if not hasattr(dealt, "__len__"):
+        raise UsageError("partition", ..., "must return a list with the rows of each client")
     if len(dealt) == 0:
         raise UsageError("partition", ..., "deals to no client, must deal to at least one")
     parts = []

@@ -11,7 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import checks, local, models, platforms, program, rounds, schedules, tree
+from fedjax_inv import (
+    checks,
+    local,
+    models,
+    objectives,
+    own_objectives,
+    platforms,
+    program,
+    rounds,
+    schedules,
+    tree,
+)
 from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv.objectives import DEFAULTS, SCORES, Score
 from fedjax_inv.types import (
@@ -55,7 +66,11 @@ def check_if_given(lowest: int, **numbers: int | None) -> None:
 
 def check_settings(algorithm: Factory, settings: Mapping[str, Any]) -> None:
     """Raise UsageError for a setting that the algorithm does not have."""
-    parameters = inspect.signature(algorithm).parameters.values()
+    try:
+        parameters = inspect.signature(algorithm).parameters.values()
+    except ValueError:  # as of a built-in type
+        text = "must be a factory of an algorithm, such as fedavg.fedavg"
+        raise UsageError("algorithm", ..., text) from None
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
     names = [each.name for each in parameters][2:]  # after model and work
@@ -217,6 +232,46 @@ def _told(arrays: Tree) -> str:
     return ", ".join(map(checks.shown, jax.tree.leaves(arrays)))
 
 
+def _made(
+    optimizer: Callable[..., optax.GradientTransformation],
+    learning_rate: float | Array,
+    momentum: float | Array,
+) -> optax.GradientTransformation:
+    """Return the clients' optimizer."""
+    more = {} if checks.is_known_zero(momentum) else {"momentum": momentum}
+    try:
+        return optimizer(learning_rate, **more)
+    except TypeError as error:
+        taken = " and ".join(["learning_rate", *more])
+        raise UsageError("optimizer", ..., f"must take {taken} ({error})") from None
+
+
+def check_optimizer(
+    optimizer: Callable[..., optax.GradientTransformation],
+    learning_rate: float,
+    momentum: float,
+    params: Tree,
+) -> None:
+    """Check that the clients' optimizer takes a step by gradients and parameters alone.
+
+    Args:
+      optimizer: as in `fit`.
+      learning_rate: its learning rate.
+      momentum: its momentum.
+      params: the shapes of the parameters.
+
+    Raises:
+      UsageError: if it needs more, as `optax.lbfgs` does.
+    """
+    made = _made(optimizer, learning_rate, momentum)
+    checks.optimizer("optimizer", made)
+    try:
+        jax.eval_shape(lambda params: made.update(params, made.init(params), params), params)
+    except Exception as error:
+        text = f"must take a step by gradients and parameters alone; it fails: {one_line(error)}"
+        raise UsageError("optimizer", ..., text) from error
+
+
 def check_objective(
     algorithm: Algorithm,
     network: Variables,
@@ -259,9 +314,16 @@ def check_objective(
         except Exception as error:
             given = f"outputs {_told(outputs)}, targets {_told(two.y)} and a mask"
             raise UsageError(name, ..., f"fails on {given}: {one_line(error)}") from error
-        if getattr(found, "shape", None) != ():
-            text = f"returns {_told(found) or found}, must return a scalar"
-            raise UsageError(name, ..., text)
+        if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
+            shape = getattr(found, "shape", None)
+            returned = f"{found}" if shape is None else f"{found.dtype} {list(shape)}"
+            raise UsageError(name, ..., f"returns {returned}, must return a real number []")
+        if getattr(function, "__module__", "") != objectives.__name__:
+            one = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), outputs
+            )
+            target = jax.tree.map(lambda leaf: leaf[:1], examples.y)
+            own_objectives.check_mean(name, function, one, target)
 
 
 def _check_columns(outputs: Any, y: Array, task: str) -> None:
@@ -327,12 +389,7 @@ def work(
     Raises:
       UsageError: if the optimizer takes other arguments.
     """
-    more = {} if checks.is_known_zero(momentum) else {"momentum": momentum}
-    try:
-        made = optimizer(learning_rate, **more)
-    except TypeError as error:
-        taken = " and ".join(["learning_rate", *more])
-        raise UsageError("optimizer", ..., f"must take {taken} ({error})") from None
+    made = _made(optimizer, learning_rate, momentum)
     known = momentum if optimizer is optax.sgd else None
     if batch_size is None:
         most = int(sizes.max())

@@ -104,7 +104,8 @@ def fit(
         score that is better than all of its own before; by default it does not stop. The networks
         are those of the last round.
       callbacks: functions of the result so far, called after each segment; if one returns true, the
-        training stops. The next segment overwrites the networks of this result, but not its
+        training stops. If one raises an error, the error has the result so far as its attribute
+        `fitted`. The next segment overwrites the networks of this result, but not its
         history nor what its methods have returned.
       progress: whether to show the progress on stderr, as a bar if tqdm is installed.
       drop_nonfinite: whether an update that holds NaN or infinity is left out; if not, it reaches
@@ -128,7 +129,7 @@ def fit(
     checks.function("algorithm", algorithm)
     checks.function("optimizer", optimizer, form=" learning_rate -> optimizer, such as optax.adam")
     checks.integer("rounds", rounds)
-    checks.integer("epochs", epochs)
+    checks.integer("epochs", epochs, 1, 2**31 - 1)
     arguments.check_if_given(1, batch_size=batch_size, patience=patience, devices=devices)
     arguments.check_if_given(0, client_chunk=client_chunk, run_chunk=run_chunk)
     checks.integer("evaluate_every", evaluate_every, 1, rounds, ", the rounds")
@@ -136,7 +137,7 @@ def fit(
     checks.boolean("drop_nonfinite", drop_nonfinite)
     checks.record("callbacks", callbacks, Sequence)
     for callback in callbacks:
-        checks.function("callbacks", callback)
+        checks.function("callbacks", callback, "fitted")
     if patience is not None and validation == 0:
         raise UsageError("validation", validation, "must be above 0, as patience watches its score")
     arguments.check_settings(algorithm, settings)
@@ -186,6 +187,9 @@ def fit(
         return made
 
     arguments.check_values(build, runs, hyper)
+    first = {**plain, **runs[0].hyper}
+    rate, decay = first["learning_rate"], first["momentum"]
+    arguments.check_optimizer(optimizer, rate, decay, network.params)
     arguments.check_objective(build(runs[0].hyper), network, examples, sizes.shape[1], objective)
 
     if schedule is not None and not facts.pooled:

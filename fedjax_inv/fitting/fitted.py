@@ -198,7 +198,7 @@ class Fitted:
           UsageError: for other inputs than in training, and if there is no such run or client.
         """
         algorithm, state = self.algorithm(run), self.state(run)
-        x = clients.without_lists(x)
+        x = clients.arrays_of(x)
         self._serving.check_inputs(x)
         self._check_client(client)
         own: Tree = ()
@@ -231,7 +231,7 @@ class Fitted:
           UsageError: for other inputs or targets than in training, for targets of another length,
             and if there is no such client.
         """
-        x, y = clients.without_lists(x), clients.without_lists(y)
+        x, y = clients.arrays_of(x), clients.arrays_of(y)
         self._serving.check_inputs(x)
         self._serving.check_targets(y)
         self._check_client(client)

@@ -71,7 +71,7 @@ def train(
                 values = {name: np.stack([line[name] for line in lines], 1) for name in lines[0]}
                 fitted = Fitted(runs, History(runs, at, values), done, "", serving, training)
             so_far = fitted
-            if any([callback(so_far) for callback in callbacks]):
+            if any([_asks_to_stop(callback, so_far) for callback in callbacks]):
                 return dataclasses.replace(so_far, stopped="callback")
             if patience is not None:
                 now = rank(values["valid_score"][:, -1])
@@ -85,6 +85,19 @@ def train(
         return dataclasses.replace(fitted, stopped="interrupt")
     assert fitted is not None  # there is at least one round
     return fitted
+
+
+def _asks_to_stop(callback: Callable[[Fitted], object], so_far: Fitted) -> bool:
+    """Return whether a callback answers true. Its error gets the result so far as `fitted`."""
+    try:
+        return bool(callback(so_far))
+    except Exception as error:
+        error.fitted = so_far  # type: ignore[attr-defined]
+        error.add_note(
+            f"A callback of fit raised this after round {so_far.round}. The result so far is the "
+            "error's attribute `fitted`; in a notebook, sys.last_value.fitted."
+        )
+        raise
 
 
 def _values(outcome: Outcome, drop_nonfinite: bool) -> dict[str, np.ndarray]:

@@ -236,6 +236,8 @@ def from_nnx(module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], *, cut: int 
         random streams. When the model is called: for inputs that do not fit, and if the module
         draws without a key or in evaluation mode.
     """
+    if any(each.__module__.startswith("flax.linen") for each in type(module).__mro__):
+        raise UsageError("module", ..., "is of flax.linen; must be given to models.from_flax")
     if isinstance(module, nnx.Module):
         known, build = module, None
     else:

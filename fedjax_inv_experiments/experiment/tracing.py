@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import devices, program, tree
+from fedjax_inv import devices, own_objectives, program, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Cohort, Examples
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
@@ -21,10 +21,25 @@ from fedjax_inv_experiments.parts import method, network
 
 
 def check(assembled: Assembled, cells: Sequence[Cell]) -> None:
-    """Raises UsageError if an algorithm from outside plays no round or serves no network."""
+    """Raises UsageError for code from outside that does not do its part.
+
+    An algorithm must play a round and serve a network; a loss and a score must be means.
+    """
+    _check_objective(assembled)
     for cell in {cell.label: cell for cell in cells}.values():  # held-out domains do not matter
         if is_outside(cell.algorithm):
             _check_round(assembled, cell)
+
+
+def _check_objective(assembled: Assembled) -> None:
+    chosen, task = assembled.config.objective, assembled.task
+    functions = {"loss": (chosen.loss, task.loss), "score": (chosen.score, task.score.function)}
+    for flag_name, (name, function) in functions.items():
+        if is_outside(name):
+            own, data = assembled.config.model, assembled.dataset
+            model = network.make(own, data)
+            outputs, _ = network.outputs(own, model, network.shapes(own, model, data), data)
+            own_objectives.check_mean(f"--{flag_name}={name}", function, outputs, data.y[:1])
 
 
 def _check_round(assembled: Assembled, cell: Cell) -> None:

@@ -239,6 +239,25 @@ def check_place(name: str, path: Path, *, is_folder: bool = False) -> None:
         raise flag_error(name, path, text) from None
 
 
+def check_run_dir(path: Path) -> None:
+    """Raises UsageError if runs in this folder could not write checkpoints, which orbax does.
+
+    Orbax takes brackets for a pattern, a backslash for a slash, and names with :// for a cloud's.
+    """
+    check_place("run_dir", path, is_folder=True)
+    if re.match(r"\w+:/", str(path)):
+        raise flag_error("run_dir", path, "must be a folder of this machine")
+    whole = str(path.absolute())
+    for wrong in "[]\\":
+        if wrong in whole:
+            text = f"must be a folder whose path has no {wrong}, with which checkpoints fail"
+            raise flag_error("run_dir", whole, text)
+    try:
+        whole.encode()
+    except UnicodeEncodeError:
+        raise flag_error("run_dir", path, "must be a folder whose path is UTF-8") from None
+
+
 _OF_RUNS = ("chunks", "config", "inputs", "metrics", "result", "start")  # their .json files
 
 

@@ -25,7 +25,7 @@ from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
 from fedjax_inv_experiments.experiment.config import FLAGS, GROUPS, Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import errors
-from fedjax_inv_experiments.flags.flag import check_place, flag_error, shown
+from fedjax_inv_experiments.flags.flag import check_run_dir, flag_error, shown
 from fedjax_inv_experiments.parts import machine, participation
 from fedjax_inv_experiments.running import (
     checkpoints,
@@ -119,7 +119,7 @@ def prepared(
     label: what lines of progress name this launch; "": the label of each cell.
     """
     events.check(config.watching.tensorboard)
-    check_place("run_dir", folder, is_folder=True)
+    check_run_dir(folder)
     machine.connect(config.run)
     is_gone = initial.is_gone(config.model)
     start = None if is_gone else start_of(config)
@@ -301,7 +301,7 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     it.
     """
     events.check(config.watching.tensorboard)
-    check_place("run_dir", folder, is_folder=True)
+    check_run_dir(folder)
     participation.online_record(config.participation)
     assembled = assemble.assemble(config, config.run.seeds[:1])
     memory.check(assembled)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: they ask a run to stop at the end of a segment."""
+"""Ctrl-C, SIGTERM and SIGHUP: they ask a run to stop at the end of a segment."""
 
 import os
 import signal
@@ -16,8 +16,9 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Inside its `with` block SIGINT and SIGTERM ask for a stop at the end of the segment.
+    """Inside its `with` block SIGINT, SIGTERM and SIGHUP ask for a stop at the end of the segment.
 
+    SIGHUP comes when a terminal closes; under nohup, which ignores it, it asks for nothing.
     A second signal ends the process at once, like a kill; run folders survive it. A thread waits
     for signals, because Python runs handlers only between computations.
     """
@@ -27,7 +28,9 @@ class Stop:
     def __enter__(self) -> "Stop":
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self._before = {s: signal.signal(s, _pass) for s in (signal.SIGINT, signal.SIGTERM)}
+        asking = [signal.SIGINT, signal.SIGTERM]
+        asking += [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
+        self._before = {number: signal.signal(number, _pass) for number in asking}
         self._wakeup_before = signal.set_wakeup_fd(self._writer)
         threading.Thread(target=self._listen, daemon=True).start()
         return self

@@ -658,7 +658,7 @@ def test_a_defect_is_no_line(refused: Refused) -> None:
 # --- signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_asks_and_a_second_one_ends_it(
     number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -687,6 +687,17 @@ def test_the_first_signal_asks_and_a_second_one_ends_it(
     assert not out  # which is for results
     assert signal.getsignal(number) == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_closed_terminal_asks_for_nothing_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert stop.signal == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("is_row", [False, True])

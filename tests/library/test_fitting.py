@@ -3,6 +3,7 @@
 import functools
 import signal
 import sys
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -314,6 +315,16 @@ def test_a_callback_stops_the_training() -> None:
     assert segment.lengths == [[6, 6], [6, 6]]
 
 
+def test_an_error_in_a_callback_has_what_is_trained() -> None:
+    def callback(fitted: fitting.Fitted) -> Any:
+        return np.zeros(2) if fitted.round == 4 else None  # neither true nor false
+
+    with pytest.raises(ValueError, match="truth value") as error:
+        played([(0.1, 0.1)] * 9, 9, every=2, callbacks=[callback])
+    assert error.value.fitted.round == 4
+    assert "sys.last_value.fitted" in "".join(error.value.__notes__)
+
+
 def test_the_last_segment_may_be_shorter() -> None:
     fitted, segment = played([(0.1, 0.1)] * 3, 5, every=2)
     assert segment.lengths == [[6, 6], [6, 6], [6]]
@@ -537,6 +548,32 @@ FLAT = {"rounds": 1, "progress": False, "devices": 1}
 ARRAYS = (X[:40], Y[:40], CLIENT)
 
 
+class Rows(list[int]):
+    def equals(self, other: list[int]) -> bool:
+        return self == other
+
+
+class Labelled(np.ndarray):
+    """An array with labels of its rows, as a frame of pandas has them."""
+
+    index: Rows
+
+
+def labelled(array: np.ndarray, labels: Iterable[int]) -> Labelled:
+    found = array.view(Labelled)
+    found.index = Rows(labels)
+    return found
+
+
+def test_arrays_of_other_byte_orders_are_the_same_arrays() -> None:
+    def fit(x: np.ndarray, y: np.ndarray) -> fitting.Fitted:
+        return fitting.fit(fedavg.fedavg, MODEL, x[:40], y[:40], CLIENT, rounds=1, progress=False)
+
+    x, y = X.astype("<f4"), Y.astype("<i8")
+    one, other = fit(x, y), fit(x.astype(">f4"), y.astype(">i8"))
+    np.testing.assert_array_equal(other.predict(x.astype(">f4")), one.predict(x))
+
+
 @pytest.mark.parametrize(
     ("arguments", "settings", "message"),
     [
@@ -651,14 +688,62 @@ ARRAYS = (X[:40], Y[:40], CLIENT)
         (
             (),
             {"loss": lambda outputs, y, mask: outputs},
-            "loss: returns float32 (2, 2), must return a scalar",
+            "loss: returns float32 [2, 2], must return a real number",
         ),
+        (
+            (),
+            {"loss": lambda outputs, y, mask: jnp.int32(1)},
+            "loss: returns int32 [], must return a real number",
+        ),
+        (
+            (),
+            {"score": lambda outputs, y, mask: (outputs.argmax(-1) == y).mean()},
+            "score: must leave out examples whose mask is false, as objectives.masked_mean does",
+        ),
+        (
+            (),
+            {
+                "score": lambda outputs, y, mask: (
+                    ((outputs.argmax(-1) == y) * mask).sum() / mask.sum()
+                )
+            },
+            "score: returns nan where the mask is false for all examples, must return 0",
+        ),
+        (
+            (),
+            {"loss": lambda outputs, y, mask: (optax.l2_loss(outputs[:, 0], 1.0 * y) * mask).sum()},
+            "loss: returns the sum over examples, must return the mean",
+        ),
+        (([(X, None)] * 2, None, None), {}, "data[0]: must be a list of (x, y) for each client"),
+        (
+            (X[:40], np.ma.masked_array(Y, Y > 0)[:40], CLIENT),
+            {},
+            "data: has masked values, must have none",
+        ),
+        (
+            (X[:40], Y[:40], [None] * 40),
+            {},
+            "client=object (40,): must be integers; for texts",
+        ),
+        (
+            (labelled(X[:40], range(40)), labelled(Y[:40], range(1, 41)), CLIENT),
+            {},
+            "y: has other row labels than x, must have the same; pass y.loc[x.index], or both by",
+        ),
+        ((), {"test": (X[:0], Y[:0])}, "test: data: x and y must hold examples, there are none"),
+        (
+            (),
+            {"optimizer": optax.lbfgs},
+            "optimizer: must take a step by gradients and parameters alone",
+        ),
+        ((), {"epochs": 10**12}, "epochs=1000000000000: must be an integer in 1..2147483647"),
+        ((), {"callbacks": [lambda: True]}, "callbacks: must take fitted ("),
         (
             (),
             {"loss": lambda outputs, y: 0.0},
             "loss: fails on outputs float32 (2, 2), targets int32 (2,) and a mask: <lambda>()",
         ),
-        ((), {"score": lambda outputs, y, mask: None}, "score: returns None, must return a scal"),
+        ((), {"score": lambda outputs, y, mask: None}, "score: returns None, must return a real"),
     ],
 )
 def test_a_wrong_argument_is_one_line_before_any_compute(
