@@ -36,13 +36,12 @@ def check_mean(name: str, function: Loss, outputs: Tree, y: Tree) -> None:
 
     def values(outputs: Tree, y: Tree) -> list[Array]:
         first = jax.tree.map(lambda leaf: leaf[:1], outputs)
-        both = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), (first, y))
-        filled = outputs, both[1]
+        same, two = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), (first, y))
         return [
             function(first, y, jnp.array([True])),
-            function(*filled, jnp.array([True, False])),
-            function(*filled, jnp.array([False, False])),
-            function(*both, jnp.array([True, True])),
+            function(outputs, two, jnp.array([True, False])),
+            function(outputs, two, jnp.array([False, False])),
+            function(same, two, jnp.array([True, True])),
         ]
 
     of_shapes = jax.tree.map(made_up, outputs)

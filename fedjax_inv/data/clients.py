@@ -61,9 +61,11 @@ def of_arrays(
 
 def _has_rows_of(x: Any, other: Any) -> bool:
     """Return whether two objects of pandas have the same row labels; true for all others."""
-    labels = [getattr(each, "index", None) for each in (x, other)]
-    known = all(hasattr(each, "equals") for each in labels)
-    return not known or bool(labels[0].equals(labels[1]))
+    rows: Any = getattr(x, "index", None)
+    others: Any = getattr(other, "index", None)
+    if not (hasattr(rows, "equals") and hasattr(others, "equals")):
+        return True
+    return bool(rows.equals(others))
 
 
 def arrays_of(arrays: Any) -> Any:

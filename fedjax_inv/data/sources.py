@@ -277,6 +277,9 @@ def _not_found(name: str, tfds_dir: Path) -> str:
     near = (
         ", ".join(difflib.get_close_matches(base, ["digits", *names])) or "digits, mnist, cifar10"
     )
+    file = Path(name).expanduser()
+    if file.is_file():
+        return f"must end in {', '.join(FILES)}, in small letters; a packed file must be unpacked"
     return (
         f"must be a data set, did you mean {near}? "
         "Or the path of an .npz file, of a table (.csv, .parquet), of a folder domain/class/image, "
@@ -506,7 +509,13 @@ def _npz(path: Path) -> Dataset:
         x = _float32(name, "x", x)
     elif x.ndim == 3:
         x = x[..., None]
+    if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] > 4:
+        text = f"{name}: x has {x.shape[3]} channels, as the last axis counts them; images of "
+        text += "PyTorch [M, channels, height, width] must be saved as x.transpose(0, 2, 3, 1)"
+        warnings.warn(text, stacklevel=3)
     y, classes = _targets(name, y)
+    if y.dtype.kind == "f" and len(np.unique(y)) <= tables.MOST_CLASSES and (y == np.rint(y)).all():
+        warnings.warn(f"{name}: y {tables.FEW_WHOLE}; classes are integers", stacklevel=3)
     domains, domain = np.unique(domain, return_inverse=True)
     user = None
     if "client" in arrays:

@@ -27,6 +27,11 @@ SUFFIXES = (".csv", ".parquet")
 _NUMBERS_AMONG_TEXTS = 20  # so many different numbers beside a text are a column of numbers
 _SHOWN = 12  # names of columns in an error
 _TRUTH = {"false", "true"}
+FEW_WHOLE = "holds few different whole numbers in floating point, which are read as values"
+_SEPARATOR = "must have commas between its columns, not semicolons or tabs"
+_LONGEST_LINE = 100_000  # bytes of the names that are searched for separators
+# A number as 1,5 or 1,234.5 or 5%, or a date of three numbers.
+_OTHER_NUMBER = re.compile(r"[-+]?\d[\d.,']*[,'%][\d.,']*%?|\d+([/.-])\d+\1\d+")
 _OPTIONAL = ("domain", "client", "test")  # roles that are also their default names
 
 
@@ -185,6 +190,10 @@ def _read(path: Path, roles: Roles, like: Dataset | None) -> Any:
         reason = " ".join(str(error).split())[:200]
         if "\x00" in reason and path.suffix == ".csv":
             raise UsageError("path", str(path), "must be in UTF-8, it has bytes of 0") from None
+        with path.open("rb") as file:
+            names = file.readline(_LONGEST_LINE)
+        if path.suffix == ".csv" and max(map(names.count, b";\t")) > names.count(b","):
+            raise UsageError("path", str(path), _SEPARATOR) from None
         if "cannot infer number of columns" in reason:
             reason = "it has a single line"
         kind = ".parquet file"
@@ -245,12 +254,15 @@ class _Reader:
 
     def check_names(self, roles: Roles, *, is_csv: bool) -> list[str]:
         """Return the names of the columns; raise UsageError unless they fit the roles."""
-        names = list(self._content.column_names)
+        try:
+            names = list(self._content.column_names)
+        except UnicodeDecodeError:
+            raise self.error("must be in UTF-8, its first line is not") from None
         if is_csv and names and all(map(_is_number, names)):
             text = "must begin with a line of the columns' names, it begins with"
             raise self.error(f"{text} {names[0]}")
         if is_csv and len(names) == 1 and set(names[0]) & set(";\t"):
-            raise self.error("must have commas between its columns, not semicolons or tabs")
+            raise self.error(_SEPARATOR)
         for number, name in enumerate(names, 1):
             if not name:
                 text = "which a data frame's index has if it is written too"
@@ -272,7 +284,7 @@ class _Reader:
                 continue
             if name == role:  # the default name, which may be in another case
                 for other in names:
-                    if other.lower() == name and other not in needed:
+                    if other.strip().lower() == name and other not in needed:
                         text = f"must be {name!r} to be read as such, or another name"
                         raise self.error(f"has a column {other!r}, {text}")
             if name == role == "target":
@@ -312,7 +324,11 @@ class _Reader:
             elif kinds == ["number"]:
                 numbers = self._numbers(one)
                 whole = self._is_whole(one)
-                task = "classes" if whole and len(np.unique(numbers)) <= MOST_CLASSES else "values"
+                few = len(np.unique(numbers)) <= MOST_CLASSES
+                task = "classes" if whole and few else "values"
+                if few and not whole and (numbers == np.rint(numbers)).all():
+                    text = f"{self._path}: column {one!r} {FEW_WHOLE}; the task classes is another"
+                    warnings.warn(text, stacklevel=4)
             else:
                 task = "classes"
         if task == "classes":
@@ -410,6 +426,11 @@ class _Reader:
             row = int(np.argmin(are_numbers[number]))
             text = f"holds numbers, but {categories[number[row]]!r} in {self._place(row)}"
             raise self.error(f"column {name!r} {text}; must hold numbers alone")
+        others = [each for each in categories if _OTHER_NUMBER.fullmatch(each)]
+        if len(others) > len(categories) / 2:
+            text = f"is read as {len(categories)} categories, such as {others[0]!r}; numbers have "
+            text += "digits and a decimal point alone, as 1234.5"
+            warnings.warn(f"{self._path}: column {name!r} {text}", stacklevel=4)
         if len(categories) > MOST_CATEGORIES:
             text = f"{len(categories)} different texts, must hold at most {MOST_CATEGORIES}"
             raise self._no_feature(name, text)
@@ -507,7 +528,9 @@ class _Reader:
         if not np.isfinite(numbers).all():
             place = self._place(int(np.argmin(np.isfinite(numbers))))
             raise self.error(f"column {name!r} must be finite in float32, {place} is not")
-        if exact.dtype.kind in "iu" and (numbers.astype(np.float64) != exact).any():
+        with np.errstate(invalid="ignore"):  # 2^63 as an integer
+            is_rounded = exact.dtype.kind in "iu" and (numbers.astype(exact.dtype) != exact).any()
+        if is_rounded:
             text = "holds whole numbers above 2^24, such as identifiers, which float32 rounds"
             warnings.warn(f"{self._path}: column {name!r} {text}", stacklevel=4)
         return numbers

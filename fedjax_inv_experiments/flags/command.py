@@ -105,6 +105,8 @@ def main(binary: Binary) -> None:
             raise
 
     def read(argv: list[str]) -> list[str]:
+        # JAX_ENABLE_X64 would compute other numbers, which the run's flags would not tell.
+        jax.config.update("jax_enable_x64", False)
         with errors.in_one_line():
             text = binary.answer(argv, flags.FLAGS)
             if text is not None:

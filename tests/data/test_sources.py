@@ -636,6 +636,21 @@ def test_npz_vectors_of_8_bits_are_no_images(tmp_path):
     assert (dataset.x == 7).all()
 
 
+def test_npz_that_may_mean_something_else_is_told(tmp_path):
+    y = np.array([0, 1, 1])
+    with pytest.warns(UserWarning, match=r"x has 16 channels, .*saved as x\.transpose"):
+        sources.load(str(save(tmp_path, x=np.zeros((3, 3, 16, 16), np.uint8), y=y)))
+    with pytest.warns(UserWarning, match="y holds few different whole numbers in floating point"):
+        sources.load(str(save(tmp_path, x=np.zeros((3, 2)), y=y / 1)))
+
+
+@pytest.mark.parametrize("name", ["t.CSV", "t.tsv", "t.csv.gz"])
+def test_a_file_of_another_suffix_is_told(name, tmp_path):
+    (tmp_path / name).write_text("x,target\n1,2\n")
+    text = "must end in .npz, .json, .csv, .parquet, in small letters; a packed"
+    assert text in error_of(tmp_path / name)
+
+
 def test_npz_grey_images_get_a_channel(tmp_path):
     path = save(tmp_path, x=np.ones((2, 3, 4), np.uint8), y=np.arange(2))
     assert sources.load(str(path)).x.shape == (2, 3, 4, 1)

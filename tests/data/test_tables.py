@@ -116,6 +116,30 @@ def test_whole_numbers_that_float32_rounds_are_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"rounded\.csv: column 'x' holds whole numbers above"):
         dataset = read(path)
     np.testing.assert_array_equal(dataset.x[:, 0], [2**24, 2**25, -(2**24), 2**24])
+    large = written(tmp_path / "large.csv", [rows[0], (2**60 + 1, 0.5), (2**60 + 2, 1.5)])
+    with pytest.warns(UserWarning, match=r"large\.csv: column 'x' holds whole numbers above"):
+        read(large)
+
+
+@pytest.mark.parametrize("example", ["1,5", "1,234.5", "5%", "3/1/2020", "1'000"])
+def test_numbers_in_another_notation_are_told(example: str, tmp_path: Path) -> None:
+    rows = [("x", "target"), (example, 0.5), (example[:-1] + "7" + example[-1], 1.5), ("z", 2.5)]
+    with pytest.warns(UserWarning, match="column 'x' is read as 3 categories, such as"):
+        assert read(written(tmp_path / "some.csv", rows)).features[-1] == "x=z"
+
+
+@pytest.mark.parametrize("example", ["a,5", "1-2", "north", "3/4"])
+def test_texts_with_digits_are_categories(example: str, tmp_path: Path) -> None:
+    with warnings.catch_warnings(action="error"):
+        read(written(tmp_path / "some.csv", [("x", "target"), (example, 0.5), ("b", 1.5)]))
+
+
+def test_few_whole_targets_in_floating_point_are_told(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="column 'target' holds few different whole numbers in fl"):
+        assert of_column(tmp_path, [1.0, 0.0]).task == "values"
+    with warnings.catch_warnings(action="error"):
+        assert of_column(tmp_path, [1.0, 0.0], task="values").task == "values"
+        assert of_column(tmp_path, [1.0, 0.5]).task == "values"
 
 
 def test_columns_of_other_names(tmp_path: Path) -> None:
@@ -200,6 +224,8 @@ GOOD = [("x", "z", "target"), (1, "a", 0.5), (2, "b", 1.5)]
         ("x,x,target\n1,2,3\n", "must name each column differently, two are called 'x'"),
         (",x,target\n0,2,3\n", "column 1 has no name, which a data frame's index has"),
         ("x;target\n1;2\n", "must have commas between its columns"),
+        ("x;target\n1,5;2\n", "must have commas between its columns, not semicolons or tabs"),
+        ("x, target\n1,2\n", "has a column ' target', must be 'target' to be read as such"),
         ("target\n1.5\n2.5\n", "must hold a column of features"),
         ("x,target\n1,1\n,2\n", "column 'x' has no value in line 3"),
         (
@@ -282,6 +308,8 @@ def test_files_in_other_encodings(tmp_path: Path) -> None:
     rows = [("x", "target"), ("æ", 1), ("b", 2)]
     assert "must hold texts in UTF-8" in error_of(written(tmp_path / "a.csv", rows, "latin-1"))
     assert "must be in UTF-8" in error_of(written(tmp_path / "b.csv", rows, "utf-16"))
+    names = [("température", "target"), (1, 1)]
+    assert "must be in UTF-8, its first" in error_of(written(tmp_path / "g.csv", names, "latin-1"))
     assert read(written(tmp_path / "c.csv", rows, "utf-8-sig")).features == ("x=b", "x=æ")
     (tmp_path / "d.parquet").write_bytes(b"x,target\n1,2\n")
     assert "must be a .parquet file" in error_of(tmp_path / "d.parquet")
