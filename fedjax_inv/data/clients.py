@@ -68,6 +68,19 @@ def _has_rows_of(x: Any, other: Any) -> bool:
     return bool(rows.equals(others))
 
 
+def columns_of(x: Any) -> list[str]:
+    """Return the names of the columns of a frame of pandas, [] of other inputs."""
+    return [*map(str, getattr(x, "columns", ()))]
+
+
+def check_columns(name: str, x: Any, needed: Sequence[str]) -> None:
+    """Raise UsageError if two frames of pandas have not the same columns in one order."""
+    found = columns_of(x)
+    if found and needed and found != [*needed]:
+        text = f"has the columns {', '.join(found)}, must have {', '.join(needed)}, as in training"
+        raise UsageError(name, ..., text)
+
+
 def arrays_of(arrays: Any) -> Any:
     """Return arrays: of a list of numbers an array, and all in the byte order of the machine.
 

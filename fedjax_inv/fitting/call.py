@@ -155,6 +155,7 @@ def fit(
         examples, splits = clients.splits_of_dataset(
             data, partition=partition, held_out=held_out, validation=validation, seeds=seeds
         )
+        columns = []
         model = model if data.render is None else models.painted(model, data.render)
     else:
         arguments.check_absent("arrays", partition=partition, held_out=held_out)
@@ -162,6 +163,9 @@ def fit(
         examples, splits = clients.splits_of_arrays(
             *arrays, test=test, validation=validation, seeds=seeds
         )
+        columns = clients.columns_of(data)
+        if test is not None:
+            clients.check_columns("test", test[0], columns)
 
     objective = arguments.objective(algorithm, examples.y, loss, score)
     plain = plain | objective.settings
@@ -227,7 +231,8 @@ def fit(
         run_chunk=at_once if run_chunk is None else run_chunk,
         layout=layout,
     )
-    serving = Serving(build, compiled, inputs, sample, num_classes, objective, facts.precision)
+    precision = facts.precision
+    serving = Serving(build, compiled, inputs, sample, num_classes, objective, precision, columns)
     with contextlib.closing(segments.Progress(rounds, is_on=progress)) as shown:
         return segments.train(
             serving,

@@ -6,7 +6,7 @@ Axis letters: R runs, E evaluations.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -76,9 +76,10 @@ class Serving:
         num_classes: int,  # 0 if the loss takes targets that are no classes
         objective: Objective,
         precision: str,  # of products, as in `platforms.products_at`
+        columns: Sequence[str] = (),  # of the inputs, if they were a frame of pandas
     ) -> None:
         self.build, self.program, self.inputs = build, program, inputs
-        self.sample, self.num_classes = sample, num_classes
+        self.sample, self.num_classes, self.columns = sample, num_classes, columns
 
         def predict(hyper: Mapping[str, Array], server: Tree, own: Tree, x: Tree) -> Array:
             with platforms.products_at(precision):
@@ -102,6 +103,7 @@ class Serving:
 
     def check_inputs(self, x: Tree) -> None:
         """Raise UsageError unless x has the structure, shapes and kinds of training."""
+        clients.check_columns("x", x, self.columns)
         # Of kinds: unscaled bytes, for example, would be another image.
         _check_like("x", x, self.sample.x, clients.kind_of_inputs)
 

@@ -554,15 +554,29 @@ class Rows(list[int]):
 
 
 class Labelled(np.ndarray):
-    """An array with labels of its rows, as a frame of pandas has them."""
+    """An array with labels of its rows and columns, as a frame of pandas has them."""
 
     index: Rows
+    columns = ("a", "b", "c")
 
 
 def labelled(array: np.ndarray, labels: Iterable[int]) -> Labelled:
     found = array.view(Labelled)
     found.index = Rows(labels)
     return found
+
+
+def test_columns_of_frames_are_those_of_training() -> None:
+    x, other = labelled(X[:40], range(40)), labelled(X[40:], range(8))
+    other.columns = ("a", "c", "b")
+    fitted = fit(fedavg.fedavg, MODEL, x, Y[:40], CLIENT, rounds=1, progress=False)
+    message = "has the columns a, c, b, must have a, b, c, as in training"
+    with pytest.raises(UsageError, match=f"^x: {message}"):
+        fitted.predict(other)
+    with pytest.raises(UsageError, match=f"^test: {message}"):
+        fit(fedavg.fedavg, MODEL, x, Y[:40], CLIENT, rounds=1, test=(other, Y[40:]))
+    other.columns = x.columns
+    np.testing.assert_array_equal(fitted.predict(other), fitted.predict(X[40:]))
 
 
 def test_arrays_of_other_byte_orders_are_the_same_arrays() -> None:

@@ -79,6 +79,8 @@ _NO_ARGUMENT = ("aggregators.count", "aggregators.total", "aggregators.stacked")
 _OF_FIT = "a part of `fit`, whose arguments test_fitting tries"
 _FORMS = (
     "arrays_of",
+    "columns_of",
+    "check_columns",
     "of_arrays",
     "kind",
     "kind_of_inputs",
