@@ -441,6 +441,7 @@ def test_arrays_of_an_input_have_one_length() -> None:
     sample: Any = SimpleNamespace(x={"a": X, "b": X})
     serving = object.__new__(Serving)
     serving.sample = sample
+    serving.columns = ()
     serving.check_inputs({"a": X[:4], "b": X[:4]})
     with pytest.raises(UsageError, match=r"^x: has arrays of 4 and 1 examples"):
         serving.check_inputs({"a": X[:4], "b": X[:1]})
