@@ -30,7 +30,7 @@ from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Measure, Objective
 from fedjax_inv_experiments.reporting import data_figures, figures, finished, predictions
 from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import records
+from fedjax_inv_experiments.running import launch, records
 from fedjax_inv_experiments.running.records import Domain, Line
 from runs import no_figures
 
@@ -342,6 +342,16 @@ def test_a_loss_and_a_score_from_outside(tmp_path: Path, monkeypatch: pytest.Mon
     stored = json.loads(json.dumps(config.to_record(config.of(**values))))
     with pytest.raises(ValueError, match=r"--loss=own_objective:loss, .* and --score=own_obj"):
         config.from_record(stored)
+
+
+def test_a_score_that_ignores_its_mask_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "def of_all(outputs, y, mask):\n    return (outputs.argmax(-1) == y).mean()\n"
+    (tmp_path / "own_score.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"^--score=own_score:of_all: must leave out examples"):
+        launch.check(config.of(score="own_score:of_all"), tmp_path / "run", in_folders=False)
 
 
 # Metrics, against naive loops.
