@@ -277,9 +277,9 @@ def _not_found(name: str, tfds_dir: Path) -> str:
     near = (
         ", ".join(difflib.get_close_matches(base, ["digits", *names])) or "digits, mnist, cifar10"
     )
-    file = Path(name).expanduser()
-    if file.is_file():
-        return f"must end in {', '.join(FILES)}, in small letters; a packed file must be unpacked"
+    if os.path.isfile(os.path.expanduser(name)):  # false for impossible names
+        endings = ", ".join(FILES)
+        return f"must be a data set, a file that ends in {endings} in small letters, unpacked"
     return (
         f"must be a data set, did you mean {near}? "
         "Or the path of an .npz file, of a table (.csv, .parquet), of a folder domain/class/image, "

@@ -647,7 +647,7 @@ def test_npz_that_may_mean_something_else_is_told(tmp_path):
 @pytest.mark.parametrize("name", ["t.CSV", "t.tsv", "t.csv.gz"])
 def test_a_file_of_another_suffix_is_told(name, tmp_path):
     (tmp_path / name).write_text("x,target\n1,2\n")
-    text = "must end in .npz, .json, .csv, .parquet, in small letters; a packed"
+    text = "must be a data set, a file that ends in .npz, .json, .csv, .parquet in small letters"
     assert text in error_of(tmp_path / name)
 
 
