@@ -191,8 +191,8 @@ def _read(path: Path, roles: Roles, like: Dataset | None) -> Any:
         if "\x00" in reason and path.suffix == ".csv":
             raise UsageError("path", str(path), "must be in UTF-8, it has bytes of 0") from None
         with path.open("rb") as file:
-            names = file.readline(_LONGEST_LINE)
-        if path.suffix == ".csv" and max(map(names.count, b";\t")) > names.count(b","):
+            first = file.readline(_LONGEST_LINE)
+        if path.suffix == ".csv" and max(map(first.count, b";\t")) > first.count(b","):
             raise UsageError("path", str(path), _SEPARATOR) from None
         if "cannot infer number of columns" in reason:
             reason = "it has a single line"
@@ -327,7 +327,9 @@ class _Reader:
                 few = len(np.unique(numbers)) <= MOST_CLASSES
                 task = "classes" if whole and few else "values"
                 if few and not whole and (numbers == np.rint(numbers)).all():
-                    text = f"{self._path}: column {one!r} {FEW_WHOLE}; the task classes is another"
+                    text = (
+                        f"{self._path}: column {one!r} {FEW_WHOLE}; task=classes makes them classes"
+                    )
                     warnings.warn(text, stacklevel=4)
             else:
                 task = "classes"

@@ -314,8 +314,8 @@ def check_objective(
         except Exception as error:
             given = f"outputs {_told(outputs)}, targets {_told(two.y)} and a mask"
             raise UsageError(name, ..., f"fails on {given}: {one_line(error)}") from error
-        if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
-            shape = getattr(found, "shape", None)
+        shape = getattr(found, "shape", None)
+        if shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
             returned = f"{found}" if shape is None else f"{found.dtype} {list(shape)}"
             raise UsageError(name, ..., f"returns {returned}, must return a real number []")
         if getattr(function, "__module__", "") != objectives.__name__:
