@@ -167,6 +167,9 @@ def fit(
         if test is not None:
             clients.check_columns("test", test[0], columns)
 
+    if batch_size is not None:
+        row = sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(examples))
+        checks.memory("batch_size", batch_size, batch_size * row)
     objective = arguments.objective(algorithm, examples.y, loss, score)
     plain = plain | objective.settings
     network, num_classes = arguments.network(model, examples, objective)

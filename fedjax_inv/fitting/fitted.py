@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -36,6 +36,18 @@ class History:
     rounds: np.ndarray  # [E] int, how many rounds were over
     values: Mapping[str, np.ndarray]  # each [R, E]
 
+    def __repr__(self) -> str:
+        runs = _counted(len(self.runs), "run")
+        return f"<History: {runs}, {_counted(len(self.rounds), 'evaluation')}{self._last()}>"
+
+    def _last(self) -> str:
+        """The range over runs of each value at the last evaluation; "" if there is none."""
+        if not len(self.rounds):
+            return ""
+        last = {name: values[:, -1] for name, values in self.values.items()}
+        shown = (f"{name} {_range_of(values)}" for name, values in last.items())
+        return f"; after round {self.rounds[-1]} {', '.join(shown)}"
+
     def __getitem__(self, name: str) -> np.ndarray:
         """Return the values [R, E] of a name."""
         if name not in self.values:
@@ -62,6 +74,15 @@ class History:
             columns[name] = np.repeat([run.hyper[name] for run in self.runs], number)
         columns["round"] = np.tile(self.rounds, num_runs)
         return pandas.DataFrame(columns | {k: v.reshape(-1) for k, v in self.values.items()})
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _range_of(values: np.ndarray) -> str:
+    low, high = f"{np.min(values):.3g}", f"{np.max(values):.3g}"
+    return low if low == high else f"{low} to {high}"
 
 
 class Serving:
@@ -137,7 +158,11 @@ def _check_like(name: str, given: Tree, sample: Tree, kind: Callable[[Any], str]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fitted:
-    """R trained runs: every combination of hyperparameters, and within each every seed."""
+    """R trained runs: every combination of hyperparameters, and within each every seed.
+
+    A result holds compiled programs, so it cannot be pickled; `network()`, `state()` and `history`
+    can be.
+    """
 
     runs: tuple[Run, ...]  # the seed of each, and the hyperparameters in which runs differ
     history: History
@@ -145,6 +170,17 @@ class Fitted:
     stopped: str  # what stopped the run: "patience", "callback" or "interrupt"; "" if nothing did
     _serving: Serving
     _training: Training
+
+    def __repr__(self) -> str:
+        length = f"{_counted(len(self.runs), 'run')}, {_counted(self.round, 'round')}"
+        rest = f", stopped by {self.stopped}" if self.stopped else ""
+        return f"<Fitted: {length}{rest}{self.history._last()}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a result of fit holds compiled programs and cannot be pickled; pickle network(), "
+            "state() or history"
+        )
 
     def algorithm(self, run: int = 0) -> Algorithm:
         """Return the algorithm of a run, for the functions of `rounds` and `evaluation`."""

@@ -119,14 +119,28 @@ def main(binary: Binary) -> None:
 
 
 def _run(binary: Binary, options: Any) -> str:
-    """The text of a binary. Raises `errors.Lost` if another process has ended meanwhile."""
+    """The text of a binary.
+
+    Raises `errors.Lost` if another process has ended meanwhile, and UsageError if JAX_PLATFORMS
+    names a platform without devices here, of which JAX tells only when a device is needed.
+    """
     try:
         return binary.run(options)
-    except jax.errors.JaxRuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
+        if jax.config.jax_platforms and not _has_devices():
+            allowed = "has no device here; unset it, or install JAX for that platform"
+            raise UsageError("JAX_PLATFORMS", jax.config.jax_platforms, allowed) from None
         if jax.distributed.is_initialized() and _LOST.search(str(error)):
             text = "another process has ended, and says why; --resume continues the run"
             raise errors.Lost(text) from None
         raise
+
+
+def _has_devices() -> bool:
+    try:
+        return bool(jax.devices())
+    except (RuntimeError, AssertionError):  # the second from JAX's second search for devices
+        return False
 
 
 def _await_others() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 from jax.sharding import Sharding
@@ -267,6 +268,9 @@ def _advance(
             ahead.begin("evaluation", lambda: program.evaluate.lower(*now).compile())
         while not last:
             part = _rounds(cohorts, done, every)
+            if jax.config.jax_disable_jit or jax.config.jax_debug_nans:
+                # Operations one by one cannot index a NumPy array by a loop's counter.
+                part = jax.tree.map(jnp.asarray, part)
             with progress.compiling("1 round" if every == 1 else f"{every} rounds", likely):
                 for name in ("rounds", "evaluation"):
                     ahead.take(name, lambda: None)

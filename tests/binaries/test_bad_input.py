@@ -543,6 +543,20 @@ def test_the_command_line_ends_with_one_line_and_status_2(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_platform_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.train", "--rounds=1", f"--run_dir={tmp_path / 'run'}"],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "abacus"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: JAX_PLATFORMS='abacus': has no device")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 def test_a_signal_writes_a_checkpoint_and_the_run_can_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = [

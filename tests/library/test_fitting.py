@@ -1,6 +1,8 @@
 """`fit`: arrays in, trained runs out, equal to those of the layers below."""
 
+import dataclasses
 import functools
+import pickle
 import signal
 import sys
 from collections.abc import Iterable
@@ -33,7 +35,8 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, environments, federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.fitting import arguments, machine, segments
-from fedjax_inv.fitting.fitted import Serving
+from fedjax_inv.fitting.fitted import History, Serving
+from fedjax_inv.program import Run
 from fedjax_inv.types import Array, Cohort, Federation, Tree
 
 C, T, EVERY = 4, 5, 2  # clients, rounds, rounds of a segment
@@ -152,6 +155,33 @@ def test_the_history_is_of_every_run_and_segment() -> None:
     assert not np.array_equal(networks[0].params.head, networks[1].params.head)
     with pytest.raises(UsageError, match=r"name=loss|name='loss': must be one of"):
         history["loss"]
+
+
+def test_a_result_is_shown_in_a_line() -> None:
+    runs = (Run(0, {"mu": 0.1}), Run(0, {"mu": 1.0}))
+    scores = {"test_score": np.array([[0.1, 0.25], [0.2, 0.5]]), "train_loss": np.ones((2, 2))}
+    fitted = trained()[0]
+    history = History(runs, np.array([1, 3]), scores)
+    last = "after round 3 test_score 0.25 to 0.5, train_loss 1"
+    assert repr(history) == f"<History: 2 runs, 2 evaluations; {last}>"
+    result = dataclasses.replace(fitted, runs=runs[:1], history=history, round=3)
+    assert repr(result) == f"<Fitted: 1 run, 3 rounds; {last}>"
+    stopped = dataclasses.replace(result, stopped="interrupt", round=1)
+    assert repr(stopped) == f"<Fitted: 1 run, 1 round, stopped by interrupt; {last}>"
+    empty = History(runs, np.arange(0), {})
+    assert repr(empty) == "<History: 2 runs, 0 evaluations>"
+
+
+def test_parts_of_a_result_can_be_pickled() -> None:
+    fitted = trained()[0]
+    with pytest.raises(
+        TypeError, match=r"cannot be pickled; pickle network\(\), state\(\) or hist"
+    ):
+        pickle.dumps(fitted)
+    again = pickle.loads(pickle.dumps(fitted.history))
+    assert_same_bits(again.values, fitted.history.values)
+    network = fitted.network(1)
+    assert_same_bits(plain(pickle.loads(pickle.dumps(network))), plain(network))
 
 
 def test_segments_share_compiled_programs() -> None:
@@ -596,6 +626,7 @@ def test_arrays_of_other_byte_orders_are_the_same_arrays() -> None:
         ((), {"learning_rate": -1}, "learning_rate=-1: must be a finite number"),
         ((), {"learning_rate": []}, "learning_rate=[]: must be a list of numbers"),
         ((), {"learning_rate": [0.1, "a"]}, "learning_rate='a': must be a finite number"),
+        ((), {"batch_size": 2**50}, "batch_size=1125899906842624: needs"),
         ((), {"momentum": 2}, "momentum=2: must be a finite number, in [0, 1]"),
         ((), {"seeds": (1, 1)}, "seeds=[1, 1]: must be different"),
         ((), {"seeds": 3}, "seeds=3: must be a list of integers, such as range(3)"),
