@@ -272,7 +272,8 @@ class Work(NamedTuple):
     # Momentum of the local SGD, for methods that need it; an optax optimizer does not reveal it.
     # None: unknown.
     momentum: float | Array | None = None
-    # The clients' learning rate, before a schedule changes it, for the same methods. None: unknown.
+    # The clients' learning rate, without a schedule inside of the optimizer, for the same methods.
+    # None: unknown.
     learning_rate: float | Array | None = None
     # Numbers of examples -> local steps of a round, both of one shape. None: unknown.
     num_steps: Callable[[Array], Array] | None = None

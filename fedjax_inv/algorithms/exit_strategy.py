@@ -611,7 +611,8 @@ def exit_strategy(
       pretraining_rounds: the rounds after which clients may leave.
       loss: the objective of local training and of contributions.
       server_optimizer: the server's optimizer, on the mean delta.
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
+      weighting: weights of clients in the mean of their updates, "size" or "uniform"; in Python
+        also a function of `Slots`. Contributions are weighted by size whatever it is.
 
     Raises:
       UsageError: for values out of range, for a factory with other arguments, and without a

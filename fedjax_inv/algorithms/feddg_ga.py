@@ -11,7 +11,8 @@ they measure their gaps at the averaged network, which the next round sends agai
 Zhang et al. 2023, "Federated Domain Generalization with Generalization Adjustment" (CVPR). The
 paper has all clients in each round. We chose: only clients that attend change their weight, a late
 client measures its gap at the newest average, a cohort is averaged by its own weights, divided by
-their sum, and gaps that differ by rounding alone are equal.
+their sum, and gaps that differ by rounding alone are equal. The authors' code divides the
+step by 3, measures gaps by the accuracy on validation examples, and does not subtract their mean.
 """
 
 from typing import NamedTuple

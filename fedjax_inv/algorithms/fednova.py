@@ -102,7 +102,7 @@ def fednova(
         for plain SGD.
       proximal: weight of FedProx's proximal term, the paper's mu.
       step_size: the clients' learning rate, on which a_i depends if there is a proximal term;
-        None: `work.learning_rate`. A schedule of the rate is not followed.
+        None: `work.learning_rate`. A schedule inside of the optimizer is not followed.
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the normalised mean delta.
       weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.

@@ -114,7 +114,7 @@ def moon(
     Args:
       model: the network.
       work: local training.
-      penalty: weight of the contrast, the paper's mu, 1 to 10 there; 0 is FedAvg.
+      penalty: weight of the contrast, the paper's mu, 1 or 5 there; 0 is FedAvg.
       temperature: the paper's tau.
       projection: outputs of the projection; 0 for no projection: z are then the body's features,
         averaged over positions.

@@ -1,4 +1,4 @@
-"""Studies of the exit strategy of FedIPG (Hao et al. 2025, arXiv 2503.06158, Section III-C).
+"""Studies of the exit strategy of FedIPG (Hao et al. 2025, arXiv 2503.06158, Section IV).
 
 fedjax-inv paper fedipg --study=exit --data=mnist
 
