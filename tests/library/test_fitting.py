@@ -611,12 +611,15 @@ def test_columns_of_frames_are_those_of_training() -> None:
 
 
 def test_arrays_of_other_byte_orders_are_the_same_arrays() -> None:
-    def fit(x: np.ndarray, y: np.ndarray) -> fitting.Fitted:
-        return fitting.fit(fedavg.fedavg, MODEL, x[:40], y[:40], CLIENT, rounds=1, progress=False)
+    def split(x: np.ndarray, y: np.ndarray) -> Any:
+        arrays = clients.of_arrays(x[:40], y[:40], CLIENT)
+        return clients.splits_of_arrays(*arrays, test=None, validation=0.0, seeds=[0])
 
     x, y = X.astype("<f4"), Y.astype("<i8")
-    one, other = fit(x, y), fit(x.astype(">f4"), y.astype(">i8"))
-    np.testing.assert_array_equal(other.predict(x.astype(">f4")), one.predict(x))
+    one, other = split(x, y), split(x.astype(">f4"), y.astype(">i8"))
+    assert_same_bits(plain(other), plain(one))
+    fitted = trained()[0]
+    np.testing.assert_array_equal(fitted.predict(x.astype(">f4")), fitted.predict(x))
 
 
 @pytest.mark.parametrize(
