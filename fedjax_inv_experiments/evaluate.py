@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import msgspec
 import numpy as np
 from matplotlib.axes import Axes
@@ -33,6 +32,7 @@ from matplotlib.figure import Figure
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.types import Tree
 from fedjax_inv_experiments.flags import command, outside
 from fedjax_inv_experiments.flags.flag import at_least, check_picture, check_place, flag, flag_error
 from fedjax_inv_experiments.parts import data as data_flags
@@ -130,14 +130,17 @@ def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
         raise UsageError(where, ..., "must be stored as it is seen")
     sample = jax.tree.map(lambda leaf: leaf[:1], old.x)
     seen = jax.eval_shape(old.render, sample) if old.render else sample
-    here, there = np.shape(new.x)[1:], jnp.shape(seen)[1:]
+    here, there = (jax.tree.map(lambda leaf: list(leaf.shape[1:]), x) for x in (new.x, seen))
     if here != there:
-        text = f"has inputs {list(here)}, must have {list(there)}, as the run"
-        raise UsageError(where, ..., text)
+        raise UsageError(where, ..., f"has inputs {here}, must have {there}, as the run")
     y = _known_targets(where, new, old)
     groups = [(name, new.domain == index) for index, name in enumerate(new.domains)]
+
+    def of_rows(rows: np.ndarray) -> Tree:
+        return jax.tree.map(lambda leaf: leaf[rows], new.x)
+
     return [
-        Part(name, "new", -1, np.flatnonzero(rows), new.x[rows], y[rows])
+        Part(name, "new", -1, np.flatnonzero(rows), of_rows(rows), y[rows])
         for name, rows in groups
         if rows.any()
     ]
@@ -338,8 +341,7 @@ def _is_of_report(path: Path) -> bool:
         return any((path.parent / name).exists() for name in ("config.json", "result.json"))
     # A study's NAME.json says how NAME.csv, NAME_runs.csv and NAME_differences.csv came about.
     record = path.with_name(f"{re.sub('_(runs|differences)$', '', path.stem)}.json")
-    is_table = path.suffix == ".csv" and record.is_file()
-    return is_table and records.decoded(record.read_bytes(), records.Origin) is not None
+    return path.suffix == ".csv" and records.is_origin(record)
 
 
 def _domains(of: Evaluated) -> dict[str, list[DomainScores]]:
@@ -565,6 +567,9 @@ def run(options: Options) -> str:
     if options.predictions:
         datasets = (runs.config.data.dataset, options.dataset)
         table_path = _check_predictions(options.predictions, datasets)
+    if records.is_origin(out.with_suffix(".json")):
+        allowed = "must be another file, as the record of a table has this name with .json"
+        raise flag_error("out", str(out), allowed)
     if not options.out:
         _check_dataset(out.with_suffix(".json"), options.dataset or runs.config.data.dataset)
     scored, found, lacking = evaluate(runs, options)

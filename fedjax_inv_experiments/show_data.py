@@ -144,7 +144,7 @@ def features(dataset: Dataset) -> str:
 
 
 def _are_vectors(dataset: Dataset) -> bool:
-    return dataset.render is None and not dataset.words and np.ndim(dataset.x) == 2
+    return dataset.render is None and not dataset.words and getattr(dataset.x, "ndim", 0) == 2
 
 
 def _percent(right: np.ndarray) -> str:

@@ -1,5 +1,6 @@
 """The examples of clients in the forms that a user has them, as splits for a program."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.federation import Partition, Split
 from fedjax_inv.types import Examples, Federation, Tree
 
+_LARGE = 127  # above it, numbers of 8 bits may be pixels
 _KINDS = {"truth values": np.bool_, "integers": jnp.integer, "floating point": jnp.floating}
 
 
@@ -38,15 +40,13 @@ def of_arrays(
     if y is not None:
         if client is None:
             raise UsageError("client", None, "must be the client of each example, beside y")
-        for name, other in (("y", y), ("client", client)):
-            if not _has_rows_of(data, other):
-                text = f"has other row labels than x, must have the same; pass {name}.loc[x.index]"
-                raise UsageError(name, ..., f"{text}, or both by to_numpy()")
-        client = arrays_of(client)
+        check_rows("y", data, y)
+        check_rows("client", data, client)
+        client = arrays_of(client, "client")
         if texts := checks.for_texts("client", client):
             raise UsageError("client", client, f"must be integers{texts}")
-        x, client = data, checks.integers("client", client, 0)
-        parts = _rows_of(client)
+        checks.integers("client", client, 0)
+        x, parts = data, _rows_of(client)
     elif client is not None:
         raise UsageError("y", None, "must be given beside client")
     elif isinstance(data, Federation):
@@ -54,37 +54,57 @@ def of_arrays(
         parts = federations.parts_of(data)
     else:
         x, y, parts = _joined(data)
-    x, y = jax.tree.map(np.asarray, (arrays_of(x), arrays_of(y)))
+    x, y = _inputs_of(x, "x"), arrays_of(y, "y")
     _check(x, y, client)
     return x, y, parts
 
 
-def _has_rows_of(x: Any, other: Any) -> bool:
-    """Return whether two objects of pandas have the same row labels; true for all others."""
+def check_rows(name: str, x: Any, other: Any, inputs: str = "x") -> None:
+    """Raise UsageError if two objects of pandas have other row labels.
+
+    Args:
+      name: the name of `other`, for the error.
+      x: inputs.
+      other: what must have a row for each of them.
+      inputs: the name of `x`.
+    """
     rows: Any = getattr(x, "index", None)
     others: Any = getattr(other, "index", None)
     if not (hasattr(rows, "equals") and hasattr(others, "equals")):
-        return True
-    return bool(rows.equals(others))
+        return
+    if not rows.equals(others):
+        text = f"has other row labels than {inputs}, must have the same"
+        remedy = f"pass {name}.loc[{inputs}.index], or both by to_numpy()"
+        raise UsageError(name, ..., f"{text}; {remedy}")
 
 
-def columns_of(x: Any) -> list[str]:
-    """Return the names of the columns of a frame of pandas, [] of other inputs."""
-    return [*map(str, getattr(x, "columns", ()))]
+def columns_of(data: Any) -> list[str]:
+    """Return the names of the columns of a frame of pandas, or of the first in a list of (x, y).
+
+    Other inputs have none: [].
+    """
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        firsts = [columns_of(pair[0]) for pair in data if isinstance(pair, Sequence) and pair]
+        return next(filter(None, firsts), [])
+    return [*map(str, getattr(data, "columns", ()))]
 
 
-def check_columns(name: str, x: Any, needed: Sequence[str]) -> None:
+def check_columns(name: str, x: Any, needed: Sequence[str], place: str = "training") -> None:
     """Raise UsageError if two frames of pandas have not the same columns in one order."""
     found = columns_of(x)
     if found and needed and found != [*needed]:
-        text = f"has the columns {', '.join(found)}, must have {', '.join(needed)}, as in training"
+        text = f"has the columns {', '.join(found)}, must have {', '.join(needed)}, as in {place}"
         raise UsageError(name, ..., text)
 
 
-def arrays_of(arrays: Any) -> Any:
-    """Return arrays: of a list of numbers an array, and all in the byte order of the machine.
+def arrays_of(arrays: Any, name: str) -> Any:
+    """Return arrays of NumPy in the byte order of the machine; of a list of numbers one array.
 
     JAX would take a list for a tree, and takes no other byte order.
+
+    Args:
+      arrays: an array, what NumPy makes one of, a list of numbers, or a tree of arrays.
+      name: the argument's name.
 
     Raises:
       UsageError: for lists of different lengths, and for masked values.
@@ -92,17 +112,34 @@ def arrays_of(arrays: Any) -> Any:
     try:
         found = np.asarray(arrays) if isinstance(arrays, list) else arrays
     except ValueError:  # lists of different lengths
-        raise UsageError("data", ..., "must have examples of one shape") from None
-    return jax.tree.map(_native, found)
+        raise UsageError(name, ..., "must have examples of one shape") from None
+
+    def native(leaf: Any) -> np.ndarray:
+        if np.ma.is_masked(leaf):
+            text = "has masked values, must have none; `filled` of the array replaces them"
+            raise UsageError(name, ..., text)
+        array = np.asarray(leaf)
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+    return jax.tree.map(native, found)
 
 
-def _native(leaf: Any) -> Any:
-    if np.ma.is_masked(leaf):
-        text = "has masked values, must have none; `filled` of the array replaces them"
-        raise UsageError("data", ..., text)
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
-        return leaf.astype(leaf.dtype.newbyteorder("="))
-    return leaf
+def widened(leaf: np.ndarray) -> np.ndarray:
+    """Return uint8 of two axes as int32, and other arrays as they are.
+
+    Features of 8 bits are numbers, as in a file; networks scale uint8, as if it were an image.
+    """
+    return leaf.astype(np.int32) if leaf.dtype == np.uint8 and leaf.ndim == 2 else leaf
+
+
+def _inputs_of(x: Any, name: str) -> Any:
+    """Return the `widened` arrays of inputs; warn if they may be pixels."""
+    arrays = arrays_of(x, name)
+    for leaf in jax.tree.leaves(arrays):
+        if leaf.dtype == np.uint8 and leaf.ndim == 2 and leaf.max(initial=0) > _LARGE:
+            text = f"{name}: uint8 of two axes are features, whose numbers, up to {leaf.max()}, are"
+            warnings.warn(f"{text} not scaled; divide pixels by 255", stacklevel=3)
+    return jax.tree.map(widened, arrays)
 
 
 def _joined_arrays(*parts: np.ndarray) -> np.ndarray:
@@ -145,11 +182,14 @@ def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
         raise UsageError("data", ..., f"is of type {type(data).__name__}, {allowed}{remedy}")
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "dtype"):
         raise UsageError("data", ..., f"is one (x, y), {allowed}; of one client pass [(x, y)]")
-    first, first_kinds, pairs = None, None, []
+    first, first_kinds, pairs, columns = None, None, [], columns_of(data)
     for index, pair in enumerate(data):
         if not isinstance(pair, Sequence) or len(pair) != 2 or any(each is None for each in pair):
             raise UsageError(f"data[{index}]", ..., allowed)
-        pair = jax.tree.map(np.asarray, tuple(map(arrays_of, pair)))
+        name = f"data[{index}]"
+        check_columns(name, pair[0], columns, "data[0]")
+        check_rows(f"{name}[1]", pair[0], pair[1], f"{name}[0]")
+        pair = _inputs_of(pair[0], name), arrays_of(pair[1], name)
         lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(pair)}
         if len(lengths) != 1 or -1 in lengths:
             raise UsageError(f"data[{index}]", ..., f"x and y have lengths {sorted(lengths)}")
@@ -252,7 +292,8 @@ def _with_test(x: Tree, y: Tree, test: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
     """Append test examples."""
     if not isinstance(test, Sequence) or len(test) != 2:
         raise UsageError("test", ..., "must be inputs and targets, (x, y)")
-    test_x, test_y = jax.tree.map(np.asarray, tuple(map(arrays_of, test)))
+    check_rows("test[1]", test[0], test[1], "test[0]")
+    test_x, test_y = _inputs_of(test[0], "test"), arrays_of(test[1], "test")
     try:
         _check(test_x, test_y)
     except UsageError as error:
@@ -295,6 +336,7 @@ def splits_of_dataset(
         second domain.
     """
     check_dataset(dataset)
+    x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
     if partition is None:
         present = np.ones(len(dataset.y), bool)
         if held_out in dataset.domains:
@@ -313,7 +355,7 @@ def splits_of_dataset(
             ends = np.searchsorted(of[rows][order], users[1:])
             return np.split(rows[order], ends)
 
-    data = federations.examples(dataset.x, dataset.y)
+    data = federations.examples(x, y)
     return data, {
         seed: federations.split(
             dataset,

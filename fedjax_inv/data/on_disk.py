@@ -36,7 +36,7 @@ _KINDS = {"b": "labels", "f": "values", "i": "classes", "u": "classes"}
 class Piece(NamedTuple):
     """Examples of a client that follow each other."""
 
-    x: Tree  # [n, ...] an array, or a dict of arrays
+    x: Tree  # [n, ...] an array, or a dict of arrays; networks scale uint8 to [0, 1]
     y: np.ndarray  # [n] integers, [n, K] bool, or [n] or [n, K] floating
     domain: str = "all"  # of the client, the same for all of its pieces
     ends: bool = True  # whether it is the last piece of its client
@@ -89,6 +89,8 @@ def write(
     checks.record("folder", folder, Path)
     checks.function("source", source)
     checks.record("name", name, str)
+    if classes is not None and not all(isinstance(each, str) for each in classes):
+        raise UsageError("classes", classes, "must be names, which are strings")
     if classes is not None and len(set(classes)) < len(classes):
         raise UsageError("classes", classes, "must be different names")
     about = {"name": name, "classes": None if classes is None else [*classes]}
@@ -219,7 +221,12 @@ class _Writer:
     def add(self, piece: Piece) -> None:
         """Append a piece of the current client."""
         where = f"client {self.done}"
+        checks.record(f"{where}: domain", piece.domain, str)
         arrays = _arrays(piece, where)
+        # Of a piece without examples the types say nothing.
+        has_rows = len(arrays["y.npy"]) > 0
+        if not has_rows:
+            arrays = {name: np.zeros((0, *f._shape), f.dtype) for name, f in self._files.items()}
         if not self._files:
             for name, array in arrays.items():
                 self._open(name, array.dtype, array.shape[1:])
@@ -234,11 +241,12 @@ class _Writer:
         if self._domain not in (None, piece.domain):
             raise UsageError(where, ..., f"is of the domains {self._domain} and {piece.domain}")
         self._domain = piece.domain
-        self._check_labels(arrays["y.npy"], where)
+        if has_rows:
+            self._check_labels(arrays["y.npy"], where)
         for name, array in arrays.items():
             content = self._files[name].add(array)
             self._sums.setdefault(name, hashlib.sha256()).update(content)
-        self._rows += len(arrays["y.npy"])
+        self._rows += len(piece.y)
         if piece.ends:
             self._end()
 

@@ -533,11 +533,13 @@ def _npz(path: Path) -> Dataset:
 
 def _float32(name: str, key: str, array: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # too large numbers become infinite
-        array = array.astype(np.float32)
-    if not np.isfinite(array).all():
+        numbers = array.astype(np.float32)
+    if not np.isfinite(numbers).all():
         text = f"{key} must be finite in float32, it holds NaN or infinity"
         raise UsageError("name", name, text)
-    return array
+    if tables.is_rounded(array, numbers):
+        warnings.warn(f"{name}: {key} {tables.LARGE_WHOLE}", stacklevel=4)
+    return numbers
 
 
 def _targets(name: str, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

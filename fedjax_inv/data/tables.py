@@ -9,7 +9,7 @@ import difflib
 import itertools
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +28,12 @@ _NUMBERS_AMONG_TEXTS = 20  # so many different numbers beside a text are a colum
 _SHOWN = 12  # names of columns in an error
 _TRUTH = {"false", "true"}
 FEW_WHOLE = "holds few different whole numbers in floating point, which are read as values"
+LARGE_WHOLE = "holds whole numbers above 2^24, such as identifiers, which float32 rounds"
 _SEPARATOR = "must have commas between its columns, not semicolons or tabs"
 _LONGEST_LINE = 100_000  # bytes of the names that are searched for separators
 # A number as 1,5 or 1,234.5 or 5%, or a date of three numbers.
 _OTHER_NUMBER = re.compile(r"[-+]?\d[\d.,']*[,'%][\d.,']*%?|\d+([/.-])\d+\1\d+")
+_INDEX = re.compile(r"__index_level_\d+__")  # as pandas names an index in a .parquet file
 _OPTIONAL = ("domain", "client", "test")  # roles that are also their default names
 
 
@@ -168,17 +170,24 @@ def _read(path: Path, roles: Roles, like: Dataset | None) -> Any:
         size = path.stat().st_size
         if size == 0:
             raise UsageError("path", str(path), "must hold at least one example")
-        return pyarrow.csv.read_csv(
-            path,
-            # Types are found in the first block, so the file is one block.
-            pyarrow.csv.ReadOptions(use_threads=False, block_size=min(size + 1, 2**31 - 1)),
-            pyarrow.csv.ParseOptions(newlines_in_values=True),
-            pyarrow.csv.ConvertOptions(
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-                column_types=dict.fromkeys(_texts(roles, like), pa.string()),
-            ),
-        )
+
+        def read(texts: Sequence[str]) -> Any:
+            return pyarrow.csv.read_csv(
+                path,
+                # Types are found in the first block, so the file is one block.
+                pyarrow.csv.ReadOptions(use_threads=False, block_size=min(size + 1, 2**31 - 1)),
+                pyarrow.csv.ParseOptions(newlines_in_values=True),
+                pyarrow.csv.ConvertOptions(
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                    column_types=dict.fromkeys(texts, pa.string()),
+                ),
+            )
+
+        texts = _texts(roles, like)
+        content = read(texts)
+        codes = _codes(content, read, [roles.domain, roles.client])
+        return read([*texts, *codes]) if codes else content
     except UnicodeDecodeError:
         raise UsageError("path", str(path), "must be in UTF-8, its first line is not") from None
     except MemoryError as error:  # also pyarrow's
@@ -224,6 +233,29 @@ def _texts(roles: Roles, like: Dataset | None) -> list[str]:
     return names
 
 
+def _codes(content: Any, read: Callable[[Sequence[str]], Any], names: Sequence[str]) -> list[str]:
+    """Return the columns of whole numbers that begin with zeros, as codes do: "01" is not 1.
+
+    Args:
+      content: a table of pyarrow.
+      read: (names of columns) -> the table with texts in them.
+      names: the columns that may hold codes.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = [name for name in names if content.column_names.count(name) == 1]
+    whole = [name for name in found if pa.types.is_integer(content.schema.field(name).type)]
+    if not whole:
+        return []
+    table = read(whole)
+    return [
+        name
+        for name in whole
+        if pc.any(pc.match_substring_regex(table.column(name), "^[+-]?0[0-9]")).as_py()
+    ]
+
+
 def _is_truth(column: Column) -> bool:
     return column.categories is not None and set(column.categories) <= _TRUTH
 
@@ -263,10 +295,15 @@ class _Reader:
             raise self.error(f"{text} {names[0]}")
         if is_csv and len(names) == 1 and set(names[0]) & set(";\t"):
             raise self.error(_SEPARATOR)
+        named = {*roles.target, *roles.ignored, *(getattr(roles, role) for role in _OPTIONAL)}
         for number, name in enumerate(names, 1):
             if not name:
                 text = "which a data frame's index has if it is written too"
                 raise self.error(f"must name each column, column {number} has no name, {text}")
+            if _INDEX.fullmatch(name) and name not in named:
+                text = f"column {name!r} is a data frame's index; write the file with index=False, "
+                text = _literal(text) + "or leave the column out by {ignored}"
+                raise UsageError("path", self._path, text, ignored=("roles.ignored", (name,)))
             if names.index(name) < number - 1:
                 raise self.error(f"must name each column differently, two are called {name!r}")
         self._check_present(roles, names)
@@ -315,7 +352,7 @@ class _Reader:
 
     def targets(self, roles: Roles, like: Dataset | None) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return the targets as `Dataset.y`, and the names of their classes or columns."""
-        kinds = [self._kind(name) for name in roles.target]
+        kinds = [self._kind(name, "target") for name in roles.target]
         one = roles.target[0]
         task = roles.task if like is None else like.task
         if task == "auto":
@@ -376,7 +413,7 @@ class _Reader:
 
         With a task, whole numbers may be in floating point.
         """
-        if self._kind(name) != "number":
+        if self._kind(name, role) != "number":
             return self._categories(name)
         numbers = self._numbers(name)
         if not self._is_whole(name):
@@ -388,7 +425,7 @@ class _Reader:
 
     def truth(self, name: str, role: str = "", task: str = "") -> np.ndarray:
         """Return a column of true/false or of 0/1 as bool [M]."""
-        kind = self._kind(name)
+        kind = self._kind(name, role)
         if kind == "truth":
             return self._complete(name).to_numpy(zero_copy_only=False).astype(bool)
         numbers = self._numbers(name) if kind == "number" else np.array([2])
@@ -465,7 +502,7 @@ class _Reader:
             first += width
         return x
 
-    def _kind(self, name: str) -> str:
+    def _kind(self, name: str, role: str = "") -> str:
         """Return "number", "text" or "truth"."""
         import pyarrow as pa
 
@@ -482,6 +519,8 @@ class _Reader:
             return "number"
         if pa.types.is_binary(found) or pa.types.is_large_binary(found):
             raise self.error(f"column {name!r} must hold texts in UTF-8")
+        if role:
+            raise self._unfit(name, f"numbers, texts or true/false, it holds {found}", role)
         raise self._no_feature(name, f"{found}, must hold numbers, texts or true/false")
 
     def _no_feature(self, name: str, text: str) -> UsageError:
@@ -530,11 +569,8 @@ class _Reader:
         if not np.isfinite(numbers).all():
             place = self._place(int(np.argmin(np.isfinite(numbers))))
             raise self.error(f"column {name!r} must be finite in float32, {place} is not")
-        with np.errstate(invalid="ignore"):  # 2^63 as an integer
-            is_rounded = exact.dtype.kind in "iu" and (numbers.astype(exact.dtype) != exact).any()
-        if is_rounded:
-            text = "holds whole numbers above 2^24, such as identifiers, which float32 rounds"
-            warnings.warn(f"{self._path}: column {name!r} {text}", stacklevel=4)
+        if is_rounded(exact, numbers):
+            warnings.warn(f"{self._path}: column {name!r} {LARGE_WHOLE}", stacklevel=4)
         return numbers
 
     def _categories(self, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -559,6 +595,12 @@ class _Reader:
         names = [values[index] for index in order]
         texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in names)
         return rank[codes], tuple(texts)
+
+
+def is_rounded(exact: np.ndarray, numbers: np.ndarray) -> bool:
+    """Return whether whole numbers are others in float32."""
+    with np.errstate(invalid="ignore"):  # 2^63 as an integer
+        return exact.dtype.kind in "iu" and bool((numbers.astype(exact.dtype) != exact).any())
 
 
 def _is_number(text: str) -> bool:

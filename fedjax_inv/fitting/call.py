@@ -67,6 +67,7 @@ def fit(
       model: the network. For classes it may have more outputs than `y` has classes.
       data: the clients' examples: a list of (x, y) for each client, each [n, ...]; or x [M, ...],
         with y and client; or a `Federation`; or a `Dataset`, which brings its own test examples.
+        Inputs of uint8 are scaled to [0, 1], as images are, but for arrays [M, D] of features.
       y: targets [M, ...], if data are x: integers are classes, booleans are labels, and numbers in
         floating point are values, as in a `Dataset`.
       client: [M] integers, the client of each example, if data are x. Everywhere else clients are

@@ -122,17 +122,28 @@ class Serving:
         self.predict = jax.jit(predict)
         self.evaluate = jax.jit(evaluate, static_argnums=3)
 
-    def check_inputs(self, x: Tree) -> None:
-        """Raise UsageError unless x has the structure, shapes and kinds of training."""
+    def inputs_of(self, x: Any) -> Tree:
+        """Return x as arrays; raise UsageError unless it has the shapes and kinds of training."""
         clients.check_columns("x", x, self.columns)
+        x, sample = clients.arrays_of(x, "x"), self.sample.x
+        if jax.tree.map(np.ndim, x) == jax.tree.map(lambda leaf: len(leaf.shape), sample):
+            x = jax.tree.map(
+                lambda a, b: a if b.dtype == np.uint8 else clients.widened(a), x, sample
+            )
         # Of kinds: unscaled bytes, for example, would be another image.
-        _check_like("x", x, self.sample.x, clients.kind_of_inputs)
+        _check_like("x", x, sample, clients.kind_of_inputs)
+        for leaf in jax.tree.leaves(x):
+            if leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 4:
+                checks.integers("x", leaf, -(2**31), 2**31 - 1, ndim=None, may_be_empty=True)
+        return x
 
-    def check_targets(self, y: Tree) -> None:
-        """Raise UsageError unless y has the structure, shapes, kinds and classes of training."""
+    def targets_of(self, y: Any) -> Tree:
+        """Return y as arrays; raise UsageError unless it has the shapes and classes of training."""
+        y = clients.arrays_of(y, "y")
         _check_like("y", y, self.sample.y, clients.kind)
         if self.num_classes:
             checks.integers("y", y, 0, self.num_classes - 1, may_be_empty=True)
+        return y
 
 
 def _check_like(name: str, given: Tree, sample: Tree, kind: Callable[[Any], str]) -> None:
@@ -150,8 +161,7 @@ def _check_like(name: str, given: Tree, sample: Tree, kind: Callable[[Any], str]
     if len({*sizes}) > 1:
         found = " and ".join(str(size[0]) for size in sizes)
         raise UsageError(name, ..., f"has arrays of {found} examples, must have one length")
-    arrays = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else np.asarray(leaf), given)
-    found, trained = (jax.tree.map(kind, each) for each in (arrays, sample))
+    found, trained = (jax.tree.map(kind, each) for each in (given, sample))
     if found != trained:
         raise UsageError(name, ..., f"holds {found}, must hold {trained}, as in training")
 
@@ -220,7 +230,7 @@ class Fitted:
             raise UsageError("run", run, "has no single network; `predict` gives its outputs")
         return network(self.state(run).server)
 
-    def predict(self, x: Tree, run: int = 0, *, client: int | None = None) -> np.ndarray:
+    def predict(self, x: Tree, run: int = 0, *, client: int | None = None) -> Any:
         """Return the outputs of a run's network.
 
         Args:
@@ -230,14 +240,14 @@ class Fitted:
             None for one that was never seen.
 
         Returns:
-          The outputs [B, ...]; logits [B, K] of classifiers, whose classes are argmax(-1).
+          The outputs [B, ...] as an array of NumPy, or as a tree if the network has several;
+          logits [B, K] of classifiers, whose classes are argmax(-1).
 
         Raises:
           UsageError: for other inputs than in training, and if there is no such run or client.
         """
         algorithm, state = self.algorithm(run), self.state(run)
-        x = clients.arrays_of(x)
-        self._serving.check_inputs(x)
+        x = self._serving.inputs_of(x)
         self._check_client(client)
         own: Tree = ()
         if algorithm.personal and client is None:
@@ -246,13 +256,13 @@ class Fitted:
             own = tree.take(state.clients, client)
         hyper, number = self.runs[run].hyper, len(jax.tree.leaves(x)[0])
         outputs = [
-            np.asarray(self._serving.predict(hyper, state.server, own, batch))
+            jax.device_get(self._serving.predict(hyper, state.server, own, batch))
             for batch in (
-                jax.tree.map(lambda leaf, at=at: np.asarray(leaf)[at : at + _BATCH], x)
+                jax.tree.map(lambda leaf, at=at: leaf[at : at + _BATCH], x)
                 for at in range(0, max(number, 1), _BATCH)
             )
         ]
-        return np.concatenate(outputs)
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *outputs)
 
     def evaluate(self, x: Tree, y: Tree, *, client: int | None = None) -> evaluation.Scores:
         """Return the score and the loss of every run on examples.
@@ -269,9 +279,8 @@ class Fitted:
           UsageError: for other inputs or targets than in training, for targets of another length,
             and if there is no such client.
         """
-        x, y = clients.arrays_of(x), clients.arrays_of(y)
-        self._serving.check_inputs(x)
-        self._serving.check_targets(y)
+        clients.check_rows("y", x, y)
+        x, y = self._serving.inputs_of(x), self._serving.targets_of(y)
         self._check_client(client)
         data = federation.examples(x, y)
         rows = np.arange(len(jax.tree.leaves(x)[0]))

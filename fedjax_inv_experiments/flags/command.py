@@ -127,9 +127,10 @@ def _run(binary: Binary, options: Any) -> str:
     try:
         return binary.run(options)
     except (RuntimeError, AssertionError) as error:
-        if jax.config.jax_platforms and not _has_devices():
+        platforms = jax.config.values["jax_platforms"]
+        if platforms and not _has_devices():
             allowed = "has no device here; unset it, or install JAX for that platform"
-            raise UsageError("JAX_PLATFORMS", jax.config.jax_platforms, allowed) from None
+            raise UsageError("JAX_PLATFORMS", platforms, allowed) from None
         if jax.distributed.is_initialized() and _LOST.search(str(error)):
             text = "another process has ended, and says why; --resume continues the run"
             raise errors.Lost(text) from None

@@ -35,10 +35,15 @@ def client_names(split: Split, is_wrong: np.ndarray | None = None) -> list[str]:
 
 
 def rendered(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
-    """Examples as a network sees them, float32; images are [n, height, width, channels]."""
+    """Examples as a network sees them, float32; images are [n, height, width, channels].
+
+    Inputs of several arrays have no picture: [n, 0].
+    """
     x = jax.tree.map(lambda leaf: np.asarray(leaf[rows]), dataset.x)
     if dataset.render is not None:
         return np.asarray(jax.jit(dataset.render)(x), np.float32)  # one program, not one a step
+    if not hasattr(x, "dtype"):
+        return np.zeros((len(rows), 0), np.float32)
     return np.asarray(x, np.float32) / (255 if x.dtype == np.uint8 else 1)
 
 
@@ -119,7 +124,7 @@ def _partition(
     picture = left.imshow(counts, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     figure.colorbar(picture, ax=left, label="training examples", fraction=0.05)
     what = {"classes": "class", "labels": "label", "values": some.classes[0]}[some.task]
-    left.set(xlabel=what, ylabel="client", title="What each client trains on")
+    left.set(xlabel=figures.literal(what), ylabel="client", title="What each client trains on")
     figures.name_x(left, names, 4.2)
     figures.name_y(left, clients, height - 1.4)
     right.set(xticks=[], yticks=[])

@@ -417,7 +417,8 @@ class _Programs:
     def __init__(self, config: Config, data: Examples, shared: Shared | None) -> None:
         self._config, self._data = config, data
         self._lock = threading.Lock()  # one thread at a time chooses and places
-        self._chunks: dict[str, chunks.Chunks] = {}
+        self._chunks: dict[tuple[str, int], chunks.Chunks] = {}  # by label and number of slots
+        self._chunks_of: dict[str, chunks.Chunks] = {}  # by the cell's name
         self._on_devices: dict[Mesh, Examples] = {}
         self._programs = Shared() if shared is None else shared
 
@@ -458,12 +459,13 @@ class _Programs:
 
             chosen = self._begun(cell, prepared, folder)
             if chosen is None:
-                if cell.label not in self._chunks:
+                kind = self._kind(cell, prepared)
+                if kind not in self._chunks:
                     machine = chunks.Machine(make, prepared.data, prepared.layout)
-                    self._chunks[cell.label] = chunks.choose(
+                    self._chunks[kind] = chunks.choose(
                         self._config, cell, prepared.experiment, prepared.inputs, machine
                     )
-                chosen = self._chunks[cell.label]
+                chosen = self._chunks_of[cell.name] = self._chunks[kind]
             key = (chosen, *depends_on(assembled, cell, prepared))
             found, is_old = self._programs.get(key, lambda: make(chosen))
             return prepared, found, is_old, None
@@ -508,17 +510,23 @@ class _Programs:
 
         chosen = self._begun(cell, ready, folder)
         if chosen is None:
-            if cell.label not in self._chunks:
-                self._chunks[cell.label] = chunks.streamed(
+            kind = self._kind(cell, ready)
+            if kind not in self._chunks:
+                self._chunks[kind] = chunks.streamed(
                     config, ready.inputs, ready.layout, lambda chosen: make(chosen).compiled()
                 )
-            chosen = self._chunks[cell.label]
+            chosen = self._chunks_of[cell.name] = self._chunks[kind]
         return make(chosen)
+
+    def _kind(self, cell: Cell, prepared: Prepared) -> tuple[str, int]:
+        """What the chunks of a cell are chosen by."""
+        num_clients = prepared.inputs.train.size.shape[1]
+        return cell.label, self._config.participation.slots(num_clients)
 
     def record(self, cell: Cell, folder: Path) -> None:
         """Writes the chunks of a cell into its folder, if they were chosen in this start."""
         if not (self._config.run.resume and (folder / _CHUNKS).exists()):
-            files.write_json(folder / _CHUNKS, self._chunks[cell.label]._asdict())
+            files.write_json(folder / _CHUNKS, self._chunks_of[cell.name]._asdict())
 
     def _placed(self, prepared: Prepared) -> Prepared:
         """A cell with its data and inputs on the devices."""

@@ -268,7 +268,7 @@ def _advance(
             ahead.begin("evaluation", lambda: program.evaluate.lower(*now).compile())
         while not last:
             part = _rounds(cohorts, done, every)
-            if jax.config.jax_disable_jit or jax.config.jax_debug_nans:
+            if jax.config.values["jax_disable_jit"] or jax.config.values["jax_debug_nans"]:
                 # Operations one by one cannot index a NumPy array by a loop's counter.
                 part = jax.tree.map(jnp.asarray, part)
             with progress.compiling("1 round" if every == 1 else f"{every} rounds", likely):

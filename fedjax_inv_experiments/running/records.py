@@ -292,3 +292,8 @@ def damaged(path: Path, remedy: str = "") -> UsageError:
     """The error for a file that does not hold a record."""
     remedy = remedy or f"delete {path.parent} to begin anew"
     return UsageError(str(path), ..., f"is damaged; put a copy in its place, or {remedy}")
+
+
+def is_origin(path: Path) -> bool:
+    """Whether a file says how a study's table came about."""
+    return path.is_file() and decoded(path.read_bytes(), Origin) is not None

@@ -997,3 +997,23 @@ def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
     assert all(map(np.array_equal, each[1], alone[1]))
     rows = assemble.assemble(config.changed(TINY, environment="none")).data.y
     assert len(rows) == 1797  # not copied where nothing is drawn
+
+
+@pytest.mark.slow
+def test_cells_of_other_numbers_of_clients_have_chunks_of_their_own(tmp_path: Path) -> None:
+    client = np.arange(90) % 9
+    domain = np.searchsorted([2, 5], client, side="right")  # of 2, 3 and 4 clients
+    x = np.random.default_rng(0).normal(size=(90, 3))
+    np.savez(tmp_path / "users.npz", x=x, y=client % 2, client=client, domain=domain)
+    chosen = {
+        **dict(dataset=str(tmp_path / "users.npz"), partition="user", held_out="all"),
+        **dict(client_chunk="0", eval_every=1, widths=(4,), devices="1"),
+        **dict(run_dir=str(tmp_path / "runs")),
+    }
+    sweep.sweep(config.of(rounds=1, **chosen))
+    found = {
+        path.parent.name: json.loads(path.read_text())["clients"]
+        for path in (tmp_path / "runs").glob("*/chunks.json")
+    }
+    assert found == {"fedavg-0": 7, "fedavg-1": 6, "fedavg-2": 5}
+    sweep.sweep(config.of(rounds=2, resume=True, **chosen))

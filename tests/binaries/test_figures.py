@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 import slow
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
@@ -232,6 +233,25 @@ def test_what_clients_hold(
     assert len(ticks(left, "y")) >= min(clients, 5)
     assert len(ticks(right, "y")) == len(domains)
     assert federation.parts_of(held)[0].tolist() == rows[:per_client].tolist()
+
+
+def test_what_clients_hold_of_values_of_two_inputs(saved: dict[str, Figure]) -> None:
+    rows, y = np.arange(20), np.linspace(0, 1, 20, dtype=np.float32)
+    x = {"a": np.zeros((20, 3), np.float32), "b": np.zeros((20, 2), np.uint8)}
+    dataset = Dataset(x, y, ("cost_$_in_$",), rows * 0, ("all",), rows < 0)
+    held = Federation(Examples(x, y), rows, np.array([0]), np.array([20]))
+    split = Split(held, held, held, np.array([0]), np.array([-1]), ("all",))
+    data_figures.draw_partition(Path("partition.png"), dataset, split)
+    check(saved["partition.png"])
+    assert saved["partition.png"].axes[0].get_xlabel() == r"cost_\$_in_\$"
+    # Other data of the same two inputs are evaluated.
+    parts = evaluate.new_parts("--dataset=new", dataset, dataset)
+    assert [part.x["b"].shape for part in parts] == [(20, 2)]
+    other = dataset._replace(x={"a": x["a"], "b": x["a"]})
+    with pytest.raises(
+        UsageError, match=r"^--dataset=new: has inputs .*, must have .*, as the run"
+    ):
+        evaluate.new_parts("--dataset=new", other, dataset)
 
 
 @pytest.mark.parametrize(("num_classes", "clients"), slow.after(1, [(2, 1), (120, 1000)]))

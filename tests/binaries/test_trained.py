@@ -1,16 +1,18 @@
 """Finished runs: the selected state is the one that is saved, exported and evaluated."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import chex
 import jax
 import numpy as np
 import pytest
+import safetensors
 
 import slow
 from fedjax_inv import averaging, models, rounds
@@ -275,6 +277,25 @@ def test_the_state_after_a_round_is_evaluated_and_exported(
             "setting": {"learning_rate": 2.0, "server_learning_rate": 1.0},
             "is_exported": int(state) == picked[0],
         }
+
+
+def test_an_export_that_fails_leaves_no_description_of_another(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = export.Options(str(whole[0].folder), "last", str(tmp_path))
+    export.run(options)
+
+    def fails(*arguments: object) -> NoReturn:
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(saved, "save", fails)
+    with pytest.raises(OSError, match="No space left") as error:
+        export.run(options)
+    assert error.value.errno == errno.ENOSPC
+    place = tmp_path / "seed=0"
+    assert error.value.filename == str(place / "model.safetensors")
+    assert not (place / "model.json").exists()
+    assert all(path.suffix == ".safetensors" for path in place.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -553,6 +574,8 @@ def test_predictions_replace_neither_data_nor_a_report(
         with pytest.raises(UsageError, match=f"^--predictions={place}: .*{words}"):
             evaluate.run(chosen)
     assert (folder / "runs.csv").read_bytes() == before
+    with pytest.raises(UsageError, match=r"^--out=.*map\.png: must be another file, as the record"):
+        evaluate.run(evaluate.Options(str(folder), out=str(tmp_path / "map.png")))
     # A picture's numbers are no record of a table.
     (tmp_path / "mine.json").write_text("{}")
     assert (

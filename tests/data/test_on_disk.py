@@ -449,3 +449,20 @@ def test_a_record_of_leaf_is_checked(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"user 'bert' must have x"):
         on_disk.write(tmp_path / "to", plan.source, name="leaf", classes=plan.classes)
     assert plan.classes == leaf.CLASSES
+
+
+def test_a_client_without_examples_may_have_arrays_of_any_type(tmp_path: Path) -> None:
+    empty, full = Piece([], []), Piece(np.ones((2, 3), np.float32), np.array([0, 1]))
+    pieces = [empty, full, empty, full]
+    on_disk.write(tmp_path / "data", lambda first: iter(pieces[first:]), name="some")
+    found = on_disk.opened(tmp_path / "data")
+    assert found.clients.tolist() == [[0, 0], [0, 2], [2, 0], [2, 2]]
+    assert (found.x.dtype, found.y.tolist()) == (np.float32, [0, 1, 0, 1])
+
+
+def test_names_of_domains_and_classes_are_texts(tmp_path: Path) -> None:
+    piece: Any = Piece(np.ones((2, 3)), np.array([0, 1]), 2010)
+    with pytest.raises(UsageError, match=r"^client 0: domain=2010: must be a str"):
+        on_disk.write(tmp_path / "data", lambda first: iter([piece]), name="some")
+    with pytest.raises(UsageError, match=r"^classes=\[0, 1\]: must be names, which are strings"):
+        on_disk.write(tmp_path / "data", lambda first: iter([]), name="some", classes=[0, 1])

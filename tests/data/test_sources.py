@@ -614,6 +614,12 @@ def test_npz_numbers_become_float32(tmp_path, dtype):
     np.testing.assert_array_equal(dataset.x, x.astype(np.float32))
 
 
+def test_npz_integers_that_float32_rounds_are_told(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.full((4, 2), 2**24 + 1), y=np.arange(4) % 2)
+    with pytest.warns(UserWarning, match=r"x holds whole numbers above 2\^24"):
+        sources.load(str(tmp_path / "a.npz"))
+
+
 @pytest.mark.parametrize(
     ("y", "task", "classes"),
     [

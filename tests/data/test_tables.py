@@ -749,3 +749,31 @@ def test_groups_of_a_figure() -> None:
 def test_bins(values: Sequence[float], edges: Sequence[float]) -> None:
     found = table_figures._edges(np.asarray(values, np.float64))
     np.testing.assert_allclose(found, edges, rtol=1e-5, atol=0.01)
+
+
+def test_codes_that_begin_with_zeros_stay_apart(tmp_path: Path) -> None:
+    rows = [("x", "client", "domain", "target")]
+    rows += [(str(i), ("01", "1", "001")[i % 3], ("010", "2")[i % 2], str(i % 2)) for i in range(6)]
+    data = read(written(tmp_path / "a.csv", rows))
+    assert data.user is not None
+    assert data.user.tolist() == [1, 2, 0, 1, 2, 0]  # in alphabetical order
+    assert data.domains == ("010", "2")
+    rows = [(*row[:1], row[1].lstrip("0"), *row[2:]) for row in rows]
+    alike = read(written(tmp_path / "b.csv", rows))
+    assert alike.user is not None
+    assert alike.user.tolist() == [0] * 6
+
+
+def test_the_index_of_a_frame_is_no_feature(tmp_path: Path) -> None:
+    table = {"x": [1.0, 2.0], "target": ["a", "b"], "__index_level_0__": [5, 7]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"column '__index_level_0__' is a data frame's index; .*"):
+        read(tmp_path / "a.parquet")
+    ignored = read(tmp_path / "a.parquet", ignored=("__index_level_0__",))
+    assert ignored.features == ("x",)
+
+
+def test_dates_are_no_domains(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", [("x", "domain", "target"), (1, "2020-01-31", 1)])
+    with pytest.raises(UsageError, match=r"^roles\.domain='domain': must hold .*, it holds date32"):
+        read(path)

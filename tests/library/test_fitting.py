@@ -227,7 +227,7 @@ def test_predictions_have_the_precision_of_the_algorithm() -> None:
     objective = arguments.objective(fedavg.fedavg, Y, None, None)
     serving = Serving(old.build, old.program, old.inputs, old.sample, 2, objective, "highest")
     with pytest.raises(UsageError, match=r"^y\[0\]=.*: must be in 0..1"):  # a loss of classes
-        serving.check_targets(Y + 9)
+        serving.targets_of(Y + 9)
     hyper, state = fitted.runs[0].hyper, fitted.state()
     clients_ = _test_client()
     with platforms.traced_for("gpu"):
@@ -241,7 +241,7 @@ def test_predictions_have_the_precision_of_the_algorithm() -> None:
     ("call", "message"),
     [
         (lambda fitted: fitted.predict(X[:, :2]), "x=float64 (48, 2): must hold examples of"),
-        (lambda fitted: fitted.predict(X.astype(np.uint8)), "x: holds uint8, must hold floating"),
+        (lambda fitted: fitted.predict(X.astype(np.uint8)), "x: holds integers, must hold float"),
         (
             lambda fitted: fitted.predict(X[0]),
             "x=float64 (3,): must hold examples of shape (3,), as in training; of one example pass "
@@ -254,7 +254,7 @@ def test_predictions_have_the_precision_of_the_algorithm() -> None:
         (lambda fitted: fitted.evaluate(X, np.eye(2)[Y % 2]), "y=float64 (48, 2): must hold"),
         (lambda fitted: fitted.network(-1), "run=-1: must be an integer in 0..3"),
         (lambda fitted: fitted.predict([[1.0, 2.0]]), "x=float64 (1, 2): must hold examples of"),
-        (lambda fitted: fitted.predict([[1.0], [2.0, 3.0]]), "data: must have examples of one"),
+        (lambda fitted: fitted.predict([[1.0], [2.0, 3.0]]), "x: must have examples of one"),
     ],
 )
 def test_a_wrong_question_to_a_result_is_one_line(call: Any, message: str) -> None:
@@ -472,9 +472,9 @@ def test_arrays_of_an_input_have_one_length() -> None:
     serving = object.__new__(Serving)
     serving.sample = sample
     serving.columns = ()
-    serving.check_inputs({"a": X[:4], "b": X[:4]})
+    serving.inputs_of({"a": X[:4], "b": X[:4]})
     with pytest.raises(UsageError, match=r"^x: has arrays of 4 and 1 examples"):
-        serving.check_inputs({"a": X[:4], "b": X[:1]})
+        serving.inputs_of({"a": X[:4], "b": X[:1]})
 
 
 def test_a_client_without_examples_may_have_any_types() -> None:
@@ -610,6 +610,96 @@ def test_columns_of_frames_are_those_of_training() -> None:
     np.testing.assert_array_equal(fitted.predict(other), fitted.predict(X[40:]))
 
 
+def test_frames_in_a_list_have_one_order_of_columns() -> None:
+    x, other = labelled(X[:20], range(20)), labelled(X[20:40], range(20))
+    other.columns = ("c", "b", "a")
+    pairs = [(x, Y[:20]), (other, Y[20:40])]
+    message = r"^data\[1\]: has the columns c, b, a, must have a, b, c, as in data\[0\]"
+    with pytest.raises(UsageError, match=message):
+        clients.of_arrays(pairs)
+    assert clients.columns_of(pairs) == ["a", "b", "c"]
+    assert clients.columns_of([(X[:20], Y[:20]), pairs[1]]) == ["c", "b", "a"]
+    assert clients.columns_of([(X[:20], Y[:20])]) == clients.columns_of([[1.0, 2.0]]) == []
+
+
+def test_inputs_and_targets_of_frames_have_the_same_rows() -> None:
+    x, y = labelled(X[:40], range(40)), labelled(Y[:40], range(39, -1, -1))
+    with pytest.raises(
+        UsageError, match=r"^data\[1\]\[1\]: has other row labels than data\[1\]\[0\]"
+    ):
+        clients.of_arrays([(x[:20], Y[:20]), (x, y)])
+    with pytest.raises(UsageError, match=r"^test\[1\]: has other row labels than test\[0\], must"):
+        clients.splits_of_arrays(X, Y, PARTS, test=(x, y), validation=0.0, seeds=[0])
+    with pytest.raises(UsageError, match=r"^y: has other row labels than x"):
+        trained()[0].evaluate(x, y)
+
+
+def test_features_of_8_bits_are_numbers_and_images_are_scaled() -> None:
+    x = (X > 0).astype(np.uint8)
+    (found, *_), (number, *_) = (clients.of_arrays([(each, Y)]) for each in (x, x.astype(int)))
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, number)
+    image = np.zeros((2, 3, 3, 1), np.uint8)
+    assert clients.of_arrays([(image, [0, 1])])[0].dtype == np.uint8
+    with pytest.warns(
+        UserWarning, match=r"^x: uint8 of two axes are features, .* up to 200, are not"
+    ):
+        clients.of_arrays(x * np.uint8(200), Y, np.zeros(48, int))
+    fitted = fit(fedavg.fedavg, MODEL, [(x, Y)], rounds=1, progress=False)
+    np.testing.assert_array_equal(fitted.predict(x), fitted.predict(x.astype(int)))
+    large = np.full((2, 3), 2**33 + 1)
+    with pytest.raises(UsageError, match=r"^x\[0, 0\]=8589934593: must be in"):
+        fitted.predict(large)
+
+
+def test_clients_are_in_ascending_order_of_large_numbers_too() -> None:
+    client = np.arange(40, dtype=np.uint64) % 4 * np.uint64(2**62) + np.uint64(5)
+    _, _, parts = clients.of_arrays(X[:40], Y[:40], client)
+    assert [int(client[rows[0]]) for rows in parts] == [5 + k * 2**62 for k in range(4)]
+
+
+def test_results_take_what_numpy_makes_an_array_of() -> None:
+    class Column:  # as of pandas with a type of its own, or of polars
+        dtype = "Int64"
+        shape = (48,)
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return Y
+
+    fitted = trained()[0]
+    assert_same_bits(fitted.evaluate(X, Column()), fitted.evaluate(X, Y))
+
+
+def test_a_network_may_have_several_outputs() -> None:
+    model = models.from_function(
+        lambda key, x: 0.1 * jax.random.normal(key, (x.shape[1], 2)),
+        lambda params, x: (x @ params, x.sum(1)),
+    )
+
+    def first(outputs: Tree, y: Array, mask: Array) -> Array:
+        return objectives.cross_entropy(outputs[0], y, mask)
+
+    x = np.tile(X, (11, 1))  # more than are predicted at once
+    arguments: dict[str, Any] = {"loss": first, "score": first, "rounds": 1, "progress": False}
+    logits, sums = fit(fedavg.fedavg, model, [(X, Y)], **arguments).predict(x)
+    assert logits.shape == (528, 2)
+    np.testing.assert_allclose(sums, x.sum(1), rtol=1e-4, atol=1e-5)
+
+
+def test_arrays_of_a_data_set_are_native_and_hold_no_masked_values() -> None:
+    def split(dataset: Dataset) -> Any:
+        return clients.splits_of_dataset(
+            dataset, partition=None, held_out=None, validation=0.0, seeds=[0]
+        )
+
+    assert_same_bits(
+        plain(split(DATASET._replace(x=DATASET.x.astype(">f4")))), plain(split(DATASET))
+    )
+    masked = np.ma.masked_greater(DATASET.x, 1)
+    with pytest.raises(UsageError, match=r"^dataset\.x: has masked values"):
+        split(DATASET._replace(x=masked))
+
+
 def test_arrays_of_other_byte_orders_are_the_same_arrays() -> None:
     def split(x: np.ndarray, y: np.ndarray) -> Any:
         arrays = clients.of_arrays(x[:40], y[:40], CLIENT)
@@ -665,10 +755,10 @@ def test_arrays_of_other_byte_orders_are_the_same_arrays() -> None:
         (
             (X[:40].astype(np.uint8), Y[:40], CLIENT),
             {"test": TEST},
-            "test: holds ('floating point', 'integers'), must hold ('uint8', 'integers') as in",
+            "test: holds ('floating point', 'integers'), must hold ('integers', 'integers') as",
         ),
         ((X[:40], Y[:40] > 0, CLIENT), {"test": TEST}, "test: holds ('floating point', 'integers'"),
-        (([(X, Y), (X.astype(np.uint8), Y)],), {}, "data[1]: holds ('uint8', 'integers'), must"),
+        (([(X, Y), (X.astype(np.uint8), Y)],), {}, "data[1]: holds ('integers', 'integers'), must"),
         ((), {"held_out": "a"}, "held_out: must be left out beside arrays"),
         ((), {"loss": 1}, "loss=1: must be a function"),
         ((), {"devices": 64}, "devices=64: must be at most 4"),
@@ -709,7 +799,7 @@ def test_arrays_of_other_byte_orders_are_the_same_arrays() -> None:
         ((X[:40] + 1e300, Y[:40], CLIENT), {}, "x=float64 (40, 3): must be finite in float32"),
         (([(X, Y), (X, Y[:3])],), {}, "data[1]: x and y have lengths [3, 48]"),
         (([(X, Y), (X[:, :2], Y)],), {}, "data[1]: has examples of shapes"),
-        (([([[1.0, 2.0], [3.0]], [0, 1])],), {}, "data: must have examples of one shape"),
+        (([([[1.0, 2.0], [3.0]], [0, 1])],), {}, "data[0]: must have examples of one shape"),
         ((X,), {}, "data=float64 (48, 3): must be a list of (x, y) for each client"),
         (
             (federation.of_parts(federation.examples(X, Y), [np.arange(9), np.arange(8, 12)]),),
@@ -767,7 +857,7 @@ def test_arrays_of_other_byte_orders_are_the_same_arrays() -> None:
         (
             (X[:40], np.ma.masked_array(Y, Y > 0)[:40], CLIENT),
             {},
-            "data: has masked values, must have none",
+            "y: has masked values, must have none",
         ),
         (
             (X[:40], Y[:40], [None] * 40),
