@@ -63,7 +63,19 @@ def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedC
     where = f"Table: {folder / 'table.md'}. Evaluations: {folder / 'runs.csv'}."
     if (folder / "curves.png").exists():  # not where every run diverged
         where += f" Curves: {folder / 'curves.png'}."
+    if others := _others(folder, finished):
+        where += f" Of the runs in {folder}, these tables leave out {', '.join(others)}."
     return f"\n{title}\n\n{text}\n\n{report.explained(rule)}\n{where}"
+
+
+def _others(folder: Path, finished: Sequence[FinishedCell]) -> list[str]:
+    """The names of the folders in a sweep's that hold cells of an earlier, wider sweep."""
+    of_this = {cell.folder for cell in finished}
+    if folder in of_this:  # a run of `train` has no folders of cells
+        return []
+    return sorted(
+        {path.parent.name for path in folder.glob("*/config.json") if path.parent not in of_this}
+    )
 
 
 class _Measured(msgspec.Struct, frozen=True):

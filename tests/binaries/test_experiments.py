@@ -444,6 +444,13 @@ def test_a_sweep_keeps_finished_cells(
     before, seen, _ = swept
     folder = tmp_path / "run"
     shutil.copytree(before, folder)
+    table = (folder / "table.md").read_text()
+    # A sweep of fewer cells in the same folder leaves the others out, and says so.
+    with no_figures():
+        narrower = config.changed(seen[0].config, run_dir=str(folder), held_out="40,0")
+        told = sweep.sweep(narrower)
+    assert told.endswith(f"Of the runs in {folder}, these tables leave out fedipg-80.")
+    assert "80" not in (folder / "table.md").read_text()
     shutil.rmtree(folder / "fedipg-40")
     again = []
 
@@ -456,11 +463,12 @@ def test_a_sweep_keeps_finished_cells(
 
     monkeypatch.setattr(loop, "run_cell", run_cell)
     with no_figures():
-        sweep.sweep(config.changed(seen[0].config, run_dir=str(folder)))
+        told = sweep.sweep(config.changed(seen[0].config, run_dir=str(folder)))
+    assert "leave out" not in told
     assert again == ["fedipg-40"]
     summary = json.loads((folder / "result.json").read_text())
     assert [cell["cell"]["held_out"] for cell in summary["cells"]] == ["0", "40", "80"]
-    assert (folder / "table.md").read_text() == (before / "table.md").read_text()
+    assert (folder / "table.md").read_text() == table
 
 
 def test_a_diverging_run_stops_with_round_and_client_and_keeps_the_checkpoint(
