@@ -220,7 +220,9 @@ class Kept:
         """
         record = np.array(places.record, np.int32)
         checks.integers("places", record, 0, ndim=2)
-        if record.shape != self._shape or np.asarray(places.file)[0].tobytes() != self._id:
+        # Of a run without a selected state all places are 0.
+        files = {row.tobytes() for row in np.asarray(places.file) if row.any()}
+        if record.shape != self._shape or files - {self._id}:
             text = "is of another run than the checkpoint; put this one's in its place"
             raise UsageError(self.path, ..., text)
         end = self._begins + int(record.max(initial=0)) * self._length

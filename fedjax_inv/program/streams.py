@@ -133,6 +133,7 @@ class _Evaluated(NamedTuple):
     is_shared: bool
     batches: parts.Batches | None  # None: for a personal algorithm, client by client
     chunks: tuple[tuple[int, int], ...] = ()  # its clients, the first and the one after the last
+    slots: int = 1  # the most clients with examples in a chunk
     room: Room = Room(1, 1, 1)
 
 
@@ -162,6 +163,7 @@ class Stream:
         run_chunk: int = 0,
         layout: Layout | None = None,
         most_bytes: int = 2**30,
+        state_bytes: int = 0,
     ) -> None:
         """Compile nothing yet.
 
@@ -174,7 +176,8 @@ class Stream:
           client_chunk: as in `make`.
           run_chunk: as in `make`.
           layout: as in `make`, with `streams`.
-          most_bytes: the memory for a part of an evaluation's examples.
+          most_bytes: the memory for a part of an evaluation, its examples and states.
+          state_bytes: as in `plan`.
 
         Raises:
           UsageError: for an experiment that looks at all clients in a round.
@@ -188,7 +191,7 @@ class Stream:
         checks.integer("most_bytes", most_bytes)
         self._experiment, self._source, self._layout, self.plan = experiment, source, layout, plan
         self._most_rows = max(1, most_bytes // source.row_bytes)
-        self._most_bytes = most_bytes
+        self._most_bytes, self._state_bytes = most_bytes, state_bytes
         self._cohorts = _repeated(cohorts, layout)
         self.cohorts = cohorts
         self._train = parts.on_host(inputs.train, layout)
@@ -646,17 +649,21 @@ class Stream:
         if not self._algorithm.personal:
             each = parts.batches(found, self._layout, self._run.batch_size, self._most_rows)
             return _Evaluated(found, False, each)
-        most = found.size.max(0)
-        chunks, first = [], 0
+        is_shared = isinstance(shards, SharedExamples)
+        # Clients that were never seen have no states on the host.
+        of_client = 0 if is_shared else self._state_bytes
+        most = found.size.max(0) * self._source.row_bytes + of_client * (found.size > 0).any(0)
+        chunks, slots, first = [], 1, 0
         while first < len(most):
             total = np.cumsum(most[first:], dtype=np.int64) * len(found.size)
-            fits = (total <= self._most_rows) & (np.arange(len(total)) < _MOST_CLIENTS)
+            fits = (total <= self._most_bytes) & (np.arange(len(total)) < _MOST_CLIENTS)
             last = first + max(1, int(fits.sum()))
             chunks.append((first, last))
+            slots = max(slots, int((found.size[:, first:last] > 0).sum(1).max()))
             first = last
-        cohorts = (_cohort_of(found, chunk) for chunk in chunks)
+        cohorts = (_cohort_of(found, chunk, slots) for chunk in chunks)
         room = parts.room(found, cohorts, self._layout)
-        return _Evaluated(found, isinstance(shards, SharedExamples), None, tuple(chunks), room)
+        return _Evaluated(found, is_shared, None, tuple(chunks), slots, room)
 
     def _in_turn(self, name: str, count: int, read: Callable[[int], Tree]) -> Iterator[Tree]:
         """The parts of an evaluation, each read while the one before is computed.
@@ -702,7 +709,7 @@ class Stream:
         loss: Any = np.zeros(shape, np.float32)
 
         def read(number: int) -> tuple[Examples, Inputs, Needed]:
-            cohorts = _cohort_of(shards, each.chunks[number])
+            cohorts = _cohort_of(shards, each.chunks[number], each.slots)
             needed = parts.needed(shards, cohorts, self._layout, each.room)
             data, inputs = self._read_rows(needed.rows, self._inputs._replace(train=needed.shards))
             return data, inputs, needed
@@ -725,10 +732,17 @@ class Stream:
         return evaluation.Scores(score, loss, size)
 
 
-def _cohort_of(shards: Shards, chunk: tuple[int, int]) -> Cohort:
-    """Return a cohort of consecutive clients, [R, 1, n]."""
-    who: Any = np.tile(np.arange(*chunk, dtype=np.int32), (len(shards.size), 1, 1))
-    present: Any = np.ones(who.shape, bool)
+def _cohort_of(shards: Shards, chunk: tuple[int, int], slots: int) -> Cohort:
+    """Return a cohort of those consecutive clients that have examples, [R, 1, slots].
+
+    Devices get rows by slots, but evaluate clients by their places in `Needed.shards`. The two are
+    the same here, as no slot before a client's is empty and all parts have as many slots.
+    """
+    who: Any = np.zeros((len(shards.size), 1, slots), np.int32)
+    present: Any = np.zeros(who.shape, bool)
+    for run, size in enumerate(shards.size):
+        clients = np.arange(*chunk)[size[slice(*chunk)] > 0]
+        who[run, 0, : len(clients)], present[run, 0, : len(clients)] = clients, True
     return Cohort(who, present, np.zeros_like(who))
 
 

@@ -140,7 +140,8 @@ def prepared(
     todo = [cell for cell in assembled.cells if results[cell.name] is None]
     if shared is None:  # of several launches, those of a study, `check` comes first
         tracing.check(assembled, todo)
-        if config.run.resume and machine.leads() and not any(map(Path.exists, places.values())):
+        begun = any((place / "config.json").exists() for place in places.values())
+        if config.run.resume and machine.leads() and not begun:
             print(f"--resume: {folder} holds no run; a new one starts", file=sys.stderr)
     disk.check(assembled, folder, places, todo)
     warning = assembled.scale_warning()
@@ -309,8 +310,11 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     tracing.check(assembled, [cell for cell in assembled.cells if results[cell.name] is None])
 
 
-def _with_several(cells: Sequence[Cell]) -> str:
-    """The first flag with several values in cells of more than one run, with its values."""
+def _with_several(cells: Sequence[Cell], held_out: str) -> str:
+    """The first flag with several values in cells of more than one run, with its values.
+
+    held_out: the value of --held_out, which may be `all`.
+    """
     found: dict[str, list[str]] = {"algorithm": [], "held_out": []}
     for cell in cells:
         found["algorithm"].append(cell.algorithm)
@@ -321,7 +325,7 @@ def _with_several(cells: Sequence[Cell]) -> str:
             found.setdefault(flag, []).append(shown(value))
     values = {flag: [*dict.fromkeys(texts)] for flag, texts in found.items()}
     flag = next(flag for flag, texts in values.items() if len(texts) > 1)
-    return f"--{flag}={','.join(values[flag])}"
+    return f"--{flag}={held_out if flag == 'held_out' else ','.join(values[flag])}"
 
 
 def start_of(config: Config) -> assemble.Start:
@@ -352,7 +356,7 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
         return places
     if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
         raise UsageError(
-            _with_several(cells),
+            _with_several(cells, assembled.config.data.held_out),
             ...,
             "train runs one algorithm, held-out domain and value of each hyperparameter; for "
             "several: fedjax-inv sweep, with the same flags",
@@ -482,6 +486,7 @@ class _Programs:
         source = stored.of_arrays(*assembled.data)
         alone = program.make(ready.experiment)
         cohorts, _ = loop.drawn(config, alone, ready.data, ready.inputs)
+        state_bytes = assembled.kept(cell).client
         plan = program.plan(
             source,
             ready.inputs,
@@ -489,7 +494,7 @@ class _Programs:
             ready.layout,
             every=config.watching.eval_every,
             most_bytes=most,
-            state_bytes=assembled.kept(cell).client,
+            state_bytes=state_bytes,
         )
         if plan.bytes > most:
             text = f"a round of {cell.label} needs {plan.bytes / 1e9:.3g}; must be as many"
@@ -506,6 +511,7 @@ class _Programs:
                 run_chunk=chosen.runs,
                 layout=ready.layout,
                 most_bytes=most,
+                state_bytes=state_bytes,
             )
 
         chosen = self._begun(cell, ready, folder)

@@ -283,13 +283,15 @@ def _advance(
             done += length
             best.look(evaluated(outcome, done, length), stored, job.personal)
             last = _is_over(config, done, outcome.stops)
-            stop.signal = machine.agree(stop.signal)
-            if last or done % checkpoint_every == 0 or stop.signal:
+            # A signal that comes while the processes agree is for the next segment.
+            if asked := machine.agree(stop.signal):
+                stop.signal = asked
+            if last or done % checkpoint_every == 0 or asked:
                 log.flush()
                 checkpoints.save(done, stored(), best.served)
                 if job.stream is not None:
                     job.stream.saved(stored(), best.served.clients)
-            if stop.signal and not last:
+            if asked and not last:
                 raise Stopped(f"stopped after round {done} of {rounds}")
     return states
 

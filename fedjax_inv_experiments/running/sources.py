@@ -33,34 +33,42 @@ _SHARED = (
         )
     ),
 )
+# What only streamed runs use, whose numbers are those of other runs.
+_STREAMING = {f"fedjax_inv.program.{name}" for name in ("kept", "parts", "streams")}
 
 
 def of_run(config: Config) -> dict[str, str]:
     """The digests of the library's files that train and split the data, by their paths.
 
     These are the algorithms, the environment, what all runs share, and what these import. Readers
-    of data sets are left out, because a start records the digest of all examples.
+    of data sets are left out, because a start records the digest of all examples. What streams
+    examples is left out unless --hold=stream: --hold=auto may choose it, as it changes no number.
     """
-    modules = [
+    algorithms = [
         f"fedjax_inv.algorithms.{name}" if name in LISTED else name.partition(":")[0]
         for name in config.method.algorithm
     ]
     # An algorithm from elsewhere is no file of this project.
-    algorithms = [name for name in modules if path_of(name).exists()]
+    own = [name for name in algorithms if path_of(name).exists()]
     records = environments.LISTED[config.environment.name].records
-    return of_modules([*algorithms, *_SHARED, *(record.__module__ for record in records)])
+    modules = [*own, *_SHARED, *(record.__module__ for record in records)]
+    return of_modules(modules, streams=config.run.hold == "stream")
 
 
-def of_modules(names: Iterable[str]) -> dict[str, str]:
-    """The digests of modules and of what they import from the library, by their files' paths."""
-    found: set[str] = set()
+def of_modules(names: Iterable[str], *, streams: bool = False) -> dict[str, str]:
+    """The digests of modules and of what they import from the library, by their files' paths.
+
+    streams: whether they include what streams examples.
+    """
+    found: set[str] = set() if streams else {*_STREAMING}
     todo = [*names]
     while todo:
         name = todo.pop()
         if name not in found:
             found.add(name)
             todo += _read(path_of(name)).imported
-    return of_files(path_of(name) for name in found)
+    left_out = set() if streams else _STREAMING
+    return of_files(path_of(name) for name in found - left_out)
 
 
 def of_files(paths: Iterable[Path]) -> dict[str, str]:

@@ -36,16 +36,24 @@ from fedjax_inv_experiments.experiment import assemble, config, grid
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import errors, flag
 from fedjax_inv_experiments.papers import fedcfa, study
+from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.reporting import figures, finished
-from fedjax_inv_experiments.running import checkpoints, files, launch, provenance, selected
+from fedjax_inv_experiments.running import (
+    checkpoints,
+    files,
+    launch,
+    loop,
+    provenance,
+    selected,
+)
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log as logs
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.events import Events
-from fedjax_inv_experiments.running.signals import Stop
+from fedjax_inv_experiments.running.signals import Stop, Stopped
 from fedjax_inv_experiments.sweep import sweep
 from fedjax_inv_experiments.train import train
-from runs import Ran, StopAfterOne, go_on, halved, metrics, no_figures, ran, states
+from runs import Ran, StopAfterOne, go_on, halved, metrics, no_figures, ran, start_of, states
 
 ROOT = Path(__file__).parents[2]
 TINY = config.of(
@@ -699,6 +707,25 @@ def test_a_closed_terminal_asks_for_nothing_under_nohup() -> None:
         assert stop.signal == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_while_processes_agree_stops_the_next_segment(
+    made: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, folder = made.whole.job, tmp_path / "run"
+    with Stop() as stop:
+        agreed: list[int] = []
+
+        def agree(value: int) -> int:
+            agreed.append(value)
+            stop.signal = signal.SIGTERM  # when this process has told the others that it has none
+            return value
+
+        monkeypatch.setattr(machine, "agree", agree)
+        folders.begin(folder, job.config, job.cell, start_of(job))
+        with pytest.raises(Stopped, match=r"^stopped after round 2 of 3$"):
+            loop.run_cell(job, folder, stop)
+    assert agreed == [0, signal.SIGTERM]
 
 
 @pytest.mark.parametrize("is_row", [False, True])

@@ -112,6 +112,10 @@ def test_the_files_that_a_run_depends_on() -> None:
         "fedjax_inv_experiments/parts/environments/rotated.py",
     } <= {*found}
     assert not {"fedjax_inv/algorithms/fedipg.py", "fedjax_inv/data/leaf.py"} & {*found}
+    streamed = sources.of_run(config.of(environment="rotated", hold="stream"))
+    streaming = {f"fedjax_inv/program/{name}.py" for name in ("kept", "parts", "streams")}
+    assert streaming <= {*streamed}
+    assert not streaming & {*found}
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from fedjax_inv.algorithms.scaffold import scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, sources, stored
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.devices import Layout, loops, placement
-from fedjax_inv.program import streams
+from fedjax_inv.devices import Layout, loops, ownership, placement
+from fedjax_inv.program import parts, streams
 from fedjax_inv.program.kept import Kept
 from fedjax_inv.types import Array, Cohort, Tree
 
@@ -190,21 +190,72 @@ def test_a_streamed_run_has_the_bits_of_one_on_the_device(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "shape", "same"),
+    ("name", "shape", "most_bytes", "same"),
     [
-        ("scaffold", (2, 2), assert_same_bits),
-        ("fedbn", (1, 2), assert_close),  # 2e-9 apart in the bias of a norm
+        ("scaffold", (2, 2), 1, assert_same_bits),
+        ("fedbn", (1, 2), 1, assert_close),  # 2e-9 apart in the bias of a norm
+        ("fedbn", (1, 3), 2**20, assert_close),  # all clients in one part
     ],
 )
 def test_devices_get_the_rows_of_their_slots(
-    name: str, shape: tuple[int, int], same: Callable[[Tree, Tree], None], tmp_path: Path
+    name: str,
+    shape: tuple[int, int],
+    most_bytes: int,
+    same: Callable[[Tree, Tree], None],
+    tmp_path: Path,
 ) -> None:
     mesh = placement.mesh(shape, jax.devices())
     layout = Layout(mesh, lanes=LANES, num_runs=len(RUNS), streams=True)
-    made = stream(name, tmp_path, layout)
-    one = stream(name, tmp_path, Layout(lanes=LANES, streams=True))
+    made = stream(name, tmp_path, layout, most_bytes)
+    one = stream(name, tmp_path, Layout(lanes=LANES, streams=True), most_bytes)
     assert made.plan.room.on_device < one.plan.room.on_device
     assert_same_run(streamed(made, name), resident(name), same)
+
+
+@pytest.mark.parametrize("lanes", [0, 3, LANES])
+@pytest.mark.parametrize("most_clients", [1, 4, 8, C])
+def test_devices_evaluate_the_clients_whose_rows_they_have(
+    lanes: int, most_clients: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    number = 3
+    layout = Layout(
+        placement.mesh((1, number), jax.devices()), lanes=lanes, num_runs=len(RUNS), streams=True
+    )
+    made = stream("fedbn", tmp_path, layout, 2**30)
+    monkeypatch.setattr(streams, "_MOST_CLIENTS", most_clients)
+    shards = made._evaluated["valid"].shards
+    # In one run the middle and the last client have no examples, in the other the first.
+    size = np.array(shards.size) + 1
+    size[0, [4, 5, C - 1]] = size[1, 0] = 0
+    shards = parts.Shards(
+        np.tile(np.arange(size.sum(1).max()), (2, 1)), size.cumsum(1) - size, size
+    )
+    monkeypatch.setattr(parts, "on_host", lambda *arguments: shards)
+    each = made._evaluation(given("fedbn")[1].valid)
+    assert len(each.chunks) == -(-C // most_clients)
+    found: list[list[int]] = [[] for _ in RUNS]
+    for chunk in each.chunks:
+        cohort = streams._cohort_of(shards, chunk, each.slots)
+        part = parts.needed(shards, cohort, layout, each.room)
+        room = ownership.clients_per_device(each.room.clients, number, lanes)
+        for run, count in enumerate(part.num_clients):
+            for place, client in enumerate(part.shards.who[run][:count]):
+                device = place // room  # as `evaluation` shares the clients of a part
+                begin = part.shards.start[run][place]
+                places = part.shards.order[device][run][begin : begin + size[run, client]]
+                rows = part.rows[device][places] - shards.start[run, client]
+                assert rows.tolist() == [*range(size[run, client])]
+                found[run].append(client)
+    assert found == [np.flatnonzero(of_run).tolist() for of_run in size]
+
+
+def test_states_count_as_memory_of_an_evaluation(tmp_path: Path) -> None:
+    made = stream("fedbn", tmp_path, Layout(lanes=LANES, streams=True), 2**20)
+    inputs = given("fedbn")[1]
+    made._state_bytes = 2**20 // (2 * len(RUNS)) - 2**13  # two clients, and their examples
+    assert made._evaluation(inputs.valid).slots == 2
+    # New clients have no states on the host.
+    assert len(made._evaluation(inputs.test).chunks) == 1
 
 
 def test_a_reader_that_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:
@@ -401,6 +452,11 @@ def test_a_damaged_file_of_states_and_one_of_another_run_are_refused(tmp_path: P
     kept.write(0, np.array([2]), tree_of(5))
     with pytest.raises(UsageError, match="is of another run than the checkpoint"):
         other.begin(kept.places())
+    # The places of a run without a selected state are 0.
+    first = kept.places()
+    kept.begin(first._replace(file=np.stack([0 * first.file[0], first.file[1]])))
+    with pytest.raises(UsageError, match="is of another run than the checkpoint"):
+        kept.begin(first._replace(file=np.stack([first.file[0], first.file[1] + 1])))
     content = bytearray((tmp_path / "one").read_bytes())
     with open(tmp_path / "one", "r+b") as file:
         file.seek(len(content) - 20)
