@@ -57,6 +57,8 @@ def contrastive(
 ) -> Array:
     """Return -log(e^g / (e^g + e^p)) of each row, where g and p are cosines / temperature, [B].
 
+    The cosine of a row whose norm is at most 1e-6 is 0, with a gradient of 0.
+
     Args:
       z: features of the trained network [B, P].
       z_global: features of the received network [B, P].
@@ -71,7 +73,9 @@ def contrastive(
 
     def unit(rows: Array) -> Array:
         rows = tree.wide(rows)
-        return rows / jnp.sqrt((rows**2).sum(-1, keepdims=True) + _EPSILON)
+        squared = (rows**2).sum(-1, keepdims=True)
+        # A row of zeros, as of units that are all off, would have a gradient of 1e6.
+        return jnp.where(squared > _EPSILON, rows, 0) / jnp.sqrt(squared + _EPSILON)
 
     def cosine(other: Array) -> Array:
         return (unit(z) * unit(other)).sum(-1)

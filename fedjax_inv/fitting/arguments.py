@@ -65,15 +65,27 @@ def check_if_given(lowest: int, **numbers: int | None) -> None:
 
 
 def check_settings(algorithm: Factory, settings: Mapping[str, Any]) -> None:
-    """Raise UsageError for a setting that the algorithm does not have."""
+    """Raise UsageError for a setting that the algorithm does not have, and one that it lacks."""
     try:
-        parameters = inspect.signature(algorithm).parameters.values()
+        parameters = [*inspect.signature(algorithm).parameters.values()]
     except ValueError:  # as of a built-in type
         text = "must be a factory of an algorithm, such as fedavg.fedavg"
         raise UsageError("algorithm", ..., text) from None
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = [each for each in parameters[:2] if each.kind in by_place]
+    if len(first) < 2 and not any(each.kind is each.VAR_POSITIONAL for each in parameters[:2]):
+        text = f"must be a factory of an algorithm, called as {_name(algorithm)}(model, work)"
+        raise UsageError("algorithm", ..., text)
+    own = parameters[2:]  # after model and work
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for each in own:
+        is_needed = each.default is each.empty and each.kind not in variable
+        if is_needed and each.name not in ("loss", *settings):
+            text = f"must be given, as {_name(algorithm)} has no default for it"
+            raise UsageError(each.name, ..., text)
+    if any(each.kind is each.VAR_KEYWORD for each in own):
         return
-    names = [each.name for each in parameters][2:]  # after model and work
+    names = [each.name for each in own]
     for name in settings:
         if name not in names:
             allowed = f"must be an argument of fit or of {_name(algorithm)}: {', '.join(names)}"

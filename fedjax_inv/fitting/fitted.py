@@ -6,7 +6,7 @@ Axis letters: R runs, E evaluations.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -53,6 +53,14 @@ class History:
         if name not in self.values:
             raise UsageError("name", name, f"must be one of {', '.join(self.values)}")
         return self.values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the names of the values."""
+        return iter(self.values)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there are values of a name."""
+        return name in self.values
 
     def to_dataframe(self) -> Any:
         """Return a pandas DataFrame with a row for each run and evaluation.

@@ -218,7 +218,8 @@ def network() -> Model:
 
 def epochs(learning_rate: float | Array) -> Work:
     """Return two epochs in batches of three, of which most are not full."""
-    return local.epochs(optax.sgd(learning_rate), batch_size=3, num_epochs=2, momentum=0.0)
+    work = local.epochs(optax.sgd(learning_rate), batch_size=3, num_epochs=2, momentum=0.0)
+    return work._replace(learning_rate=learning_rate)
 
 
 @contextlib.contextmanager

@@ -295,6 +295,23 @@ def test_the_network_is_called_once_and_may_say_more() -> None:
     assert_close(value, problem.mixed(0.4))
 
 
+@pytest.mark.parametrize(
+    ("loss", "has_aux"),
+    [
+        (lambda x, y: (x.sum(), y.sum()), False),
+        (lambda x, y: x.sum(1), False),
+        (lambda x, y: None, False),
+        (lambda x, y: x.sum(), True),
+        (lambda x, y: (x.sum(1), ()), True),
+    ],
+)
+def test_mixed_loss_refuses_a_loss_that_is_no_scalar(loss: Any, has_aux: bool) -> None:
+    problem = Problem()
+    given = (problem.x, problem.y, problem.mean_x, problem.mean_y)
+    with pytest.raises(ValueError, match=r"^loss_fn: returns shapes .*, must return .*a scalar"):
+        fedmix.mixed_loss(loss, *given, ratio=0.4, has_aux=has_aux)
+
+
 @pytest.mark.parametrize("which", ["mean_x", "mean_y"])
 def test_mixed_loss_refuses_what_is_no_mean_example(which: str) -> None:
     problem = Problem()

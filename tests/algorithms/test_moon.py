@@ -46,6 +46,11 @@ def test_features_of_zeros_and_equal_networks_have_gradients() -> None:
         )(z)
         np.testing.assert_allclose(value, 2 * np.log(2), rtol=1e-6)
         np.testing.assert_allclose(grad, 0, atol=1e-6)
+    near, last = jnp.eye(3)[:2], -jnp.eye(3)[:2]
+    mixed = jnp.array([[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    grad = jax.grad(lambda z: moon.contrastive(z, near, last, temperature=0.5).sum())(mixed)
+    assert not grad[0].any()
+    assert 0.01 < abs(grad[1]).max() < 1
 
 
 def reference(params: Tree, federation: Any, projection: int) -> Tree:

@@ -153,6 +153,9 @@ def test_the_history_is_of_every_run_and_segment() -> None:
     networks = [network for *_, network in seen]
     assert_same_bits(networks[-1], plain(fitted.network(1)))
     assert not np.array_equal(networks[0].params.head, networks[1].params.head)
+    assert [*history] == [*history.values]
+    assert "train_loss" in history
+    assert "loss" not in history
     with pytest.raises(UsageError, match=r"name=loss|name='loss': must be one of"):
         history["loss"]
 
@@ -893,6 +896,25 @@ def test_a_wrong_argument_is_one_line_before_any_compute(
         fit(fedavg.fedavg, MODEL, *(arguments or ARRAYS), **(FLAT | settings))
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("factory", "settings", "message"),
+    [
+        (lambda model: model, {}, "algorithm: must be a factory of an algorithm, called as"),
+        (lambda *, model, work: model, {}, "algorithm: must be a factory of an algorithm, call"),
+        (lambda model, work, *, gamma: model, {}, "gamma: must be given, as <lambda> has no def"),
+        (lambda model, work, *, gamma, **more: model, {"delta": 1}, "gamma: must be given, as"),
+        (lambda model, work, gamma: model, {"g": 1}, "gamma: must be given, as"),
+        (lambda model, work, *, a=0: model, {"g": 1}, "g: must be an argument of fit or of"),
+    ],
+)
+def test_a_factory_that_cannot_be_called_is_one_line(
+    factory: Any, settings: Any, message: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        fit(factory, MODEL, *ARRAYS, **FLAT, **settings)
+    assert str(error.value).startswith(message)
 
 
 def unchecked(model: Any, work: Any, *, decay: Any = 0.0) -> Any:

@@ -14,7 +14,7 @@ import pytest
 import slow
 from examples.fednova import fednova
 from fedjax_inv import averaging, local, models, testing
-from fedjax_inv.algorithms import fedavg, fedprox
+from fedjax_inv.algorithms import fedavg, fedprox, qfedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import examples
 from fedjax_inv.testing import __main__ as command
@@ -407,6 +407,11 @@ def test_a_factory_that_gives_no_algorithm_breaks_the_first_law(
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=line):
         testing.check(**{"factory": fednova, "tell": None, **arguments})
+
+
+def test_a_factory_may_read_the_learning_rate_of_its_work() -> None:
+    report = testing.check(qfedavg.qfedavg, laws=["the_factory_returns_an_algorithm"], tell=None)
+    assert report.outcomes[0].result == "held"
 
 
 def test_a_law_may_be_broken_on_purpose() -> None:
