@@ -77,7 +77,7 @@ def mixed_loss(
 
     Raises:
       UsageError: for another ratio, other shapes, inputs that are not in floating point, and a
-        loss_fn that returns something else.
+        loss that is no scalar.
     """
     checks.real("ratio", ratio, 0, 1)
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -89,30 +89,18 @@ def mixed_loss(
 
     def losses(mixed: Array) -> tuple[Any, Tree]:
         """The losses for both targets [2]; the network runs once."""
-
-        def loss(y: Array) -> Any:
-            result = loss_fn(mixed, y)
-            _check_result(result, has_aux)
-            return result
-
         if has_aux:
-            return jax.vmap(loss, out_axes=(0, None))(targets)
-        return jax.vmap(loss)(targets), ()
+            return jax.vmap(lambda y: loss_fn(mixed, y), out_axes=(0, None))(targets)
+        return jax.vmap(lambda y: loss_fn(mixed, y))(targets), ()
 
     (own, other), (slope, _), aux = jax.jvp(
         losses, ((1 - ratio) * x,), (jnp.broadcast_to(mean_x, x.shape),), has_aux=True
     )
+    if jnp.shape(own):  # the losses of a batch, or a pair without has_aux
+        text = "must return a scalar, or with has_aux=True (a scalar, aux)"
+        raise UsageError("loss_fn", ..., text)
     value = (1 - ratio) * own + ratio * other + ratio * (1 - ratio) * slope
     return (value, aux) if has_aux else value
-
-
-def _check_result(result: Any, has_aux: bool) -> None:
-    is_pair = isinstance(result, tuple) and len(result) == 2
-    loss = result if not has_aux else result[0] if is_pair else ()
-    if not jax.tree_util.all_leaves([loss]) or jnp.shape(loss):
-        needed = "(a scalar, aux)" if has_aux else "a scalar; with has_aux=True (a scalar, aux)"
-        shapes = jax.tree.map(jnp.shape, result)
-        raise UsageError("loss_fn", ..., f"returns shapes {shapes}, must return {needed}")
 
 
 def fedmix(
