@@ -81,6 +81,9 @@ def chosen(words: Sequence[str], found: Mapping[str, Command]) -> tuple[str, Seq
     if words[0] == "paper" and standins.asks_for_help(["", *words[1:2]]):
         print(_help({name: each for name, each in found.items() if name.startswith("paper ")}))
         sys.exit(0)
+    if [*words] == ["paper"]:
+        names = [name.removeprefix("paper ") for name in found if name.startswith("paper ")]
+        _fail(f"paper needs a name: {', '.join(names)}")
     length = 2 if words[0] == "paper" else 1
     word = " ".join(words[:length])
     same = {name.replace("_", "-"): name for name in found}

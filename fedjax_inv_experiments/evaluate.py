@@ -389,7 +389,7 @@ def tables(of: Evaluated) -> str:
     shown = report.text_of(of.score)
     counted: dict[str, Callable[[Any], str]] = {
         "examples": lambda entries: f"{np.mean([e.examples for e in entries]):g}",
-        of.score.heading: lambda entries: shown(_scores(entries)),
+        report.heading_of(of.score): lambda entries: shown(_scores(entries)),
         "loss": lambda entries: f"{np.mean([e.loss for e in entries]):.3f}",
     }
     first = next(iter(of.runs[0].domains.values()))
@@ -448,7 +448,8 @@ def _confusion(of: Evaluated) -> np.ndarray:
 def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ()) -> None:
     """Draws the confusions, or predictions of values, and the scores by domain, class and client.
 
-    A bar is a mean, and a dot a seed. Many clients are drawn as one line through all of them.
+    A bar is a mean, and a dot a seed. Many clients are drawn as one line through all of them, with
+    a band. The title says so.
 
     found: the predictions, for values.
     """
@@ -466,13 +467,14 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
         ),
     ]
     groups = [group for group in groups if group[1]]
+    has_line = len(clients) > run_figures.MOST_DOTS
     has_left = has_confusion or (of.task == "values" and found)
     width = 12 if has_left else 6
     figure = Figure(figsize=(width, 2.6 * len(groups) + 0.6), layout="constrained")
     grid = figure.add_gridspec(len(groups), 2 if has_left else 1)
     for row, (what, names, values) in enumerate(groups):
         axis = figure.add_subplot(grid[row, -1])
-        if what == "client" and len(names) > run_figures.MOST_DOTS:
+        if what == "client" and has_line:
             served = [{e.client: e.score for e in run.clients} for run in of.runs]
             of_seeds = [[run.get(int(name), np.nan) for name in names] for run in served]
             run_figures.draw_quantiles(axis, measure.factor * np.array(of_seeds), 0)
@@ -486,18 +488,28 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
             for x, some in zip(at, values, strict=True):
                 axis.plot([x] * len(some), factor * np.array(some), "o", ms=3, color="C0")
             figures.name_x(axis, names, 5.2)
-        axis.set(xlabel=what, ylabel=measure.heading)
+        axis.set(xlabel=what, ylabel=report.heading_of(measure))
         if measure.is_share:
             axis.set_ylim(0, 102)
     if has_confusion:
         _draw_confusion(figure, figure.add_subplot(grid[:, 0]), of)
     elif of.task == "values" and found:
         _draw_values(figure.add_subplot(grid[:, 0]), found[0], of.classes[0])
-    if len(of.runs) > 1:
-        title += f"\nmeans over {len(of.runs)} seeds, with a dot or a band for how they differ"
-        title += "; matrix: all seeds together" if has_confusion else ""
-    figures.entitle(figure, title)
+    told = _marks(len(of.runs), has_line, len(_confusion(of)))
+    figures.entitle(figure, "\n".join([title, *told]))
     figures.save(figure, path)
+
+
+def _marks(num_seeds: int, has_line: bool, num_classes: int) -> list[str]:
+    """What the marks of a picture mean, in at most one line. num_classes: of the matrix, or 0."""
+    parts = []
+    if num_seeds > 1:
+        parts.append(f"bar: mean over {num_seeds} seeds, dot: a seed")
+        parts += ["line and band: mean and standard deviation"] if has_line else []
+    if num_classes:
+        what = "numbers: examples" if num_classes <= _MOST_LINES else "matrix: examples"
+        parts.append(f"{what}{', all seeds' * (num_seeds > 1)}")
+    return ["; ".join(parts)] if parts else []
 
 
 def _draw_values(axis: Axes, of: Predicted, name: str) -> None:
@@ -573,7 +585,8 @@ def run(options: Options) -> str:
     if not options.out:
         _check_dataset(out.with_suffix(".json"), options.dataset or runs.config.data.dataset)
     scored, found, lacking = evaluate(runs, options)
-    rounds = ", ".join(str(each.round) for each in scored.runs)
+    every = [str(each.round) for each in scored.runs]
+    rounds = ", ".join(every if len(set(every)) > 1 else every[:1])
     held_out = runs.cell.held_out or "test split"
     title = f"{runs.cell.label}, held out: {held_out}, after round {rounds}"
     title += f"; on {options.dataset}" if options.dataset else ""

@@ -194,7 +194,7 @@ def draw(
     for axis, (name, (names, of)), length in zip(others, counts.items(), lengths, strict=True):
         figures.counts(axis, of, height, sums)
         figures.name_x(axis, names, length, 7)
-        axis.set_title(f"examples by {figures.literal(name)}", fontsize=9)
+        axis.set_title(f"examples by {figures.literal(name)}{data_figures.HELD}", fontsize=9)
         axis.set_yticks([])
     others[0].set_ylabel("client: domain", fontsize=8)
     figures.name_y(others[0], holdings.names, height, 7)
@@ -258,7 +258,7 @@ def show(config: Config, options: Options) -> str:
     is_wrong = np.asarray(dataset.y != assembled.dataset.y)
     holdings = holdings_of(split, is_wrong)
     counted = is_wrong if config.partition.wrong_labels else None
-    title = f"{config.title}, held out: {held_out or 'test split'}, seed {config.run.seeds[0]}"
+    title = data_figures.title_of(config.title, held_out, config.run.seeds[0])
     text = f"\n{title}\n\n{table(dataset, holdings, counted)}\n\n"
     text += features(dataset)
     if warning := assembled.scale_warning():

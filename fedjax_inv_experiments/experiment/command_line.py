@@ -314,7 +314,9 @@ def _default(setting: inspect.Parameter) -> str:
 
 
 def _summary(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
+    """The first line of a docstring, without the Return with which a factory's begins."""
+    line = (inspect.getdoc(function) or "").partition("\n")[0].removeprefix("Return ")
+    return line[:1].upper() + line[1:]
 
 
 def meanings(function: Callable[..., Any]) -> dict[str, str]:

@@ -16,6 +16,8 @@ import numpy as np
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.reporting.tables import bold, italic, table
 
+_NO_WIDTH = 1e-9  # equal differences of scores differ by rounding
+
 # seed -> score, NaN where the seed's run has none, as it diverged
 Scores = Mapping[int, float]
 
@@ -73,7 +75,8 @@ class Best(NamedTuple):
     """The methods that are best in a column."""
 
     first: frozenset[str] = frozenset()  # with the best mean
-    as_good: frozenset[str] = frozenset()  # the 95% interval of the difference from it contains 0
+    # the 95% interval of the difference from it contains 0, or has no width and says nothing
+    as_good: frozenset[str] = frozenset()
 
     def mark(self, method: str, text: str) -> str:
         """A method's cell of a table: bold if it is best, in italics if it may be as good."""
@@ -99,7 +102,9 @@ def best(column: Column) -> Best:
     end = "low" if column.measure.higher_is_better else "high"
     rank = column.measure.rank
     as_good = frozenset(
-        each.other for each in others if each is not None and rank(getattr(each, end)) <= 0
+        each.other
+        for each in others
+        if each is not None and (rank(getattr(each, end)) <= 0 or each.high - each.low < _NO_WIDTH)
     )
     return Best(first, as_good - first)
 
@@ -147,11 +152,14 @@ def differences_table(
     return table(rows, columns, form=form, omit_empty=True)
 
 
-DIFFERENCES = (
-    "Differences from the method in the heading, of shares in percentage points, seed by seed: "
-    "the mean over n seeds and its 95% interval by Student's t, not corrected for the number of "
-    "comparisons. A seed in which a method has no number, such as a diverged run, is left out."
-)
+def about_differences(measure: Measure = ACCURACY) -> str:
+    """The text below `differences_table`."""
+    points = ", of shares in percentage points" if measure.is_share else ""
+    return (
+        f"Differences from the method in the heading{points}, seed by seed: the mean over n seeds "
+        "and its 95% interval by Student's t, not corrected for the number of comparisons. A seed "
+        "in which a method has no number, such as a diverged run, is left out."
+    )
 
 
 def differences_csv(found: Sequence[Difference]) -> str:

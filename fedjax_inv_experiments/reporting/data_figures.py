@@ -12,12 +12,21 @@ import numpy as np
 from fedjax_inv.data import federation, partitions
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
+from fedjax_inv_experiments.flags.flag import shown
 from fedjax_inv_experiments.reporting import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _IMAGES = 6  # images of each domain, beside the counts
+_GAP = 0.08  # between images, as a part of their sides
+# The end of the title of a picture that counts the examples of clients for training and validation.
+HELD = ",\nwith those for validation"
+
+
+def title_of(data: str, held_out: str | None, seed: int) -> str:
+    """The title of a figure of a data set. held_out: None for its test split."""
+    return f"{data}, held out: {held_out or 'test split'}, seed {seed}"
 
 
 def client_names(split: Split, is_wrong: np.ndarray | None = None) -> list[str]:
@@ -63,11 +72,16 @@ def to_rgb(x: np.ndarray) -> np.ndarray:
 
 
 def draw_partition(
-    path: Path, dataset: Dataset, split: Split, is_wrong: np.ndarray | None = None
+    path: Path,
+    dataset: Dataset,
+    split: Split,
+    is_wrong: np.ndarray | None = None,
+    *,
+    title: str,
 ) -> None:
     """Draws what each client trains on, and examples of every domain.
 
-    is_wrong: as in `client_names`.
+    is_wrong: as in `client_names`. title: from `title_of`; `figures.title_in` reads it again.
 
     Files that are there and show the same are not drawn again.
     """
@@ -86,7 +100,8 @@ def draw_partition(
         user=None,
         original=None,
     )
-    figures.draw(path, _partition, counts, names, some, client_names(split, is_wrong), dpi=110)
+    everything = counts, names, some, client_names(split, is_wrong), title
+    figures.draw(path, _partition, *everything, dpi=110, title=title)
 
 
 def target_counts(
@@ -104,13 +119,23 @@ def target_counts(
     values = dataset.y.reshape(len(dataset.y), -1)[:, 0]
     edges = np.unique(np.quantile(values, np.linspace(0.1, 0.9, 9)))
     tenth = np.searchsorted(edges, values, side="right")
-    names = [f"below {edges[0]:.3g}", *(f"from {edge:.3g}" for edge in edges)]
+    texts = _short(edges)
+    names = [f"below {texts[0]}", *(f"from {text}" for text in texts)]
     counted = [np.bincount(tenth[rows], minlength=len(names)) for rows in parts]
     return names, np.stack(counted)
 
 
+def _short(numbers: np.ndarray) -> list[str]:
+    """Different numbers as texts that differ, of three digits if these are enough."""
+    for digits in range(3, 18):
+        texts = [shown(float(f"{number:.{digits}g}")) for number in numbers]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
+
+
 def _partition(
-    counts: np.ndarray, names: Sequence[str], some: Dataset, clients: Sequence[str]
+    counts: np.ndarray, names: Sequence[str], some: Dataset, clients: Sequence[str], title: str
 ) -> Figure:
     """The figure of the counts [C, N] and their names.
 
@@ -119,32 +144,38 @@ def _partition(
     examples = _examples(some)
     domains = () if examples is None else some.domains
     height = max(2.6, min(9.0, 0.22 * len(counts) + 1.6), min(9.0, 0.5 * len(domains) + 1.6))
-    figure = figures.new(11, height)
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure = figures.new(11 if domains else 6.6, height)
+    left, *others = figure.subplots(1, 2, width_ratios=(3, 2)) if domains else [figure.subplots()]
     picture = left.imshow(counts, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     figure.colorbar(picture, ax=left, label="training examples", fraction=0.05)
     what = {"classes": "class", "labels": "label", "values": some.classes[0]}[some.task]
-    left.set(xlabel=figures.literal(what), ylabel="client", title="What each client trains on")
+    left.set(xlabel=figures.literal(what), ylabel="client")
+    left.set_title("What each client trains on, without validation", fontsize=10)
     figures.name_x(left, names, 4.2)
     figures.name_y(left, clients, height - 1.4)
-    right.set(xticks=[], yticks=[])
-    right.set_frame_on(False)
-    if examples is not None:
+    for right in others:
+        assert examples is not None
         lines = len(domains)
+        right.set(xticks=[], yticks=[])
+        right.set_frame_on(False)
         right.imshow(examples, extent=(0, _IMAGES, lines - 0.5, -0.5))
         right.set_aspect(examples.shape[0] / examples.shape[1] * _IMAGES / lines)
         figures.name_y(right, domains, height - 1.4)
         right.tick_params(length=0)
         right.set_title("Examples of every domain", fontsize=10)
+    figures.entitle(figure, title)
     return figure
 
 
 def _examples(some: Dataset) -> np.ndarray | None:
-    """A picture with a line of images for each domain; None if there are none."""
+    """A picture with a line of images for each domain, with white gaps; None without images."""
     if not some.domains:
         return None
     images = rendered(some, np.arange(len(some.y)))
     if images.ndim != 4:
         return None
     lines = to_rgb(images).reshape(len(some.domains), _IMAGES, *images.shape[1:3], 3)
+    high, wide = (max(1, round(_GAP * side)) for side in images.shape[1:3])
+    around = (0, 0), (0, 0), (0, high), (0, wide), (0, 0)
+    lines = np.pad(lines, around, constant_values=1.0)
     return np.concatenate([np.concatenate(list(line), axis=1) for line in lines])

@@ -34,6 +34,7 @@ _LINE = 1.5  # the height of a line of text, as a part of the font size
 _LONGEST = 24  # characters of a name at an axis
 _MOST_WRITTEN = 20  # the most columns of a picture of counts that shows the numbers
 DIGEST = "Data-SHA256"  # the entry of a PNG with the digest of what it shows
+_TITLE = "Title"  # the entry with its title
 
 
 def new(width: float, height: float) -> Figure:
@@ -81,6 +82,18 @@ def whole_numbers(axis: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def logarithmic(axis: Axes) -> None:
+    """Makes a y axis logarithmic, with plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    # Of many decades, more numbers would overlap.
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e4 * low else (1,)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def panels(
@@ -196,17 +209,20 @@ def counts(
             )
 
 
-def draw(path: Path, paint: Callable[..., Figure], *shown: Any, dpi: int = 120) -> None:
+def draw(
+    path: Path, paint: Callable[..., Figure], *shown: Any, dpi: int = 120, title: str = ""
+) -> None:
     """Writes the figure `paint(*shown)`, unless the files there show the same already.
 
     paint: a function of a module; a change of its module draws anew, too.
     shown: all that the figure shows; it must have a pickle.
+    title: a text for `title_in`; it must be among what is shown.
     """
     digest = _digest(paint, shown, dpi)
     if path.with_suffix(".pdf").exists() and digest_in(path) == digest:
         path.touch()  # its time says when it was right
     else:
-        save(paint(*shown), path, dpi=dpi, digest=digest)
+        save(paint(*shown), path, dpi=dpi, digest=digest, title=title)
 
 
 def _digest(paint: Callable[..., Figure], *shown: Any) -> str:
@@ -224,20 +240,29 @@ def _digest(paint: Callable[..., Figure], *shown: Any) -> str:
 
 def digest_in(path: Path) -> str | None:
     """The digest in a PNG of `save`; None if there is no whole PNG, or none with a digest."""
+    return _entry_in(path, DIGEST)
+
+
+def title_in(path: Path) -> str | None:
+    """The title in a PNG of `save`; None if there is no whole PNG, or none with a title."""
+    return _entry_in(path, _TITLE)
+
+
+def _entry_in(path: Path, name: str) -> str | None:
     if not path.is_file():  # a pipe would be read forever
         return None
     try:
         with Image.open(path) as image:
             image.verify()
-            return image.info.get(DIGEST)
+            return image.info.get(name)
     except Exception:  # pillow raises many kinds, for one reason: the file is damaged
         return None
 
 
-def save(figure: Figure, path: Path, dpi: float = 120, digest: str = "") -> None:
+def save(figure: Figure, path: Path, dpi: float = 120, digest: str = "", title: str = "") -> None:
     """Writes a figure as PNG and as PDF; the same figure gives the same bytes.
 
-    digest: a text to store in the PNG.
+    digest, title: texts to store in the PNG.
     """
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # both files have the places that are computed by now
@@ -245,5 +270,6 @@ def save(figure: Figure, path: Path, dpi: float = 120, digest: str = "") -> None
         figure.savefig(file, format="pdf", metadata={"CreationDate": None})
     # The PNG is last, because its digest says that both are there.
     with files.replacing(path) as file:
-        metadata = {DIGEST: digest} if digest else None
+        entries = {DIGEST: digest, _TITLE: title}
+        metadata = {name: text for name, text in entries.items() if text}
         figure.savefig(file, format="png", dpi=dpi, metadata=metadata)

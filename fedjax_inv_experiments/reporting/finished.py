@@ -361,17 +361,28 @@ class OneRun:
         mine = rest._replace(clients=self.runs.clients(found, self.index))
         at = self.line().round
         if self.state == "best" and mine.round != at:
-            raise UsageError(
-                self.runs.where,
-                ...,
-                f"its run {self.name} was not saved as it was after round {at}, as --select was "
-                "another then; --state=last was",
-            )
+            raise NotSaved(self, at)
         return mine
 
     def algorithm(self, *, rendered: bool = False) -> Algorithm:
         """Its algorithm, as in `Runs.algorithm`."""
         return self.runs.algorithm(self.index, rendered=rendered)
+
+
+class NotSaved(UsageError):
+    """The network of a run's selected round was not saved.
+
+    Attributes:
+      why: what was not saved and why, without the run.
+    """
+
+    def __init__(self, one: OneRun, done: int) -> None:
+        self.why = (
+            f"network of round {done} was not saved, because --select was another rule when it was "
+            "trained"
+        )
+        text = f"the {self.why}; --state=last has its last network"
+        super().__init__(one.runs.where, ..., f"of its run {one.name} {text}")
 
 
 def unseen(algorithm: Algorithm, server: Tree) -> Tree:

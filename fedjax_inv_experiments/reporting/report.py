@@ -27,9 +27,9 @@ def explained(rule: str) -> str:
     """A rule of selection in words."""
     looks, scored = ("looked at", "test") if rule == "oracle" else ("never looked at", "validation")
     return (
-        f"Model selection by {rule}: of each seed {RULES[rule].text}; of the hyperparameters those "
-        f"with the best mean over seeds of the {scored} score there; the held-out domain is "
-        f"{looks}."
+        f"Model selection by {rule}: of each seed it takes {RULES[rule].text}. It takes the "
+        f"hyperparameters with the best {scored} score there, in the mean over seeds. The held-out "
+        f"domain is {looks}."
     )
 
 
@@ -165,6 +165,12 @@ def text_of(measure: Measure) -> Callable[[Sequence[float]], str]:
     return percent if measure.is_share else lambda values: spread(values, ".4g")
 
 
+def heading_of(measure: Measure, rest: str = "") -> str:
+    """The heading of values of a score. rest: what follows its name."""
+    better = "" if measure.higher_is_better else ", lower is better"
+    return f"{measure.name}{rest}{measure.percent}{better}"
+
+
 def tests(one: Chosen, lines: Sequence[Line]) -> str:
     """The mean and standard deviation of the test score, as text."""
     return text_of(one.measure)([line.test_score for line in lines])
@@ -245,7 +251,7 @@ def table(
     *tests, last = map(_marked, scores(chosen, held_outs))
     if len(held_outs) == 1:
         del tests[1]  # the worst of all domains stands in the table by domain
-    columns: list[tuple[str, _Text]] = [(f"held-out {_measure(chosen).heading}", str)]
+    columns: list[tuple[str, _Text]] = [(f"held-out {heading_of(_measure(chosen))}", str)]
     for held_out, (_, text) in zip(held_outs, tests, strict=False):
 
         def or_why(label: str, held_out: str = held_out, text: _Text = text) -> str:
@@ -312,7 +318,7 @@ def domains_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> 
         return column(heading, lambda line: score_on(line["domains"][name]))
 
     columns = [
-        (f"{measure.name} by domain{measure.percent}", lambda one: one.label),
+        (heading_of(measure, " by domain"), lambda one: one.label),
         *map(of, ones[0].selected[0].domains),
         column("worst domain", lambda line: line["worst_score"], why=False),
     ]
@@ -460,6 +466,8 @@ def settings_table(results: Sequence[tuple[str, Result, str]], form: str = "mark
             picked = [selection.picked(run, rule) or run.last for run in runs if not run.diverged]
             is_selected = one is not None and one.indices == setting.indices
             rows.append(_SettingRow(label, held_out_of(result), setting, is_selected, picked))
+    # The scores are of the seeds that did not diverge.
+    others = " of the others" if any(row.setting.num_diverged for row in rows) else ""
     columns: dict[str, Callable[[_SettingRow], str]] = {
         "algorithm": lambda row: row.label,
         "held out": lambda row: row.held_out,
@@ -467,17 +475,15 @@ def settings_table(results: Sequence[tuple[str, Result, str]], form: str = "mark
         "selected": lambda row: "yes" if row.is_selected else "",
         "runs diverged": lambda row: f"{row.setting.num_diverged} of {len(row.setting.indices)}",
         "at round": lambda row: spread([line.played for line in row.picked]) if row.picked else "",
-        f"validation of the others{measure.unit}": lambda row: row.mean(
-            "validation_score", measure
-        ),
-        f"held out of the others{measure.unit}": lambda row: row.mean("test_score", measure),
-        f"worst domain of the others{measure.unit}": lambda row: row.mean("worst_score", measure),
-        "MB sent": lambda row: (
+        f"validation{others}{measure.unit}": lambda row: row.mean("validation_score", measure),
+        f"held out{others}{measure.unit}": lambda row: row.mean("test_score", measure),
+        f"worst domain{others}{measure.unit}": lambda row: row.mean("worst_score", measure),
+        "MB sent by then": lambda row: (
             f"{np.mean([line.bytes for line in row.picked]) / 1e6:.1f}" if row.picked else ""
         ),
     }
     if any(line.seconds_simulated is not None for row in rows for line in row.picked):
-        columns["simulated hours"] = lambda row: _hours(row.picked)
+        columns["simulated hours by then"] = lambda row: _hours(row.picked)
     return written(rows, columns, form=form)
 
 
@@ -545,7 +551,7 @@ def differences_parts(
     if not found:
         return []
     differences = partial(comparison.differences_table, found, measure=measure)
-    return [differences, text_part(comparison.DIFFERENCES)]
+    return [differences, text_part(comparison.about_differences(measure))]
 
 
 def write(
@@ -579,12 +585,14 @@ def write(
         if not all(run.diverged for _, result in results for run in result.runs):
             text = "a seed of every setting diverged"
         if "none" in missing.values():
+            who = "seed that did not diverge" if diverged else "seed"
             text = (
-                f"nothing to select by {rule}: no seed that did not diverge has such an evaluation"
+                f"{rule} picks no evaluation of any {who}; choose another rule, such as "
+                "--select=validation; the table has the last round"
             )
         write_differences(folder / "differences.csv", [])
-        by_setting = [partial(settings_table, with_rule)] if diverged else []
-        parts: list[Part] = [text_part(text), *about_diverged, *by_setting]
+        by_setting = partial(settings_table, with_rule)
+        parts: list[Part] = [text_part(text), *about_diverged, by_setting]
         write_forms(folder / "table", parts)
         return printed(parts)
     counts = {}

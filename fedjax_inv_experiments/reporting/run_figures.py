@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedjax_inv_experiments.parts.objective import Measure
 from fedjax_inv_experiments.reporting import figures, report
 from fedjax_inv_experiments.reporting.report import Chosen
 from fedjax_inv_experiments.running import files, log
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_NAMED = 10  # the most clients whose gradients have a colour each, and a legend
+_SPREAD = 10  # the ratio of the largest error to the smallest from which an axis is logarithmic
 MOST_DOTS = 120  # the most domains or clients, over all algorithms, that get a dot each
 
 Drawn = Sequence[tuple[Chosen, Sequence[Line]]]  # cells, with the lines of their logs
@@ -35,11 +37,16 @@ def write(
 
     The others are curves_by_time.png, domains.png, clients.png and gradients.png. Figures that are
     there and show the same are not drawn again. Those that the runs have no numbers for are
-    deleted: all, if every cell diverged or the rule selects nothing.
+    deleted: all, if every cell diverged.
+
+    A cell of which the rule picks nothing is shown as --select=last shows it.
 
     results: (label, cell's folder, result) of each cell. rule: the rule of selection.
     """
-    picked = [(report.choose(label, result, rule), path) for label, path, result in results]
+    picked = [
+        (report.choose(label, result, rule) or report.choose(label, result, "last"), path)
+        for label, path, result in results
+    ]
     drawn = [(one, log.read(path, one.last[0].round)) for one, path in picked if one is not None]
     paints: dict[str, tuple[Any, ...]] = {}
     if drawn:
@@ -75,7 +82,7 @@ def _panels(
     held_outs = list(dict.fromkeys(one.held_out for one, _ in drawn))
     labels = list(dict.fromkeys(one.label for one, _ in drawn))
     width = max(width, 6.0 if len(held_outs) == 1 else 4.2)
-    name = drawn[0][0].measure.heading
+    name = report.heading_of(drawn[0][0].measure)
     figure, axes = figures.panels(len(held_outs), (width, 3.2), x_label=x_label, y_label=name)
     for axis, name in zip(axes, held_outs, strict=True):
         axis.set_title(figures.wrapped(f"held out: {name}", width - 0.6), fontsize=10)
@@ -106,10 +113,23 @@ def _curves(drawn: Drawn, title: str, by: str = "round") -> Figure:
                 axis.fill_between(rounds, low, high, color=style["color"], alpha=shade, lw=0)
         if by == "round":
             figures.whole_numbers(axis)
+    _spread_out(list(axes.values()), drawn[0][0].measure)
     kinds = f"held out: {figures.over_seeds(len(drawn[0][0].runs))}; thin: validation"
     figures.entitle(figure, f"{title}\n{kinds}")
     _legend(figure, [figures.style(number) for number in range(len(labels))], labels)
     return figure
+
+
+def _spread_out(axes: Sequence[Axes], measure: Measure) -> None:
+    """Makes the y axes of errors logarithmic if the untrained network's would hide the others."""
+    if measure.higher_is_better or measure.is_share:
+        return
+    heights = [np.asarray(line.get_ydata(), float) for axis in axes for line in axis.lines]
+    values = np.concatenate(heights)
+    positive = values[values > 0]
+    if positive.size and positive.max() > _SPREAD * positive.min():
+        for axis in axes:
+            figures.logarithmic(axis)
 
 
 def _places(lines: Sequence[Line], run: int, by: str) -> list[float]:
@@ -178,7 +198,10 @@ def _parts(drawn: Drawn, title: str, parts_of: Callable[[Line], Parts], what: st
         if is_few and held_out in names:
             at = names.index(held_out)
             axis.axvspan(at - 0.5, at + 0.5, color="0.93", lw=0, zorder=0)
-    quantity = f"{measure.name} where selected"
+    rules = {one.rule for one, _ in drawn}
+    when = "at the last round" if rules == {"last"} else "where selected"
+    when += ", else at the last round" if len(rules) > 1 else ""
+    quantity = f"{measure.name} {when}"
     if parts_of is by_client:
         quantity += ", on the test in each client's proportions of classes"
     kinds = f"{quantity}; {figures.over_seeds(len(drawn[0][0].runs))}"

@@ -13,11 +13,13 @@ from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.reporting import (
     data_figures,
     evaluations,
+    figures,
     predictions,
     report,
     run_figures,
     tables,
 )
+from fedjax_inv_experiments.reporting.finished import NotSaved
 from fedjax_inv_experiments.reporting.predictions import ClientScores, DomainScores
 from fedjax_inv_experiments.running import files
 from fedjax_inv_experiments.running.launch import FinishedCell
@@ -35,11 +37,15 @@ def draw(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -
     config = assembled.config
     partition = folder / "partition.png"
     begun = max((cell.folder / "config.json").stat().st_mtime for cell in finished)
-    # Later the data may be others than those that the runs were trained on.
-    if not partition.exists() or partition.stat().st_mtime < begun:
-        dataset, split = assembled.as_seen(assembled.cells[0].held_out, config.run.seeds[0])
+    held_out, seed = assembled.cells[0].held_out, config.run.seeds[0]
+    title = data_figures.title_of(config.title, held_out, seed)
+    # Later the data may be others than those that the runs were trained on, so a figure of the
+    # same cell stays.
+    is_there = partition.exists() and partition.stat().st_mtime >= begun
+    if not (is_there and figures.title_in(partition) == title):
+        dataset, split = assembled.as_seen(held_out, seed)
         is_wrong = dataset.y != assembled.dataset.y
-        data_figures.draw_partition(partition, dataset, split, is_wrong)
+        data_figures.draw_partition(partition, dataset, split, is_wrong, title=title)
     run_figures.write(folder, finished, title=_title(config), rule=config.watching.select)
 
 
@@ -107,6 +113,7 @@ def metrics_parts(
     """
     watched, entries, rows = assembled.config.watching, [], []
     lacking: list[str] = []
+    is_alone = len(finished) == 1
     for cell in finished:
         chosen = report.choose(cell.label, cell.result, watched.select)
         if chosen is None:
@@ -128,7 +135,9 @@ def metrics_parts(
             try:
                 found = predictions.predicted(one, algorithm, parts)
             except UsageError as error:
-                lacking.append(f"No metrics: {error}.")
+                of = "" if is_alone else f" of {cell.label}, held out {chosen.held_out}"
+                why = f"its {error.why}" if isinstance(error, NotSaved) else str(error)
+                lacking.append(f"The metrics leave out seed {one.run.seed}{of}: {why}.")
                 continue
             scores = predictions.by_domain(found, assembled.task, watched.metrics)
             entries.append(_Measured(cell.label, chosen.held_out, found.seed, found.round, *scores))

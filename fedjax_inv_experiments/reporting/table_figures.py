@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv_experiments.reporting import figures
+from fedjax_inv_experiments.reporting import data_figures, figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -257,6 +257,6 @@ def _draw_holders(
         inches = max(1.0, 0.3 * min(len(dataset.classes), 20))
         figures.name_x(axis, dataset.classes, inches, 7)
         what = "class" if dataset.task == "classes" else "label"
-        axis.set_title(f"examples by {what}", fontsize=9)
+        axis.set_title(f"examples by {what}{data_figures.HELD}", fontsize=9)
     axis.set_ylabel("client: domain", fontsize=8)
     figures.name_y(axis, names, height, 7)

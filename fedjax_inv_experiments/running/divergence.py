@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from fedjax_inv_experiments.flags.flag import shown
 
 REMEDY = (
-    "lower --learning_rate, clip the gradients with --clip, or standardise the features of the data"
+    "lower --learning_rate, clip the gradients with --clip, or set --standardise if it is not set; "
+    "for regression also scale the targets to about 1, or set --loss=huber"
 )
 _MOST = 6  # the most settings that a text names
 

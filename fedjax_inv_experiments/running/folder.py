@@ -368,7 +368,7 @@ def difference(
     for name in new:
         if name in compared and old[name] != new[name]:
             flag = name_of(config.FLAGS[name])
-            text = f"{flag} is {_short(old[name])} and not {_short(new[name])}"
+            text = _differs(flag, old[name], new[name])
             if name == "eval_every":  # unless set, it follows from --rounds and --checkpoint_every
                 text += " (unless set, it is at most --rounds and divides --checkpoint_every)"
             what.append(text)
@@ -379,7 +379,7 @@ def difference(
     for name in {**ours, **theirs}:
         one, other = theirs.get(name), ours.get(name)
         if one != other:
-            return Difference(f"{name} is {_short(one)} and not {_short(other)}")
+            return Difference(_differs(name, one, other))
     # A run with "stop" has dropped and marked nothing so far, so it may continue with another rule.
     if before.run.nonfinite not in ("stop", chosen.run.nonfinite):
         return Difference(f"nonfinite is {before.run.nonfinite} and not {chosen.run.nonfinite}")
@@ -399,6 +399,15 @@ def _parts(cell: Cell) -> dict[str, Any]:
     return {name: record[name] for name in record if name != "runs"} | alone | {"runs": runs}
 
 
+def _differs(name: str, old: Any, new: Any) -> str:
+    is_several = name == "seeds" or isinstance(old, list | tuple) or isinstance(new, list | tuple)
+    return f"{name} {'are' if is_several else 'is'} {_short(old)} and not {_short(new)}"
+
+
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    """A value as text; a list as a flag has it, unless it is of records."""
+    if isinstance(value, list | tuple) and not any(isinstance(each, dict) for each in value):
+        text = shown(value) or "none"
+    else:
+        text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -52,7 +52,10 @@ class Stop:
             os.write(2, text.encode())
             os._exit(128 + number)
         self.signal = number
-        text = "stopping at the end of this segment; press Ctrl-C again to stop at once"
+        text = (
+            "stopping after the next rounds, when they are evaluated and saved; press Ctrl-C again "
+            "to stop at once"
+        )
         tqdm.write(text, file=sys.stderr)
 
 

@@ -144,6 +144,13 @@ def select(chosen: Study, data: str, options: Options) -> list[Row]:
     Raises UsageError for unknown ones.
     """
     columns, overrides = options.own.columns, options.overrides
+    # Before `_check`, whose errors name a cell.
+    if any(word.startswith("--select=") and word != "--select=validation" for word in overrides):
+        raise UsageError(
+            next(word for word in overrides if word.startswith("--select=")),
+            ...,
+            "must be validation, the same for all",
+        )
     check_different("columns", columns, may_be_empty=True)
     if options.own.beside:  # before any compute
         _check_beside(options.own.beside, data)

@@ -1,5 +1,6 @@
 """Bad input gets one line that names flag, value and what is allowed, before any compute."""
 
+import itertools
 import os
 import re
 import signal
@@ -471,10 +472,11 @@ def test_a_folder_that_is_not_this_run(tmp_path: Path, refusal: Refusal) -> None
         (dict(held_out="60"), 'held_out is "75" and not "60"'),
         (
             dict(momentum=0.5, widths=(8,)),
-            "whose momentum is 0.0 and not 0.5, widths is [] and not [8]; choose another "
+            "whose momentum is 0.0 and not 0.5, widths are none and not 8; choose another "
             "--run_dir, or --momentum=0 --widths=",
         ),
-        (dict(seeds=(0, 2)), "whose seeds is [0, 1] and not [0, 2]"),
+        (dict(seeds=(0, 2)), "whose seeds are 0,1 and not 0,2"),
+        (dict(seeds=(0,)), "whose seeds are 0,1 and not 0; "),
         (dict(learning_rate=(0.5,)), "whose learning_rate is 0.1 and not 0.5"),
         (dict(algorithm=("fedprox",)), 'algorithm is "fedavg" and not "fedprox"'),
     ]
@@ -487,10 +489,11 @@ def test_a_folder_that_is_not_this_run(tmp_path: Path, refusal: Refusal) -> None
 def test_resuming_where_no_run_is_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder's name may have been mistyped."""
-    for resume in (True, False):
-        launch.prepared(config.of(resume=resume), tmp_path / "tpyo", in_folders=False)
-        line = f"--resume: {tmp_path / 'tpyo'} holds no run; a new one starts\n"
+    """A folder's name may have been mistyped, and a script may have made the folder."""
+    (tmp_path / "made").mkdir()
+    for resume, name in itertools.product((True, False), ("tpyo", "made")):
+        launch.prepared(config.of(resume=resume), tmp_path / name, in_folders=False)
+        line = f"--resume: {tmp_path / name} holds no run; a new one starts\n"
         assert capsys.readouterr().err == line * resume
 
 

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from scipy import stats
@@ -59,11 +60,13 @@ def test_no_difference_without_two_seeds() -> None:
         ({"a": [0.5]}, "", ""),
         ({"a": [0.5], "b": [0.4]}, "a", ""),
         ({"a": [0.5], "b": [0.5], "c": [0.4]}, "ab", ""),
-        # The seeds differ much, but within each the second one is better by the same.
-        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.6, 1.0]}, "b", ""),
+        # The seeds differ much, but within each the second one is better by about the same.
+        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.61, 1.0]}, "b", ""),
+        # By exactly the same in all seeds: the interval has no width, and says nothing.
+        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.6, 1.0]}, "b", "a"),
         ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.5, 0.91], "c": [-0.3, 0.1, 0.5]}, "b", "a"),
         ({"a": [0.1, 0.2], "b": [0.9, NAN]}, "", ""),  # nothing to be compared with
-        ({"a": [0.1, 0.2], "b": [0.9, NAN], "c": [0.0, 0.1]}, "a", ""),
+        ({"a": [0.1, 0.2], "b": [0.9, NAN], "c": [0.0, 0.101]}, "a", ""),
     ],
 )
 def test_the_best_and_those_as_good(
@@ -194,7 +197,8 @@ def test_a_sweep_says_what_is_best(swept: tuple[Path, str]) -> None:
     assert differ[0] == [f"difference from {name}", *headings]
     assert [row[:2] for row in differ[1:]] == [["fedipg", of_fedipg], ["moon", of_moon]]
     assert [row[3:] for row in differ[1:]] == [[of_fedipg, ""], [of_moon, "1"]]
-    assert comparison.DIFFERENCES in text
+    assert comparison.about_differences() in text
+    assert ", of shares in percentage points, " in text
     assert winner[1:] == [
         ["45_%", "fedipg", "learning_rate=0.1", "10.0 ± 0.0", "80.0 ± 9.0", "70.0 ± 9.0"]
     ]
@@ -221,6 +225,44 @@ def test_the_grid_has_all_settings(swept: tuple[Path, str]) -> None:
     ]
     at = head.index("validation of the others, %")
     assert [row[at] for row in rows][3:] == ["99.0 ± 0.0", "25.0 ± 7.1"]
+
+
+def test_a_grid_without_diverged_runs_is_of_no_others(tmp_path: Path) -> None:
+    result = finished("fedavg", {0.1: [0.5, 0.6], 0.2: [0.4, 0.5]}, "0")
+    report.write(tmp_path, [("fedavg", result)], title="", paper={})
+    ((head, *_),) = rows_of((tmp_path / "grid.md").read_text())
+    scores = ["validation, %", "held out, %", "worst domain, %"]
+    assert head[-5:] == ["at round", *scores, "MB sent by then"]
+
+
+def test_tables_of_errors_say_that_lower_is_better(tmp_path: Path) -> None:
+    error = Measure("absolute error", higher_is_better=False, is_share=False)
+    results = [
+        (name, msgspec.structs.replace(finished(name, {0.1: of}, "0"), score=error))
+        for name, of in (("fedavg", [0.5, 0.6]), ("fedprox", [0.4, 0.7]))
+    ]
+    text = report.write(tmp_path, results, title="", paper={})
+    assert "| held-out absolute error, lower is better " in text
+    written = (tmp_path / "table.md").read_text()
+    assert "| absolute error by domain, lower is better " in written
+    assert "Differences from the method in the heading, seed by seed: " in text
+    assert "percentage" not in written
+
+
+def test_where_a_rule_picks_nothing_the_table_has_the_last_round(tmp_path: Path) -> None:
+    result = finished("fedavg", {0.1: [0.5, 0.6]}, "0")
+    text = report.write(tmp_path, [("fedavg", result)], title="", paper={}, rule="agreement")
+    assert text.startswith(
+        "agreement picks no evaluation of any seed; choose another rule, such as "
+        "--select=validation; the table has the last round\n\n"
+    )
+    ((head, row),) = rows_of(text)
+    shown = dict(zip(head, row, strict=True))
+    assert (shown["selected"], shown["at round"]) == ("", "10.0 ± 0.0")
+    assert shown["held out, %"] == "45.0 ± 7.1"
+    some = finished("fedavg", {0.1: [0.5, 0.6], 0.2: [NAN, 0.6]}, "0")
+    text = report.write(tmp_path, [("fedavg", some)], title="", paper={}, rule="agreement")
+    assert text.startswith("agreement picks no evaluation of any seed that did not diverge; ")
 
 
 @pytest.mark.parametrize("name", ["table", "grid"])

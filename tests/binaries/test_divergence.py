@@ -131,6 +131,11 @@ def test_a_diverged_run_never_wins() -> None:
     assert report.choose("fedavg", result({0.1: ({1}, 0.8)})) is None
 
 
+def test_the_remedy_is_of_regression_and_of_standardised_features_too() -> None:
+    assert "set --standardise if it is not set" in divergence.REMEDY
+    assert "scale the targets to about 1, or set --loss=huber" in divergence.REMEDY
+
+
 def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
     stops = [Stop(0.6, None)]
     cells = [("good", result(RATES, stops)), ("bad", result(ALL, stops))]

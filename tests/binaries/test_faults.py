@@ -328,7 +328,7 @@ BROKEN: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "bits of the states": ("", lambda place: flipped(place / "default")),
     "checksum": ("checksum", relabelled(deep("sha256", "default", to="0" * 64))),
     "owner": ("about/metadata is damaged", lambda place: spoil(place / "about/metadata", "cut")),
-    "seed": ("whose seeds is", relabelled(deep("cell", "runs", 1, "seed", to=7))),
+    "seed": ("whose seeds are", relabelled(deep("cell", "runs", 1, "seed", to=7))),
     "flag": ("whose batch_size is 9", relabelled(deep("flags", "batch_size", to=9))),
     "round": ("is of round 1", relabelled(changed(round=1))),
     "nothing in it": ("", emptied),
@@ -691,7 +691,7 @@ def test_the_first_signal_asks_and_a_second_one_ends_it(
     assert ended == [128 + number]
     out, err = capfd.readouterr()
     first, second, *_ = filter(None, err.splitlines())  # here it goes on after that
-    assert first.startswith("stopping at the end of this segment")
+    assert first.startswith("stopping after the next rounds, when they are evaluated and saved; ")
     assert second.startswith("stopped at once; run the same command ")
     assert not out  # which is for results
     assert signal.signal(number, outside) == before

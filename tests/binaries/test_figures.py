@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -22,6 +23,7 @@ from fedjax_inv.data.federation import Split
 from fedjax_inv.types import Examples, Federation
 from fedjax_inv_experiments import evaluate
 from fedjax_inv_experiments.papers import drawings
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.reporting import data_figures, figures, run_figures
 from fedjax_inv_experiments.running.records import (
     Cell,
@@ -221,10 +223,18 @@ def test_what_clients_hold(
         np.full(clients, per_client),
     )
     split = Split(held, held, held, np.arange(clients) % len(domains), np.array([-1]), domains)
-    data_figures.draw_partition(Path("partition.png"), dataset, split)
+    title = data_figures.title_of("digits", domains[-1], 3)
+    data_figures.draw_partition(Path("partition.png"), dataset, split, title=title)
     figure = saved["partition.png"]
     check(figure)
+    shown = figure.get_suptitle().replace("\n", " ")
+    assert shown == figures.literal(f"digits, held out: {domains[-1]}, seed 3")
     left, right, _ = figure.axes
+    pictures = np.asarray(right.get_images()[0].get_array())
+    assert pictures.shape[:2] == (5 * len(domains), 5 * 6)  # of 4 x 4 pixels, with a gap of 1
+    assert (pictures[4::5] == 1).all()
+    assert (pictures[:, 4::5] == 1).all()
+    assert not pictures[:4, :4].any()
     counts = np.asarray(left.get_images()[0].get_array())
     assert counts.shape == (clients, num_classes)
     assert counts.sum() == per_client * clients
@@ -236,14 +246,17 @@ def test_what_clients_hold(
 
 
 def test_what_clients_hold_of_values_of_two_inputs(saved: dict[str, Figure]) -> None:
-    rows, y = np.arange(20), np.linspace(0, 1, 20, dtype=np.float32)
+    rows, y = np.arange(20), np.linspace(1000, 1010, 20, dtype=np.float32)
     x = {"a": np.zeros((20, 3), np.float32), "b": np.zeros((20, 2), np.uint8)}
     dataset = Dataset(x, y, ("cost_$_in_$",), rows * 0, ("all",), rows < 0)
     held = Federation(Examples(x, y), rows, np.array([0]), np.array([20]))
     split = Split(held, held, held, np.array([0]), np.array([-1]), ("all",))
-    data_figures.draw_partition(Path("partition.png"), dataset, split)
+    data_figures.draw_partition(Path("partition.png"), dataset, split, title="a title")
     check(saved["partition.png"])
-    assert saved["partition.png"].axes[0].get_xlabel() == r"cost_\$_in_\$"
+    counts, _ = saved["partition.png"].axes  # nothing stands beside the counts and their colours
+    assert counts.get_xlabel() == r"cost_\$_in_\$"
+    names = [text.get_text() for text in counts.get_xticklabels()]
+    assert names[:3] == ["below 1001", "from 1001", "from 1002"]  # all different, and none 1e+03
     # Other data of the same two inputs are evaluated.
     parts = evaluate.new_parts("--dataset=new", dataset, dataset)
     assert [part.x["b"].shape for part in parts] == [(20, 2)]
@@ -274,11 +287,81 @@ def test_an_evaluation(saved: dict[str, Figure], num_classes: int, clients: int)
     figure = saved["e.png"]
     check(figure)
     assert len(figure.axes) == 5
-    assert figure.get_suptitle().endswith("matrix: all seeds together")
+    marks = ["bar: mean over 2 seeds, dot: a seed"]
+    marks += ["line and band: mean and standard deviation"] if clients > 1 else []
+    # As many numbers would be too small to be read.
+    marks.append(
+        "numbers: examples, all seeds" if num_classes == 2 else "matrix: examples, all seeds"
+    )
+    assert figure.get_suptitle().splitlines()[1:] == ["; ".join(marks)]
     if clients > 1:
         curve = figure.axes[2].lines[0].get_xydata()
         assert curve[0, 0] == 0
         np.testing.assert_allclose(curve[[0, -1], 1], [0.5, 49.5])
+
+
+def test_an_evaluation_of_one_seed_has_no_means() -> None:
+    for num_classes, marks in ((0, []), (3, ["numbers: examples"])):
+        assert evaluate._marks(1, False, num_classes) == marks
+
+
+ERROR = Measure("absolute error", higher_is_better=False, is_share=False)
+
+
+@pytest.mark.parametrize(
+    ("measure", "scale", "heading"),
+    [
+        (ERROR, "log", "absolute error, lower is better"),
+        (ACCURACY, "linear", "accuracy, %"),
+        (Measure("r2", is_share=False), "linear", "r2"),
+    ],
+)
+def test_curves_of_errors_that_fall_far_are_logarithmic(
+    saved: dict[str, Figure],
+    monkeypatch: pytest.MonkeyPatch,
+    measure: Measure,
+    scale: str,
+    heading: str,
+) -> None:
+    """Else the untrained network sets the axis, and all other errors lie on one line."""
+    domains = ["0", "1", "2"]
+    made = [
+        (label, path, msgspec.structs.replace(result, score=measure))
+        for label, path, result in cells(monkeypatch, ["fedavg"], domains, domains[2:], 3)
+    ]
+    read = run_figures.log.read
+    for factor, is_far in ((1.0, False), (100.0, True), (1e9, True)):
+
+        def scaled(folder: Path, done: int, factor: float = factor) -> list[Line]:
+            # Round 0 alone is worse by the factor.
+            return [
+                one | {"test_score": one.test_score * (1 if one.round else factor)}
+                for one in read(folder, done)
+            ]
+
+        monkeypatch.setattr(run_figures.log, "read", scaled)
+        run_figures.write(Path("x"), made, title="digits")
+        check(saved["curves.png"])
+        (axis,) = saved["curves.png"].axes
+        assert axis.get_yscale() == (scale if is_far else "linear")
+        assert axis.get_ylabel() == saved["domains.png"].axes[0].get_ylabel() == heading
+
+
+def test_where_a_rule_picks_nothing_figures_show_the_last_round(
+    saved: dict[str, Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cells(monkeypatch, ["fedavg", "fedprox"], ["0", "1", "2"], ["2"], 3)
+    for _, _, result in made:
+        for run in result.runs:
+            run.by_rule.update(agreement=None, last=run.last)
+    run_figures.write(Path("x"), made, title="digits", rule="agreement")
+    assert {"curves.png", "domains.png"} <= set(saved)
+    assert "accuracy at the last round; mean" in saved["domains.png"].get_suptitle()
+    for run in made[0][2].runs:
+        run.by_rule.update(agreement=run.last)
+    run_figures.write(Path("x"), made, title="digits", rule="agreement")
+    both = "accuracy where selected, else at the last round; mean"
+    assert both in saved["domains.png"].get_suptitle()
 
 
 @pytest.mark.parametrize(("clients", "names"), [(10, 10), (11, 0)])

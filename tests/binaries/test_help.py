@@ -67,7 +67,7 @@ def test_every_binary_is_a_command() -> None:
     [
         ("trian --rounds=1", "trian: unknown command; did you mean train?"),
         ("paper fl-game", "paper fl-game: unknown command; did you mean paper fl_games?"),
-        ("paper", "paper: unknown command; did you mean paper cafe?"),
+        ("paper", "paper needs a name: cafe, fedcfa, "),
         ("zzz", "zzz: unknown command; must be one of contributions, "),
         ("--rounds=1", "--rounds=1: must stand after a command, such as fedjax-inv train --rounds"),
     ],

@@ -131,6 +131,7 @@ def test_the_figure_shows_labels_images_and_counts(
         for label, color in np.ndindex(10, 3):
             here = (dataset.y == label) & (dataset.domain == domain)
             assert joint[label, color] == (dataset.x.stroke[here] == color).sum()
+    assert by_class.get_title() == "examples by class,\nwith those for validation"
     sizes = [int(row[1]) + int(row[2]) for row in cells(text)[1:5]] + [599]
     for axis, names in ((by_class, list("0123456789")), (by_color, ["red", "orange", "yellow"])):
         assert [tick.get_text() for tick in axis.get_xticklabels()] == names

@@ -24,14 +24,20 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm
 from fedjax_inv_experiments import evaluate, export, train
-from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Measure, Objective
-from fedjax_inv_experiments.reporting import data_figures, figures, finished, predictions
+from fedjax_inv_experiments.reporting import (
+    data_figures,
+    figures,
+    finished,
+    predictions,
+    run_report,
+)
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import launch, records
-from fedjax_inv_experiments.running.records import Domain, Line
+from fedjax_inv_experiments.running.records import Domain, Line, Result
 from runs import no_figures
 
 RNG = np.random.default_rng(0)
@@ -118,7 +124,7 @@ def test_metrics_are_of_the_round_in_the_table(
         patch.setattr(finished.OneRun, "served", lacks)
         printed, entries = again(ran, tmp_path / "lacking", "oracle")
     assert not entries
-    assert "No metrics: its run was not saved." in printed
+    assert "The metrics leave out seed 0: its run was not saved." in printed
     assert "| held-out" in (tmp_path / "lacking" / "table.md").read_text()
 
 
@@ -134,16 +140,23 @@ def test_there_are_no_metrics_of_data_that_have_changed(ran: Ran, tmp_path: Path
     assert "was trained on other data than --dataset=" in printed
 
 
-def test_a_partition_is_not_drawn_anew_from_data_that_have_changed(
-    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Path] = []
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The titles of the partitions that are drawn, into empty files."""
+    titles: list[str] = []
 
-    def draw(path: Path, *shown: Any) -> None:
-        drawn.append(path)
+    def draw(path: Path, *shown: Any, title: str) -> None:
+        titles.append(title)
         path.touch()
 
     monkeypatch.setattr(data_figures, "draw_partition", draw)
+    monkeypatch.setattr(figures, "title_in", lambda path: titles[-1])
+    return titles
+
+
+def test_a_partition_is_not_drawn_anew_from_data_that_have_changed(
+    ran: Ran, tmp_path: Path, drawn: list[str]
+) -> None:
     shutil.copytree(ran.folder, tmp_path / "run")
     chosen = config.changed(folders.read(ran.folder)[0], run_dir=str(tmp_path / "run"))
     data = ran.folder.parent / "data.npz"
@@ -155,7 +168,20 @@ def test_a_partition_is_not_drawn_anew_from_data_that_have_changed(
             train.train(chosen)
         finally:
             data.write_bytes(before)
-    assert drawn == [tmp_path / "run" / "partition.png"]
+    assert drawn == ["data, held out: 2, seed 0"]
+
+
+def test_a_partition_is_of_the_present_first_cell(
+    ran: Ran, tmp_path: Path, drawn: list[str]
+) -> None:
+    """Also if runs with another held-out domain have drawn theirs in the meantime."""
+    chosen, _ = folders.read(ran.folder)
+    cell = launch.FinishedCell("", ran.folder, records.read(ran.folder / "result.json", Result))
+    for held_out in ("2", "1", "1", "2"):
+        made = assemble.assemble(config.changed(chosen, held_out=held_out))
+        with no_figures():
+            run_report.draw(made, tmp_path, [cell])
+    assert drawn == [f"data, held out: {held_out}, seed 0" for held_out in ("2", "1", "2")]
 
 
 def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> None:

@@ -369,7 +369,9 @@ def test_an_evaluation_on_its_own_data_tells_what_training_told(
 ) -> None:
     run, _ = whole
     out = tmp_path / "there" / "it.png"
-    evaluate.run(evaluate.Options(str(run.folder), state, out=str(out)))
+    text = evaluate.run(evaluate.Options(str(run.folder), state, out=str(out)))
+    if state == "last":  # the same of both seeds
+        assert ", held out: 80, after round 6\n" in text
     assert out.read_bytes().startswith(b"\x89PNG")
     told = json.loads(out.with_suffix(".json").read_text())
     for got, expected in zip(told["runs"], run.runs, strict=True):
@@ -476,7 +478,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "gone on": ("this one is unfinished", result(lambda told: told.update(gone_on=True))),
     "unfinished": ("this one is unfinished", lambda to: (to / "result.json").unlink()),
     "passed by": (
-        "its run seed=0 was not saved as it was after round 99, as --sel",
+        "of its run seed=0 the network of round 99 was not saved, because --select was another ",
         result(lambda told: told["runs"][0]["by_rule"]["validation"].update(round=99)),
     ),
     "nothing": (
@@ -540,6 +542,24 @@ def test_a_seed_for_which_the_rule_selects_nothing(
     entries = json.loads((folder / "metrics.json").read_text())
     assert [entry["seed"] for entry in entries] == [0, 1]
     assert entries[0]["round"] == 6
+
+
+def test_metrics_name_the_seeds_that_they_leave_out(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
+) -> None:
+    """With another rule than in training, whose networks were not all saved."""
+    folder = tmp_path / "copy"
+    _, change = BAD["passed by"]
+    edited(change)(whole[0].folder, folder)
+    before, _ = folders.read(folder)
+    with no_figures():
+        text = train.train(config.changed(before, run_dir=str(folder), metrics=("f1",)))
+    assert (
+        "\n\nThe metrics leave out seed 0: its network of round 99 was not saved, because --select "
+        "was another rule when it was trained.\n"
+    ) in text
+    entries = json.loads((folder / "metrics.json").read_text())
+    assert [entry["seed"] for entry in entries] == [1]
 
 
 def test_an_evaluation_replaces_none_on_other_data(
