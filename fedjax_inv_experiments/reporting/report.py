@@ -27,9 +27,9 @@ def explained(rule: str) -> str:
     """A rule of selection in words."""
     looks, scored = ("looked at", "test") if rule == "oracle" else ("never looked at", "validation")
     return (
-        f"Model selection by {rule}: of each seed it takes {RULES[rule].text}. It takes the "
-        f"hyperparameters with the best {scored} score there, in the mean over seeds. The held-out "
-        f"domain is {looks}."
+        f"Model selection by {rule}. Each seed shows {RULES[rule].text}. The hyperparameters are "
+        f"those with the best mean {scored} score of these evaluations. The held-out domain is "
+        f"{looks}."
     )
 
 
