@@ -135,12 +135,21 @@ def chunk_means(x: Tree, y: Array, mask: Array, key: Array, chunk: int) -> Avera
       rows are real, and the last of them is the mean of the remaining examples.
 
     Raises:
-      UsageError: for a chunk below 1, inputs that are not in floating point, and y of another rank.
+      UsageError: for a chunk below 1, inputs that are not in floating point, other shapes, and a
+        mask that is not of booleans.
     """
     checks.integer("chunk", chunk)
+    checks.array("y", y)
+    checks.array("mask", mask)
+    checks.key("key", key)
     if jnp.ndim(y) != 2:
         raise UsageError("y", y, "must be [N, K], such as one-hot labels")
+    if mask.shape != y.shape[:1] or mask.dtype != bool:
+        raise UsageError("mask", mask, f"must be bool [{len(y)}]")
     _check_floating(x)
+    for leaf in jax.tree.leaves(x):
+        if leaf.shape[:1] != mask.shape:
+            raise UsageError("x", leaf, f"must be [{len(y)}, ...], as {{y}} is", y=("y", y))
     return _split(x, y, mask, key, -(-mask.shape[0] // chunk), chunk)
 
 
@@ -159,12 +168,21 @@ def split_means(x: Tree, y: Array, mask: Array, key: Array, rows: int) -> Averag
       examples, and the rest is left out; with fewer than `rows` examples no row is real.
 
     Raises:
-      UsageError: for rows below 1, inputs that are not in floating point, and y of another rank.
+      UsageError: for rows below 1, inputs that are not in floating point, other shapes, and a mask
+        that is not of booleans.
     """
     checks.integer("rows", rows)
+    checks.array("y", y)
+    checks.array("mask", mask)
+    checks.key("key", key)
     if jnp.ndim(y) != 2:
         raise UsageError("y", y, "must be [N, K], such as one-hot labels")
+    if mask.shape != y.shape[:1] or mask.dtype != bool:
+        raise UsageError("mask", mask, f"must be bool [{len(y)}]")
     _check_floating(x)
+    for leaf in jax.tree.leaves(x):
+        if leaf.shape[:1] != mask.shape:
+            raise UsageError("x", leaf, f"must be [{len(y)}, ...], as {{y}} is", y=("y", y))
     return _split(x, y, mask, key, rows, mask.sum() // rows)
 
 
@@ -176,8 +194,12 @@ def columns(y: Array, num_columns: int) -> Array:
       num_columns: K.
 
     Raises:
-      UsageError: for labels or values with other than K columns, and for integers [B, K].
+      UsageError: for labels or values with other than K columns, for integers [B, K], and for what
+        is no array.
     """
+    checks.array("y", y)
+    if not y.ndim:
+        raise UsageError("y", y, "must be [B] or [B, K]")
     if jnp.issubdtype(y.dtype, jnp.integer) and y.ndim != 1:
         raise UsageError("y", y, "must be [B] if it has integers, which are classes")
     if jnp.issubdtype(y.dtype, jnp.integer):

@@ -268,8 +268,9 @@ def averaging(
         algorithm; default: the server's.
       side: the method's own state, messages and uploads.
       scale_delta: the factor of a client's change of the parameters; default: 1. Statistics keep
-        the weights of `weighting`. A method whose weights of clients depend on the message or the
-        examples writes an exchange that weights both, as `afl` does.
+        the weights of `weighting`. If a client's weight depends on the message or on its examples,
+        write an exchange in place of `scale_delta`, which leaves the weights of statistics as they
+        are; `afl` weights parameters and statistics alike.
       server_delta: the delta of the server's step; default: the mean of the clients' deltas.
 
     Returns:
@@ -362,13 +363,19 @@ def averaging_of(
     weight = aggregators.weight_of(weighting)
 
     def init_server(setup: Setup) -> servers.Server:
+        checks.record("the result of shared", shared(setup.variables), Variables)
         return servers.init(server_optimizer, shared(setup.variables), side.init(setup))
 
     def broadcast(server: servers.Server) -> Message:
+        for leaf in jax.tree.leaves(side.send(server.side)):
+            if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+                text = f"holds a value of type {type(leaf).__name__}, must hold arrays"
+                raise UsageError("the result of side.send", ..., text)
         return Message(server.variables, side.send(server.side))
 
     def client(visit: Visit) -> Reply:
         trained = train(visit)
+        checks.record("the result of train", trained, Trained)
         delta = servers.upload_of(shared(trained.local.variables), visit.message.variables)
         if scale_delta:
             scale = scale_delta(visit, trained)

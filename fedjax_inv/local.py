@@ -156,9 +156,20 @@ def _work(
     """Return local training on the batches of a plan."""
 
     def init(variables: Variables) -> Local:
+        if not isinstance(variables, Variables):  # whose fields may be trees of any kind here
+            checks.record("variables", variables, Variables)
         return Local(variables, optimizer.init(variables.params))
 
     def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
+        checks.function(
+            "grad_fn", grad_fn, "local", "batch", "key", form=" (local, batch, key) -> Step"
+        )
+        if not isinstance(local, Local):
+            checks.record("local", local, Local)
+        if not isinstance(local.variables, Variables):  # as in `init`
+            checks.record("local.variables", local.variables, Variables)
+        checks.record("shard", shard, Shard)
+        checks.key("key", key)
         plan_key, steps_key = jax.random.split(key)
         num_steps, batch_at, known = plan(shard, plan_key)
         # On a CPU a client without examples costs nothing if its loop runs 0 times.
@@ -211,6 +222,11 @@ def _check_step(step: Step, params: Halves, local: Local) -> None:
         found = type(step).__name__
         raise UsageError("the result of the gradient", ..., f"is of type {found}, must be a Step")
     checks.record("the metrics of a Step", step.metrics, dict)
+    for part, values in (("metrics", step.metrics), ("average", step.average)):
+        for leaf in jax.tree.leaves(values):
+            if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+                text = f"holds a value of type {type(leaf).__name__}, must hold arrays"
+                raise UsageError(f"the {part} of a Step", ..., text)
     stats = local.variables.stats
     for name, found, expected, source in (
         ("the gradient", step.grads, params, "as the parameters are"),
@@ -231,6 +247,10 @@ def _with_loop(
     """Return local training with the loop `run`."""
 
     def plain(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
+        checks.function(
+            "grad_fn", grad_fn, "variables", "batch", "key", form=" (variables, batch, key) -> Step"
+        )
+
         def at(local: Local, batch: Batch, key: Array) -> Step:
             return grad_fn(local.variables, batch, key)
 

@@ -45,8 +45,8 @@ def masked_mean(values: Array, mask: Array) -> Array:
 def cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
     """Return the mean softmax cross-entropy [] in nats.
 
-    A NaN among the logits of an example under the mask does not reach the loss, but that example's
-    gradient.
+    If the mask of an example is false, a NaN in its logits leaves the loss finite, but makes the
+    gradient of these logits NaN.
 
     Args:
       logits: [B, K].
@@ -89,7 +89,9 @@ def smoothed_cross_entropy(label_smoothing: float | Array) -> Loss:
 
     Returns:
       (logits [B, K], labels [B] integers, mask [B]) -> the mean loss [] in nats. Labels may also be
-      probabilities [B, K], as those of `soft_cross_entropy`.
+      probabilities [B, K], as those of `soft_cross_entropy`. Logits must be finite: if one of
+      another class than the label is -inf, the loss is infinite, and NaN for a label_smoothing of
+      0.
 
     Raises:
       UsageError: for a label_smoothing out of range; the loss raises those of `cross_entropy`.
@@ -114,8 +116,8 @@ def focal(gamma: float | Array) -> Loss:
     """Return the focal loss, which gives examples that are predicted well less weight.
 
     (1 - p)^gamma times the cross-entropy, where p is the probability of the target (Lin et al.
-    2017, "Focal Loss for Dense Object Detection", Eq. 4). With classes a NaN under the mask acts as
-    in `cross_entropy`.
+    2017, "Focal Loss for Dense Object Detection", Eq. 4). With classes a NaN in the logits of an
+    example whose mask is false acts as in `cross_entropy`.
 
     Args:
       gamma: the exponent, at least 0; 0 is the cross-entropy.

@@ -104,6 +104,11 @@ def init(
     server = algorithm.init_server(
         Setup(variables, num_clients, sample, server_key, federation.size > 0)
     )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(server):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+            place = jax.tree_util.keystr(path)
+            text = f"holds a value of type {type(leaf).__name__}{place and f' at {place}'}"
+            raise UsageError("the result of init_server", ..., f"{text}, must hold arrays")
     who = _clients(federation, axis)
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(who)
     broadcast_history: tuple[Tree, ...] = tuple(() for _ in algorithm.exchanges)
@@ -205,6 +210,11 @@ def _exchange(
         )
         checks.record(f"the result of exchanges[{index}].client", reply, Reply)
         checks.record(f"the metrics of exchanges[{index}].client", reply.metrics, dict)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(reply):
+            if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+                name, place = f"the result of exchanges[{index}].client", jax.tree_util.keystr(path)
+                text = f"holds a value of type {type(leaf).__name__} at {place}, must hold arrays"
+                raise UsageError(name, ..., text)
         finite = tree.all_finite(reply)
         present = slot.present & (finite | (not drop_nonfinite))
         upload = optax.tree.where(present, reply.upload, optax.tree.zeros_like(reply.upload))
@@ -313,6 +323,10 @@ def step(
     """
     _check_types(algorithm, state, federation, axis, drop_nonfinite)
     checks.cohort("cohort", cohort)
+    if cohort.who.ndim != 1 or not cohort.who.shape == cohort.present.shape == cohort.delay.shape:
+        who, present, delay = map(jnp.shape, cohort)
+        text = f"who {who}, present {present} and delay {delay}: must all be [S]"
+        raise UsageError("cohort", ..., f"{text}; rounds.run takes a schedule [T, S]")
     whole = jax.tree.map(lambda leaf: leaf[None], cohort)
     checks.schedule(whole, federation.num_clients, _history(state.broadcast_history))
     check_num_clients(state, federation, axis)

@@ -59,8 +59,13 @@ def ascend(mixture: Array, losses: Array, step_size: float | Array) -> Array:
       step_size: the step of the ascent.
 
     Raises:
-      UsageError: for a negative step_size, and for vectors of different lengths.
+      UsageError: for a negative step_size, for vectors of different lengths, and for what is no
+        vector.
     """
+    checks.array("mixture", mixture)
+    checks.array("losses", losses)
+    if mixture.ndim != 1:
+        raise checks.UsageError("mixture", mixture, "must be [C]")
     checks.same_shapes(mixture=mixture, losses=losses)
     checks.real("step_size", step_size)
     return optax.projections.projection_simplex(mixture + step_size * losses)

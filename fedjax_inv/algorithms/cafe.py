@@ -82,9 +82,11 @@ def unit(vectors: Array) -> Array:
       vectors: [..., D], floating point.
 
     Raises:
-      UsageError: for anything else.
+      UsageError: for anything else, and for D = 0.
     """
     _check_floats("vectors", vectors, is_matrix=False)
+    if not vectors.shape[-1]:
+        raise UsageError("vectors", vectors, "must be [..., D], D at least 1")
     largest = jnp.abs(vectors).max(-1, keepdims=True)
     is_some = ~(largest <= jnp.finfo(vectors.dtype).tiny)  # also NaN
     # Scaled first, so that no square underflows.
@@ -103,9 +105,11 @@ def leading_direction(matrix: Array) -> Array:
       matrix: [K, D], floating point; zeros give zeros, and a NaN anywhere gives NaN.
 
     Raises:
-      UsageError: for anything else.
+      UsageError: for anything else, and for K = 0 or D = 0.
     """
     _check_floats("matrix", matrix, is_matrix=True)
+    if not matrix.size:
+        raise UsageError("matrix", matrix, "must be [K, D], K and D at least 1")
     size = matrix.shape[0]
     largest = jnp.abs(matrix).max()
     is_some = ~(largest <= jnp.finfo(matrix.dtype).tiny)  # also NaN
@@ -138,7 +142,16 @@ def orthogonal(direction: Array, to: Array) -> Array:
     Args:
       direction: unit vectors [..., D].
       to: unit vectors of a shape that broadcasts; a parallel pair gives zeros, and NaN gives NaN.
+
+    Raises:
+      UsageError: for what is no array, and for vectors of another D.
     """
+    checks.array("direction", direction)
+    checks.array("to", to)
+    if not direction.ndim:
+        raise UsageError("direction", direction, "must be [..., D]")
+    if to.shape[-1:] != direction.shape[-1:]:
+        raise UsageError("to", to, f"must be [..., {direction.shape[-1]}], as direction is")
     rest = direction - (direction * to).sum(-1, keepdims=True) * to
     square = (rest**2).sum(-1, keepdims=True)
     differs = ~(square < _PARALLEL**2)  # also NaN
@@ -151,7 +164,13 @@ def rows_over_norms(classifier: Array, gamma: float | Array) -> Array:
     Args:
       classifier: [K, D].
       gamma: the constant added to the norms.
+
+    Raises:
+      UsageError: for what is no array [K, D].
     """
+    checks.array("classifier", classifier)
+    if classifier.ndim != 2:
+        raise UsageError("classifier", classifier, "must be [K, D]")
     classifier = tree.wide(classifier)
     norm = jnp.sqrt((classifier**2).sum(-1, keepdims=True) + _EPSILON)
     return classifier / (norm + gamma)
@@ -173,7 +192,21 @@ def without(
       local_direction: of the same shapes.
       alpha: the share of the projection on the global direction to remove.
       beta: the share of the projection on the local direction to remove.
+
+    Raises:
+      UsageError: for other shapes.
     """
+    checks.array("rows", rows)
+    if rows.ndim != 2:
+        raise UsageError("rows", rows, "must be [K, D]")
+    for name, direction in (
+        ("global_direction", global_direction),
+        ("local_direction", local_direction),
+    ):
+        checks.array(name, direction)
+        if direction.shape not in (rows.shape, rows.shape[1:]):
+            num_classes, width = rows.shape
+            raise UsageError(name, direction, f"must be [{width}] or [{num_classes}, {width}]")
 
     def part(direction: Array) -> Array:
         return (rows * direction).sum(-1, keepdims=True) * direction
@@ -226,6 +259,8 @@ def logits(features: Array, calibrated: Array, *, scale: float | Array) -> Array
     Raises:
       UsageError: for other shapes.
     """
+    checks.array("features", features)
+    checks.array("calibrated", calibrated)
     if features.ndim != 2 or calibrated.ndim != 2 or features.shape[1] != calibrated.shape[1]:
         raise UsageError(
             "features", features, f"must be [B, D] beside q [K, D], {calibrated.shape}"

@@ -157,11 +157,15 @@ def contribution(
       smoothness: L.
 
     Raises:
-      UsageError: for weights of another sum, other shapes of gradients and negative numbers.
+      UsageError: for weights of another sum, other shapes of gradients, negative numbers, no
+        client, and weights that are no array.
       AssertionError: for weights that are no [S].
     """
+    checks.array("weights", weights)
     chex.assert_rank(weights, 1)
     chex.assert_tree_shape_prefix(client_grads, weights.shape)
+    if not len(weights):
+        raise UsageError("weights", weights, "must be of at least one client")
     checks.same_shapes(global_grad=global_grad, client_grads=tree.take(client_grads, 0))
     checks.real("step_size", step_size)
     checks.real("smoothness", smoothness)
@@ -202,9 +206,20 @@ def largest_curvature(
       num_iterations: iterations, each with one Hessian-vector product.
 
     Raises:
-      UsageError: for less than one iteration.
+      UsageError: for less than one iteration, a risk that returns something else, parameters that
+        are not floats, and what is no random key.
     """
     checks.integer("num_iterations", num_iterations)
+    checks.function("risk", risk, "params", form=" params -> a scalar")
+    checks.key("key", key)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not hasattr(leaf, "dtype") or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            kind, place = getattr(leaf, "dtype", type(leaf).__name__), jax.tree_util.keystr(path)
+            text = f"holds {kind}{place and f' at {place}'}, must hold floating point"
+            raise UsageError("params", ..., text)
+    if jax.tree.map(jnp.shape, jax.eval_shape(risk, params)) != ():
+        shapes = jax.tree.map(jnp.shape, jax.eval_shape(risk, params))
+        raise UsageError("risk", ..., f"returns shapes {shapes}, must return a scalar")
 
     def body(_: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
         product = jax.jvp(jax.grad(risk), (params,), (carry[0],))[1]

@@ -78,8 +78,13 @@ def factor_scores(decode_true_logit: Callable[[Array], Array], factors: Array) -
       factors: [B, ..., F].
 
     Raises:
-      UsageError: for other outputs of the function.
+      UsageError: for other outputs of the function, and for factors that are not [B, ..., F] in
+        floating point.
     """
+    checks.function("decode_true_logit", decode_true_logit, "factors")
+    checks.array("factors", factors)
+    if factors.ndim < 2 or not jnp.issubdtype(factors.dtype, jnp.floating):
+        raise UsageError("factors", factors, "must be [B, ..., F] in floating point")
     if jax.eval_shape(decode_true_logit, factors).shape != jnp.shape(factors)[:1]:
         found = jax.eval_shape(decode_true_logit, factors).shape
         raise UsageError("decode_true_logit", ..., f"returns {found}, must return logits [B]")
@@ -115,6 +120,7 @@ def split_factors(scores: Array, top_k: int) -> tuple[Array, Array]:
     Raises:
       UsageError: for scores of another rank, and another top_k.
     """
+    checks.array("scores", scores)
     if jnp.ndim(scores) != 2:
         raise UsageError("scores", scores, "must be [B, F]")
     checks.integer("top_k", top_k, 0, scores.shape[1], ", as many as there are factors")
@@ -141,7 +147,18 @@ def replaced(factors: Array, average: Array, which: Array) -> Array:
       factors: [B, ..., F].
       average: the factors that replace them [B, ..., F].
       which: [B, F] bool, the factors to replace.
+
+    Raises:
+      UsageError: for other shapes, and if `which` is not of booleans.
     """
+    for name, each in (("factors", factors), ("average", average), ("which", which)):
+        checks.array(name, each)
+    if factors.ndim < 2:
+        raise UsageError("factors", factors, "must be [B, ..., F]")
+    checks.same_shapes(factors=factors, average=average)
+    if which.shape != (factors.shape[0], factors.shape[-1]) or which.dtype != bool:
+        text = f"must be bool [{factors.shape[0]}, {factors.shape[-1]}]"
+        raise UsageError("which", which, text)
     which = which.reshape(which.shape[0], *(1,) * (factors.ndim - 2), which.shape[1])
     return jnp.where(which, average, factors)
 
@@ -174,7 +191,16 @@ def factor_decorrelation(factors: Array, mask: Array) -> Array:
       factors: [B, F].
       mask: [B] bool, which examples are real. With fewer than three the result is 0, as any two
         examples correlate.
+
+    Raises:
+      UsageError: for other shapes, and if the mask is not of booleans.
     """
+    checks.array("factors", factors)
+    checks.array("mask", mask)
+    if factors.ndim != 2:
+        raise UsageError("factors", factors, "must be [B, F]")
+    if mask.shape != factors.shape[:1] or mask.dtype != bool:
+        raise UsageError("mask", mask, f"must be bool [{len(factors)}]")
     num_factors, count = factors.shape[1], mask.sum()
     real, factors = mask[:, None], tree.wide(factors)
     number = jnp.maximum(count, 1).astype(factors.dtype)

@@ -99,7 +99,19 @@ def adjusted(
       attends: [C] bool, whose gaps count; the weights of others only change by the sum's division.
       step: the size of the step.
       tolerance: gaps that differ from their mean by no more are equal.
+
+    Raises:
+      UsageError: for other shapes, attends that are not booleans, and a negative step.
     """
+    for name, vector in (("weights", weights), ("gaps", gaps), ("attends", attends)):
+        checks.array(name, vector)
+    if weights.ndim != 1:
+        raise checks.UsageError("weights", weights, "must be [C]")
+    checks.same_shapes(weights=weights, gaps=gaps, attends=attends)
+    if attends.dtype != bool:
+        raise checks.UsageError("attends", attends, "must be bool [C]")
+    if checks.is_finite(step):  # it is infinite if no client has examples
+        checks.real("step", step)
     mean = jnp.where(attends, gaps, 0).sum() / jnp.maximum(attends.sum(), 1)
     apart = jnp.where(attends, gaps - mean, 0)
     largest = jnp.abs(apart).max()

@@ -38,9 +38,11 @@ def mask(mean_sign: Array, agreement: float | Array) -> Array:
       agreement: the paper's tau, in [0, 1].
 
     Raises:
-      UsageError: for an agreement out of range.
+      UsageError: for an agreement out of range, and a mean_sign that is no array.
     """
     checks.real("agreement", agreement, 0, 1)
+    if not isinstance(mean_sign, int | float):
+        checks.array("mean_sign", mean_sign)
     found = jnp.abs(mean_sign)
     return jnp.where(found >= agreement, 1, found)
 

@@ -232,7 +232,13 @@ def half_masks(mask: Array) -> tuple[Array, Array]:
 
     Args:
       mask: [B] bool, which examples are real.
+
+    Raises:
+      UsageError: for another shape, and if the mask is not of booleans.
     """
+    checks.array("mask", mask)
+    if mask.ndim != 1 or mask.dtype != bool:
+        raise UsageError("mask", mask, "must be bool [B]")
     is_even = jnp.cumsum(mask) % 2 == 1
     return mask & is_even, mask & ~is_even
 

@@ -54,7 +54,19 @@ def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tupl
       y: labels [N]; an example whose label is not in 0..K-1 counts for no class.
       mask: [N] bool, which examples are real.
       num_classes: K.
+
+    Raises:
+      UsageError: for other shapes, and if the mask is not of booleans.
     """
+    for name, each in (("features", features), ("y", y), ("mask", mask)):
+        checks.array(name, each)
+    if features.ndim != 2:
+        raise UsageError("features", features, "must be [N, D]")
+    if y.shape != features.shape[:1]:
+        raise UsageError("y", y, f"must be [{len(features)}], as there are features")
+    if mask.shape != features.shape[:1] or mask.dtype != bool:
+        raise UsageError("mask", mask, f"must be bool [{len(features)}]")
+    checks.integer("num_classes", num_classes)
     is_of = (y[:, None] == jnp.arange(num_classes)) & mask[:, None]
     real = tree.wide(jnp.where(mask[:, None], features, 0))  # bfloat16 cannot count to 300
     sums = jnp.matmul(is_of.T.astype(real.dtype), real, precision="highest")
@@ -96,8 +108,8 @@ def distances(features: Array, y: Array, known: Prototypes) -> Array:
     Args:
       features: [B, D].
       y: labels [B].
-      known: the prototypes; the distance is 0 for a class without one, and for a label that is no
-        class.
+      known: the prototypes, as arrays of JAX (those of NumPy raise IndexError for a label of K or
+        more); the distance is 0 for a class without one, and for a label that is no class.
     """
     is_known = known.known[y] & (y >= 0) & (y < len(known.known))
     squares = ((features - known.mean[y]) ** 2).mean(-1)

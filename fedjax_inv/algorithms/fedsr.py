@@ -51,7 +51,15 @@ def squared_norm(mean: Array, deviation: Array) -> Array:
     Args:
       mean: [B, ...].
       deviation: [B, ...].
+
+    Raises:
+      UsageError: for other shapes.
     """
+    checks.array("mean", mean)
+    checks.array("deviation", deviation)
+    if not mean.ndim:
+        raise UsageError("mean", mean, "must be [B, ...]")
+    checks.same_shapes(mean=mean, deviation=deviation)
     return _summed(mean**2 + deviation**2)
 
 
@@ -63,7 +71,17 @@ def divergence(mean: Array, deviation: Array, to_mean: Array, to_deviation: Arra
       deviation: [B, ...], above 0, like `to_deviation`.
       to_mean: [B, ...].
       to_deviation: [B, ...].
+
+    Raises:
+      UsageError: for other shapes.
     """
+    checks.array("mean", mean)
+    checks.array("deviation", deviation)
+    checks.array("to_mean", to_mean)
+    checks.array("to_deviation", to_deviation)
+    if not mean.ndim:
+        raise UsageError("mean", mean, "must be [B, ...]")
+    checks.same_shapes(mean=mean, deviation=deviation, to_mean=to_mean, to_deviation=to_deviation)
     ratio, apart = deviation / to_deviation, (mean - to_mean) / to_deviation
     return _summed((ratio**2 + apart**2 - 1) / 2 - jnp.log(ratio))
 

@@ -121,13 +121,27 @@ def response_logits(
       plays: [P] bool, the opponents that count, m - 1 of them; None: all.
 
     Raises:
-      UsageError: for another memory_mix, and a memory_size outside 0..H.
-      AssertionError: for logits of other shapes.
+      UsageError: for another memory_mix, a memory_size outside 0..H, what is no array, and unless
+        opponents, memory, memory_size and plays are of the same opponents.
+      AssertionError: for logits of another rank, or of other B and K.
     """
+    for name, logits in (("own", own), ("opponents", opponents), ("memory", memory)):
+        checks.array(name, logits)
     chex.assert_rank([own, opponents, memory], [2, 3, 4])
     chex.assert_equal_shape_suffix([own, opponents, memory], 2)
     checks.one_of("memory_mix", memory_mix, MEMORY_MIXES)
     num_opponents, depth = memory.shape[:2]
+    if opponents.shape[0] != num_opponents:
+        text = f"must be [{num_opponents}, B, K] beside {{memory}}"
+        raise checks.UsageError("opponents", opponents, text, memory=("memory", memory))
+    if jnp.shape(memory_size) not in ((), (num_opponents,)):
+        text = f"must be [] or [{num_opponents}], for each opponent"
+        raise checks.UsageError("memory_size", memory_size, text)
+    if plays is not None:
+        checks.array("plays", plays)
+    if plays is not None and (plays.shape != (num_opponents,) or plays.dtype != bool):
+        text = f"must be bool [{num_opponents}], for each opponent"
+        raise checks.UsageError("plays", plays, text)
     if checks.is_concrete(memory_size):
         checks.integers("memory_size", memory_size, 0, depth, ndim=None, may_be_empty=True)
     counts = jnp.ones(num_opponents, bool) if plays is None else plays

@@ -56,9 +56,13 @@ def scaled_update(
       step_size: the learning rate of local training, the paper's 1 / L.
 
     Raises:
-      UsageError: for a negative q, and a step_size that is not above 0.
+      UsageError: for a negative q, a step_size that is not above 0, and a loss that is no scalar.
     """
     _check(q, step_size)
+    if not isinstance(loss, int | float):
+        checks.array("loss", loss)
+    if jnp.ndim(loss):
+        raise UsageError("loss", loss, "must be a scalar")
     loss = jnp.where(loss < 0, jnp.nan, jnp.maximum(loss, _SMALLEST_LOSS))
     gradient = optax.tree.scale(1 / step_size, delta)
     square = optax.tree.norm(gradient, squared=True)

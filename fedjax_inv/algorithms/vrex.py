@@ -55,9 +55,14 @@ def factor(risk: Array, mean_risk: Array, beta: float | Array) -> Array:
       beta: weight of the variance.
 
     Raises:
-      UsageError: for a negative beta.
+      UsageError: for a negative beta, and risks that are no arrays.
     """
     checks.real("beta", beta)
+    for name, value in (("risk", risk), ("mean_risk", mean_risk)):
+        if not isinstance(value, int | float):
+            checks.array(name, value)
+    if jnp.ndim(mean_risk):
+        raise checks.UsageError("mean_risk", mean_risk, "must be a scalar")
     return 1 + 2 * beta * (risk - mean_risk)
 
 

@@ -40,13 +40,15 @@ def examples(x: Tree, y: Tree) -> Examples:
       The examples.
 
     Raises:
-      UsageError: if x and y have different lengths, or no example, and for an integer that does
-        not fit into 32 bits.
+      UsageError: if x and y have different lengths, or no example, for an integer that does not
+        fit into 32 bits, and for what is no array, such as nested lists.
     """
     for name, leaf in (("x", x), ("y", y)):
         for part in jax.tree.leaves(leaf):
-            if hasattr(part, "dtype"):
-                checks.array(name, part)
+            if not hasattr(part, "dtype"):
+                found = f"holds a value of type {type(part).__name__}"
+                raise UsageError(name, ..., f"{found}, must be an array or a tree of arrays")
+            checks.array(name, part)
             if isinstance(part, np.ndarray) and part.dtype.kind in "iu" and part.dtype.itemsize > 4:
                 checks.integers(name, part, -(2**31), 2**31 - 1, ndim=None, may_be_empty=True)
     lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves((x, y))}
@@ -125,6 +127,11 @@ def of_parts(data: Examples, parts: Sequence[np.ndarray]) -> Federation:
         raise UsageError(
             "parts", ..., f"hold {order.dtype}, must hold integers, rows of the examples"
         )
+    for leaf in jax.tree.leaves(data):
+        checks.array("data", leaf)
+        if leaf.shape and order.size and not 0 <= order.min() <= order.max() < leaf.shape[0]:
+            for client, part in enumerate(parts):
+                checks.integers(f"parts[{client}]", part, 0, leaf.shape[0] - 1, may_be_empty=True)
     return _federation(data, order, np.cumsum(size) - size, size)
 
 

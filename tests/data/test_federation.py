@@ -101,8 +101,8 @@ def test_of_parts_is_what_was_dealt_in_that_order(parts, as_arrays):
         ([], r"parts=\[\]: must hold an array of rows for at least one client"),
         ([np.array([0.0, 1.0])], "parts: hold float64, must hold"),
         ([np.array([True, False])], "parts: hold bool, must hold"),
-        ([np.arange(3), np.array([20])], r"order: holds 0\.\.20, must be rows in 0\.\.19"),
-        ([np.array([-1, 3])], r"order: holds -1\.\.3, must be rows in 0\.\.19"),
+        ([np.arange(3), np.array([20])], r"parts\[1\]\[0\]=20: must be in 0\.\.19"),
+        ([np.array([-1, 3])], r"parts\[0\]\[0\]=-1: must be in 0\.\.19"),
         (
             [np.zeros((2, 2), int)],
             r"parts\[0\]=int64 \(2, 2\): must be rows of the examples, \[n\]",

@@ -28,6 +28,7 @@ import federations
 import fedjax_inv
 from fedjax_inv import (
     aggregators,
+    averages,
     averaging,
     devices,
     evaluation,
@@ -41,7 +42,24 @@ from fedjax_inv import (
     servers,
     stopping,
 )
-from fedjax_inv.algorithms import LISTED, afl, cafe, fedavg, fedcfa, fedmix, moon
+from fedjax_inv.algorithms import (
+    LISTED,
+    afl,
+    cafe,
+    exit_strategy,
+    fedavg,
+    fedcfa,
+    feddg_ga,
+    fedgma,
+    fedipg,
+    fedmix,
+    fedproto,
+    fedsr,
+    fl_games,
+    moon,
+    qfedavg,
+    vrex,
+)
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import (
     dsprites,
@@ -53,6 +71,7 @@ from fedjax_inv.data import (
     tables,
 )
 from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.types import Reply
 
 _PLACE = "fedjax_inv."
 
@@ -905,6 +924,12 @@ def _odd_records() -> Iterator[tuple[str, str, Any, str]]:
     nobody = evaluation.Scores(*np.zeros((2, 0)), np.zeros(0, int))
     yield "evaluation.mean", "scores", nobody, "scores: are of no client"
     yield "rounds.step", "cohort", federations.cohort([]), "schedule: has no slots"
+    words = (
+        r"^cohort: who \(4, 3\), present \(4, 3\) and .*must all be \[S\]; rounds.run takes a sch"
+    )
+    yield "rounds.step", "cohort", SCHEDULE, words
+    uneven = federations.cohort([0, 1])._replace(delay=np.zeros(1, int))
+    yield "rounds.step", "cohort", uneven, r"cohort: who \(2,\), present \(2,\) and delay \(1,\)"
     unordered = GREY._replace(classes={*GREY.classes})
     yield "data.dataset.check_dataset", "dataset", unordered, "dataset.classes=.*different names"
 
@@ -927,6 +952,15 @@ def test_a_record_with_a_wrong_field_is_one_line() -> None:
         ("rounds.init", "history", 2**50, "history=.*: needs .* GB"),
         ("data.federation.examples", "x", np.zeros((12, 2), complex), "must be .* real numbers"),
         ("data.federation.examples", "y", np.arange(12) + 2**40, r"y\[0\]=.*: must be in"),
+        ("data.federation.examples", "x", [[1.0]] * 12, "x: holds a value of type float, must be"),
+        ("data.federation.examples", "y", [0] * 12, "y: holds a value of type int, must be an arr"),
+        ("data.federation.of_parts", "parts", [[0], [3, -1]], r"^parts\[1\]\[1\]=-1: must be in 0"),
+        (
+            "data.federation.of_parts",
+            "parts",
+            [[0, 12], [3]],
+            r"^parts\[0\]\[1\]=12: must .* 0\.\.11",
+        ),
         ("objectives.soft_cross_entropy", "labels", jnp.ones((2, 3)), "labels=.*: must be prob"),
         ("models.saved.named", "tree", {"a/b": KEY, "a": {"b": KEY}}, "two leaves of the name a/b"),
         ("data.text.encode", "words", ("", "?", "a", "a"), "words: must all differ"),
@@ -1000,3 +1034,382 @@ def test_numpy_arrays_give_the_result_of_jax_arrays() -> None:
 def test_kernels_refuse_what_does_not_fit(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         call()
+
+
+# A kernel, and its valid arguments by name.
+KERNELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "response_logits": (
+        fl_games.response_logits,
+        {
+            "own": jnp.ones((2, 3)),
+            "opponents": jnp.ones((4, 2, 3)),
+            "memory": jnp.ones((4, 5, 2, 3)),
+            "memory_size": jnp.ones(4, int),
+            "memory_mix": "literal",
+            "plays": np.ones(4, bool),
+        },
+    ),
+    "scaled_update": (
+        qfedavg.scaled_update,
+        {"delta": jnp.ones(2), "loss": 0.5, "q": 1.0, "step_size": 0.1},
+    ),
+    "adjusted": (
+        feddg_ga.adjusted,
+        {
+            "weights": jnp.ones(3) / 3,
+            "gaps": np.arange(3.0),
+            "attends": np.ones(3, bool),
+            "step": 0.1,
+        },
+    ),
+    "prototypes": (
+        fedproto.prototypes,
+        {
+            "features": jnp.ones((5, 4), jnp.bfloat16),
+            "y": np.zeros(5, int),
+            "mask": np.ones(5, bool),
+            "num_classes": 2,
+        },
+    ),
+    "chunk_means": (
+        averages.chunk_means,
+        {
+            "x": {"a": jnp.ones((5, 2)), "b": jnp.ones((5, 2, 2))},
+            "y": jnp.ones((5, 3)),
+            "mask": np.ones(5, bool),
+            "key": KEY,
+            "chunk": 2,
+        },
+    ),
+    "split_means": (
+        averages.split_means,
+        {
+            "x": jnp.ones((5, 2)),
+            "y": jnp.ones((5, 3)),
+            "mask": jnp.ones(5, bool),
+            "key": jax.random.PRNGKey(0),
+            "rows": 2,
+        },
+    ),
+    "columns": (averages.columns, {"y": np.arange(3), "num_columns": 3}),
+    "factor_scores": (
+        fedcfa.factor_scores,
+        {"decode_true_logit": lambda factors: factors.sum((1, 2)), "factors": jnp.ones((2, 4, 3))},
+    ),
+    "split_factors": (fedcfa.split_factors, {"scores": np.ones((2, 3)), "top_k": 1}),
+    "replaced": (
+        fedcfa.replaced,
+        {
+            "factors": jnp.ones((2, 4, 3)),
+            "average": jnp.ones((2, 4, 3)),
+            "which": np.ones((2, 3), bool),
+        },
+    ),
+    "factor_decorrelation": (
+        fedcfa.factor_decorrelation,
+        {"factors": jnp.ones((4, 3), jnp.bfloat16), "mask": np.ones(4, bool)},
+    ),
+    "half_masks": (fedipg.half_masks, {"mask": jnp.ones(3, bool)}),
+    "mask": (fedgma.mask, {"mean_sign": np.ones(3), "agreement": 0.5}),
+    "factor": (vrex.factor, {"risk": jnp.ones(3), "mean_risk": 0.5, "beta": 1.0}),
+    "ascend": (
+        afl.ascend,
+        {"mixture": jnp.ones(2) / 2, "losses": jnp.array([0.0, 1.0]), "step_size": 0.1},
+    ),
+    "unit": (cafe.unit, {"vectors": jnp.ones((2, 3))}),
+    "leading_direction": (cafe.leading_direction, {"matrix": jnp.ones((2, 3))}),
+    "orthogonal": (cafe.orthogonal, {"direction": jnp.ones((2, 3)), "to": jnp.ones(3)}),
+    "rows_over_norms": (cafe.rows_over_norms, {"classifier": jnp.ones((2, 3)), "gamma": 0.1}),
+    "without": (
+        cafe.without,
+        {
+            "rows": jnp.ones((2, 3)),
+            "global_direction": jnp.ones(3),
+            "local_direction": np.ones((2, 3)),
+            "alpha": 0.1,
+            "beta": 0.2,
+        },
+    ),
+    "logits": (
+        cafe.logits,
+        {"features": jnp.ones((5, 3)), "calibrated": jnp.ones((2, 3)), "scale": 1.0},
+    ),
+    "squared_norm": (fedsr.squared_norm, {"mean": VECTORS, "deviation": VECTORS + 1}),
+    "divergence": (
+        fedsr.divergence,
+        {
+            "mean": VECTORS,
+            "deviation": VECTORS + 1,
+            "to_mean": VECTORS,
+            "to_deviation": VECTORS + 1,
+        },
+    ),
+    "largest_curvature": (
+        exit_strategy.largest_curvature,
+        {"risk": lambda params: (params["a"] ** 2).sum(), "params": {"a": jnp.ones(2)}, "key": KEY},
+    ),
+    "contribution": (
+        exit_strategy.contribution,
+        {
+            "global_grad": jnp.ones(3),
+            "client_grads": jnp.ones((2, 3)),
+            "weights": jnp.ones(2) / 2,
+            "step_size": 0.1,
+            "smoothness": 1.0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_valid_arguments_of_kernels_are_accepted_also_where_traced(name: str) -> None:
+    kernel, arguments = KERNELS[name]
+    plain = {k for k, each in arguments.items() if callable(each) or isinstance(each, str | int)}
+    traced = {k: each for k, each in arguments.items() if k not in plain}
+    rest = {k: arguments[k] for k in plain}
+    expected = jax.tree.map(jnp.shape, kernel(**arguments))
+    found = jax.jit(lambda traced: kernel(**traced, **rest))(traced)
+    assert jax.tree.map(jnp.shape, found) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        (name, argument)
+        for name, (_, arguments) in KERNELS.items()
+        for argument, value in arguments.items()
+        if getattr(value, "ndim", 0) and argument not in ("key", "memory_size")
+        if (name, argument) not in (("scaled_update", "delta"), ("contribution", "global_grad"))
+        if (name, argument) != ("contribution", "client_grads")  # which are trees, too
+    ],
+)
+def test_kernels_refuse_lists(name: str, argument: str) -> None:
+    kernel, arguments = KERNELS[name]
+    nested = np.asarray(arguments[argument]).tolist()
+    with pytest.raises(UsageError) as error:
+        kernel(**{**arguments, argument: nested})
+    found = "x=1.0" if (name, argument) == ("split_means", "x") else f"{argument}: is of type list,"
+    assert str(error.value).startswith(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "response_logits",
+            {"opponents": jnp.ones((1, 2, 3))},
+            "opponents=float32 (1, 2, 3): must be [4, B, K] beside memory=float32 (4, 5, 2, 3)",
+        ),
+        (
+            "response_logits",
+            {"memory": jnp.ones((1, 5, 2, 3))},
+            "opponents=float32 (4, 2, 3): must be [1, B, K] beside memory=float32 (1, 5, 2, 3)",
+        ),
+        (
+            "response_logits",
+            {"memory_size": jnp.ones(1, int)},
+            "memory_size=int32 (1,): must be [] or [4], for each opponent",
+        ),
+        ("response_logits", {"plays": jnp.ones(1, bool)}, "plays=bool (1,): must be bool [4]"),
+        ("response_logits", {"plays": jnp.ones(4, int)}, "plays=int32 (4,): must be bool [4]"),
+        ("scaled_update", {"loss": jnp.ones(2)}, "loss=float32 (2,): must be a scalar"),
+        ("scaled_update", {"loss": [0.5]}, "loss: is of type list, must be an array"),
+        ("adjusted", {"gaps": jnp.ones(1)}, "gaps: has shapes (1,), must have those of weights"),
+        ("adjusted", {"attends": jnp.ones((), bool)}, "attends: has shapes (), must have those"),
+        ("adjusted", {"attends": np.ones(3, int)}, "attends=int64 (3,): must be bool [C]"),
+        ("adjusted", {"weights": jnp.ones((3, 1))}, "weights=float32 (3, 1): must be [C]"),
+        ("adjusted", {"step": -0.1}, "step=-0.1: must be a finite number, at least 0"),
+        ("prototypes", {"features": jnp.ones((5, 1, 4))}, "features=float32 (5, 1, 4): must be [N"),
+        ("prototypes", {"y": jnp.zeros(1, int)}, "y=int32 (1,): must be [5], as there are feat"),
+        ("prototypes", {"mask": jnp.ones(5, int)}, "mask=int32 (5,): must be bool [5]"),
+        ("prototypes", {"num_classes": 0}, "num_classes=0: must be an integer of at least 1"),
+        ("chunk_means", {"mask": np.array([2, 0, 2, 0, 0])}, "mask=int64 (5,): must be bool [5]"),
+        ("chunk_means", {"mask": np.ones(4, bool)}, "mask=bool (4,): must be bool [5]"),
+        (
+            "chunk_means",
+            {"x": {"a": jnp.ones((1, 2))}},
+            "x=float32 (1, 2): must be [5, ...], as y=float32 (5, 3) is",
+        ),
+        ("chunk_means", {"key": 0}, "key=0: must be one random key"),
+        ("split_means", {"mask": jnp.ones(5)}, "mask=float32 (5,): must be bool [5]"),
+        ("split_means", {"x": jnp.ones((4, 2))}, "x=float32 (4, 2): must be [5, ...], as y="),
+        ("columns", {"y": jnp.float32(1)}, "y=1.0: must be [B] or [B, K]"),
+        ("factor_scores", {"factors": jnp.ones(2)}, "factors=float32 (2,): must be [B, ..., F] in"),
+        ("factor_scores", {"factors": jnp.ones((2, 3), int)}, "factors=int32 (2, 3): must be [B, "),
+        ("factor_scores", {"decode_true_logit": 1}, "decode_true_logit=1: must be a function"),
+        ("replaced", {"which": np.ones(3, bool)}, "which=bool (3,): must be bool [2, 3]"),
+        ("replaced", {"which": np.ones((2, 3))}, "which=float64 (2, 3): must be bool [2, 3]"),
+        ("replaced", {"average": jnp.ones((2, 3))}, "average: has shapes (2, 3), must have those"),
+        ("replaced", {"factors": jnp.ones(3)}, "factors=float32 (3,): must be [B, ..., F]"),
+        ("factor_decorrelation", {"mask": jnp.ones(4, int)}, "mask=int32 (4,): must be bool [4]"),
+        ("factor_decorrelation", {"factors": jnp.ones(4)}, "factors=float32 (4,): must be [B, F]"),
+        ("half_masks", {"mask": jnp.ones(3, int)}, "mask=int32 (3,): must be bool [B]"),
+        ("half_masks", {"mask": jnp.ones((3, 1), bool)}, "mask=bool (3, 1): must be bool [B]"),
+        ("mask", {"mean_sign": None}, "mean_sign=None: must be an array"),
+        ("factor", {"mean_risk": jnp.ones(3)}, "mean_risk=float32 (3,): must be a scalar"),
+        ("factor", {"mean_risk": [0.5]}, "mean_risk: is of type list, must be an array"),
+        ("ascend", {"mixture": jnp.ones((2, 2))}, "mixture=float32 (2, 2): must be [C]"),
+        ("unit", {"vectors": jnp.ones((2, 0))}, "vectors=float32 (2, 0): must be [..., D], D at l"),
+        ("leading_direction", {"matrix": jnp.ones((0, 3))}, "matrix=float32 (0, 3): must be [K, D"),
+        ("orthogonal", {"to": jnp.ones(1)}, "to=float32 (1,): must be [..., 3], as direction is"),
+        ("orthogonal", {"direction": jnp.float32(1)}, "direction=1.0: must be [..., D]"),
+        ("rows_over_norms", {"classifier": jnp.ones(3)}, "classifier=float32 (3,): must be [K, D]"),
+        ("without", {"rows": jnp.ones(3)}, "rows=float32 (3,): must be [K, D]"),
+        (
+            "without",
+            {"global_direction": jnp.ones((2, 1))},
+            "global_direction=float32 (2, 1): must be [3] or [2, 3]",
+        ),
+        ("without", {"local_direction": jnp.ones(2)}, "local_direction=float32 (2,): must be [3]"),
+        ("squared_norm", {"deviation": jnp.ones(3)}, "deviation: has shapes (3,), must have those"),
+        ("divergence", {"to_mean": jnp.ones((1, 3))}, "to_mean: has shapes (1, 3), must have thos"),
+        ("divergence", {"mean": jnp.float32(1)}, "mean=1.0: must be [B, ...]"),
+        ("largest_curvature", {"key": 0}, "key=0: must be one random key"),
+        (
+            "largest_curvature",
+            {"params": {"a": jnp.ones(2, int)}},
+            "params: holds int32 at ['a'], must hold floating point",
+        ),
+        ("largest_curvature", {"params": 1}, "params: holds int, must hold floating point"),
+        (
+            "largest_curvature",
+            {"risk": lambda params: params["a"]},
+            "risk: returns shapes (2,), must return a scalar",
+        ),
+        ("largest_curvature", {"risk": None}, "risk=None: must be a function params -> a scalar"),
+        (
+            "contribution",
+            {"client_grads": jnp.ones((0, 3)), "weights": jnp.ones(0)},
+            "weights=float32 (0,): must be of at least one client",
+        ),
+    ],
+)
+def test_kernels_refuse_arrays_that_would_broadcast_or_fail(
+    name: str, changes: dict[str, Any], message: str
+) -> None:
+    kernel, arguments = KERNELS[name]
+    with pytest.raises(UsageError) as error:
+        kernel(**{**arguments, **changes})
+    assert str(error.value).startswith(message)
+
+
+def _gradient(*at: Any) -> Any:
+    return averaging.gradient(MODEL)(*at)
+
+
+def _local_training(**changes: Any) -> Any:
+    arguments = {
+        "grad_fn": _gradient,
+        "local": WORK.init(variables()),
+        "shard": federations.shard_of(FEDERATION, 0),
+        "key": KEY,
+        **changes,
+    }
+    return WORK.run(*arguments.values())
+
+
+def _stepping(**changes: Any) -> Any:
+    return lambda *at: _gradient(*at)._replace(**changes)
+
+
+def _round(**changes: Any) -> Any:
+    """A round of FedAvg with other hooks, or with what its one exchange has."""
+    arguments: dict[str, Any] = {"gradient_from": lambda visit: _gradient, **changes}
+    client = arguments.pop("client", None)
+    algorithm = averaging.averaging(MODEL, WORK, **arguments, **_OVER)
+    if client:
+        algorithm = algorithm._replace(exchanges=(algorithm.exchanges[0]._replace(client=client),))
+    state = rounds.init(algorithm, variables(), FEDERATION, KEY)
+    cohort = federations.cohort([0, 1])
+    return rounds.step(algorithm, state, cohort, FEDERATION, axis=devices.vmapped())
+
+
+NOTHING = averaging.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: WORK.init(variables().params),
+            "variables: is of type Halves, must be a Variables",
+        ),
+        (
+            lambda: _local_training(local=variables()),
+            "local: is of type Variables, must be a Local",
+        ),
+        (
+            lambda: _local_training(shard=FEDERATION),
+            "shard: is of type Federation, must be a Shard",
+        ),
+        (lambda: _local_training(key=0), "key=0: must be one random key"),
+        (
+            lambda: _local_training(local=WORK.init(variables())._replace(variables=())),
+            "local.variables: is of type tuple, must be a Variables",
+        ),
+        (
+            lambda: _local_training(grad_fn=lambda variables, batch: None),
+            "grad_fn: must take variables and batch and key (too many",
+        ),
+        (
+            lambda: _local_training(grad_fn=_stepping(metrics={"loss": "low"})),
+            "the metrics of a Step: holds a value of type str, must hold arrays",
+        ),
+        (
+            lambda: _local_training(grad_fn=_stepping(average=("low",))),
+            "the average of a Step: holds a value of type str, must hold arrays",
+        ),
+        (
+            lambda: local.seeing_local(WORK)(*[None] * 4),
+            "grad_fn=None: must be a function (local, batch, key) -> Step",
+        ),
+        (
+            lambda: _round(gradient_from=lambda visit: None),
+            "grad_fn=None: must be a function (variables, batch, key) -> Step",
+        ),
+        (
+            lambda: _round(gradient_from=lambda visit: lambda variables: None),
+            "grad_fn: must take variables and batch and key (too many",
+        ),
+        (
+            lambda: _round(start=lambda visit: visit.message.variables),
+            "local: is of type Variables, must be a Local",
+        ),
+        (
+            lambda: _round(shared=lambda variables: variables.params),
+            "the result of shared: is of type Halves, must be a Variables",
+        ),
+        (
+            lambda: _round(side=NOTHING._replace(init=lambda setup: "no")),
+            "the result of init_server: holds a value of type str at .side, must hold arrays",
+        ),
+        (
+            lambda: _round(side=NOTHING._replace(send=lambda state: {"a": "no"})),
+            "the result of side.send: holds a value of type str, must hold arrays",
+        ),
+        (
+            lambda: _round(remember=lambda visit, trained: "no"),
+            "the result of exchanges[0].client: holds a value of type str at .own, must hold ar",
+        ),
+        (
+            lambda: _round(client=lambda visit: Reply((), visit.message.variables, {"loss": "no"})),
+            "the result of exchanges[0].client: holds a value of type str at .metrics['loss']",
+        ),
+    ],
+)
+def test_results_of_hooks_are_told(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        call()
+    assert str(error.value).startswith(message)
+
+
+def test_a_result_of_local_training_is_told() -> None:
+    algorithm = averaging.averaging_of(MODEL, lambda visit: visit.own, **_OVER)
+    state = rounds.init(algorithm, variables(), FEDERATION, KEY)
+    with pytest.raises(UsageError, match=r"^the result of train: is of type tuple, must be a Tra"):
+        rounds.step(algorithm, state, federations.cohort([0]), FEDERATION, axis=devices.vmapped())
+
+
+def test_whole_numbers_and_floats_may_be_metrics() -> None:
+    trained = _local_training(grad_fn=_stepping(metrics={"one": 1, "half": 0.5}))
+    assert trained.metrics == {"one": 1, "half": 0.5}
