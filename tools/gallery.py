@@ -11,6 +11,7 @@ Between the two this command writes the formula (of the head of the algorithm's 
 start with and its command, the words of the map and pictures of its rows, which it draws into
 docs/pictures/algorithms/. In the block `overview` it writes the table of all algorithms; family,
 uploads and compute are the page's own words, and bytes are counted by `fedjax_inv.communication`.
+In the block `record` it writes how the map came about.
 """
 
 import dataclasses
@@ -49,6 +50,7 @@ ROOT = results.ROOT
 PAGE = Path("docs/algorithms.md")
 PICTURES = Path("docs/pictures/algorithms")
 OVERVIEW = "overview"
+RECORD = "record"
 LEFT_OUT = {  # algorithms that are no row of the map
     "fedbn": Method("fedbn", settings=("--norm=batch",)),
     "ditto": Method("ditto", "proximal"),
@@ -99,7 +101,7 @@ def sections(text: str) -> list[Section]:
     """The algorithms of the page. Raises UsageError for a section that lacks a part."""
     found = []
     for block in _BLOCK.finditer(text):
-        if block["name"] == OVERVIEW:
+        if block["name"] in (OVERVIEW, RECORD):
             continue
         before = text[: block.start()]
         family, title = (
@@ -128,7 +130,9 @@ def written(text: str, root: Path = ROOT, *, has_overview: bool = True) -> str:
         if block["name"] == OVERVIEW:
             if not has_overview:
                 return block[0]
-            shown = overview(sections(text), results.record_of(root / block["file"]))
+            shown = overview(sections(text))
+        elif block["name"] == RECORD:
+            shown = _words_of(results.record_of(root / block["file"]))
         else:
             shown = section(block["name"], read_cells(root / block["file"]))
         return f"{block[0].split(chr(10), 1)[0]}\n\n{shown}\n\n<!-- end -->"
@@ -375,14 +379,18 @@ _HEADINGS = (
 )
 
 
-def overview(found: Sequence[Section], record: Origin) -> str:
-    """The table of all algorithms, and how the map came about."""
+def overview(found: Sequence[Section]) -> str:
+    """The table of all algorithms."""
     lines = [line_of(each) for each in found]
     columns: dict[str, Any] = {
         heading: lambda line, at=at: line[at] for at, heading in enumerate(_HEADINGS)
     }
-    text = f"The map of this page: {results.caption(record)}:\n\n    {record.command}"
-    return f"{tables.table(lines, columns)}\n\n{text}"
+    return tables.table(lines, columns)
+
+
+def _words_of(record: Origin) -> str:
+    """How the map came about."""
+    return f"The map of this page: {results.caption(record)}:\n\n    {record.command}"
 
 
 def pictures(lines: Sequence[Line]) -> Iterator[tuple[Path, str]]:
