@@ -27,7 +27,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python $(FAST) $(TESTS)
 
 test-all: test
-	$(BIN)/python -m pytest --numprocesses=auto --dist=loadscope -m slow
+	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal -m slow
 
 test-lowest test-newest: test-%: .venv-%/.installed
 	.venv-$*/bin/python $(FAST) $(TESTS)

@@ -361,14 +361,19 @@ class Case:
         return jax.tree.map(leaf, saved, self.drawn[1])
 
     @property
+    def start(self) -> rounds.State:
+        """The state before the first round."""
+        return tree.take(self.starts, 0)
+
+    @property
     def stops(self) -> list[rounds.State]:
         """The states before each round and after the last."""
-        return [tree.take(self.starts, 0), *(state for state, _ in self.steps)]
+        return [self.start, *(state for state, _ in self.steps)]
 
     @property
     def steps(self) -> list[Result]:
         """The results of the rounds played one by one: all others are compared with these."""
-        return self.kept("steps", lambda: self.steps_from(tree.take(self.starts, 0), 0))
+        return self.kept("steps", lambda: self.steps_from(self.start, 0))
 
     def steps_from(self, start: rounds.State, first: int) -> list[Result]:
         """Return the results of the rounds from the round `first` on."""
@@ -443,7 +448,7 @@ class Case:
           federation: the clients and their examples.
           options: further compiler options.
         """
-        state, room = self.restored(self.stops[0]), NUM_CLIENTS
+        state, room = self.restored(self.start), NUM_CLIENTS
         play: Callable[..., Result] = partial(self.round, axis=ALONE)
         if num_devices > 1:
             mesh = jax.make_mesh(

@@ -24,7 +24,7 @@ def a_run_moves_everything_and_stays_finite(case: Case) -> None:
     server must change.
     """
     state, reports = case.result
-    start = case.stops[0]
+    start = case.start
     assert case.moved(start.server, state.server) > 1e-2, "the server hardly moves"
     if jax.tree.leaves(start.clients):
         moved = largest_difference(start.clients, state.clients)
@@ -81,7 +81,7 @@ def clients_outside_of_the_cohorts_need_not_be_there(case: Case) -> None:
 
     The others have no examples and no state on the device, and keep theirs on the host.
     """
-    state = case.stops[0]
+    state = case.start
     for t, (expected, reports) in enumerate(case.steps):
         cohort = tree.take(case.schedule, t)
         who = [c for c in sorted(cohort.who[cohort.present].tolist()) if inputs.SIZES[c]]

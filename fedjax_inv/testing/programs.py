@@ -52,7 +52,7 @@ def one_program_serves_all_rounds(case: Case) -> None:
 
 def a_state_can_be_donated(case: Case) -> None:
     """The program of a round may overwrite the state that it gets."""
-    start = case.restored(case.stops[0])
+    start = case.restored(case.start)
     case.step(start, tree.take(case.schedule, 0), inputs.compact(case.federation))
     leaves = jax.tree.leaves(start.server)
     assert any(leaf.is_deleted() for leaf in leaves), "no leaf of the server was overwritten"
