@@ -34,6 +34,8 @@ from fedjax_inv.types import (
     Work,
 )
 
+_SMALLEST = 1e-6  # a smaller weight, over the mean weight, is rounding
+
 
 class Message(NamedTuple):
     """The message of the server."""
@@ -53,6 +55,8 @@ class Upload(NamedTuple):
 def ascend(mixture: Array, losses: Array, step_size: float | Array) -> Array:
     """Return the point [C] of the simplex nearest to mixture + step_size losses.
 
+    Entries below 1e-6 / C become 0: without rounding nearly all of them would be.
+
     Args:
       mixture: q, [C], on the simplex.
       losses: R, [C].
@@ -68,7 +72,9 @@ def ascend(mixture: Array, losses: Array, step_size: float | Array) -> Array:
         raise checks.UsageError("mixture", mixture, "must be [C]")
     checks.same_shapes(mixture=mixture, losses=losses)
     checks.real("step_size", step_size)
-    return optax.projections.projection_simplex(mixture + step_size * losses)
+    nearest = optax.projections.projection_simplex(mixture + step_size * losses)
+    # Rounding leaves about 1e-8 in place of 0. The next step gives back what is cut off here.
+    return jnp.where(nearest < _SMALLEST / len(mixture), 0, nearest)
 
 
 def afl(

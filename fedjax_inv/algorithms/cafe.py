@@ -249,7 +249,7 @@ def calibrate(
 
 
 def logits(features: Array, calibrated: Array, *, scale: float | Array) -> Array:
-    """Return scale h / ||h|| . q_c, [B, K].
+    """Return scale h / ||h|| . q_c, [B, K]; 0 for features of 0, which have no gradient.
 
     Args:
       features: h, [B, D].
@@ -266,8 +266,10 @@ def logits(features: Array, calibrated: Array, *, scale: float | Array) -> Array
             "features", features, f"must be [B, D] beside q [K, D], {calibrated.shape}"
         )
     features = tree.wide(features)
-    norm = jnp.sqrt((features**2).sum(-1, keepdims=True) + _EPSILON)
-    return scale * (features / norm) @ calibrated.T
+    squared = (features**2).sum(-1, keepdims=True)
+    # A row of zeros, as of an example of zeros without biases, would have a gradient of 1e6.
+    unit = jnp.where(squared > _EPSILON, features, 0) / jnp.sqrt(squared + _EPSILON)
+    return scale * unit @ calibrated.T
 
 
 class _History(NamedTuple):

@@ -173,8 +173,11 @@ def counterfactual_labels(labels: Array, average: Array, top_k: int, num_factors
       num_factors: F.
 
     Raises:
-      UsageError: for counts out of range.
+      UsageError: for counts out of range, and for other shapes.
     """
+    checks.same_shapes(labels=labels, average=average)
+    if labels.ndim != 2:
+        raise UsageError("labels", labels, "must be [B, K]")
     checks.integer("num_factors", num_factors)
     checks.integer("top_k", top_k, 0, num_factors)
     share = top_k / num_factors

@@ -55,8 +55,9 @@ def dynamic_gradient(
       alpha: weight of the quadratic term.
 
     Raises:
-      UsageError: for trees of different shapes.
+      UsageError: for trees of different shapes, and for a negative `alpha`.
     """
+    checks.real("alpha", alpha)
     checks.same_shapes(grads=grads, own=own, params=params, received=received)
     return jax.tree.map(
         lambda g, mine, w, r: g - mine + alpha * (w - r), grads, own, params, received

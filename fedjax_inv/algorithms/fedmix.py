@@ -94,7 +94,10 @@ def mixed_loss(
         return jax.vmap(lambda y: loss_fn(mixed, y))(targets), ()
 
     (own, other), (slope, _), aux = jax.jvp(
-        losses, ((1 - ratio) * x,), (jnp.broadcast_to(mean_x, x.shape),), has_aux=True
+        losses,
+        (tree.scaled(1 - ratio, x),),
+        (jnp.broadcast_to(mean_x, x.shape).astype(x.dtype),),
+        has_aux=True,
     )
     if jnp.shape(own):  # the losses of a batch, or a pair without has_aux
         text = "must return a scalar, or with has_aux=True (a scalar, aux)"

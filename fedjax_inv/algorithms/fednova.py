@@ -81,7 +81,7 @@ def effective_steps(
         velocity = momentum * velocity + 1 - shrinkage * moved
         return velocity, moved + velocity
 
-    return jax.lax.fori_loop(0, num_steps, step, (jnp.zeros(()), jnp.zeros(())))[1]
+    return jax.lax.fori_loop(0, jnp.int32(num_steps), step, (jnp.zeros(()), jnp.zeros(())))[1]
 
 
 def fednova(

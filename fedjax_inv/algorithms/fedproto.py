@@ -110,7 +110,16 @@ def distances(features: Array, y: Array, known: Prototypes) -> Array:
       y: labels [B].
       known: the prototypes, as arrays of JAX (those of NumPy raise IndexError for a label of K or
         more); the distance is 0 for a class without one, and for a label that is no class.
+
+    Raises:
+      UsageError: for other shapes.
     """
+    if features.ndim != 2:
+        raise UsageError("features", features, "must be [B, D]")
+    if y.shape != features.shape[:1]:
+        raise UsageError("y", y, f"must be [{len(features)}], a label for each row of features")
+    if known.mean.shape[1:] != features.shape[1:]:
+        raise UsageError("known", known.mean, f"must have means [K, {features.shape[1]}]")
     is_known = known.known[y] & (y >= 0) & (y < len(known.known))
     squares = ((features - known.mean[y]) ** 2).mean(-1)
     return jnp.where(is_known, squares, 0)

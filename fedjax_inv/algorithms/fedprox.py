@@ -35,8 +35,9 @@ def proximal_gradient(grads: Tree, params: Tree, received: Tree, proximal: float
       proximal: the paper's mu.
 
     Raises:
-      UsageError: for trees of different shapes.
+      UsageError: for trees of different shapes, and for a negative `proximal`.
     """
+    checks.real("proximal", proximal)
     checks.same_shapes(grads=grads, params=params, received=received)
     return jax.tree.map(lambda g, w, r: g + proximal * (w - r), grads, params, received)
 

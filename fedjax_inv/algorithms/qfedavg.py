@@ -6,7 +6,9 @@
 
 over the cohort; w is the network that the client received, F_i the loss of all of its examples at
 w, and w_i the network after local training. Li et al. 2020, "Fair Resource Allocation in Federated
-Learning" (arXiv 1905.10497), Algorithm 2. The paper has no statistics (BatchNorm); we average them.
+Learning" (arXiv 1905.10497), Algorithm 2. In the paper client i has a weight p_i in the sum, by the
+number of its examples, and is sampled with that probability; here all have the same weight. The
+paper has no statistics (BatchNorm); we average them.
 """
 
 from typing import NamedTuple
@@ -48,6 +50,7 @@ def scaled_update(
     """Return (F^q delta / step_size, h = q F^(q - 1) ||delta / step_size||^2 + F^q / step_size).
 
     The paper's Delta is minus the first value; h [] bounds the curvature of F^(q + 1) / (q + 1).
+    Both overflow if F^q does: scale losses far above 1, or take a smaller q.
 
     Args:
       delta: w_i - w, the change of the parameters by local training.

@@ -68,7 +68,7 @@ def _cell(result: RowResult, verdict: Verdict | None) -> Cell:
         low=100 * shown.low,
         high=100 * shown.high,
         p=shown.p,
-        word=shown.word if verdict else "",
+        word=shown.word,
         oracle=float(np.mean(best)) if best else np.nan,
         training_domains=mean(lambda line: 100 * line["validation_score"]),
         worst_domain=mean(lambda line: 100 * line["worst_score"]),

@@ -106,12 +106,18 @@ def _terms(preset: str, overrides: tuple[str, ...]) -> tuple[int, int]:
 
     The latter is 0 if the data say how many clients there are.
     """
-    base = command_line.of_arguments(
-        overrides, (f"--preset={preset}",), may_be_idle=True, nonfinite="mark"
-    )
+    base = _base(preset, overrides)
     clients = base.partition.clients
     slots = base.participation.slots(clients) if clients else 0
     return base.run.rounds, base.clients.batch_size * slots
+
+
+@functools.cache
+def _base(preset: str, overrides: tuple[str, ...]) -> Config:
+    """The flags that all rows share."""
+    return command_line.of_arguments(
+        overrides, (f"--preset={preset}",), may_be_idle=True, nonfinite="mark"
+    )
 
 
 def _rows(
@@ -144,6 +150,10 @@ def select(chosen: Study, data: str, options: Options) -> list[Row]:
     Raises UsageError for unknown ones.
     """
     columns, overrides = options.own.columns, options.overrides
+    for word in overrides:
+        if word.startswith(("--learning_rate=", "--set=")):
+            text = "must be left out: each method selects one of nine settings of its own"
+            raise UsageError(word.partition("=")[0], ..., text)
     # Before `_check`, whose errors name a cell.
     if any(word.startswith("--select=") and word != "--select=validation" for word in overrides):
         raise UsageError(
@@ -153,7 +163,7 @@ def select(chosen: Study, data: str, options: Options) -> list[Row]:
         )
     check_different("columns", columns, may_be_empty=True)
     if options.own.beside:  # before any compute
-        _check_beside(options.own.beside, data)
+        _check_beside(options.own.beside, data, overrides)
     is_map = chosen is STUDIES["map"]
     names = options.rows
     if not (is_map or names):
@@ -168,14 +178,25 @@ def select(chosen: Study, data: str, options: Options) -> list[Row]:
     return _rows(data, _of_map if is_map else _all, found, columns, overrides)
 
 
-def _check_beside(path: str, data: str) -> None:
+def _check_beside(path: str, data: str, overrides: Sequence[str]) -> None:
+    """Raises UsageError for another file than the map of the same data with other seeds."""
     try:
         read_cells(Path(path))
         record = _record_of(Path(path))
     except UsageError as error:
         raise flag_error("beside", path, error.allowed) from None
-    if record and f"--data={data}" not in shlex.split(record.command):
+    if not record:
+        return
+    words = shlex.split(record.command)
+    if f"--data={data}" not in words:
         raise flag_error("beside", path, f"must be a map of the same data, {data}")
+    own = _base(DATA[data].preset, tuple(overrides)).run
+    theirs = [word for word in words if word.startswith("--rounds=")]
+    if _base(DATA[data].preset, tuple(theirs)).run.rounds != own.rounds:
+        raise flag_error("beside", path, f"must be a map of as many rounds, {own.rounds}")
+    if both := sorted({*record.seeds} & {*own.seeds}):
+        text = f"must be a map of other seeds, both have {', '.join(map(str, both))}"
+        raise flag_error("beside", path, text)
 
 
 def _record_of(path: Path) -> Origin | None:
@@ -257,7 +278,8 @@ def _agreement(cells: Sequence[Cell], path: Path) -> str:
     pairs = [
         (cell.word, other[key])
         for cell in cells
-        if (key := (cell.method, cell.shift, f"{cell.severity:g}")) in other and cell.word
+        if (key := (cell.method, cell.shift, f"{cell.severity:g}")) in other
+        and (cell.word and other[key])  # without one, there is no test
     ]
     same = sum(one == two for one, two in pairs)
     with_word = [pair for pair in pairs if set(pair) - {verdicts.NONE}]
@@ -282,7 +304,7 @@ def best_of(path: Path) -> tuple[str, ...]:
     by_method: dict[str, list[float]] = {}
     for line in read_cells(path):
         # Pooled training is no federated method, but the bound from outside.
-        if line["word"] and line["method"] != "erm":
+        if line["method"] not in (FEDAVG, "erm"):
             by_method.setdefault(line["method"], []).append(float(line["difference"]))
     means = {name: float(np.mean(of)) for name, of in by_method.items() if np.isfinite(of).all()}
     best = sorted(means, key=lambda name: -means[name])[:_BEST]

@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
     low: float = np.nan  # this and the next two: NaN for fewer than two seeds
     high: float = np.nan  # the 95% interval of the mean, by Student's t
     p: float = np.nan  # of the two-sided paired t test
-    word: str = NONE
+    word: str = ""  # for fewer than two seeds there is none
 
 
 def p_value(differences: Sequence[float]) -> float:
@@ -61,7 +61,7 @@ def compared(scores: Mapping[K, Scores], reference: Mapping[K, Scores]) -> dict[
     found = {cell: _against(of, reference.get(cell, {})) for cell, of in scores.items()}
     corrected = holm([verdict.p for verdict in found.values()])
     return {
-        cell: verdict._replace(p=p, word=_word(verdict.mean, p))
+        cell: verdict._replace(p=p, word=_word(verdict.mean, p) if verdict.seeds > 1 else "")
         for (cell, verdict), p in zip(found.items(), corrected, strict=True)
     }
 

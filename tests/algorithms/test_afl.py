@@ -73,6 +73,19 @@ def test_the_mixture_stays_on_the_simplex() -> None:
         np.testing.assert_allclose(found.sum(), 1, rtol=1e-5)
 
 
+def test_rounding_gives_no_client_a_weight() -> None:
+    """Of many steps in float32, in which clients 0 and 1 have no loss above the mean."""
+    rng = np.random.default_rng(0)
+    q = jnp.asarray([0.0, 0.0, *[1 / 8] * 8], jnp.float32)
+    ascend = jax.jit(afl.ascend)
+    for _ in range(60):
+        losses = rng.normal(size=8)
+        above = [0.0, 0.0, *(losses - losses.mean())]
+        q = ascend(q, jnp.asarray(above, jnp.float32), 0.1)
+        assert not q[:2].any()
+        np.testing.assert_allclose(q.sum(), 1, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_without_a_step_it_is_uniform_fedavg() -> None:
     with jax.enable_x64(True):

@@ -352,6 +352,15 @@ def test_identities_of_the_calibrated_logits(
             np.testing.assert_allclose((q * d).sum(-1), 0, atol=1e-12)
 
 
+def test_features_of_zeros_have_logits_and_gradients_of_zero() -> None:
+    q = jnp.ones((4, 3))
+    h = jnp.array([[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    value, grad = jax.value_and_grad(lambda h: cafe.logits(h, q, scale=16.0)[:, 0].sum())(h)
+    np.testing.assert_allclose(value, 16 * np.sqrt(2), rtol=1e-6)
+    assert not grad[0].any()
+    np.testing.assert_allclose(grad[1], [0, 0, 16 / np.sqrt(2)], atol=1e-5)
+
+
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_drift_is_removed_once_it_leads_the_classifier(factor: float) -> None:
     """A drift t a d^T of a classifier to which it is orthogonal on both sides.

@@ -295,6 +295,19 @@ def test_the_network_is_called_once_and_may_say_more() -> None:
     assert_close(value, problem.mixed(0.4))
 
 
+def test_inputs_in_half_precision_may_be_mixed_at_a_traced_ratio() -> None:
+    x, mean_x = jnp.ones((2, 3), jnp.bfloat16), jnp.full(3, 2.0)
+    y, mean_y = jnp.eye(2), jnp.array([0.5, 0.5])
+
+    def loss(x: Array, y: Array) -> Array:
+        return jnp.float32((x.sum(1, keepdims=True) * y).mean())
+
+    found = jax.jit(partial(fedmix.mixed_loss, loss, x, y, mean_x, mean_y))(ratio=0.25)
+    # (1 - r) R(x', y) + r R(x', mean y) + r (1 - r) R(mean x, y), R linear, x' = (1 - r) x
+    expected = 0.75 * 0.75 * 1.5 + 0.25 * 0.75 * 1.5 + 0.25 * 0.75 * 3
+    np.testing.assert_allclose(found, expected, rtol=1e-2)
+
+
 @pytest.mark.parametrize(
     ("loss", "has_aux"),
     [

@@ -77,6 +77,7 @@ def test_fednova_is_the_papers(proximal: float) -> None:
 def test_the_number_of_steps_has_a_closed_form() -> None:
     k, rho, shrinkage = 7, 0.9, 0.3
     assert float(fednova.effective_steps(k)) == k
+    assert float(fednova.effective_steps(np.uint8(k))) == k
     assert float(fednova.effective_steps(0, rho)) == 0
     with_momentum = (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
     np.testing.assert_allclose(fednova.effective_steps(k, rho), with_momentum, rtol=1e-5)

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def test_a_word_needs_a_clear_difference() -> None:
     found = verdicts.compared(scores, dict.fromkeys(scores, reference))
     words = {name: verdict.word for name, verdict in found.items()}
     none = verdicts.NONE
-    assert words == {"up": "better", "down": "worse", "noise": none, "one": none, "none": none}
+    assert words == {"up": "better", "down": "worse", "noise": none, "one": "", "none": ""}
     up = found["up"]
     expected = stats.ttest_1samp([0.1, 0.101, 0.102, 0.103], 0)
     assert (up.seeds, up.mean) == (4, pytest.approx(0.1015))
@@ -315,7 +316,7 @@ def test_some_columns_do_not_replace_the_whole_map(small: tuple[Path, str]) -> N
 
 @pytest.mark.slow
 def test_rows_added_later_run_alone(
-    small: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    small: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = small
     begun = []
@@ -327,14 +328,15 @@ def test_rows_added_later_run_alone(
 
     monkeypatch.setattr(launch.Launch, "_run", counted)
     own = "fedjax_inv.algorithms.fedavg:fedavg"
-    words = (*SMALL, f"--rows=fedprox,{own}", f"--beside={folder / 'digits' / 'map_some.csv'}")
+    beside = with_seeds(folder, tmp_path, [8, 9])
+    words = (*SMALL, f"--rows=fedprox,{own}", f"--beside={beside}")
     text = study.run_all(table.PAPER, options(folder, *words))
     assert begun == [own]
     one, _, other = lines(folder / "digits" / "map_some.csv")
     assert (one["method"], other["method"]) == ("fedavg", own)
     assert one["tests"] == other["tests"]
     assert (float(other["difference"]), float(other["p"])) == (0, 1)
-    assert "Beside another map (seeds 0, 1): 1 of 1 cells have the same word" in text
+    assert "Beside another map (seeds 8, 9): 1 of 1 cells have the same word" in text
 
 
 @pytest.mark.slow
@@ -367,11 +369,39 @@ def test_rows_that_share_a_program_log_what_they_log_alone(
     assert len(both) == 36  # nine settings of two seeds, two rounds
 
 
-def test_a_map_of_other_data_is_no_comparison(small: tuple[Path, str], tmp_path: Path) -> None:
-    folder, _ = small
-    beside = f"--beside={folder / 'digits' / 'map_some.csv'}"
-    with pytest.raises(UsageError, match=r"^--beside=.*: must be a map of the same data, mnist"):
-        table.select(MAP, "mnist", options(tmp_path, beside, "--data=mnist"))
+def with_seeds(folder: Path, to: Path, seeds: list[int]) -> Path:
+    """A copy of the small map as if it had other seeds."""
+    for ending in (".csv", ".json"):
+        shutil.copy(folder / "digits" / f"map_some{ending}", to)
+    record = json.loads((to / "map_some.json").read_text())
+    (to / "map_some.json").write_text(json.dumps(record | {"seeds": seeds}))
+    return to / "map_some.csv"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data=mnist", *SMALL[:-1]], "must be a map of the same data, mnist"),
+        ([*SMALL, "--rounds=3", "--seeds=2"], "must be a map of as many rounds, 3"),
+        ([*SMALL, "--seeds=3,1,2"], "must be a map of other seeds, both have 1"),
+    ],
+)
+def test_only_the_same_map_with_other_seeds_is_a_comparison(
+    words: list[str], message: str, small: tuple[Path, str], tmp_path: Path
+) -> None:
+    beside = f"--beside={small[0] / 'digits' / 'map_some.csv'}"
+    chosen = options(tmp_path, *words, beside)
+    with pytest.raises(UsageError, match=f"^--beside=.*: {message}$"):
+        table.select(MAP, *chosen.data, chosen)
+
+
+def test_cells_without_a_test_are_not_compared_with_another_map(
+    small: tuple[Path, str], tmp_path: Path
+) -> None:
+    beside = with_seeds(small[0], tmp_path, [8, 9])
+    shown = cell("fedprox", "labels", columns.LISTED["labels"].at, (50, 51), verdicts.NONE)
+    assert ": 1 of 1 cells have the same word" in table._agreement([shown], beside)
+    assert ": 0 of 0 cells" in table._agreement([shown._replace(word="")], beside)
 
 
 def test_the_best_methods_of_a_finished_map(tmp_path: Path) -> None:
@@ -397,6 +427,8 @@ def test_the_best_methods_of_a_finished_map(tmp_path: Path) -> None:
         (["--columns=labels,labels"], r"^--columns=labels,labels: must be one or several"),
         (["--columns=unseen"], r"^--columns=unseen: does not fit --data=digits; must be one of"),
         (["--select=oracle"], r"--select=oracle: must be validation"),
+        (["--learning_rate=0.1"], r"^--learning_rate: must be left out: each method selects one"),
+        (["--set=proximal=0.1"], r"^--set: must be left out: each method selects one of nine"),
         (["--study=severity"], r"^--study=severity: must come after --study=map, or with --rows"),
     ],
 )

@@ -50,10 +50,12 @@ from fedjax_inv.algorithms import (
     fedavg,
     fedcfa,
     feddg_ga,
+    feddyn,
     fedgma,
     fedipg,
     fedmix,
     fedproto,
+    fedprox,
     fedsr,
     fl_games,
     moon,
@@ -74,6 +76,7 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Reply
 
 _PLACE = "fedjax_inv."
+KNOWN = fedproto.Prototypes(jnp.ones((3, 4)), jnp.ones(3, bool))
 
 
 def public_functions() -> dict[str, FunctionType]:
@@ -1013,6 +1016,34 @@ def test_numpy_arrays_give_the_result_of_jax_arrays() -> None:
         (
             lambda: fedcfa.counterfactual_labels(jnp.ones((2, 3)), jnp.ones((2, 3)), 0, 0),
             "^num_factors=0: must be",
+        ),
+        (
+            lambda: fedcfa.counterfactual_labels(jnp.arange(3), jnp.ones((3, 3)), 1, 2),
+            "^average: has shapes",
+        ),
+        (
+            lambda: fedcfa.counterfactual_labels(jnp.arange(3), jnp.arange(3), 1, 2),
+            r"^labels=.* must be \[B, K\]",
+        ),
+        (
+            lambda: fedproto.distances(jnp.ones((2, 4)), jnp.zeros((2, 1), jnp.int32), KNOWN),
+            r"^y=.* must be \[2\], a label for each row",
+        ),
+        (
+            lambda: fedproto.distances(jnp.ones((2, 1)), jnp.zeros(2, jnp.int32), KNOWN),
+            r"^known=.* must have means \[K, 1\]",
+        ),
+        (
+            lambda: fedproto.distances(jnp.ones(2), jnp.zeros(2, jnp.int32), KNOWN),
+            r"^features=.* must be \[B, D\]",
+        ),
+        (
+            lambda: fedprox.proximal_gradient(*[jnp.ones(2)] * 3, -0.1),
+            "^proximal=-0.1: must be",
+        ),
+        (
+            lambda: feddyn.dynamic_gradient(*[jnp.ones(2)] * 4, -1.0),
+            "^alpha=-1.0: must be",
         ),
         (
             lambda: fedmix.mixed_loss(
