@@ -391,11 +391,22 @@ def draw_groups(path: Path, data: str, results: Sequence[RowResult]) -> str:
         f"{data}: accuracy by group when {shown[0].config.participation.sparse:.0%} of the clients "
         "upload more and more rarely"
     )
+    others = [
+        one.row.label for one in results if one.row.series in _COMPARED and not one.is_complete
+    ]
+    if others:
+        title += f"\nwithout {', '.join(others)}, where nothing could be selected"
     return drawings.lines(path, title, panels, (3.1, 4.0))
 
 
 _BY_ROUND: dict[str, study.Draw] = {"_by_round": draw_by_round}
 _GROUPS: dict[str, study.Draw] = {"_groups": draw_groups}
+
+_ABOUT_DRIFT = (
+    "Of planted drift: its share of the squared entries of the classifier, the squared cosine of "
+    "its direction and the classifier's leading one, and alpha times that, which Feature "
+    "Calibration removes; means over the rounds since the last evaluation."
+)
 
 PAPER = study.Paper(
     "cafe",
@@ -414,6 +425,7 @@ PAPER = study.Paper(
             _planted_columns,
             figures={"": draw_against("drift of a round", _planted_groups)},
             draws_rows=False,
+            caption=_ABOUT_DRIFT,
         ),
     },
     caption=(
@@ -425,9 +437,7 @@ PAPER = study.Paper(
         "examples in the proportions of each client's classes, the mean over clients; frequent and "
         "sparse: over those whose updates always and rarely arrive, or would. Majority and "
         "minority: the half of the classes with most examples, and the other. The paper's networks "
-        "are larger. Of planted drift: its share of the squared entries of the classifier, the "
-        "squared cosine of its direction and the classifier's leading one, and alpha times that, "
-        "which Feature Calibration removes; means over the rounds since the last evaluation."
+        "are larger."
     ),
     diverged=_diverged,
     check=check,

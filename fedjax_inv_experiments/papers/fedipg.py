@@ -419,10 +419,16 @@ _ENDS: dict[str, Pick] = {
 
 
 def _by_end(result: RowResult) -> Cells:
-    """Test accuracy and mean round by rule; the last round of seeds for which a rule picks none."""
+    """Test accuracy and mean round by rule.
+
+    If a rule picks none for some seeds, their last round counts; if for all, there is no accuracy.
+    """
     cells = {}
     for name, pick in _ENDS.items():
         found = [pick(selection.candidates(lines)) for lines in result.only.logs]
+        if not any(found):
+            cells[f"{name}, %"] = "none"
+            continue
         lines = [line or log[-1] for line, log in zip(found, result.only.logs, strict=True)]
         none = f", none for {found.count(None)}" if None in found else ""
         mean = np.mean([line["played"] for line in lines])
@@ -603,44 +609,77 @@ def numbers(result: RowResult, data: str) -> Cells:
     return {f"paper: {each.column}": each.value for each in NUMBERS if (each.row, each.data) == at}
 
 
+_ABOUT_SELECTION = (
+    "Rules of selection: agreement, the first evaluation at which the training domains differ no "
+    "more than by chance; last_if_agreed, the last one, if there is one of agreement; validation, "
+    "the best one on the training domains; games, at the stop."
+)
+_ABOUT_ENDS = (
+    "Test accuracy by rule, with the mean round; a seed for which a rule picks none counts with "
+    "its last round. Agreement: the first evaluation at which the training domains, which had "
+    "differed, differ no more than by chance; 2, 3 and 5 times: the second, third and fifth such "
+    "evaluation in a row; of accuracies and risks: their losses agree, too; level after agreement: "
+    "from agreement on, the first at which the mean validation accuracy of three evaluations is not below that of the "
+    "three before; last agreement: the last one that agrees; last_if_agreed: the last one, if any "
+    "agrees; validation: the best one on the training domains; oracle: the best one in the test."
+)
 PAPER = study.Paper(
     "fedipg",
     DATA,
     {
-        "colours": Study(colours, _accuracies, numbers, {"_by_round": draw_by_round}, _scores),
+        "colours": Study(
+            colours,
+            _accuracies,
+            numbers,
+            {"_by_round": draw_by_round},
+            _scores,
+            caption=_ABOUT_SELECTION,
+        ),
         "regimes": Study(regimes, _by_penalty, numbers, {"": draw_regimes}, check=_check_regimes),
         "domains": Study(
-            domains, _accuracies, numbers, scores=_scores, check=study.check_one_method
+            domains,
+            _accuracies,
+            numbers,
+            scores=_scores,
+            check=study.check_one_method,
+            caption=_ABOUT_SELECTION,
         ),
         "penalties": Study(
             penalties, _by_penalty, numbers, {"": draw_penalties}, check=_check_swept
         ),
         "combinations": Study(
-            combinations, _accuracies, numbers, scores=_scores, check=study.check_one_method
+            combinations,
+            _accuracies,
+            numbers,
+            scores=_scores,
+            check=study.check_one_method,
+            caption=_ABOUT_SELECTION,
         ),
         "stains": Study(
-            stains, _accuracies, numbers, {"": draw_stains}, check=study.check_one_cell
+            stains,
+            _accuracies,
+            numbers,
+            {"": draw_stains},
+            check=study.check_one_cell,
+            caption=_ABOUT_SELECTION,
         ),
-        "ends": Study(ends, _by_end, check=study.check_one_cell),
+        "ends": Study(ends, _by_end, check=study.check_one_cell, caption=_ABOUT_ENDS),
         "exit": Study(
             exit_strategy.leaving,
             exit_strategy.exit_columns,
             figures={"": exit_strategy.draw_exit},
             check=exit_strategy.check,
+            caption="At the last round; clients by their validation examples. Regular clients: "
+            "without client 0, if it is rotated.",
         ),
         "planted": Study(
-            exit_strategy.planted, exit_strategy.planted_columns, check=study.check_one_setting
+            exit_strategy.planted,
+            exit_strategy.planted_columns,
+            check=study.check_one_setting,
+            caption="0 at L: the smoothness above which a client's mean contribution is negative.",
         ),
     },
-    caption=(
-        "Mean ± standard deviation over seeds, each of which draws its own environments. Rules of "
-        "selection: agreement, the first evaluation at which the training domains differ no more "
-        "than by chance; last_if_agreed, the last one, if there is one of agreement; validation, "
-        "the best one on the training domains; games, at the stop. "
-        "Exit: at the last round, clients by their validation examples; regular clients: without "
-        "client 0, if it is rotated. Planted: 0 at L, the smoothness above which a client's mean "
-        "contribution is negative; over seeds."
-    ),
+    caption="Mean ± standard deviation over seeds, each of which draws its own environments.",
     diverged=_diverged,
 )
 BINARY = study.binary(PAPER, __doc__)

@@ -145,6 +145,7 @@ class Study(NamedTuple):
     draws_rows: bool = True  # whether each row draws its curves and its partition
     free: Collection[str] = ()  # flags that may be given for all rows, though rows differ in them
     check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
+    caption: str = ""  # what its columns need besides the paper's caption
 
     @property
     def modules(self) -> set[str]:
@@ -593,7 +594,9 @@ def table(
             if each.get(heading):
                 each[heading] = found.mark(each[data], each[heading])
     lines += [{data: "optimal", **paper.optimum}] if paper.optimum else []
-    headings = dict.fromkeys(heading for line in lines for heading in line)
+    # A row that is not complete has few columns, in another order.
+    complete = [each for each, of in zip(lines, results, strict=False) if of.is_complete]
+    headings = dict.fromkeys(heading for line in [*complete, *lines] for heading in line)
     columns = {heading: operator.methodcaller("get", heading) for heading in headings}
     return tables.table([line for line in lines if line], columns, form=form)
 
@@ -668,12 +671,16 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     has_stops = any(row.config.watching.thresholds for row in rows)
     if columns and len({one.label for one in winners}) > 1 and not has_stops:
         parts.append(partial(report.winners_table, winners))
-    report.write_forms(path, [*parts, report.text_part(paper.caption)])
+    report.write_forms(path, [*parts, report.text_part(_caption(paper, study))])
     evaluations.write(path.with_name(f"{path.name}_runs.csv"), cells)
     settings = [(cell.label, cell.result, cell.rule) for cell in cells]
     report.write_grid(path.with_name(f"{path.name}_grid"), settings, f"{path.name}, {data}")
     report.write_differences(path.with_name(f"{path.name}_differences.csv"), found)
     return report.printed(parts)
+
+
+def _caption(paper: Paper, study: Study) -> str:
+    return f"{paper.caption} {study.caption}".strip()
 
 
 def percent(evaluations: Sequence[Any], accuracy: str) -> str:
@@ -785,16 +792,32 @@ def run_all(paper: Paper, options: Options) -> str:
                 label = labels[chosen.run.run_dir]
                 results.append(run(row, chosen, ahead, write, shared, label))
             folder = options.folder / data
+            record = _origin(paper, options, data, results)
+            if is_part:
+                texts.append(partial(str, _replaced(folder / name, record)))
             if paper.write is None:
                 text = write_tables(folder / name, paper, study, data, results)
             else:
                 text = paper.write(folder / name, study, data, results, options)
             texts.append(partial(str, text))
-            files.write_json(folder / f"{name}.json", _origin(paper, options, data, results))
+            files.write_json(folder / f"{name}.json", record)
             for ending, draw in study.figures.items():
                 path = folder / f"{name}{ending}.png"
                 texts.append(draw_ahead(partial(draw, path, data, results)))
         for wait in drawn:
             wait()
         lines = [text() for text in texts]
-    return "\n\n" + "\n\n".join([*lines, paper.caption])
+    return "\n\n" + "\n\n".join([line for line in [*lines, _caption(paper, study)] if line])
+
+
+def _replaced(path: Path, record: records.Origin) -> str:
+    """Which other table of some rows a new one replaces; "" if none.
+
+    path: the folder and the beginning of the files' names.
+    """
+    if not path.with_suffix(".json").exists():
+        return ""
+    before = records.read(path.with_suffix(".json"), records.Origin).command
+    if before == record.command:
+        return ""
+    return f"{path}.md, and the files beside it, replace those of another command: {before}"

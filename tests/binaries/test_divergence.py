@@ -21,16 +21,17 @@ from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, R
 from runs import line
 
 # Learning rate -> the seeds that diverged, and the validation accuracy of all seeds.
-RATES: dict[float, tuple[set[int], float]] = {
+Rates = dict[float, tuple[set[int], float]]
+RATES: Rates = {
     0.01: (set(), 0.6),
     0.1: ({1}, 0.8),
     1.0: ({0, 1, 2}, 0.9),
 }
-ALL: dict[float, tuple[set[int], float]] = {0.1: ({0, 1, 2}, 0.9), 1.0: ({0, 1, 2}, 0.9)}
+ALL: Rates = {0.1: ({0, 1, 2}, 0.9), 1.0: ({0, 1, 2}, 0.9)}
 RULE = "A setting with a diverged seed is never selected. Remedy: lower --learning_rate, clip the "
 
 
-def lines(rates: dict[float, tuple[set[int], float]]) -> list[Line]:
+def lines(rates: Rates) -> list[Line]:
     """The evaluation of all runs, which differ in learning rate and seed."""
     return [
         line(
@@ -52,7 +53,7 @@ def lines(rates: dict[float, tuple[set[int], float]]) -> list[Line]:
     ]
 
 
-def result(rates: dict[float, tuple[set[int], float]], stops: list[Stop] | None = None) -> Result:
+def result(rates: Rates, stops: list[Stop] | None = None) -> Result:
     """A cell with these runs, each with all its evaluations selected."""
     runs = [
         RunResult(one.seed, one.hyper, one.diverged, {"validation": one, "last": one}, one, stops)
@@ -208,7 +209,7 @@ def test_where_all_diverged_each_setting_has_a_row(tmp_path: Path) -> None:
 
 
 def test_the_tables_of_papers_count_what_diverged() -> None:
-    def row(rates: dict[float, tuple[set[int], float]], penalties: bool = False) -> dict[str, Any]:
+    def finished(rates: Rates, penalties: bool = False) -> study.RowResult:
         of = result(rates)
         if penalties:
             of |= {
@@ -219,9 +220,18 @@ def test_the_tables_of_papers_count_what_diverged() -> None:
         picked = report.choose("x", of)
         runs = picked.runs if picked else []
         cell = study.CellResult("80", runs, [[] for _ in runs], of)
-        one = study.RowResult(study.Row("x", ()), config.of(), [cell])
-        name = "regimes" if penalties else "colours"
-        return study.line(fedipg.PAPER, fedipg.PAPER.studies[name], "digits", one)
+        return study.RowResult(study.Row("x", ()), config.of(), [cell])
+
+    def row(rates: Rates, penalties: bool = False) -> dict[str, Any]:
+        of_study = fedipg.PAPER.studies["regimes" if penalties else "colours"]
+        return study.line(fedipg.PAPER, of_study, "digits", finished(rates, penalties))
+
+    rows = [finished(ALL), finished(RATES)]
+    of_study = fedipg.PAPER.studies["colours"]
+    headings, bad, good = entries(study.table(fedipg.PAPER, of_study, "digits", rows))
+    order = ["digits", "selected by", "training domains, %", "test, %"]
+    assert [name for name in headings if name in order] == order
+    assert (bad[-1], good[-1]) == ("6 of 6", "4 of 9")
 
     assert row(RATES)["runs diverged"] == "4 of 9"
     assert row(ALL)["runs diverged"] == "6 of 6"

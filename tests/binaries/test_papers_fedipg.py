@@ -81,6 +81,24 @@ def test_the_table_has_the_last_round_where_a_rule_picks_none() -> None:
     assert found["oracle, %"] == found["last, %"]
 
 
+def test_a_rule_that_picks_nothing_for_any_seed_has_no_accuracy() -> None:
+    cell = CellResult("0.9", [], [LINES[:2]] * 2, Result(Cell("fedipg", {}, "0.9", []), []))
+    found = fedipg._by_end(RowResult(Row("x", ()), config.of(), [cell]))
+    assert found["agreement, %"] == found["agreement 2 times, %"] == "none"
+    assert "none" not in found["last, %"]
+
+
+def test_captions_explain_the_columns_of_their_study() -> None:
+    captions = {name: one.caption for name, one in fedipg.PAPER.studies.items()}
+    of_rules = {name for name, text in captions.items() if "games, at the stop" in text}
+    assert of_rules == {"colours", "domains", "combinations", "stains"}
+    for name, words in {"ends": "level after", "exit": "client 0", "planted": "0 at L"}.items():
+        assert [each for each, text in captions.items() if words in text] == [name]
+    of_ends = captions["ends"].lower()
+    for rule in fedipg._ENDS:
+        assert rule.removeprefix("agreement ") in of_ends or rule.endswith("times")
+
+
 def test_flags_that_take_a_penalty_out_of_the_table_are_refused() -> None:
     of_study = fedipg.PAPER.studies["penalties"]
     flags = of_study.rows("rotated_digits")[0].flags
