@@ -406,8 +406,8 @@ def tables(of: Evaluated) -> str:
         by_class = zip(of.classes, _recalls(of), strict=True)
         known = {
             "class": lambda row: row[0],
-            "accuracy, %": lambda row: report.percent(
-                [v for v in row[1] if v is not None] or [np.nan]
+            "accuracy, %": lambda row: (
+                report.percent(found) if (found := [v for v in row[1] if v is not None]) else ""
             ),
         }
         parts.append(table(by_class, known))

@@ -106,13 +106,19 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
     domain = np.zeros(len(y), np.int32)
     if roles.domain in names:
         domain, domains = reader.groups(roles.domain, "domain")
+    test = np.zeros(len(y), bool)
+    if roles.test in names:
+        test = reader.truth(roles.test, "test")
+        if like is None and not test.any():
+            text = "is false in every row, so the data have no test split of their own"
+            warnings.warn(f"{path}: column {roles.test!r} {text}", stacklevel=3)
     return Dataset(
         reader.joined(blocks, columns),
         y,
         classes,
         domain,
         domains,
-        reader.truth(roles.test, "test") if roles.test in names else np.zeros(len(y), bool),
+        test,
         user=reader.groups(roles.client, "client")[0] if roles.client in names else None,
         columns=tuple(columns),
     )
@@ -456,7 +462,12 @@ class _Reader:
             return number, Column(name, categories)
         assert known.categories is not None
         of = {category: index for index, category in enumerate(known.categories)}
-        return np.array([of.get(category, -1) for category in categories])[number], known
+        index = np.array([of.get(category, -1) for category in categories])[number]
+        if len(index) and (index < 0).all():
+            text = f"holds no category of training, {_listed(known.categories)}"
+            text = f"column {name!r} {text}, but {_listed(categories)}; it is ignored"
+            warnings.warn(f"{self._path}: {text}", stacklevel=4)
+        return index, known
 
     def _check_categories(self, name: str, number: np.ndarray, categories: Sequence[str]) -> None:
         """Raise UsageError for a column of numbers with a text among them, and for names."""

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -94,6 +95,9 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 
+_GLYPH = re.compile(r"Glyph (\d+) .* missing from font\(s\) (.+)\.$")  # matplotlib's warning
+_LACKING: set[str] = set()  # the fonts of which a line was printed
+
 
 def printable(text: str) -> str:
     """A text whose characters a terminal prints, and does not obey; names in files may hold any."""
@@ -109,8 +113,14 @@ def show_warning(
     line: str | None = None,
 ) -> None:
     """Prints a warning for users in one line, in place of `warnings.showwarning`."""
+    text = " ".join(str(message).splitlines())
+    if glyph := _GLYPH.match(text):  # each character of each figure has a warning
+        if glyph[2] in _LACKING:
+            return
+        _LACKING.add(glyph[2])
+        text = f"{glyph[2]} lacks characters, such as {chr(int(glyph[1]))}; figures show boxes"
     if category is UserWarning:
-        print(f"warning: {printable(' '.join(str(message).splitlines()))}", file=sys.stderr)
+        print(f"warning: {printable(text)}", file=sys.stderr)
     else:
         _showwarning(message, category, filename, lineno, file, line)
 

@@ -619,9 +619,10 @@ _ABOUT_ENDS = (
     "its last round. Agreement: the first evaluation at which the training domains, which had "
     "differed, differ no more than by chance; 2, 3 and 5 times: the second, third and fifth such "
     "evaluation in a row; of accuracies and risks: their losses agree, too; level after agreement: "
-    "from agreement on, the first at which the mean validation accuracy of three evaluations is not below that of the "
-    "three before; last agreement: the last one that agrees; last_if_agreed: the last one, if any "
-    "agrees; validation: the best one on the training domains; oracle: the best one in the test."
+    "from agreement on, the first at which the mean validation accuracy of three evaluations is at "
+    "least that of the three before; last agreement: the last one that agrees; last_if_agreed: the "
+    "last one, if any agrees; validation: the best one on the training domains; oracle: the best "
+    "one in the test."
 )
 PAPER = study.Paper(
     "fedipg",

@@ -181,6 +181,9 @@ def _edges(values: np.ndarray) -> np.ndarray:
     Values far beyond the others are counted in the outer bins.
     """
     low, high = values.min(), values.max()
+    digit = np.spacing(max(abs(low), abs(high)))
+    if digit > max(high - low, 1) / _BINS:  # numbers so large that edges would be equal
+        return np.array([low - 4 * digit, high + 4 * digit])
     if high - low < _BINS and (values == np.rint(values)).all():
         return np.arange(low - 0.5, high + 1)
     if _is_skewed(values):

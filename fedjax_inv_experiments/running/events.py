@@ -6,7 +6,9 @@ even if it began without --tensorboard.
 
 import importlib.util
 import math
-from collections.abc import Iterator, Sequence
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,12 @@ class Events:
         """
         self._score = score
         self._writers: list[Any] = []
-        if not (asked and machine.leads()):
+        if not machine.leads():
+            return
+        if not asked:
+            if (folder / _NAME).exists():
+                text = "gets no events of this start; add --tensorboard to write all of them anew"
+                warnings.warn(f"{folder / _NAME} {text}", stacklevel=2)
             return
         import tensorboardX  # slow, and optional
 
@@ -73,6 +80,17 @@ def run_names(cell: Cell) -> list[str]:
     ]
 
 
+def _tags(names: Iterable[str]) -> list[str]:
+    """Different names of characters that TensorBoard allows."""
+    found: list[str] = []
+    for name in names:
+        tag = re.sub(r"[^-/\w.]", "_", name)
+        while tag in found:
+            tag += "_"
+        found.append(tag)
+    return found
+
+
 def scalars(line: Line, score: str = "accuracy") -> Iterator[tuple[str, float]]:
     """The (name, value) pairs of a line of the log; values that are not finite are left out.
 
@@ -87,11 +105,11 @@ def scalars(line: Line, score: str = "accuracy") -> Iterator[tuple[str, float]]:
         "megabytes_sent": line.bytes / 1e6,
         "seconds_simulated": line.seconds_simulated,
     }
-    for name, domain in line.domains.items():
+    for tag, domain in zip(_tags(line.domains), line.domains.values(), strict=True):
         if not domain.examples:  # it has no score
             continue
-        values[f"{score}_by_domain/{name}"] = domain.score
-        values[f"loss_by_domain/{name}"] = domain.loss
+        values[f"{score}_by_domain/{tag}"] = domain.score
+        values[f"loss_by_domain/{tag}"] = domain.loss
     yield from (
         (name, value)
         for name, value in values.items()

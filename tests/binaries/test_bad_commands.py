@@ -128,6 +128,7 @@ def _arrays(folder: Path) -> None:
         "called_none": dict(x=x, y=y, domain=np.array(["none", "b", "c"])[names]),
         "called_all": dict(x=x, y=y, domain=np.array(["all", "b", "c"])[names]),
         "called_mean": dict(x=x, y=y, domain=np.array(["mean", "b", "c"])[names]),
+        "blanks": dict(x=x, y=y, domain=np.array(["a", "b", "a "])[names]),
         "nameless": dict(x=x, y=y, domain=np.array(["", "b", "c"])[names]),
         "two_lines": dict(x=x, y=y, domain=np.array(["a\nb", "b", "c"])[names]),
     }
@@ -431,6 +432,7 @@ COMMANDS: list[tuple[str, str]] = [
             ("called_none", "has the domain 'none', .*another name"),
             ("called_all", "has the domain 'all', .*another name"),
             ("called_mean", "has the domain 'mean', .* in the tables; must have another name"),
+            ("blanks", "has two domains 'a' that differ in blanks alone, must have other names"),
             ("nameless", "has the domain '', .*another name"),
             ("two_lines", r"has the domain 'a\\nb', must have names that can be printed"),
             ("domains", "has an array 'domains', must be 'domain' to be read"),
@@ -439,7 +441,7 @@ COMMANDS: list[tuple[str, str]] = [
             ("long_name", "has the domain 'a+'..., must have names of at most 100 bytes"),
         )
     ),
-    (f"train {D}/all_test.npz", "--held_out=none: leaves no examples to train on"),
+    (f"train {D}/all_test.npz", "--dataset: has all examples in its test split, none to train on"),
     *(
         (f"train {D}/folders/{name}", f"--dataset=.*/{name}: .*{error}")
         for name, error in (

@@ -466,6 +466,12 @@ def test_a_warning_is_one_line(
     monkeypatch.setattr(errors, "_showwarning", lambda *each: print(*each[:4]))
     errors.show_warning(UserWarning("a\nb\x9b"), UserWarning, "file.py", 3)
     assert capsys.readouterr().err == "warning: a b\\x9b\n"
+    monkeypatch.setattr(errors, "_LACKING", set())
+    for glyph in (26481, 20140):
+        text = f"Glyph {glyph} (\\N{{...}}) missing from font(s) DejaVu Sans."
+        errors.show_warning(UserWarning(text), UserWarning, "file.py", 3)
+    told = f"warning: DejaVu Sans lacks characters, such as {chr(26481)}; figures show boxes\n"
+    assert capsys.readouterr().err == told
     errors.show_warning("a", FutureWarning, "file.py", 3)
     assert capsys.readouterr().out == f"a {FutureWarning} file.py 3\n"
 

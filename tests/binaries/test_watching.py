@@ -96,6 +96,22 @@ def test_runs_are_called_by_what_differs() -> None:
     assert events.run_names(cell) == expected
 
 
+def test_each_domain_has_its_own_tag() -> None:
+    """TensorBoard allows few characters in a tag."""
+    domains = {name: Domain(score, None, 4, "") for score, name in enumerate(["a_b", "a b", "a:b"])}
+    found = dict(events.scalars(line(1, 0.5, domains=domains)))
+    names = ("a_b", "a_b_", "a_b__")
+    assert [found[f"accuracy_by_domain/{name}"] for name in names] == [0, 1, 2]
+
+
+def test_a_start_without_events_says_that_the_old_ones_end(tmp_path: Path) -> None:
+    cell = Cell("fedavg", {}, None, tuple(grid((0,), rate=(0.1,))))
+    events.Events(tmp_path, cell, [], False)
+    (tmp_path / "tensorboard").mkdir()
+    with pytest.warns(UserWarning, match="gets no events of this start; add --tensorboard"):
+        events.Events(tmp_path, cell, [], False)
+
+
 def test_events_leave_out_what_is_no_number() -> None:
     domains = {"empty": Domain(0.0, None, 0, "validation"), "diverged": Domain(np.nan, 2.0, 4, "")}
     line_of = line(1, np.nan, domains=domains, train_loss=np.inf)

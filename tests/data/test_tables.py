@@ -359,6 +359,15 @@ def test_a_new_table_has_the_features_of_the_old_one(old: Dataset, tmp_path: Pat
     assert new.features == old.features == ("age", "city=Oslo", "city=Rome", "code=01", "code=1")
     np.testing.assert_array_equal(new.x, [[5, 0, 0, 1, 0], [6, 0, 1, 0, 0]])
     assert [new.classes[label] for label in new.y] == ["no", "yes"]
+    other = written(tmp_path / "other.csv", [(*rows[0],), ("no", "rome", 5, "01")])
+    with pytest.warns(UserWarning, match="'city' holds no category of training, Oslo, Rome, but r"):
+        assert not sources.load(str(other), like=old).x[:, 1:3].any()
+
+
+def test_a_test_column_without_a_test_example_is_told(tmp_path: Path) -> None:
+    rows = [("x", "test", "target"), (1, 0, "a"), (2, 0, "b")]
+    with pytest.warns(UserWarning, match="column 'test' is false in every row"):
+        read(written(tmp_path / "data.csv", rows))
 
 
 @pytest.mark.parametrize(
@@ -741,6 +750,8 @@ def test_groups_of_a_figure() -> None:
     [
         ([0, 2, 1], [-0.5, 0.5, 1.5, 2.5]),
         ([0.5, 0.5], np.linspace(0, 1, 31)),
+        ([2.0**60, 2.0**60 + 256], [2.0**60 - 1024, 2.0**60 + 1280]),
+        ([2.0**60] * 2, [2.0**60 - 1024, 2.0**60 + 1024]),
         (np.linspace(0, 1, 400), np.linspace(0, 1, 31)),
         ([*np.linspace(0, 1, 400), -1000.5], np.linspace(0, 1, 31)),  # in the outer bin
         (np.geomspace(1, 1e6, 400), np.geomspace(1, 1e6, 31)),
@@ -749,6 +760,7 @@ def test_groups_of_a_figure() -> None:
 def test_bins(values: Sequence[float], edges: Sequence[float]) -> None:
     found = table_figures._edges(np.asarray(values, np.float64))
     np.testing.assert_allclose(found, edges, rtol=1e-5, atol=0.01)
+    assert (np.diff(found) > 0).all()
 
 
 def test_codes_that_begin_with_zeros_stay_apart(tmp_path: Path) -> None:
