@@ -55,7 +55,7 @@ class Upload(NamedTuple):
 def ascend(mixture: Array, losses: Array, step_size: float | Array) -> Array:
     """Return the point [C] of the simplex nearest to mixture + step_size losses.
 
-    Entries below 1e-6 / C become 0: without rounding nearly all of them would be.
+    Entries below 1e-6 / C become 0, as most of them are rounding.
 
     Args:
       mixture: q, [C], on the simplex.

@@ -817,7 +817,10 @@ def _replaced(path: Path, record: records.Origin) -> str:
     """
     if not path.with_suffix(".json").exists():
         return ""
-    before = records.read(path.with_suffix(".json"), records.Origin).command
+    try:
+        before = records.read(path.with_suffix(".json"), records.Origin).command
+    except UsageError:  # a damaged record must not stop new tables
+        return ""
     if before == record.command:
         return ""
     return f"{path}.md, and the files beside it, replace those of another command: {before}"

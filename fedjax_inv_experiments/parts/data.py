@@ -230,10 +230,9 @@ def _check_names(dataset: str, loaded: Dataset) -> None:
         if len(name.encode()) > _LONGEST_NAME:  # the name of a folder contains it
             text = f"has the domain {name[:20]!r}..., must have names of at most"
             raise flag_error("dataset", dataset, f"{text} {_LONGEST_NAME} bytes")
-    for index, name in enumerate(loaded.domains):
-        if name.strip() in [other.strip() for other in loaded.domains[:index]]:
-            text = f"has two domains {name.strip()!r} that differ in blanks alone"
-            raise flag_error("dataset", dataset, f"{text}, must have other names")
+    if len({name.strip() for name in loaded.domains}) < len(loaded.domains):
+        text = "has domains whose names differ in blanks alone, must have other names"
+        raise flag_error("dataset", dataset, text)
     words = {*_TAKEN} & set(loaded.domains)
     if words and len(loaded.domains) > 1:
         word = min(words)

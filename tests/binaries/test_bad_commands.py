@@ -432,7 +432,7 @@ COMMANDS: list[tuple[str, str]] = [
             ("called_none", "has the domain 'none', .*another name"),
             ("called_all", "has the domain 'all', .*another name"),
             ("called_mean", "has the domain 'mean', .* in the tables; must have another name"),
-            ("blanks", "has two domains 'a' that differ in blanks alone, must have other names"),
+            ("blanks", "has domains whose names differ in blanks alone, must have other names"),
             ("nameless", "has the domain '', .*another name"),
             ("two_lines", r"has the domain 'a\\nb', must have names that can be printed"),
             ("domains", "has an array 'domains', must be 'domain' to be read"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from absl import flags
@@ -24,7 +25,7 @@ from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.experiment import assemble, command_line, config, grid
 from fedjax_inv_experiments.papers import study
 from fedjax_inv_experiments.reporting import figures as drawing
-from fedjax_inv_experiments.running import launch
+from fedjax_inv_experiments.running import launch, records
 from fedjax_inv_experiments.shift_map import cells, columns, figures, methods, table, verdicts
 from fedjax_inv_experiments.shift_map.cells import Cell
 
@@ -314,6 +315,20 @@ def test_some_columns_do_not_replace_the_whole_map(small: tuple[Path, str]) -> N
     assert "--rows=fedprox --columns=labels" in record["command"]
 
 
+def test_a_table_of_some_rows_names_the_one_that_it_replaces(
+    small: tuple[Path, str], tmp_path: Path
+) -> None:
+    path = with_seeds(small[0], tmp_path, [8, 9]).with_suffix("")
+    record = records.read(path.with_suffix(".json"), records.Origin)
+    other = msgspec.structs.replace(record, command="fedjax-inv map --rows=moon")
+    assert "replace" not in small[1]
+    assert study._replaced(path, record) == study._replaced(tmp_path / "new", record) == ""
+    words = f"{path}.md, and the files beside it, replace those of another command: fedjax-inv map"
+    assert study._replaced(path, other).startswith(words)
+    path.with_suffix(".json").write_text("{")
+    assert study._replaced(path, other) == ""
+
+
 @pytest.mark.slow
 def test_rows_added_later_run_alone(
     small: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -337,6 +352,7 @@ def test_rows_added_later_run_alone(
     assert one["tests"] == other["tests"]
     assert (float(other["difference"]), float(other["p"])) == (0, 1)
     assert "Beside another map (seeds 8, 9): 1 of 1 cells have the same word" in text
+    assert "replace those of another command: fedjax-inv map" in text
 
 
 @pytest.mark.slow
