@@ -5,6 +5,7 @@ import io
 import shutil
 import struct
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,13 @@ def test_each_domain_has_its_own_tag() -> None:
 
 def test_a_start_without_events_says_that_the_old_ones_end(tmp_path: Path) -> None:
     cell = Cell("fedavg", {}, None, tuple(grid((0,), rate=(0.1,))))
-    events.Events(tmp_path, cell, [], False)
-    (tmp_path / "tensorboard").mkdir()
-    with pytest.warns(UserWarning, match="gets no events of this start; add --tensorboard"):
+    with warnings.catch_warnings(record=True) as told:
         events.Events(tmp_path, cell, [], False)
+        assert not told
+        (tmp_path / "tensorboard").mkdir()
+        events.Events(tmp_path, cell, [], False)
+    words = "tensorboard gets no events of this start; add --tensorboard to write all of them anew"
+    assert [str(each.message).rpartition("/")[2] for each in told] == [words]
 
 
 def test_events_leave_out_what_is_no_number() -> None:
