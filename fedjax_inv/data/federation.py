@@ -346,7 +346,8 @@ def split(
         if held_out is None and not test.any():
             raise UsageError("test_fraction", test_fraction, "leaves no examples to train on")
         if test.all():
-            raise UsageError("dataset", ..., "has all examples in its test split, none to train on")
+            text = "leaves no examples to train on, as all are in the test split"
+            raise UsageError("held_out", held_out, text)
         raise UsageError("held_out", held_out, "leaves no examples to train on")
     checks.number("imbalance", imbalance, "of at least 1", lambda factor: factor >= 1)
     if imbalance != 1:

@@ -441,7 +441,10 @@ COMMANDS: list[tuple[str, str]] = [
             ("long_name", "has the domain 'a+'..., must have names of at most 100 bytes"),
         )
     ),
-    (f"train {D}/all_test.npz", "--dataset: has all examples in its test split, none to train on"),
+    (
+        f"train {D}/all_test.npz",
+        "--held_out=none: leaves no examples to train on, as all are in the test split",
+    ),
     *(
         (f"train {D}/folders/{name}", f"--dataset=.*/{name}: .*{error}")
         for name, error in (

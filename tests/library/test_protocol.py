@@ -22,7 +22,7 @@ NUM_CLIENTS = federations.NUM_CLIENTS
 # Without optimisation XLA may round the same operations in two ways.
 QUICK = {"xla_backend_optimization_level": 1}
 # The algorithm whose first configuration must also have the same bits on every number of devices;
-# test_same_bits.py asks all for them.
+# others must, too, in a slow test.
 EXACT = "fedavg"
 CASES = [
     pytest.param(
@@ -53,6 +53,13 @@ def test_every_algorithm_obeys(case: testing.Case, law: str) -> None:
             (law, case.name.split(".")[-1])
             == ("a_round_without_examples_changes_nothing", "fl_games")
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cafe", "erm", "exit_strategy", "fl_games"])
+def test_the_bits_of_a_run_do_not_depend_on_the_devices(name: str) -> None:
+    case = federations.case(name, TABLE[name][0], is_exact=True, options=QUICK)
+    testing.LAWS["devices_and_empty_slots_do_not_matter"](case)
 
 
 def test_all_algorithms_are_in_the_table() -> None:
