@@ -281,6 +281,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return seen
 
 
+def test_the_caption_of_planted_drift_is_of_its_study_alone() -> None:
+    has = [name for name, one in cafe.PAPER.studies.items() if "planted drift" in one.caption]
+    assert has == ["planted"]
+    assert "planted" not in cafe.PAPER.caption
+
+
 def test_a_figure_shows_each_group_by_frequency(drawn: list[Figure], tmp_path: Path) -> None:
     done = [
         made_up(row, [[0.4 + 0.05 * i], [0.5 + 0.05 * i]])
@@ -292,6 +298,8 @@ def test_a_figure_shows_each_group_by_frequency(drawn: list[Figure], tmp_path: P
     assert text == f"Figure: {tmp_path / 'groups.png'}."
     panels = {axis.get_title(): axis for axis in drawn[0].axes}
     assert len(panels) == 4
+    title = " ".join(drawn[0].get_suptitle().split())
+    assert f"without {done[1].row.label}, where nothing could be selected" in title
     fedavg, method = panels["majority classes: most examples"].get_lines()
     # From always to rarely; the majority is 15 points above the test.
     np.testing.assert_allclose(fedavg.get_xydata(), [[0, 70], [2, 60]])

@@ -303,6 +303,17 @@ def test_classes_with_more_outputs_than_classes(
     assert len(drawn[0].axes) == 1
 
 
+def test_a_class_without_examples_has_an_empty_cell() -> None:
+    parts = [predictions.Part("a", "test", -1, np.arange(3), X[:3], np.array([0, 1, 0]))]
+    of = predictions.Predicted(0, 1, parts, [np.eye(3, 3, 1, np.float32)], [])
+    dataset = SimpleNamespace(classes=("cat", "dog", "cow"))
+    task = objective.task(Objective(), "classes")
+    runs: Any = SimpleNamespace(data=SimpleNamespace(task=task, dataset=dataset))
+    found = evaluate.Evaluated("", "", "", dataset.classes, {}, [evaluate.run_scores(runs, of)])
+    (row,) = re.findall(r"^\| cow +\|([^|]*)\|", evaluate.tables(found), re.MULTILINE)[:1]
+    assert not row.strip()
+
+
 def test_a_client_of_another_domain_in_each_seed() -> None:
     def scored(seed: int, domain: str) -> evaluate.RunScores:
         client = predictions.ClientScores(0, domain, 4, 0.5, 1.0)
