@@ -175,6 +175,8 @@ def counterfactual_labels(labels: Array, average: Array, top_k: int, num_factors
     Raises:
       UsageError: for counts out of range, and for other shapes.
     """
+    checks.array("labels", labels)
+    checks.array("average", average)
     checks.same_shapes(labels=labels, average=average)
     if labels.ndim != 2:
         raise UsageError("labels", labels, "must be [B, K]")

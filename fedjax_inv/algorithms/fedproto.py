@@ -114,6 +114,8 @@ def distances(features: Array, y: Array, known: Prototypes) -> Array:
     Raises:
       UsageError: for other shapes.
     """
+    for name, each in (("features", features), ("y", y)):
+        checks.array(name, each)
     if features.ndim != 2:
         raise UsageError("features", features, "must be [B, D]")
     if y.shape != features.shape[:1]:

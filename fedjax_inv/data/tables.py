@@ -464,9 +464,11 @@ class _Reader:
         of = {category: index for index, category in enumerate(known.categories)}
         index = np.array([of.get(category, -1) for category in categories])[number]
         if len(index) and (index < 0).all():
-            text = f"holds no category of training, {_listed(known.categories)}"
-            text = f"column {name!r} {text}, but {_listed(categories)}; it is ignored"
-            warnings.warn(f"{self._path}: {text}", stacklevel=4)
+            text = (
+                f"holds no category of training, {_listed(known.categories)}, but "
+                f"{_listed(categories)}; it is ignored"
+            )
+            warnings.warn(f"{self._path}: column {name!r} {text}", stacklevel=4)
         return index, known
 
     def _check_categories(self, name: str, number: np.ndarray, categories: Sequence[str]) -> None:

@@ -118,7 +118,8 @@ def show_warning(
         if glyph[2] in _LACKING:
             return
         _LACKING.add(glyph[2])
-        text = f"{glyph[2]} lacks characters, such as {chr(int(glyph[1]))}; figures show boxes"
+        character = chr(int(glyph[1]))
+        text = f"the font {glyph[2]} lacks some characters, such as {character}; figures show boxes"
     if category is UserWarning:
         print(f"warning: {printable(text)}", file=sys.stderr)
     else:

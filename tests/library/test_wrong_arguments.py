@@ -1022,6 +1022,11 @@ def test_numpy_arrays_give_the_result_of_jax_arrays() -> None:
             "^average: has shapes",
         ),
         (
+            lambda: fedcfa.counterfactual_labels([[1.0]], jnp.ones((1, 1)), 1, 2),
+            "^labels: is of type list",
+        ),
+        (lambda: fedproto.distances([[1.0]], jnp.zeros(1, jnp.int32), KNOWN), "^features: is of"),
+        (
             lambda: fedcfa.counterfactual_labels(jnp.arange(3), jnp.arange(3), 1, 2),
             r"^labels=.* must be \[B, K\]",
         ),
