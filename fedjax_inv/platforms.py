@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,8 +56,19 @@ def quickest_to_compile() -> dict[str, Any]:
 
 
 def _unless_chosen(options: dict[str, Any]) -> dict[str, Any]:
-    is_chosen = _LEVEL in os.environ.get("XLA_FLAGS", "")
-    return options if on_cpu() and not is_chosen else {}
+    if not on_cpu() or _LEVEL in os.environ.get("XLA_FLAGS", ""):
+        return {}
+    return {name: value for name, value in options.items() if _is_known(name, value)}
+
+
+@functools.cache
+def _is_known(option: str, value: Any) -> bool:
+    """Return whether this jaxlib has a compiler option; with another one it compiles nothing."""
+    try:
+        jax.jit(lambda: 0, compiler_options={option: value}).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 # Compile in a third of the time, to programs that run longer.
 QUICKEST = (
@@ -15,8 +16,13 @@ _PARSE = "from jaxlib import _jax; _jax.CompileOptions()"
 
 
 def known(*flags: str) -> str:
-    """The flags as XLA_FLAGS has them, or none of them unless this jaxlib knows them all."""
-    text = " ".join(flags)
-    environment = {**os.environ, "XLA_FLAGS": text}
+    """The flags that this jaxlib knows, as XLA_FLAGS has them."""
+    if not _parsed(flags):
+        flags = tuple(flag for flag in flags if _parsed([flag]))
+    return " ".join(flags)
+
+
+def _parsed(flags: Sequence[str]) -> bool:
+    environment = {**os.environ, "XLA_FLAGS": " ".join(flags)}
     parsed = subprocess.run([sys.executable, "-c", _PARSE], env=environment, capture_output=True)
-    return text if parsed.returncode == 0 else ""
+    return parsed.returncode == 0
