@@ -12,14 +12,12 @@ import optax
 
 from fedjax_inv import checks, freezing, objectives, program, rounds
 from fedjax_inv.checks import UsageError
-from fedjax_inv.communication import Traffic
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
 from fedjax_inv.data.moments import Moments
 from fedjax_inv.devices import Layout
 from fedjax_inv.models import Scaling
-from fedjax_inv.schedules import Reports
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -258,24 +256,8 @@ def experiment(
 
 
 def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
-    """The cohorts [R, T, S] of T = num_rounds rounds; from round --rounds on they are empty.
-
-    Of simulated time they have the part of the clients' training alone.
-    """
-    return cohorts_and_costs(config, inputs, num_rounds, [])[0]
-
-
-def cohorts_and_costs(
-    config: Config, inputs: program.Inputs, num_rounds: int, traffic: Sequence[Traffic]
-) -> tuple[Cohort, Reports | None]:
-    """The cohorts of T = num_rounds rounds, and the cost [R, T] of the rounds.
-
-    traffic: of a client in each exchange. Without simulated time there is no cost.
-    """
-    megabytes = sum(each.down + each.up for each in traffic) / 1e6
-    return participation.cohorts(
-        config.participation, config.clients, inputs, num_rounds, config.run.rounds, megabytes
-    )
+    """The cohorts [R, T, S] of T = num_rounds rounds; from round --rounds on they are empty."""
+    return participation.cohorts(config.participation, inputs, num_rounds, config.run.rounds)
 
 
 def assemble(

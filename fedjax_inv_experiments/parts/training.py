@@ -130,14 +130,6 @@ def _work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
     )
 
 
-def examples_in_a_round(chosen: Clients, num_examples: Array) -> Array:
-    """The examples that clients with these numbers of examples [C] train on in a round, repeats
-    included [C]."""
-    if chosen.batch_size and chosen.local_steps:
-        return (num_examples > 0) * (chosen.local_steps * chosen.batch_size)
-    return num_examples * (chosen.local_steps or chosen.local_epochs)
-
-
 def schedule(chosen: Clients, end: int) -> optax.Schedule | None:
     """The factor of the learning rate; None if it is constant. end: as in `optimizers.schedule`."""
     if chosen.schedule == "constant" and not chosen.warmup_rounds:

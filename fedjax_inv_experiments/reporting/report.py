@@ -400,11 +400,6 @@ def choices_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> 
         "runs diverged": lambda one: one.diverged,
     }
     ones = [one for one in cells if isinstance(one, Chosen)]
-    if any(line.seconds_simulated is not None for one in ones for line in one.last):
-        columns["MB of these lost"] = _if_chosen(
-            lambda one: f"{np.mean([line.bytes_lost for line in one.last]) / 1e6:.1f}"
-        )
-        columns["simulated hours in all"] = _if_chosen(lambda one: _hours(one.last))
     if any(line.dropped is not None for one in ones for line in one.last):
         columns["rounds with a client dropped"] = _if_chosen(
             lambda one: ", ".join(str(line.dropped or 0) for line in one.last)
@@ -482,15 +477,7 @@ def settings_table(results: Sequence[tuple[str, Result, str]], form: str = "mark
             f"{np.mean([line.bytes for line in row.picked]) / 1e6:.1f}" if row.picked else ""
         ),
     }
-    if any(line.seconds_simulated is not None for row in rows for line in row.picked):
-        columns["simulated hours by then"] = lambda row: _hours(row.picked)
     return written(rows, columns, form=form)
-
-
-def _hours(lines: Sequence[Line]) -> str:
-    """The simulated hours until some evaluations, their mean; "" if no time was simulated."""
-    seconds = [line.seconds_simulated for line in lines if line.seconds_simulated is not None]
-    return f"{np.mean(seconds) / 3600:.3g}" if seconds else ""
 
 
 def _diverged(results: Sequence[tuple[str, Result]]) -> str:

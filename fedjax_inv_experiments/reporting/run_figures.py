@@ -35,9 +35,9 @@ def write(
 ) -> None:
     """Writes curves.png and, if the runs have the numbers for them, the other figures.
 
-    The others are curves_by_time.png, domains.png, clients.png and gradients.png. Figures that are
-    there and show the same are not drawn again. Those that the runs have no numbers for are
-    deleted: all, if every cell diverged.
+    The others are domains.png, clients.png and gradients.png. Figures that are there and show the
+    same are not drawn again. Those that the runs have no numbers for are deleted: all, if every
+    cell diverged.
 
     A cell of which the rule picks nothing is shown as --select=last shows it.
 
@@ -51,8 +51,6 @@ def write(
     paints: dict[str, tuple[Any, ...]] = {}
     if drawn:
         paints["curves"] = _curves, drawn, title
-        if all(one.last[0].seconds_simulated is not None for one, _ in drawn):
-            paints["curves_by_time"] = _curves, drawn, title, "simulated hours"
         first = drawn[0][0].selected[0]
         splits = [domain.split for domain in first.domains.values()]
         if splits.count("validation") > 1:
@@ -61,7 +59,7 @@ def write(
             paints["clients"] = _parts, drawn, title, by_client, "client"
         if drawn[0][0].last[0].gradients is not None:
             paints["gradients"] = _gradients, drawn, title
-    for name in ("curves", "curves_by_time", "domains", "clients", "gradients"):
+    for name in ("curves", "domains", "clients", "gradients"):
         if name in paints:
             figures.draw(folder / f"{name}.png", *paints[name])
         else:
@@ -89,16 +87,12 @@ def _panels(
     return figure, dict(zip(held_outs, axes, strict=True)), labels
 
 
-def _curves(drawn: Drawn, title: str, by: str = "round") -> Figure:
-    """Draws the score by round: a panel per held-out domain, two lines per algorithm.
-
-    by: round or simulated hours, of which the axis has the mean over seeds.
-    """
-    figure, axes, labels = _panels(drawn, by)
+def _curves(drawn: Drawn, title: str) -> Figure:
+    """Draws the score by round: a panel per held-out domain, two lines per algorithm."""
+    figure, axes, labels = _panels(drawn, "round")
     for one, lines in drawn:
         number = labels.index(one.label)
-        x = [_places(lines, index, by) for index in one.indices]
-        rounds = np.mean(x, axis=0)
+        rounds = [line.round for line in lines if line.run == one.indices[0]]
         style = figures.style(number) | {"markevery": figures.spaced(len(rounds), number)}
         for key, how in (("test", {"lw": 1.8}), ("validation", {"lw": 0.7, "mfc": "white"})):
             of_seeds = [
@@ -111,8 +105,7 @@ def _curves(drawn: Drawn, title: str, by: str = "round") -> Figure:
             if key == "test":
                 shade = min(0.15, 0.5 / len(labels))
                 axis.fill_between(rounds, low, high, color=style["color"], alpha=shade, lw=0)
-        if by == "round":
-            figures.whole_numbers(axis)
+        figures.whole_numbers(axis)
     _spread_out(list(axes.values()), drawn[0][0].measure)
     kinds = f"held out: {figures.over_seeds(len(drawn[0][0].runs))}; thin: validation"
     figures.entitle(figure, f"{title}\n{kinds}")
@@ -130,14 +123,6 @@ def _spread_out(axes: Sequence[Axes], measure: Measure) -> None:
     if positive.size and positive.max() > _SPREAD * positive.min():
         for axis in axes:
             figures.logarithmic(axis)
-
-
-def _places(lines: Sequence[Line], run: int, by: str) -> list[float]:
-    """Where a run's evaluations lie on the axis of `_curves`."""
-    mine = [line for line in lines if line.run == run]
-    if by == "round":
-        return [line.round for line in mine]
-    return [(line.seconds_simulated or 0.0) / 3600 for line in mine]
 
 
 def _legend(figure: Figure, styles: Iterable[dict[str, Any]], labels: Sequence[str]) -> None:

@@ -103,7 +103,6 @@ def scalars(line: Line, score: str = "accuracy") -> Iterator[tuple[str, float]]:
         f"{score}/test": line.test_score,
         f"{score}/worst_domain": line.worst_score,
         "megabytes_sent": line.bytes / 1e6,
-        "seconds_simulated": line.seconds_simulated,
     }
     for tag, domain in zip(_tags(line.domains), line.domains.values(), strict=True):
         if not domain.examples:  # it has no score

@@ -260,15 +260,8 @@ def starts(folder: Path) -> list[Start]:
 
 
 def check_data(folder: Path, now: records.Start) -> None:
-    """Raises UsageError if the run in a folder began on other data, or with others online."""
+    """Raises UsageError if the run in a folder began on other data."""
     before = starts(folder)
-    if before and before[-1].online != now.online:
-        raise UsageError(
-            "--run_dir",
-            folder,
-            "has begun with another record of --online; put that in its place, or choose another "
-            "--run_dir",
-        )
     if before and before[-1].data != now.data:
         raise UsageError(
             "--run_dir",

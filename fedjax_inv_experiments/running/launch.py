@@ -18,7 +18,6 @@ from jax.sharding import Mesh
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stored
-from fedjax_inv.schedules import Reports
 from fedjax_inv.types import Examples, Variables
 from fedjax_inv_experiments.experiment import assemble, grid, memory, tracing
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
@@ -26,7 +25,7 @@ from fedjax_inv_experiments.experiment.config import FLAGS, GROUPS, Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.flags.flag import check_run_dir, flag_error, shown
-from fedjax_inv_experiments.parts import machine, participation
+from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import (
     checkpoints,
     chunks,
@@ -129,7 +128,6 @@ def prepared(
         places = _places(first, folder, in_folders)
         if None not in _finished(first, places).values():
             return Launch(first, folder, places, shared, label)
-    participation.online_record(config.participation)
     assembled = assemble.assemble(config, start=start)
     memory.check(assembled)
     places = _places(assembled, folder, in_folders)
@@ -252,8 +250,7 @@ class Launch:
             is_old,
             None if stream is None else stream.cohorts,
             stream,
-            None if stream is None else self._reports(ready, compiled),
-            self._title(cell),
+            title=self._title(cell),
         )
 
     def _title(self, cell: Cell) -> str:
@@ -262,10 +259,6 @@ class Launch:
         parts = [self._label] if self._label else []
         parts += [cell.label] if len(labels) > 1 or not parts else []
         return f"{', '.join(parts)}, held out {cell.held_out or 'test split'}"
-
-    def _reports(self, ready: Prepared, streamed: program.Program) -> Reports | None:
-        """The cost of the rounds of a stream, with simulated time."""
-        return loop.drawn(self._assembled.config, streamed, ready.data, ready.inputs)[1]
 
     def _run(self, cell: Cell, ahead: Ahead, stop: Stop) -> records.Result:
         """Runs a cell and returns its result; ends the process if a signal stops it."""
@@ -303,7 +296,6 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     """
     events.check(config.watching.tensorboard)
     check_run_dir(folder)
-    participation.online_record(config.participation)
     assembled = assemble.assemble(config, config.run.seeds[:1])
     memory.check(assembled)
     results = _finished(assembled, _places(assembled, folder, in_folders))
@@ -433,9 +425,8 @@ class _Programs:
     @functools.cached_property
     def start(self) -> records.Start:
         """The record of this start."""
-        online = participation.online_record(self._config.participation)
         files = sources.of_run(self._config)
-        return provenance.record(self._data, self._config.outside, files, online)
+        return provenance.record(self._data, self._config.outside, files)
 
     def of(
         self, assembled: Assembled, cell: Cell, folder: Path
@@ -484,8 +475,7 @@ class _Programs:
         config = assembled.config
         most = int(1e9 * config.run.stream_memory)
         source = stored.of_arrays(*assembled.data)
-        alone = program.make(ready.experiment)
-        cohorts, _ = loop.drawn(config, alone, ready.data, ready.inputs)
+        cohorts = loop.drawn(config, ready.inputs)
         state_bytes = assembled.kept(cell).client
         plan = program.plan(
             source,

@@ -127,8 +127,7 @@ class Log:
     def append(self, lines: Sequence[Line]) -> list[Line]:
         """Adds the lines of one evaluation, and returns them with totals over all rounds.
 
-        lines: one per run; their `bytes`, `bytes_lost`, `seconds_simulated`, `dropped` and
-            `diverged` are of the last segment alone.
+        lines: one per run; their `bytes`, `dropped` and `diverged` are of the last segment alone.
         """
         before = {line.run: line for line in self.lines[-len(lines) :]}
         added = [_added(line, before.get(line.run)) for line in lines]
@@ -158,12 +157,12 @@ def _added(line: Line, last: Line | None) -> Line:
     """A line plus the totals of the same run's line before it."""
     if last is None:
         return line
-    counts = ("dropped", "bytes_lost", "seconds_simulated")
-    sums = {name: line[name] + last.get(name, 0) for name in counts if name in line}
-    if "seconds_simulated" in sums:
-        sums["seconds_simulated"] = round(sums["seconds_simulated"], 3)
+    dropped = None if line.dropped is None else line.dropped + (last.dropped or 0)
     return msgspec.structs.replace(
-        line, bytes=last.bytes + line.bytes, diverged=last.diverged or line.diverged, **sums
+        line,
+        bytes=last.bytes + line.bytes,
+        diverged=last.diverged or line.diverged,
+        dropped=dropped,
     )
 
 

@@ -9,7 +9,7 @@ import functools
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from fedjax_inv import stopping
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Inputs, Outcome, Program, Stream, Training
-from fedjax_inv.schedules import Reports
 from fedjax_inv.types import Cohort, Examples, Tree
 from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.experiment.config import Config
@@ -58,7 +57,6 @@ class Job(NamedTuple):
     is_compiled: bool = False  # whether the program has been compiled before
     cohorts: Cohort | None = None  # of all rounds, filled up to whole segments; None: not drawn
     stream: Stream | None = None  # whose program this is, if examples come from the host
-    reports: Reports | None = None  # the cost of these rounds, with simulated time
     title: str = ""  # what lines of progress name the cell
 
 
@@ -76,35 +74,27 @@ def compile_ahead(job: Job) -> Job:
     states = jax.tree.map(placed, shapes, compiled.output_shardings)
     program.traffic(data, inputs)  # which it keeps
     every = job.config.watching.eval_every
-    cohorts, reports = _cohorts(job)
+    cohorts = _cohorts(job)
     part = _rounds(cohorts, 0, every)
     program.evaluate.lower(data, inputs, states).compile()
     program.rounds.lower(data, inputs, states, part).compile()
-    return job._replace(is_compiled=True, cohorts=cohorts, reports=reports)
+    return job._replace(is_compiled=True, cohorts=cohorts)
 
 
-def _cohorts(job: Job) -> tuple[Cohort, Reports | None]:
-    """The cohorts of all rounds, filled up to whole segments, and the cost of these rounds."""
-    if job.cohorts is not None:
-        return job.cohorts, job.reports
-    return drawn(job.config, job.program, job.data, job.inputs)
+def _cohorts(job: Job) -> Cohort:
+    """The cohorts of all rounds, filled up to whole segments."""
+    return drawn(job.config, job.inputs) if job.cohorts is None else job.cohorts
 
 
-def drawn(
-    config: Config, program: Program, data: Examples, inputs: Inputs
-) -> tuple[Cohort, Reports | None]:
-    """The cohorts of all rounds, filled up to whole segments, and the cost of these rounds."""
+def drawn(config: Config, inputs: Inputs) -> Cohort:
+    """The cohorts of all rounds, filled up to whole segments."""
     rounds, every = config.run.rounds, config.watching.eval_every
-    traffic = program.traffic(data, inputs) if config.participation.simulates_time else []
     whole = -(-rounds // every) * every
     # On the host, where slicing the rounds of a segment compiles nothing.
-    return jax.device_get(assemble.cohorts_and_costs(config, inputs, whole, traffic))
+    return jax.device_get(assemble.cohorts(config, inputs, whole))
 
 
-T = TypeVar("T", Cohort, Reports | None)
-
-
-def _rounds(cohorts: T, first: int, count: int) -> T:
+def _rounds(cohorts: Cohort, first: int, count: int) -> Cohort:
     return jax.tree.map(lambda leaf: leaf[:, first : first + count], cohorts)
 
 
@@ -223,7 +213,7 @@ def _advance(
     """
     config, cell, program = job.config, job.cell, job.program
     rounds, every = config.run.rounds, config.watching.eval_every
-    cohorts, reports = _cohorts(job)
+    cohorts = _cohorts(job)
     traffic = program.traffic(job.data, job.inputs)
     checkpoint_every = config.run.checkpoint_every or every
     start = time.monotonic() - log.seconds
@@ -240,7 +230,6 @@ def _advance(
             seconds=time.monotonic() - start,
             drops=config.run.nonfinite == "drop",
             measure=job.measure,
-            reports=_rounds(reports, done - length, every),
             end_at_stop=config.watching.after_stop == "end",
         )
         lines = log.append(new)

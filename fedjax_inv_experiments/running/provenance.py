@@ -27,12 +27,11 @@ def record(
     data: Tree,
     factories: Collection[str] = (),
     files: Mapping[str, str] | None = None,
-    online: Tree | None = None,
 ) -> Start:
     """The record of a start at this moment.
 
     data: all examples. factories: those outside of this project, by name. files: the digests of
-    this project's files on which the results depend. online: the record of --online.
+    this project's files on which the results depend.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return Start(
@@ -43,7 +42,6 @@ def record(
         code(factories),
         dict(files or {}),
         processor(),
-        None if online is None else fingerprint(online),
     )
 
 

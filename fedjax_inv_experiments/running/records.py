@@ -82,8 +82,6 @@ class Line(Record, frozen=True, kw_only=True):
     seconds: float  # since the run began
     bytes: int  # downloads and uploads of all clients so far
     # With simulated time: the downloads among them whose update did not count, and the time so far.
-    bytes_lost: int | None = None
-    seconds_simulated: float | None = None
 
     @property
     def played(self) -> int:
@@ -147,7 +145,6 @@ class Start(Record, frozen=True):
     code: dict[str, Module] = {}  # by the name of the factory outside of this project
     sources: dict[str, str] = {}  # the digests of this project's files, of `sources.of_run`
     processor: str | None = None  # its model and number of cores
-    online: str | None = None  # the SHA-256 of the record of --online
 
 
 class Repeated(Record, frozen=True):

@@ -12,7 +12,6 @@ from fedjax_inv import evaluation, stopping
 from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome
-from fedjax_inv.schedules import Reports
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
@@ -37,13 +36,11 @@ def lines(
     seconds: float,
     drops: bool,
     measure: Measure = ACCURACY,
-    reports: Reports | None = None,
     end_at_stop: bool = False,
 ) -> list[Line]:
     """The lines of the log after a segment, or before the first: one per run.
 
-    Their `bytes`, `bytes_lost`, `seconds_simulated`, `dropped` and `diverged` are of this segment;
-    `Log.append` adds them up.
+    Their `bytes`, `dropped` and `diverged` are of this segment; `Log.append` adds them up.
 
     groups: the names of the validation groups.
     traffic: of a client in each exchange.
@@ -53,7 +50,6 @@ def lines(
     drops: whether a client that is not finite is dropped, so that its run does not diverge. A run
         whose evaluation is not finite diverges in any case.
     measure: how to read the scores.
-    reports: the cost of these rounds [R, T]; None without simulated time.
     end_at_stop: whether a run ends once it has met all thresholds.
     """
     records = []
@@ -70,9 +66,7 @@ def lines(
         broken = outcome.broken[index, :length] >= 0
         stops = np.asarray(outcome.stops.round)[index] if end_at_stop else np.zeros(0)
         ended = int(stops.max()) if stops.size and stops.all() else None
-        attended, lost = np.asarray(outcome.attended)[index, :length], {}
-        if reports is not None:
-            lost = _lost(reports, index, attended, traffic, done - length + 1, ended)
+        attended = np.asarray(outcome.attended)[index, :length]
         finite = all((np.isfinite(of.loss) | (of.size == 0)).all() for of in (valid, test))
         records.append(
             Line(
@@ -90,36 +84,10 @@ def lines(
                 ended=ended,
                 dropped=int(broken.sum()) if drops else None,
                 seconds=round(seconds, 3),
-                bytes=int(attended.sum(0) @ np.array(traffic).sum(1)) + lost.get("bytes_lost", 0),
-                **lost,
+                bytes=int(attended.sum(0) @ np.array(traffic).sum(1)),
             )
         )
     return records
-
-
-def _lost(
-    reports: Reports,
-    run: int,
-    attended: np.ndarray,
-    traffic: Sequence[Traffic],
-    first: int,
-    ended: int | None,
-) -> dict[str, Any]:
-    """The fields of simulated time.
-
-    A client whose update does not count has downloaded the first message of its round that reached
-    anybody, and uploaded nothing.
-
-    attended: [T, exchanges]. first: the number of the first of these rounds. ended: the last round
-        of a run that has ended.
-    """
-    length = len(attended)
-    is_played = first + np.arange(length) <= (np.inf if ended is None else ended)
-    down = np.array([each.down for each in traffic])[(attended > 0).argmax(1)]
-    return {
-        "bytes_lost": int((reports.lost[run, :length] * down * is_played).sum()),
-        "seconds_simulated": round(float(np.sum(reports.seconds[run, :length] * is_played)), 3),
-    }
 
 
 def _by_class_and_client(outcome: Outcome) -> list[dict[str, Any]]:

@@ -149,44 +149,12 @@ def test_updates_that_drop_out() -> None:
     assert set(late.delay[late.present]) == {0, 1, 2}
 
 
-def test_updates_of_earlier_networks() -> None:
-    flags = dict(partition="iid", clients=6)
-    fixed = cohort(9, delay="3", **flags)
-    assert (fixed.delay == 3).all()
-    drawn = cohort(300, delay="geometric:0.5", longest_delay=4, **flags)
-    assert (drawn.delay.min(), drawn.delay.max()) == (0, 4)
-    assert 0.4 < (drawn.delay == 0).mean() < 0.6
-    # A longer schedule begins with a shorter one.
-    chex.assert_trees_all_equal(
-        cohort(40, delay="geometric:0.5", longest_delay=4, **flags),
-        jax.tree.map(lambda leaf: leaf[:40], drawn),
-    )
-    for delay, history in (("0", 1), ("3", 4), ("geometric:0.5", 11)):
-        assembled = assemble.assemble(config.of(delay=delay, **flags))
-        assert assembled.prepare(assembled.cells[0]).experiment.history == history
-
-
-def test_uploads_in_every_so_many_rounds() -> None:
-    flags = dict(partition="iid", clients=6)
-    due = np.arange(20) % 4 == 0
-    drawn = cohort(20, upload_every=("4",), **flags)
-    assert (drawn.present == due[:, None]).all()
-    some = cohort(20, upload_every=("1:4", "5:3"), **flags)
-    assert some.present[:, 1].tolist() == due.tolist()
-    assert some.present[:, 5].tolist() == (np.arange(20) % 3 == 0).tolist()
-    assert some.present[:, [0, 2, 3, 4]].all()
-    most = cohort(20, upload_every=("4", "5:1"), **flags)
-    assert most.present[:, 5].all()
-    assert (most.present[:, :5] == due[:, None]).all()
-
-
 def test_a_pooled_algorithm_beside_others_takes_part_in_every_round() -> None:
     chosen = config.of(
         algorithm=("erm", "fedavg"),
         dropout=0.5,
         lossy=("1:0.5",),
-        delay="geometric:0.5",
-        upload_every=("2",),
+        slow=("0:3",),
     )
     assembled = assemble.assemble(chosen)
     pooled, averaged = (
@@ -262,20 +230,9 @@ def test_what_stands_in_for_a_missing_update() -> None:
             dict(late="stale", frequency=0.5, slow=("0:2",)),
             "^--slow=0:2: must be left out with --late=stale",
         ),
-        (dict(delay="2", late="stale", dropout=0.5), "^--delay=2: must be left out with --late=st"),
-        (dict(delay="2", slow=("0:2",)), "^--delay=2: must be left out with --slow=0:2"),
-        (dict(upload_every=("3",), slow=("0:2",)), "^--upload_every=3: must be left out with --sl"),
-        (dict(upload_every=("3", "4")), "^--upload_every=3,4: must have one value for each client"),
         (dict(slow=("1:3", "1:4")), "^--slow=1:3,1:4: must have one value for each client"),
-        (dict(upload_every=("0",)), "^--upload_every=0: must be a number of rounds above 0, or"),
-        (dict(upload_every=("a:2",)), "^--upload_every=a:2: must be a number of rounds above 0"),
-        (dict(upload_every=("5:2",)), r"^--upload_every=5:2: must be of clients 0\.\.4"),
-        (dict(delay="-1"), "^--delay=-1: must be a number of rounds, or geometric:p"),
-        (dict(delay="geometric:0"), "^--delay=geometric:0: must be a number of rounds, or geomet"),
-        (dict(delay="poisson:2"), "^--delay=poisson:2: must be a number of rounds, or geometric"),
         (dict(dropout=1.0), "^--dropout=1: must be at least 0 and below 1"),
         (dict(dropout=0.5, algorithm=("erm",)), "^--dropout=0.5: has no effect with --algorithm=e"),
-        (dict(longest_delay=3, delay="2"), "^--longest_delay=3: has no effect with --late=drop"),
         (dict(classes_per_client=3), "^--classes_per_client=3: has no effect with --partition=dom"),
         (dict(alpha=0.3, partition="shards"), "^--alpha=0.3: has no effect with --partition=shar"),
         (

@@ -196,7 +196,6 @@ def test_terms_follow_the_flags_of_all_rows(tmp_path: Path) -> None:
         # How many take part is known only afterwards.
         ("--algorithm=exit_strategy", NAN),
         ("--lossy=0:0.1", NAN),
-        ("--online=diurnal", NAN),
         ("--dropout=0.2 --late=stale", NAN),
         ("--local_epochs=1 --local_steps=0", NAN),
     ],

@@ -105,12 +105,6 @@ def test_auto_takes_as_many_devices_as_have_room_for_examples_and_states(
             100 * NETWORK,
             "--longest_delay=99: .* for 100 broadcasts",
         ),
-        (
-            dict(delay="geometric:0.5", longest_delay=99),
-            100 * NETWORK,
-            "--longest_delay=99: .* for 100 broadcasts",
-        ),
-        (dict(delay="49"), 50 * NETWORK, "--delay=49: .* for 50 broadcasts"),
         (dict(slow=("0:50",)), 50 * NETWORK, "--slow=0:50: .* for 50 broadcasts"),
     ],
 )

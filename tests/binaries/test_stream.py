@@ -178,18 +178,6 @@ def test_personal_networks_are_read_from_the_states(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays[1][name], array)
 
 
-def test_a_streamed_run_has_the_simulated_time_of_one_on_the_device(tmp_path: Path) -> None:
-    late: dict[str, Any] = dict(extra=2, deadline=3.0, seconds_per_example=0.01)
-    late |= dict(seconds_per_megabyte=5.0, speed_spread=0.7, round_spread=0.4)
-    lines = [
-        metrics(ran(config.of(run_dir=str(tmp_path / hold), hold=hold, **FLAGS, **late)).folder)
-        for hold in ("auto", "stream")
-    ]
-    assert lines[0] == lines[1]
-    assert lines[0][-1]["seconds_simulated"] > 0
-    assert lines[0][-1]["bytes_lost"] > 0
-
-
 # A command that also writes how many rows of examples it has read to the file of its first word.
 _COUNTING = """
 import atexit, pathlib, runpy, sys
