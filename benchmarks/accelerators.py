@@ -203,7 +203,7 @@ def of_presets(name: str, precision: str = "auto") -> Work:
     asked = [f"--preset={presets.replace('+', ',')}"]
     asked += [f"--algorithm={algorithm}"] if algorithm else []
     asked += [f"--precision={precision}"]
-    config = command_line.of_arguments(asked, may_be_idle=True)
+    config = command_line.of_arguments(asked)
     assembled = assemble.assemble(config, config.run.seeds[:1])
     cell = assembled.cells[0]._replace(runs=assembled.cells[0].runs[:1])
 

@@ -41,7 +41,7 @@ class Row:
     """The program of a row, with or without watching."""
 
     def __init__(self, flags: list[str], watched: bool) -> None:
-        self.config = config = command_line.of_arguments(flags, nonfinite="mark", may_be_idle=True)
+        self.config = config = command_line.of_arguments(flags, nonfinite="mark")
         assembled = assemble.assemble(config)
         (cell,) = assembled.cells
         self._data, ready = assembled.data, assembled.prepare(cell)

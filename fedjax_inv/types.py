@@ -455,14 +455,6 @@ class Algorithm(NamedTuple):
     own_outputs: bool = False  # whether `predict` differs from `models.predict` of that network
 
 
-class Idle(NamedTuple):
-    """A setting of an algorithm that has no effect beside some values of others."""
-
-    setting: str  # an argument of the factory
-    beside: str | tuple[str, ...]  # other arguments, or "batch_size", that of the local training
-    holds: Callable[..., bool]  # (the setting's value, the others') -> whether it is idle
-
-
 class Facts(NamedTuple):
     """Facts about an algorithm that its factory's signature does not show.
 
@@ -473,7 +465,6 @@ class Facts(NamedTuple):
     needs_norm: bool = False  # is a different algorithm only for networks with normalisation
     needs_classes: bool = False  # is for targets that are classes alone
     means_of_targets: bool = False  # its loss takes means of targets [B, K], of one-hot classes too
-    idle: tuple[Idle, ...] = ()  # settings without an effect
     # of float32 products on GPUs and TPUs, one of `platforms.PRECISIONS`
     precision: str = "default"
     infinite: tuple[str, ...] = ()  # settings for which infinity has a meaning

@@ -572,7 +572,6 @@ def run(options: Options) -> str:
         Path(options.run),
         trusted=options.trust_code,
         data_dir=options.data_dir,
-        dataset=options.dataset,
     )
     out = check_picture("out", options.out or str(runs.path / f"{_name(options)}.png"))
     table_path = None

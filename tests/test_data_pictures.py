@@ -82,7 +82,7 @@ def test_the_commands_are_read(own: Path) -> None:
     assert len(commands) == len(EVERY)
     for text in commands:
         text = re.sub(r"(?<=--dataset=)(?=\w+\.(npz|csv))", f"{own}/", text)
-        command_line.of_arguments(text.split(), may_be_idle=True)
+        command_line.of_arguments(text.split())
 
 
 def test_the_cue_is_right_as_often_as_the_flags_say(own: Path) -> None:

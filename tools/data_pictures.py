@@ -151,7 +151,7 @@ def write_own(folder: Path) -> None:
 def _data(flags: Sequence[str], folder: Path) -> tuple[Dataset, Split, np.ndarray]:
     """(the data, their split, [M] which rows have wrong labels) of the first seed."""
     placed = [re.sub(r"^(--dataset=)(?=\w+\.(?:npz|csv)$)", rf"\1{folder}/", f) for f in flags]
-    config = command_line.of_arguments([*placed, "--seeds=0"], may_be_idle=True)
+    config = command_line.of_arguments([*placed, "--seeds=0"])
     assembled = assemble.assemble(config)
     (held_out,) = assembled.splits
     dataset, split = assembled.as_seen(held_out, 0)

@@ -326,7 +326,7 @@ def words(row: str, lines: Sequence[Line]) -> str:
 def cost(method: Method) -> Cost:
     """The bytes of an algorithm with the network and the clients of the map, from shapes."""
     flags = train_flags(method, {})
-    config = command_line.of_arguments([*flags, "--seeds=0"], may_be_idle=True)
+    config = command_line.of_arguments([*flags, "--seeds=0"])
     assembled = assemble.assemble(config)
     cell = assembled.cells[0]
     clients = assembled.splits[cell.held_out][0].train

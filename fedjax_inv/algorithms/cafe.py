@@ -33,7 +33,6 @@ from fedjax_inv.types import (
     Batch,
     Facts,
     Halves,
-    Idle,
     Local,
     Loss,
     Model,
@@ -49,21 +48,7 @@ from fedjax_inv.types import (
 _EPSILON = 1e-12  # added to squared norms under a root
 _PARALLEL = 1e-4  # the sine below which two directions count as parallel
 _SQUARINGS = 10
-FACTS = Facts(
-    needs_classes=True,  # its logits are bounded, one for each class
-    idle=(
-        Idle("gamma", "parameter_calibration", lambda gamma, divides: not divides),
-        Idle("feature_decay", "drift_mode", lambda decay, mode: mode != "feature_ema"),
-        Idle("history_gradient", "history_average", lambda gradient, averages: not averages),
-        Idle("orthogonal_directions", "beta", lambda orthogonal, beta: beta == 0),
-        Idle("drift_mode", ("alpha", "beta"), lambda mode, alpha, beta: alpha == beta == 0),
-        Idle("feature_decay", ("alpha", "beta"), lambda decay, alpha, beta: alpha == beta == 0),
-        *(
-            Idle(name, "feature_calibration", lambda value, removes: not removes)
-            for name in ("alpha", "beta", "drift_mode", "orthogonal_directions")
-        ),
-    ),
-)
+FACTS = Facts(needs_classes=True)  # its logits are bounded, one for each class
 
 
 def _check_floats(name: str, value: Array, *, is_matrix: bool) -> None:

@@ -56,7 +56,6 @@ from fedjax_inv.types import (
     Cohort,
     Exchange,
     Facts,
-    Idle,
     Loss,
     Model,
     Reply,
@@ -70,8 +69,6 @@ from fedjax_inv.types import (
 FACTS = Facts(
     # Contributions compare gradients, whose differences are small.
     precision="highest",
-    # A client whose sum is below 0 has a mean below 0.
-    idle=(Idle("share", "threshold", lambda share, least: share == 0 and least >= 0),),
     infinite=("threshold",),  # -inf
 )
 

@@ -38,7 +38,6 @@ from fedjax_inv.types import (
     Facts,
     GradFn,
     Halves,
-    Idle,
     Metrics,
     Model,
     Setup,
@@ -50,16 +49,7 @@ from fedjax_inv.types import (
 )
 
 _WEIGHTS = "positive_weight", "negative_weight"
-FACTS = Facts(
-    needs_classes=True,
-    idle=(
-        *(
-            Idle(name, _WEIGHTS, lambda value, positive, negative: positive == negative == 0)
-            for name in ("top_k", "detach", "statistics", "combining", "rows", "chunk")
-        ),
-        Idle("chunk", "combining", lambda chunk, how: how == "paper"),
-    ),
-)
+FACTS = Facts(needs_classes=True)
 
 STATISTICS = ("examples", "all")
 

@@ -27,7 +27,6 @@ from fedjax_inv.types import (
     Cohort,
     Exchange,
     Facts,
-    Idle,
     Loss,
     Model,
     Reply,
@@ -38,10 +37,7 @@ from fedjax_inv.types import (
     Work,
 )
 
-FACTS = Facts(
-    precision="highest",  # the differences of losses are small
-    idle=(Idle("num_rounds", "step_size", lambda number, step_size: step_size == 0),),
-)
+FACTS = Facts(precision="highest")  # the differences of losses are small
 _ROUNDING = 1e-6  # of a mean of float32 numbers, relative
 _OF_A_WEIGHT = 0.6  # the paper's first step, 0.2, over its first weights, 1/3
 

@@ -28,7 +28,6 @@ from fedjax_inv.types import (
     Facts,
     GradFn,
     Halves,
-    Idle,
     Loss,
     Model,
     Reply,
@@ -41,13 +40,7 @@ from fedjax_inv.types import (
 )
 
 # The penalty compares gradients, whose differences are small.
-FACTS = Facts(
-    precision="highest",
-    idle=(
-        Idle("decay", "penalty", lambda decay, penalty: penalty == 0),
-        Idle("gradient_batch_size", "penalty", lambda size, penalty: penalty == 0),
-    ),
-)
+FACTS = Facts(precision="highest")
 
 
 def alignment(classifier_grads: Tree, mean_grads: Tree) -> Array:

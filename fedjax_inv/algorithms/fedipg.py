@@ -34,7 +34,6 @@ from fedjax_inv.types import (
     Facts,
     GradFn,
     Halves,
-    Idle,
     Loss,
     Model,
     Step,
@@ -45,14 +44,8 @@ from fedjax_inv.types import (
 )
 
 ESTIMATORS = ("square", "halves")
-FACTS = Facts(
-    # The penalty multiplies s(w)^2, a sum of terms that cancel, by up to 1e4.
-    precision="highest",
-    idle=(
-        Idle("warmup_penalty", "warmup_rounds", lambda penalty, rounds: rounds == 0),
-        Idle("estimator", "batch_size", lambda name, size: name == "halves" and size == 1),
-    ),
-)
+# The penalty multiplies s(w)^2, a sum of terms that cancel, by up to 1e4.
+FACTS = Facts(precision="highest")
 
 
 class _Risks(NamedTuple):

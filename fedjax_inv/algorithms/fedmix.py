@@ -34,7 +34,6 @@ from fedjax_inv.types import (
     Facts,
     GradFn,
     Halves,
-    Idle,
     Loss,
     Model,
     Reply,
@@ -46,10 +45,7 @@ from fedjax_inv.types import (
     Work,
 )
 
-FACTS = Facts(
-    means_of_targets=True,
-    idle=(Idle("rows", "ratio", lambda rows, ratio: ratio == 0),),
-)
+FACTS = Facts(means_of_targets=True)
 _BATCH_SIZE = 64  # of the pass for a client's means; it changes only time
 
 

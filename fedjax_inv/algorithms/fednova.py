@@ -28,9 +28,7 @@ from fedjax_inv.types import (
     Batch,
     Cohort,
     Exchange,
-    Facts,
     GradFn,
-    Idle,
     Loss,
     Model,
     Reply,
@@ -40,8 +38,6 @@ from fedjax_inv.types import (
     Visit,
     Work,
 )
-
-FACTS = Facts(idle=(Idle("step_size", "proximal", lambda size, proximal: proximal == 0),))
 
 
 class Upload(NamedTuple):

@@ -27,7 +27,6 @@ from fedjax_inv.types import (
     Batch,
     Facts,
     Halves,
-    Idle,
     Local,
     Loss,
     Model,
@@ -40,10 +39,7 @@ from fedjax_inv.types import (
     Work,
 )
 
-FACTS = Facts(
-    needs_classes=True,
-    idle=(Idle("weighting", "share_weights", lambda weighting, shares: not shares),),
-)
+FACTS = Facts(needs_classes=True)
 
 
 def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tuple[Array, Array]:

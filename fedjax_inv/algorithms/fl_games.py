@@ -36,7 +36,6 @@ from fedjax_inv.types import (
     Exchange,
     Facts,
     Halves,
-    Idle,
     Local,
     Loss,
     Model,
@@ -52,15 +51,7 @@ from fedjax_inv.types import (
 PLAYS = ("parallel", "sequential")
 MEMORY_MIXES = ("per_opponent", "literal", "normalised")
 _BATCHES_AT_ONCE = 4  # of phi's gradient
-FACTS = Facts(
-    precision="highest",  # a game amplifies rounding
-    idle=(
-        Idle("memory_mix", "memory", lambda mix, memory: memory == 0),
-        Idle("body_learning_rate", "learned", lambda rate, learned: not learned),
-        Idle("body_batch_size", "learned", lambda size, learned: not learned),
-        Idle("fast", "learned", lambda fast, learned: not learned),
-    ),
-)
+FACTS = Facts(precision="highest")  # a game amplifies rounding
 
 
 class Predictor(NamedTuple):

@@ -27,10 +27,8 @@ from fedjax_inv.types import (
     Algorithm,
     Array,
     Batch,
-    Facts,
     GradFn,
     Halves,
-    Idle,
     Loss,
     Model,
     Setup,
@@ -41,7 +39,6 @@ from fedjax_inv.types import (
     Work,
 )
 
-FACTS = Facts(idle=(Idle("temperature", "penalty", lambda temperature, penalty: penalty == 0),))
 _EPSILON = 1e-12  # added to squared norms under a root
 _NAME = "projection"  # key of its parameters, beside those of the head
 

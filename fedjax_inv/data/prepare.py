@@ -79,9 +79,6 @@ def _prepare(argv: Sequence[str] | None) -> None:
     if args.to:
         _convert(args)
         return
-    for flag in _OF_SOURCE:
-        if getattr(args, flag) is not None:
-            raise UsageError(f"--{flag}", getattr(args, flag), "has no effect without --to")
     for name in args.names:
         if not sources.may_be_prepared(name):
             raise UsageError(

@@ -301,9 +301,6 @@ def assemble(
     for cell in cells:  # finds an impossible hyperparameter before any compute
         for hyper in {tuple(run.hyper.items()): run.hyper for run in cell.runs}.values():
             algorithm(config, cell, model, task, hyper, Sizes())
-    before = config.environment.kind.draws_test and not loaded.test.any()
-    at_split = any(cell.held_out is None for cell in cells) and not first.test.any()
-    data_flags.check_test_fraction(config.data, is_drawn=before or at_split)
     data = _examples(config, list(draws.values()))
     if machine.most_devices(config.run) > 1:
         data = _on_host(data)  # or the first device would hold all data besides its share

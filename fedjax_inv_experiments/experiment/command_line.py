@@ -153,27 +153,16 @@ def _merge(flag: str, settings: dict[str, _Setting], new: _Setting) -> None:
     settings[name] = new
 
 
-def read(
-    values: flags.FlagValues = flags.FLAGS,
-    given: Given = frozenset(),
-    *,
-    may_be_idle: bool = False,
-) -> Config:
-    """The configuration of the parsed flags. given, may_be_idle, errors: as in `config.of`."""
+def read(values: flags.FlagValues = flags.FLAGS, given: Given = frozenset()) -> Config:
+    """The configuration of the parsed flags. given, errors: as in `config.of`."""
     typed = {name: command.value_of(field, values) for name, field in FLAGS.items()}
     for flag in _SETTINGS:
         entries = (_Setting(entry, True) for entry in typed[_FIELDS[flag]])
         typed[_FIELDS[flag]] = tuple(setting.entry for setting in entries if setting.is_value)
-    return config.of(given=given, may_be_idle=may_be_idle, **typed)
+    return config.of(given=given, **typed)
 
 
-def of_arguments(
-    arguments: Sequence[str],
-    base: Sequence[str] = (),
-    *,
-    may_be_idle: bool = False,
-    **defaults: Any,
-) -> Config:
+def of_arguments(arguments: Sequence[str], base: Sequence[str] = (), **defaults: Any) -> Config:
     """The configuration of a command line without the program; raises UsageError for a bad one.
 
     base: flags that come before the arguments, which may replace them.
@@ -181,7 +170,7 @@ def of_arguments(
     values = flags.FlagValues()
     define(values, **defaults)
     given = parse(["", *arguments], values, base)
-    return read(values, given, may_be_idle=may_be_idle)
+    return read(values, given)
 
 
 @functools.cache  # a study reads the flags of hundreds of rows

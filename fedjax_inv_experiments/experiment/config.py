@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.flags import outside
 from fedjax_inv_experiments.flags.flag import check as check_ranges
-from fedjax_inv_experiments.flags.flag import flag_error, flags_of, name_of
+from fedjax_inv_experiments.flags.flag import flag_error, flags_of
 from fedjax_inv_experiments.parts import (
     data,
     environment,
@@ -20,7 +20,6 @@ from fedjax_inv_experiments.parts import (
     network,
     objective,
     participation,
-    partition,
     server,
     training,
     watching,
@@ -108,14 +107,13 @@ FLAGS = {field.name: field for group in GROUPS for field in fields(group)}
 _NOT_RECORDED = {"trust_code"}
 
 
-def of(*, given: Collection[str] | None = None, may_be_idle: bool = False, **values: Any) -> Config:
+def of(*, given: Collection[str] | None = None, **values: Any) -> Config:
     """The configuration with these values of flags, by their fields' names, and defaults otherwise.
 
     given: the flags that a person set, even to their default; by default those of `values`. Others
         never contradict these: --eval_every follows --rounds.
-    may_be_idle: whether flags without an effect may be set.
 
-    Raises UsageError for a bad value, and for a flag without an effect.
+    Raises UsageError for a bad value.
     """
     for name in values:
         if name not in FLAGS:
@@ -140,12 +138,6 @@ def of(*, given: Collection[str] | None = None, may_be_idle: bool = False, **val
     config = Config(**groups)
     _check(config)
     method.check_paper(config.method, is_given="paper" in (given or ()))
-    if not may_be_idle:
-        for name, reason in idle(config, values, given or ()).items():
-            raise flag_error(name_of(FLAGS[name]), values[name], reason)
-        for entry, reason in method.idle_settings(config.method, config.clients.batch_size).items():
-            raise flag_error("set", entry, reason)
-        method.check_warmup(config.method, config.run.rounds)
     return config
 
 
@@ -162,7 +154,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 def changed(config: Config, **values: Any) -> Config:
     """The configuration with other values of some flags."""
-    return of(may_be_idle=True, **(flat(config) | values))
+    return of(**(flat(config) | values))
 
 
 def to_record(config: Config) -> dict[str, Any]:
@@ -186,7 +178,7 @@ def from_record(record: Mapping[str, Any], trusted: Collection[str] = ()) -> Con
     if _has_old_widths(values):
         values["widths"] = (390, 390)
     outside.check_trusted(factories(values), trusted)
-    return of(may_be_idle=True, **values)
+    return of(**values)
 
 
 def _has_old_widths(values: Mapping[str, Any]) -> bool:
@@ -241,44 +233,3 @@ def _check_warmups(config: Config) -> None:
         if kind == "cosine" and rounds >= end:
             name = "schedule_rounds" if clients.schedule_rounds else "rounds"
             raise flag_error(flag, rounds, f"must be below --{name}={end}, the cosine's end")
-
-
-def idle(config: Config, values: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, str]:
-    """The flags of `values` that have no effect in this configuration, and why.
-
-    A flag at its default does not count, unless it is in `given` and its value is not "off".
-    """
-    return {
-        name: reason
-        for name, reason in without_effect(config).items()
-        if name in values
-        and (values[name] != FLAGS[name].default or (name in given and _is_on(values[name])))
-    }
-
-
-def _is_on(value: Any) -> bool:
-    return value not in (0, "", "0", "none", ())
-
-
-def without_effect(config: Config) -> dict[str, str]:
-    """The flags that have no effect, by their fields' names, and why."""
-    compared = config.method
-    return {
-        **environment.without_effect(config.environment),
-        **data.without_effect(config.data),
-        **partition.without_effect(config.partition),
-        **participation.without_effect(
-            config.participation,
-            compared.algorithm,
-            is_pooled=compared.is_pooled,
-            num_clients=config.partition.clients,
-        ),
-        **training.without_effect(config.clients, any_cosine=config.schedules_end > 0),
-        **server.without_effect(
-            config.server, compared.algorithm, has_optimizer=compared.has_server_optimizer
-        ),
-        **network.without_effect(config.model, responds_alone=compared.responds_alone),
-        **objective.without_effect(config.objective),
-        **watching.without_effect(config.watching),
-        **machine.without_effect(config.run),
-    }

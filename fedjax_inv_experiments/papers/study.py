@@ -10,7 +10,6 @@ import csv
 import dataclasses
 import operator
 import os
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,7 @@ from fedjax_inv_experiments.flags.flag import (
     name_of,
 )
 from fedjax_inv_experiments.papers import drawings
-from fedjax_inv_experiments.parts import machine, method
+from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.reporting import (
     comparison,
     evaluations,
@@ -277,12 +276,10 @@ def configs(
 ) -> list[Config]:
     """The flags of each row.
 
-    Raises UsageError if overrides do not fit a row, if one has no effect in any row, or if they
-    change what a row stands for: its algorithm, its kind of environment, or all in which it differs
-    from another.
+    Raises UsageError if overrides do not fit a row, or if they change what a row stands for: its
+    algorithm, its kind of environment, or all in which it differs from another.
     """
     result: list[Config] = []
-    without_effect: list[dict[str, str]] = []
     names = _names(overrides)
     if "algorithm" in names:
         text = "must be left out, as each row has its own; --rows selects rows"
@@ -294,7 +291,6 @@ def configs(
             chosen = command_line.of_arguments(
                 [*overrides, *(f"--{k}={v}" for k, v in places.items()), "--resume"],
                 row.flags,
-                may_be_idle=True,
                 nonfinite="mark",
             )
             if chosen.run.num_processes > 1:
@@ -310,13 +306,7 @@ def configs(
             paper.check(chosen)
         except UsageError as error:
             raise _of_row(row, error) from None
-        values = {name: value for name, value in config.flat(chosen).items() if name in names}
-        without_effect.append(config.idle(chosen, values, names))
         result.append(chosen)
-    for name in names:
-        if all(name in idle for idle in without_effect):
-            flag = name_of(config.FLAGS[name])
-            raise UsageError(f"--{flag}", ..., f"{without_effect[0][name]}, in all rows")
     if "init_from" in names and any(row.start for row in rows):
         text = "must be left out, as rows of this study start from the network of another row"
         raise UsageError("--init_from", ..., text)
@@ -364,7 +354,7 @@ def _without(row: Row, flag: str) -> tuple[str, frozenset[str]]:
 
 def _check_environment(row: Row, chosen: Config) -> None:
     """Raises UsageError if a row has another kind of environment than without overrides."""
-    mine = command_line.of_arguments(row.flags, may_be_idle=True).environment.name
+    mine = command_line.of_arguments(row.flags).environment.name
     if chosen.environment.name != mine:
         raise flag_error("environment", chosen.environment.name, f"must be {mine} in this row")
 
@@ -391,14 +381,6 @@ def _names(overrides: Sequence[str]) -> Given:
 
 def _of_row(row: Row, error: UsageError) -> UsageError:
     return UsageError(row.label, ..., str(error))
-
-
-def warn_of_warmup(row: Row, chosen: Config) -> None:
-    """Says that a penalty never acts: few rounds of a study are fine to try it."""
-    try:
-        method.check_warmup(chosen.method, chosen.run.rounds)
-    except UsageError as error:
-        print(f"warning: {_of_row(row, error)}", file=sys.stderr)
 
 
 def _usual_data(paper: Paper, study: str) -> str:
@@ -559,7 +541,7 @@ def is_of_paper(
 
     partition, participation: the flags of these groups that the caller looks at.
     """
-    own = command_line.of_arguments([], result.row.flags, may_be_idle=True)
+    own = command_line.of_arguments([], result.row.flags)
     pairs = (
         (own.partition, result.config.partition, partition),
         (own.participation, result.config.participation, participation),
@@ -752,7 +734,6 @@ def run_all(paper: Paper, options: Options) -> str:
             except UsageError as error:
                 raise _of_row(row, error) from None
             check_row(row, chosen)
-            warn_of_warmup(row, chosen)
     # The table of some rows or columns must not overwrite that of all.
     is_part = bool(options.rows or getattr(options.own, "columns", ()))
     name = f"{options.study}_some" if is_part else options.study

@@ -131,40 +131,6 @@ def check(chosen: Data) -> None:
     check_different("held_out", chosen.held_out.split(","))
 
 
-def without_effect(chosen: Data) -> dict[str, str]:
-    """The flags of this group that have no effect, and why."""
-    idle = {}
-    if not sources.may_be_prepared(chosen.dataset):
-        idle["data_dir"] = _not_of_tfds(chosen.dataset)
-    if not is_table(chosen.dataset):
-        text = f"has no effect with --dataset={chosen.dataset}, which is no table"
-        idle |= dict.fromkeys(_ROLES.values(), text)
-    return idle
-
-
-def check_data_dir(data_dir: str, *datasets: str) -> None:
-    """Raises UsageError if --data_dir is set and no data set is from TFDS."""
-    if data_dir and not any(map(sources.may_be_prepared, datasets)):
-        raise flag_error("data_dir", data_dir, _not_of_tfds(datasets[0]))
-
-
-def _not_of_tfds(dataset: str) -> str:
-    return f"has no effect with --dataset={dataset}, which is not of TFDS"
-
-
-def check_test_fraction(chosen: Data, *, is_drawn: bool) -> None:
-    """Raises UsageError if --test_fraction is set and has no effect.
-
-    is_drawn: whether examples are drawn for the test.
-    """
-    if chosen.test_fraction != Data.test_fraction and not is_drawn:
-        raise flag_error(
-            "test_fraction",
-            chosen.test_fraction,
-            "has no effect, as the test is on the data's own test split or on a held-out domain",
-        )
-
-
 def _roles(chosen: Data) -> tables.Roles | None:
     """The roles of a table's columns; None for the default ones."""
     roles = tables.Roles(**{role: getattr(chosen, name) for role, name in _ROLES.items()})

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv_experiments.flags.flag import flag, flag_names, flags_of, in_flags, number_or
+from fedjax_inv_experiments.flags.flag import flag, flag_names, in_flags, number_or
 from fedjax_inv_experiments.parts import environments
 from fedjax_inv_experiments.parts.environments.kind import Kind, Source
 
@@ -48,14 +48,6 @@ def name_of(environment: str, *, is_path: bool) -> str:
     if environment != "auto":
         return environment
     return "none" if is_path else "rotated"
-
-
-def without_effect(chosen: Environment) -> dict[str, str]:
-    """The flags of this group that have no effect, and why."""
-    reason = f"has no effect with --environment={chosen.name}"
-    others = RECORDS.keys() - set(chosen.kind.records)
-    idle = [field.name for record in RECORDS if record in others for field in flags_of(record)]
-    return dict.fromkeys([*idle, *([] if chosen.is_drawn else ["data_seed"])], reason)
 
 
 def draw_seed(chosen: Environment, seed: int) -> int:

@@ -171,16 +171,6 @@ def check(chosen: Running, eval_every: int) -> None:
         raise flag_error("coordinator_address", address, text)
 
 
-def without_effect(chosen: Running) -> dict[str, str]:
-    """The flags of this group that have no effect, and why."""
-    idle = {}
-    if chosen.hold in ("own", "all"):
-        idle["stream_memory"] = f"has no effect with --hold={chosen.hold}"
-    if chosen.num_processes == 1:
-        idle["coordinator_address"] = "has no effect without --num_processes above 1"
-    return idle
-
-
 def prepare(chosen: Running) -> None:
     """Sets what --devices and --deterministic ask of XLA.
 

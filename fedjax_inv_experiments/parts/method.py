@@ -1,15 +1,13 @@
 """The algorithms to compare, and their settings."""
 
 import dataclasses
-import inspect
 import itertools
 from collections.abc import Mapping
 from typing import Any
 
 from fedjax_inv import checks
 from fedjax_inv.algorithms import LISTED
-from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Algorithm, Idle, Model, Work
+from fedjax_inv.types import Algorithm, Model, Work
 from fedjax_inv_experiments.flags import names
 from fedjax_inv_experiments.flags.flag import (
     MOST_INT,
@@ -19,7 +17,6 @@ from fedjax_inv_experiments.flags.flag import (
     flag,
     flag_error,
     is_real,
-    shown,
 )
 from fedjax_inv_experiments.parts.objective import Task
 
@@ -50,17 +47,6 @@ class Method:
     def is_pooled(self) -> bool:
         """Whether all algorithms train on all examples at once."""
         return all(names.facts(name).pooled for name in self.algorithm)
-
-    @property
-    def responds_alone(self) -> bool:
-        """Whether all networks are players of FL Games, and nobody learns phi."""
-        learns = any(entry.startswith("learned=") for entry in self.settings)
-        return {*self.algorithm} == {"fl_games"} and not learns
-
-    @property
-    def has_server_optimizer(self) -> bool:
-        """Whether any algorithm takes a server optimizer."""
-        return any(names.takes(names.factory(name), "server_optimizer") for name in self.algorithm)
 
 
 def check(chosen: Method, *, has_norm: bool) -> None:
@@ -140,66 +126,6 @@ def settings(chosen: Method) -> dict[str, dict[str, tuple[Any, ...]]]:
                     raise flag_error("set", entry, "must be one or several different values")
                 result[algorithm][name] = values
     return result
-
-
-def idle_settings(chosen: Method, batch_size: int) -> dict[str, str]:
-    """The entries of --set that have no effect in any run, and why.
-
-    A setting at its default does not count. batch_size: --batch_size.
-    """
-    try:
-        of_all = settings(chosen)
-    except UsageError:  # the grid says so
-        return {}
-    works, reasons = set[str](), dict[str, str]()
-    for algorithm, own in of_all.items():
-        parameters = inspect.signature(names.factory(algorithm)).parameters
-        defaults = {name: (p.default,) for name, p in parameters.items()}
-        values = {**defaults, "batch_size": (batch_size,), **own}
-        facts = names.facts(algorithm).idle
-        for name in own:
-            found = [each for each in facts if each.setting == name and _is_idle(each, values)]
-            if not found or values[name] == defaults[name]:
-                works.add(name)
-                continue
-            flags = [
-                f"--{'' if beside == 'batch_size' else 'set='}{beside}={shown(values[beside])}"
-                for beside in _beside(found[0])
-            ]
-            reasons[name] = f"has no effect with {' and '.join(flags)}"
-    entries = {entry.partition("=")[0]: entry for entry in chosen.settings}
-    return {entries[name]: reason for name, reason in reasons.items() if name not in works}
-
-
-def check_warmup(chosen: Method, rounds: int) -> None:
-    """Raises UsageError for a warm-up after which there is no round with the penalty.
-
-    rounds: --rounds.
-    """
-    try:
-        of_all = settings(chosen)
-    except UsageError:  # the grid says so
-        return
-    for algorithm, own in of_all.items():
-        longest = max(own.get("warmup_rounds", (0,)))
-        parameters = inspect.signature(names.factory(algorithm)).parameters
-        kinds = ("penalty", "warmup_penalty")
-        if longest < rounds or not {*kinds} <= {*parameters}:
-            continue
-        penalties, before = (own.get(name, (parameters[name].default,)) for name in kinds)
-        if {*penalties} != {*before}:
-            text = f"must be below --rounds={rounds}, or --set=penalty has no effect"
-            raise flag_error("set", f"warmup_rounds={longest}", text)
-
-
-def _is_idle(idle: Idle, values: Mapping[str, tuple[Any, ...]]) -> bool:
-    """Whether a setting has no effect beside any values of the others."""
-    each = (values[name] for name in (idle.setting, *_beside(idle)))
-    return all(idle.holds(*of_run) for of_run in itertools.product(*each))
-
-
-def _beside(idle: Idle) -> tuple[str, ...]:
-    return (idle.beside,) if isinstance(idle.beside, str) else idle.beside
 
 
 def check_settings(chosen: Mapping[str, Any]) -> None:

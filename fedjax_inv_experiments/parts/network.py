@@ -24,7 +24,6 @@ from fedjax_inv_experiments.flags.flag import (
     flag,
     flag_error,
     flag_names,
-    flags_of,
     in_flags,
 )
 from fedjax_inv_experiments.flags.outside import is_outside
@@ -95,36 +94,13 @@ class Network:
     @property
     def has_norm(self) -> bool:
         """Whether it has normalisation layers."""
-        return self.norm != "none" or self.model not in names.WITHOUT_NORM
-
-
-# The flags that apply to all networks.
-_GENERAL = ("model", "init_from", "train_only", "augment", "standardise", "dtype")
-# The factory argument that belongs to a flag, where the two names differ.
-_ARGUMENT = {"weights": "image_size"}
+        is_asked = self.norm != "none" and names.takes(names.network(self.model), "norm")
+        return is_asked or self.model not in names.WITHOUT_NORM
 
 
 def check(chosen: Network) -> None:
     """Raises UsageError for an unknown network."""
     names.check_factory("model", chosen.model, names.MODELS)
-
-
-def without_effect(chosen: Network, *, responds_alone: bool) -> dict[str, str]:
-    """The flags of this group that have no effect, and why.
-
-    responds_alone: whether all networks are players that respond to others.
-    """
-    factory = names.network(chosen.model)
-    others = [field.name for field in flags_of(Network) if field.name not in _GENERAL]
-    idle = {
-        name: f"--model={chosen.model} has no {name}"
-        for name in others
-        if not names.takes(factory, _ARGUMENT.get(name, name))
-    }
-    if responds_alone:
-        reason = "has no effect with --algorithm=fl_games, whose players see examples as they are"
-        idle["augment"] = reason
-    return idle
 
 
 def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:

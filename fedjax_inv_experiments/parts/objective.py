@@ -122,20 +122,6 @@ def check(chosen: Objective) -> None:
         names.check_factory("score", chosen.score, ["auto", *objectives.SCORES])
 
 
-def without_effect(chosen: Objective) -> dict[str, str]:
-    """The flags of this group that have no effect, and why."""
-    owners = {
-        "label_smoothing": ("auto", "cross_entropy"),
-        "focal_gamma": ("focal",),
-        "huber_delta": ("huber",),
-    }
-    return {
-        name: f"has no effect with --loss={chosen.loss}"
-        for name, losses in owners.items()
-        if chosen.loss not in losses
-    }
-
-
 def score_of(name: str) -> Score:
     """A listed score, or one outside of this project; raises UsageError for something else."""
     if not is_outside(name):

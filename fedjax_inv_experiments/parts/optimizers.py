@@ -5,7 +5,7 @@ several values train in one program, and a restart continues with the right fact
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -111,22 +111,6 @@ def flags_of_arguments(flag: str, name: str) -> Mapping[str, str]:
     flag: "optimizer" or "server_optimizer". name: its value.
     """
     return _FLAGS[flag].get(name, {})
-
-
-def without_effect(flag: str, name: str, others: Sequence[str]) -> dict[str, str]:
-    """The flags among `others` that have no effect with this optimizer, and why."""
-    idle = {*others} - {*flags_of_arguments(flag, name).values()}
-    return dict.fromkeys(idle, f"has no effect with --{flag}={name}")
-
-
-def schedule_without_effect(flag: str, kind: str, prefix: str) -> dict[str, str]:
-    """The flags of schedules other than --flag=kind, and why they have no effect."""
-    idle = []
-    if kind != "exponential":
-        idle += [f"{prefix}decay"]
-    if kind != "cosine":
-        idle += [f"{prefix}final_rate"]
-    return dict.fromkeys(idle, f"has no effect with --{flag}={kind}")
 
 
 def arguments(group: Any, flag: str) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from fedjax_inv_experiments.flags.flag import (
     at_least,
     flag,
     flag_error,
-    flags_of,
     in_flags,
     is_real,
     is_whole,
@@ -135,40 +134,6 @@ def check_clients(chosen: Participation, num_clients: int, num_rounds: int) -> N
     needed = -(-num_clients // chosen.slots(num_clients))
     if chosen.first_all and needed > num_rounds:
         raise flag_error("first_all", True, f"needs {needed} rounds, --rounds={num_rounds}")
-
-
-def _all_arrive(chosen: Participation, num_clients: int) -> bool:
-    """Whether every client's update arrives in every round. num_clients: --clients."""
-    is_whole_cohort = chosen.cohort in (0, num_clients) and chosen.sampling_rate == 1
-    fails = chosen.slow or chosen.lossy or chosen.dropout or chosen.frequency < 1
-    return is_whole_cohort and not fails
-
-
-def without_effect(
-    chosen: Participation, algorithms: Sequence[str], *, is_pooled: bool, num_clients: int
-) -> dict[str, str]:
-    """The flags of this group that have no effect, and why.
-
-    is_pooled: whether all algorithms train on all examples at once. num_clients: --clients.
-    """
-    idle = {}
-    if _all_arrive(chosen, num_clients):
-        reason = "has no effect, as all updates arrive in every round without"
-        idle["missing"] = f"{reason} --cohort or another flag of participation"
-        idle["first_all"] = f"{reason} --cohort or another flag of participation"
-    if is_pooled:
-        names = ",".join(algorithms)
-        reason = f"has no effect with --algorithm={names}, which trains on all examples at once"
-        idle |= {field.name: reason for field in flags_of(Participation)}
-    if chosen.cohort:
-        idle["sampling_rate"] = f"has no effect beside --cohort={chosen.cohort}"
-    if chosen.frequency == 1:
-        idle["sparse"] = "has no effect without --frequency below 1"
-        if not chosen.lossy and not chosen.dropout:
-            idle["late"] = "has no effect without --frequency below 1 or --lossy or --dropout"
-    if chosen.late == "drop":
-        idle["longest_delay"] = "has no effect with --late=drop"
-    return idle
 
 
 def with_rule(chosen: Participation, name: str, algorithm: Algorithm) -> Algorithm:

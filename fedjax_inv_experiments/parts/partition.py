@@ -93,21 +93,6 @@ class Partition:
         return max(1, len(np.unique(dataset.user[trains])))
 
 
-def without_effect(chosen: Partition) -> dict[str, str]:
-    """The flags of this group that have no effect, and why."""
-    idle = []
-    if chosen.partition not in ("dirichlet", "quantity"):
-        idle += ["alpha", "min_size"]
-    if chosen.partition != "shards":
-        idle += ["classes_per_client"]
-    if chosen.partition != "mixed":
-        idle += ["mixing"]
-    found = dict.fromkeys(idle, f"has no effect with --partition={chosen.partition}")
-    if chosen.wrong_labels == 0:
-        found["wrong_clients"] = "has no effect with --wrong_labels=0"
-    return found
-
-
 def split(
     chosen: Partition,
     dataset: Dataset,

@@ -1,7 +1,6 @@
 """The server's optimizer."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import optax
 
@@ -14,7 +13,6 @@ from fedjax_inv_experiments.flags.flag import (
     at_least,
     check_different,
     flag,
-    flags_of,
 )
 from fedjax_inv_experiments.parts import optimizers
 
@@ -62,26 +60,6 @@ def check(chosen: Server) -> None:
     """Raises UsageError for a bad optimizer."""
     check_different("server_learning_rate", chosen.server_learning_rate)
     optimizers.arguments(chosen, "server_optimizer")
-
-
-def without_effect(
-    chosen: Server, algorithms: Sequence[str], *, has_optimizer: bool
-) -> dict[str, str]:
-    """The flags of this group that have no effect, and why.
-
-    has_optimizer: whether any of the algorithms takes a server optimizer.
-    """
-    if not has_optimizer:
-        reason = f"has no effect with --algorithm={','.join(algorithms)}, which has no such server"
-        return {field.name: reason for field in flags_of(Server)}
-    name = chosen.server_optimizer
-    own = ("server_momentum", "server_epsilon")
-    idle = optimizers.without_effect("server_optimizer", name, own)
-    idle |= optimizers.schedule_without_effect("server_schedule", chosen.server_schedule, "server_")
-    if name == "rprop":
-        reason = "has no effect with --server_optimizer=rprop, whose rate is that of its first step"
-        idle |= dict.fromkeys(("server_schedule", "server_warmup_rounds"), reason)
-    return idle
 
 
 def optimizer(chosen: Server, learning_rate: float | Array) -> optax.GradientTransformation:

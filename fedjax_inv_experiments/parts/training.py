@@ -69,22 +69,6 @@ def check(chosen: Clients) -> None:
     optimizers.arguments(chosen, "optimizer")
 
 
-def without_effect(chosen: Clients, *, any_cosine: bool) -> dict[str, str]:
-    """The flags of this group that have no effect, and why.
-
-    any_cosine: whether the clients' or the server's schedule is a cosine.
-    """
-    idle = {}
-    if chosen.local_steps:
-        idle["local_epochs"] = f"has no effect beside --local_steps={chosen.local_steps}"
-    idle |= optimizers.without_effect("optimizer", chosen.optimizer, ("momentum",))
-    idle |= optimizers.schedule_without_effect("schedule", chosen.schedule, "")
-    if not any_cosine:
-        reason = "has no effect without --schedule=cosine or --server_schedule=cosine"
-        idle["schedule_rounds"] = reason
-    return idle
-
-
 class Sizes(NamedTuple):
     """The sizes for which local training is compiled; data of the same sizes share a program."""
 

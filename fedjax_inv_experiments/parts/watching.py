@@ -134,17 +134,6 @@ def check(chosen: Watching, num_rounds: int) -> None:
         raise flag_error("eval_every", chosen.eval_every, f"must be at most --rounds={num_rounds}")
 
 
-def without_effect(chosen: Watching) -> dict[str, str]:
-    """The flags of this group that have no effect, and why."""
-    idle = {}
-    if not chosen.stop_below:
-        idle["warm_start"] = "has no effect without --stop_below"
-    if not chosen.thresholds:
-        reason = "has no effect without --stop_below or --stop_above"
-        idle |= dict.fromkeys(("stop_within", "stop_centred", "after_stop"), reason)
-    return idle
-
-
 def check_task(chosen: Watching, task: Task) -> None:
     """Raises UsageError for flags that do not fit the targets or the score."""
     metrics.check(chosen.metrics, task.kind)

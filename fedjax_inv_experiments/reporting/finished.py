@@ -28,7 +28,6 @@ from fedjax_inv_experiments.flags.flag import (
     shown,
 )
 from fedjax_inv_experiments.flags.names import facts
-from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import machine, selection, training
 from fedjax_inv_experiments.parts import network as networks
 from fedjax_inv_experiments.running import (
@@ -402,7 +401,6 @@ def open(
     *,
     trusted: Collection[str] = (),
     data_dir: str = "",
-    dataset: str = "",
     unfinished: bool = False,
 ) -> Runs:
     """The runs of a folder. A line on stderr reports code of its own that has changed.
@@ -410,7 +408,6 @@ def open(
     flag: the flag that names the folder.
     trusted: the factories outside of this project that may be imported.
     data_dir: the TFDS folder, if it differs from that in training.
-    dataset: other data that the binary will read.
     unfinished: whether the runs may be unfinished; then their result is not read.
 
     Raises UsageError if the folder holds no runs or, without `unfinished`, no result; if its log
@@ -434,15 +431,11 @@ def open(
     if not unfinished and (result is None or result.gone_on):
         raise UsageError(where, ..., f"must be the folder of a finished run{_why(folder)}")
     provenance.report_changes(where, begun.starts, provenance.code(chosen.outside))
-    return Runs(where, folder, _alone(chosen, data_dir, dataset), cell, begun.starts, result)
+    return Runs(where, folder, _alone(chosen, data_dir), cell, begun.starts, result)
 
 
-def _alone(chosen: Config, data_dir: str, dataset: str) -> Config:
-    """A run's flags, changed to one device of one process, which does not influence its states.
-
-    Raises UsageError if data_dir is set and no data set is from TFDS.
-    """
-    data_flags.check_data_dir(data_dir, chosen.data.dataset, dataset)
+def _alone(chosen: Config, data_dir: str) -> Config:
+    """A run's flags, changed to one device of one process, which does not influence its states."""
     hold = "stream" if chosen.run.hold == "stream" else "auto"
     one: dict[str, Any] = {"devices": "1", "hold": hold, "num_processes": 1, "process_id": 0}
     one["distributed"] = False

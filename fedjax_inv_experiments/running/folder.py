@@ -354,8 +354,7 @@ def difference(
         )
     before = config.from_record(flags, chosen.trusted)
     old, new = config.to_record(before), config.to_record(chosen)
-    # A flag without an effect does not make another run, and cannot be set again either.
-    compared = set(new) - _NOT_COMPARED - set(config.without_effect(chosen))
+    compared = set(new) - _NOT_COMPARED
     what: list[str] = []
     remedy: list[str] = []
     for name in new:

@@ -115,9 +115,7 @@ def _terms(preset: str, overrides: tuple[str, ...]) -> tuple[int, int]:
 @functools.cache
 def _base(preset: str, overrides: tuple[str, ...]) -> Config:
     """The flags that all rows share."""
-    return command_line.of_arguments(
-        overrides, (f"--preset={preset}",), may_be_idle=True, nonfinite="mark"
-    )
+    return command_line.of_arguments(overrides, (f"--preset={preset}",), nonfinite="mark")
 
 
 def _rows(

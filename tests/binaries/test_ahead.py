@@ -28,7 +28,7 @@ def tiny(folder: Path, **changes: object) -> Config:
         eval_every=1,
         run_dir=str(folder),
     )
-    return config.of(may_be_idle=True, **(flags | changes))
+    return config.of(**(flags | changes))
 
 
 def test_a_value_comes_from_a_thread_and_an_error_from_the_caller() -> None:

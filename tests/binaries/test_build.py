@@ -232,9 +232,6 @@ def test_what_stands_in_for_a_missing_update() -> None:
         ),
         (dict(slow=("1:3", "1:4")), "^--slow=1:3,1:4: must have one value for each client"),
         (dict(dropout=1.0), "^--dropout=1: must be at least 0 and below 1"),
-        (dict(dropout=0.5, algorithm=("erm",)), "^--dropout=0.5: has no effect with --algorithm=e"),
-        (dict(classes_per_client=3), "^--classes_per_client=3: has no effect with --partition=dom"),
-        (dict(alpha=0.3, partition="shards"), "^--alpha=0.3: has no effect with --partition=shar"),
         (
             dict(partition="shards", clients=500, classes_per_client=9),
             "^--classes_per_client=9: must be an integer in 1..2: .* with --partition=shards",

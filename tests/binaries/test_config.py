@@ -39,10 +39,8 @@ def test_flags_as_a_list_are_those_of_a_command_line() -> None:
 
 
 def test_what_a_preset_switches_on_can_be_switched_off() -> None:
-    lossy = ["--preset=exit_digits,exit_lossy"]
-    with pytest.raises(UsageError, match=r"^--first_all=true: has no effect"):
-        command_line.of_arguments([*lossy, "--lossy="])
-    assert not command_line.of_arguments([*lossy, "--lossy=", "--nofirst_all"]).participation.lossy
+    lossy = ["--preset=exit_digits,exit_lossy", "--lossy="]
+    assert not command_line.of_arguments(lossy).participation.lossy
 
 
 def test_the_groups_hold_every_flag_once_and_flat_is_the_inverse_of_of() -> None:
@@ -239,15 +237,6 @@ def test_settings_of_presets_are_replaced_and_taken_back(
         assert values == settings
 
 
-def test_a_warm_up_may_last_to_the_end_if_its_penalty_is_that_afterwards() -> None:
-    own = ("penalty=0.1", "warmup_penalty=0.1", "warmup_rounds=2")
-    config.of(algorithm=("fedipg",), settings=own, rounds=2)
-    with pytest.raises(UsageError, match=r"^--set=warmup_rounds=2: must be below --rounds=2, or"):
-        config.of(algorithm=("fedipg",), settings=("penalty=0.1,0.2", *own[1:]), rounds=2)
-    # A row of a study may be tried with few rounds.
-    config.of(algorithm=("fedipg",), settings=own[2:], rounds=2, may_be_idle=True)
-
-
 def test_flags_over_a_base_replace_its_settings() -> None:
     base = ["--algorithm=fedipg", "--set=penalty=1", "--set=penalty=2"]
     for arguments, settings in (
@@ -360,34 +349,3 @@ def test_evaluations_follow_the_flags_that_are_typed(
     arguments: tuple[str, ...], expected: int
 ) -> None:
     assert command_line.of_arguments(arguments).watching.eval_every == expected
-
-
-def test_a_setting_without_an_effect_beside_two_others() -> None:
-    fixed = ["--algorithm=fedcfa", "--cut=1", "--set=top_k=5", "--set=positive_weight=0"]
-    command_line.of_arguments(fixed)
-    command_line.of_arguments([*fixed, "--set=negative_weight=0,1"])
-    why = "--set=top_k=5: has no effect with --set=positive_weight=0 and --set=negative_weight=0"
-    with pytest.raises(UsageError, match=f"^{why}$"):
-        command_line.of_arguments([*fixed, "--set=negative_weight=0"])
-
-
-@pytest.mark.parametrize(
-    ("beside", "idle"),
-    [
-        ("history_average=false", "history_gradient=straight_through"),
-        ("beta=0", "orthogonal_directions=false"),
-    ],
-)
-def test_settings_of_cafe_without_an_effect(beside: str, idle: str) -> None:
-    fixed = ["--algorithm=cafe", "--momentum=0.9", f"--set={idle}"]
-    command_line.of_arguments(fixed)
-    with pytest.raises(UsageError, match=f"^--set={idle}: has no effect with --set={beside}$"):
-        command_line.of_arguments([*fixed, f"--set={beside}"])
-
-
-def test_a_setting_with_an_effect_in_one_cell_is_none_without() -> None:
-    rate = "--set=body_learning_rate=0.1"
-    for algorithm in ("--algorithm=fl_games", "--algorithm=fl_games,fedavg"):
-        command_line.of_arguments([algorithm, rate, "--set=learned=false,true"])
-        with pytest.raises(UsageError, match="has no effect with --set=learned=false"):
-            command_line.of_arguments([algorithm, rate])

@@ -270,7 +270,7 @@ def test_errors_name_settings_and_remedy() -> None:
 
 
 def test_without_a_threshold_no_stop_ends_the_run() -> None:
-    chosen = config.of(after_stop="end", rounds=10, may_be_idle=True)
+    chosen = config.of(after_stop="end", rounds=10)
     for number, round_of, over in ((0, 4, False), (0, 10, True), (2, 4, True)):
         stops: Any = SimpleNamespace(round=np.ones((3, number), int))
         assert loop._is_over(chosen, round_of, stops) == over

@@ -112,7 +112,7 @@ def test_a_word_needs_a_clear_difference() -> None:
 
 def rows(data: str) -> dict[str, config.Config]:
     return {
-        row.label: command_line.of_arguments([], row.flags, may_be_idle=True, nonfinite="mark")
+        row.label: command_line.of_arguments([], row.flags, nonfinite="mark")
         for row in MAP.rows(data)
     }
 
@@ -149,7 +149,7 @@ def test_an_own_row_with_a_grid_has_as_many_settings_as_the_others(tmp_path: Pat
     words = ("--columns=labels", f"--rows=fedprox,{own}", "--grid=weight_decay=0.001,0.01,0.1")
     found = table.select(MAP, "digits", options(tmp_path, *words))
     assert found[:2] == table.select(MAP, "digits", options(tmp_path, *words[:1], "--rows=fedprox"))
-    chosen = command_line.of_arguments([], found[2].flags, may_be_idle=True, nonfinite="mark")
+    chosen = command_line.of_arguments([], found[2].flags, nonfinite="mark")
     (cell,) = grid.cells(chosen, [None])
     tried = {(run.hyper["weight_decay"], run.hyper["learning_rate"]) for run in cell.runs}
     assert len(tried) == 9
@@ -202,7 +202,7 @@ def test_terms_follow_the_flags_of_all_rows(tmp_path: Path) -> None:
 )
 def test_expected_steps_are_those_of_clients_that_take_part(more: str, steps: float) -> None:
     words = ["--preset=map_digits", "--local_steps=5", *more.split()]
-    chosen = command_line.of_arguments(words, may_be_idle=True)
+    chosen = command_line.of_arguments(words)
     assert cells._steps(chosen) == pytest.approx(steps, nan_ok=True)
 
 
@@ -225,8 +225,6 @@ def test_one_number_sets_the_severity(name: str, tmp_path: Path) -> None:
         row = table.row("digits", "fedavg", methods.LISTED["fedavg"], name, severity)
         (chosen,) = study.configs(table.PAPER, [row], tmp_path, ["--seeds=0"])
         study.check_row(row, chosen)
-        found = config.idle(chosen, config.flat(chosen))
-        assert found.keys() <= {"local_epochs"}, (severity, found)
 
 
 def test_kinds_of_shift_share_a_program(tmp_path: Path) -> None:

@@ -147,34 +147,6 @@ def test_an_optimizer_is_what_its_flags_say(
             dict(server_schedule="cosine", server_warmup_rounds=9, schedule_rounds=8),
             "--server_warmup_rounds=9: must be below --schedule_rounds=8",
         ),
-        (dict(decay=0.5), "--decay=0.5: has no effect with --schedule=constant"),
-        (dict(schedule="cosine", decay=0.5), "--decay=0.5: has no effect with --schedule=cosine"),
-        (
-            dict(schedule="exponential", final_rate=0.5),
-            "--final_rate=0.5: has no effect with --schedule=exponential",
-        ),
-        (dict(server_decay=0.5), "--server_decay=0.5: has no effect with --server_schedule=const"),
-        (
-            dict(server_final_rate=0.5),
-            "--server_final_rate=0.5: has no effect with --server_schedule=constant",
-        ),
-        (dict(schedule_rounds=9), "--schedule_rounds=9: has no effect without --schedule=cosine"),
-        (
-            dict(momentum=0.5, optimizer="rmsprop"),
-            "--momentum=0.5: has no effect with --optimizer=rmsprop",
-        ),
-        (
-            dict(server_epsilon=0.5, server_optimizer="lion"),
-            "--server_epsilon=0.5: has no effect with --server_optimizer=lion",
-        ),
-        (
-            dict(server_schedule="cosine", server_optimizer="rprop"),
-            "--server_schedule=cosine: has no effect with --server_optimizer=rprop",
-        ),
-        (
-            dict(server_schedule="cosine", algorithm=("erm",)),
-            "--server_schedule=cosine: has no effect with --algorithm=erm",
-        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(flags: dict[str, Any], message: str) -> None:

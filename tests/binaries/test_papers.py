@@ -55,8 +55,6 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
             assert len(alike) == len(rows)
             for one in configs:
                 assert grid.cells(one, [None])
-                # The flags of a row have an effect.
-                assert config.idle(one, config.flat(one)) == {}, study_name
                 assert one.environment.data_seed == "each"
                 assert one.run.nonfinite == "mark"  # a run that diverges stops no other
     assert counted >= len(chosen.data)

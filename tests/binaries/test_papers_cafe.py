@@ -258,7 +258,7 @@ def test_a_table_has_groups_and_the_papers_numbers() -> None:
     # Of another federation, of a tail and of a variant there are no numbers.
     others = ("--partition=iid --alpha=0.1", "--sparse=0.3", "--late=stale", "--dropout=0.1")
     for more in (*others, "--sampling_rate=0.3", "--imbalance=10"):
-        chosen = command_line.of_arguments([*rows["CAFE"].flags, *more.split()], may_be_idle=True)
+        chosen = command_line.of_arguments([*rows["CAFE"].flags, *more.split()])
         cells = line_of(made_up(rows["CAFE"], [[0.5]])._replace(config=chosen))
         assert not any("paper" in name for name in cells), more
         assert cells["federation"].startswith("iid, CF" if "iid" in more else "Dir 0.1, CF")

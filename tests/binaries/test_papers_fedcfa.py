@@ -55,7 +55,7 @@ def test_partitions_are_what_they_are_called(data: str) -> None:
     rows = fedcfa.partitions(data)
     assert len(rows) == 18
     for row in rows:
-        chosen = command_line.of_arguments(row.flags, may_be_idle=True)
+        chosen = command_line.of_arguments(row.flags)
         assert fedcfa.partition_name(chosen) == row.x
         assert chosen.participation.cohort * 5 == chosen.partition.clients  # a fifth of them
     # The runs of one of them are those of `methods`.
@@ -64,7 +64,7 @@ def test_partitions_are_what_they_are_called(data: str) -> None:
     assert shared.items() <= methods.items()
     for name in ("femnist", "sent140"):
         rows = fedcfa.partitions(name)
-        chosen = [command_line.of_arguments(row.flags, may_be_idle=True) for row in rows]
+        chosen = [command_line.of_arguments(row.flags) for row in rows]
         assert [fedcfa.partition_name(one) for one in chosen] == [row.x for row in rows]
         # Whatever the local copy is called.
         renamed = config.changed(chosen[0], dataset="copy.json")

@@ -37,16 +37,6 @@ def test_methods_have_the_same_data_network_and_budget(configs: list[Config]) ->
         assert {one.run.seeds for one in of} == {(0, 1, 2)}
 
 
-def test_rounds_in_which_no_penalty_acts_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    for rounds in (151, 150):
-        changed = study.configs(first_look.PAPER, ROWS, Path("runs"), [f"--rounds={rounds}"])
-        for row, chosen in zip(ROWS, changed, strict=True):
-            study.warn_of_warmup(row, chosen)
-        lines = capsys.readouterr().err.splitlines()
-        told = "warning: colour-FedIPG: --set=warmup_rounds=150: must be below --rounds=150, "
-        assert [line[: len(told)] for line in lines] == [told] * (rounds == 150)
-
-
 def evaluation(test: float, round: int | None, worst: float = 0.1) -> dict[str, Any]:
     scores = {"test_score": test, "worst_score": worst, "validation_score": 0.5}
     return scores | {"round": round, "bytes": 3e6}

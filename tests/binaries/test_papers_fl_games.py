@@ -267,7 +267,6 @@ def test_rows_of_figures_know_their_place(study_name: str) -> None:
         ("--held_out=all", "several cells"),
         ("--num_processes=2", "num_processes=2"),
         ("--stop_below=", "^F-parallel-SMOOTH: --stop_below=: must name a threshold"),
-        ("--angles=3", "^--angles: has no effect .*, in all rows"),
         ("--watch_examples=0", "--watch_examples"),
         ("--eval_every=500", "--eval_every=500: must be at most --rounds=400"),
     ],
@@ -305,11 +304,6 @@ def test_all_rows_are_looked_at_before_the_first_is_run(
     options = parsed("--data=colored_digits", f"--run_dir={tmp_path}", "--seeds=0")
     with pytest.raises(UsageError, match=r"^V-parallel: --run_dir=.*neither empty nor a sweep"):
         study.run_all(fl_games.PAPER, options)
-    # What has an effect in some of the rows may be given for all of them; else it is refused.
-    rows = fl_games.methods("colored_digits")
-    assert study.configs(fl_games.PAPER, rows, tmp_path, ["--warm_start=7"])
-    with pytest.raises(UsageError, match=r"--warm_start: has no effect .*, in all rows"):
-        study.configs(fl_games.PAPER, rows[:4], tmp_path, ["--warm_start=7"])
 
 
 def test_rows_are_chosen_by_their_labels() -> None:
@@ -330,7 +324,7 @@ def test_the_flags(tmp_path: Path) -> None:
         *(f"--run_dir={tmp_path}", "--seeds=0,1", "--set=memory=3", "--set=fast=true"),
     )
     assert several[:4] == ("mixes", ("a", "b"), ("colored_mnist", "colored_digits"), tmp_path)
-    of_sweep = command_line.of_arguments(several.overrides, may_be_idle=True)
+    of_sweep = command_line.of_arguments(several.overrides)
     assert of_sweep.run.seeds == (0, 1)
     assert of_sweep.method.settings == ("memory=3", "fast=true")
     assert of_sweep.run.run_dir == ""

@@ -285,8 +285,6 @@ def test_the_flags_are_those_of_train_and_its_own() -> None:
     assert parsed(show_data.BINARY) == (config.of(), show_data.Options())
     several = parsed(show_data.BINARY, "--environment=stained", "--images=4", "--out=x.png")
     assert several == (config.of(environment="stained"), show_data.Options(4, "x.png"))
-    with pytest.raises(UsageError, match="--colors=4: has no effect with --environment=rotated"):
-        parsed(show_data.BINARY, "--colors=4")
 
 
 @pytest.mark.slow

@@ -60,11 +60,9 @@ def test_several_odd_angles_have_a_client_each() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (dict(odd_share=0.1), "--odd_share=0.1: has no effect without --odd_angles"),
         (dict(odd_share=1.0, odd_angles=(135.0,)), "--odd_share=1: must be above 0 and below 1"),
         (dict(odd_share=0.5, odd_angles=(135.0, 180.0)), "--odd_share=0.5: .*below 1 / 2"),
         (dict(odd_angles=(15.0,)), "--odd_angles=15: must differ from each other and from"),
-        (dict(odd_angles=(135.0,), environment="colored"), "--odd_angles=135: has no effect with"),
     ],
 )
 def test_odd_angles_that_do_not_fit(flags: dict[str, object], message: str) -> None:

@@ -246,7 +246,6 @@ def test_the_flags_reach_the_data() -> None:
             r"--ramp=fff0c8,664800: of its 401 colours, colors\[\d+\]=.*: must be darker",
         ),
         (dict(shading="no"), "--shading=no: unknown"),
-        (dict(flips=(0.3,)), "--flips=0.3: has no effect with --environment=simpson"),
     ],
 )
 def test_flags_that_do_not_fit(values: dict[str, Any], words: str) -> None:

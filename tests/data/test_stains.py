@@ -459,8 +459,6 @@ def test_the_flags_reach_the_data() -> None:
         (dict(mislabelled=-0.1), "--mislabelled=-0.1: must be between 0 and 1"),
         (dict(stain="all"), "--stain=all: unknown"),
         (dict(test_rule="revesed"), "--test_rule=revesed: unknown; did you mean reversed"),
-        (dict(flips=(0.3,)), "--flips=0.3: has no effect with --environment=stained"),
-        (dict(environment="combinations", test_agreement=0.5), "--test_agreement=0.5: has no"),
     ],
 )
 def test_flags_that_do_not_fit(values: dict[str, Any], words: str) -> None:

@@ -21,4 +21,3 @@ class Kind(NamedTuple):
     text: str  # a description in a few words
     records: tuple[type[Any], ...]  # the records of its flags
     make: Callable[..., Dataset]  # (data, source, *records) -> the data with new domains
-    draws_test: bool = False  # whether it draws a test domain for data without a test split

@@ -30,8 +30,6 @@ class Angles:
 def _make(data: Dataset, source: Source, chosen: Angles) -> Dataset:
     angles, odd, share = chosen.angles, chosen.odd_angles, chosen.odd_share
     if not odd:
-        if share != Angles.odd_share:
-            raise flag_error("odd_share", share, "has no effect without --odd_angles")
         return environments.rotated(data, angles, source.seed)
     names = [f"{angle:g}" for angle in (*odd, *angles)]
     if len(set(names)) < len(names):

@@ -55,8 +55,6 @@ class Shades:
 
 
 def _make(data: Dataset, source: Source, chosen: Shades) -> Dataset:
-    if chosen.shading == "random" and chosen.paradox != Shades.paradox:
-        raise flag_error("paradox", chosen.paradox, "has no effect with --shading=random")
     checks.integer(
         "clients", source.clients, 0, len(data.y) - 1, ", the number of examples but one"
     )
@@ -88,5 +86,4 @@ SIMPSON = Kind(
     "a colour that tells the digit in each client, but hardly over all clients",
     (Shades,),
     _make,
-    draws_test=True,
 )

@@ -70,7 +70,5 @@ def _drawn(source: Source, flips: Flips) -> dict[str, Any]:
     }
 
 
-COLORED = Kind(
-    "a colour that misleads in the test (Colored MNIST)", (Flips, Colours), _colored, True
-)
-PATCHED = Kind("a black corner that misleads in the test", (Flips,), _patched, True)
+COLORED = Kind("a colour that misleads in the test (Colored MNIST)", (Flips, Colours), _colored)
+PATCHED = Kind("a black corner that misleads in the test", (Flips,), _patched)

@@ -100,5 +100,5 @@ def _stained(data: Dataset, source: Source, chosen: Stains, agreement: Agreement
 
 COMBINATIONS = Kind("a domain for each fixed rule from digit to colour", (Stains,), _combinations)
 STAINED = Kind(
-    "colours that follow the label by another rule in the test", (Stains, Agreement), _stained, True
+    "colours that follow the label by another rule in the test", (Stains, Agreement), _stained
 )
