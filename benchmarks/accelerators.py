@@ -59,7 +59,6 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import command, names
 from fedjax_inv_experiments.flags.flag import at_least, flag
 from fedjax_inv_experiments.parts import machine
-from fedjax_inv_experiments.running import chunks
 
 
 class Target(NamedTuple):
@@ -244,6 +243,7 @@ def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
     return float(training.local_epochs * (-(-size // training.batch_size)).max(1).mean())
 
 
+_USABLE = 0.7  # the part of a device's memory that a program may take
 _RESNET = re.compile(r"resnet18_(64|224):(fedavg|fedipg)")
 _RESNET_CLIENTS, _RESNET_BATCH, _RESNET_BATCHES = 3, 32, 4
 
@@ -354,7 +354,7 @@ def compiled_for(
     """Compiles a program.
 
     precision: one of `platforms.PRECISIONS`, or auto for the one that the program needs.
-    at_once: the clients that train at once on a device; 0: as many as fit by the rule of `chunks`.
+    at_once: the clients that train at once on a device; 0: all, halved until they fit into memory.
     """
     described = target.describe()
     count = len(described.devices)
@@ -365,7 +365,6 @@ def compiled_for(
         mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,))
         place = NamedSharding(mesh, PartitionSpec())
     share = -(-work.num_slots // count)
-    available = int(chunks.USABLE_MEMORY * target.memory)
 
     def shaped(leaf: Any) -> jax.ShapeDtypeStruct:
         if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
@@ -386,10 +385,27 @@ def compiled_for(
         before = hlo.Program(lowered.as_text("hlo", debug_info=True), {"local_steps": traced.steps})
         return Compiled(compiled, traced, before, count, at_once, share, seconds)
 
-    def fits(chosen: chunks.Chunks) -> bool:
-        return chunks.fits(lambda: of(chosen.clients).program, available)
+    def fits(at_once: int) -> bool:
+        try:
+            return _needed_bytes(of(at_once).program) <= _USABLE * target.memory
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return False  # a TPU's compiler refuses what its device cannot hold
 
-    return of(at_once or chunks.halved(chunks.Chunks(share, 1), fits).clients)
+    if at_once:
+        return of(at_once)
+    most = share
+    while most > 1 and not fits(most):
+        most = -(-most // 2)
+    return of(most)
+
+
+def _needed_bytes(program: jax.stages.Compiled) -> int:
+    """The memory that a compiled program needs, with its arguments and results."""
+    memory: Any = program.memory_analysis()
+    of_results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + memory.temp_size_in_bytes + of_results
 
 
 def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
@@ -419,7 +435,7 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
         "seconds": compiled.seconds,
         "arguments MB": memory.argument_size_in_bytes / 1e6,
         "temporaries MB": memory.temp_size_in_bytes / 1e6,
-        "of memory %": 100 * chunks.needed_bytes(compiled.program) / target.memory,
+        "of memory %": 100 * _needed_bytes(compiled.program) / target.memory,
         "kernels a step": len(in_step),
         "around it": len(in_round) - len(in_step) if turn else 0,
         "steps": step.turns if step and step.turns is not None else traced.steps,

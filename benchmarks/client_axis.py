@@ -46,7 +46,7 @@ def tables(options: Options) -> Iterator[frame.Table]:
     for name in options.workloads:
         workload = workloads.WORKLOADS[name]
         data = workloads.noise(workload)
-        chosen = workloads.auto(workload, data)
+        chosen = workloads.auto(workload)
         engines = {
             choice.label: workloads.Engine(workload, choice, data)
             for choice in choices(options, workload)

@@ -226,7 +226,7 @@ def contents(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The names of the files to compare, each with a function that reads its content."""
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.name in ("result.json", "chunks.json", "start.json") or path.suffix == ".md":
+        if path.name in ("result.json", "start.json") or path.suffix == ".md":
             yield name, partial(_document, path)
         elif path.name == "metrics.jsonl":
             yield name, partial(_lines, path)

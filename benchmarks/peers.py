@@ -226,7 +226,7 @@ def run(options: Options) -> str:
         workload = workloads.shrunk(workloads.WORKLOADS[name], options.shrink)
         data = workloads.noise(workload)
         layout = workloads.layout_of(workload, options.devices)
-        chosen = fixed or workloads.auto(workload, data, options.devices)
+        chosen = fixed or workloads.auto(workload)
         engine = workloads.Engine(workload, chosen, data, layout)
         rows = []
         for peer in options.peers:

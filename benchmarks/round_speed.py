@@ -55,7 +55,7 @@ def tables(options: Options) -> Iterator[frame.Table]:
     for name in options.workloads:
         workload = workloads.WORKLOADS[name]
         data = workloads.noise(workload)
-        choice = workloads.auto(workload, data)
+        choice = workloads.auto(workload)
         engine = workloads.Engine(workload, choice, data)
         seconds = workloads.in_turns({"": engine}, 1, options.rounds, workload.client_steps)[""]
         flops = step_flops(workload) * workload.client_steps

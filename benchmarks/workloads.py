@@ -11,18 +11,15 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import frame, lowerings
-from fedjax_inv import devices, local, models, program, rounds, schedules
+from fedjax_inv import devices, local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
-from fedjax_inv.devices import ClientShards, Layout, SharedExamples, chunked, over
+from fedjax_inv.devices import Layout, chunked, over
 from fedjax_inv.types import Cohort, Federation, Model
-from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.flag import flag
 from fedjax_inv_experiments.parts import machine as machines
-from fedjax_inv_experiments.parts import objective, training
-from fedjax_inv_experiments.running import chunks
 
 
 class Workload(NamedTuple):
@@ -171,7 +168,6 @@ class Engine:
 def config_of(workload: Workload, num_devices: int) -> Config:
     """The workload as flags of train and sweep."""
     return config.of(
-        client_chunk="measure",
         run_chunk="1",
         devices=str(num_devices),
         clients=workload.num_clients,
@@ -194,32 +190,9 @@ def layout_of(workload: Workload, num_devices: int) -> Layout:
     return machines.layout(flags.run, load)
 
 
-def auto(workload: Workload, data: Federation, num_devices: int = 1) -> Choice:
-    """The choice that train and sweep make with --client_chunk=measure."""
-    flags = config_of(workload, num_devices)
-    hyper = {"learning_rate": workload.learning_rate, "server_learning_rate": 1.0}
-    cell = Cell("fedavg", {}, None, (program.Run(0, hyper),))
-    shards = ClientShards(*(leaf[None] for leaf in data[1:4]))
-    inputs = program.Inputs(
-        {name: jnp.array([value]) for name, value in hyper.items()},
-        jnp.zeros(1, jnp.int32),
-        shards,
-        shards,
-        SharedExamples(*shards),
-        jnp.zeros((1, workload.num_clients), jnp.int32),
-    )
-    model, task = model_of(workload, "auto"), objective.task(flags.objective, "classes")
-    experiment = assemble.experiment(flags, cell, model, task, 1, training.Sizes())
-    layout = layout_of(workload, num_devices)
-
-    def make(chosen: chunks.Chunks) -> program.Program:
-        return program.make(
-            experiment, client_chunk=chosen.clients, run_chunk=chosen.runs, layout=layout
-        )
-
-    examples, inputs = layout.place(data.data, inputs)
-    machine = chunks.Machine(make, examples, layout)
-    chunk = chunks.choose(flags, cell, experiment, inputs, machine).clients
+def auto(workload: Workload) -> Choice:
+    """The choice that train and sweep make."""
+    chunk = machines.at_once("auto")
     return Choice(0 if chunk >= workload.cohort else chunk, "auto")
 
 

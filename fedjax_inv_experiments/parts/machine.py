@@ -33,7 +33,7 @@ from fedjax_inv_experiments.flags.flag import (
 from fedjax_inv_experiments.flags.outside import trust_flag
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops"
-_CHUNK = number_or("auto", "measure")
+_CHUNK = number_or("auto")
 
 _PART_FOR_DATA = 0.5  # of a CPU's memory, for the examples of all its devices
 _PART_FOR_STREAM = 0.7  # of the memory; --hold=auto streams what needs more
@@ -78,14 +78,13 @@ class Running:
     )
     client_chunk: str = flag(
         "auto",
-        "Clients trained at once on a device; 0: all; auto: 1 on a CPU, else as many as fit; "
-        "measure: the fastest by a stopwatch.",
+        "Clients trained at once on a device; 0: all; auto: 1 on a CPU, else all. Fewer need less "
+        "memory.",
         _CHUNK,
     )
     run_chunk: str = flag(
         "auto",
-        "Runs (seeds x hyperparameters) at once; 0: all; auto: 1 on a CPU, else as many as fit; "
-        "measure: the fastest by a stopwatch.",
+        "Runs (seeds x hyperparameters) trained at once on a device, likewise.",
         _CHUNK,
     )
     devices: str = flag(
@@ -158,12 +157,6 @@ def check(chosen: Running, eval_every: int) -> None:
     if chosen.distributed and several:
         text = "must be left out with --distributed, which finds the processes"
         raise flag_error("num_processes", chosen.num_processes, text)
-    for name, chunk in (("client_chunk", chosen.client_chunk), ("run_chunk", chosen.run_chunk)):
-        if chunk == "measure" and (several or chosen.distributed):
-            text = "must be a number or auto with several processes, which may disagree"
-            raise flag_error(name, chunk, text)
-        if chunk == "measure" and chosen.hold == "stream":
-            raise flag_error(name, chunk, "must be a number or auto with --hold=stream")
     address = chosen.coordinator_address
     host, _, port = address.rpartition(":")
     if several and (not (host and is_whole(port, 1) and int(port) < 2**16) or " " in address):
@@ -196,6 +189,13 @@ def prepare(chosen: Running) -> None:
 def _is_here(chosen: Running) -> bool:
     """Whether the processes of --coordinator_address are all on this machine."""
     return chosen.coordinator_address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]")
+
+
+def at_once(chunk: str) -> int:
+    """How many clients or runs train at once on a device, 0 for all. chunk: the flag."""
+    if chunk == "auto":
+        return 1 if platforms.on_cpu() else 0
+    return int(chunk)
 
 
 def precision(chosen: Running, needed: str) -> str:

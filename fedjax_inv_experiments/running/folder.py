@@ -29,7 +29,7 @@ _LOCK = ".lock"
 # The errors of a file system that cannot lock a file or, as NFS, a folder.
 _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # The files of a process that died before its run began.
-_LEFT_OVER = (_LOCK, "start.json", "chunks.json", "partition.png", "partition.pdf")
+_LEFT_OVER = (_LOCK, "start.json", "partition.png", "partition.pdf")
 
 _LONGEST = 60  # the most characters of flags in a default folder's name
 

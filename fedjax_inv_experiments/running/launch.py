@@ -28,7 +28,6 @@ from fedjax_inv_experiments.flags.flag import check_run_dir, flag_error, shown
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import (
     checkpoints,
-    chunks,
     disk,
     events,
     files,
@@ -45,7 +44,6 @@ from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
 from fedjax_inv_experiments.running.signals import Stop, Stopped
 
-_CHUNKS = "chunks.json"
 _INPUTS = "inputs.json"  # the shift and scale of the network's inputs
 _AGAIN = "the same command continues"
 
@@ -211,9 +209,7 @@ class Launch:
         )
 
     def _begin(self, cells: Iterable[Cell], ahead: Ahead) -> None:
-        run = self._assembled.config.run
-        # A stopwatch must run alone, and processes must compile in the same order.
-        if "measure" in (run.client_chunk, run.run_chunk) or jax.process_count() > 1:
+        if jax.process_count() > 1:  # processes must compile in the same order
             return
         for cell in cells:
             ahead.begin(self._key(cell), functools.partial(self._compiled, cell))
@@ -272,7 +268,6 @@ class Launch:
         scaling = self._assembled.scaling_record(cell.held_out)
         if scaling is not None:
             files.write_json(place / _INPUTS, scaling)
-        self._programs.record(cell, place)
         try:
             return loop.run_cell(job, place, stop)
         except Stopped as stopped:
@@ -375,7 +370,7 @@ def _finished(assembled: Assembled, places: Mapping[str, Path]) -> dict[str, rec
 
 
 def depends_on(assembled: Assembled, cell: Cell, prepared: Prepared) -> tuple[Hashable, ...]:
-    """What a cell's program depends on, besides its chunks.
+    """What a cell's program depends on.
 
     Environments, partitions, the schedule of clients, seeds and the held-out domain change nothing
     but its inputs.
@@ -412,9 +407,7 @@ class _Programs:
 
     def __init__(self, config: Config, data: Examples, shared: Shared | None) -> None:
         self._config, self._data = config, data
-        self._lock = threading.Lock()  # one thread at a time chooses and places
-        self._chunks: dict[tuple[str, int], chunks.Chunks] = {}  # by label and number of slots
-        self._chunks_of: dict[str, chunks.Chunks] = {}  # by the cell's name
+        self._lock = threading.Lock()  # one thread at a time places
         self._on_devices: dict[Mesh, Examples] = {}
         self._programs = Shared() if shared is None else shared
 
@@ -433,8 +426,7 @@ class _Programs:
     ) -> tuple[Prepared, program.Program, bool, program.Stream | None]:
         """A cell with its data and inputs on the devices, its program, and whether that is old.
 
-        With examples on the host the last is the stream whose program this is. A resumed run keeps
-        the chunks with which it began.
+        With examples on the host the last is the stream whose program this is.
         """
         with self._lock:
             prepared = self._placed(assembled.prepare(cell))
@@ -444,25 +436,15 @@ class _Programs:
                 stream = self._stream(assembled, cell, prepared, folder)
                 return prepared, stream.program, True, stream
 
-            def make(chosen: chunks.Chunks) -> program.Program:
+            def make() -> program.Program:
                 return program.make(
                     prepared.experiment,
-                    client_chunk=chosen.clients,
-                    run_chunk=chosen.runs,
+                    client_chunk=machine.at_once(self._config.run.client_chunk),
+                    run_chunk=machine.at_once(self._config.run.run_chunk),
                     layout=prepared.layout,
                 )
 
-            chosen = self._begun(cell, prepared, folder)
-            if chosen is None:
-                kind = self._kind(cell, prepared)
-                if kind not in self._chunks:
-                    machine = chunks.Machine(make, prepared.data, prepared.layout)
-                    self._chunks[kind] = chunks.choose(
-                        self._config, cell, prepared.experiment, prepared.inputs, machine
-                    )
-                chosen = self._chunks_of[cell.name] = self._chunks[kind]
-            key = (chosen, *depends_on(assembled, cell, prepared))
-            found, is_old = self._programs.get(key, lambda: make(chosen))
+            found, is_old = self._programs.get(depends_on(assembled, cell, prepared), make)
             return prepared, found, is_old, None
 
     def _stream(
@@ -490,39 +472,18 @@ class _Programs:
             text = f"a round of {cell.label} needs {plan.bytes / 1e9:.3g}; must be as many"
             raise flag_error("stream_memory", config.run.stream_memory, text)
 
-        def make(chosen: chunks.Chunks) -> program.Stream:
-            return program.Stream(
-                ready.experiment,
-                source,
-                ready.inputs,
-                cohorts,
-                plan,
-                client_chunk=chosen.clients,
-                run_chunk=chosen.runs,
-                layout=ready.layout,
-                most_bytes=most,
-                state_bytes=state_bytes,
-            )
-
-        chosen = self._begun(cell, ready, folder)
-        if chosen is None:
-            kind = self._kind(cell, ready)
-            if kind not in self._chunks:
-                self._chunks[kind] = chunks.streamed(
-                    config, ready.inputs, ready.layout, lambda chosen: make(chosen).compiled()
-                )
-            chosen = self._chunks_of[cell.name] = self._chunks[kind]
-        return make(chosen)
-
-    def _kind(self, cell: Cell, prepared: Prepared) -> tuple[str, int]:
-        """What the chunks of a cell are chosen by."""
-        num_clients = prepared.inputs.train.size.shape[1]
-        return cell.label, self._config.participation.slots(num_clients)
-
-    def record(self, cell: Cell, folder: Path) -> None:
-        """Writes the chunks of a cell into its folder, if they were chosen in this start."""
-        if not (self._config.run.resume and (folder / _CHUNKS).exists()):
-            files.write_json(folder / _CHUNKS, self._chunks_of[cell.name]._asdict())
+        return program.Stream(
+            ready.experiment,
+            source,
+            ready.inputs,
+            cohorts,
+            plan,
+            client_chunk=machine.at_once(config.run.client_chunk),
+            run_chunk=machine.at_once(config.run.run_chunk),
+            layout=ready.layout,
+            most_bytes=most,
+            state_bytes=state_bytes,
+        )
 
     def _placed(self, prepared: Prepared) -> Prepared:
         """A cell with its data and inputs on the devices."""
@@ -537,25 +498,3 @@ class _Programs:
         if not layout.own:
             self._on_devices = {layout.mesh: data}
         return prepared._replace(data=data, inputs=inputs)
-
-    def _begun(self, cell: Cell, prepared: Prepared, folder: Path) -> chunks.Chunks | None:
-        """The chunks that the run in a folder began with; None for a new run.
-
-        Raises UsageError if the flags ask for others.
-        """
-        path = folder / _CHUNKS
-        if not (self._config.run.resume and path.exists()):
-            return None
-        record = records.read(path, records.Chunks, "delete it to have them chosen anew")
-        begun = chunks.Chunks(record.clients, record.runs)
-        flags = ("client_chunk", "run_chunk")
-        asked = chunks.asked(self._config, len(cell.runs), prepared.inputs)
-        for flag, wanted, there in zip(flags, asked, begun, strict=True):
-            if wanted not in (None, there):
-                raise flag_error(
-                    flag,
-                    getattr(self._config.run, flag),
-                    f"the run in {folder} began with {there}, and goes on bit for bit with it "
-                    "only; leave the flag out",
-                )
-        return begun

@@ -1,6 +1,6 @@
 """Runs a cell segment by segment: progress, metrics, checkpoints, stopping and resuming.
 
-A run folder holds config.json, chunks.json, metrics.jsonl, checkpoints/ and, when it is finished,
+A run folder holds config.json, metrics.jsonl, checkpoints/ and, when it is finished,
 result.json. A finished run keeps its last checkpoint, which also holds the selected states.
 """
 

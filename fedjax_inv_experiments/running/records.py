@@ -232,13 +232,6 @@ class Networks(Record, frozen=True):
     networks: str
 
 
-class Chunks(Record, frozen=True):
-    """chunks.json: how many clients and runs train at once."""
-
-    clients: int
-    runs: int
-
-
 # The names of scores in records of version 0.8 and before.
 _ACCURACY = re.compile(rb'"(?:(\w+)_)?accuracy(_by_\w+)?"(?=\s*:)')
 

@@ -19,10 +19,9 @@ import numpy as np
 import pytest
 
 import slow
-from fedjax_inv import diagnostics, models, platforms, program, rounds
+from fedjax_inv import diagnostics, models, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv.devices import Layout
 from fedjax_inv.types import Federation
 from fedjax_inv_experiments import sweep, train
 from fedjax_inv_experiments.experiment import assemble, config, grid
@@ -32,8 +31,8 @@ from fedjax_inv_experiments.flags.errors import Diverged
 from fedjax_inv_experiments.parts import watching
 from fedjax_inv_experiments.parts.watching import Watching
 from fedjax_inv_experiments.reporting import report, run_figures
-from fedjax_inv_experiments.running import chunks, log, loop, records, selected
 from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running import log, loop, records, selected
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.records import Domain, Result, RunResult
 from fedjax_inv_experiments.running.signals import Stop
@@ -171,7 +170,7 @@ def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 def test_a_run_folder_is_complete(trained: Ran) -> None:
     assert {path.name for path in trained.folder.iterdir()} == {
-        *("config.json", "chunks.json", "metrics.jsonl", "result.json", "checkpoints", ".lock"),
+        *("config.json", "metrics.jsonl", "result.json", "checkpoints", ".lock"),
         *("table.md", "table.tex", "runs.csv"),
         *(
             f"{name}{ending}"
@@ -342,36 +341,6 @@ def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
     after = Ran(folder, whole.job).runs
     assert [run["last"]["round"] for run in after] == [run["last"]["round"] for run in whole.runs]
     assert folders.finished(chosen, whole.job.cell, folder) is not None
-
-
-@pytest.mark.slow
-def test_a_restart_goes_on_with_the_chunks_that_it_began_with(
-    trained: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = halved(trained.job, tmp_path / "run")
-    shutil.copy(trained.folder / "chunks.json", folder)
-    # Chunks may change how the sums are rounded.
-    chosen = config.changed(
-        trained.job.config, run_dir=str(folder), client_chunk="auto", run_chunk="measure"
-    )
-    with pytest.raises(UsageError, match="--resume"):
-        train.train(chosen)
-    others = config.changed(chosen, client_chunk="2", resume=True)
-    before = (folder / "config.json").read_bytes()
-    with pytest.raises(UsageError, match=r"^--client_chunk=2: .* began with 1, and goes on"):
-        train.train(others)
-    assert (folder / "config.json").read_bytes() == before
-    made, make = [], program.make
-
-    def make_and_tell(experiment: program.Experiment, **chunks: Any) -> program.Program:
-        made.append((chunks["client_chunk"], chunks["run_chunk"]))
-        return make(experiment, **chunks)
-
-    monkeypatch.setattr(program, "make", make_and_tell)
-    with no_figures():
-        train.train(config.changed(chosen, resume=True, run_chunk="1"))
-    assert made == [(1, 1)]
-    assert metrics(folder) == metrics(trained.folder)
 
 
 def test_one_trace_serves_all_segments_and_held_out_domains(
@@ -655,162 +624,15 @@ def ready(chosen: Config, held_out: str) -> tuple[Cell, Any, assemble.Prepared]:
     return cell, made.data, made.prepare(cell)
 
 
-class Pretended(chunks.Machine):
-    """A machine with so many bytes: a client of a run takes 100, and 4 clients at once are best."""
-
-    def __init__(self, num_bytes: int = 10**6, alone: float = 1.2, is_gpu: bool = False) -> None:
-        self.num_bytes, self.is_gpu, self.asked = num_bytes, is_gpu, 0
-        self.alone = alone  # times the time of all runs at once
-        self.runs_per_device = Layout().runs_per_device
-
-    @property
-    def is_cpu(self) -> bool:
-        return not self.is_gpu
-
-    def fits(self, chunks: chunks.Chunks, inputs: program.Inputs, cohort: Any) -> bool:
-        self.asked += 1
-        return 100 * chunks.clients * chunks.runs <= self.num_bytes
-
-    def seconds(self, chunks: chunks.Chunks, inputs: program.Inputs, cohort: Any) -> float:
-        # On two batches of each client, and nothing is watched.
-        assert inputs.train.size.max() == 32
-        assert inputs.watched is None
-        time = {1: 3.0, 4: 1.0, 16: 1.1, 20: 2.0}[chunks.clients] * cohort.who[0].size
-        return time * (self.alone if chunks.runs == 1 else 1)
-
-
-def test_measuring_picks_the_fastest_chunk_that_fits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chosen = flags(
-        tmp_path, angles=(0.0, 40.0), clients=20, client_chunk="measure", run_chunk="measure"
-    )
-    cell, _, prepared = ready(chosen, "40")
-
-    def choose(machine: Pretended, chosen: Config = chosen) -> chunks.Chunks:
-        return chunks.choose(chosen, cell, prepared.experiment, prepared.inputs, machine)
-
-    assert choose(Pretended(alone=0.99)) == (4, 1)
-    assert "client_chunk=4, run_chunk=1" in capsys.readouterr().err
-    assert choose(Pretended(alone=0.99, is_gpu=True)) == (4, 2)
-    assert "4/1" not in capsys.readouterr().err
-    assert choose(Pretended()) == (4, 2)
-    assert "1/2: 1.5e+03, 4/2: 500, 16/2: 550, 20/2" in capsys.readouterr().err
-    assert choose(Pretended(250)) == (1, 2)
-    assert choose(Pretended(150)) == (1, 1)
-    for flag, runs in (("0", 2), ("1", 1)):
-        fixed, machine = (
-            config.changed(chosen, client_chunk="7", run_chunk=flag),
-            Pretended(),
-        )
-        assert choose(machine, fixed) == (7, runs)
-        assert machine.asked == 0
-
-
-def test_measuring_leaves_a_program_the_batches_that_it_is_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chosen = flags(tmp_path, angles=(0.0, 40.0), clients=3, client_chunk="measure")
-    seen, seconds_of_all = set(), 0.06
-
-    class Seeing(Pretended):
-        def seconds(self, chunks: chunks.Chunks, inputs: program.Inputs, cohort: Any) -> float:
-            seen.add(int(inputs.train.size.min()))
-            return seconds_of_all
-
-    with platforms.traced_for("gpu"):
-        cell, _, prepared = ready(chosen, "40")
-        arguments = chosen, cell, prepared.experiment, prepared.inputs
-        chunks.choose(*arguments, Seeing(is_gpu=True))
-    known = prepared.sizes.num_batches
-    assert known is not None
-    assert known > 2
-    assert seen == {int(prepared.inputs.train.size.min())}
-    slots, steps = prepared.inputs.train.size.shape[1], known * chosen.clients.local_epochs
-    told = f"3/2: {1e3 * seconds_of_all / (2 * slots) / steps:.3g}"
-    assert told in capsys.readouterr().err
-
-
-def test_what_a_compiler_refuses_for_want_of_memory_does_not_fit() -> None:
-    def refused(reason: str) -> jax.stages.Compiled:
-        raise jax.errors.JaxRuntimeError(reason)
-
-    assert not chunks.fits(lambda: refused("RESOURCE_EXHAUSTED: 20G of 16G"), 10**12)
-    with pytest.raises(jax.errors.JaxRuntimeError):
-        chunks.fits(lambda: refused("INTERNAL: a defect"), 10**12)
-    whole = jax.jit(lambda x: 2 * x, donate_argnums=0).lower(jnp.zeros(250)).compile()
-    assert [chunks.fits(lambda: whole, size) for size in (999, 1100)] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("rounds", "evaluation", "expected"), [(250, 250, True), (900, 250, False), (250, 900, False)]
-)
-def test_rounds_and_their_evaluation_must_both_fit(
-    monkeypatch: pytest.MonkeyPatch, rounds: int, evaluation: int, expected: bool
-) -> None:
-    def of_size(number: int) -> jax.stages.Compiled:
-        return jax.jit(lambda x: 2 * x, donate_argnums=0).lower(jnp.zeros(number)).compile()
-
-    nothing: Any = None
-    machine = chunks.Machine(nothing, nothing)
-    monkeypatch.setattr(machine, "_of", lambda *arguments: of_size(rounds))
-    monkeypatch.setattr(machine, "_evaluation", lambda *arguments: of_size(evaluation))
-    monkeypatch.setattr(chunks, "available_bytes", lambda: 2000)
-    assert machine.fits(chunks.Chunks(1, 1), nothing, nothing) == expected
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "is_gpu", "run_chunk", "expected"),
-    [
-        (10**6, False, "auto", (1, 1)),
-        (100, False, "auto", (1, 1)),
-        (10**6, True, "auto", (20, 2)),
-        (2000, True, "auto", (20, 1)),
-        (700, True, "auto", (5, 1)),
-        (700, True, "2", (3, 2)),
-    ],
-)
-def test_auto_is_a_rule_that_no_stopwatch_bends(
-    tmp_path: Path, num_bytes: int, is_gpu: bool, run_chunk: str, expected: tuple[int, int]
-) -> None:
-    angles, auto = (0.0, 40.0), "auto"
-    chosen = flags(tmp_path, angles=angles, clients=20, client_chunk=auto, run_chunk=run_chunk)
-    cell, _, prepared = ready(chosen, "40")
-
-    class Unmeasured(Pretended):
-        def seconds(self, *arguments: Any) -> float:
-            raise AssertionError("measured")
-
-    machine = Unmeasured(num_bytes, is_gpu=is_gpu)
-    choice = chunks.choose(chosen, cell, prepared.experiment, prepared.inputs, machine)
-    assert choice == expected
-
-
-@pytest.mark.slow
-def test_measuring_takes_the_real_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = flags(tmp_path, angles=(0.0, 40.0), client_chunk="measure", run_chunk="measure")
-    cell, data, prepared = ready(chosen, "40")
-
-    def make(chunks: chunks.Chunks) -> program.Program:
-        return program.make(prepared.experiment, client_chunk=chunks.clients, run_chunk=chunks.runs)
-
-    machine = chunks.Machine(make, data)
-    assert chunks.choose(chosen, cell, prepared.experiment, prepared.inputs, machine) in (
-        *((1, 1), (1, 2)),
-    )
-    told = capsys.readouterr().err
-    assert "1/1: " in told
-    assert "1/2: " in told
-
-
 @pytest.mark.slow
 def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None:
     def temporary_bytes(clients: int) -> int:
         chosen = flags(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
         _, data, (experiment, inputs, *_) = ready(chosen, "40")
         made = program.make(experiment, client_chunk=10, run_chunk=1)
-        segment = chunks.compiled(made, data, inputs, assemble.cohorts(chosen, inputs, 2))
-        analysis = segment.memory_analysis()
+        training = jax.eval_shape(made.init, data, inputs)
+        cohorts = assemble.cohorts(chosen, inputs, 2)
+        analysis = made.rounds.lower(data, inputs, training, cohorts).compile().memory_analysis()
         assert analysis is not None
         return analysis.temp_size_in_bytes
 
@@ -1005,23 +827,3 @@ def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
     assert all(map(np.array_equal, each[1], alone[1]))
     rows = assemble.assemble(config.changed(TINY, environment="none")).data.y
     assert len(rows) == 1797  # not copied where nothing is drawn
-
-
-@pytest.mark.slow
-def test_cells_of_other_numbers_of_clients_have_chunks_of_their_own(tmp_path: Path) -> None:
-    client = np.arange(90) % 9
-    domain = np.searchsorted([2, 5], client, side="right")  # of 2, 3 and 4 clients
-    x = np.random.default_rng(0).normal(size=(90, 3))
-    np.savez(tmp_path / "users.npz", x=x, y=client % 2, client=client, domain=domain)
-    chosen = {
-        **dict(dataset=str(tmp_path / "users.npz"), partition="user", held_out="all"),
-        **dict(client_chunk="0", eval_every=1, widths=(4,), devices="1"),
-        **dict(run_dir=str(tmp_path / "runs")),
-    }
-    sweep.sweep(config.of(rounds=1, **chosen))
-    found = {
-        path.parent.name: json.loads(path.read_text())["clients"]
-        for path in (tmp_path / "runs").glob("*/chunks.json")
-    }
-    assert found == {"fedavg-0": 7, "fedavg-1": 6, "fedavg-2": 5}
-    sweep.sweep(config.of(rounds=2, resume=True, **chosen))

@@ -232,7 +232,6 @@ TYPES: dict[str, list[Callable[[Any], Any]]] = {
         deep("runs", 0, "more", to=1),
         deep("runs", 0, "stops", to=[{}]),
     ],
-    "chunks.json": [changed(clients="1"), changed(runs=None), changed(runs=1.5)],
 }
 SPOILED = [(name, how) for name in TYPES for how in DAMAGES]
 SPOILED += [(name, str(number)) for name in TYPES for number in range(len(TYPES[name]))]
@@ -252,7 +251,7 @@ def test_a_spoiled_record_is_told_by_all_who_read_it(
     made: Runs, refused: Refused, tmp_path: Path, name: str, how: str
 ) -> None:
     looks: dict[str, Callable[[Path], Any]] = {"train": resume}
-    whole = made.half if name == "chunks.json" else made.whole.folder
+    whole = made.whole.folder
     if name == "config.json":
         looks |= LOOKS
     if name == "result.json":
@@ -477,11 +476,10 @@ def test_other_data_are_told(
     "names",
     [
         [".lock"],
-        ["chunks.json", ".lock"],
         ["checkpoints/"],
         ["partition.png"],
         ["config.json.tmp"],
-        ["start.json", "chunks.json.tmp", "checkpoints/"],
+        ["start.json", "start.json.tmp", "checkpoints/"],
     ],
 )
 def test_what_a_process_leaves_that_dies_before_it_begins(tmp_path: Path, names: list[str]) -> None:
