@@ -8,7 +8,6 @@ from fedjax_inv import averaging as averaging
 from fedjax_inv import communication as communication
 from fedjax_inv import data as data
 from fedjax_inv import devices as devices
-from fedjax_inv import diagnostics as diagnostics
 from fedjax_inv import evaluation as evaluation
 from fedjax_inv import fitting as fitting
 from fedjax_inv import local as local

@@ -193,7 +193,6 @@ def _check(experiment: Experiment) -> None:
         "stop_centred",
         "end_at_stop",
         "drop_nonfinite",
-        "watch_gradients",
         "pooled",
         "quick_to_compile",
     ):

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from fedjax_inv import (
     communication,
     devices,
-    diagnostics,
     evaluation,
     models,
     objectives,
@@ -21,7 +20,6 @@ from fedjax_inv import (
     rounds,
     stopping,
 )
-from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Axis, ClientShards, CompactShards, SharedExamples
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Loss, Model, Tree
@@ -46,7 +44,6 @@ class Experiment(NamedTuple):
     end_at_stop: bool = False  # whether a run no longer changes once all thresholds are met
     drop_nonfinite: bool = False  # as in `rounds.step`
     history: int = 1  # H, how many broadcasts are kept: one more than the longest delay
-    watch_gradients: bool = False  # whether evaluations compare clients' gradients (`diagnostics`)
     pooled: bool = False  # whether training is on one client, validation on others
     # hyperparameter -> (round [], from 0) -> the factor that it is multiplied by in that round
     schedules: Mapping[str, Callable[[Array], Array]] = {}
@@ -101,7 +98,6 @@ class Outcome(NamedTuple):
     valid: evaluation.Scores  # each [G]
     test: evaluation.Scores  # each [1]
     stops: stopping.Stops
-    gradients: diagnostics.Agreement | None = None  # each [C], the cosine []
     detailed: DetailedScores | None = None
 
 
@@ -274,35 +270,7 @@ class OneRun(NamedTuple):
             outcome = outcome._replace(
                 detailed=DetailedScores(self.joined(detailed[0]), detailed[1])
             )
-        if self.experiment.watch_gradients:
-            outcome = outcome._replace(gradients=self.gradients(data, inputs, training.state))
         return outcome
-
-    def gradients(
-        self, data: Examples, inputs: Inputs, state: rounds.State
-    ) -> diagnostics.Agreement:
-        """Compare the training clients' gradients at the network that the algorithm serves.
-
-        Args:
-          data: the examples, which all runs share.
-          inputs: the inputs of the run.
-          state: the state of the run.
-
-        Raises:
-          UsageError: if the algorithm has no single network, or outputs of its own.
-        """
-        algorithm = self.algorithm(inputs)
-        network = algorithm.network
-        if network is None or algorithm.own_outputs:
-            text = "must be False for an algorithm without a network of plain outputs"
-            raise UsageError("watch_gradients", True, text)
-        return diagnostics.agreement(
-            self.experiment.model,
-            network(state.server),
-            Federation(data, *inputs.train),
-            loss=self.experiment.loss,
-            axis=self.axis,
-        )
 
     def watch(
         self, data: Examples, inputs: Inputs, training: Training, cohort: Cohort

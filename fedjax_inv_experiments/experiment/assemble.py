@@ -241,7 +241,6 @@ def experiment(
         end_at_stop=config.watching.after_stop == "end",
         drop_nonfinite=config.run.nonfinite == "drop",
         history=config.participation.history,
-        watch_gradients=config.watching.watch_gradients,
         pooled=facts(cell.algorithm).pooled,
         schedules={
             name: factor
@@ -367,9 +366,8 @@ def _check_stream(assembled: Assembled, cell: Cell) -> bool:
     if facts(cell.algorithm).pooled:
         text = f"must be another {why}: it trains on all examples at once"
         raise flag_error("algorithm", cell.algorithm, text)
-    for name, off in (("watch_examples", 0), ("watch_gradients", False)):
-        if getattr(watched, name) != off:
-            raise flag_error(name, getattr(watched, name), f"must be left out {why}")
+    if watched.watch_examples:
+        raise flag_error("watch_examples", watched.watch_examples, f"must be left out {why}")
     return True
 
 
@@ -523,15 +521,3 @@ def _check_watching(assembled: Assembled) -> None:
     if watched.watch_classes:
         splits = [split for of_seed in assembled.splits.values() for split in of_seed.values()]
         watching.check_classes(assembled.dataset.classes, np.asarray(assembled.data.y), splits)
-    if watched.watch_gradients:
-        for cell in cells:
-            _check_network(assembled, cell)
-
-
-def _check_network(assembled: Assembled, cell: Cell) -> None:
-    """Raises UsageError unless a cell's algorithm has a single network, with plain outputs."""
-    config, model, task = assembled.config, assembled.model, assembled.task
-    made = algorithm(config, cell, model, task, cell.runs[0].hyper, Sizes())
-    if made.network is None or made.own_outputs:
-        has = "computes outputs in a way of its own" if made.network else "has no single network"
-        raise flag_error("watch_gradients", True, f"--algorithm={cell.algorithm} {has}")

@@ -44,11 +44,6 @@ class Watching:
         "round; 0: in no round.",
         at_least(0),
     )
-    watch_gradients: bool = flag(
-        False,
-        "Whether evaluations report each training client's gradient norm and <grad R(w), w>, and "
-        "the mean cosine between clients; drawn as gradients.png.",
-    )
     watch_classes: bool = flag(
         False,
         "Whether evaluations report the test score of each class, that of test examples in the "

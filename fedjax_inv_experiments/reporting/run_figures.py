@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_NAMED = 10  # the most clients whose gradients have a colour each, and a legend
 _SPREAD = 10  # the ratio of the largest error to the smallest from which an axis is logarithmic
 MOST_DOTS = 120  # the most domains or clients, over all algorithms, that get a dot each
 
@@ -35,9 +34,8 @@ def write(
 ) -> None:
     """Writes curves.png and, if the runs have the numbers for them, the other figures.
 
-    The others are domains.png, clients.png and gradients.png. Figures that are there and show the
-    same are not drawn again. Those that the runs have no numbers for are deleted: all, if every
-    cell diverged.
+    The others are domains.png and clients.png. Figures that are there and show the same are not
+    drawn again. Those that the runs have no numbers for are deleted: all, if every cell diverged.
 
     A cell of which the rule picks nothing is shown as --select=last shows it.
 
@@ -57,9 +55,7 @@ def write(
             paints["domains"] = _parts, drawn, title, by_domain, "domain"
         if first.score_by_client is not None:
             paints["clients"] = _parts, drawn, title, by_client, "client"
-        if drawn[0][0].last[0].gradients is not None:
-            paints["gradients"] = _gradients, drawn, title
-    for name in ("curves", "domains", "clients", "gradients"):
+    for name in ("curves", "domains", "clients"):
         if name in paints:
             figures.draw(folder / f"{name}.png", *paints[name])
         else:
@@ -222,33 +218,3 @@ def draw_quantiles(axis: Axes, values: np.ndarray, number: int) -> None:
     style = figures.style(number)
     axis.plot(100 * part, mean, **style, markevery=figures.spaced(101, 3 * number))
     axis.fill_between(100 * part, low, high, color=style["color"], alpha=0.08, lw=0)
-
-
-def _gradients(drawn: Drawn, title: str) -> Figure:
-    """Draws the gradients of the first seed: a column per cell, a line per client."""
-    # A wider figure could have more pixels than matplotlib allows.
-    width = min(4.2, 100 / len(drawn))
-    figure = figures.new(width * len(drawn) + 0.6, 6.5)
-    axes = figure.subplots(3, len(drawn), squeeze=False, sharex=True, sharey="row")
-    for (one, every), column in zip(drawn, axes.T, strict=True):
-        lines = [line for line in every if line.run == one.indices[0]]
-        x = [line.round for line in lines]
-        for axis, key in zip(column, ("invariance", "norm", "cosine"), strict=True):
-            values = np.array([getattr(line.gradients, key) for line in lines], float)
-            if key != "cosine" and values.shape[1] <= _MOST_NAMED:
-                for client, of_client in enumerate(values.T):
-                    name, color = f"client {client}", f"C{client}"
-                    axis.plot(x, of_client, lw=1, color=color, label=name)
-            else:
-                axis.plot(x, values, lw=1, color="black" if key == "cosine" else None)
-            axis.axhline(0, color="0.6", lw=0.8, ls=":")
-            figures.whole_numbers(axis)
-        text = figures.wrapped(f"{one.label}, held out: {one.held_out}", width - 0.2, 9)
-        column[0].set_title(text, fontsize=9)
-        column[-1].set_xlabel("round")
-    names = ("<grad R(w), w> of each client", "gradient norm of each", "mean cosine of clients")
-    for axis, name in zip(axes[:, 0], names, strict=True):
-        axis.set_ylabel(name, fontsize=9)
-    figures.entitle(figure, f"{title}; seed {drawn[0][0].runs[0].seed}")
-    figures.legend_of(figure, list(axes.flat))
-    return figure

@@ -47,14 +47,6 @@ class Domain(Record, frozen=True):
     split: str  # validation or test
 
 
-class Gradients(Record, frozen=True):
-    """The numbers of --watch_gradients; None stands for a number that is not finite."""
-
-    cosine: float | None
-    norm: list[float | None]
-    invariance: list[float | None]
-
-
 class Line(Record, frozen=True, kw_only=True):
     """A line of metrics.jsonl: an evaluation of a run. Round 0 is before any training."""
 
@@ -75,7 +67,6 @@ class Line(Record, frozen=True, kw_only=True):
     score_by_class: list[float | None] | None = None  # None: a class without test examples
     client_score: float | None = None
     score_by_client: list[float | None] | None = None
-    gradients: Gradients | None = None
     diverged: bool  # in this round or before
     ended: int | None = None  # with --after_stop=end: the round of the end, in this one or before
     dropped: int | None = None  # the rounds so far in which a client was dropped

@@ -17,7 +17,6 @@ from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.running.records import (
     Domain,
-    Gradients,
     Line,
     Result,
     RunResult,
@@ -79,7 +78,6 @@ def lines(
                 **watched,
                 **_by_domain(cell, measure, groups, valid, test),
                 **detailed[index],
-                gradients=_gradients(outcome, index),
                 diverged=bool(not finite or (broken.any() and not drops)),
                 ended=ended,
                 dropped=int(broken.sum()) if drops else None,
@@ -109,15 +107,6 @@ def _by_class_and_client(outcome: Outcome) -> list[dict[str, Any]]:
                 round(float(score), 5) if size else None for score, size in both
             ]
     return fields
-
-
-def _gradients(outcome: Outcome, run: int) -> Gradients | None:
-    """The clients' gradients of --watch_gradients."""
-    if outcome.gradients is None:
-        return None
-    mine = jax.tree.map(lambda leaf: np.asarray(leaf)[run], outcome.gradients)
-    invariance = mine.invariance.body + mine.invariance.head
-    return Gradients(_number(mine.cosine), [*map(_number, mine.norm)], [*map(_number, invariance)])
 
 
 def _number(value: Any) -> float | None:

@@ -7,7 +7,6 @@ again with other inputs.
 import contextlib
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,8 @@ import numpy as np
 import pytest
 
 import slow
-from fedjax_inv import diagnostics, models, program, rounds
-from fedjax_inv.checks import UsageError
+from fedjax_inv import models, program, rounds
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv.types import Federation
 from fedjax_inv_experiments import sweep, train
 from fedjax_inv_experiments.experiment import assemble, config, grid
 from fedjax_inv_experiments.experiment.config import Config
@@ -92,7 +89,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         learning_rate=(0.3,),
         client_chunk="1",
         run_chunk="1",
-        watch_gradients=True,
     )
     with jobs() as seen:
         train.train(chosen)
@@ -174,7 +170,7 @@ def test_a_run_folder_is_complete(trained: Ran) -> None:
         *("table.md", "table.tex", "runs.csv"),
         *(
             f"{name}{ending}"
-            for name in ("curves", "domains", "partition", "gradients")
+            for name in ("curves", "domains", "partition")
             for ending in (".png", ".pdf")
         ),
     }
@@ -208,34 +204,6 @@ def test_bytes_are_parameters_times_clients_times_rounds(trained: Ran) -> None:
         assert line["bytes"] == 2 * 4 * parameters * 2 * line["round"]
 
 
-@pytest.mark.slow
-def test_evaluations_tell_how_gradients_lie(trained: Ran) -> None:
-    made = assemble.assemble(trained.job.config)
-    server = states(trained.folder, 6)["state"]["server"]["variables"]
-    last = [line["gradients"] for line in metrics(trained.folder) if line["round"] == 6]
-    inputs = trained.job.inputs
-    agreement = jax.jit(partial(diagnostics.agreement, made.model))
-    for run, told in enumerate(last):
-        params, stats = (
-            jax.tree.map(lambda a, i=run: a[i], server[k]) for k in ("params", "stats")
-        )
-        empty = made.model.init(jax.random.key(0), trained.job.data.x[:1])
-        leaves = jax.tree.leaves((params, stats))
-        variables = jax.tree.unflatten(jax.tree.structure(empty), leaves)
-        held = Federation(trained.job.data, *(leaf[run] for leaf in inputs.train))
-        expected = agreement(variables, held)
-        s = expected.invariance.body + expected.invariance.head
-        np.testing.assert_allclose(told["invariance"], s, rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(told["norm"], expected.norm, rtol=1e-3)
-        np.testing.assert_allclose(told["cosine"], expected.cosine, rtol=1e-3, atol=1e-5)
-    for name, words in (("fl_games", "has no single network"), ("cafe", "computes outputs in a ")):
-        refused = config.of(algorithm=(name,), momentum=0.9, watch_gradients=True)
-        with pytest.raises(UsageError, match=f"--watch_gradients=true: --algorithm={name} {words}"):
-            assemble.assemble(refused)
-    # Of the network within.
-    assemble.assemble(config.of(missing="reuse", cohort=2, watch_gradients=True))
-
-
 def test_evaluations_tell_classes_and_clients_alike(sampled: Ran) -> None:
     lines = metrics(sampled.folder)
     for mean, of, count in (("balanced", "class", 10), ("client", "client", 2)):
@@ -261,7 +229,6 @@ def test_round_0_is_of_the_network_that_training_starts_from(
         assert "train_metrics" not in line
         assert not line["diverged"]
         assert all(line[f"{kind}_by_round"] == [] for kind in ("train", "test") if is_game)
-        assert ("gradients" in line) == config.watching.watch_gradients
         assert ("score_by_client" in line) == config.watching.watch_classes
         if is_game:
             continue  # its players are several networks

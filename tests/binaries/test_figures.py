@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -28,7 +27,6 @@ from fedjax_inv_experiments.reporting import data_figures, figures, run_figures
 from fedjax_inv_experiments.running.records import (
     Cell,
     Domain,
-    Gradients,
     Line,
     Result,
     Run,
@@ -362,22 +360,6 @@ def test_where_a_rule_picks_nothing_figures_show_the_last_round(
     run_figures.write(Path("x"), made, title="digits", rule="agreement")
     both = "accuracy where selected, else at the last round; mean"
     assert both in saved["domains.png"].get_suptitle()
-
-
-@pytest.mark.parametrize(("clients", "names"), [(10, 10), (11, 0)])
-def test_few_clients_have_names_in_the_picture_of_gradients(clients: int, names: int) -> None:
-    values = [0.5] * clients
-    lines: Any = [
-        SimpleNamespace(run=0, round=number, gradients=Gradients(0.5, values, values))
-        for number in (0, 1)
-    ]
-    chosen: Any = SimpleNamespace(
-        label="fedavg", held_out="d", indices=(0,), runs=[SimpleNamespace(seed=3)]
-    )
-    figure = run_figures._gradients([(chosen, lines)], "a title")
-    told = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    assert told == [f"client {client}" for client in range(names)]
-    assert all(tick == int(tick) for tick in figure.axes[-1].get_xticks())
 
 
 def test_series(saved: dict[str, Figure]) -> None:

@@ -154,7 +154,7 @@ def test_an_evaluation_is_an_outcome_of_no_rounds() -> None:
     assert {name: leaf.shape for name, leaf in found.watched.items()} == {
         name: (R, 0) for name in expected.watched
     }
-    for name in ("valid", "test", "stops", "gradients", "detailed"):
+    for name in ("valid", "test", "stops", "detailed"):
         assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5)
     assert_equal(plain(training), before)
 
@@ -562,14 +562,6 @@ def test_groups_are_domains_or_everybody() -> None:
 def test_inputs_that_do_not_fit_are_one_line(runs: list, options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=f"^{words}$"):
         program.inputs(runs, world()[1], **options)
-
-
-def test_gradients_of_an_algorithm_without_a_network_are_refused() -> None:
-    experiment = EXPERIMENT._replace(
-        algorithm=lambda hyper: algorithm(hyper)._replace(network=None), watch_gradients=True
-    )
-    with pytest.raises(ValueError, match=r"^watch_gradients=True: must be False for an algorithm"):
-        program.make(experiment).evaluate.lower(world()[0], inputs(), result()[0][0])
 
 
 @pytest.mark.parametrize(
