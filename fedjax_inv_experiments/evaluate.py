@@ -34,14 +34,13 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Tree
 from fedjax_inv_experiments.flags import command, outside
-from fedjax_inv_experiments.flags.flag import at_least, check_picture, check_place, flag, flag_error
+from fedjax_inv_experiments.flags.flag import check_picture, check_place, flag, flag_error
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import metrics
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.reporting import (
     figures,
-    fine_tuned,
     finished,
     predictions,
     report,
@@ -74,21 +73,14 @@ class Options:
     out: str = flag(
         "",
         "The picture, a .png file; a .pdf and the numbers, .json, go beside it. Default: a file of "
-        "the run's folder that is named after --state, --dataset, --fine_tune and --metrics.",
+        "the run's folder that is named after --state, --dataset and --metrics.",
     )
     data_dir: str = finished.data_dir_flag()
     trust_code: tuple[str, ...] = outside.trust_flag()
     metrics: tuple[str, ...] = metrics.metrics_flag("the predictions")
     predictions: str = flag(
         "",
-        "A .csv or .parquet file for the predictions, a line for each run and example; of the "
-        "global network with --fine_tune.",
-    )
-    fine_tune: int = flag(
-        0,
-        "Epochs in which each client trains the global network on its own training examples; then "
-        "it is scored with its own network, beside the global one. 0: none.",
-        at_least(0),
+        "A .csv or .parquet file for the predictions, a line for each run and example.",
     )
 
 
@@ -103,7 +95,6 @@ class RunScores(msgspec.Struct, frozen=True, omit_defaults=True):
     confusion: list[list[int]] = []
     # label -> accuracy, or value -> absolute error, of the examples that no client holds
     columns: dict[str, float] = {}
-    fine_tuned: list[ClientScores] = []  # the clients' after --fine_tune, with their own networks
 
 
 class Evaluated(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -217,9 +208,7 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted], 
         where = f"--dataset={options.dataset}"
         new = new_parts(where, data_flags.load(asked, like=old), old)
     algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
-    if options.fine_tune:
-        fine_tuned.check(runs, algorithm, options.fine_tune)
-    found, tuned, lacking = [], [], []
+    found, lacking = [], []
     for index in which:
         one = runs.run(index, options.state)
         try:
@@ -228,13 +217,8 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted], 
             lacking.append(error)
             continue
         parts = new if options.dataset else predictions.own_parts(runs, one.run.seed)
-        is_new = bool(options.dataset)
-        found.append(predictions.predicted(one, algorithm, parts, is_new=is_new))
+        found.append(predictions.predicted(one, algorithm, parts, is_new=bool(options.dataset)))
         _check_width(options, found[-1], len(old.classes))
-        if options.fine_tune:
-            personal, own = fine_tuned.networks(one, algorithm, options.fine_tune)
-            after = predictions.predicted(one, personal, parts, own, is_new=is_new)
-            tuned.append(predictions.by_domain(after, assembled.task, options.metrics)[1])
     if not found:
         raise lacking[0]
     scored = Evaluated(
@@ -243,10 +227,7 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted], 
         dataset=options.dataset or runs.config.data.dataset,
         classes=old.classes,
         hyper=runs.cell.runs[which[0]].hyper,
-        runs=[
-            msgspec.structs.replace(run_scores(runs, each, options.metrics), fine_tuned=clients)
-            for each, clients in zip(found, tuned or [[]] * len(found), strict=True)
-        ],
+        runs=[run_scores(runs, each, options.metrics) for each in found],
         task=assembled.task.kind,
         score=assembled.task.measure,
     )
@@ -367,23 +348,6 @@ def _scores(entries: Iterable[DomainScores | ClientScores]) -> list[float]:
     return [entry.score for entry in entries]
 
 
-def _table_of_fine_tuning(of: Evaluated) -> str:
-    """The clients' mean and worst score with the global network and with their own."""
-    networks = [("global", [run.clients for run in of.runs])]
-    networks.append(("own, fine-tuned", [run.fine_tuned for run in of.runs]))
-    shown = report.text_of(of.score)
-
-    def over_clients(reduce: Callable[[list[float]], float]) -> Callable[[Any], str]:
-        return lambda row: shown([reduce(_scores(clients)) for clients in row[1]])
-
-    columns = {
-        "network": lambda row: row[0],
-        f"mean over clients{of.score.unit}": over_clients(lambda scores: float(np.mean(scores))),
-        f"worst client{of.score.unit}": over_clients(partial(min, key=of.score.rank)),
-    }
-    return table([row for row in networks if all(row[1])], columns)
-
-
 def tables(of: Evaluated) -> str:
     """The scores as tables: means and standard deviations over the seeds."""
     shown = report.text_of(of.score)
@@ -431,8 +395,6 @@ def tables(of: Evaluated) -> str:
             **counted,
         }
         parts.append(table(clients[:_MOST_LINES], by_client))
-    if any(run.fine_tuned for run in of.runs):
-        parts.append(_table_of_fine_tuning(of))
     if 0 < len(counts) <= _MOST_LINES:
         numbers = [(name, lambda row, at=at: row[1][at]) for at, name in enumerate(of.classes)]
         rows = zip(of.classes, counts, strict=True)
@@ -542,7 +504,6 @@ def _name(options: Options) -> str:
     """The name of the files by default: another one for each choice of what they hold."""
     parts = ["evaluation", options.state]
     parts += [Path(options.dataset).stem] if options.dataset else []
-    parts += [f"fine_tune={options.fine_tune}"] if options.fine_tune else []
     parts += [re.sub(r"[^\w.]", "_", metric) for metric in options.metrics]
     return "-".join(parts)
 

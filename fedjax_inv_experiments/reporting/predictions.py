@@ -119,17 +119,14 @@ def predicted(
     one: OneRun,
     algorithm: Algorithm,
     parts: Sequence[Part],
-    own_networks: Tree = None,
     *,
     is_new: bool = False,
 ) -> Predicted:
     """The predictions of a run.
 
-    own_networks: the clients' states, if they are not the run's. is_new: whether the parts are of
-        other data, for which each client's own network predicts, too.
+    is_new: whether the parts are of other data, for which each client's own network predicts, too.
     """
     server, clients, _ = one.served()
-    clients = clients if own_networks is None else own_networks
     unseen = finished.unseen(algorithm, server)
     predict = predictor(algorithm, server)
 
