@@ -41,12 +41,9 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Writes the tables of the pages from their files, lists those that are older than the code, and
-# writes the gallery of algorithms from the map, and the pictures of environments and partitions.
+# Writes the tables and figures of the pages from their files in docs/results/tables.
 results: $(VENV)/.installed
 	$(BIN)/python -m tools.results
-	$(BIN)/python -m tools.gallery
-	$(BIN)/python -m tools.data_pictures
 
 # Writes the newest versions for all platforms, with the digests of their files. Needs uv: pip install uv
 requirements:

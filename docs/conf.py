@@ -1,22 +1,21 @@
 """Settings of the site's generator, Sphinx; `make docs` builds the site from the root.
 
 The sources are the pages of the repository as they lie, so relative links work here as they do
-between the files.
+between the files. The API reference is generated: a page for each module, and one for a package
+whose `__init__` imports its public names.
 """
 
+import ast
+import inspect
 import re
-import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
-from sphinx import addnodes
 from sphinx.application import Sphinx
 
 from fedjax_inv import __version__
-from tools import reference
-
-ROOT = Path(__file__).parents[1]
 
 project = "fedjax_inv"
 author = "The fedjax_inv authors"
@@ -26,27 +25,14 @@ html_title = f"fedjax_inv {version}"
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
 root_doc = "docs/index"
 include_patterns = ["docs/**", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "BUILD_NOTES.md"]
-exclude_patterns = [
-    "**/.*",
-    ".*",
-    "build",
-    "dist",
-    "runs",
-    "fedjax_inv*",
-    "experiments",
-    "benchmarks",
-    "examples",
-    "requirements",
-    "tests",
-    "tools",
-    "docs/results/tables/*.md",
-]
-nitpicky = True
+exclude_patterns = ["docs/results/tables/*.md", "docs/templates"]
+templates_path = [str(Path(__file__).parent / "templates")]
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["html_image"]
@@ -59,11 +45,14 @@ nb_execution_timeout = 300
 nb_merge_streams = True
 
 default_role = "py:obj"
+suppress_warnings = ["ref.python"]  # a short name may be that of several objects
+autosummary_ignore_module_all = False
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 add_module_names = False
-autodoc_class_signature = "mixed"
-napoleon_numpy_docstring = False
+python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
+napoleon_numpy_docstring = False
 viewcode_line_numbers = True
 
 html_theme = "furo"
@@ -74,118 +63,79 @@ html_domain_indices = html_copy_source = False
 html_show_sphinx = html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
 
-
-def _first_page(app: Sphinx, docname: str, content: list[str]) -> None:
-    """Puts README's first part, up to the list of pages, on the first page."""
-    if docname == root_doc:
-        readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n")[2]
-        part = readme.partition("\n## Where to go next\n")[0]
-        part = re.sub(r'<img src="(.*?)" alt="(.*?)".*?>', r"![\2](\1)", part)  # of any width
-        part = re.sub(r"""(\]\()(?!https?:|#)""", r"\1../", part)
-        part = part.replace("../docs/", "").replace("[docs/", "[")
-        content[0] = re.sub("<!-- The site shows .*-->", lambda _: part, content[0])
+_SECTION = re.compile(r"(Args|Returns|Raises|Yields):$")
+_ITEM = re.compile(r"( *)(?:-|\d+\.) ")
+_MARKS = re.compile(
+    r"^\0(?P<block>.*)$|`(?P<code>[^`]+)`"
+    r"|^ +\*{1,2}\w+:|(?P<special>[*|\\]|_(?!\w)|(?<!\S)\w\.$)",
+    re.MULTILINE,
+)
 
 
-def _plain(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Makes a docstring reStructuredText, before the extension for Google's sections reads it."""
-    lines[:] = reference.as_rst(lines)
+def _as_rst(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Makes a docstring reStructuredText, before the extension for Google's sections reads it.
+
+    Docstrings are plain text: only code marks, lists, sections and indented blocks have a meaning.
+    """
+
+    def escaped(found: re.Match[str]) -> str:
+        if found["block"] is not None:
+            return found["block"]
+        if found["code"]:
+            mark = "`" if re.fullmatch(r"[A-Za-z_][\w.]*", found["code"]) else "``"
+            is_word = found.string[found.end() :][:1].isalnum()
+            return f"{mark}{found['code']}{mark}" + "\\ " * is_word
+        special = found["special"]
+        return f"{special[:-1]}\\{special[-1]}" if special else found[0]
+
+    lines[:] = _MARKS.sub(escaped, "\n".join(_with_blocks(lines))).split("\n")
+
+
+def _with_blocks(lines: list[str]) -> Iterator[str]:
+    """The lines with room around lists and blocks; the lines of a block begin with a zero."""
+    in_block = in_section = False
+    indent, last = -1, ""  # of the list
+    for line in lines:
+        in_section = in_section or bool(_SECTION.match(line))
+        if line.strip():
+            was, is_inside = in_block, line.startswith("    ") and (in_block or not last)
+            in_block = not in_section and (line.startswith("|") or is_inside)
+            if in_block != was:
+                yield from ["", "::", ""] if in_block else [""]
+        last = line
+        if in_block:
+            yield f"\0    {line}" if line else ""
+            continue
+        item = _ITEM.match(line)
+        ends = bool(line.strip()) and len(line) - len(line.lstrip()) <= indent and not item
+        if ends or (item and len(item[1]) != indent):
+            yield ""
+            indent = len(item[1]) if item else -1
+        yield line
 
 
 def _with_fields(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    if what == "class" and isinstance(obj, type):
-        lines.extend(reference.fields_as_rst(obj))
-
-
-def _signature(
-    app: Sphinx, what: str, name: str, obj: Any, options: Any, arguments: Any, result: Any
-) -> tuple[str, str] | None:
-    return (
-        reference.signature(obj) if what in ("function", "method", "class", "exception") else None
-    )
+    """Shows the fields of a record as its source has them, with their shapes."""
+    if what != "class" or not getattr(obj, "__annotations__", None):
+        return
+    source = textwrap.dedent(inspect.getsource(obj)).split("\n")
+    (tree,) = ast.parse("\n".join(source)).body
+    assert isinstance(tree, ast.ClassDef)
+    ends = [each.end_lineno or 0 for each in tree.body if isinstance(each, ast.AnnAssign)]
+    docstring = tree.body[0].end_lineno if ast.get_docstring(tree) else tree.lineno
+    fields = [line for line in source[docstring : max(ends)] if not line.startswith("    _")]
+    lines += ["", ".. code-block:: python", "", *fields, ""]
 
 
 def _skip(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
-    """Leaves out the fields of records, which stand in a list of their own."""
+    """Leaves out the fields of records, which are shown with their class."""
     return True if type(obj).__name__ in ("_tuplegetter", "member_descriptor") else None
-
-
-def _keep_spreads(app: Sphinx, doctree: nodes.document) -> None:
-    """Keeps a mean and its spread, such as 1.0 ± 0.1, on one line of a table's cell."""
-    for cell in doctree.findall(nodes.entry):
-        for text in list(cell.findall(nodes.Text)):
-            if " ± " in text:
-                text.parent.replace(
-                    text, nodes.Text(text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"))
-                )
-
-
-def _name_fully(app: Sphinx, doctree: nodes.document) -> None:
-    """Replaces each name of the code by the name of the object that it is in its module."""
-    for node in doctree.findall(addnodes.pending_xref):
-        if node.get("refdomain") == "py":
-            node.attributes.pop("refspecific", None)  # it asks for any name that ends so
-            found: Any = sys.modules.get(node.get("py:module") or "")
-            for part in node["reftarget"].split("."):
-                found = getattr(found, part, None)
-            if (getattr(found, "__module__", None) or "").startswith("fedjax_inv."):
-                node["reftarget"] = f"{found.__module__}.{found.__qualname__}"
-
-
-def _find(app: Sphinx, env: Any, node: Any, contnode: nodes.Element) -> nodes.Element | None:
-    """Links a name of the code if exactly one object has it; else it stays as it is."""
-    if node.get("refdomain") != "py":
-        return None
-    objects = {
-        name: entry
-        for name, entry in env.domains["py"].objects.items()
-        if not entry.aliased and name.endswith(f".{node['reftarget']}")
-    }
-    if len(objects) != 1:
-        return contnode
-    ((name, entry),) = objects.items()
-    page = app.builder.get_relative_uri(node["refdoc"], entry.docname)
-    uri = f"{page}#{entry.node_id}"
-    return nodes.reference("", "", contnode, internal=True, refuri=uri, reftitle=name)
-
-
-def _link_files(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Makes links to files of the repository links to pages that show these files."""
-    for node in list(doctree.findall(addnodes.download_reference)):
-        if node.get("filename"):
-            path = _repository_path(app.env.relfn2path(node["reftarget"], docname)[1])
-            uri = app.builder.get_relative_uri(docname, f"files/{path}")
-            link = nodes.reference("", "", *node.children, internal=True, refuri=uri)
-            node.replace_self(link)
-
-
-def _repository_path(path: str | Path) -> str:
-    return Path(path).resolve().relative_to(ROOT.resolve()).as_posix()
-
-
-def _file_pages(app: Sphinx) -> Any:
-    """The pages that show files of the repository to which a page links."""
-    for name in app.env.dlfiles:
-        path = Path(app.srcdir, name).resolve()
-        shown = _repository_path(path)
-        language = {".py": "python", ".sh": "bash", ".toml": "toml", ".yml": "yaml"}.get(
-            path.suffix, "text"
-        )
-        code = app.builder.highlighter.highlight_block(path.read_text("utf-8"), language)
-        yield (f"files/{shown}", {"title": shown, "body": f"<h1>{shown}</h1>\n{code}"}, "page.html")
 
 
 def setup(app: Sphinx) -> None:
     """Connects the functions of this file."""
-    app.connect("builder-inited", lambda app: reference.write(Path(__file__).parent / "reference"))
-    app.connect("source-read", _first_page)
-    app.connect("autodoc-process-docstring", _plain, priority=400)
+    app.connect("autodoc-process-docstring", _as_rst, priority=400)
     app.connect("autodoc-process-docstring", _with_fields, priority=600)
-    app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-skip-member", _skip)
-    app.connect("doctree-read", _name_fully)
-    app.connect("doctree-read", _keep_spreads)
-    app.connect("missing-reference", _find)
-    app.connect("doctree-resolved", _link_files)
-    app.connect("html-collect-pages", _file_pages)

@@ -15,12 +15,10 @@ import chex
 import numpy as np
 import pytest
 from absl import flags
-from scipy.special import stdtrit
 
 from fedjax_inv import fit, models, testing
 from fedjax_inv.algorithms import scaffold, vrex
 from fedjax_inv_experiments import __main__
-from fedjax_inv_experiments.parts.selection import RULES
 from runs import no_figures
 
 ROOT = Path(__file__).parents[1]
@@ -78,17 +76,6 @@ def played(page: str, folder: Path, runs: Callable[[str], bool] = bool) -> Itera
         yield found
 
 
-def test_parts_are_found_in_their_order() -> None:
-    text = (
-        "a\n\n    fedjax-inv a \\\n        --b\n\n```python\nx = 1\n```\n\n```\nfedjax-inv c\n```\n"
-    )
-    assert list(parts(text)) == [
-        ("command", "fedjax-inv a \\\n        --b"),
-        ("snippet", "x = 1\n"),
-        ("command", "fedjax-inv c"),
-    ]
-
-
 def test_a_page_shows_the_whole_example() -> None:
     text = (ROOT / "docs/write_an_algorithm.md").read_text()
     snippets = [part for kind, part in parts(text) if kind == "snippet"]
@@ -98,26 +85,6 @@ def test_a_page_shows_the_whole_example() -> None:
     assert shown[shown.index("def fednova") :] in example
 
 
-def test_the_intervals_of_a_page_are_those_of_students_t() -> None:
-    text = (ROOT / "docs/reading_results.md").read_text()
-    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \|$", text, re.M)
-    assert len(rows) == 4
-    for number, half in rows:
-        expected = stdtrit(int(number) - 1, 0.975) / int(number) ** 0.5
-        assert float(half) == pytest.approx(expected, abs=0.05)
-
-
-def test_a_page_explains_every_rule_of_selection() -> None:
-    text = (ROOT / "docs/reading_results.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \| the (?:best|first|last) ", text, re.M)) == set(RULES)
-
-
-@pytest.fixture(scope="module")
-def own_table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    with played("own_table.md", tmp_path_factory.mktemp("own_table")) as found:
-        yield found
-
-
 def score(found: Played, run: str, name: str, of: str = "validation") -> float:
     """A score of a run at the round that a rule selects."""
     result = json.loads((found.folder / "runs" / run / "result.json").read_text())
@@ -125,42 +92,31 @@ def score(found: Played, run: str, name: str, of: str = "validation") -> float:
 
 
 @pytest.mark.slow
-def test_a_table_shows_why_invariance_helps(own_table: Played) -> None:
-    """As own_table.md says it of FedAvg."""
-    assert score(own_table, "fedavg", "validation_score") > 0.8
-    assert score(own_table, "fedavg", "test_score") < 0.5
-    assert score(own_table, "fedipg", "test_score", of="last") > 0.5
-    # The same data in another form. Its patients are drawn into other batches.
-    assert score(own_table, "npz", "test_score") < 0.5
-
-
-@pytest.mark.slow
-def test_an_exported_network_predicts_without_the_library(own_table: Played) -> None:
-    names = own_table.names
-    table = names["table"]
-    with (own_table.folder / "predictions.csv").open(newline="") as file:
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    """It shows why invariance helps, and an exported network predicts without the library."""
+    with played("own_table.md", tmp_path) as found:
+        assert score(found, "fedavg", "validation_score") > 0.8
+        assert score(found, "fedavg", "test_score") < 0.5
+        assert score(found, "fedipg", "test_score", of="last") > 0.5
+        # The same data in another form. Its patients are drawn into other batches.
+        assert score(found, "npz", "test_score") < 0.5
+    table, names = found.names["table"], found.names
+    with (tmp_path / "predictions.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     rows = np.array([int(line["index"]) for line in lines])
     is_blue = table["ward"] == "blue"
     x = np.stack([table["age"], table["pressure"], is_blue, ~is_blue], 1)[rows].astype(np.float32)
     expected = [[float(line[f"probability_{name}"]) for name in ("no", "yes")] for line in lines]
     np.testing.assert_allclose(names["probabilities"](x), expected, atol=1e-5)
-    outputs = models.predict(names["model"], names["variables"], x)
-    assert outputs.shape == (len(rows), 2)
-
-
-@pytest.fixture(scope="module")
-def own_loss(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    with played("own_loss.md", tmp_path_factory.mktemp("own_loss")) as found:
-        yield found
 
 
 @pytest.mark.slow
-def test_a_loss_of_ones_own_is_trained_and_scored(own_loss: Played) -> None:
-    half, most = own_loss.names["below"]
+def test_a_loss_of_ones_own_is_trained_and_scored(tmp_path: Path) -> None:
+    with played("own_loss.md", tmp_path) as found:
+        half, most = found.names["below"]
     assert half == pytest.approx(0.5, abs=0.1)
     assert most == pytest.approx(0.9, abs=0.05)
-    assert "quantile error" in own_loss.printed["train"][0]
+    assert "quantile error" in found.printed["train"][0]
 
 
 @pytest.fixture(scope="module")
@@ -168,16 +124,6 @@ def algorithms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     folder = tmp_path_factory.mktemp("write_an_algorithm")
     with played("write_an_algorithm.md", folder, runs=lambda line: False) as found:
         yield found
-
-
-# Behind batch normalisation some gradients are 0 but for rounding, and their signs are arbitrary.
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "signs": {"model": models.mlp(3, widths=(8,))},
-    "remembering": {},
-    "scaffold": {},
-    "vrex": {},
-    "averaged": {},
-}
 
 
 @pytest.mark.slow
@@ -188,13 +134,8 @@ def test_the_tests_that_a_page_shows_pass(
     monkeypatch.setattr(testing, "check", few)
     for name in ("test_vrex", "test_signs"):
         algorithms.names[name]()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_the_algorithms_of_a_page_obey_the_laws(algorithms: Played, name: str) -> None:
-    report = testing.check(algorithms.names[name], tell=None, **CONFIGURATIONS[name])
-    report.raise_if_broken()
+    for name in ("remembering", "averaged"):
+        few(algorithms.names[name]).raise_if_broken()
 
 
 @pytest.mark.slow
